@@ -2,33 +2,41 @@
 
 import errno
 import json
+import os
 import random
+import resource
 import shutil
 from collections import Counter, defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl import cli
-from skirl.data.files.schema import BUILT_IN
+from skirl.data.files.schema import BUILT_IN, FileSchema
 from skirl.data.flags import DataFlags
+from skirl.dedup import layout as layouts
 from skirl.dedup import order
 from skirl.dedup.by_session import convert_by_session
 from skirl.dedup.commands import Convert
-from skirl.dedup.spill import path_of
-from skirl.dedup.wanted import BASE, Wanted
+from skirl.dedup.finish import finish
+from skirl.dedup.spill import HELD, Spill, Spilled, path_of
+from skirl.dedup.stretch import Stretch
+from skirl.dedup.wanted import BASE, Wanted, loads, shaped
 from skirl.store.disk.errors import DiskError
 from skirl.store.disk.lock import Lock
 from skirl.tools import progress
 from skirl.tools.flags import WrongFlags
 from skirl.tools.os_errors import NotWritten
 from tests.cases import cases
-from tests.dedup.rows import SCHEMA, Row, schema, write
+from tests.dedup.rows import SCHEMA, TYPES, Row, schema, write
 from tests.zygote import Python
 
 WANTED = Wanted(None, None, None, None, BASE, "rows", "zstd", False)
@@ -138,7 +146,7 @@ def test_many_buckets_make_many_files(tmp_path: Path) -> None:
 
 
 def test_a_session_that_is_too_long_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(order.begins, "__defaults__", (40,))
+    monkeypatch.setattr(order, "LONGEST", 40)
     rows = made(300, 3)
     wanted = replace(WANTED, user="user", gap="1000s")
     files, told = converted(tmp_path, rows, wanted)
@@ -186,6 +194,147 @@ def test_days_and_sessions_of_avazu(tmp_path: Path) -> None:
         assert [len(set(table.column("session").to_pylist())) for table in tables] == [4, 4, 4]
 
 
+def counting(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """How many frames are written, and read."""
+    seen = dict.fromkeys(("written", "keys", "read"), 0)
+
+    def wrapped(name: str, real: Any) -> Any:
+        def count(*args: Any) -> Any:
+            seen[name] += 1 if name == "written" else len(args[1])
+            return real(*args)
+
+        return count
+
+    for of, method, name in ((Spill, "_note", "written"), (Spilled, "keys", "keys"), (Spilled, "read", "read")):
+        monkeypatch.setattr(of, method, wrapped(name, getattr(of, method)))
+    return seen
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_a_robot_is_read_piece_by_piece_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, timed: bool) -> None:
+    """One session has nearly all rows, narrow ones, in any order of time; or all at one time."""
+    rows = [row | {"visit": 1, "when": row["when"] if timed else 7} for row in made(3000, 1, width=2)]
+    rows += [row | {"visit": 2 + i % 9, "price": 5000.0 + i} for i, row in enumerate(made(50, 1))]
+    wanted = replace(WANTED, layout="once")
+    seen, held = counting(monkeypatch), []
+    real = Stretch._between
+    monkeypatch.setattr(Stretch, "_between", lambda *args: held.append(real(*args)) or held[-1])
+    files, told = converted(tmp_path, rows, wanted)
+    assert told["sessions"] == 10
+    assert sessions_in(files, WANTED) == expected(rows, WANTED)
+    taken = [HELD * len(piece) + int(piece.sizes.sum()) for piece in held]
+    assert sum(taken) > 6 * wanted.unit and max(taken) < 1.5 * wanted.unit
+    assert seen["read"] < 2.5 * seen["written"] and seen["keys"] < 4 * seen["written"]
+    groups = groups_in(tmp_path / "out")
+    monkeypatch.setattr(Stretch, "_borders", lambda *args: [])
+    assert converted(tmp_path, rows, wanted) == (files, told) and groups_in(tmp_path / "out") == groups
+
+
+def groups_in(folder: Path) -> list[list[int]]:
+    """Rows of each row group of each file."""
+    metas = [pq.read_metadata(path) for path in sorted(folder.iterdir())]
+    return [[meta.row_group(k).num_rows for k in range(meta.num_row_groups)] for meta in metas]
+
+
+def test_many_partitions_need_few_files_and_few_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows in any order of time: each load has rows of all partitions and buckets."""
+    seen, (soft, hard) = counting(monkeypatch), resource.getrlimit(resource.RLIMIT_NOFILE)
+    rows, wanted = made(3000, 200), replace(WANTED, partition="20s")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 12, hard))
+    try:
+        files, _ = converted(tmp_path, rows, wanted)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert sessions_in(files, wanted) == expected(rows, wanted) and len(files) == 20
+    assert seen["written"] < 800 and seen["read"] < 1.5 * seen["written"]
+
+
+def test_files_are_planned_by_what_rows_take_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Input of which a Parquet file has a hundredth."""
+    rows = [row | {"seen": [7] * 99, "user": ""} for row in made(3000, 200, width=2)]
+    seen = counting(monkeypatch)
+    files, told = converted(tmp_path, rows, WANTED)
+    size = sum(path.stat().st_size for path in tmp_path.glob("in-*"))
+    assert told["spilled_bytes"] > 10 * size
+    assert told["spilled_bytes"] / WANTED.unit < len(files) < 3 * told["spilled_bytes"] / WANTED.unit
+    assert seen["read"] < 4 * seen["written"]
+
+
+def test_a_session_of_wide_rows_is_many_row_groups(tmp_path: Path) -> None:
+    """A row group is a quarter of what is sorted at once; the session is the same in all of them, and lists are whole."""
+    seen = list(range(200))
+    rows = [row | {"seen": seen, "bought": seen} for row in made(60, 1)]
+    by, wanted = schema(tmp_path), replace(WANTED, layout="once", user="user", gap="1000s")
+    files, told = converted(tmp_path, rows, wanted)
+    assert told["sessions"] == 1 and len({row["session"] for own in files for row in own}) == 1
+    assert [rows for own in groups_in(tmp_path / "out") for rows in own] == [5] * 12
+    plain, out = (DataFlags(f"parquet:{tmp_path}/{name}", schema=of) for name, of in (("in-*", by), ("out", None)))
+    lists = [[ids for piece in data.files().pieces() for ids in piece.ids] for data in (plain, out)]
+    assert [sum(map(len, ids)) for ids in lists] == [60 * 401] * 2
+
+
+def test_rows_are_decoded_a_few_at_a_time(tmp_path: Path) -> None:
+    """Of one row group, and of one that leaves lists out; of files of both kinds."""
+    rows = [row | {"seen": [7] * 500} for row in made(400, 2, width=2)]
+    write(tmp_path / "in.parquet", rows)
+    table = pq.read_table(tmp_path / "in.parquet")
+    feather.write_feather(table, tmp_path / "in.arrow", chunksize=400)
+    by = schema(tmp_path)
+    once = DataFlags(f"parquet:{tmp_path}/in.parquet", schema=by)
+    wanted = replace(WANTED, memory=BASE + (1 << 20), layout="once")
+    convert_by_session(once.files(), str(tmp_path / "out"), wanted, force=True, json=True, quiet=True)
+    assert groups_in(tmp_path / "out")[0][0] > 5
+    for name in ("in.parquet", "in.arrow", "out"):
+        of = None if name == "out" else by
+        files, shape = shaped(DataFlags(f"parquet:{tmp_path}/{name}", schema=of).files(), WANTED)
+        sizes = [len(piece) for piece in files.pieces(expanded=False)]
+        if name != "out":
+            assert 400 * 4000 / WANTED.piece < len(sizes) < 6 * 400 * 4000 / WANTED.piece
+        tables = list(loads(files, shape, WANTED.load))
+        assert sum(map(len, tables)) == 400 and max(table.nbytes for table in tables) <= WANTED.load
+        assert files.dataset.anew().count() == 400
+
+
+def test_a_row_group_that_cannot_be_cut_is_refused(tmp_path: Path) -> None:
+    rows = [row | {"seen": [i] * 500, "bought": []} for i, row in enumerate(made(200, 1))]
+    rows[1]["seen"] = rows[0]["seen"]
+    table = pa.Table.from_pylist(rows, TYPES)
+    table = layouts.once(table.drop_columns(["user"]), {"run": ["seen"]}, np.arange(200) == 0)
+    of = layouts.with_runs(FileSchema.parse(SCHEMA), {"run": ["seen"]})
+    with layouts.writer_of(tmp_path / "in.parquet", table.schema, of, "none", []) as writer:
+        writer.write_table(table)
+    data = DataFlags(f"parquet:{tmp_path}/in.parquet")
+    with pytest.raises(ValueError, match=r"row group 1 takes about 0 MiB, and is read as a whole.*: give more memory"):
+        convert_by_session(data.files(), str(tmp_path / "out"), WANTED, force=False, json=True, quiet=True)
+
+
+TWICE = """
+import sys
+from skirl import cli
+from skirl.tools.machine import peak_bytes
+folder, *flags = sys.argv[1:]
+for name in ("few", "many"):
+    code = cli.main(["convert", "--data", f"parquet:{folder}/{name}.parquet", "--out", f"{folder}/{name}", *flags])
+    print(code, peak_bytes())
+"""
+
+
+def test_a_wide_row_group_takes_no_more_than_it_may(tmp_path: Path, warm_python: Python) -> None:
+    """192 MB of rows in one row group, which is how most writers write; the file has little of it."""
+    for name, rows, ids in (("few", 90, 40), ("many", 3000, 4000)):
+        places = pa.array(np.arange(rows + 1, dtype=np.int32) * ids)
+        lists = pa.ListArray.from_arrays(places, pa.array(np.zeros(rows * ids, np.int64)))
+        columns = {"seen": lists, "bought": lists, "item": np.arange(rows), "visit": np.arange(rows) // 9}
+        table = pa.table(columns | dict.fromkeys(("click", "price", "when"), np.zeros(rows, np.int8)))
+        pq.write_table(table, tmp_path / f"{name}.parquet", row_group_size=rows)
+    flags = ["--by", "session", "--memory", "640MiB", "--schema", schema(tmp_path), "--quiet"]
+    done = warm_python.run(TWICE, str(tmp_path), *flags)
+    assert done.returncode == 0, done.stderr
+    (failed, base), (wrong, peak) = (map(int, line.split()) for line in done.stdout.splitlines() if line[:1] == "0")
+    assert not failed and not wrong and pq.read_metadata(tmp_path / "many.parquet").num_row_groups == 1
+    assert peak - base <= (640 << 20) - BASE
+
+
 def test_same_says_that_nothing_else_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, by = write(tmp_path / "in.parquet", made(300, 20)), schema(tmp_path)
     out = str(tmp_path / "out")
@@ -230,25 +379,28 @@ def test_same_compares_columns_and_not_what_they_stand_for(
 KILLED = """
 import os, sys
 from skirl import cli
-moment, seen, argv = int(sys.argv[1]), 0, sys.argv[2:]
+moment, seen, spilled, argv = int(sys.argv[1]), 0, 0, sys.argv[2:]
 def count(event, args):
-    global seen
+    global seen, spilled
     if event in ("open", "os.rename", "os.mkdir", "os.rmdir", "os.remove", "os.unlink", "mmap.__new__", "os.listdir"):
         seen += 1
+        if event == "os.rename" and str(args[1]).endswith("spilled.json"):
+            spilled = seen
         if seen == moment:
             os.kill(os.getpid(), 9)
 sys.addaudithook(count)
 code = cli.main(argv)
-print(seen)
+print(spilled, seen)
 sys.exit(code)
 """
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(30, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
 def test_killed_and_begun_again_it_writes_the_same_bytes(tmp_path: Path, warm_python: Python, kills: int) -> None:
+    """Killed while rows go to disk, and twice while files are written, of which those that are there stay."""
     rows = made(600, 40)
     data, by = write(tmp_path / "in.parquet", rows, 50), schema(tmp_path)
-    flags = ["--data", data, "--schema", by, "--by", "session", "--partition", "100s", "--quiet", "--json"]
+    flags = ["--data", data, "--schema", by, "--by", "session", "--partition", "40s", "--quiet", "--json"]
 
     def run(out: str, moment: int) -> Any:
         return warm_python.run(KILLED, str(moment), "convert", "--out", str(tmp_path / out), *flags)
@@ -258,18 +410,23 @@ def test_killed_and_begun_again_it_writes_the_same_bytes(tmp_path: Path, warm_py
 
     whole = run("whole", 0)
     assert whole.returncode == 0, whole.stderr
-    moments = int(whole.stdout.splitlines()[-1])
-    draw = random.Random(0)
-    ended = [run("out", draw.randrange(moments * k // 4, moments * (k + 1) // 4)).returncode for k in (1, 2, 3)]
-    while kills > 3 and ended.count(-9) < kills:
-        if (tmp_path / "out").exists():
-            assert bytes_of("out") == bytes_of("whole")
-            shutil.rmtree(tmp_path / "out")
-        ended.append(run("out", draw.randrange(moments)).returncode)
-    assert -9 in ended
-    last = run("out", 0)
-    assert last.returncode == 0 or (tmp_path / "out").exists(), last.stderr
-    assert bytes_of("out") == bytes_of("whole") and len(bytes_of("out")) >= 4
+    spilled, moments = map(int, whole.stdout.splitlines()[-1].split())
+    draw, ended = random.Random(0), []
+    while len(ended) < kills:
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        during = draw.randrange(spilled + (moments - spilled) // 4, spilled + (moments - spilled) // 2)
+        again = (moments - during) * 3 // 4  # a run that goes on does at least what was left
+        for moment in (draw.randrange(spilled), during, draw.randrange(again // 2, again)):
+            assert not (tmp_path / "out").exists()
+            ended.append(run("out", moment).returncode)
+        parts = {
+            path.name: path.stat().st_mtime_ns for path in (tmp_path / "out.unfinished" / "parts").glob("*.parquet")
+        }
+        assert run("out", 0).returncode == 0
+        stayed = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
+        assert len(parts) >= 2 and parts.items() <= stayed.items()
+        assert bytes_of("out") == bytes_of("whole") and len(stayed) > len(parts)
+    assert set(ended) == {-9}
 
 
 def begun(folder: Path, rows: list[Row], wanted: Wanted = WANTED) -> DataFlags:
@@ -297,16 +454,40 @@ def test_another_command_does_not_go_on(tmp_path: Path) -> None:
         convert_by_session(data.files(), str(tmp_path / "out"), WANTED, **go)
 
 
-@pytest.mark.parametrize("damage", ["shorter", "other bytes", "gone"])
+def test_files_that_are_there_stay(tmp_path: Path) -> None:
+    """Ended while the third is written."""
+    data, ended = DataFlags(write(tmp_path / "in.parquet", made(60, 5)), schema=schema(tmp_path)), []
+    parts = tmp_path / "out.unfinished" / "parts"
+
+    def third(*args: Any) -> Any:
+        if args[1] == 2:
+            ended.extend((path.name, path.stat().st_mtime_ns) for path in parts.iterdir())
+            raise KeyboardInterrupt
+        return finish(*args)
+
+    go = {"force": False, "json": True, "quiet": True}
+    wanted = replace(WANTED, partition="100s")
+    with pytest.raises(KeyboardInterrupt), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("skirl.dedup.local.finish", third)
+        convert_by_session(data.files(), str(tmp_path / "out"), wanted, **go)
+    convert_by_session(data.files(), str(tmp_path / "out"), wanted, **go)
+    there = {(path.name, path.stat().st_mtime_ns) for path in (tmp_path / "out").iterdir()}
+    assert len(ended) == 2 and len(there) == 4 and set(ended) <= there
+
+
+@pytest.mark.parametrize("damage", ["shorter", "other bytes", "gone", "index"])
 def test_a_damaged_spill_is_refused(tmp_path: Path, damage: str) -> None:
     data = begun(tmp_path, made(50, 5))
-    spill = next(path for k in range(16) if (path := path_of(tmp_path / "out.unfinished" / "spill", k)).is_file())
+    spill = path_of(tmp_path / "out.unfinished" / "spill", "rows.index" if damage == "index" else "rows")
     raw = bytearray(spill.read_bytes())
-    raw[200] ^= 1
+    raw[90] ^= 1
     spill.write_bytes(raw[:-8] if damage == "shorter" else raw)
     if damage == "gone":
         spill.unlink()
-    found = {"shorter": "bytes, and had", "other bytes": "is damaged behind byte", "gone": "cannot be read"}[damage]
+    found = {
+        "shorter": "bytes, and had", "other bytes": "is damaged behind byte", "gone": "cannot be read",
+        "index": "is not what was written",
+    }[damage]  # fmt: skip
     with pytest.raises(ValueError, match=f"{spill}.*{found}.*: remove .*out.unfinished, and run the command again"):
         convert_by_session(data.files(), str(tmp_path / "out"), WANTED, force=False, json=True, quiet=True)
 
@@ -357,8 +538,6 @@ MISTAKES = {
 
 @pytest.mark.parametrize("what", MISTAKES)
 def test_a_mistake_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str) -> None:
-    import pyarrow as pa
-
     folder = tmp_path / "in"
     (folder / "a").mkdir(parents=True)
     rows = made(4, 2)

@@ -1,6 +1,6 @@
 """Rows that were packed are the same rows, also through the frames of a spill."""
 
-from itertools import pairwise
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skirl.dedup import spill as spills
-from skirl.dedup.finish import Unit, with_keys
+from skirl.dedup import frames
+from skirl.dedup.finish import with_keys
+from skirl.dedup.frames import ordered, packing_of
 from skirl.dedup.packed import Packing
-from skirl.dedup.spill import Bucket, Spill, packing_of
+from skirl.dedup.plan import highs_of
+from skirl.dedup.spill import ALL, Spill, Spilled, path_of
+from skirl.dedup.stretch import Stretch
 from tests.cases import cases
 
 SOME = st.lists(st.integers(-9, 9), max_size=4)
@@ -58,58 +61,67 @@ def test_nulls_are_refused() -> None:
         Packing(batch.schema).packed(batch, np.arange(2), np.full(2, 8))
 
 
-@pytest.mark.parametrize("held", [1 << 30, 0])
+@pytest.mark.parametrize("most", [1 << 30, 2000, 0])
 @pytest.mark.parametrize("largest", [1 << 20, 300, 1])
-def test_a_bucket_gives_back_its_rows_in_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: int, largest: int
+def test_a_stretch_gives_back_its_rows_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, largest: int
 ) -> None:
-    """However rows are cut into frames, whether all are held or each row group is read by itself."""
-    monkeypatch.setattr(spills, "LARGEST", largest)
-    monkeypatch.setattr(spills, "TOGETHER", 3 * largest)
+    """However rows are cut into frames, whether all are held or some at a time; many are ordered by the same."""
+    monkeypatch.setattr(frames, "TOGETHER", 3 * largest)
+    check_a_stretch(tmp_path, most, largest)
+
+
+def check_a_stretch(tmp_path: Path, most: int, largest: int) -> None:
+    """Rows in frames of so many bytes, read with so many at a time, against a plain sort."""
     draw = np.random.default_rng(0)
-    written, spill, schema = [], Spill(tmp_path, 4), pa.schema([])
-    counted: dict[tuple[int, int], int] = {}
+    written, spill, schema = [], Spill(tmp_path), pa.schema([])
     for load in range(3):
         rows = int(draw.integers(1, 60))
         lists = [draw.integers(0, 99, int(draw.integers(0, 9))).tolist() for _ in range(rows)]
         table = pa.table({"seen": pa.array(lists, pa.list_(pa.int64())), "at": np.arange(rows) + 100 * load})
-        hashes, times = draw.integers(0, 1 << 60, (rows, 2)).astype(np.uint64), draw.random(rows)
-        buckets, partitions = draw.integers(0, 4, rows), draw.integers(-1, 2, rows)
+        hashes = draw.integers(0, 4, (rows, 2)).astype(np.uint64) << np.uint64(62)
+        times = draw.integers(0, 6, rows).astype(np.float64)
         keyed = with_keys(table, hashes, times)
         schema = keyed.schema
-        for bucket, frame in spill.add(keyed, buckets, partitions):
-            counted[bucket, frame.partition] = counted.get((bucket, frame.partition), 0) + frame.bytes
-        for k, row in enumerate(table.to_pylist()):
-            written.append((int(buckets[k]), int(partitions[k]), tuple(hashes[k]), times[k], row))
-    spill.close()
-    packing = packing_of(schema)
-    for partition in (-1, 0, 1):
-        for first, end in pairwise((0, 1, 4)):
-            unit = Unit(
-                [Bucket(tmp_path, k, spill.sizes[k], "mend it") for k in range(first, end)], partition, packing, held
-            )
-            own = [row for k in range(first, end) for row in written if row[:2] == (k, partition)]
-            hashes, times = unit.keys()
-            assert [tuple(each) for each in hashes] == [row[2] for row in own]
-            assert times.tolist() == [row[3] for row in own]
-            order = draw.permutation(len(own))[: max(1, len(own) // 2)]
-            assert unit.taken(order).to_pylist() == [own[k][4] for k in order]
-            in_memory = sum(8 + 4 + 8 * len(row[4]["seen"]) + 24 for row in own)
-            assert unit.bytes == in_memory == sum(counted.get((k, partition), 0) for k in range(first, end))
-            unit.close()
+        spill.add(ordered(keyed, (times // 2 - 1).astype(np.int64)), largest)
+        written += zip(map(tuple, hashes.tolist()), times.tolist(), table.to_pylist())
+    spilled = Spilled(tmp_path, spill.close(), "mend it")
+    cut = set()
+    for partition in (None, -1, 0, 1):
+        for first, last in (ALL, highs_of(0, 1, 4), highs_of(1, 4, 4)):
+            own = [row for row in written if partition in (None, row[1] // 2 - 1) and first <= row[0][0] <= last]
+            own.sort(key=lambda row: row[:2])
+            pieces = list(Stretch(spilled, partition, (first, last), packing_of(schema), most).pieces())
+            cut.add(len(pieces) > 1)
+            found = [
+                (tuple(h), t, size)
+                for p in pieces
+                for h, t, size in zip(p.hashes.tolist(), p.times, p.sizes, strict=True)
+            ]
+            assert found == [(h, t, 8 + 4 + 8 * len(row["seen"])) for h, t, row in own]
+            halves = [(p, slice(len(p) // 2, len(p)), slice(0, len(p) // 2)) for p in pieces]
+            assert [row for p, *both in halves for s in both[::-1] for row in p.taken(s.start, s.stop).to_pylist()] == [
+                row for *_, row in own
+            ]
+            alone = Stretch(spilled, partition, (first, last), None, most).pieces()
+            assert [time for piece in alone for time in piece.times] == [row[1] for row in own]
+    spilled.close()
+    assert (True in cut) == (most < 1 << 30)
 
 
-@pytest.mark.parametrize("part", ["keys", "rows", "header"])
+@pytest.mark.parametrize("part", ["keys", "rows", "index"])
 def test_every_byte_of_a_frame_is_checked(tmp_path: Path, part: str) -> None:
-    spill = Spill(tmp_path, 1)
+    spill = Spill(tmp_path)
     table = with_keys(pa.table({"at": np.arange(9)}), np.ones((9, 2), np.uint64), np.zeros(9))
-    spill.add(table, np.zeros(9, np.int64), np.zeros(9, np.int64))
-    [path] = tmp_path.iterdir()
+    spill.add(ordered(table, np.zeros(9, np.int64)), 1 << 20)
+    told = spill.close()
+    path = path_of(tmp_path, {"rows": "rows"}.get(part, f"rows.{part}"))
     raw = bytearray(path.read_bytes())
-    raw[{"header": 8, "keys": 70, "rows": len(raw) - 64 - 4}[part]] ^= 1
+    raw[8] ^= 1
     path.write_bytes(raw)
-    bucket = Bucket(tmp_path, 0, spill.sizes[0], "mend it")
-    with pytest.raises(ValueError, match="is damaged behind byte"):
-        bucket.keys(bucket.frames[0])
-        bucket.read(bucket.frames[0], np.empty(bucket.frames[0].length, np.uint8))
-    bucket.close()
+    with pytest.raises(ValueError, match="is not what was written" if part == "index" else "is damaged behind byte"):
+        spilled = Spilled(tmp_path, told, "mend it")
+        with closing(spilled):
+            records, _ = spilled.frames(None)
+            spilled.keys(records)
+            spilled.read(records, np.empty(int(records["length"].sum()), np.uint8))

@@ -6,8 +6,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,11 +13,8 @@ from hypothesis import strategies as st
 from skirl import cli
 from skirl.data.flags import DataFlags
 from skirl.dedup import spark
-from skirl.dedup import spill as spills
 from skirl.dedup.by_session import convert_by_session
-from skirl.dedup.finish import with_keys
 from skirl.dedup.spark import Spark, stretches
-from skirl.dedup.spill import Bucket, Spill
 from skirl.dedup.wanted import Wanted
 from tests.cases import cases
 from tests.dedup.rows import Row, schema, write
@@ -69,25 +64,21 @@ def test_bytes_do_not_depend_on_how_rows_are_cut(
         patch.setattr(Wanted, "load", load)
         assert files_of(folder, data, of) == whole
         patch.setattr(spark, "TASKS", least)
-        patch.setattr(spills, "LARGEST", 1 + load // 4)
+        patch.setattr(spark, "LARGEST", 1 + load // 4)
         assert files_of(folder, data, of, Spark(session=Session(seed))) == whole
     assert len(whole[0]) > 1 or n < 100
 
 
-def test_frames_say_as_many_bytes_however_rows_are_cut(tmp_path: Path) -> None:
-    rows = pa.table({"a": [1, 2, 3, 4, 5], "b": [[1], [], [2, 3], [4], [5, 6]], "c": ["x", "", "yz", "w", "v"]})
-    rows, said = with_keys(rows, np.ones((5, 2), np.uint64), np.zeros(5)), []
-    for number, cuts in enumerate(([5], [2, 5], [1, 2, 3, 4, 5])):
-        (folder := tmp_path / str(number)).mkdir()
-        spill = Spill(folder, 1)
-        for low, high in zip([0, *cuts], cuts):
-            spill.add(rows.slice(low, high - low), *np.zeros((2, high - low), np.int64))
-        spill.close()
-        bucket = Bucket(folder, 0, spill.sizes[0], "")
-        assert len(bucket.frames) == len(cuts)
-        said.append(sum(frame.bytes for frame in bucket.frames))
-        bucket.close()
-    assert said == [5 * (24 + 8 + 4 + 4) + 6 * 8 + 5] * 3
+def test_rows_that_take_more_than_the_first_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = inputs(tmp_path, made(400, 40))
+    monkeypatch.setattr(Wanted, "unit", 1 << 13)
+    here = files_of(tmp_path, data, WANTED)
+    grids = []
+    counted = Spark._counted
+    monkeypatch.setattr(Spark, "_counted", lambda *args: grids.append(args[-1]) or counted(*args))
+    monkeypatch.setattr(spark, "grown", lambda files: 1)
+    assert files_of(tmp_path, data, WANTED, Spark(session=Session(0))) == here
+    assert len(grids) == 2 and grids[0] < grids[1]
 
 
 @pytest.mark.parametrize("parts", [1, 3, 7, 100])

@@ -290,7 +290,9 @@ def layouts(shift: int) -> dict[str, Callable[[], object]]:
     """Files by session, of lists left out and of windows: what is read of them, and what is refused."""
     import random
 
+    from tests.dedup import test_by_session as by_session
     from tests.dedup import test_once as once
+    from tests.dedup import test_packed as packed
     from tests.dedup import test_window_layout as window
     from tests.fuzz.laid import Spilled
 
@@ -303,11 +305,12 @@ def layouts(shift: int) -> dict[str, Callable[[], object]]:
     def spilled(folder: Path) -> None:
         target = Spilled()
         target.prepare(folder)
-        path = folder / "bucket-0000"
-        data = path.read_bytes()
-        for at in range(120):  # of the first head, and behind it
-            path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
-            target.judge(folder)
+        for path in target.paths:
+            data = path.read_bytes()
+            for at in range(120):  # of the first record and frame, and behind them
+                path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+                target.judge(folder)
+            path.write_bytes(data)
 
     return {
         "lists": lists,
@@ -322,6 +325,8 @@ def layouts(shift: int) -> dict[str, Callable[[], object]]:
             for name in window.DAMAGES
         },
         "spilled": lambda: in_folder(spilled),
+        "stretch": lambda: in_folder(packed.check_a_stretch, 2000, 300),
+        "goes on": lambda: in_folder(by_session.test_files_that_are_there_stay),
         "once": lambda: in_folder(window.check_batches, 60, 5, shift, 7, "once"),
         "window": lambda: in_folder(window.check_batches, 60, 5, shift, 7),
     }

@@ -701,7 +701,13 @@ LAYOUTS = [
           "before += len(piece.ids[feature])", "before += int(sizes.sum())"),
     Fault("lists that are left begin where they did among all", "data.files.encoded:used",
           "starts - first", "starts"),
-    Fault("a frame's stretch of time is not summed", "dedup.spill:_sum_of_keys",
+    Fault("files that are there are written again", "dedup.local:Local.finish",
+          "not path.is_file()", "True"),
+    Fault("rows at a border of what is read at once come twice", "dedup.stretch:Stretch._between",
+          "found[first:last]", "found[first:]"),
+    Fault("equal rows of later frames come before those of earlier ones", "dedup.stretch:Border.behind",
+          "frames < self.frame", "frames != self.frame"),
+    Fault("a frame's stretch of time is not summed", "dedup.frames:sum_of_keys",
           "zlib.crc32(struct.pack('<3q', partition, rows, length))", "0"),
 ]  # fmt: skip
 

@@ -1,6 +1,8 @@
 """Targets of files by session: lists left out, windows, spilled rows, MIND's impressions."""
 
 import io
+import zlib
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,10 @@ from skirl.data.files.columnar import KEY
 from skirl.data.files.errors import BadFile
 from skirl.data.files.mind import MIND
 from skirl.data.files.schema import FileSchema
+from skirl.dedup import spill as spills
 from skirl.dedup.finish import LAYOUTS, with_keys
-from skirl.dedup.spill import Bucket, Spill, packing_of, path_of
+from skirl.dedup.frames import ordered, packing_of
+from skirl.dedup.spill import Spill, path_of
 from tests.data.files.read import outcome
 from tests.fuzz.loop import READ, REFUSED, Target, clean
 from tests.fuzz.mutate import Draw, mutated, mutated_text
@@ -67,7 +71,7 @@ class Laid(Target):
 
 
 class Spilled(Target):
-    """Rows of a bucket on disk: damaged bytes of the same length, or of another."""
+    """Rows on disk and their index: damaged bytes of the same length, or of another."""
 
     name = "spill"
 
@@ -75,32 +79,36 @@ class Spilled(Target):
         rows = pa.table({"a": np.arange(40), "b": pa.array([[n] * (n % 3) for n in range(40)])})
         self._packing = packing_of(rows.schema)
         rows = with_keys(rows, np.arange(80, dtype=np.uint64).reshape(40, 2), np.arange(40.0))
-        spill = Spill(folder, 1)
-        spill.add(rows, np.zeros(40, np.int64), np.arange(40) // 25)
-        spill.add(rows, np.zeros(40, np.int64), np.zeros(40, np.int64))
-        spill.close()
-        self._size, self._data = spill.sizes[0], path_of(folder, 0).read_bytes()
+        spill = Spill(folder)
+        spill.add(ordered(rows, np.arange(40) // 25), 1 << 20)
+        spill.add(ordered(rows, np.zeros(40, np.int64)), 500)
+        self._told = spill.close()
+        self.paths = [path_of(folder, name) for name in ("rows", "rows.keys", "rows.index")]
+        self._data = [path.read_bytes() for path in self.paths]
         self._rows = self._read(folder)
 
     def _read(self, folder: Path) -> list[tuple[int, Any]]:
-        bucket = Bucket(folder, 0, self._size, "remove it")
+        told = self._told | {"sum": zlib.crc32((folder / "rows.index").read_bytes())}  # damaged before it was summed
         found = []
-        try:
-            for frame in bucket.frames:
-                *keys, sizes = bucket.keys(frame)
-                rows = np.empty(frame.length, np.uint8)
-                bucket.read(frame, rows)
+        with closing(spills.Spilled(folder, told, "remove it")) as spilled:
+            records, _ = spilled.frames(None)
+            for first, end in ((0, 2), (2, len(records))):
+                keys = spilled.keys(records[first:end])
+                rows = np.empty(int(records["length"][first:end].sum()), np.uint8)
+                spilled.read(records[first:end], rows)
+                sizes = keys[:, 3].view(np.int64)
                 table = self._packing.columns(rows, np.cumsum(sizes) - sizes)
-                found.append((frame.partition, [key.tolist() for key in keys], table.to_pylist()))
-        finally:
-            bucket.close()
+                found.append((records["partition"][first:end].tolist(), keys.tolist(), table.to_pylist()))
         return found
 
     def draw(self, draw: Draw, folder: Path) -> None:
-        data = mutated(draw, self._data)
-        if draw.random() < 0.8:
-            data = data[: self._size].ljust(self._size, b"\0")
-        path_of(folder, 0).write_bytes(data)
+        which = draw.randrange(len(self.paths))
+        for k, (path, data) in enumerate(zip(self.paths, self._data)):
+            if k == which:
+                size, data = len(data), mutated(draw, data)
+                if draw.random() < 0.8:
+                    data = data[:size].ljust(size, b"\0")
+            (folder / path.name).write_bytes(data)
 
     def judge(self, folder: Path) -> str:
         try:

@@ -135,7 +135,7 @@ def _read(work: Path, of: dict[str, Any]) -> dict[str, Any] | None:
     then = f"run the command as it was, or remove {work} to begin anew"
     if begun.is_file():
         try:
-            was = read_sealed(begun, format="skirl convert", version=1, what="convert")["of"]
+            was = read_sealed(begun, format="skirl convert", version=2, what="convert")["of"]
         except CheckpointError:
             raise ValueError(f"{begun} is damaged: remove {work}, and run the command again") from None
         for name, value in of.items():
@@ -143,12 +143,12 @@ def _read(work: Path, of: dict[str, Any]) -> dict[str, Any] | None:
                 raise ValueError(f"{work} is of a convert with {_differs(name, was.get(name), value)}: {then}")
         if path.is_file():
             try:
-                return read_sealed(path, format="skirl convert", version=1, what="convert")
+                return read_sealed(path, format="skirl convert", version=2, what="convert")
             except CheckpointError:
                 raise ValueError(f"{path} is damaged: remove {work}, and run the command again") from None
     else:
         write_sealed(
-            begun, {"format": "skirl convert", "format_version": 1, "skirl": skirl_version(), "of": of}, "begun"
+            begun, {"format": "skirl convert", "format_version": 2, "skirl": skirl_version(), "of": of}, "begun"
         )
     return None
 
@@ -163,7 +163,7 @@ def _differs(name: str, was: Any, now: Any) -> str:
 
 def _noted(manifest: Mapping[str, Any], work: Path) -> dict[str, Any]:
     """Write down what is in the buckets, and what is made of them."""
-    body = {"format": "skirl convert", "format_version": 1, "skirl": skirl_version(), **manifest}
+    body = {"format": "skirl convert", "format_version": 2, "skirl": skirl_version(), **manifest}
     write_sealed(work / "spilled.json", body, "spilled")
     return body
 

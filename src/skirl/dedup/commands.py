@@ -33,7 +33,7 @@ class Convert(InOneFile):
     partition: str | None = None
     """By session: no file or session crosses a border of so much time, such as 1d, and files are in its order."""
     memory: str = MEMORY
-    """By session: memory of the whole process; what does not fit is on disk, beside out."""
+    """With --by session: memory of this process, without that of --workers; what does not fit is on disk, beside --out."""
     layout: Literal["once", "window", "rows"] = "once"
     """With --by session: once leaves out a list that equals that of the row above; window is for lists that shift;
     rows writes all lists."""
@@ -99,13 +99,14 @@ class Convert(InOneFile):
         }
         counted = [f"{result['sessions']:,}", *(f"{result[k]:,} {what}" for k, what in cut.items() if result[k])]
         groups = [f"{', '.join(names)} ({run})" for run, names in result["groups"].items()]
+        others = "those of Spark" if self.engine == "spark" else "its workers" if self.workers else ""
         return {
             "written": f"{told['written']} in {result['files']:,} files",
             "sessions": ", ".join(counted),
             **({"left out": f"lists that repeat: {'; '.join(groups)}"} if groups else {}),
-            "disk": f"{size(result['spilled_bytes'])} for buckets while it ran",
+            "disk": f"{size(result['spilled_bytes'])} for rows in order while it ran",
             "memory": f"{size(result['peak_bytes'])} at its peak, "
-            + ("the whole process" if self.engine == "local" else "this process, without those of Spark"),
+            + (f"this process, without {others}" if others else "the whole process"),
             "saved": told["saved"],
         }
 

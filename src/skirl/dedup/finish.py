@@ -1,4 +1,4 @@
-"""How the rows of some buckets are put in order and written as a file."""
+"""How a stretch of rows in order is written as a file: its row groups, and what is left out of them."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,18 +11,19 @@ import numpy as np
 import pyarrow as pa
 
 from skirl.data.files.columnar import SLICE
-from skirl.data.files.encoded import gather_from
 from skirl.data.files.schema import FileSchema
 from skirl.dedup import layout as layouts
-from skirl.dedup.order import begins, by_session, groups_of_rows, sessions_named
-from skirl.dedup.packed import Packing
-from skirl.dedup.spill import KEYS, Bucket, Frame
+from skirl.dedup.frames import KEYS
+from skirl.dedup.order import SessionStarts, groups_of_rows, sessions_named
+from skirl.dedup.stretch import Stretch
 from skirl.dedup.window_layout import windows, windows_found, with_windows
 from skirl.tools.os_errors import writing
 from skirl.tools.sealed_json import to_disk
 
 TRIED = 1 << 16
 """Rows that encodings and groups are measured on."""
+LARGEST_GROUP = 1 << 30
+"""Bytes of a row group at most, however much memory there is: offsets of lists and texts have 31 bits."""
 
 
 class Layout(NamedTuple):
@@ -86,110 +87,30 @@ def keys_of(rows: Any) -> tuple[np.ndarray, np.ndarray]:
     return np.stack([high, low], axis=1), times
 
 
-class Unit:
-    """The rows of some buckets in one partition.
-
-    **Arguments**
-
-    - `buckets`: they are closed with it.
-    - `partition`: which stretch of time.
-    - `packing`: how rows lie in them.
-    - `most`: bytes of rows that are held at once; where a unit has more, frames are read for each row group.
-    """
-
-    def __init__(self, buckets: Sequence[Bucket], partition: int, packing: Packing, most: int) -> None:
-        self._buckets, self._packing = buckets, packing
-        self._frames: list[tuple[Bucket, Frame]] = [
-            (bucket, frame) for bucket in buckets for frame in bucket.frames if frame.partition == partition
-        ]
-        self.rows = sum(frame.rows for _, frame in self._frames)
-        self.bytes = sum(frame.bytes for _, frame in self._frames)
-        self._holds = self.bytes <= most
-        self._held: np.ndarray | None = None
-        self._sizes = self._begins = np.empty(0, np.int64)
-        """Bytes of each row, and where it begins when all lie one after the other."""
-
-    def rows_of_group(self, most: int, least: int) -> int:
-        """Rows of a row group at most: a quarter of what is sorted at once.
-
-        **Arguments**
-
-        - `most`: bytes of rows that are sorted at once.
-        - `least`: rows that are enough, however few bytes they have.
-        """
-        return int(min(least, max(1, most * self.rows // (4 * max(1, self.bytes)))))
-
-    def keys(self) -> tuple[np.ndarray, np.ndarray]:
-        """Hashes and times of all rows."""
-        hashes, times, sizes = np.empty((self.rows, 2), np.uint64), np.empty(self.rows), np.empty(self.rows, np.int64)
-        at = 0
-        for bucket, frame in self._frames:
-            own = slice(at, at := at + frame.rows)
-            hashes[own, 0], hashes[own, 1], times[own], sizes[own] = bucket.keys(frame)
-        self._sizes, self._begins = sizes, np.cumsum(sizes) - sizes
-        return hashes, times
-
-    def taken(self, rows: np.ndarray) -> Any:
-        """These rows, in this order, without what they are ordered by: a table; after `keys`.
-
-        **Arguments**
-
-        - `rows`: int64: which, counted over all.
-        """
-        if not self._holds:
-            return pa.Table.from_batches([self._gathered(rows)])
-        if self._held is None:
-            self._held = np.empty(sum(frame.length for _, frame in self._frames), np.uint8)
-            at = 0
-            for bucket, frame in self._frames:
-                bucket.read(frame, self._held[at : at + frame.length])
-                at += frame.length
-        return pa.Table.from_batches([self._packing.columns(self._held, self._begins[rows])])
-
-    def _gathered(self, rows: np.ndarray) -> Any:
-        """The same out of the frames that have some of them."""
-        order = np.argsort(rows, kind="stable")
-        ascending = rows[order]
-        begins, sizes = self._begins[ascending], self._sizes[ascending]
-        places = np.cumsum(sizes) - sizes
-        out = np.empty(int(sizes.sum()), np.uint8)
-        first = before = at = 0
-        for bucket, frame in self._frames:
-            first += frame.rows
-            end = int(np.searchsorted(ascending, first))
-            if end > at:
-                held = np.empty(frame.length, np.uint8)
-                bucket.read(frame, held)
-                gather_from(held, begins[at:end] - before, sizes[at:end], out[places[at] :])
-            before, at = before + frame.length, end
-        back = np.empty(len(rows), np.int64)
-        back[order] = places
-        return self._packing.columns(out, back)
-
-    def close(self) -> None:
-        """Let the files go."""
-        for bucket in self._buckets:
-            bucket.close()
-
-
-def finish(unit: Unit, path: Path, draft: Path, shape: Shape, plan: Mapping[str, Any]) -> None:
+def finish(stretch: Stretch, number: int, path: Path, draft: Path, shape: Shape, plan: Mapping[str, Any]) -> None:
     """Put the rows of a unit in order, and write them; the file is there when it is complete.
 
     **Arguments**
 
-    - `unit`: the rows.
+    - `stretch`: the rows.
+    - `number`: that of the unit.
     - `path`: of the file.
     - `draft`: where it is until then, on the same disk.
     - `shape`: what is written.
     - `plan`: what `planned` found.
     """
     writer: Any = None
-    of = LAYOUTS[shape.layout].schema(shape.schema, plan["groups"])
+    rows, layout = 0, LAYOUTS[shape.layout]
+    of = layout.schema(shape.schema, plan["groups"])
     with writing(path):
-        for table in _row_groups(unit, shape, plan):
+        for table, new in row_groups(stretch, shape, plan["most"]):
+            rows += len(table)
+            table = layout.lay(table, plan["groups"], new)
             if writer is None:
                 writer = layouts.writer_of(draft, table.schema, of, shape.compression, plan["dictionaries"])
             writer.write_table(table, row_group_size=max(1, len(table)))
+        if rows != plan["unit_rows"][number]:
+            raise stretch.spilled.lost(rows, plan["unit_rows"][number])
         writer.close()
         with draft.open("rb+") as file:
             to_disk(file)
@@ -197,37 +118,56 @@ def finish(unit: Unit, path: Path, draft: Path, shape: Shape, plan: Mapping[str,
     pa.default_memory_pool().release_unused()
 
 
-def _row_groups(unit: Unit, shape: Shape, plan: Mapping[str, Any]) -> Iterator[Any]:
-    """Tables of whole sessions in order, as they are written."""
-    hashes, times = unit.keys()
-    order = by_session(hashes, times)
-    hashes, times = hashes[order], times[order]
-    new = begins(hashes, times, shape.gap)
-    names = sessions_named(hashes, times, new) if shape.named else None
-    del hashes, times
-    cuts = groups_of_rows(new, unit.rows_of_group(plan["most"], SLICE))
-    for low, high in pairwise(cuts):
-        table = unit.taken(order[low:high])
-        if names is not None:
-            table = table.append_column(shape.named, pa.array(names[low:high]))
-        yield LAYOUTS[shape.layout].lay(table, plan["groups"], new[low:high])
+def row_groups(stretch: Stretch, shape: Shape, most: int) -> Iterator[tuple[Any, np.ndarray]]:
+    """Tables of rows in order, a quarter of what is sorted at once at most, and bool: where sessions begin, and the table.
+
+    **Arguments**
+
+    - `stretch`: the rows.
+    - `shape`: what is written.
+    - `most`: bytes of rows that are sorted at once.
+    """
+    starts, name = SessionStarts(shape.gap), 0
+    left, new, sizes = None, np.empty(0, bool), np.empty(0, np.int64)
+    for piece in stretch.pieces():
+        held, own = len(new), starts.begun(piece.hashes, piece.times)
+        named = sessions_named(piece.hashes, piece.times, own, name) if shape.named else np.empty(0, np.int64)
+        name = int(named[-1]) if shape.named else 0
+        new, sizes = np.concatenate([new, own]), np.concatenate([sizes, piece.sizes])
+        cuts = groups_of_rows(new, SLICE, sizes, min(most // 4, LARGEST_GROUP))
+        for low, high in pairwise(cuts):
+            parts = [] if left is None or low >= held else [left.slice(low, min(high, held) - low)]
+            if high > held:
+                first, end = max(low, held) - held, high - held
+                rows = pa.Table.from_batches([piece.taken(first, end)])
+                parts.append(rows.append_column(shape.named, pa.array(named[first:end])) if shape.named else rows)
+            table = parts[0] if len(parts) == 1 else pa.concat_tables(parts).combine_chunks()
+            if high < len(new):
+                yield table, _group(new[low:high])
+            else:
+                left, new, sizes = table, new[low:], sizes[low:]  # rows of the next piece may belong to it
+    if left is not None:
+        yield left, _group(new)
 
 
-def measured(unit: Unit, shape: Shape, most: int, folder: Path) -> dict[str, Any]:
+def _group(new: np.ndarray) -> np.ndarray:
+    """Where sessions begin, and the group, which begins with whole rows."""
+    new = new.copy()
+    new[:1] = True
+    return new
+
+
+def measured(stretch: Stretch, shape: Shape, folder: Path, most: int) -> dict[str, Any]:
     """Which columns repeat, and which have a dictionary: found on the first row group of the first file.
 
     **Arguments**
 
-    - `unit`: the rows of that file.
+    - `stretch`: the rows of that file.
     - `shape`: what is written.
-    - `most`: bytes of rows that are sorted at once.
     - `folder`: where to try.
+    - `most`: bytes of rows that are sorted at once.
     """
-    hashes, times = unit.keys()
-    order = by_session(hashes, times)
-    new = begins(hashes[order], times[order], shape.gap)
-    cuts = groups_of_rows(new, unit.rows_of_group(most, TRIED))
-    table, new = unit.taken(order[: cuts[1]]), new[: cuts[1]]
+    table, new = next(row_groups(stretch, shape, most))
     layout = LAYOUTS[shape.layout]
     groups = layout.found(table, shape.schema, new)
     table = layout.lay(table, groups, new)

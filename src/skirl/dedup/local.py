@@ -1,19 +1,20 @@
-"""Files by session in this process: rows go to buckets on disk, and stretches of buckets that fit in memory to files."""
+"""Files by session in this process: rows go to disk in order of each load, and stretches that fit in memory to files."""
 
-import os
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from skirl.data.files.stream import Files
-from skirl.dedup.finish import Shape, Unit, finish, keys_of, measured
-from skirl.dedup.order import buckets_of, partitions_of
-from skirl.dedup.plan import Counts, buckets_for, part_of
-from skirl.dedup.spill import Bucket, Spill, packing_of
+from skirl.dedup.finish import Shape, finish, keys_of, measured
+from skirl.dedup.frames import KEY_BYTES, ordered, packing_of
+from skirl.dedup.order import SessionStarts, partitions_of
+from skirl.dedup.plan import Counts, highs_of, part_of
+from skirl.dedup.spill import ALL, ROWS, SESSIONS, Spill, Spilled
+from skirl.dedup.stretch import Stretch
 from skirl.dedup.wanted import Wanted, loads
 from skirl.tools.durations import parse_seconds
 from skirl.tools.os_errors import writing
@@ -25,7 +26,7 @@ class Local:
     """Reads everything once, in order; `convert_by_session` says when."""
 
     def spill(self, files: Files, shape: Shape, wanted: Wanted, work: Path, progress: Progress) -> dict[str, Any]:
-        """Write rows to their buckets; what they hold, and which make a file each.
+        """Write rows to disk; what they hold, and which make a file each.
 
         **Arguments**
 
@@ -39,44 +40,47 @@ class Local:
         shutil.rmtree(folder, ignore_errors=True)
         with writing(folder):
             folder.mkdir()
-        buckets = buckets_for(sum(os.stat(path).st_size for path in files.dataset.paths), wanted.unit)
         seconds = parse_seconds(wanted.partition) if wanted.partition else None
-        spill, counts = Spill(folder, buckets), Counts()
-        samples, schema = 0, None
-        for table in loads(files, shape, wanted.load):
-            schema = table.schema
-            hashes, times = keys_of(table)
-            for bucket, frame in spill.add(table, buckets_of(hashes, buckets), partitions_of(times, seconds)):
-                counts.hold(frame.partition, bucket, frame.rows, frame.bytes)
-            samples += len(table)
-            facts = {"rows": f"{samples:,}", "buckets": f"{buckets:,}"}
-            progress(samples, lambda facts=facts: facts)
-        if schema is None:
-            raise ValueError(f"{files.dataset.paths[0]}: there is no row to write: give more files")
-        spill.close()
+        counts, samples, schema = Counts(), 0, None
+        with ExitStack() as stack:
+            # Sessions are counted over all partitions: where there are some, keys go to disk a second time.
+            names = (ROWS, SESSIONS) if seconds else (ROWS,)
+            spills = {name: stack.enter_context(Spill(folder, name)) for name in names}
+            for table in loads(files, shape, wanted.load):
+                schema = table.schema
+                rows = ordered(table, partitions_of(keys_of(table)[1], seconds))
+                counts.hold(rows.partitions, rows.high, 1, rows.sizes)
+                spills[ROWS].add(rows, wanted.frame)
+                if seconds:
+                    spills[SESSIONS].add(rows.alone(), wanted.frame)
+                samples += len(table)
+                facts = {"rows": f"{samples:,}"}
+                progress(samples, lambda facts=facts: facts)
+            if schema is None:
+                raise ValueError(f"{files.dataset.paths[0]}: there is no row to write: give more files")
+            told = {name: spill.close() for name, spill in spills.items()}
         sync_folder(folder)
         found: dict[str, Any] = {
-            "samples": samples, "sizes": spill.sizes, "spilled_bytes": sum(spill.sizes),
+            "samples": samples, "spilled": told[ROWS],
+            "spilled_bytes": sum(of["bytes"] + KEY_BYTES * of["rows"] for of in told.values()),
             "rows_schema": schema.serialize().to_pybytes().hex(),
             "bad_rows_skipped": files.bad_rows, "first_bad_row": files.first_bad_row,
         }  # fmt: skip
-        self._count(counts, work, shape, found)
-        found |= counts.planned(buckets, wanted.unit)
-        unit = _unit(work, found, 0)
-        try:
-            return found | measured(unit, shape, wanted.unit, work)
-        finally:
-            unit.close()
+        found |= self._counted(work, told, shape, seconds, wanted.unit) | counts.planned(wanted.unit)
+        with closing(_spilled(work, found["spilled"])) as spilled:
+            return found | measured(_unit(spilled, found, 0), shape, work, wanted.unit)
 
-    def _count(self, counts: Counts, work: Path, shape: Shape, found: Mapping[str, Any]) -> None:
-        """Count sessions: of each bucket only what rows are ordered by is read."""
-        for number in range(len(found["sizes"])):
-            bucket = _bucket(work, found, number)
-            if bucket.frames:
-                high, low, times, _ = map(np.concatenate, zip(*map(bucket.keys, bucket.frames)))
-                partitions = np.repeat([f.partition for f in bucket.frames], [f.rows for f in bucket.frames])
-                counts.add(np.stack([high, low], axis=1), times, partitions, shape.gap)
-            bucket.close()
+    def _counted(
+        self, work: Path, told: Mapping[str, Any], shape: Shape, seconds: float | None, most: int
+    ) -> dict[str, int]:
+        """Count sessions: only what rows are ordered by is read."""
+        name = SESSIONS if seconds else ROWS
+        with closing(_spilled(work, told[name], name)) as spilled:
+            found = sessions_in(Stretch(spilled, None, ALL, None, most), shape, seconds)
+        if seconds:
+            for path in (work / "spill").glob(f"{name}*"):
+                path.unlink()
+        return found
 
     def finish(self, work: Path, shape: Shape, manifest: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
         """Write the files that are not there yet; how many are, and their rows, after each.
@@ -88,16 +92,13 @@ class Local:
         - `manifest`: what `spill` found.
         """
         done = 0
-        for number, rows in enumerate(manifest["unit_rows"]):
-            path = part_of(work / "parts", number, manifest)
-            if not path.is_file():
-                unit = _unit(work, manifest, number)
-                try:
-                    finish(unit, path, path.with_suffix(".part"), shape, manifest)
-                finally:
-                    unit.close()
-            done += rows
-            yield number + 1, done
+        with closing(_spilled(work, manifest["spilled"])) as spilled:
+            for number, rows in enumerate(manifest["unit_rows"]):
+                path = part_of(work / "parts", number, manifest)
+                if not path.is_file():
+                    finish(_unit(spilled, manifest, number), number, path, path.with_suffix(".part"), shape, manifest)
+                done += rows
+                yield number + 1, done
 
     def __enter__(self) -> "Local":
         return self
@@ -106,12 +107,27 @@ class Local:
         pass
 
 
-def _unit(work: Path, manifest: Mapping[str, Any], number: int) -> Unit:
+def sessions_in(stretch: Stretch, shape: Shape, seconds: float | None) -> dict[str, int]:
+    """How many sessions there are, and how many are cut, and why.
+
+    **Arguments**
+
+    - `stretch`: all rows of them, of any partition.
+    - `shape`: what is written.
+    - `seconds`: of a partition; None: there is one.
+    """
+    starts = SessionStarts(shape.gap)
+    for piece in stretch.pieces():
+        starts.begun(piece.hashes, piece.times, partitions_of(piece.times, seconds))
+    return starts.counts
+
+
+def _spilled(work: Path, told: Mapping[str, int], name: str = ROWS) -> Spilled:
+    return Spilled(work / "spill", told, f"remove {work}, and run the command again", name)
+
+
+def _unit(spilled: Spilled, manifest: Mapping[str, Any], number: int) -> Stretch:
     partition, first, end = manifest["units"][number]
     schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(manifest["rows_schema"])))
-    buckets = [_bucket(work, manifest, bucket) for bucket in range(first, end)]
-    return Unit(buckets, partition, packing_of(schema), manifest["most"])
-
-
-def _bucket(work: Path, manifest: Mapping[str, Any], number: int) -> Bucket:
-    return Bucket(work / "spill", number, manifest["sizes"][number], f"remove {work}, and run the command again")
+    highs = highs_of(first, end, manifest["buckets"])
+    return Stretch(spilled, partition, highs, packing_of(schema), manifest["most"], manifest["unit_bytes"][number])

@@ -1,6 +1,6 @@
 """The order of rows by session, and where sessions begin: pure functions of arrays."""
 
-from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -48,58 +48,109 @@ def by_session(hashes: np.ndarray, times: np.ndarray) -> np.ndarray:
     return np.lexsort((times, hashes[:, 1], hashes[:, 0]))
 
 
-def begins(hashes: np.ndarray, times: np.ndarray, gap: float | None, longest: int = LONGEST) -> np.ndarray:
-    """bool [n]: where sessions begin among rows in order, cut ones anew.
+class SessionStarts:
+    """Where sessions begin among rows in order, which come piece by piece, and how many were cut.
 
     **Arguments**
 
-    - `hashes`: uint64 [n, 2], in order.
-    - `times`: float64 [n], likewise.
     - `gap`: seconds without a row after which a user begins a new session; None: hashes are those of sessions.
-    - `longest`: rows of a session at most.
+    - `longest`: rows of a session at most; None: `LONGEST`.
     """
-    new = np.ones(len(hashes), bool)
-    new[1:] = (hashes[1:] != hashes[:-1]).any(axis=1)
-    if gap is not None:
-        new[1:] |= np.diff(times) > gap
-    _cut(new, longest)
-    return new
+
+    def __init__(self, gap: float | None, longest: int | None = None) -> None:
+        self._gap, self._longest = np.inf if gap is None else float(gap), LONGEST if longest is None else longest
+        self._hash, self._time = np.zeros(2, np.uint64), np.zeros(1)
+        self._now = np.zeros(len(Now.__annotations__), np.int64)
+
+    def begun(self, hashes: np.ndarray, times: np.ndarray, partitions: np.ndarray | None = None) -> np.ndarray:
+        """bool [n]: where sessions begin, cut ones anew.
+
+        **Arguments**
+
+        - `hashes`: uint64 [n, 2], in order.
+        - `times`: float64 [n], likewise.
+        - `partitions`: int64 [n]: the stretch of time that each row is in, whose borders cut; None: all are in one.
+        """
+        new = np.empty(len(times), bool)
+        partitions = _zeros(hashes) if partitions is None else partitions
+        _begin(hashes, times, partitions, self._gap, self._longest, self._hash, self._time, self._now, new)
+        return new
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many sessions have begun, and how many were cut at borders of partitions, and for their length."""
+        now = Now(*self._now.tolist())
+        return {name: getattr(now, name) for name in ("sessions", "cut_at_borders", "cut_as_too_long")}
+
+
+class Now(NamedTuple):
+    """What is known of the session of the last row, and counted of all."""
+
+    rows: int
+    partition: int
+    crossed: int
+    long: int
+    sessions: int
+    cut_at_borders: int
+    cut_as_too_long: int
 
 
 @kernel
-def _cut(new, longest):
-    """Begin anew where a session gets too long."""
-    rows = 0
-    for i in range(new.size):
-        rows = 1 if new[i] or rows == longest else rows + 1
-        if rows == 1:
-            new[i] = True
+def _begin(hashes, times, partitions, gap, longest, last_hash, last_time, now, new):
+    """Mark rows that begin a session; now: as `Now`."""
+    rows, partition, crossed, long = now[0], now[1], now[2], now[3]
+    sessions, borders, lengths = now[4], now[5], now[6]
+    high, low, time = last_hash[0], last_hash[1], last_time[0]
+    for i in range(times.size):
+        start = rows == 0 or hashes[i, 0] != high or hashes[i, 1] != low or times[i] - time > gap
+        border = not start and partitions[i] != partition
+        if start:
+            crossed = 0
+        if border and not crossed:
+            crossed = 1
+            borders += 1
+        if start or border:
+            long = 0
+        cut = rows == longest and not (start or border)
+        if cut and not long:
+            long = 1
+            lengths += 1
+        new[i] = start or border or cut
+        if new[i]:
+            rows = 0
+            sessions += 1
+        rows += 1
+        high, low, time, partition = hashes[i, 0], hashes[i, 1], times[i], partitions[i]
+    now[0], now[1], now[2], now[3] = rows, partition, crossed, long
+    now[4], now[5], now[6] = sessions, borders, lengths
+    last_hash[0], last_hash[1], last_time[0] = high, low, time
 
 
-def too_long(new: np.ndarray, uncut: np.ndarray) -> int:
-    """How many sessions were cut for their length.
+def begins(hashes: np.ndarray, times: np.ndarray, gap: float | None) -> np.ndarray:
+    """bool [n]: where sessions begin among all rows, in order.
 
     **Arguments**
 
-    - `new`: where sessions begin after cutting.
-    - `uncut`: where they begin without.
+    - `hashes`: uint64 [n, 2].
+    - `times`: float64 [n].
+    - `gap`: see `SessionStarts`.
     """
-    pieces = np.add.reduceat(new.astype(np.int64), np.flatnonzero(uncut)) if len(new) else np.empty(0)
-    return int((pieces > 1).sum())
+    return SessionStarts(gap).begun(hashes, times)
 
 
-def sessions_named(hashes: np.ndarray, times: np.ndarray, new: np.ndarray) -> np.ndarray:
+def sessions_named(hashes: np.ndarray, times: np.ndarray, new: np.ndarray, before: int = 0) -> np.ndarray:
     """int64 [n]: a number for the session of each row, where only users are known.
 
     **Arguments**
 
     - `hashes`, `times`: of rows in order.
     - `new`: where sessions begin.
+    - `before`: that of the rows before the first that begins one.
     """
     first = np.flatnonzero(new)
-    names = np.empty(len(first), np.int64)
-    _name(hashes[first], times[first].view(np.uint64), names)
-    return np.repeat(names, np.diff(np.append(first, len(new))))
+    names = np.full(len(first) + 1, before, np.int64)
+    _name(hashes[first], times[first].view(np.uint64), names[1:])
+    return np.repeat(names, np.diff(first, prepend=0, append=len(new)))
 
 
 @kernel
@@ -108,20 +159,45 @@ def _name(hashes, times, out):
         out[i] = np.int64(mix(hashes[i, 0] ^ mix(times[i] ^ hashes[i, 1])) >> np.uint64(1))
 
 
-def groups_of_rows(new: np.ndarray, most: int) -> list[int]:
+def groups_of_rows(new: np.ndarray, most: int, sizes: np.ndarray | None = None, most_bytes: int = 1 << 62) -> list[int]:
     """Where row groups begin and the last one ends: at sessions, with at most so many rows unless one session has more.
+
+    Where one session has more bytes than a group may have, a group begins inside of it.
 
     **Arguments**
 
     - `new`: where sessions begin.
     - `most`: rows of a group.
+    - `sizes`: int64, bytes of each row; None: only rows are counted.
+    - `most_bytes`: bytes of a group, unless one row has more.
 
-    >>> groups_of_rows(np.array([True, False, True, False, False, True, True]), 3)
+    >>> new = np.array([True, False, True, False, False, True, True])
+    >>> groups_of_rows(new, 3)
     [0, 2, 5, 7]
+    >>> groups_of_rows(new, 3, np.array([1, 1, 1, 9, 1, 1, 1]), 10)
+    [0, 2, 4, 7]
     """
-    first = np.append(np.flatnonzero(new), len(new)).tolist()
-    cuts = [0]
-    for begin, end in pairwise(first):
-        if end - cuts[-1] > most and begin > cuts[-1]:
-            cuts.append(begin)
-    return [*cuts, len(new)] if len(new) else cuts
+    cuts = np.empty(len(new), np.int64)
+    count = _cut(new, np.zeros(len(new), np.int64) if sizes is None else sizes, most, most_bytes, cuts)
+    return [0, *cuts[:count].tolist(), len(new)] if len(new) else [0]
+
+
+@kernel
+def _cut(new, sizes, most, most_bytes, cuts):
+    """Find where groups begin behind the first; how many. What is cut depends on no row behind it."""
+    count = begin = session = 0
+    held = before = 0  # bytes of the group, and of those before its last session
+    for i in range(new.size):
+        if new[i]:
+            session, before = i, held
+        if session > begin and (i + 1 - begin > most or held + sizes[i] > most_bytes):
+            cuts[count] = begin = session
+            count += 1
+            held -= before
+            before = 0
+        if i > begin and held + sizes[i] > most_bytes:
+            cuts[count] = begin = session = i
+            count += 1
+            held = before = 0
+        held += sizes[i]
+    return count

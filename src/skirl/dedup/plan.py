@@ -1,133 +1,125 @@
-"""Which stretches of buckets make a file each, and what is counted of their sessions: pure functions."""
+"""Which stretches of buckets make a file each, and what is counted to decide it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from skirl.dedup.order import begins, by_session, too_long
+from skirl.dedup.order import buckets_of
+from skirl.dedup.spill import HELD
 
-FEWEST, MOST = 16, 4096
+FEWEST, MOST = 16, 1 << 16
 """Buckets."""
-GROWS = 2
-"""How many times as large as a file its rows mostly are in memory; where they are larger, buckets are read in several
-goes."""
+CELLS = 1 << 20
+"""Buckets of all partitions that rows are counted in, at most: where there are many partitions, each has few."""
+FILL = 4
+"""Buckets of a file, at least: fewer would leave it half empty."""
 
 
 def buckets_for(total: int, unit: int) -> int:
-    """How many buckets, a power of two, so that one mostly fits in memory.
+    """How many buckets, a power of two.
 
     **Arguments**
 
-    - `total`: bytes of the files that are read.
+    - `total`: bytes that all rows take in memory.
     - `unit`: bytes of rows that are sorted at once.
+
+    >>> buckets_for(1000, 10)
+    512
     """
-    return min(MOST, max(FEWEST, 1 << (GROWS * total // unit).bit_length()))
+    return min(MOST, max(FEWEST, 1 << (FILL * total // unit).bit_length()))
 
 
-@dataclass
 class Counts:
-    """What buckets hold: bytes and rows by partition and bucket, and their sessions."""
+    """Rows and bytes by partition and bucket."""
 
-    bytes: dict[int, dict[int, int]] = field(default_factory=dict)
-    """By partition and bucket."""
-    rows: dict[int, dict[int, int]] = field(default_factory=dict)
-    """Likewise."""
-    sessions: int = 0
-    cut_at_borders: int = 0
-    cut_as_too_long: int = 0
+    def __init__(self) -> None:
+        self._lines: dict[int, int] = {}
+        """Where in `_cells` a partition is."""
+        self._cells = np.zeros((1, MOST, 2), np.int64)
+        """int64 [partitions or more, buckets, 2]: rows, and bytes of their values."""
 
-    def hold(self, partition: int, bucket: int, rows: int, size: int) -> None:
-        """Count a frame.
+    def hold(self, partitions: np.ndarray, highs: np.ndarray, rows: Any, sizes: np.ndarray) -> None:
+        """Count rows.
 
         **Arguments**
 
-        - `partition`, `bucket`: of its rows.
-        - `rows`: how many.
-        - `size`: their bytes.
+        - `partitions`: int64 [n].
+        - `highs`: uint64 [n], first halves of hashes.
+        - `rows`: int64 [n], or how many each stands for.
+        - `sizes`: int64 [n]: bytes of their values.
         """
-        for of, more in ((self.bytes, size), (self.rows, rows)):
-            own = of.setdefault(partition, {})
-            own[bucket] = own.get(bucket, 0) + more
+        found, which = np.unique(partitions, return_inverse=True)
+        lines = np.array([self._line(partition) for partition in found.tolist()], np.int64)
+        buckets = self._cells.shape[1]
+        at = lines[which] * buckets + buckets_of(highs[:, None], buckets)
+        flat = self._cells.reshape(-1, 2)
+        for column, values in enumerate((rows, sizes)):
+            np.add.at(flat[:, column], at, values)
 
-    def add(self, hashes: np.ndarray, times: np.ndarray, partitions: np.ndarray, gap: float | None) -> None:
-        """Count the sessions of all rows of a bucket, and those that are cut.
+    def _line(self, partition: int) -> int:
+        if partition not in self._lines:
+            self._lines[partition] = len(self._lines)
+            while len(self._lines) * self._cells.shape[1] > CELLS and self._cells.shape[1] > 1:
+                self._cells = _coarser(self._cells, self._cells.shape[1] // 2)
+            if len(self._lines) > len(self._cells):
+                self._cells = np.concatenate([self._cells, np.zeros_like(self._cells)])
+        return self._lines[partition]
+
+    @property
+    def bytes(self) -> int:
+        """That all rows take in memory."""
+        return int(_in_memory(self._cells).sum())
+
+    def planned(self, unit: int) -> dict[str, Any]:
+        """The units: stretches of buckets in a partition that make a file each, in order of time.
 
         **Arguments**
 
-        - `hashes`: uint64 [n, 2], of sessions or users.
-        - `times`: float64 [n].
-        - `partitions`: int64 [n], of each.
-        - `gap`: seconds without a row after which a user begins a new session; None: hashes are those of sessions.
+        - `unit`: bytes of rows that are sorted at once.
         """
-        order = by_session(hashes, times)
-        hashes, times, partitions = hashes[order], times[order], partitions[order]
-        uncut = begins(hashes, times, gap, longest=len(times) + 1)
-        borders = np.zeros(len(times), bool)
-        borders[1:] = partitions[1:] != partitions[:-1]
-        inside = np.add.reduceat((borders & ~uncut).astype(np.int64), np.flatnonzero(uncut))
-        at_borders = uncut | borders
-        new = _begins_within(at_borders)
-        self.cut_at_borders += int((inside > 0).sum())
-        self.cut_as_too_long += too_long(new, at_borders)
-        self.sessions += int(new.sum())
-
-    @classmethod
-    def of(cls, told: Mapping[str, Any]) -> "Counts":
-        """Counts out of JSON, whose keys are texts.
-
-        **Arguments**
-
-        - `told`: the fields.
-        """
-        numbers = {
-            name: {int(p): {int(b): n for b, n in of.items()} for p, of in told[name].items()}
-            for name in ("bytes", "rows")
-        }
-        return cls(**{**told, **numbers})
-
-    def merge(self, other: "Counts") -> None:
-        """Count what another one has counted, of other buckets.
-
-        **Arguments**
-
-        - `other`: the other.
-        """
-        for partition, of in other.bytes.items():
-            for bucket, size in of.items():
-                self.hold(partition, bucket, other.rows[partition][bucket], size)
-        self.sessions += other.sessions
-        self.cut_at_borders += other.cut_at_borders
-        self.cut_as_too_long += other.cut_as_too_long
-
-    def planned(self, buckets: int, most: int) -> dict[str, Any]:
-        """The units: stretches of buckets in a partition that make a file each, in order of time; and what was counted.
-
-        **Arguments**
-
-        - `buckets`: how many there are.
-        - `most`: bytes of rows that are sorted at once.
-        """
+        buckets = min(buckets_for(self.bytes, unit), self._cells.shape[1])
+        cells = _coarser(self._cells, buckets)
         units: list[tuple[int, int, int]] = []
-        for partition in sorted(self.bytes):
-            first, total = -1, 0
-            for number, size in sorted(self.bytes[partition].items()):
-                if first >= 0 and total + size > most:
-                    units.append((partition, first, number))
-                    first = -1
-                first, total = (number, size) if first < 0 else (first, total + size)
-            units.append((partition, first, buckets))
-        rows = [sum(of for b, of in self.rows[p].items() if first <= b < end) for p, first, end in units]
-        counts = {name: getattr(self, name) for name in ("sessions", "cut_at_borders", "cut_as_too_long")}
-        return {"units": units, "unit_rows": rows, "most": most, **counts}
+        rows: list[int] = []
+        held: list[int] = []
+        for partition in sorted(self._lines):
+            own = cells[self._lines[partition]]
+            sizes, new = _in_memory(own), True
+            for bucket in np.flatnonzero(own[:, 0]).tolist():
+                if new or held[-1] + sizes[bucket] > unit:
+                    units.append((partition, bucket, bucket))
+                    rows.append(0)
+                    held.append(0)
+                    new = False
+                units[-1] = (*units[-1][:2], bucket + 1)
+                rows[-1] += int(own[bucket, 0])
+                held[-1] += int(sizes[bucket])
+        return {"units": units, "unit_rows": rows, "unit_bytes": held, "buckets": buckets, "most": unit}
 
 
-def _begins_within(begun: np.ndarray) -> np.ndarray:
-    """Where sessions begin when those that are too long are cut: bool [n], like where they begin without."""
-    of = np.cumsum(begun).astype(np.uint64)
-    return begins(np.stack([of, of], axis=1), np.zeros(len(begun)), None)
+def _coarser(cells: np.ndarray, buckets: int) -> np.ndarray:
+    return cells.reshape(len(cells), buckets, -1, 2).sum(axis=2)
+
+
+def _in_memory(cells: np.ndarray) -> np.ndarray:
+    return HELD * cells[..., 0] + cells[..., 1]
+
+
+def highs_of(first: int, end: int, buckets: int) -> tuple[int, int]:
+    """The first halves of the hashes in buckets first .. end - 1: the first of them, and the last.
+
+    **Arguments**
+
+    - `first`, `end`: buckets.
+    - `buckets`: how many there are.
+
+    >>> [hex(high) for high in highs_of(1, 2, 16)]
+    ['0x1000000000000000', '0x1fffffffffffffff']
+    """
+    each = (1 << 64) // buckets
+    return first * each, end * each - 1
 
 
 def part_of(parts: Path, number: int, plan: Mapping[str, Any]) -> Path:

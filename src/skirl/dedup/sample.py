@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from skirl.dedup.finish import keys_of
-from skirl.dedup.spill import KEYS
+from skirl.dedup.frames import KEYS
 
 
 class Sample:

@@ -15,13 +15,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from skirl.data.files.dataset import Place
 from skirl.data.files.find import kind_of
 from skirl.data.files.stream import Files
 from skirl.dedup.finish import Shape
+from skirl.dedup.order import SessionStarts
 from skirl.dedup.plan import Counts, buckets_for, part_of
+from skirl.dedup.spill import HELD
 from skirl.dedup.tasks import DONE, FRAMES, READING, REFUSED, TOLD, Count, Finish, Gathered, Measure, Read, heard
-from skirl.dedup.wanted import Wanted, loads
+from skirl.dedup.wanted import Wanted, loads, sizes_of
 from skirl.tools.durations import parse_seconds
 from skirl.tools.flags import WrongFlags
 from skirl.tools.os_errors import NotWritten, writing
@@ -35,6 +39,10 @@ POLL = 0.3
 """Seconds between two looks at how far tasks are."""
 PARTITIONS = 200
 """Of a shuffle, at most."""
+LARGEST = 1 << 20
+"""Bytes of a frame, unless one row has more."""
+PACKED = 8
+"""How many times as large text mostly is before gzip packs it."""
 SETTINGS = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "8",  # a record is a frame
     "spark.sql.parquet.enableVectorizedReader": "false",  # it holds 4,096 of them
@@ -145,35 +153,42 @@ class Spark:
         if first is None:
             raise ValueError(f"{files.dataset.paths[0]}: there is no row to write: give more files")
         schema = first.schema.serialize().to_pybytes()
-        total = sum(os.stat(path).st_size for path in files.dataset.paths)
-        buckets = buckets_for(total, wanted.unit)
         seconds = parse_seconds(wanted.partition) if wanted.partition else None
-        tasks = stretches(files, max(TASKS, total // STRETCH))
-        read = Read(files, shape, tasks, buckets, seconds, wanted.load, schema, told)
+        tasks = stretches(files, max(TASKS, sum(map(os.path.getsize, files.dataset.paths)) // STRETCH))
         rows = self._session.range(0, len(tasks), 1, len(tasks))
-        writer = _mapped(rows, read, FRAMES).write.mode("overwrite").options(**FRAMES_FILE)
-        for _ in self._running(lambda: writer.parquet(_place(work)), told):
-            samples = _rows_so_far(told)
-            facts = {"rows": f"{samples:,}", "buckets": f"{buckets:,}"}
-            progress(samples, lambda facts=facts: facts)
-        done = heard(told, DONE).values()
+        grid = buckets_for(grown(files), wanted.unit)
+        while True:  # once, unless rows of other files take far more than those of the first
+            read = Read(files, shape, tasks, grid, seconds, wanted.load, LARGEST, schema, _anew(work / "told"))
+            writer = _mapped(rows, read, FRAMES).write.mode("overwrite").options(**FRAMES_FILE)
+            for _ in self._running(lambda writer=writer: writer.parquet(_place(work)), told):
+                samples = _rows_so_far(told)
+                facts = {"rows": f"{samples:,}", "buckets": f"{grid:,}"}
+                progress(samples, lambda facts=facts: facts)
+            done = list(heard(told, DONE).values())
+            counts, sessions = self._counted(work, Count(shape, seconds, wanted.unit), grid)
+            plan = counts.planned(wanted.unit)
+            if plan["buckets"] <= grid:
+                break
+            grid = plan["buckets"]
         found: dict[str, Any] = {
             "samples": sum(of["rows"] for of in done), "rows_schema": schema.hex(),
             "spilled_bytes": sum(path.stat().st_size for path in (work / "spill").iterdir()),
             "bad_rows_skipped": sum(of["bad"] for of in done),
-            "first_bad_row": next((of["first"] for of in done if of["bad"]), None),
+            "first_bad_row": next((of["first"] for of in done if of["bad"]), None), "grid": grid,
         }  # fmt: skip
-        found |= self._counted(work, shape, buckets).planned(buckets, wanted.unit)
+        found |= plan | sessions
         return found | self._gathered(Measure(**_of_gathered(work, shape, found)), work, found, [0])[0]
 
-    def _counted(self, work: Path, shape: Shape, buckets: int) -> Counts:
-        count = Count(shape)
+    def _counted(self, work: Path, count: Count, grid: int) -> tuple[Counts, dict[str, int]]:
+        """Rows by bucket, and sessions."""
         frames = self._session.read.parquet(_place(work)).select("bucket", "partition", "rows", "size", "keys")
-        frames = frames.repartition(min(buckets, PARTITIONS), "bucket").sortWithinPartitions("bucket")
-        counts = Counts()
+        frames = frames.repartition(min(grid, PARTITIONS), "bucket").sortWithinPartitions("bucket")
+        counts, sessions = Counts(), dict(SessionStarts(None).counts)
         for told in self._collected(_mapped(frames, count, TOLD), work / "told"):
-            counts.merge(Counts.of(told))
-        return counts
+            partitions, buckets, rows, sizes = np.array(told["cells"], np.int64).T
+            counts.hold(partitions, buckets.astype(np.uint64) * np.uint64((1 << 64) // grid), rows, sizes)
+            sessions = {name: of + told[name] for name, of in sessions.items()}
+        return counts, sessions
 
     def finish(self, work: Path, shape: Shape, manifest: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
         """Have the files written that are not there yet; how many are, and their rows, from time to time.
@@ -204,7 +219,8 @@ class Spark:
 
     def _frames_of(self, gathered: Gathered, work: Path, plan: Mapping[str, Any], units: list[int]) -> Any:
         """What is told of units, whose frames come one after the other, each unit's in the order of the data."""
-        wanted = [(*plan["units"][number], number) for number in units]
+        of_each = plan["grid"] // plan["buckets"]
+        wanted = [(p, first * of_each, end * of_each, n) for n in units for p, first, end in [plan["units"][n]]]
         of = self._session.createDataFrame(wanted, "of bigint, begin int, end int, unit int")
         frames = self._session.read.parquet(_place(work)).select("partition", "bucket", "task", "number", "frame")
         inside = (frames["partition"] == of["of"]) & (frames["bucket"] >= of["begin"]) & (frames["bucket"] < of["end"])
@@ -267,6 +283,28 @@ def stretches(files: Files, most: int) -> list[tuple[Place, Place | None]]:
     each = -(-len(begins) // most)
     begins = begins[::each]
     return list(zip(begins, [*begins[1:], None], strict=True))
+
+
+def grown(files: Files) -> int:
+    """Bytes that all rows take in memory, about: as many times those of the files as the first rows do.
+
+    **Arguments**
+
+    - `files`: all rows; there is one.
+    """
+    paths = files.dataset.paths
+    total, size = sum(map(os.path.getsize, paths)), os.path.getsize(paths[0])
+    kind, dataset = kind_of(paths[0]), files.dataset.anew()
+    with closing(files.pieces(expanded=False)) as pieces:  # type: ignore[type-var]
+        first = next(piece for piece in pieces if len(piece))
+    try:
+        if kind in ("parquet", "arrow"):
+            of = size * len(first) / max(1, sum(dataset.rows(part) for part in dataset.parts(Place(0), Place(1))))
+        else:
+            of = min(size, dataset.part_bytes) / (PACKED if kind == "gzip" else 1)
+    finally:
+        dataset.close()
+    return int(total * (sizes_of(first).sum() + HELD * len(first)) / max(1, of))
 
 
 def _has_java() -> bool:

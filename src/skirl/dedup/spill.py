@@ -1,257 +1,270 @@
-"""Rows on disk by bucket: frames of packed rows, each of one stretch of time, which say what they hold."""
+"""Rows on disk: frames one after the other, and an index that says the first row and the last of each."""
 
 import os
-import struct
 import zlib
-from collections.abc import Iterator
-from itertools import pairwise
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
-import pyarrow as pa
 
 from skirl.data.files.errors import BadFile
-from skirl.dedup.packed import Packing, columns_without
+from skirl.dedup.frames import KEY_BYTES, RECORD, Frame, Ordered, framed, keys_in, sum_of_keys
 from skirl.tools.os_errors import writing
 from skirl.tools.sealed_json import to_disk
 
-KEYS = ("~high", "~low", "~time")
-"""Columns that rows are ordered by; no file has them."""
-LARGEST = 1 << 20
-"""Bytes of the rows of a frame, unless one row has more."""
-TOGETHER = 8 << 20
-"""Bytes of rows that are packed at once, likewise."""
-_HEAD = struct.Struct("<8sqqqII24x")
-_MAGIC = b"skirlrow"
-_ALIGNED = 64
-_KEY = 32
-"""Bytes of what a row is ordered by, and of how many bytes it has."""
-
-
-class Frame(NamedTuple):
-    """A stretch of a spill file: what its rows are ordered by, and the rows."""
-
-    partition: int
-    rows: int
-    length: int
-    """Bytes of the rows."""
-    offset: int
-    sum_of_keys: int
-    sum_of_rows: int
-
-    @property
-    def bytes(self) -> int:
-        """Of the values in memory, those that rows are ordered by included: what files are planned by."""
-        return self.length + 24 * self.rows
-
-
-class Framed(NamedTuple):
-    """A frame that is to be written."""
-
-    bucket: int
-    frame: Frame
-    keys: bytes
-    """What its rows are ordered by, see `keys_in`."""
-    pieces: tuple[Any, ...]
-    """All of it as it lies in a file."""
-
-
-def packing_of(schema: pa.Schema) -> Packing:
-    """How rows lie in frames: without what they are ordered by.
-
-    **Arguments**
-
-    - `schema`: of the rows.
-    """
-    return Packing(columns_without(schema, KEYS))
-
-
-def framed(table: Any, buckets: np.ndarray, partitions: np.ndarray) -> Iterator[Framed]:
-    """Rows by bucket and partition, those of one in order.
-
-    **Arguments**
-
-    - `table`: the rows, with what they are ordered by.
-    - `buckets`, `partitions`: int64, of each.
-    """
-    [batch] = table.combine_chunks().to_batches()
-    packing, rows = packing_of(batch.schema), batch.drop_columns(KEYS)
-    order = np.lexsort((partitions, buckets))
-    buckets, partitions, sizes = buckets[order], partitions[order], packing.sizes_of(rows)[order]
-    said = [batch.column(name).to_numpy()[order] for name in KEYS]
-    said.append(sizes)
-    new = np.flatnonzero((np.diff(buckets) != 0) | (np.diff(partitions) != 0)) + 1
-    ends = np.cumsum(sizes)
-    for first, end in _cut(ends, 0, len(order), TOGETHER):
-        packed = packing.packed(rows, order[first:end], sizes[first:end])
-        before = int(ends[first] - sizes[first])
-        inside = new[np.searchsorted(new, first, "right") : np.searchsorted(new, end)].tolist()
-        for begin, stop in pairwise([first, *inside, end]):
-            for low, high in _cut(ends, begin, stop, LARGEST):
-                own = packed[ends[low] - sizes[low] - before : ends[high - 1] - before]
-                keys = b"".join(of[low:high].tobytes() for of in said)
-                yield _framed(int(buckets[low]), int(partitions[low]), high - low, keys, own)
-
-
-def _cut(ends: np.ndarray, low: int, end: int, most: int) -> Iterator[tuple[int, int]]:
-    """Rows in stretches of so many bytes at most, unless one row has more. ends: bytes up to each row and with it."""
-    while low < end:
-        before = ends[low - 1] if low else 0
-        high = (
-            end if ends[end - 1] - before <= most else max(low + 1, int(np.searchsorted(ends, before + most, "right")))
-        )
-        yield low, high
-        low = high
-
-
-def _framed(bucket: int, partition: int, rows: int, keys: bytes, packed: np.ndarray) -> Framed:
-    frame = Frame(
-        partition, rows, len(packed), 0, _sum_of_keys(partition, rows, len(packed), keys), zlib.crc32(packed.data)
-    )
-    head = _HEAD.pack(_MAGIC, partition, rows, len(packed), frame.sum_of_keys, frame.sum_of_rows)
-    return Framed(bucket, frame, keys, (head, keys, packed, bytes(-len(packed) % _ALIGNED)))
-
-
-def _sum_of_keys(partition: int, rows: int, length: int, keys: Any) -> int:
-    """Of what a frame says of itself, and of what its rows are ordered by."""
-    return zlib.crc32(keys, zlib.crc32(struct.pack("<3q", partition, rows, length)))
-
-
-def keys_in(raw: Any, rows: int) -> list[np.ndarray]:
-    """Hashes of rows, their first half and their second, times, and how many bytes each row has.
-
-    **Arguments**
-
-    - `raw`: the keys of a frame.
-    - `rows`: how many.
-    """
-    kinds = (np.uint64, np.uint64, np.float64, np.int64)
-    return [np.frombuffer(raw, kind, rows, 8 * k * rows) for k, kind in enumerate(kinds)]
+HELD = 112
+"""Bytes of memory that a row takes beside its values while it is put in order."""
+ALL = (0, (1 << 64) - 1)
+"""The first halves of all hashes."""
+ROWS, SESSIONS = "rows", "sessions"
+"""Names of spills: of rows, and of what they are ordered by alone."""
+_AT_ONCE = 1 << 14
+"""Records that are looked through at once."""
 
 
 class Spill:
-    """Writes rows to a file a bucket; none stays open, for there may be more of them than a process may have.
+    """Writes frames: rows to one file, what they are ordered by to another, and to a third what frames there are.
 
     **Arguments**
 
     - `folder`: where to; it is there.
-    - `buckets`: how many files.
+    - `name`: of the files.
     """
 
-    def __init__(self, folder: Path, buckets: int) -> None:
-        self._folder, self._buckets = folder, buckets
-        self.sizes = [0] * buckets
-        """Bytes of each file."""
+    def __init__(self, folder: Path, name: str = ROWS) -> None:
+        self._path = path_of(folder, name)
+        self._bytes = self._rows = self._frames = self._sum = 0
+        with writing(self._path):
+            self._files: list[BinaryIO] = [path.open("wb") for path in _paths(self._path)]
 
-    def add(self, table: Any, buckets: np.ndarray, partitions: np.ndarray) -> list[tuple[int, Frame]]:
-        """Write rows, each to its bucket; those of a bucket and partition stay in order. The frames, and their buckets.
+    def add(self, rows: Ordered, most: int) -> None:
+        """Write rows.
 
         **Arguments**
 
-        - `table`: the rows.
-        - `buckets`, `partitions`: int64, of each.
+        - `rows`: in order.
+        - `most`: bytes of a frame, unless one row has more.
         """
-        written = []
-        for each in framed(table, buckets, partitions):
-            path = path_of(self._folder, each.bucket)
-            with writing(path), path.open("ab") as file:
-                for piece in each.pieces:
-                    file.write(piece)
-                self.sizes[each.bucket] = file.tell()
-            written.append((each.bucket, each.frame))
-        return written
+        with writing(self._path):
+            for keys, packed, frames in framed(rows, most):
+                for frame in frames:
+                    self._note(frame.record(self._rows, self._bytes), len(frame.keys), len(frame.packed))
+                self._files[1].write(keys.data)
+                self._files[0].write(packed.data)
+
+    def put(self, partition: int, keys: Any) -> None:
+        """Write a frame that has nothing but what its rows are ordered by.
+
+        **Arguments**
+
+        - `partition`: that of the rows.
+        - `keys`: see `keys_in`.
+        """
+        frame = Frame(0, partition, keys_in(keys), np.empty(0, np.uint8))
+        with writing(self._path):
+            self._note(frame.record(self._rows, self._bytes), len(frame.keys), 0)
+            self._files[1].write(keys)
+
+    def put_whole(self, frame: Any) -> None:
+        """Write a frame that comes with its record.
+
+        **Arguments**
+
+        - `frame`: the record, and behind it keys and rows.
+        """
+        record, values = np.frombuffer(frame, RECORD, 1).copy(), memoryview(frame)[RECORD.itemsize :]
+        record["row"], record["offset"] = self._rows, self._bytes
+        rows = int(record["rows"][0])
+        with writing(self._path):
+            self._note(record.tobytes(), rows, len(values) - KEY_BYTES * rows)
+            self._files[1].write(values[: KEY_BYTES * rows])
+            self._files[0].write(values[KEY_BYTES * rows :])
+
+    def _note(self, record: bytes, rows: int, length: int) -> None:
+        self._files[2].write(record)
+        self._sum = zlib.crc32(record, self._sum)
+        self._frames += 1
+        self._rows += rows
+        self._bytes += length
+
+    def close(self, *, lasting: bool = True) -> dict[str, int]:
+        """End the files; what `Spilled` has to know of them.
+
+        **Arguments**
+
+        - `lasting`: see to it that they survive a crash of the machine.
+        """
+        with writing(self._path):
+            for file in self._files:
+                if lasting:
+                    to_disk(file)
+                file.close()
+        return {"bytes": self._bytes, "rows": self._rows, "frames": self._frames, "sum": self._sum}
+
+    def __enter__(self) -> "Spill":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for file in self._files:
+            with suppress(OSError):  # what is wrong was said
+                file.close()
+
+
+class Spilled:
+    """Reads frames; a `BadFile` where something is not as it was written.
+
+    **Arguments**
+
+    - `folder`: where they are.
+    - `told`: what `Spill.close` gave.
+    - `then`: what to do where they are damaged.
+    - `name`: of the files.
+    """
+
+    def __init__(self, folder: Path, told: Mapping[str, int], then: str, name: str = ROWS) -> None:
+        self._path, self._then, self._told = path_of(folder, name), then, told
+        self._paths = _paths(self._path)
+        self._files: list[BinaryIO] = []
+        try:
+            sizes = (told["bytes"], told["rows"] * KEY_BYTES, told["frames"] * RECORD.itemsize)
+            for path, size in zip(self._paths, sizes, strict=True):
+                self._files.append(self._opened(path, size))
+            total = 0
+            for records in self._records():
+                total = zlib.crc32(records.tobytes(), total)
+            if total != told["sum"]:
+                raise self._damaged("is not what was written", 2)
+        except BaseException:
+            self.close()
+            raise
+
+    def _opened(self, path: Path, size: int) -> BinaryIO:
+        try:
+            file: BinaryIO = open(path, "rb", buffering=0)  # noqa: SIM115 closed by `close`
+        except OSError as error:
+            raise BadFile(str(path), f"cannot be read ({error.strerror})", self._then) from None
+        if (has := os.fstat(file.fileno()).st_size) != size:
+            file.close()
+            raise BadFile(str(path), f"has {has:,} bytes, and had {size:,}", self._then)
+        return file
+
+    def _records(self) -> Iterator[np.ndarray]:
+        """All records, some at a time."""
+        for first in range(0, self._told["frames"], _AT_ONCE):
+            out = np.empty(min(_AT_ONCE, self._told["frames"] - first), RECORD)
+            self._read(out.view(np.uint8), 2, first * RECORD.itemsize)
+            yield out
+
+    def frames(self, partition: int | None, highs: tuple[int, int] = ALL) -> tuple[np.ndarray, np.ndarray]:
+        """Records of frames that may have some of these rows, and int64: the places of these frames among all.
+
+        **Arguments**
+
+        - `partition`: that of the rows; None: any.
+        - `highs`: the first halves of their hashes, from the first to the last.
+        """
+        first, last = map(np.uint64, highs)
+        found, places, at = [np.empty(0, RECORD)], [np.empty(0, np.int64)], 0
+        for records in self._records():
+            own = (records["first"]["high"] <= last) & (records["last"]["high"] >= first)
+            if partition is not None:
+                own &= records["partition"] == partition
+            which = np.flatnonzero(own)
+            found.append(records[which])
+            places.append(which + at)
+            at += len(records)
+        return np.concatenate(found), np.concatenate(places)
+
+    def keys(self, records: np.ndarray) -> np.ndarray:
+        """What rows are ordered by, and their bytes, of frames that follow each other: see `keys_in`.
+
+        **Arguments**
+
+        - `records`: those of the frames.
+        """
+        ends = np.cumsum(records["rows"])
+        keys = np.empty((self._checked(records, ends), 4), np.uint64)
+        self._read(keys.reshape(-1).view(np.uint8), 1, KEY_BYTES * int(records["row"][0]))
+        raw, begin = keys.reshape(-1).view(np.uint8).data, 0
+        for record in records.tolist():
+            partition, rows, length, row, *_, total, _ = record
+            end = begin + KEY_BYTES * rows
+            if sum_of_keys(partition, rows, length, raw[begin:end]) != total:
+                raise self._damaged(f"is damaged behind byte {KEY_BYTES * row:,}", 1)
+            begin = end
+        for name, at in (("first", ends - records["rows"]), ("last", ends - 1)):
+            for k, column in enumerate(("high", "low", "time")):
+                if not np.array_equal(records[name][column].view(np.uint64), keys[at, k]):
+                    raise self._damaged("is not what was written", 2)
+        return keys
+
+    def _checked(self, records: np.ndarray, ends: np.ndarray) -> int:
+        """How many rows frames have that follow each other, as their records say."""
+        rows, lengths, told = records["rows"], records["length"], self._told
+        right = (rows > 0).all() and (rows <= told["rows"]).all()
+        right &= (lengths >= 0).all() and (lengths <= told["bytes"]).all()
+        for name, sizes, total in (("row", rows, told["rows"]), ("offset", lengths, told["bytes"])):
+            at = records[name]
+            right &= bool((at >= 0).all() and at[-1] <= total - sizes[-1] and (np.diff(at) == sizes[:-1]).all())
+        if not right:
+            raise self._damaged("is not what was written", 2)
+        return int(ends[-1])
+
+    def read(self, records: np.ndarray, out: np.ndarray) -> None:
+        """Read rows of frames that follow each other, uint8; behind `keys`.
+
+        **Arguments**
+
+        - `records`: those of the frames.
+        - `out`: where to.
+        """
+        self._read(out, 0, int(records["offset"][0]))
+        raw, begin = out.data, 0
+        for length, offset, total in zip(*(records[name].tolist() for name in ("length", "offset", "sum_of_rows"))):
+            if zlib.crc32(raw[begin : begin + length]) != total:
+                raise self._damaged(f"is damaged behind byte {offset:,}")
+            begin += length
+
+    def _read(self, out: np.ndarray, file: int, offset: int) -> None:
+        view, at = out.data, 0
+        while at < len(view):  # a call reads 2 GiB at most
+            got = os.preadv(self._files[file].fileno(), [view[at:]], offset + at)
+            if not got:
+                raise self._damaged(f"ends behind byte {offset + at:,}", file)
+            at += got
 
     def close(self) -> None:
-        """See to it that all files survive a crash of the machine."""
-        for bucket, size in enumerate(self.sizes):
-            path = path_of(self._folder, bucket)
-            if size:
-                with writing(path), path.open("rb+") as file:
-                    to_disk(file)
+        """Let the files go."""
+        for file in self._files:
+            file.close()
+
+    def lost(self, rows: int, had: int) -> BadFile:
+        """What to raise where not as many rows are found as were written.
+
+        **Arguments**
+
+        - `rows`: how many there are.
+        - `had`: how many there were.
+        """
+        return self._damaged(f"has {rows:,} rows of a file, and had {had:,}")
+
+    def _damaged(self, found: str, file: int = 0) -> BadFile:
+        return BadFile(str(self._paths[file]), found, self._then)
 
 
-class Bucket:
-    """Reads a bucket's file; a `BadFile` where it is not as it was written.
+def path_of(folder: Path, name: str = ROWS) -> Path:
+    """The file of a spill that has the rows; names of the others begin alike.
 
     **Arguments**
 
     - `folder`: where it is.
-    - `bucket`: which.
-    - `size`: its bytes, when it was written.
-    - `then`: what to do where it is damaged.
+    - `name`: what it is called.
     """
-
-    def __init__(self, folder: Path, bucket: int, size: int, then: str) -> None:
-        self._path, self._then = str(path_of(folder, bucket)), then
-        self._file: BinaryIO | None = None
-        self.frames: list[Frame] = []
-        if not size:
-            return
-        try:
-            self._file = open(self._path, "rb", buffering=0)  # noqa: SIM115 closed by `close`
-        except OSError as error:
-            raise self._damaged(f"cannot be read ({error.strerror})") from None
-        has = os.fstat(self._file.fileno()).st_size
-        if has != size:
-            self.close()
-            raise self._damaged(f"has {has:,} bytes, and had {size:,}")
-        self.frames = list(self._headers(size))
-
-    def _headers(self, size: int) -> Iterator[Frame]:
-        assert self._file is not None
-        at = 0
-        while at < size:
-            raw = os.pread(self._file.fileno(), _HEAD.size, at)
-            magic, partition, rows, length, *sums = (
-                _HEAD.unpack(raw) if len(raw) == _HEAD.size else (b"", 0, 0, 0, 0, 0)
-            )
-            right = magic == _MAGIC and min(rows, length) >= 0
-            frame = Frame(partition, rows, length, at + _HEAD.size, *sums)
-            at = frame.offset + _KEY * rows + length + -length % _ALIGNED if right else size + 1
-            if at > size:
-                self.close()
-                raise self._damaged(f"is damaged at byte {frame.offset - _HEAD.size:,}")
-            yield frame
-
-    def keys(self, frame: Frame) -> list[np.ndarray]:
-        """What a frame's rows are ordered by, and their bytes: see `keys_in`."""
-        raw = np.empty(_KEY * frame.rows, np.uint8)
-        self._read(raw, frame.offset)
-        if _sum_of_keys(frame.partition, frame.rows, frame.length, raw) != frame.sum_of_keys:
-            raise self._damaged(f"is damaged behind byte {frame.offset:,}")
-        return keys_in(raw, frame.rows)
-
-    def read(self, frame: Frame, out: np.ndarray) -> None:
-        """Read a frame's rows, uint8.
-
-        **Arguments**
-
-        - `frame`: the frame.
-        - `out`: where to.
-        """
-        self._read(out, frame.offset + _KEY * frame.rows)
-        if zlib.crc32(out.data) != frame.sum_of_rows:
-            raise self._damaged(f"is damaged behind byte {frame.offset:,}")
-
-    def _read(self, out: np.ndarray, offset: int) -> None:
-        assert self._file is not None
-        view, at = out.data, 0
-        while at < len(view):  # a call reads 2 GiB at most
-            got = os.preadv(self._file.fileno(), [view[at:]], offset + at)
-            if not got:
-                raise self._damaged(f"ends behind byte {offset + at:,}")
-            at += got
-
-    def close(self) -> None:
-        """Let the file go."""
-        if self._file is not None:
-            self._file.close()
-
-    def _damaged(self, found: str) -> BadFile:
-        return BadFile(self._path, found, self._then)
+    return folder / name
 
 
-def path_of(folder: Path, bucket: int) -> Path:
-    """The file of a bucket."""
-    return folder / f"bucket-{bucket:04}"
+def _paths(path: Path) -> list[Path]:
+    """The files of a spill: of rows, of keys, and of what frames there are."""
+    return [path, path.with_name(f"{path.name}.keys"), path.with_name(f"{path.name}.index")]

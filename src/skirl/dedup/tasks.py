@@ -8,21 +8,23 @@ import os
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from skirl.data.files.dataset import Place
 from skirl.data.files.stream import Files
-from skirl.dedup.finish import Shape, Unit, finish, keys_of, measured
-from skirl.dedup.order import buckets_of, partitions_of
-from skirl.dedup.plan import Counts, part_of
-from skirl.dedup.spill import Bucket, framed, keys_in, packing_of, path_of
+from skirl.dedup.finish import Shape, finish, keys_of, measured
+from skirl.dedup.frames import framed, ordered, packing_of
+from skirl.dedup.local import sessions_in
+from skirl.dedup.order import partitions_of
+from skirl.dedup.plan import part_of
+from skirl.dedup.spill import ALL, Spill, Spilled
+from skirl.dedup.stretch import Stretch
 from skirl.dedup.wanted import loads
 from skirl.tools.os_errors import NotWritten, writing
 
@@ -90,9 +92,10 @@ class Read:
     - `files`: all rows.
     - `shape`: what is written of them.
     - `stretches`: where each begins and ends; a task is the number of one.
-    - `buckets`: how many.
+    - `buckets`: how many; each frame is of one.
     - `seconds`: of a partition; None: there is one.
     - `load`: bytes of rows that are read at once.
+    - `most`: bytes of a frame, unless one row has more.
     - `schema`: of the rows.
     - `told`: a folder: how many rows each task has read, and why one has ended.
     """
@@ -103,6 +106,7 @@ class Read:
     buckets: int
     seconds: float | None
     load: int
+    most: int
     schema: bytes
     told: Path
 
@@ -119,12 +123,11 @@ class Read:
         for table in loads(files, self.shape, self.load, _schema_of(self.schema)):
             if heard(self.told, REFUSED):
                 return
-            hashes, times = keys_of(table)
-            where = buckets_of(hashes, self.buckets), partitions_of(times, self.seconds)
-            for each in framed(table, *where):
-                frame = each.frame
-                said = each.bucket, frame.partition, frame.rows, frame.bytes
-                yield task, number, *said, each.keys, b"".join(each.pieces)
+            here = ordered(table, partitions_of(keys_of(table)[1], self.seconds))
+            for frame in (frame for *_, frames in framed(here, self.most, self.buckets) for frame in frames):
+                said = frame.bucket, frame.partition, len(frame.keys), len(frame.packed)
+                keys = frame.keys.tobytes()
+                yield task, number, *said, keys, b"".join([frame.record(0, 0), keys, frame.packed.data])
                 number += 1
             rows += len(table)
             tell(self.told / f"{READING}-{task:06}", {"rows": rows})
@@ -138,21 +141,28 @@ class Count:
     **Arguments**
 
     - `shape`: what is written.
+    - `seconds`: of a partition; None: there is one.
+    - `most`: bytes of memory that keys take at once.
     """
 
     shape: Shape
+    seconds: float | None
+    most: int
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         for bucket, rows in _by(batches, "bucket"):
-            counts = Counts()
-            keys, partitions = [], []
-            for row in rows:
-                counts.hold(row["partition"], bucket, row["rows"], row["size"])
-                keys.append(keys_in(row["keys"], row["rows"]))
-                partitions.append(np.full(row["rows"], row["partition"]))
-            high, low, times, _ = map(np.concatenate, zip(*keys))
-            counts.add(np.stack([high, low], axis=1), times, np.concatenate(partitions), self.shape.gap)
-            yield _told(asdict(counts))
+            with tempfile.TemporaryDirectory(prefix="skirl-") as folder:
+                cells: dict[int, list[int]] = {}
+                with Spill(Path(folder)) as spill:
+                    for row in rows:
+                        spill.put(row["partition"], row["keys"])
+                        own = cells.setdefault(row["partition"], [row["partition"], bucket, 0, 0])
+                        own[2] += row["rows"]
+                        own[3] += row["size"]
+                    told = spill.close(lasting=False)
+                with closing(Spilled(Path(folder), told, "")) as spilled:
+                    counts = sessions_in(Stretch(spilled, None, ALL, None, self.most), self.shape, self.seconds)
+            yield _told({"cells": list(cells.values()), **counts})
 
 
 @dataclass(frozen=True)
@@ -177,30 +187,22 @@ class Gathered:
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         for number, rows in _by(batches, "unit"):
             with telling(self.told, number), tempfile.TemporaryDirectory(prefix="skirl-") as folder:
-                unit = self._unit(number, rows, Path(folder))
-                try:
-                    yield _told(self.done(number, unit, Path(folder)))
-                finally:
-                    unit.close()
+                with Spill(Path(folder)) as spill:  # on disk, for rows may be more than memory holds
+                    for row in rows:
+                        spill.put_whole(row["frame"])
+                    told = spill.close(lasting=False)
+                with closing(Spilled(Path(folder), told, self.then)) as spilled:
+                    packing = packing_of(_schema_of(self.schema))
+                    stretch = Stretch(spilled, None, ALL, packing, self.plan["most"])
+                    yield _told(self.done(number, stretch, Path(folder)))
 
-    def _unit(self, number: int, rows: Iterator[Mapping[str, Any]], folder: Path) -> Unit:
-        """The rows on disk, for they may be more than memory holds."""
-        path = path_of(folder, 0)
-        with writing(path), path.open("wb") as file:
-            for row in rows:
-                file.write(row["frame"])
-            size = file.tell()
-        bucket = Bucket(folder, 0, size, self.then)
-        packing = packing_of(_schema_of(self.schema))
-        return Unit([bucket], self.plan["units"][number][0], packing, self.plan["most"])
-
-    def done(self, number: int, unit: Unit, folder: Path) -> dict[str, Any]:
+    def done(self, number: int, stretch: Stretch, folder: Path) -> dict[str, Any]:
         """What is told of a unit.
 
         **Arguments**
 
         - `number`: which.
-        - `unit`: its rows.
+        - `stretch`: its rows.
         - `folder`: a place for files that do not stay.
         """
         raise NotImplementedError
@@ -210,8 +212,8 @@ class Gathered:
 class Measure(Gathered):
     """Which columns repeat, and which have a dictionary; the first unit says so."""
 
-    def done(self, number: int, unit: Unit, folder: Path) -> dict[str, Any]:
-        return measured(unit, self.shape, self.plan["most"], folder)
+    def done(self, number: int, stretch: Stretch, folder: Path) -> dict[str, Any]:
+        return measured(stretch, self.shape, folder, self.plan["most"])
 
 
 @dataclass(frozen=True)
@@ -227,11 +229,11 @@ class Finish(Gathered):
     parts: Path
     drafts: Path
 
-    def done(self, number: int, unit: Unit, folder: Path) -> dict[str, Any]:
+    def done(self, number: int, stretch: Stretch, folder: Path) -> dict[str, Any]:
         path = part_of(self.parts, number, self.plan)
         draft = self.drafts / f"{path.name}-{socket.gethostname()}-{os.getpid()}"
-        finish(unit, path, draft, self.shape, self.plan)
-        return {"unit": number, "rows": unit.rows}
+        finish(stretch, number, path, draft, self.shape, self.plan)
+        return {"unit": number}
 
 
 def _schema_of(raw: bytes) -> pa.Schema:

@@ -10,9 +10,11 @@ import pyarrow as pa
 from skirl.data.convert import converted, keeping, table_of
 from skirl.data.files.columns import plain
 from skirl.data.files.encode import Fingerprints
+from skirl.data.files.encoded import Encoded
 from skirl.data.files.errors import BadSchema
 from skirl.data.files.stream import Files
 from skirl.data.files.times import is_date, since_1970
+from skirl.data.files.windows import cut
 from skirl.dedup.finish import Shape, with_keys
 from skirl.dedup.row_hash import session_hashes, time_bits
 from skirl.tools.durations import parse_seconds
@@ -59,6 +61,16 @@ class Wanted:
         """Bytes of rows that are read before they are written to buckets."""
         return max(1 << 16, (self.memory - BASE) // 8)
 
+    @property
+    def piece(self) -> int:
+        """Bytes of rows that are decoded at once, about."""
+        return self.load // 2
+
+    @property
+    def frame(self) -> int:
+        """Bytes of rows that are read back at once: rows in order are read from as many frames as there were loads."""
+        return max(1 << 12, self.load // 1024)
+
 
 def shaped(files: Files, wanted: Wanted) -> tuple[Files, Shape]:
     """The files with the columns that say session and time, and what is written of them.
@@ -94,7 +106,8 @@ def shaped(files: Files, wanted: Wanted) -> tuple[Files, Shape]:
     columns = tuple(dict.fromkeys(read))
     gap = parse_seconds(wanted.gap) if wanted.gap else None
     shape = Shape(written, kept, columns, schema.time, named, gap, wanted.layout, wanted.compression)
-    return keeping(files, columns, all_there=True), shape
+    files = keeping(files, columns, all_there=True)
+    return replace(files, dataset=replace(files.dataset, piece_bytes=wanted.piece)), shape
 
 
 def loads(files: Files, shape: Shape, most: int, schema: pa.Schema | None = None) -> Iterator[Any]:
@@ -109,9 +122,7 @@ def loads(files: Files, shape: Shape, most: int, schema: pa.Schema | None = None
     """
     waiting: list[Any] = []
     held = 0
-    for piece in files.pieces():
-        if not len(piece):
-            continue
+    for piece in (part for whole in files.pieces(expanded=False) for part in parted(whole, max(1, most // 2))):
         kept = dict(zip(shape.columns, piece.kept, strict=True))
         hashes = session_hashes(piece.kept[0])
         times = _times(kept[shape.time], files.encoder.schema.time_unit) if shape.time else np.zeros(len(piece))
@@ -121,11 +132,11 @@ def loads(files: Files, shape: Shape, most: int, schema: pa.Schema | None = None
         schema = schema or table.schema
         if table.schema != schema:
             table = table.cast(schema)
-        waiting.append(table)
-        held += table.nbytes
-        if held >= most:
+        if waiting and held + table.nbytes > most:
             yield pa.concat_tables(waiting)
             waiting, held = [], 0
+        waiting.append(table)
+        held += table.nbytes
     if waiting:
         yield pa.concat_tables(waiting)
 
@@ -135,6 +146,38 @@ def _times(column: Any, unit: str) -> np.ndarray:
     column = plain(column, ())
     times = time_bits(column).view(np.float64)
     return times if is_date(column.type) else since_1970(times, unit)
+
+
+def parted(piece: Encoded, most: int) -> Iterator[Encoded]:
+    """A piece in stretches with a list for each row, of so many bytes at most unless one row has more.
+
+    **Arguments**
+
+    - `piece`: of a file, which may hold lists once for many rows.
+    - `most`: bytes of a stretch.
+    """
+    ends, low = np.cumsum(sizes_of(piece)), 0
+    while low < len(piece):
+        before = ends[low - 1] if low else 0
+        high = max(low + 1, int(np.searchsorted(ends, before + most, "right")))
+        yield cut(piece, low, high).expanded()
+        low = high
+
+
+def sizes_of(piece: Encoded) -> np.ndarray:
+    """int64 [n]: bytes of each row, with its lists.
+
+    **Arguments**
+
+    - `piece`: of a file.
+    """
+    sizes = np.full(len(piece), 4 * (piece.labels.shape[1] + piece.dense.shape[1]), np.int64)
+    sizes += sum(column.nbytes for column in piece.kept) // max(1, len(piece))
+    for f, values in enumerate(piece.ids):
+        lengths, inverse = piece.lengths[f], piece.inverse(f)
+        own = 1 if lengths is None else lengths if inverse is None else lengths[inverse]
+        sizes += values.itemsize * own
+    return sizes
 
 
 def _decoded(column: Any) -> Any:

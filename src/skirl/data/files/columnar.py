@@ -17,6 +17,12 @@ from skirl.data.files.schema import FileSchema
 from skirl.data.files.times import is_date
 
 SLICE = 1 << 16
+BUFFER = 1 << 20
+"""Bytes of a column that are read at once where memory is bounded."""
+WHOLE = 4
+"""How many times what is decoded at once a group may take that cannot be cut."""
+TEXT = 24
+"""Bytes that a text takes, at least, until it is an id."""
 KEY = b"skirl.schema"
 """Where a file that `skirl convert` wrote holds its schema, in the metadata of Arrow's."""
 KEY_OF_PREDICTIONS = b"skirl.predictions"
@@ -30,20 +36,22 @@ class ColumnFile:
     magic = b""
     """What such a file begins and ends with."""
 
-    def __init__(self, path: str, schema: FileSchema, slice_rows: int = SLICE) -> None:
+    def __init__(self, path: str, schema: FileSchema, slice_rows: int = SLICE, piece_bytes: int | None = None) -> None:
         self.path = path
         self._schema = schema
-        self._slice = (
-            1 << 62 if any(column.run for column in schema.ids) else slice_rows
-        )  # a group begins with whole rows
+        self._most, self._bytes = slice_rows, piece_bytes
+        self._whole = any(column.run for column in schema.ids)
+        """A group begins with whole rows, and only there."""
         self._file: Any = None
+        self._slice: list[int] = []
+        """Of each group, rows of a part."""
         self._parts: list[tuple[int, int, int]] = []
         """Group, first row in it, rows."""
         self._going: tuple[int, Iterator[Any]] | None = None
         """The part that comes next out of an iterator over slices."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"args": (self.path, self._schema, self._slice)}
+        return {"args": (self.path, self._schema, self._most, self._bytes)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(*state["args"])
@@ -97,11 +105,24 @@ class ColumnFile:
             raise self._damaged(self._truncated() or f"is damaged ({_short(error)})") from None
         check_columns(self.path, schema, self._schema)
         check_runs(self.path, (schema.metadata or {}).get(KEY), self._schema)
+        self._slice = [self._rows_at_once(group, rows) for group, rows in enumerate(groups)]
         self._parts = [
-            (group, first, min(self._slice, rows - first))
+            (group, first, min(self._slice[group], rows - first))
             for group, rows in enumerate(groups)
-            for first in range(0, rows, self._slice)
+            for first in range(0, rows, self._slice[group])
         ]
+
+    def _rows_at_once(self, group: int, rows: int) -> int:
+        size = 0 if self._bytes is None else self._size(group)
+        if self._whole:
+            if self._bytes is not None and size > WHOLE * self._bytes:
+                raise BadFile(
+                    self.path,
+                    f"row group {group + 1:,} takes about {size >> 20:,} MiB, and is read as a whole: it leaves lists out",
+                    "give more memory (--memory), or write it with smaller row groups",
+                )
+            return max(1, rows)
+        return self._most if self._bytes is None else max(1, min(self._most, self._bytes * rows // max(1, size)))
 
     def _batch(self, part: int) -> Any:
         """The slices of a group come one after the other; for one before them the group is read again from its start."""
@@ -110,7 +131,7 @@ class ColumnFile:
         if going is not None and self._parts[going[0]][0] == group and going[0] <= part:
             skipped, slices = part - going[0], going[1]
         else:
-            skipped, slices = first // self._slice, self._slices(group)
+            skipped, slices = first // self._slice[group], self._slices(group)
         for _ in range(skipped):
             next(slices, None)
         batch = next(slices, None)
@@ -137,6 +158,10 @@ class ColumnFile:
     def _slices(self, group: int) -> Iterator[Any]:
         raise NotImplementedError
 
+    def _size(self, group: int) -> int:
+        """Bytes that the rows of a group take in memory, about."""
+        raise NotImplementedError
+
 
 class ParquetFile(ColumnFile):
     """A Parquet file."""
@@ -144,23 +169,38 @@ class ParquetFile(ColumnFile):
     magic = b"PAR1"
 
     def _opened(self) -> tuple[list[int], pa.Schema]:
-        self._file = pq.ParquetFile(self.path, memory_map=False, pre_buffer=False)
+        buffer = 0 if self._bytes is None else BUFFER  # without, columns of a group are read as a whole
+        self._file = pq.ParquetFile(self.path, memory_map=False, pre_buffer=False, buffer_size=buffer)
         meta = self._file.metadata
         return [meta.row_group(g).num_rows for g in range(meta.num_row_groups)], self._file.schema_arrow
 
     def _slices(self, group: int) -> Iterator[Any]:
         names = list(self._schema.needed)
-        if self._file.metadata.row_group(group).num_rows <= self._slice:
+        rows = self._slice[group]
+        if self._file.metadata.row_group(group).num_rows <= rows:
             yield self._file.read_row_group(group, columns=names, use_threads=False)
             return
         left = None
-        for batch in self._file.iter_batches(self._slice, row_groups=[group], columns=names, use_threads=False):
+        for batch in self._file.iter_batches(rows, row_groups=[group], columns=names, use_threads=False):
             left = batch if left is None else pa.Table.from_batches([*_batches(left), batch])
-            while left is not None and left.num_rows >= self._slice:  # Arrow may end a batch early
-                yield left.slice(0, self._slice)
-                left = left.slice(self._slice) if left.num_rows > self._slice else None
+            while left is not None and left.num_rows >= rows:  # Arrow may end a batch early
+                yield left.slice(0, rows)
+                left = left.slice(rows) if left.num_rows > rows else None
         if left is not None:
             yield left
+
+    def _size(self, group: int) -> int:
+        """Dictionaries may be far smaller than what they stand for, so values are counted too."""
+        meta, total = self._file.metadata.row_group(group), 0
+        for k in range(meta.num_columns):
+            column = meta.column(k)
+            if any(
+                column.path_in_schema == name or column.path_in_schema.startswith(f"{name}.")
+                for name in self._schema.needed
+            ):
+                each = TEXT if column.physical_type == "BYTE_ARRAY" else 8
+                total += max(column.total_uncompressed_size, each * column.num_values)
+        return total
 
 
 class ArrowFile(ColumnFile):
@@ -170,14 +210,21 @@ class ArrowFile(ColumnFile):
 
     def _opened(self) -> tuple[list[int], pa.Schema]:
         self._file = ipc.open_file(pa.OSFile(self.path))
-        groups = [self._file.get_batch(i).num_rows for i in range(self._file.num_record_batches)]
+        groups, self._sizes = [], []
+        for i in range(self._file.num_record_batches):
+            batch = self._file.get_batch(i)
+            groups.append(batch.num_rows)
+            self._sizes.append(batch.nbytes if self._bytes is not None else 0)
         return groups, self._file.schema
 
     def _slices(self, group: int) -> Iterator[Any]:
         batch = self._file.get_batch(group).select(list(self._schema.needed))
         batch.validate(full=True)
-        for first in range(0, batch.num_rows, self._slice):
-            yield batch.slice(first, self._slice)
+        for first in range(0, batch.num_rows, self._slice[group]):
+            yield batch.slice(first, self._slice[group])
+
+    def _size(self, group: int) -> int:
+        return self._sizes[group]
 
 
 def check_columns(path: str, stored: pa.Schema, schema: FileSchema) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -57,14 +57,16 @@ class Dataset:
     schema: FileSchema
     part_bytes: int = PART
     """Of text files."""
+    piece_bytes: int | None = None
+    """Of Parquet and Arrow files: bytes of rows, about, that are decoded at once; None: as many as 65,536 rows have."""
     _open: dict[int, DataFile] = field(default_factory=dict, repr=False)
 
-    def __getstate__(self) -> dict[str, object]:
-        return {"paths": self.paths, "schema": self.schema, "part_bytes": self.part_bytes, "_open": {}}
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_open": {}}
 
     def anew(self) -> "Dataset":
         """The same files for another reader: this one's open file is where this one needs it."""
-        return Dataset(self.paths, self.schema, self.part_bytes)
+        return Dataset(self.paths, self.schema, self.part_bytes, self.piece_bytes)
 
     def parts(self, begin: Place = START, end: Place | None = None) -> Iterator[Part]:
         """The parts from one place to another, or to the end."""
@@ -118,17 +120,17 @@ class Dataset:
     def _file(self, number: int) -> DataFile:
         if number not in self._open:
             self.close()  # one at a time: a folder may hold thousands
-            self._open[number] = open_file(self.paths[number], self.schema, self.part_bytes)
+            self._open[number] = open_file(self.paths[number], self.schema, self.part_bytes, self.piece_bytes)
         return self._open[number]
 
 
-def open_file(path: str, schema: FileSchema, part_bytes: int = PART) -> DataFile:
+def open_file(path: str, schema: FileSchema, part_bytes: int = PART, piece_bytes: int | None = None) -> DataFile:
     """A file as what its first bytes say it is."""
     kind = kind_of(path)
     if kind == "parquet":
-        return ParquetFile(path, schema)
+        return ParquetFile(path, schema, piece_bytes=piece_bytes)
     if kind == "arrow":
-        return ArrowFile(path, schema)
+        return ArrowFile(path, schema, piece_bytes=piece_bytes)
     if not schema.text.columns and schema.text.header == "no":
         raise BadFile(path, "is text, and the schema does not say what its columns are", "add columns to [file]")
     kind_of_text = MindFile if schema.text.samples == "shown" else TextFile

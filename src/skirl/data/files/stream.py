@@ -173,15 +173,15 @@ class Files:
         self._state = after
         yield batches[-1]
 
-    def pieces(self) -> Iterator[Encoded]:
-        """The rows of one epoch in order, as they come out of the files."""
+    def pieces(self, *, expanded: bool = True) -> Iterator[Encoded]:
+        """The rows of one epoch in order, as they come out of the files. expanded: with a list for each row."""
         self.bad_rows, self._first_bad = 0, None
         source = pieces(self.dataset, self.encoder, [Range(self.begin, self.end)], self.workers)
         try:
             for found in iter(lambda: next(source), None):
                 self._count_bad(*found)
                 self.reached = found[1]
-                yield found[0].expanded()
+                yield found[0].expanded() if expanded else found[0]
         finally:
             source.close()
 

@@ -1,0 +1,159 @@
+"""Frames of spilled rows: those of a load in order, and what an index says of them."""
+
+import struct
+import zlib
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from skirl.dedup.order import buckets_of
+from skirl.dedup.packed import Packing, columns_without
+
+KEYS = ("~high", "~low", "~time")
+"""Columns that rows are ordered by; no file has them."""
+TOGETHER = 8 << 20
+"""Bytes of rows that are packed at once, unless one row has more."""
+KEY_BYTES = 32
+"""Bytes of what a row is ordered by, and of how many bytes it has."""
+_PLACE = np.dtype([("high", "<u8"), ("low", "<u8"), ("time", "<f8")])
+RECORD = np.dtype(
+    [
+        ("partition", "<i8"), ("rows", "<i8"), ("length", "<i8"), ("row", "<i8"), ("offset", "<i8"), ("first", _PLACE),
+        ("last", _PLACE), ("sum_of_keys", "<u4"), ("sum_of_rows", "<u4"),
+    ]
+)  # fmt: skip
+"""What an index says of a frame: its stretch of time, its rows and their bytes, how many rows and bytes come before it,
+what its first row and its last are ordered by, and check sums."""
+_AS_BYTES = struct.Struct("<5q6Q2I")
+
+
+class Ordered(NamedTuple):
+    """Rows in order: by partition, then hash, then time, then as they came."""
+
+    rows: Any
+    """A batch, not in order, without what they are ordered by; None: there is nothing else."""
+    order: np.ndarray
+    partitions: np.ndarray
+    high: np.ndarray
+    low: np.ndarray
+    times: np.ndarray
+    sizes: np.ndarray
+    """int64: bytes of each row, packed."""
+
+    def alone(self) -> "Ordered":
+        """The same rows without values and partitions."""
+        order = np.lexsort((self.times, self.low, self.high))
+        none = np.zeros(len(order), np.int64)
+        return Ordered(None, order, none, self.high[order], self.low[order], self.times[order], none)
+
+
+class Frame(NamedTuple):
+    """A frame that is to be written."""
+
+    bucket: int
+    partition: int
+    keys: np.ndarray
+    """uint64 [n, 4]: what its rows are ordered by, see `keys_in`."""
+    packed: np.ndarray
+    """uint8: the rows."""
+
+    def record(self, row: int, offset: int) -> bytes:
+        """As the index has it.
+
+        **Arguments**
+
+        - `row`: how many rows come before it.
+        - `offset`: how many bytes of rows.
+        """
+        rows, length, keys = len(self.keys), len(self.packed), self.keys
+        sums = sum_of_keys(self.partition, rows, length, keys.data), zlib.crc32(self.packed.data)
+        ends = *keys[0, :3].tolist(), *keys[-1, :3].tolist()
+        return _AS_BYTES.pack(self.partition, rows, length, row, offset, *ends, *sums)
+
+
+def packing_of(schema: pa.Schema) -> Packing:
+    """How rows lie in frames: without what they are ordered by.
+
+    **Arguments**
+
+    - `schema`: of the rows.
+    """
+    return Packing(columns_without(schema, KEYS))
+
+
+def ordered(table: Any, partitions: np.ndarray) -> Ordered:
+    """Rows in order.
+
+    **Arguments**
+
+    - `table`: the rows, with what they are ordered by.
+    - `partitions`: int64, of each.
+    """
+    [batch] = table.combine_chunks().to_batches()
+    rows = batch.drop_columns(KEYS)
+    high, low, times = (batch.column(name).to_numpy() for name in KEYS)
+    order = np.lexsort((times, low, high, partitions))
+    sizes = packing_of(rows.schema).sizes_of(rows)
+    return Ordered(rows, order, *(of[order] for of in (partitions, high, low, times, sizes)))
+
+
+def framed(rows: Ordered, most: int, buckets: int = 1) -> Iterator[tuple[np.ndarray, np.ndarray, list[Frame]]]:
+    """Keys and rows, packed, of some frames that lie one after the other; and these frames, each of one partition.
+
+    **Arguments**
+
+    - `rows`: in order.
+    - `most`: bytes of a frame, unless one row has more.
+    - `buckets`: how many there are; a frame is of one.
+    """
+    partitions, own = rows.partitions, buckets_of(rows.high[:, None], buckets)
+    new = np.flatnonzero((np.diff(own) != 0) | (np.diff(partitions) != 0)) + 1
+    ends, packed_ends = np.cumsum(rows.sizes + KEY_BYTES), np.cumsum(rows.sizes)
+    keys = np.stack([rows.high, rows.low, rows.times.view(np.uint64), rows.sizes.view(np.uint64)], axis=1)
+    packing = None if rows.rows is None else Packing(rows.rows.schema)
+    packed = np.empty(0, np.uint8)
+    for first, end in _cut(ends, 0, len(ends), TOGETHER):
+        if packing is not None:
+            packed = packing.packed(rows.rows, rows.order[first:end], rows.sizes[first:end])
+        before = int(packed_ends[first] - rows.sizes[first])
+        inside = new[np.searchsorted(new, first, "right") : np.searchsorted(new, end)].tolist()
+        cuts = [cut for begin, stop in pairwise([first, *inside, end]) for cut in _cut(ends, begin, stop, most)]
+        starts = (packed_ends - rows.sizes)[[low for low, _ in cuts]] - before
+        stops = packed_ends[[high - 1 for _, high in cuts]] - before
+        yield (
+            keys[first:end],
+            packed,
+            [
+                Frame(int(own[low]), int(partitions[low]), keys[low:high], packed[begin:stop])
+                for (low, high), begin, stop in zip(cuts, starts.tolist(), stops.tolist(), strict=True)
+            ],
+        )
+
+
+def _cut(ends: np.ndarray, low: int, end: int, most: int) -> Iterator[tuple[int, int]]:
+    """Rows in stretches of so many bytes at most, unless one row has more. ends: bytes up to each row and with it."""
+    while low < end:
+        before = ends[low - 1] if low else 0
+        high = (
+            end if ends[end - 1] - before <= most else max(low + 1, int(np.searchsorted(ends, before + most, "right")))
+        )
+        yield low, high
+        low = high
+
+
+def sum_of_keys(partition: int, rows: int, length: int, keys: Any) -> int:
+    """Of what a frame says of itself, and of what its rows are ordered by."""
+    return zlib.crc32(keys, zlib.crc32(struct.pack("<3q", partition, rows, length)))
+
+
+def keys_in(raw: Any) -> np.ndarray:
+    """uint64 [n, 4]: hashes of rows, their first half and their second, the bits of times, and how many bytes each row has.
+
+    **Arguments**
+
+    - `raw`: the keys of a frame.
+    """
+    return np.frombuffer(raw, np.uint64).reshape(-1, 4)
