@@ -94,9 +94,9 @@ ELSEWHERE = {
     "store/remote/started.py": "measure/bench/test_serve.py",
     "store/remote/bits.py store/remote/warm.py store/remote/warm_disk.py store/remote/wire.py": "store/remote/test_node.py",
     # Variants are held to their lone runs, and loops that are wrong to a sentence each.
-    "sweep/folder.py sweep/resumed.py": "sweep/test_checkpoint.py",
+    "sweep/folder.py": "sweep/test_checkpoint.py",
     "sweep/entrant.py sweep/planned.py sweep/report.py sweep/run.py sweep/shown.py sweep/table.py "
-    "sweep/verify_command.py": "sweep/test_command.py",
+    "sweep/resumed.py sweep/verify_command.py": "sweep/test_command.py",
     "sweep/models.py": "sweep/test_refused.py",
     "sweep/contender.py sweep/dense.py sweep/fleet.py sweep/overrides.py": "sweep/test_sweep.py",
     "sweep/variants_file.py": "sweep/test_variants.py",

@@ -54,6 +54,7 @@ class Simulate:
         """Count, measure, and put it together."""
         from skirl.measure.scaling import machine_costs, traffic
         from skirl.measure.scaling.iteration import Costs, bends, changes, shares, step_of
+        from skirl.measure.scaling.picture import drawn
         from skirl.tools.machine import machine
 
         traffic.compiled()
@@ -67,8 +68,6 @@ class Simulate:
         steps = [step_of(one, costs, link) for one in counted]
         waiting = [step_of(traffic.all_critical(one), costs, link) for one in counted]
         if self.plot is not None:
-            from skirl.measure.scaling.picture import drawn
-
             self.plot.write_text(drawn(counted, steps, waiting, self.link))
         return result(
             "simulate",
