@@ -97,7 +97,10 @@ def test_a_run_is_not_resumed_on_ids_read_otherwise(
     ]
     run(capsys, *train, "--steps", "5")
     (tmp_path / "s.toml").write_text(BUILT_IN["criteo"].toml().replace('transform = "log"', 'transform = "none"'))
-    before = sorted(path.name for path in (tmp_path / "saved").iterdir())
+    def saved() -> list[str]:
+        return sorted(path.name for path in (tmp_path / "saved").iterdir() if not path.name.startswith("start-"))
+
+    before = saved()
     for flags, said in (
         (
             ["--schema", str(tmp_path / "s.toml")],
@@ -107,7 +110,7 @@ def test_a_run_is_not_resumed_on_ids_read_otherwise(
     ):
         assert cli.main([*train, *flags, "--resume"]) == 1
         assert said in capsys.readouterr().err
-    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == before
+    assert saved() == before
     assert run(capsys, *train, "--resume")["begun_at"] == 5
 
 

@@ -21,7 +21,7 @@ from skirl import FTRL, SGD, Adagrad, Adam, RowwiseAdagrad, Sweep, Variant
 from skirl.core import ids
 from skirl.oracle.bank import BankPlanner
 from skirl.pipeline.reader import Reader
-from skirl.sweep.dense import Lanes
+from skirl.sweep.dense import Choice, Lanes
 from tests.sweep.runs import TABLES, Case, Of, batches_of, check, in_sweep, make
 
 MIXED = (
@@ -46,6 +46,19 @@ def test_lanes(kind, tmp_path):
     sweep = check(Case(MIXED, form="lanes", steps=14, nap=0.003, kind=kind, folder=tmp_path, slots=48))
     assert [v.beside for v in sweep.variants] == [True] * 6 + [False, True]
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("skirl-lane")]
+
+
+def test_forms_are_timed_again_now_and_then():
+    """Lanes are faster for 100 rounds, then the loop is; one disturbed round in ten decides nothing."""
+    choice, taken = Choice("auto"), []
+    for number in range(1000):
+        form = choice.next()
+        taken.append(form)
+        faster = "lanes" if number < 100 else "loop"
+        choice.took(form, (1.0 if form == faster else 1.2) * (3.0 if number % 10 == 7 else 1.0))
+    assert taken[:10] == ["loop"] * 5 + ["lanes"] * 5
+    assert set(taken[10:70]) == {"lanes"} and set(taken[500:]) == {"loop"}
+    assert taken[:500].count("lanes") < 350, "it took 1,000 rounds to notice"
 
 
 def test_no_more_lanes_than_variants(monkeypatch):

@@ -1,7 +1,6 @@
 """How fast variants train on one stream, beside the same runs alone: one after the other, and as many at a time as cores."""
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from typing import Any
 from skirl.data.flags import FILE_KINDS
 from skirl.measure.bench.helpers import Watch
 from skirl.pipeline.lookahead import Lookahead
+from skirl.tools.machine import cores
 from skirl.train.recipe import Recipe
 
 _ENDLESS = 1_000_000
@@ -72,10 +72,10 @@ def _mean(ratios: Sequence[float]) -> float:
 def _cells(
     recipe: Recipe, counts: Sequence[int], model: str, batch: int, store: str, steps: int, repeats: int
 ) -> list[dict[str, Any]]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    at_once = cores()
     flags = recipe.flat() | {"model": model, "batch": batch, "steps": _ENDLESS}
     flags |= {"epochs": _ENDLESS // 1000} if recipe.data.kind in FILE_KINDS else {}
-    alone: dict[int, list[float]] = {threads: [] for threads in sorted({1, cores})}
+    alone: dict[int, list[float]] = {threads: [] for threads in sorted({1, at_once})}
     side: list[float] = []
     cpu: list[float] = []
     together: dict[int, list[dict[str, Any]]] = {count: [] for count in counts}
@@ -85,7 +85,7 @@ def _cells(
             seconds.append(found["seconds"])
             if threads == 1:
                 cpu.append(found["cpu"])
-        beside = _timed([flags | {"threads": 1}] * cores, store, steps, 0)
+        beside = _timed([flags | {"threads": 1}] * at_once, store, steps, 0)
         side.append(max(found["seconds"] for found in beside))
         for count in counts:
             together[count] += _timed([flags | {"threads": 1}], store, steps, count)
@@ -102,7 +102,7 @@ def _cells(
             "side_by_side": median(side),
             "form": found[-1]["form"],
             "vs_lone": count * lone / median(seconds),
-            "vs_side_by_side": count / cores * median(side) / median(seconds),
+            "vs_side_by_side": count / at_once * median(side) / median(seconds),
             "cpu_vs_lone": count * median(cpu) / median(one["cpu"] for one in found),
         }
         for count, found in together.items()

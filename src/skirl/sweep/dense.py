@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from queue import SimpleQueue
+from statistics import median
 
 import torch
 
@@ -17,6 +18,8 @@ LOOP, LANES = "loop", "lanes"
 FORMS = ("auto", LOOP, LANES)
 TRIES = 4
 """Rounds of each form that are timed before one is chosen, after one that is not."""
+KEPT = 64
+"""Rounds after which both are timed again; then four times as many, and so on."""
 
 
 class Lanes:
@@ -115,7 +118,10 @@ class _Round:
 
 
 class Choice:
-    """Which form a sweep takes: each is timed some rounds, in turn; then the one with the fastest round is kept.
+    """Which form a sweep takes: each is timed some rounds, one form after the other; the one that takes less is kept.
+
+    A round is a whole step, with the wait for its batch: what lanes take from the pipeline counts as theirs. Now and then
+    both are timed again, for the window grows, and what else the machine does changes.
 
     **Arguments**
 
@@ -124,7 +130,7 @@ class Choice:
     >>> choice = Choice("auto")
     >>> for number in range(12):
     ...     choice.took(choice.next(), 0.5 if choice.next() == "lanes" else 0.7)
-    >>> choice.next(), choice.fastest
+    >>> choice.next(), choice.typical
     ('lanes', {'loop': 0.7, 'lanes': 0.5})
     >>> choice.anew()
     >>> choice.next()
@@ -136,26 +142,31 @@ class Choice:
             raise ValueError(f"form is {form!r}: set it to one of {', '.join(map(repr, FORMS))}")
         self.form = form
         self._seconds: dict[str, list[float]] = {LOOP: [], LANES: []}
+        self._kept, self._until = 0, KEPT
 
     @property
-    def fastest(self) -> dict[str, float]:
-        """Seconds of the fastest round of each form."""
-        return {form: min(seconds[1:]) for form, seconds in self._seconds.items() if len(seconds) > 1}
+    def typical(self) -> dict[str, float]:
+        """Seconds of a round of each form, the median of those that were timed."""
+        return {form: median(seconds[1:]) for form, seconds in self._seconds.items() if len(seconds) > 1}
 
     def anew(self) -> None:
         """There are other variants now: time again."""
-        self._seconds = {LOOP: [], LANES: []}
+        self._seconds, self._kept, self._until = {LOOP: [], LANES: []}, 0, KEPT
 
     def next(self) -> str:
         """The form of the next round."""
         if self.form != "auto":
             return self.form
-        loop, lanes = (len(self._seconds[form]) for form in (LOOP, LANES))
-        if min(loop, lanes) <= TRIES:
-            return LANES if lanes < loop else LOOP
-        return min(self.fastest, key=lambda form: self.fastest[form])
+        for form in (LOOP, LANES):
+            if len(self._seconds[form]) <= TRIES:
+                return form
+        return min(self.typical, key=lambda form: self.typical[form])
 
     def took(self, form: str, seconds: float) -> None:
         """A round of a form took so long."""
         if len(self._seconds[form]) <= TRIES:
             self._seconds[form].append(seconds)
+            return
+        self._kept += 1
+        if self._kept == self._until:
+            self._seconds, self._kept, self._until = {LOOP: [], LANES: []}, 0, 4 * self._until

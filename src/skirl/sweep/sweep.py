@@ -1,7 +1,6 @@
 """Several variants of a model on one stream: read once, planned once, and each trained to the bits of its lone run."""
 
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -30,6 +29,7 @@ from skirl.sweep.models import check_apart, made_of
 from skirl.sweep.overrides import check_names, of_variant, optimizer_of, store_of, tables_of
 from skirl.sweep.variants import Variant
 from skirl.tools.interrupts import uninterrupted
+from skirl.tools.machine import cores
 
 log = logging.getLogger("skirl")
 
@@ -152,14 +152,14 @@ class Sweep:
                 contender.embeddings.close()
             raise
         self._lanes = None
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         on_cpu = self.variants[0].embeddings.engine.device.at.type == "cpu"
-        if form != LOOP and threads == 1 and on_cpu and (cores > 1 or form == LANES):
-            self._lanes = Lanes(max(2, min(cores, len(variants))))
+        if form != LOOP and threads == 1 and on_cpu and (cores() > 1 or form == LANES):
+            self._lanes = Lanes(max(2, min(cores(), len(variants))))
         self._saving: SweepSaving | None = None
         """The checkpoint that is being written."""
         self._known = False
         """Whether each variant has trained once, alone: then it is known which draw random numbers."""
+        self._ended: float | None = None  # when the last step did: steps are timed with the wait for their batch
         self.fleet = Fleet({c.name: c.embeddings.engine for c in self.variants}, cache)
 
     # The race.
@@ -208,7 +208,7 @@ class Sweep:
                 "no batch is in the loop: call sweep.step(batch) inside a loop over `skirl.lookahead(loader, sweep)`, which "
                 "brings the rows of all variants"
             )
-        racing, began = self.racing, time.perf_counter()
+        racing = self.racing
         form = self._choice.next() if self._lanes is not None and self._known and len(racing) > 1 else LOOP
         beside = [c for c in racing if c.beside] if form == LANES and _alike_in_threads() else []
         if beside:
@@ -218,9 +218,10 @@ class Sweep:
                 watched = self._lanes is not None and contender.beside
                 with contender.watched_turn() if watched else contender.turn():
                     self._train(contender, batch)
-        if self._known:
-            self._choice.took(form, time.perf_counter() - began)
-        self._known = True
+        now = time.perf_counter()
+        if self._known and self._ended is not None:
+            self._choice.took(form, now - self._ended)
+        self._known, self._ended = True, now
         for contender in racing:
             self._leave_if_diverged(contender)
         return {contender.name: cast(float, contender.loss) for contender in racing}
@@ -394,7 +395,7 @@ class Sweep:
             )
         if loop is not None and self.lookahead is not None:
             raise RuntimeError("another lookahead over this sweep is open: leave its with-block first")
-        self.lookahead = loop
+        self.lookahead, self._ended = loop, None
         for contender in self.racing:
             contender.embeddings.opened_by_sweep(loop)
 
