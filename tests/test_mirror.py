@@ -17,6 +17,7 @@ ELSEWHERE = {
     "torchrec.py": "placement/torchrec/test_planner.py",
     # Parts of a checkpoint, which is right or wrong as a whole.
     "checkpoint/export_as.py checkpoint/own_rows.py checkpoint/votes.py": "checkpoint/test_checkpoint.py",
+    "checkpoint/decoding.py": "checkpoint/test_codec.py",
     "checkpoint/other_formats.py": "checkpoint/test_commands.py",
     "checkpoint/load_run.py": "checkpoint/test_parts.py",
     "checkpoint/cached_rows.py checkpoint/definition.py": "checkpoint/test_saving.py",

@@ -97,6 +97,7 @@ def test_a_run_is_not_resumed_on_ids_read_otherwise(
     ]
     run(capsys, *train, "--steps", "5")
     (tmp_path / "s.toml").write_text(BUILT_IN["criteo"].toml().replace('transform = "log"', 'transform = "none"'))
+
     def saved() -> list[str]:
         return sorted(path.name for path in (tmp_path / "saved").iterdir() if not path.name.startswith("start-"))
 

@@ -419,4 +419,5 @@ def test_info_needs_no_torch(folder, run):
             assert cli.main(["info", path]) == 0 and "torch" not in sys.modules, path
     """
     paths = [str(folder / "run"), str(folder / "log.csv")]
-    subprocess.run([sys.executable, "-c", code, *paths], check=True, capture_output=True)
+    done = subprocess.run([sys.executable, "-c", code, *paths], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from skirl.checkpoint import folder
+from skirl.checkpoint.decoding import decode
 from skirl.tools.flags import option
 from skirl.tools.sealed_json import CheckpointError
 
@@ -29,8 +30,6 @@ LEARNING = ("lr", "dense_lr", "threads")
 
 def run_of(body: Mapping[str, Any]) -> dict[str, Any] | None:
     """What a checkpoint has of its run folder: `folder`, `flags` and `changes`; None where no `skirl train` saved it."""
-    from skirl.checkpoint.codec import decode  # needs torch, which `skirl info` does without
-
     for part in body["run"]["optimizers"]:
         if part["type"] == "RunFolder":
             return decode(part["state"], {})
