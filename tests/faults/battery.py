@@ -435,7 +435,7 @@ def sweep(shift: int) -> dict[str, Callable[[], object]]:
     wide = (Of(), Of(dim=6, rule=SGD(momentum=0.9), warm=True), Of(rule={"a": Adagrad(), "*": SGD()}))
     cases = {
         "alike": Case(few, seed=shift, steps=6, own_loop=True, slots=34),
-        "lanes": Case((*few, Of(dropout=0.3)), seed=shift, steps=6, form="lanes", slots=34),
+        "lanes": Case((*few, Of(dropout=0.3), Of(dropout=0.2, noise=0.1)), seed=shift, steps=6, form="lanes", slots=34),
         "other banks": Case(wide, seed=shift, steps=4),
         "micro-batches": Case(few[:2], seed=shift, steps=3, accumulate=2, own_loop=True),
     }
