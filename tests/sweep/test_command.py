@@ -94,14 +94,14 @@ def test_the_summary_names_the_winner_and_all_others(ran: tuple):
 
 
 def test_a_disk_that_refuses_the_run_folder_ends_no_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    whole = Path.write_bytes
+    whole = Path.open
 
-    def full(path: Path, data: bytes) -> int:
-        if path.parent == tmp_path / "s" and path.name.startswith(("race.jsonl", "result.json")):
+    def full(path: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if "w" in mode and path.parent == tmp_path / "s" and path.name.startswith(("race.jsonl", "result.json")):
             raise OSError(errno.ENOSPC, "No space left on device")
-        return whole(path, data)
+        return whole(path, mode, *args, **kwargs)
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(Path, "open", full)
     flags = FLAGS | {"steps": 20, "valid": None, "run": str(tmp_path / "s")}
     command = SweepCommand.of(**flags, vary=("lr=0.02,0.5",))
     result = command.run()

@@ -1,4 +1,4 @@
-"""Writes data files as a folder of Parquet by session: rows go to buckets on disk, each is put in order by itself."""
+"""Writes data files as a folder of Parquet by session: rows go to disk as each load has them in order, then to files."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from skirl.data.files.stream import Files
-from skirl.dedup.folders import folders_of
+from skirl.dedup.folders import check_outside, folders_of
 from skirl.dedup.how_far import HowFar
 from skirl.dedup.local import Local
 from skirl.dedup.spark import Spark
@@ -43,7 +43,7 @@ def convert_by_session(
     - `quiet`: show no progress.
     """
     files, shape = shaped(files, wanted)
-    _check_apart(files, out)
+    check_outside(files.dataset.paths, out)
     folder, work = folders_of(out)
     to = sys.stderr if json else sys.stdout
     with _alone(folder, work, force):
@@ -110,13 +110,6 @@ def _locked(work: Path) -> Lock:
             lock.release()
 
 
-def _check_apart(files: Files, out: str) -> None:
-    folder = Path(out).resolve()
-    for path in map(Path, files.dataset.paths):
-        if folder == path.resolve().parent or folder in path.resolve().parents:
-            raise ValueError(f"out is {out!r}, the folder that {path} is read from: name another")
-
-
 def _identity(files: Files, wanted: Wanted, engine: Local | Spark) -> dict[str, Any]:
     stats = [(path, os.stat(path)) for path in files.dataset.paths]
     return asdict(wanted) | {
@@ -130,9 +123,9 @@ def _identity(files: Files, wanted: Wanted, engine: Local | Spark) -> dict[str, 
 
 
 def _read(work: Path, of: dict[str, Any]) -> dict[str, Any] | None:
-    """What an earlier command has written to its buckets; None where it was not done with it."""
+    """What an earlier command has put on disk; None where it was not done with it."""
     begun, path = work / "begun.json", work / "spilled.json"
-    then = f"run the command as it was, or remove {work} to begin anew"
+    then = f"run the command as it was, or remove {work} to start over"
     if begun.is_file():
         try:
             was = read_sealed(begun, format="skirl convert", version=2, what="convert")["of"]
@@ -162,7 +155,7 @@ def _differs(name: str, was: Any, now: Any) -> str:
 
 
 def _noted(manifest: Mapping[str, Any], work: Path) -> dict[str, Any]:
-    """Write down what is in the buckets, and what is made of them."""
+    """Write down what is on disk, and what is made of it."""
     body = {"format": "skirl convert", "format_version": 2, "skirl": skirl_version(), **manifest}
     write_sealed(work / "spilled.json", body, "spilled")
     return body

@@ -1,5 +1,6 @@
 """Which folders `skirl convert --by session` writes to, and whether they lie apart from what it reads."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from skirl.data.files.find import would_find
@@ -44,3 +45,17 @@ def check_apart(data: str, out: str) -> None:
         own = Path(path).resolve()
         if (own.is_dir() and own in (folder, *folder.parents)) or any(would_find(path, file) for file in files):
             raise ValueError(f"out is {out!r}, inside of {path}, which is read: name a folder beside it")
+
+
+def check_outside(paths: Iterable[str], out: str) -> None:
+    """Refuse a folder that files are read from.
+
+    **Arguments**
+
+    - `paths`: of the files.
+    - `out`: as a flag says it.
+    """
+    folder = Path(out).resolve()
+    for path in map(Path, paths):
+        if folder in path.resolve().parents:
+            raise ValueError(f"out is {out!r}, the folder that {path} is read from: name another")

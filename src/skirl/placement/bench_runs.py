@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -29,6 +29,7 @@ from skirl.placement.loads import Loads, plan_run
 from skirl.store import Layout, Store
 from skirl.store.base import Rows
 from skirl.store.memory.store import MemoryStore
+from skirl.train.scored import Fresh
 
 DIMS = {"criteo-kaggle": (16,), "mixed": (8, 16, 32)}
 """Of the tables in turn, by the name of the job."""
@@ -215,7 +216,7 @@ def trained(
     - `before_flush`: called when all steps are done and written.
     """
     losses: list[float] = []
-    with lookahead(_Fresh(batches), embeddings, sparse=lambda ids: ids, depth=job.depth) as steps:
+    with lookahead(Fresh(batches), embeddings, sparse=lambda ids: ids, depth=job.depth) as steps:
         if folder is not None and folder.exists():
             load(folder, model=embeddings, data=steps)
         began = time.perf_counter()
@@ -235,16 +236,6 @@ def trained(
         before_flush()
     embeddings.flush()
     return Outcome(losses, _digest(embeddings), seconds)
-
-
-class _Fresh:
-    yields_fresh = True
-
-    def __init__(self, batches: Sequence[Sparse]) -> None:
-        self._batches = batches
-
-    def __iter__(self) -> Iterator[Sparse]:
-        return iter(self._batches)
 
 
 def _digest(embeddings: EmbeddingBagCollection) -> str:

@@ -141,17 +141,22 @@ class Choice:
         if form not in FORMS:
             raise ValueError(f"form is {form!r}: set it to one of {', '.join(map(repr, FORMS))}")
         self.form = form
-        self._seconds: dict[str, list[float]] = {LOOP: [], LANES: []}
-        self._kept, self._until = 0, KEPT
+        self.anew()
 
     @property
     def typical(self) -> dict[str, float]:
         """Seconds of a round of each form, the median of those that were timed."""
         return {form: median(seconds[1:]) for form, seconds in self._seconds.items() if len(seconds) > 1}
 
-    def anew(self) -> None:
-        """There are other variants now: time again."""
-        self._seconds, self._kept, self._until = {LOOP: [], LANES: []}, 0, KEPT
+    def anew(self, until: int = KEPT) -> None:
+        """Time again: there are other variants now, or it is time to.
+
+        **Arguments**
+
+        - `until`: so many rounds after which that is so once more.
+        """
+        self._seconds: dict[str, list[float]] = {LOOP: [], LANES: []}
+        self._kept, self._until = 0, until
 
     def next(self) -> str:
         """The form of the next round."""
@@ -169,4 +174,4 @@ class Choice:
             return
         self._kept += 1
         if self._kept == self._until:
-            self._seconds, self._kept, self._until = {LOOP: [], LANES: []}, 0, 4 * self._until
+            self.anew(4 * self._until)

@@ -23,6 +23,7 @@ from skirl.train.meter import Meter
 from skirl.train.metrics import Metrics, NotFinite
 from skirl.train.report.run_folder import RunFolder
 from skirl.train.schedule import Rates
+from skirl.train.scored import Fresh
 
 
 def loss_of(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -149,18 +150,6 @@ class Entrant:
         return result
 
 
-class _Read:
-    """Batches of a source, which makes each one anew; so whoever looks rows up early needs no copy."""
-
-    yields_fresh = True
-
-    def __init__(self, batches: Iterator[Batch]) -> None:
-        self._batches = batches
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self._batches
-
-
 def evaluate(entrants: Sequence[Entrant], step: int, held_out: Iterable[Batch]) -> None:
     """Predict what is held out with all of them; each batch is read once.
 
@@ -174,7 +163,7 @@ def evaluate(entrants: Sequence[Entrant], step: int, held_out: Iterable[Batch]) 
         for entrant in entrants:
             stack.enter_context(entrant.meter.paused())
         copies = tee(held_out, len(entrants))  # they go on together, so that no batch is kept for long
-        going = [entrant.evaluation(step, _Read(copy)) for entrant, copy in zip(entrants, copies, strict=True)]
+        going = [entrant.evaluation(step, Fresh(copy)) for entrant, copy in zip(entrants, copies, strict=True)]
         del copies
         while going:
             going = [one for one in going if next(one, going) is None]

@@ -13,9 +13,10 @@ from typing import Any
 from skirl.sweep.race import Left, Place, Race
 from skirl.sweep.variants import Varied
 from skirl.tools.machine import machine
+from skirl.tools.sealed_json import put_whole
 from skirl.train.flags import RUNS
 from skirl.train.report.missing import Missing
-from skirl.train.report.run_folder import new_folder, put_json, put_whole
+from skirl.train.report.run_folder import new_folder, put_json
 from skirl.train.report.sinks import Lines
 
 SWEEP, RACE, RESULT = "sweep.json", "race.jsonl", "result.json"
@@ -102,7 +103,7 @@ class SweepFolder:
         with self._missing.tried(RACE, self.path, of=OSError):
             lines = (self.path / RACE).read_bytes().splitlines() if step and (self.path / RACE).is_file() else []
             kept = [line for line in lines if line.endswith(b"}") and json.loads(line)["step"] <= step]
-            put_whole(self.path / RACE, b"".join(line + b"\n" for line in kept))
+            put_whole(self.path / RACE, b"".join(line + b"\n" for line in kept), "new")
             self._race = Lines(self.path / RACE)
 
     def left(self, left: Left) -> None:

@@ -209,7 +209,7 @@ class Sweep:
                 "brings the rows of all variants"
             )
         racing = self.racing
-        form = self._choice.next() if self._lanes is not None and self._known and len(racing) > 1 else LOOP
+        form = self.form if self._known else LOOP
         beside = [c for c in racing if c.beside] if form == LANES and _alike_in_threads() else []
         if beside:
             self._in_lanes(beside, batch)
@@ -348,7 +348,7 @@ class Sweep:
     @property
     def form(self) -> str:
         """How `step` trains the variants: "loop" or "lanes"."""
-        return LOOP if self._lanes is None else self._choice.next()
+        return self._choice.next() if self._lanes is not None and len(self.racing) > 1 else LOOP
 
     @property
     def plans(self) -> int:

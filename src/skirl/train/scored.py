@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Generator, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -100,15 +101,20 @@ def _received(team: Forked, model: nn.Module, source: Iterator[Batch], size: int
 
 
 class Fresh:
-    """Batches that have memory of their own, and say so."""
+    """Batches that have memory of their own, and say so: whoever looks ids up early needs no copy.
+
+    **Arguments**
+
+    - `batches`: what is yielded.
+    """
 
     yields_fresh = True
 
-    def __init__(self, batches: Iterator[Batch]) -> None:
+    def __init__(self, batches: Iterable[Any]) -> None:
         self._batches = batches
 
-    def __iter__(self) -> Iterator[Batch]:
-        return self._batches
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._batches)
 
 
 class _Each:

@@ -101,9 +101,9 @@ def test_what_another_machine_has_removed_is_told(tmp_path):
 
 def test_lines_are_on_disk_when_a_checkpoint_is_made(tmp_path, monkeypatch):
     synced = []
-    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_ino))
     with started(tmp_path, 0) as run:
         lines(run, 1)
+        monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_ino))
         run.state_dict()
     assert synced == [(tmp_path / METRICS).stat().st_ino]
 

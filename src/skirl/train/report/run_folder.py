@@ -16,6 +16,7 @@ from typing import Any
 from skirl.checkpoint.starts import Superseded
 from skirl.pipeline.lookahead import Lookahead
 from skirl.tools.machine import machine
+from skirl.tools.sealed_json import put_whole
 from skirl.tools.shape_of import COUNT, TEXT, misfit
 from skirl.train.evaluation import Evaluation
 from skirl.train.flags import RUNS
@@ -310,16 +311,4 @@ def new_folder(runs: Path, name: str) -> Path:
 
 def put_json(path: Path, value: Mapping[str, Any]) -> None:
     """A file of one JSON object, all of it or nothing."""
-    put_whole(path, (json.dumps(value, indent=1, default=str) + "\n").encode())
-
-
-def put_whole(path: Path, content: bytes) -> None:
-    """All of it or nothing, whenever the run is killed."""
-    new = path.with_name(path.name + ".new")
-    try:
-        new.write_bytes(content)
-        new.replace(path)
-    except OSError:
-        with suppress(OSError):
-            new.unlink()
-        raise
+    put_whole(path, (json.dumps(value, indent=1, default=str) + "\n").encode(), "new")
