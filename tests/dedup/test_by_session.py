@@ -71,6 +71,15 @@ def converted(
     return [pq.read_table(path).to_pylist() for path in sorted((folder / "out").iterdir())], told
 
 
+def test_a_folder_that_files_are_read_from_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    source = DataFlags(write(tmp_path / "data" / "in.parquet", made(8, 2)), schema=schema(tmp_path)).files()
+    for out in (tmp_path, tmp_path / "data"):
+        with pytest.raises(ValueError, match=r"the folder that .*in\.parquet is read from: name another"):
+            convert_by_session(source, str(out), WANTED, force=True, json=True, quiet=True)
+    assert (tmp_path / "data" / "in.parquet").is_file()
+
+
 def expected(rows: list[Row], wanted: Wanted) -> Counter[tuple[float, ...]]:
     """Sessions as the numbers of their rows in order: a plain sort."""
     gap = int(wanted.gap[:-1]) if wanted.gap else None
