@@ -202,6 +202,8 @@ class Faults:
         run.missing_lines = found.pop("missing lines")
         if differ := [name for name in found if found[name] != undisturbed[name]]:
             return f"{', '.join(differ)} differ from those of the undisturbed run"
+        if run.missing_lines:
+            return f"{run.missing_lines} lines of metrics are missing"
         if run.lost_steps > self.every:
             return f"{run.lost_steps} steps were lost, and a checkpoint is saved every {self.every}"
         return None
