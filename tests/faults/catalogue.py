@@ -879,6 +879,23 @@ SWEEP = [
           "if half:\n    ...", "pass"),
     Fault("two models may share a weight", "sweep.models:check_apart",
           "owner != contender.name", "False"),
+    Fault("losses of the first process alone are raced", "sweep.crews:Crews.step",
+          "{name: loss for one in found for name, loss in one.losses.items()}", "found[0].losses", by="processes"),
+    Fault("a checkpoint names the variants of one process", "sweep.crews:Crews.save",
+          "self._all('save', path)", "self._all('save', path)[:1]", by="processes"),
+    Fault("each process has the whole cache", "sweep.crews:duties",
+          "whole * sum(map(_numbers, own)) / total", "whole", by="dealt"),
+    Fault("a variant is dealt to two processes", "sweep.crews:dealt",
+          "hands[place if turn % 2 == 0 else count - 1 - place].append(variant)",
+          "[hand.append(variant) for hand in hands[:2]]", by="dealt"),
+    Fault("a process that goes on begins its rows anew", "sweep.crew:Crew.begin",
+          "self.sweep.fleet.know_rows()", "pass", by="processes"),
+    Fault("a loser is trained again by a sweep that goes on", "sweep.run:_Going.__init__",
+          "variant.name in self.race.racing", "True", by="processes"),
+    Fault("a header does not say who has left", "sweep.run:_Going._save",
+          "{name: result['left'] for name, result in self.results.items()}", "{}", by="processes"),
+    Fault("a loser goes on in its process", "sweep.crew:Crew.leave",
+          "self.sweep.drop(name, reason)", "pass", by="processes"),
 ]  # fmt: skip
 
 AREAS = {

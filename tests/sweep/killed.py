@@ -1,8 +1,9 @@
-"""`skirl sweep` killed while it trains, races and saves: `python -m tests.sweep.killed FOLDER KILLS SEED`.
+"""`skirl sweep` killed while it trains, races and saves: `python -m tests.sweep.killed FOLDER KILLS SEED PROCESSES`.
 
 The first run is killed when all variants are saved for the first time and their sweep is not; the second in the midst of a
 rung, when one variant of those below it has left; the others at random. Each goes on from the newest whole checkpoint; the
-last one is left to finish. Two lines of JSON say what it came to, and what a sweep came to that was never killed.
+last one is left to finish. Two lines of JSON say what it came to, and what a sweep came to that was never killed, in one
+process.
 """
 
 import json
@@ -21,18 +22,20 @@ import torch
 from skirl.sweep import checkpoint
 from skirl.sweep.checkpoint import HEADER
 from skirl.sweep.command import SweepCommand
+from skirl.sweep.crews import Crews
 from skirl.sweep.sweep import Sweep
 from tests.killed import ended, forked
 
 RUNG = 6
 
 
-def command(folder: Path, kills: int, *, resume: bool) -> SweepCommand:
+def command(folder: Path, kills: int, processes: int) -> SweepCommand:
     more = kills - 1  # the first one comes before all steps
     return SweepCommand.of(
         data="synthetic:tiny", model="dlrm-tiny", dim=4, batch=16, steps=RUNG + 16 * more, cache="300", depth=3, threads=1,
         quiet=True, log_every=2, vary=("lr=0.02,0.3", "dense-lr=0.001,0.01"), rungs=f"{RUNG},{RUNG + 10 * more}", alpha=0.0,
-        run=str(folder / "run"), save=folder / "saves", save_every=2, resume=resume, store=f"disk:{folder / 'rows'}",
+        run=str(folder / "run"), save=folder / "saves", save_every=2, resume=True, processes=processes,
+        store=f"disk:{folder / 'rows'}",
     )  # fmt: skip
 
 
@@ -56,17 +59,23 @@ def left_behind(folder: Path) -> dict[str, Any]:
 
 
 def in_a_rung(begins: Callable[[], object]) -> None:
-    """From here on: killed when a second variant is about to leave."""
-    drop, dropped = Sweep.drop, []
+    """From here on: killed when a second variant is about to leave, or when all have left that are in other processes."""
+    drop, dropped, leave, main = Sweep.drop, [], Crews.leave, os.getpid()
 
     def killing(self: Sweep, name: str, why: str = "dropped") -> None:
-        if dropped:
+        if dropped and os.getpid() == main:
             begins()
             os.kill(os.getpid(), signal.SIGKILL)
         dropped.append(name)
         drop(self, name, why)
 
+    def killing_of(self: Crews, why: Any) -> Any:
+        leave(self, why)
+        begins()
+        os.kill(os.getpid(), signal.SIGKILL)
+
     Sweep.drop = killing  # type: ignore[method-assign]
+    Crews.leave = killing_of  # type: ignore[method-assign]
 
 
 def before_the_first_header(begins: Callable[[], object]) -> None:
@@ -86,6 +95,7 @@ CHOSEN = (before_the_first_header, in_a_rung)
 def main() -> None:
     torch.set_num_threads(1)
     folder, kills, rng = Path(sys.argv[1]), int(sys.argv[2]), random.Random(int(sys.argv[3]))
+    processes = int(sys.argv[4])
     for kill in range(kills):
 
         def child(begins: Callable[[], object], kill: int = kill) -> None:
@@ -100,7 +110,7 @@ def main() -> None:
                 CHOSEN[kill](begins)
             else:
                 threading.Thread(target=look, daemon=True).start()
-            command(folder, kills, resume=True).run()
+            command(folder, kills, processes).run()
 
         pid, reading = forked(child)
         if kill >= len(CHOSEN):
@@ -108,8 +118,8 @@ def main() -> None:
             os.kill(pid, signal.SIGKILL)
         assert ended(pid, reading) == -signal.SIGKILL
         print(f"killed after step {step_of(folder)}", flush=True)
-    for told, of in (("resumed", folder), ("whole", folder / "whole")):
-        assert ended(*forked(lambda begins, of=of: command(of, kills, resume=True).run())) == 0
+    for told, of, count in (("resumed", folder, processes), ("whole", folder / "whole", 1)):
+        assert ended(*forked(lambda begins, of=of, count=count: command(of, kills, count).run())) == 0
         print(told, json.dumps(left_behind(of)), flush=True)
 
 

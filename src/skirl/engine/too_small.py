@@ -7,7 +7,23 @@ import numpy as np
 
 
 class DoesNotFit(ValueError):
-    """A batch needs more rows together than the whole cache holds."""
+    """A batch needs more rows together than the whole cache holds.
+
+    **Arguments**
+
+    - `found`: what the cache has and what the batch needs.
+    - `enough`: a cache that would do, in rows or bytes.
+    - `in_bytes`: whether that is in bytes.
+    - `hint`: what else helps.
+    """
+
+    def __init__(self, found: str, enough: int, in_bytes: bool, hint: str) -> None:
+        size = f"{enough} bytes or more ('{enough}B')" if in_bytes else f"{enough} or more"
+        super().__init__(f"{found}: set cache to {size}, or use smaller batches{hint}")
+        self.found, self.enough, self.in_bytes, self.hint = found, enough, in_bytes, hint
+
+    def __reduce__(self) -> tuple[type["DoesNotFit"], tuple[str, int, bool, str]]:
+        return type(self), (self.found, self.enough, self.in_bytes, self.hint)
 
 
 @dataclass(frozen=True)
@@ -67,9 +83,9 @@ set cache to 36 or more, or use smaller batches; `skirl size` says what a whole 
     hint = "" if whole else "; `skirl size` says what a whole run needs"
     if room.staging is None:
         found = f"cache {room.cache!r} is {room.budget:,} rows, {name(at)} needs {needs[at]:,}{of_dim}{also}"
-        return DoesNotFit(f"{found}: set cache to {enough} or more, or use smaller batches{hint}")
+        return DoesNotFit(found, enough, False, hint)
     found = (
         f"cache {room.cache!r} has {max(0, room.budget):,} bytes for rows beside {room.staging:,} for staging (rows on "
         f"their way, at most half), {name(at)} needs {needs[at]:,}{of_dim}{also}"
     )
-    return DoesNotFit(f"{found}: set cache to {enough} bytes or more ('{enough}B'), or use smaller batches{hint}")
+    return DoesNotFit(found, enough, True, hint)

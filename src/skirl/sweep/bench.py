@@ -58,6 +58,8 @@ class SweepBench(Composed):
     """and stores."""
     timed: int = 30
     """For part speed: steps of each run that are timed, after as many to warm up."""
+    processes: int | Literal["auto"] = "auto"
+    """For part speed: processes that train the variants, as in `skirl sweep`."""
     repeats: int = 3
     """For part speed: runs of each kind; medians are reported."""
 
@@ -89,7 +91,7 @@ class SweepBench(Composed):
 
         return speed(
             self.recipe, variants=self.together, models=self.models, batches=self.batches, stores=self.stores,
-            steps=self.timed, repeats=self.repeats,
+            steps=self.timed, repeats=self.repeats, processes=self.processes,
         )  # fmt: skip
 
     def _once(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 from skirl.core.batch import Batch
 from skirl.data.source import Source
 from skirl.pipeline.lookahead import lookahead
-from skirl.sweep.run import sweep_of
+from skirl.sweep.crew import sweep_of
 from skirl.sweep.variants import Varied
 from skirl.train.recipe import Recipe
 

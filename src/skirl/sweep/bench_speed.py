@@ -4,9 +4,9 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from math import exp, log
 from statistics import median
@@ -14,7 +14,6 @@ from typing import Any
 
 from skirl.data.flags import FILE_KINDS
 from skirl.measure.bench.helpers import Watch
-from skirl.pipeline.lookahead import Lookahead
 from skirl.tools.machine import cores
 from skirl.train.recipe import Recipe
 
@@ -34,6 +33,7 @@ def speed(
     stores: Sequence[str],
     steps: int,
     repeats: int,
+    processes: int | str = "auto",
 ) -> dict[str, Any]:
     """Time every cell; ratios are geometric means over them.
 
@@ -47,11 +47,12 @@ def speed(
     - `models`, `batches`, `stores`: the cells are their product, and that with the counts.
     - `steps`: timed ones of each run.
     - `repeats`: of each run; medians count.
+    - `processes`: how many train the variants together, as in `skirl sweep`.
     """  # fmt: skip
     cells = [
         cell
         for model, batch, store in product(models, batches, stores)
-        for cell in _cells(recipe, variants, model, batch, store, steps, repeats)
+        for cell in _cells(recipe, variants, model, batch, store, steps, repeats, processes)
     ]
     return {
         "variants": list(variants),
@@ -70,7 +71,14 @@ def _mean(ratios: Sequence[float]) -> float:
 
 
 def _cells(
-    recipe: Recipe, counts: Sequence[int], model: str, batch: int, store: str, steps: int, repeats: int
+    recipe: Recipe,
+    counts: Sequence[int],
+    model: str,
+    batch: int,
+    store: str,
+    steps: int,
+    repeats: int,
+    processes: int | str,
 ) -> list[dict[str, Any]]:
     at_once = cores()
     flags = recipe.flat() | {"model": model, "batch": batch, "steps": _ENDLESS}
@@ -88,7 +96,7 @@ def _cells(
         beside = _timed([flags | {"threads": 1}] * at_once, store, steps, 0)
         side.append(max(found["seconds"] for found in beside))
         for count in counts:
-            together[count] += _timed([flags | {"threads": 1}], store, steps, count)
+            together[count] += _timed([flags | {"threads": 1}], store, steps, count, processes)
     lone = min(median(of) for of in alone.values())
     return [
         {
@@ -110,13 +118,15 @@ def _cells(
     ]
 
 
-def _timed(runs: Sequence[dict[str, Any]], store: str, steps: int, variants: int) -> list[dict[str, Any]]:
+def _timed(
+    runs: Sequence[dict[str, Any]], store: str, steps: int, variants: int, processes: int | str = 1
+) -> list[dict[str, Any]]:
     """What each of some processes says that train at the same time: they begin together."""
     with tempfile.TemporaryDirectory(prefix="skirl-bench-") as folder:
         started = []
         for number, flags in enumerate(runs):
             own = flags | {"store": "memory" if store == "memory" else f"disk:{folder}/{number}"}
-            job = json.dumps({"flags": own, "steps": steps, "variants": variants})
+            job = json.dumps({"flags": own, "steps": steps, "variants": variants, "processes": processes})
             started.append(
                 subprocess.Popen(
                     [sys.executable, "-c", _CODE, job], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -145,46 +155,72 @@ def _line(process: "subprocess.Popen[str]") -> str:
 
 
 def main() -> None:
-    """One run, in a process of its own: what it took, as JSON."""
+    """Measure one run in a process of its own. Print what it took as JSON."""
     job = json.loads(sys.argv[1])
     flags = {name: tuple(value) if isinstance(value, list) else value for name, value in job["flags"].items()}
     recipe, steps, variants = Recipe.of(**flags), job["steps"], job["variants"]
-    recipe.use_threads()
-    with _beside(recipe, variants) if variants else _alone(recipe) as (trained, batches, facts):
-        _warm_up(trained, batches, steps)
+    with _beside(recipe, variants, job["processes"]) if variants else _alone(recipe) as run:
+        _warm_up(run, steps)
         print("ready", flush=True)
         sys.stdin.readline()
+        before = run.others()
         with Watch() as watch:
             for _ in range(steps):
-                next(trained)
-        print(json.dumps({"seconds": watch.seconds, "cpu": watch.cpu, **facts()}), flush=True)
+                next(run.steps)
+        cpu = watch.cpu + run.others() - before
+        print(json.dumps({"seconds": watch.seconds, "cpu": cpu, **run.facts()}), flush=True)
 
 
-def _warm_up(trained: Iterator[Any], batches: Lookahead, steps: int) -> None:
-    """At least so many steps, until the window has not grown in the last few."""
+@dataclass(frozen=True)
+class _Run:
+    """A run that goes on step by step."""
+
+    steps: Iterator[Any]
+    window: Callable[[], float]
+    """Steps read ahead, of all processes in sum."""
+    others: Callable[[], float] = lambda: 0.0
+    """CPU seconds of other processes."""
+    facts: Callable[[], dict[str, Any]] = dict
+
+
+def _warm_up(run: _Run, steps: int) -> None:
+    """Go at least so many steps, until the window has not grown in the last few."""
     last, same = -1, 0
-    for number, _ in enumerate(trained, 1):
-        same = same + 1 if batches.window <= last else 0
-        last = max(last, batches.window)
+    for number, _ in enumerate(run.steps, 1):
+        window = run.window()
+        same = same + 1 if window <= last else 0
+        last = max(last, window)
         if number >= steps and same >= _SETTLED:
             return
     raise ValueError("the data ended while a run warmed up: set steps higher, or take more data")
 
 
 @contextmanager
-def _alone(recipe: Recipe) -> Iterator[Any]:
+def _alone(recipe: Recipe) -> Iterator[_Run]:
+    """A lone run as `skirl train` has it, metrics included."""
+    from skirl.train.meter import Meter
     from skirl.train.train import steps
 
+    recipe.use_threads()
     embeddings = recipe.embeddings(recipe.cache_size(0))
     model, dense = recipe.model_over(embeddings)
+    meter, rates = Meter(recipe.stream().lists), recipe.rates_of(embeddings, dense)
     with recipe.lookahead(model) as batches:
-        yield steps(model, dense, batches), batches, dict
+
+        def trained() -> Iterator[None]:
+            for done in steps(model, dense, batches, rates):
+                meter.add(done.loss_tensor, done.logits, done.labels, samples=done.samples)
+                yield
+
+        yield _Run(trained(), lambda: batches.window)
 
 
 @contextmanager
-def _beside(recipe: Recipe, count: int) -> Iterator[Any]:
-    from skirl.pipeline.lookahead import lookahead
-    from skirl.sweep.run import sweep_of
+def _beside(recipe: Recipe, count: int, processes: int | str) -> Iterator[_Run]:
+    """The variants as `skirl sweep` trains them: metrics, and a race that nobody leaves."""
+    from skirl.sweep.crew import Crew, Duty
+    from skirl.sweep.crews import Crews, duties, how_many
+    from skirl.sweep.race import Race, Rules
     from skirl.sweep.variants import Varied
 
     rates = [recipe.rates.lr * (1 + n / count) for n in range(count)]
@@ -192,15 +228,19 @@ def _beside(recipe: Recipe, count: int) -> Iterator[Any]:
         Varied(f"lr-{n}", {"lr": lr}, recipe=replace(recipe, rates=replace(recipe.rates, lr=lr)))
         for n, lr in enumerate(rates)
     ]
-    plan: dict[str, Any] = {"depth": recipe.cache.depth, "prefetch": recipe.movement.prefetch}
-    with (
-        sweep_of(recipe, variants) as sweep,
-        lookahead(recipe.in_shards(), sweep, **plan, policy=recipe.cache.policy) as batches,
-    ):
+    race = Race([variant.name for variant in variants], rules=Rules(alpha=0.0))
+    duty = Duty(recipe, variants, _ENDLESS, lambda name: "none", {})
+    used = how_many(processes, recipe, count, trace=False)
+    crew = Crew(duty) if used == 1 else Crews(duties(duty, race, used))
+    with crew:
+        crew.begin(None, None)
 
         def trained() -> Iterator[None]:
-            for batch in batches:
-                sweep.step(batch)
+            while (done := crew.step()) is not None:
+                race.see([done.losses[name] for name in race.names])
+                crew.end_step(last=False)
                 yield
 
-        yield trained(), batches, lambda: {"form": sweep.form}
+        form = (lambda: f"{used} processes") if isinstance(crew, Crews) else (lambda: crew.sweep.form)
+        others = (lambda: crew.facts()["cpu_seconds"]) if isinstance(crew, Crews) else (lambda: 0.0)
+        yield _Run(trained(), lambda: crew.facts()["window"], others, lambda: {"form": form()})

@@ -45,22 +45,24 @@ def optimizers_of(contender: Contender) -> list[Any]:
 
 
 class SweepSaving:
-    """A checkpoint of a sweep on its way: those of its variants are written beside each other, and then the header.
+    """A checkpoint that is being written: those of the variants at the same time, then the header.
 
     **Arguments**
 
     - `path`: the folder.
     - `step`: of the sweep.
-    - `savings`: of each variant, by its name.
-    - `body`: what the header says besides.
+    - `savings`: the checkpoint of each variant, by name.
+    - `body`: the rest of the header; None if somebody else writes the header, and then calls `confirmed`.
     """
 
-    def __init__(self, path: Path, step: int, savings: Mapping[str, Saving], body: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, step: int, savings: Mapping[str, Saving], body: Mapping[str, Any] | None) -> None:
         self.path, self.step = path, step
         self.failure: BaseException | None = None
         """Why it is not on disk and never will be."""
+        self.names = {name: saving.path.name for name, saving in savings.items()}
+        """The checkpoint of each variant, as the header names it."""
         self._savings, self._told = dict(savings), False
-        self._body = {**body, "variants": {name: saving.path.name for name, saving in savings.items()}}
+        self._body = body
         self._thread = threading.Thread(target=self._write, name="skirl checkpoint of a sweep")
         self._thread.start()
 
@@ -88,18 +90,57 @@ class SweepSaving:
                 saving.wait()
             except BaseException as error:  # told once, for all
                 self.failure = self.failure or error
-        try:
-            if self.failure is None:
-                write_sealed(self.path / HEADER, self._body, f"{self.step:016x}")
-        except BaseException as error:
-            self.failure = not_written(self.path, error)
-        if self.failure is not None:
+        if self.failure is not None or self._body is None:
             return
+        try:
+            write_header(self.path, self._body, self.names)
+        except BaseException as error:
+            self.failure = error
+            return
+        self.confirmed()
+
+    def confirmed(self) -> None:
+        """Remove what the header, which is on disk, no longer names."""
         for saving in self._savings.values():
-            try:  # what no header of the sweep names any more
+            try:
                 folder.retain(saving.folder, saving.number, 1, saving.number, saving.start)
             except OSError as error:  # the checkpoint is whole without this
                 log.warning("could not look for what is not needed any more in %s: %s", saving.folder, why(error))
+
+
+def header_of(step: int, left: Mapping[str, str], also: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the header of a checkpoint, without the names of its variants' checkpoints.
+
+    **Arguments**
+
+    - `step`: of the sweep.
+    - `left`: why each variant left that did.
+    - `also`: facts that come back with the header.
+    """
+    return {
+        "format": FORMAT,
+        "format_version": _VERSION,
+        "skirl": skirl_version(),
+        "step": step,
+        "left": dict(left),
+        "generator": base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode(),
+        "also": dict(also),
+    }
+
+
+def write_header(path: Path, body: Mapping[str, Any], names: Mapping[str, str]) -> None:
+    """Write the header, which makes a checkpoint count.
+
+    **Arguments**
+
+    - `path`: the folder.
+    - `body`: what `header_of` returned.
+    - `names`: the checkpoint of each variant.
+    """
+    try:
+        write_sealed(path / HEADER, {**body, "variants": dict(names)}, f"{body['step']:016x}")
+    except BaseException as error:
+        raise not_written(path, error) from error
 
 
 def not_written(path: Path, error: BaseException) -> BaseException:
@@ -117,30 +158,24 @@ def not_written(path: Path, error: BaseException) -> BaseException:
 
 
 def save_all(
-    path: Path, variants: Sequence[Contender], data: Lookahead | None, parts: Parts, also: Mapping[str, Any]
+    path: Path, variants: Sequence[Contender], data: Lookahead | None, parts: Parts, also: Mapping[str, Any] | None
 ) -> SweepSaving:
-    """Save every variant that is in the race, then the header: until it is there the one before counts, of all.
+    """Save every variant still in the race, then the header. Until the header is written, the previous checkpoint counts.
 
-    Rows are frozen and all else is copied when this returns; files are written by threads, one for each variant.
+    When this returns, rows are frozen and everything else is copied. Threads write the files, one for each variant.
 
     **Arguments**
 
-    - `path`: the folder; each variant has one of its name in it.
+    - `path`: the folder, which has a folder for each variant.
     - `variants`: all that have begun.
     - `data`: the lookahead.
     - `parts`: what else is saved of a variant.
-    - `also`: what comes back with the header.
+    - `also`: facts that come back with the header; None if somebody else writes the header.
     """
     savings: dict[str, Saving] = {}
-    body = {
-        "format": FORMAT,
-        "format_version": _VERSION,
-        "skirl": skirl_version(),
-        "step": 0 if data is None else data.step,
-        "left": {contender.name: contender.left for contender in variants if contender.left is not None},
-        "generator": base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode(),
-        "also": dict(also),
-    }
+    step = 0 if data is None else data.step
+    left = {contender.name: contender.left for contender in variants if contender.left is not None}
+    body = None if also is None else header_of(step, left, also)
     for contender in variants:
         if contender.left is None:
             with contender.drawing():
@@ -148,7 +183,7 @@ def save_all(
                     path / contender.name, model=contender.model, optimizers=parts(contender), data=data, keep=_ALL,
                     wait=False,
                 )  # fmt: skip
-    return SweepSaving(path, body["step"], savings, body)
+    return SweepSaving(path, step, savings, body)
 
 
 def read_header(path: Path, names: Sequence[str]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tyro.conf import Positional
 
@@ -49,6 +49,9 @@ class SweepCommand(Composed):
     show: ShowFlags = field(default_factory=ShowFlags)
     log_every: int | None = None
     """Steps between two lines of metrics and of the standing; chosen to give 100 to 200 of them if not given."""
+    processes: int | Literal["auto"] = "auto"
+    """Processes that train variants, each reading the stream for itself; auto: one for each core, if the sweep takes more
+    than some seconds."""
     plan: bool = False
     """Print variants, rows, bytes, memory and a predicted time, and train nothing."""
 
@@ -56,6 +59,8 @@ class SweepCommand(Composed):
         self.recipe.check_labels()
         if self.log_every is not None and self.log_every < 1:
             raise ValueError(f"log_every is {self.log_every}: set it to 1 or more steps")
+        if self.processes != "auto" and self.processes < 1:
+            raise ValueError(f"processes is {self.processes}: set it to 1 or more, or to auto")
         if self.recipe.step.shards > 1:
             raise ValueError(f"shards is {self.recipe.step.shards}, and steps of a sweep have one shard: leave it out")
         if not self.search.search:
@@ -95,7 +100,10 @@ class SweepCommand(Composed):
         from skirl.sweep.run import run
 
         try:
-            return run(self.recipe, variants, self.race, self.save, self.log, self.show, self.flat(), drawn)
+            return run(
+                self.recipe, variants, self.race, self.save, self.log, self.show, self.flat(), drawn,
+                processes=self.processes,
+            )  # fmt: skip
         except BaseException:
             if drawn is not None and not self.save.there:  # no other start will tell what became of its trials
                 drawn.fail()

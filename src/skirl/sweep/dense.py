@@ -175,3 +175,8 @@ class Choice:
         self._kept += 1
         if self._kept == self._until:
             self.anew(4 * self._until)
+
+
+def alike_in_threads() -> bool:
+    """Return whether torch computes the same in another thread: some of its settings are those of one thread."""
+    return torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")

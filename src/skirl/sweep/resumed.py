@@ -7,7 +7,7 @@ from skirl.sweep.keeping import plain
 from skirl.sweep.variants import Variant
 from skirl.train.resumed import FREE, check_flags, shown
 
-MAY = (FREE - {"lr", "dense_lr"}) | {"vary", "variants", "plan"}
+MAY = (FREE - {"lr", "dense_lr"}) | {"vary", "variants", "plan", "processes"}
 """Flags that may be others than those of the checkpoint. Variants themselves are compared. A learning rate may not change:
 losses from before and after are in one sum."""
 _THEN = "go on with that, or begin another sweep in another --save"

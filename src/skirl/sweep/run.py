@@ -4,17 +4,16 @@ import logging
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import asdict
-from math import nan
+from math import isfinite, nan
 from types import TracebackType
 from typing import Any
 
-from skirl.core.batch import Batch
-from skirl.pipeline.lookahead import Lookahead, lookahead
-from skirl.sweep.checkpoint import SweepSaving, forget, read_header
-from skirl.sweep.contender import Contender
-from skirl.sweep.entrant import Entrant, evaluate, facts, loss_of
+from skirl.sweep.checkpoint import forget, header_of, read_header, write_header
+from skirl.sweep.crew import Crew, Duty, check_pooled
+from skirl.sweep.crews import Crews, duties, how_many
+from skirl.sweep.diverged import Diverged
+from skirl.sweep.entrant import facts
 from skirl.sweep.flags import RaceFlags, points
 from skirl.sweep.folder import SweepFolder
 from skirl.sweep.keeping import KeepFlags, Told, plain
@@ -23,58 +22,14 @@ from skirl.sweep.report import report
 from skirl.sweep.resumed import check_variants
 from skirl.sweep.shown import Shown
 from skirl.sweep.study import Search
-from skirl.sweep.sweep import Diverged, Sweep
-from skirl.sweep.variants import Variant, Varied, hyperparameters, seeds_of_one
-from skirl.tools.machine import machine, peak_bytes
+from skirl.sweep.variants import Varied, hyperparameters, seeds_of_one
+from skirl.tools.machine import machine
 from skirl.tools.os_errors import NotWritten
 from skirl.tools.progress import Progress
 from skirl.train.flags import LogFlags, ShowFlags
 from skirl.train.recipe import Recipe
-from skirl.train.verify import touched_rows
 
 log = logging.getLogger("skirl")
-
-
-def sweep_of(recipe: Recipe, variants: Sequence[Varied], *, form: str = "auto", resume: bool = False) -> Sweep:
-    """The sweep of a recipe's variants; nothing is allocated for rows before its first batch.
-
-    **Arguments**
-
-    - `recipe`: what they have in common.
-    - `variants`: its variants.
-    - `form`: how they are trained beside each other.
-    - `resume`: whether it will go on from a checkpoint.
-    """
-    pooled = {variant.recipe.pooled: variant for variant in reversed(variants)}
-    if len(pooled) > 1:
-        raise ValueError(
-            f"variant {pooled[True].name} pools the ids of a feature and {pooled[False].name} does not: run two sweeps"
-        )
-    recipes = {variant.name: variant.recipe for variant in variants}
-    shared = [
-        Variant(
-            v.name,
-            {"dim": v.recipe.model.row_dim, "optimizer": v.recipe.row_optimizer(), "seed": v.recipe.data.seed},
-        )
-        for v in variants
-    ]
-    import torch
-
-    store, link = recipe.cache.store, recipe.movement.link
-    return Sweep(
-        lambda contender: recipes[contender.name].model_over(contender.embeddings),
-        shared,
-        recipe.tables(),
-        cache=recipe.cache_size(touched_rows(recipe) if recipe.counts_first else 0),
-        store=store if link is None else f"link:{link}:{store}",
-        loss=loss_of,
-        pooled=next(iter(pooled)),
-        dtype=getattr(torch, recipe.device.dtype),
-        device=recipe.device.device,
-        threads=recipe.device.threads or 1,
-        resume=resume,
-        form=form,
-    )
 
 
 def run(
@@ -86,6 +41,8 @@ def run(
     show: ShowFlags,
     flags: dict[str, Any],
     drawn: Search | None = None,
+    *,
+    processes: int | str = 1,
 ) -> dict[str, Any]:
     """Train the variants, showing progress; what came of it.
 
@@ -99,28 +56,18 @@ def run(
     - `show`: what is shown.
     - `flags`: all of the command's, to write down.
     - `drawn`: the trials that the variants are, if they were drawn.
+    - `processes`: how many train variants; "auto": one for each core, if the sweep takes more than seconds.
     """
-    going = _Going(recipe, variants, race_flags, keeping, logged, flags, drawn)
+    going = _Going(recipe, variants, race_flags, keeping, logged, flags, drawn, processes)
     to = sys.stderr if show.json else sys.stdout
     progress = Progress("sweep", steps=going.stream.steps, to=to, quiet=show.quiet, below=going.shown.table)
-    cache = recipe.cache
-    plan: dict[str, Any] = {"depth": cache.depth, "prefetch": recipe.movement.prefetch, "policy": cache.policy}
-    with (
-        going,
-        going.sweep,
-        lookahead(going.stream, going.sweep, **plan, trace=logged.trace) as batches,
-        Told(keeping.save is not None) as told,
-        progress,
-        ExitStack() as runs,
-    ):
-        going.begin(batches, runs)
-        for batch in batches:
-            if not going.step(batches, batch):
+    with going, going.crew, Told(keeping.save is not None) as told, progress:
+        going.begin()
+        while going.step():
+            progress(going.steps, going.shown.facts)
+            if going.keep(told):
                 break
-            progress(batches.step, going.shown.facts)
-            if going.keep(batches, told):
-                break
-        result = going.end(batches, told)
+        result = going.end(told)
     if told.by == "Ctrl-C":
         log.warning("step %s is saved in %s: --resume goes on from there", f"{result['steps']:,}", keeping.save)
         raise KeyboardInterrupt
@@ -128,11 +75,11 @@ def run(
 
 
 class _Going:
-    """A sweep on its way: it begins or goes on, steps, is saved, and ends. One without a first batch leaves nothing behind.
+    """A sweep that runs: it starts or goes on, steps, is saved, and ends. If there is no first batch, it leaves nothing.
 
     **Arguments**
 
-    - `recipe`, `variants`, `race_flags`, `keeping`, `logged`, `flags`, `drawn`: as for `run`.
+    - `recipe`, `variants`, `race_flags`, `keeping`, `logged`, `flags`, `drawn`, `processes`: as for `run`.
     """
 
     def __init__(
@@ -144,47 +91,48 @@ class _Going:
         logged: LogFlags,
         flags: dict[str, Any],
         drawn: Search | None,
+        processes: int | str,
     ) -> None:
         self.recipe, self.variants, self.keeping, self.flags = recipe, variants, keeping, flags
         self.drawn = drawn
-        self.saved: dict[str, Any] | None = None
-        """What the checkpoint says that the sweep goes on from; None: it begins."""
+        self.header: dict[str, Any] | None = None
+        """Of the checkpoint that the sweep goes on from; None: it starts."""
+        saved: dict[str, Any] = {}
         if keeping.goes_on:
             assert keeping.save is not None
-            saved = self.saved = read_header(keeping.save, [variant.name for variant in variants])["also"]
+            self.header = read_header(keeping.save, [variant.name for variant in variants])
+            saved = self.header["also"]
             check_variants(saved, variants)
-        resume = self.saved is not None
+        check_pooled(variants)
         self.stream = recipe.stream()
         steps = self.stream.steps or recipe.data.steps  # of files that nobody has counted, as many as were asked for
         self.every = points(steps) if flags["log_every"] is None else flags["log_every"]
         """Steps between two lines."""
         self.race = Race([variant.name for variant in variants], seeds_of_one(variants), race_flags.rules(steps))
-        where = self.saved["run"] if self.saved is not None and logged.folder() == "auto" else logged.folder()
+        if saved:
+            self.race.load_state_dict(saved["race"])
+        where = saved["run"] if saved and logged.folder() == "auto" else logged.folder()
         self.folder = SweepFolder(where or "none", f"sweep-{recipe.data.kind}", resume=keeping.resume)
-        self.sweep = sweep_of(recipe, variants, resume=resume)
-        table = hyperparameters(variants)
-        try:
-            self.entrants = {
-                variant.name: Entrant(
-                    variant, contender, variant.recipe.rates_of(contender.embeddings, contender.dense),  # type: ignore[arg-type]
-                    lists=self.stream.lists, folder=self.folder.of(variant.name), every=self.every, resume=keeping.resume,
-                    table=table,
-                )
-                for variant, contender in zip(variants, self.sweep.variants, strict=True)
-            }  # fmt: skip
-        except BaseException:
-            self.sweep.close()  # a second try must find its stores free
-            raise
-        self.shown = Shown(self.race, self.entrants)
-        self.results: dict[str, dict[str, Any]] = {}
-        self.spent = 0
+        self.spent: int = saved.get("spent", 0)
         """Steps of variants."""
-        self._came = False
-        """Whether there was a batch."""
+        self.results: dict[str, dict[str, Any]] = saved.get("results", {})
+        """By variant that is not trained any more."""
+        racing = [variant for variant in variants if variant.name in self.race.racing]
+        duty = Duty(
+            recipe, racing, self.every, self.folder.of, hyperparameters(variants), resume=keeping.resume,
+            goes_on=self.header is not None, trace=logged.trace,
+        )  # fmt: skip
+        self.processes = how_many(processes, recipe, len(racing), trace=logged.trace is not None)
+        self.crew = Crew(duty) if self.processes == 1 else Crews(duties(duty, self.race, self.processes))
+        self.shown = Shown(self.race, self._aucs)
+        self.steps = self.race.step
+        self._came = self._still_saving = False
+        """Whether there was a batch; whether a checkpoint was still being written after the last step."""
         self.failed: str | None = None
         self.not_saved: str | None = None
         """Why the newest checkpoint is not there."""
-        self._saving: SweepSaving | None = None
+        self._saving: tuple[dict[str, Any], dict[str, str]] | None = None
+        """The header of the checkpoint that is being written, and the names of its variants' checkpoints."""
         self._began = time.monotonic()
 
     def __enter__(self) -> "_Going":
@@ -195,102 +143,81 @@ class _Going:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.folder.__exit__(kind, error, trace)
-        came_to_nothing = isinstance(error, Exception) and not self._came and self.saved is None
+        came_to_nothing = isinstance(error, Exception) and not self._came and self.header is None
         if came_to_nothing and self.keeping.save is not None:
             forget(self.keeping.save)
 
-    def begin(self, batches: Lookahead, runs: ExitStack) -> None:
-        """Go on from the checkpoint, or write one and wait for it: from here on the sweep can be resumed.
-
-        runs: closes what is written of each variant.
-        """
-        if self.saved is not None and self.keeping.save is not None:
-            self.sweep.load(self.keeping.save, parts=self._parts)
-            self.race.load_state_dict(self.saved["race"])
-            self.spent, self.results = self.saved["spent"], self.saved["results"]
-            for name, result in self.results.items():
-                self.entrants[name].end(result["auc"])
-        self.folder.begin(self.flags, self.variants, self.race, batches.step)
-        for name in self.race.racing:
-            runs.enter_context(self.entrants[name].run.begin(batches, self.entrants[name].meter))
-        if self.saved is None and self.keeping.save is not None:
-            self._save(batches)
+    def begin(self) -> None:
+        """Go on from the checkpoint, or write one and wait for it: from here on the sweep can be resumed."""
+        step = self.crew.begin(self.keeping.save, self.header)
+        self.folder.begin(self.flags, self.variants, self.race, step)
+        if self.header is None and self.keeping.save is not None:
+            self._save()
             self._settle()
 
-    def step(self, batches: Lookahead, batch: Batch) -> bool:
-        """Train all that race on a batch, and let those leave that are behind; False where none is left.
-
-        batch: the one in the loop.
-        """
-        racing, race, entrants = self.race.racing, self.race, self.entrants
-        self._came = True
-        try:
-            self.sweep.step(batch)
-        except Diverged as error:
-            self.failed = str(error)
-        self.spent += len(racing)
-        losses = {name: entrants[name].step(batch) for name in racing}
-        if self.failed is not None:
-            self.results |= {
-                name: entrants[name].finish(batches, f"diverged at step {batches.step:,}") for name in racing
-            }
+    def step(self) -> bool:
+        """Train all that race on a batch, and let those leave that are behind. Return False if none or no batch is left."""
+        race, racing = self.race, self.race.racing
+        done = self.crew.step()
+        if done is None:
             return False
-        for left in race.see([losses.get(name, nan) for name in race.names]):
-            if left.kind != "diverged":
-                self.sweep.drop(left.variant, left.why)
-            self.results[left.variant] = entrants[left.variant].finish(batches, left.why)
-            self.folder.left(left)
-        last = batches.step == self.stream.steps
-        if last and self.stream.held_out:
-            held_out = self.stream.held_out_at(batches.state_dict()["loader"])
-            evaluate([entrants[name] for name in race.racing], batches.step, held_out or ())
-        for name in race.racing:
-            entrants[name].after_step(batches)
-        if batches.step % self.every == 0 or last:
+        self.steps, self._came, self._still_saving = done.step, True, done.saving
+        self.spent += len(racing)
+        if not any(map(isfinite, done.losses.values())):
+            last = racing[-1]
+            self.failed = str(Diverged.all_of(len(self.variants), last, done.step, done.losses[last]))
+            self._leave(dict.fromkeys(racing, f"diverged at step {done.step:,}"))
+            return False
+        if left := race.see([done.losses.get(name, nan) for name in race.names]):
+            self._leave({one.variant: one.why for one in left})
+            for one in left:
+                self.folder.left(one)
+        last_step = done.step == self.stream.steps
+        self.crew.end_step(last=last_step)
+        self.shown.read(done.samples)
+        if done.step % self.every == 0 or last_step:
             seconds = time.monotonic() - self._began
-            self.folder.standing(batches.step, seconds, race.standing(), lambda: self.shown.aucs(now=True))
-        self.shown.rate()
+            self.folder.standing(done.step, seconds, race.standing(), lambda: self.shown.aucs(now=True))
         return True
 
-    def keep(self, batches: Lookahead, told: Told) -> bool:
-        """Save if it is time to; True where the sweep was told to stop."""
-        stop = told.by is not None
+    def keep(self, told: Told) -> bool:
+        """Save if it is time to. Return whether the sweep was told to stop."""
+        stop, step = told.by is not None, self.race.step
         if self.keeping.save is not None:
-            if self._saving is not None and self._saving.done:
+            if self._saving is not None and not self._still_saving:
                 self._settle()
-            if stop or batches.step == self.stream.steps or self.keeping.due(batches.step):
-                self._save(batches)
+            if stop or step == self.stream.steps or self.keeping.due(step):
+                self._save()
             if stop:
                 self._settle()
         return stop
 
-    def end(self, batches: Lookahead, told: Told) -> dict[str, Any]:
-        """All is trained; what came of it."""
+    def end(self, told: Told) -> dict[str, Any]:
+        """All is trained. Return what came of it."""
         race, results = self.race, self.results
-        results |= {
-            name: self.entrants[name].finish(batches, None) for name in race.racing if not self.entrants[name].done
-        }
+        if self.failed is None:
+            self.shown.aucs(now=True)
+            results |= self.crew.finish()
         self._settle()
         if self.drawn is not None and told.by is None:
             self.drawn.tell(race, failed=self.failed is not None)
-        aucs, seconds = self.shown.aucs(now=True), time.monotonic() - self._began
+        aucs, seconds = self._aucs(), time.monotonic() - self._began
         of_variants = [f"{name}: {text}" for name in race.names for text in results[name]["missing"]]
         result = {
             "command": "sweep",
             **self.flags,
             "winner": None if self.failed else race.winner(),
-            "steps": batches.step,
+            "steps": self.steps,
             "variant_steps": self.spent,
-            "cost": self.spent / max(1, batches.step * len(self.variants)),
+            "cost": self.spent / max(1, self.steps * len(self.variants)),
             "seed_noise": race.seed_noise(),
             "seconds": seconds,
             "samples_per_second": self.shown.rate(),
             "standing": [asdict(place) | {"auc": aucs.get(place.variant)} for place in race.standing()],
             "by_variant": {name: facts(results[name]) for name in race.names},
-            "plans": self.sweep.plans,
-            "read_batches": self.sweep.read_batches,
-            "peak_bytes": peak_bytes(),
-            "machine": machine(),
+            "processes_used": self.processes,
+            **self.crew.facts(),
+            "machine": machine() | {"threads": self.recipe.device.threads},
             "run": self.folder.name,
             "stopped_by": told.by,
             "missing": self.folder.missing + of_variants,
@@ -299,11 +226,16 @@ class _Going:
         page = self.folder.finish(result, lambda folder: report(folder, None)["page"])
         return result | {"page": page, "missing": self.folder.missing + of_variants}
 
-    def _parts(self, contender: Contender) -> list[Any]:
-        return self.entrants[contender.name].parts
+    def _leave(self, why: dict[str, str]) -> None:
+        self.results |= self.crew.leave(why)
 
-    def _save(self, batches: Lookahead) -> None:
-        """Begin to save; the one before is on disk then. Where one cannot be written, the sweep goes on."""
+    def _aucs(self) -> dict[str, float | None]:
+        """Of all variants, those that are not trained any more too."""
+        done = {name: result["auc"] for name, result in self.results.items()}
+        return {**(self.crew.aucs() if len(done) < len(self.variants) else {}), **done}
+
+    def _save(self) -> None:
+        """Begin to save, after the checkpoint before is on disk. Where one cannot be written, the sweep goes on."""
         assert self.keeping.save is not None
         self._settle()
         also = {
@@ -311,20 +243,26 @@ class _Going:
             "search": None if self.drawn is None else self.drawn.also, "flags": self.flags,
             "overrides": {variant.name: dict(variant.overrides) for variant in self.variants},
         }  # fmt: skip
+        left = {name: result["left"] for name, result in self.results.items()}
+        body = header_of(self.race.step, left, plain(also))
         try:
-            self._saving = self.sweep.save(self.keeping.save, parts=self._parts, also=plain(also), wait=False)
+            self._saving = body, self.crew.save(self.keeping.save)
         except NotWritten as error:
-            self._fail(batches.step, error)
+            self._fail(self.race.step, error)
 
     def _settle(self) -> None:
+        """Return when the checkpoint that is being written is on disk: its header makes it count."""
         saving, self._saving = self._saving, None
         if saving is None:
             return
+        assert self.keeping.save is not None
         try:
-            saving.wait()
+            self.crew.wait_saved()
+            write_header(self.keeping.save, *saving)
+            self.crew.confirm()
             self.not_saved = None
         except NotWritten as error:
-            self._fail(saving.step, error)
+            self._fail(saving[0]["step"], error)
 
     def _fail(self, step: int, error: NotWritten) -> None:
         self.not_saved = f"step {step:,} is not saved: {error}"

@@ -1,9 +1,9 @@
 """What is shown while a race goes on: a table on a terminal, a line elsewhere."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
-from skirl.sweep.entrant import Entrant
 from skirl.sweep.race import Race
 from skirl.sweep.table import as_facts, drawn
 
@@ -12,36 +12,49 @@ _AUCS_EVERY = 2.0
 
 
 class Shown:
-    """Where all stand, and how fast it goes.
+    """The standing of all variants, and the speed.
 
     **Arguments**
 
     - `race`: of the variants.
-    - `entrants`: the variants by name.
+    - `aucs`: computes the AUC of each variant, of all its predictions so far.
     """
 
-    def __init__(self, race: Race, entrants: dict[str, Entrant]) -> None:
-        self._race, self._entrants = race, entrants
+    def __init__(self, race: Race, aucs: Callable[[], dict[str, float | None]]) -> None:
+        self._race, self._compute = race, aucs
         self._aucs: dict[str, float | None] = {}
         self._due, self._began = 0.0, time.monotonic()
         self._before: int | None = None
+        self._samples = 0
 
     def aucs(self, *, now: bool = False) -> dict[str, float | None]:
-        """Of all predictions of each variant so far."""
+        """Return the AUCs, at most some seconds old.
+
+        **Arguments**
+
+        - `now`: compute them anew.
+        """
         if now or time.monotonic() >= self._due:
-            for name, entrant in self._entrants.items():
-                self._aucs[name] = entrant.auc if entrant.done else entrant.meter.metrics.scores().auc
+            self._aucs = self._compute()
             self._due = time.monotonic() + _AUCS_EVERY
         return self._aucs
 
-    def rate(self) -> float:
-        """Samples a second of the stream in this process: each counts once, however many variants are trained on it."""
-        samples = max(entrant.meter.samples for entrant in self._entrants.values())
+    def read(self, samples: int) -> None:
+        """Take note of a step.
+
+        **Arguments**
+
+        - `samples`: of the stream that were read so far.
+        """
+        self._samples = samples
         if self._before is None:
-            self._before = samples
-            self._began = time.monotonic()
+            self._before, self._began = samples, time.monotonic()
+
+    def rate(self) -> float:
+        """Samples of the stream per second since the first step; each counts once, for all variants."""
+        if self._before is None:
             return 0.0
-        return (samples - self._before) / max(time.monotonic() - self._began, 1e-9)
+        return (self._samples - self._before) / max(time.monotonic() - self._began, 1e-9)
 
     def table(self) -> Any:
         """On a terminal."""

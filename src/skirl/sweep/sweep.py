@@ -23,7 +23,8 @@ from skirl.pipeline.lookahead import Lookahead
 from skirl.store import Store
 from skirl.sweep.checkpoint import Parts, SweepSaving, load_all, optimizers_of, read_header, save_all
 from skirl.sweep.contender import Bags, Contender, Rows
-from skirl.sweep.dense import LANES, LOOP, Choice, Lanes
+from skirl.sweep.dense import LANES, LOOP, Choice, Lanes, alike_in_threads
+from skirl.sweep.diverged import Diverged
 from skirl.sweep.fleet import Fleet, shared_banks
 from skirl.sweep.models import check_apart, made_of
 from skirl.sweep.overrides import check_names, of_variant, optimizer_of, store_of, tables_of
@@ -34,10 +35,6 @@ from skirl.tools.machine import cores
 log = logging.getLogger("skirl")
 
 Loss = Callable[[Any, Any], "Tensor | tuple[Tensor, Any]"]
-
-
-class Diverged(ArithmeticError):
-    """No variant of a sweep is left: the losses of all became infinite, or no numbers."""
 
 
 def _loss_of(model: Any, batch: Any) -> Tensor:
@@ -159,6 +156,7 @@ class Sweep:
         """The checkpoint that is being written."""
         self._known = False
         """Whether each variant has trained once, alone: then it is known which draw random numbers."""
+        self._in_loop_only = False
         self._ended: float | None = None  # when the last step did: steps are timed with the wait for their batch
         self.fleet = Fleet({c.name: c.embeddings.engine for c in self.variants}, cache)
 
@@ -210,12 +208,12 @@ class Sweep:
             )
         racing = self.racing
         form = self.form if self._known else LOOP
-        beside = [c for c in racing if c.beside] if form == LANES and _alike_in_threads() else []
+        beside = [c for c in racing if c.beside] if form == LANES and alike_in_threads() else []
         if beside:
             self._in_lanes(beside, batch)
         for contender in racing:
             if contender not in beside:
-                watched = self._lanes is not None and contender.beside
+                watched = self._lanes is not None and contender.beside and not self._in_loop_only
                 with contender.watched_turn() if watched else contender.turn():
                     self._train(contender, batch)
         now = time.perf_counter()
@@ -284,10 +282,7 @@ class Sweep:
             return
         step = 0 if self.lookahead is None else self.lookahead.step
         if len(self.racing) == 1:
-            raise Diverged(
-                f"all {len(self.variants)} variants have diverged, the last one ({contender.name!r}) in step {step}, where "
-                f"its loss is {contender.loss}: try smaller learning rates"
-            )
+            raise Diverged.all_of(len(self.variants), contender.name, step, contender.loss)
         log.warning("variant %r has diverged: its loss is %s in step %d", contender.name, contender.loss, step)
         self._leave(contender, f"diverged in step {step}")
 
@@ -315,9 +310,14 @@ class Sweep:
                 f"sweep.save is called in the turn of variant {now!r}, whose random numbers are out then: call it after the "
                 "loop over the variants"
             )
-        self._settle()
-        self._saving = saving = save_all(Path(path), self.variants, self.lookahead, parts, also or {})
+        saving = self.save_variants(Path(path), parts, also or {})
         return saving.wait() if wait else saving
+
+    def save_variants(self, path: Path, parts: Parts, also: Mapping[str, Any] | None) -> SweepSaving:
+        """Begin to save, as `save` does. With None as `also` somebody else writes the header, for several sweeps."""
+        self._settle()
+        self._saving = saving = save_all(path, self.variants, self.lookahead, parts, also)
+        return saving
 
     def _settle(self) -> None:
         """Return when the checkpoint that is being written is on disk; if it cannot be, its error is raised, once."""
@@ -348,7 +348,13 @@ class Sweep:
     @property
     def form(self) -> str:
         """How `step` trains the variants: "loop" or "lanes"."""
-        return self._choice.next() if self._lanes is not None and len(self.racing) > 1 else LOOP
+        alone = self._lanes is None or self._in_loop_only or len(self.racing) == 1
+        return LOOP if alone else self._choice.next()
+
+    def use_loop_only(self, only: bool) -> None:
+        """Train variants one after the other for now, since other processes use the other cores; or in any form again."""
+        self._in_loop_only, self._known = only, False
+        self._choice.anew()
 
     @property
     def plans(self) -> int:
@@ -473,8 +479,3 @@ class Sweep:
             for contender in reversed(self.variants):
                 closing.callback(contender.embeddings.close)
             closing.callback(self._settle)
-
-
-def _alike_in_threads() -> bool:
-    """Whether torch does the same in another thread: what is set for this one alone, is not set there."""
-    return torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")

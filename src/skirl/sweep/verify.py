@@ -18,8 +18,8 @@ from skirl.engine.capacity import CacheSize
 from skirl.engine.engine import Engine
 from skirl.pipeline.lookahead import lookahead
 from skirl.sweep.contender import Contender
+from skirl.sweep.crew import sweep_of
 from skirl.sweep.dense import LANES, LOOP
-from skirl.sweep.run import sweep_of
 from skirl.sweep.sweep import Sweep
 from skirl.sweep.variants import Varied
 from skirl.train.fingerprints import Trace, compare, digest, fingerprints, rows_of

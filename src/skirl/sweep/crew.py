@@ -1,0 +1,277 @@
+"""The variants of a sweep that one process trains: driven step by step, and all it answers is plain data."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from skirl.core.batch import Batch
+from skirl.pipeline.lookahead import Lookahead, lookahead
+from skirl.sweep.checkpoint import SweepSaving, load_all
+from skirl.sweep.contender import Contender
+from skirl.sweep.diverged import Diverged
+from skirl.sweep.entrant import Entrant, evaluate, loss_of
+from skirl.sweep.sweep import Sweep
+from skirl.sweep.variants import Variant, Varied
+from skirl.tools.machine import peak_bytes
+from skirl.train.recipe import Recipe
+from skirl.train.verify import touched_rows
+
+
+@dataclass(frozen=True)
+class Duty:
+    """What a crew trains, and what it writes down.
+
+    **Arguments**
+
+    - `recipe`: what the variants have in common; its cache is that of this crew.
+    - `variants`: the ones to train.
+    - `every`: steps between two lines of metrics.
+    - `folder`: returns the folder of a variant's run, or "none".
+    - `table`: what differs between the variants of the whole sweep.
+    - `resume`: whether run folders may exist already.
+    - `goes_on`: whether a checkpoint will be loaded.
+    - `trace`: a file for the timeline.
+    - `alone`: whether no other process trains, so that threads may train variants at the same time.
+    """
+
+    recipe: Recipe
+    variants: Sequence[Varied]
+    every: int
+    folder: Callable[[str], str]
+    table: Mapping[str, Mapping[str, Any]]
+    resume: bool = False
+    goes_on: bool = False
+    trace: Path | None = None
+    alone: bool = True
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """What came of one step."""
+
+    step: int
+    losses: dict[str, float]
+    """By variant."""
+    samples: int
+    """Read so far by this process."""
+    saving: bool
+    """Whether a checkpoint is still being written."""
+
+
+class Crew:
+    """Trains variants on a stream, in its with-block.
+
+    **Arguments**
+
+    - `duty`: what to train.
+    """
+
+    def __init__(self, duty: Duty) -> None:
+        self._duty = duty
+        recipe = duty.recipe
+        self.stream = recipe.stream()
+        self.sweep = sweep_of(recipe, duty.variants, resume=duty.goes_on)
+        self.sweep.use_loop_only(not duty.alone)
+        try:
+            self.entrants = {
+                variant.name: Entrant(
+                    variant, contender, variant.recipe.rates_of(contender.embeddings, contender.dense),  # type: ignore[arg-type]
+                    lists=self.stream.lists, folder=duty.folder(variant.name), every=duty.every, resume=duty.resume,
+                    table=duty.table,
+                )
+                for variant, contender in zip(duty.variants, self.sweep.variants, strict=True)
+            }  # fmt: skip
+        except BaseException:
+            self.sweep.close()  # a second try must find its stores free
+            raise
+        self._open = ExitStack()
+        self._runs = ExitStack()
+        self._saving: SweepSaving | None = None
+        self._left: set[str] = set()
+        self._coming: Iterator[Batch] | None = None
+
+    def __enter__(self) -> "Crew":
+        recipe, cache = self._duty.recipe, self._duty.recipe.cache
+        with ExitStack() as stack:
+            stack.enter_context(self.sweep)
+            self.batches: Lookahead = stack.enter_context(
+                lookahead(
+                    self.stream, self.sweep, depth=cache.depth, prefetch=recipe.movement.prefetch, policy=cache.policy,
+                    trace=self._duty.trace,
+                )
+            )  # fmt: skip
+            stack.enter_context(self._runs)
+            self._open = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.__exit__(kind, error, trace)
+
+    def begin(self, path: Path | None, header: Mapping[str, Any] | None) -> int:
+        """Start the runs, or go on from a checkpoint. Return the step.
+
+        **Arguments**
+
+        - `path`: the folder of the checkpoint.
+        - `header`: of the checkpoint, which has all variants of this crew; None: the sweep starts.
+        """
+        if header is not None:
+            assert path is not None
+            load_all(path, header, self.sweep.racing, self.batches, self._parts)
+            self.sweep.fleet.know_rows()
+        for entrant in self.entrants.values():
+            self._runs.enter_context(entrant.run.begin(self.batches, entrant.meter))
+        return self.batches.step
+
+    def step(self) -> Stepped | None:
+        """Train all variants on the next batch. Return None if there is none."""
+        if self._coming is None:
+            self._coming = iter(self.batches)
+        batch = next(self._coming, None)
+        if batch is None:
+            return None
+        racing = self.racing
+        with suppress(Diverged):  # all of this crew: others may go on
+            self.sweep.step(batch)
+        losses = {name: self.entrants[name].step(batch) for name in racing}
+        samples = max(entrant.meter.samples for entrant in self.entrants.values())
+        return Stepped(self.batches.step, losses, samples, self._saving is not None and not self._saving.done)
+
+    def leave(self, why: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+        """Let variants leave. Return the result of each.
+
+        **Arguments**
+
+        - `why`: the reason of each, by name.
+        """
+        results = {}
+        for name, reason in why.items():
+            if self.sweep[name].left is None and len(self.sweep) > 1:
+                self.sweep.drop(name, reason)
+            results[name] = self.entrants[name].finish(self.batches, reason)
+            self._left.add(name)
+        if not self.racing:  # others may go on for long
+            self._open.close()
+        return results
+
+    def end_step(self, *, last: bool) -> None:
+        """Write the metrics that are due.
+
+        **Arguments**
+
+        - `last`: whether the stream ends here: then the samples held out are predicted first.
+        """
+        racing = [self.entrants[name] for name in self.racing]
+        if last and self.stream.held_out:
+            evaluate(racing, self.batches.step, self.stream.held_out_at(self.batches.state_dict()["loader"]) or ())
+        for entrant in racing:
+            entrant.after_step(self.batches)
+
+    def aucs(self) -> dict[str, float | None]:
+        """Return the AUC of all predictions so far of each variant still in the race."""
+        return {name: self.entrants[name].meter.metrics.scores().auc for name in self.racing}
+
+    def save(self, path: Path) -> dict[str, str]:
+        """Begin to save the variants. Return the name of each one's checkpoint; it counts once a header names it.
+
+        **Arguments**
+
+        - `path`: the folder of the sweep's checkpoints.
+        """
+        self._saving = self.sweep.save_variants(path, self._parts, None)
+        return self._saving.names
+
+    def wait_saved(self) -> None:
+        """Return when the variants are on disk. Raise if they could not be written, once."""
+        if self._saving is not None:
+            self._saving.wait()
+
+    def confirm(self) -> None:
+        """Remove older checkpoints: the header names the newest."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.confirmed()
+
+    def finish(self) -> dict[str, dict[str, Any]]:
+        """Training is over. Return the result of each variant that was trained to the end."""
+        return {name: self.entrants[name].finish(self.batches, None) for name in self.racing}
+
+    def facts(self) -> dict[str, float]:
+        """Return what this process did and took; `window` is the number of steps that it has read ahead."""
+        return {
+            "plans": self.sweep.plans,
+            "read_batches": self.sweep.read_batches,
+            "window": self.batches.window,
+            "peak_bytes": peak_bytes(),
+            "cpu_seconds": time.process_time(),
+        }
+
+    def in_any_form(self) -> None:
+        """No other process of the sweep trains any more: threads may."""
+        self.sweep.use_loop_only(False)
+
+    @property
+    def racing(self) -> list[str]:
+        """Names of the variants still in the race."""
+        return [name for name in self.entrants if name not in self._left]
+
+    def _parts(self, contender: Contender) -> list[Any]:
+        return self.entrants[contender.name].parts
+
+
+def check_pooled(variants: Sequence[Varied]) -> None:
+    """Refuse variants of which some pool the ids of a feature and others do not.
+
+    **Arguments**
+
+    - `variants`: of one sweep.
+    """
+    pooled = {variant.recipe.pooled: variant for variant in reversed(variants)}
+    if len(pooled) > 1:
+        raise ValueError(
+            f"variant {pooled[True].name} pools the ids of a feature and {pooled[False].name} does not: run two sweeps"
+        )
+
+
+def sweep_of(recipe: Recipe, variants: Sequence[Varied], *, form: str = "auto", resume: bool = False) -> Sweep:
+    """Return the sweep of a recipe's variants. Nothing is allocated for rows before its first batch.
+
+    **Arguments**
+
+    - `recipe`: what they have in common.
+    - `variants`: its variants.
+    - `form`: "loop", "lanes" or "auto", as for `Sweep`.
+    - `resume`: whether it will go on from a checkpoint.
+    """
+    check_pooled(variants)
+    recipes = {variant.name: variant.recipe for variant in variants}
+    shared = [
+        Variant(
+            v.name,
+            {"dim": v.recipe.model.row_dim, "optimizer": v.recipe.row_optimizer(), "seed": v.recipe.data.seed},
+        )
+        for v in variants
+    ]
+    import torch
+
+    store, link = recipe.cache.store, recipe.movement.link
+    return Sweep(
+        lambda contender: recipes[contender.name].model_over(contender.embeddings),
+        shared,
+        recipe.tables(),
+        cache=recipe.cache_size(touched_rows(recipe) if recipe.counts_first else 0),
+        store=store if link is None else f"link:{link}:{store}",
+        loss=loss_of,
+        pooled=variants[0].recipe.pooled,
+        dtype=getattr(torch, recipe.device.dtype),
+        device=recipe.device.device,
+        threads=recipe.device.threads or 1,
+        resume=resume,
+        form=form,
+    )

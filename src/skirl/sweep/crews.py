@@ -1,0 +1,351 @@
+"""A sweep in several processes: each trains some of the variants, and all go step by step.
+
+Threads of one process wait for its interpreter where steps are short. Every process reads the stream and plans for itself.
+"""
+
+import ctypes
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from skirl.engine.too_small import DoesNotFit
+from skirl.sweep.crew import Crew, Duty, Stepped
+from skirl.sweep.race import Race
+from skirl.sweep.variants import Varied
+from skirl.tools.machine import cores, free_bytes
+from skirl.train.recipe import Recipe
+
+POSSIBLE = sys.platform == "linux"
+"""Elsewhere a copy of a process that has imported torch may hang."""
+WORTH = 1 << 21
+"""Samples of variants, and as many again for each step, from which on a sweep is worth several processes."""
+_OF_A_STEP = 512
+"""Samples that take as long as all that a step takes besides."""
+_PATIENCE = 60.0
+"""Seconds in which a process writes its rows to its stores, after an error elsewhere."""
+
+
+class CrewDied(RuntimeError):
+    """A process of the sweep ended by itself."""
+
+
+def how_many(asked: int | str, recipe: Recipe, variants: int, *, trace: bool) -> int:
+    """Return how many processes train.
+
+    **Arguments**
+
+    - `asked`: the flag: a number, or "auto": one for each core, if the sweep takes more than seconds.
+    - `recipe`: what the variants have in common.
+    - `variants`: how many there are.
+    - `trace`: whether a timeline is drawn, which has one process.
+    """
+    on_cpu = recipe.device.device == "cpu"
+    if asked != "auto":
+        if int(asked) > 1 and (why := _only_one(on_cpu, trace=trace)):
+            raise ValueError(f"processes is {asked}, and {why}: set processes to 1")
+        return min(int(asked), variants)
+    if _only_one(on_cpu, trace=trace):
+        return 1
+    steps = recipe.stream().steps or recipe.data.steps
+    if steps is not None and steps * variants * (recipe.data.batch + _OF_A_STEP) < WORTH:
+        return 1
+    return max(1, min(cores() // (recipe.device.threads or 1), variants))
+
+
+def _only_one(on_cpu: bool, *, trace: bool) -> str | None:
+    if not POSSIBLE:
+        return "only Linux can copy a process that has imported torch"
+    if not on_cpu:
+        return "one process has the device"
+    return "a timeline is of one process" if trace else None
+
+
+def dealt(variants: Sequence[Varied], race: Race, count: int) -> list[list[Varied]]:
+    """Deal variants to processes: those of one shape, and seeds of one configuration, to different ones.
+
+    **Arguments**
+
+    - `variants`: those to train.
+    - `race`: knows their configurations.
+    - `count`: how many processes there are.
+    """
+    of = dict(zip(race.names, race.configurations, strict=True))
+    width = {variant.name: _numbers(variant) for variant in variants}
+    order = sorted(variants, key=lambda v: (-width[v.name], v.recipe.model.model, of[v.name]))
+    hands: list[list[Varied]] = [[] for _ in range(count)]
+    for n, variant in enumerate(order):  # back and forth, so that the first one does not get the widest each time
+        turn, place = divmod(n, count)
+        hands[place if turn % 2 == 0 else count - 1 - place].append(variant)
+    given = {variant.name: n for n, variant in enumerate(variants)}
+    return [sorted(hand, key=lambda v: given[v.name]) for hand in hands]
+
+
+def _numbers(variant: Varied) -> int:
+    """Numbers of a row and its state."""
+    return variant.recipe.row_optimizer().width(variant.recipe.model.row_dim)
+
+
+def duties(duty: Duty, race: Race, count: int) -> list[Duty]:
+    """Split a duty over processes: variants and, where it is in bytes, the cache.
+
+    **Arguments**
+
+    - `duty`: of the whole sweep.
+    - `race`: knows the configurations.
+    - `count`: how many processes there are; at most as many as variants.
+    """
+    from skirl.engine.cache_split import AUTO, parse_cache
+
+    recipe = duty.recipe
+    if recipe.counts_first:
+        from skirl.train.verify import touched_rows
+
+        size = str(recipe.cache_size(touched_rows(recipe)))
+        recipe = replace(recipe, cache=replace(recipe.cache, cache=size))
+    kind, amount = recipe.cache.parsed()
+    total = sum(map(_numbers, duty.variants))
+    split = []
+    for own in dealt(duty.variants, race, count):
+        cache = recipe.cache.cache
+        if kind in ("bytes", "auto"):
+            whole = amount if kind == "bytes" else AUTO * free_bytes()
+            cache = f"{int(whole * sum(map(_numbers, own)) / total)}B"
+            parse_cache(cache)
+        own_recipe = replace(recipe, cache=replace(recipe.cache, cache=cache))
+        split.append(replace(duty, variants=own, recipe=own_recipe, alone=False))
+    return split
+
+
+class Crews:
+    """Crews of several processes in the place of one, in its with-block. They are copies of this process.
+
+    **Arguments**
+
+    - `own`: the duty of each.
+    """
+
+    def __init__(self, own: Sequence[Duty]) -> None:
+        self._own = list(own)
+        self._team: list[_Process] = []
+        self._of = {variant.name: n for n, duty in enumerate(own) for variant in duty.variants}
+
+    def __enter__(self) -> "Crews":
+        try:
+            for duty in self._own:
+                self._team.append(_Process(duty, [one.pipe for one in self._team]))
+            self._answers(self._team)
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        late: BaseException | None = None
+        if error is None or isinstance(error, Exception):
+            for one in self._team:
+                one.order(None)
+            until = time.monotonic() + _PATIENCE
+            for one in self._team:
+                try:
+                    one.answer() if error is None else one.ended(until)
+                except Exception as found:
+                    late = late or found
+        for one in self._team:
+            one.end()
+        self._team = []
+        if late is not None and error is None:
+            raise late
+
+    def begin(self, path: Path | None, header: Mapping[str, Any] | None) -> int:
+        """As `Crew.begin`."""
+        return self._all("begin", path, header)[0]
+
+    def step(self) -> Stepped | None:
+        """As `Crew.step`, of all crews that still have variants."""
+        found = self._all("step")
+        if found[0] is None or None in found:
+            if any(one is not None for one in found):
+                raise RuntimeError("the data ended in one process of the sweep and not in another: did files change?")
+            return None
+        losses = {name: loss for one in found for name, loss in one.losses.items()}
+        return Stepped(found[0].step, losses, found[0].samples, any(one.saving for one in found))
+
+    def leave(self, why: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+        """As `Crew.leave`. A crew without variants trains no more."""
+        results: dict[str, dict[str, Any]] = {}
+        for n, one in enumerate(self._team):
+            own = {name: reason for name, reason in why.items() if self._of[name] == n}
+            if own:
+                results |= self._ask([one], "leave", own)[0]
+                one.racing -= set(own)
+        live = self._live
+        if len(live) == 1 < len(self._team):
+            self._ask(live, "in_any_form")
+        return results
+
+    def end_step(self, *, last: bool) -> None:
+        """As `Crew.end_step`."""
+        self._all("end_step", last=last)
+
+    def aucs(self) -> dict[str, float | None]:
+        """As `Crew.aucs`."""
+        return {name: auc for found in self._all("aucs") for name, auc in found.items()}
+
+    def save(self, path: Path) -> dict[str, str]:
+        """As `Crew.save`."""
+        return {name: at for found in self._all("save", path) for name, at in found.items()}
+
+    def wait_saved(self) -> None:
+        """As `Crew.wait_saved`."""
+        self._ask(self._team, "wait_saved")
+
+    def confirm(self) -> None:
+        """As `Crew.confirm`."""
+        self._ask(self._team, "confirm")
+
+    def finish(self) -> dict[str, dict[str, Any]]:
+        """As `Crew.finish`."""
+        return {name: of for found in self._all("finish") for name, of in found.items()}
+
+    def facts(self) -> dict[str, float]:
+        """As `Crew.facts`, in sum over all processes."""
+        found = self._ask(self._team, "facts")
+        return {name: sum(one[name] for one in found) for name in found[0]}
+
+    @property
+    def _live(self) -> "list[_Process]":
+        return [one for one in self._team if one.racing]
+
+    def _all(self, name: str, *args: Any, **more: Any) -> list[Any]:
+        return self._ask(self._live, name, *args, **more)
+
+    def _ask(self, team: "Sequence[_Process]", name: str, *args: Any, **more: Any) -> list[Any]:
+        for one in team:
+            one.order((name, args, more))
+        return self._answers(team)
+
+    def _answers(self, team: "Sequence[_Process]") -> list[Any]:
+        """Return what each answers; once all have, raise the first error."""
+        found: list[Any] = []
+        failed: BaseException | None = None
+        for one in team:
+            try:
+                found.append(one.answer())
+            except Exception as error:
+                failed = failed or error
+        if failed is not None:
+            raise self._of_whole(failed)
+        return found
+
+    def _of_whole(self, error: Exception) -> Exception:
+        """The error as the whole sweep has it: a process knows of its own share of the cache alone."""
+        if not isinstance(error, DoesNotFit) or not error.in_bytes:
+            return error
+        numbers = [sum(map(_numbers, duty.variants)) for duty in self._own]
+        enough = -(-error.enough * sum(numbers) // min(numbers))
+        return DoesNotFit(
+            f"{error.found} in one of {len(numbers)} processes, which share the cache", enough, True, error.hint
+        )
+
+
+class _Process:
+    """One process, and the pipe to it."""
+
+    def __init__(self, duty: Duty, others: Sequence[Connection]) -> None:
+        self.racing = {variant.name for variant in duty.variants}
+        context = multiprocessing.get_context("fork")
+        self.pipe, theirs = context.Pipe()
+        self._process: Any = context.Process(
+            target=_work, args=(duty, theirs, [self.pipe, *others], os.getpid()), daemon=False, name="skirl-crew"
+        )
+        with warnings.catch_warnings():  # Python 3.12 tells of threads: those of Arrow mind a fork
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self._process.start()
+        theirs.close()
+
+    def order(self, what: Any) -> None:
+        with suppress(OSError):  # it has ended: its answer says so
+            self.pipe.send(what)
+
+    def answer(self) -> Any:
+        try:
+            good, found = self.pipe.recv()
+        except (EOFError, OSError):
+            self._process.join(5.0)
+            names = ", ".join(sorted(self.racing)) or "no variant any more"
+            raise CrewDied(
+                f"a process of the sweep, with {names}, ended by itself (exit code {self._process.exitcode}): is there "
+                "enough memory? Go on with --resume where the sweep is saved; --processes 1 takes the least memory"
+            ) from None
+        if not good:
+            raise found
+        return found
+
+    def ended(self, until: float) -> None:
+        """Return when it has ended, or it is too late. Answers that nobody waits for any more may come first."""
+        with suppress(EOFError, OSError):
+            while self.pipe.poll(max(0.0, until - time.monotonic())):
+                self.pipe.recv()
+
+    def end(self) -> None:
+        self.pipe.close()
+        self._process.kill()  # it has said that it is done, or will never: it ignores SIGTERM
+        self._process.join()
+        self._process.close()
+
+
+def _work(duty: Duty, pipe: Connection, others: Sequence[Connection], parent: int) -> None:
+    """Train what one is told to, until one is told to end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # both are for the process that began this one
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # killed with its parent, so that who resumes finds the stores free
+    if os.getppid() != parent:
+        os._exit(1)
+    for other in others:  # or who waits for their end would not see it
+        other.close()
+    try:
+        try:
+            with Crew(duty) as crew:
+                pipe.send((True, None))
+                while (order := pipe.recv()) is not None:
+                    _carry_out(crew, order, pipe)
+            answer = (True, None)
+        except (EOFError, OSError):
+            raise
+        except BaseException as error:
+            answer = (False, _sendable(error))
+        pipe.send(answer)
+    except (EOFError, OSError):
+        os._exit(1)  # nobody listens any more
+
+
+def _carry_out(crew: Crew, order: tuple[str, tuple[Any, ...], dict[str, Any]], pipe: Connection) -> None:
+    name, args, more = order
+    try:
+        answer = True, getattr(crew, name)(*args, **more)
+    except Exception as error:
+        answer = False, _sendable(error)
+    pipe.send(answer)
+
+
+def _sendable(error: BaseException) -> BaseException:
+    """The error, or one of its text where it cannot travel."""
+    try:
+        if str(pickle.loads(pickle.dumps(error))) == str(error):  # of this process itself
+            return error
+    except Exception:
+        pass
+    return RuntimeError(f"{type(error).__name__}: {error}")

@@ -1,0 +1,284 @@
+"""A sweep in several processes leaves behind what it leaves behind in one, to the bit; and what ends it."""
+
+import errno
+import json
+import os
+import re
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skirl import cli
+from skirl.sweep import checkpoint, crews
+from skirl.sweep.command import SweepCommand
+from skirl.sweep.crew import Crew, Duty
+from skirl.sweep.crews import CrewDied, Crews, dealt, duties, how_many
+from skirl.sweep.keeping import KeepFlags
+from skirl.sweep.race import Race
+from skirl.sweep.sweep import Sweep
+from skirl.sweep.variants import seeds_of_one, variants_of
+from skirl.tools.os_errors import NotWritten
+from skirl.train.recipe import Recipe
+from tests.cases import cases
+
+FLAGS: dict[str, Any] = {
+    "data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 16, "steps": 24, "cache": "300", "valid": "10%",
+    "quiet": True, "log_every": 4, "rungs": "25%,75%", "alpha": 0.0, "threads": 1,
+}  # fmt: skip
+VARY = ("lr=0.02,0.5", "dim=4,8", "seed=0,1")
+DIVERGES = "dense-lr=0.001,1e30"
+
+
+def command(folder: Path, processes: int, **more: Any) -> SweepCommand:
+    where = {"run": str(folder / "run"), "save": folder / "saved", "store": f"disk:{folder / 'rows'}"}
+    return SweepCommand.of(**FLAGS | {"vary": VARY, "processes": processes, **where, **more})
+
+
+def left_behind(folder: Path, result: dict[str, Any]) -> dict[str, Any]:
+    """All that does not depend on where and when: the race, every loss and score, and the rows of who stayed."""
+    lines = [json.loads(line) for line in (folder / "run" / "race.jsonl").read_text().splitlines()]
+    stayed = [name for name, of in result["by_variant"].items() if of["left"] is None]
+    rows = {}
+    for name in stayed:
+        assert (
+            cli.main(["export", str(folder / "saved"), str(folder / f"{name}.parquet"), "--variant", name, "--json"])
+            == 0
+        )
+        rows[name] = pq.read_table(folder / f"{name}.parquet").sort_by([("table", "ascending"), ("row", "ascending")])
+    own = {n: json.loads((folder / "run" / n / "result.json").read_text()) for n in result["by_variant"]}
+    told = ("winner", "standing", "variant_steps", "cost", "seed_noise", "steps", "failed")
+    return {
+        "race": [{k: v for k, v in line.items() if k != "seconds"} for line in lines],
+        "by_variant": {name: of | {"run": None} for name, of in result["by_variant"].items()},
+        "losses": {name: (of["loss"], of["auc"], of["steps"], of.get("test_auc")) for name, of in own.items()},
+        "rows": rows,
+        **{name: result[name] for name in told},
+    }
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("one")
+    result = command(folder, 1).run()
+    assert result["processes_used"] == 1 and result["read_batches"] == FLAGS["steps"]
+    return left_behind(folder, result)
+
+
+def same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    assert [name for name in theirs if ours[name] != theirs[name]] == []
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_all_that_is_left_behind_is_that_of_one_process(processes: int, whole: dict[str, Any], tmp_path: Path):
+    result = command(tmp_path, processes).run()
+    assert result["processes_used"] == processes
+    assert FLAGS["steps"] < result["read_batches"] <= processes * FLAGS["steps"]
+    assert len(whole["rows"]) == 2 and min(rows.num_rows for rows in whole["rows"].values()) > 100
+    same(left_behind(tmp_path, result), whole)
+
+
+def test_it_goes_on_in_other_numbers_of_processes(whole: dict[str, Any], tmp_path: Path, monkeypatch):
+    told = {5: signal.SIGINT, 11: signal.SIGTERM}
+
+    def stopping(self: KeepFlags, step: int) -> bool:
+        if step in told:
+            os.kill(os.getpid(), told.pop(step))
+        return step % 4 == 0
+
+    monkeypatch.setattr(KeepFlags, "due", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        command(tmp_path, 2, save_every=4).run()
+    stopped = command(tmp_path, 3, save_every=4, resume=True).run()
+    assert stopped["stopped_by"] == "SIGTERM" and stopped["steps"] == 12
+    result = command(tmp_path, 1, save_every=4, resume=True).run()
+    same(left_behind(tmp_path, result), whole)
+
+
+def test_variants_that_diverge_leave_and_a_process_without_variants_trains_no_more(tmp_path: Path):
+    found = {}
+    for processes in (1, 3):
+        folder = tmp_path / str(processes)
+        # Dealt by shape: with three processes one has none but those that diverge.
+        result = command(folder, processes, vary=(DIVERGES, "dim=4,8"), rungs=None, valid=None).run()
+        assert [of["left"] for of in result["by_variant"].values()].count(None) == 2
+        found[processes] = left_behind(folder, result)
+    same(found[3], found[1])
+
+
+def check_processes(folder: Path) -> None:
+    """Small sweeps in two processes, stopped at a rung and gone on with, beside one in one process. For planted faults."""
+    found = []
+    for processes, part in ((1, 10), (2, 6), (2, 10)):
+        own = command(
+            folder / str(processes), processes, vary=("lr=0.02,0.5", "dim=4,8"), steps=part, rungs="5", valid=None,
+            log_every=2, save_every=2, resume=True,
+        )  # fmt: skip
+        result = own.run()
+        assert result["failed"] is None and result["steps"] == part
+        if part == 10:
+            found.append(left_behind(folder / str(processes), result))
+            left = [name for name, of in result["by_variant"].items() if of["left"] is not None]
+            found[-1]["trained"] = [newest(folder / str(processes) / "saved" / name) for name in left]
+    same(found[1], found[0])
+
+
+def newest(saved: Path) -> int:
+    """The number of a variant's last checkpoint."""
+    return json.loads(max(saved.glob("checkpoint-*.json")).read_bytes())["number"]
+
+
+def test_processes_that_go_on(tmp_path: Path):
+    check_processes(tmp_path)
+
+
+def test_all_diverge(tmp_path: Path):
+    vary = ("dense-lr=1e30,1e31,1e32",)
+    results = [command(tmp_path / str(n), n, vary=vary, rungs=None).run() for n in (1, 2)]
+    assert "all 3 variants have diverged" in results[0]["failed"]
+    assert results[0]["failed"] == results[1]["failed"] and results[1]["winner"] is None
+    assert results[0]["steps"] == results[1]["steps"] == 2
+
+
+def test_a_process_that_is_killed_ends_the_sweep_which_can_go_on(whole: dict[str, Any], tmp_path: Path, monkeypatch):
+    parent, step = os.getpid(), Crew.step
+
+    def killed(self: Crew) -> Any:
+        if self.batches.step == 9 and "seed=1" in "".join(self.racing) and os.getpid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return step(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Crew, "step", killed)
+        with pytest.raises(CrewDied, match=r"ended by itself \(exit code -9\): is there enough memory\?"):
+            command(tmp_path, 2, save_every=4).run()
+    result = command(tmp_path, 2, save_every=4, resume=True).run()
+    same(left_behind(tmp_path, result), whole)
+
+
+def test_a_variant_that_cannot_be_saved_ends_no_sweep(whole: dict[str, Any], tmp_path: Path, monkeypatch, caplog):
+    save = checkpoint.save
+
+    def full(path: Path, **more: Any) -> Any:
+        if more["data"].step == 8 and "dim=8" in path.name:
+            raise NotWritten("the disk is full", errno.ENOSPC)
+        return save(path, **more)
+
+    monkeypatch.setattr(checkpoint, "save", full)
+    result = command(tmp_path, 2, save_every=8).run()
+    assert "step 8 is not saved: the disk is full" in caplog.text
+    same(left_behind(tmp_path, result), whole)
+
+
+def test_what_goes_wrong_in_a_process_is_said_as_in_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "rows" / "lr=0.5").mkdir(parents=True)
+    (tmp_path / "rows" / "lr=0.5" / "other.txt").write_text("mine")
+    words = ["sweep", "--data", "synthetic:tiny", "--model", "dlrm-tiny", "--steps", "4", "--run", "none", "--quiet"]
+    words += ["--vary", "lr=0.1,0.5", "--store", f"disk:{tmp_path / 'rows'}", "--save", str(tmp_path / "saved")]
+    said = []
+    for processes in ("1", "2"):
+        assert cli.main([*words, "--processes", processes]) == 1
+        said.append(capsys.readouterr().err)
+        assert not (tmp_path / "saved" / checkpoint.HEADER).exists()
+    assert len(said[0].splitlines()) == 1 and said[0] == said[1]
+
+
+@pytest.mark.parametrize("cache", ["3", "2KiB"])
+def test_a_cache_that_is_too_small_is_said_as_in_one(cache: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    words = ["sweep", "--data", "synthetic:tiny", "--model", "dlrm-tiny", "--steps", "4", "--run", "none", "--quiet"]
+    words += ["--vary", "lr=0.1,0.5", "--save", str(tmp_path / "saved"), "--cache", cache]
+    said = []
+    for processes in ("1", "2"):
+        assert cli.main([*words, "--processes", processes]) == 1
+        said.append(capsys.readouterr().err)
+        assert not (tmp_path / "saved" / checkpoint.HEADER).exists()
+    assert len(said[1].splitlines()) == 1
+    if cache == "3":
+        assert said[0] == said[1]
+        return
+    assert "in one of 2 processes, which share the cache: set --cache to " in said[1]
+    enough = [re.findall(r"'(\d+B)'", text)[-1] for text in said]
+    assert int(enough[1][:-1]) in range(int(enough[0][:-1]), int(enough[0][:-1]) + 8)
+    assert cli.main([*words, "--processes", "2", "--cache", enough[1]]) == 0
+
+
+def test_an_error_within_a_step_ends_all(tmp_path: Path, monkeypatch):
+    step = Sweep.step
+
+    def broken(self: Sweep, batch: Any) -> Any:
+        if any("dim=8" in name for name in [v.name for v in self.variants]) and self.lookahead.step == 3:
+            raise OSError(errno.EIO, "a cable is out")
+        return step(self, batch)
+
+    monkeypatch.setattr(Sweep, "step", broken)
+    with pytest.raises(OSError, match="a cable is out"):
+        command(tmp_path, 2, vary=("dim=4,8",)).run()
+
+
+def test_how_many(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(crews, "cores", lambda: 6)
+    small, large = (Recipe.of(data="synthetic:tiny", steps=steps, batch=512) for steps in (10, 4096))
+    assert [how_many("auto", small, n, trace=False) for n in (1, 8)] == [1, 1]
+    assert [how_many("auto", large, n, trace=False) for n in (1, 4, 8)] == [1, 4, 6]
+    assert how_many("auto", large, 8, trace=True) == 1 and how_many(20, small, 8, trace=False) == 8
+    threads = Recipe.of(data="synthetic:tiny", steps=4096, batch=512, threads=3)
+    assert how_many("auto", threads, 8, trace=False) == 2
+    with pytest.raises(ValueError, match=r"processes is 2, and a timeline is of one process: set processes to 1"):
+        how_many(2, large, 8, trace=True)
+    with pytest.raises(ValueError, match=r"processes is 0: set it to 1 or more, or to auto"):
+        command(Path("x"), 0)
+
+
+@cases(60)
+@given(
+    st.lists(
+        st.sampled_from(["lr=0.1,0.2", "dim=4,8,12", "seed=0,1,2", "optimizer=sgd,adam"]), min_size=1, unique=True
+    ),
+    st.integers(1, 9),
+    st.sampled_from(["100", "10%", "1MiB", "auto"]),
+)
+def test_each_variant_is_dealt_once_and_no_cache_twice(vary: list[str], count: int, cache: str):
+    check_dealt(vary, count, cache)
+
+
+def check_dealt(vary: Sequence[str] = ("lr=0.1,0.2", "dim=4,8,12"), count: int = 3, cache: str = "1MiB") -> None:
+    recipe = Recipe.of(data="synthetic:tiny", model="dlrm-tiny", cache=cache)
+    variants = variants_of(recipe, vary)
+    count = min(count, len(variants))
+    race = Race([v.name for v in variants], seeds_of_one(variants))
+    hands = dealt(variants, race, count)
+    assert sorted(v.name for hand in hands for v in hand) == sorted(v.name for v in variants)
+    assert {len(hand) for hand in hands} <= {len(variants) // count, -(-len(variants) // count)}
+    for hand in hands:
+        places = [variants.index(v) for v in hand]
+        assert places == sorted(places)
+    if len(variants) % count == 0:  # the work is even, but for one variant
+        width = {v.name: v.recipe.row_optimizer().width(v.recipe.model.dim) for v in variants}
+        of = [sum(width[v.name] for v in hand) for hand in hands]
+        assert max(of) - min(of) <= max(width.values()) - min(width.values())
+    own = duties(Duty(recipe, variants, 1, lambda name: "none", {}), race, count)
+    caches = [duty.recipe.cache.cache for duty in own]
+    if cache != "1MiB":
+        assert cache == "auto" or set(caches) == {cache}
+        return
+    assert sum(int(re.fullmatch(r"(\d+)B", one)[1]) for one in caches) in range((1 << 20) - count, (1 << 20) + 1)
+
+
+def test_a_crew_is_told_where_the_data_ends(tmp_path: Path):
+    recipe = Recipe.of(**{n: FLAGS[n] for n in ("data", "model", "dim", "batch", "cache", "threads")}, steps=2)
+    variants = variants_of(recipe, ["lr=0.1,0.2"])
+    race = Race([v.name for v in variants])
+    with Crews(duties(Duty(recipe, variants, 10, lambda name: "none", {}), race, 2)) as crew:
+        assert crew.begin(None, None) == 0
+        for step in (1, 2):
+            found = crew.step()
+            assert found is not None and found.step == step and sorted(found.losses) == sorted(race.names)
+            crew.end_step(last=step == 2)
+        assert crew.step() is None
+        assert sorted(crew.finish()) == sorted(race.names)
+        assert crew.facts()["read_batches"] == 4
