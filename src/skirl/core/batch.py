@@ -1,4 +1,4 @@
-"""What a training loop passes in: the ids of many features, known by their methods, and a batch that carries them."""
+"""The input of a training loop: the ids of many features, known by their methods, and a batch that carries them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

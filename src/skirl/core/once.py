@@ -17,7 +17,7 @@ MEANING: dict[Kind, str] = {
     "batchnorm": "takes its statistics over the batch, and would take them over distinct bags",
     "dropout": "draws for each sample, and would draw once for all samples of a bag",
 }
-"""How the meaning of a layer changes if it runs once per bag."""
+"""The reason why a kind of layer means something else if it runs once per bag."""
 
 
 class Distinct(NamedTuple):

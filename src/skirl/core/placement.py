@@ -1,4 +1,4 @@
-"""Where a row lives, as a pure function of its key. A table is cut into ranges, of the hash of a key or of its row, and
+"""The site of a row, as a pure function of its key. A table is cut into ranges, of the hash of a key or of its row, and
 each range has a site: a rank among several trainers, one part of a store, or one of several stores.
 """
 

@@ -1,4 +1,4 @@
-"""What a bank's ids need in addition if samples share bags: the bag that each row of the output comes from.
+"""The shared bags of a bank's ids, and the bag that each row of the output comes from.
 
 The output's rows, [batch * features, dim], are followed by those of the shared bags. Each bag is pooled once there,
 then copied to its samples; gradients flow the other way.
