@@ -146,7 +146,7 @@ class Rows(Callback):
         trainer.strategy.checkpoint_io = WithRows(files.files if isinstance(files, WithRows) else files, self)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Lightning's hook: give collections the trainer's GradScaler, and warn that it does not clip rows."""
+        """Lightning's hook: give collections the trainer's GradScaler, and warn that gradient_clip_val skips rows."""
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         for collection in collections_of(pl_module).values():
             if scaler is not None and collection.grad_scaler is None:

@@ -1,4 +1,4 @@
-"""Computes what depends on a bag alone once per bag, and copies it to the samples that have the bag."""
+"""Computations on distinct bags: each runs once per bag, and its result is copied to the bag's samples."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args

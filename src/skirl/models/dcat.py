@@ -173,7 +173,7 @@ class Layer(nn.Module):
 
 
 def sines(ages: int, width: int, like: Tensor) -> Tensor:
-    """Return a vector for each age from 0, [ages, width]: sines and cosines, with wavelengths from 2 pi to 20,000 pi.
+    """Return a vector for each age from 0, [ages, width]: sines and cosines of wavelengths from 2 pi to 20,000 pi.
 
     >>> sines(2, 4, torch.zeros(1))[0].tolist()
     [0.0, 0.0, 1.0, 1.0]
