@@ -124,8 +124,7 @@ class Collection(nn.Module):
         )
 
     def part(self, *features: str, pooled: Pooling | None = None) -> Part:
-        """Return some of the features as a module, to use inside a module of the model; the rows stay in this
-        collection.
+        """Return some of the features as a module for use inside the model; the rows stay in this collection.
 
         Parts share tables: if one module takes bags and another sequences, a step looks up the rows once, sums their
         gradients and updates the rows once. Pass each part the batch as it was yielded.
@@ -205,7 +204,7 @@ class Collection(nn.Module):
         return self.output(self.engine.schema, list(both[::2]), tickets, micro.ids, list(both[1::2]))
 
     def looked_up(self, sparse: Sparse, remembered: Remembered | None = None) -> LookedUp:
-        """Look up rows as the executed steps left them, by bank. Any thread may call this while no step is running.
+        """Look up rows as the executed steps left them, by bank. Any thread may call it while no step is running.
 
         **Arguments**
 
@@ -285,8 +284,7 @@ class Collection(nn.Module):
         )
 
     def rows(self, table: str, ids: Ids) -> Tensor:
-        """Return the weights of rows by their ids, `[n, dim]`, as the executed steps left them. Nothing becomes
-        resident.
+        """Return the weights of rows by id, `[n, dim]`, as the executed steps left them. Nothing becomes resident.
 
         In a lookahead, rows are as after the last `backward`. A row that was never used has its initial value. With
         several trainers, all must call this at once for the same table, each with the ids that it wants.

@@ -218,8 +218,7 @@ class Unpooled(Pooled):
 
     @uncompiled
     def padded(self, name: str) -> tuple[Tensor, Tensor]:
-        """Return a feature's rows as [batch, longest, dim], padded with zeros, and a mask [batch, longest], True where
-        a row is.
+        """Return a feature's rows padded with zeros, [batch, longest, dim], and a mask of the rows, [batch, longest].
 
         `longest` is the number of ids of the batch's longest sample. No gradient flows from the padding.
 
