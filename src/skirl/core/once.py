@@ -93,8 +93,7 @@ def expand(per_bag: Tensor, at: Tensor) -> Tensor:
 
 
 def padded(flat: Tensor, offsets: np.ndarray) -> tuple[Tensor, Tensor]:
-    """Pad the rows of all samples, `[ids, dim]`, with zeros to `[batch, longest, dim]`. Return these and a mask of
-    rows.
+    """Pad rows of all samples, `[ids, dim]`, with zeros to `[batch, longest, dim]`. Return these and a mask of rows.
 
     offsets: int [batch + 1], where each sample begins.
 

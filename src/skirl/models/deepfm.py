@@ -11,8 +11,7 @@ from skirl.models.base import Embeddings, FirstOrder, last, linear, mlp
 
 
 class DeepFM(FirstOrder):
-    """DeepFM over any embeddings module; `forward` returns logits. The defaults are the sizes that the cache papers
-    train.
+    """DeepFM over any embeddings module; `forward` returns logits. The defaults are the sizes of the cache papers.
 
         fields           every id feature: the vector v and the first-order weight w of its row
                          every dense feature x_k: x_k times a vector and a weight of its own

@@ -11,8 +11,7 @@ from skirl.models.pairs import pairs, places
 
 
 class DLRM(Model):
-    """DLRM over any embeddings module; `forward` returns logits. The defaults are the sizes that the cache papers
-    train.
+    """DLRM over any embeddings module; `forward` returns logits. The defaults are the sizes of the cache papers.
 
         dense [B, k]  -> bottom MLP -> x [B, D]
         ids           -> embeddings -> e [B, F, D]

@@ -134,8 +134,8 @@ def _products(x, vectors, n, out, lo, hi):
 
 @remember
 def _gradients(wide: int) -> Kernel:
-    """Return a kernel for the gradients of x and the vectors. Each is the sum over all other vectors in ascending
-    order, which starts from 0, for x from its own gradient.
+    """Return a kernel for the gradients of x and the vectors. Each gradient sums over all other vectors in ascending
+    order. The sum of x starts from its own gradient, the others from 0.
 
     wide: length of a vector, rounded up to a multiple of 16.
     """

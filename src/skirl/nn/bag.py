@@ -18,8 +18,7 @@ from skirl.store import Store
 
 
 class EmbeddingBag(nn.Module):
-    """A drop-in for nn.EmbeddingBag: the same arguments, and those that moving rows need: an optimizer, a cache, a
-    store.
+    """A drop-in for nn.EmbeddingBag: the same arguments, plus those for moving rows: an optimizer, a cache, a store.
 
     It works as it is, without a lookahead. With one, say which ids a batch has:
     `skirl.lookahead(loader, model, sparse=lambda batch: model.bag.sparse(batch.ids, batch.offsets))`.
