@@ -1,4 +1,4 @@
-"""`python -m skirl` is the command."""
+"""Runs the command `skirl` for `python -m skirl`."""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""The command `skirl`: finds the subcommand, reads its flags, runs it, and says how it ended.
+"""The command `skirl`: finds the subcommand, reads its flags, runs it, and reports how it ended.
 
-A subcommand is a dataclass of its flags: `run()` does the work and returns the result, which says under `failed` why if it
-failed, and `summary(result)` writes it for people. Only the one that is asked for is imported.
+A subcommand is a dataclass of its flags. `run()` does the work and returns the result, with the reason under `failed`
+if it failed; `summary(result)` formats it for people. Only the subcommand that is run is imported.
 """
 
 import difflib
@@ -176,9 +176,9 @@ COMMANDS = {
     ),
 }
 NOBODY_READS = 128 + 13
-"""The exit code that a shell gives a tool which SIGPIPE has ended: `skirl train | head` ends as `yes | head` does."""
+"""The exit code that shells report for a process killed by SIGPIPE: `skirl train | head` ends as `yes | head` does."""
 LAUNCH = "launch"
-"""The command that starts others, which stand behind `--`."""
+"""The command that starts other commands, written after `--`."""
 CONFIGURED = ("train", "verify", "size", "place", "sweep")
 """Commands that take --config."""
 CONFIG = Flag(
@@ -205,16 +205,16 @@ skirl {word} NAME --help lists the flags."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line, without the word `skirl`; the exit code.
+    """Run a command line, given without the word `skirl`, and return the exit code.
 
     >>> main(["trian"])
     2
     """
-    die_with_launcher()  # before anything that takes long
+    die_with_launcher()  # before anything slow
     try:
         try:
             code = _main(list(sys.argv[1:] if argv is None else argv))
-        except SystemExit as left:  # tyro's, after its help or an error
+        except SystemExit as left:  # from tyro, after --help or an error
             code = left.code if isinstance(left.code, int) else 1
         try:
             sys.stdout.flush()
@@ -222,10 +222,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         except OSError as error:
             print(f"skirl: the output could not be written: {said(error)}", file=sys.stderr)
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter would complain at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains at exit
             return 1
         return code
-    except BrokenPipeError:  # whoever read our output has gone; the interpreter would complain once more at exit
+    except BrokenPipeError:  # the reader of our output is gone; without this, the interpreter complains at exit
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for stream in (sys.stdout, sys.stderr):
             os.dup2(nowhere, stream.fileno())
@@ -260,9 +260,9 @@ def _main(args: list[str]) -> int:
 
 def _run(name: str, command: Any, as_json: bool) -> int:
     result: Mapping[str, Any] = command.run()
-    if "exit_code" in result:  # of what it has started, which has said the rest
+    if "exit_code" in result:  # that of a command it has started, which has reported the rest
         return result["exit_code"]
-    if os.environ.get("WORLD_SIZE", "1") != "1" and os.environ.get("RANK", "0") != "0":  # the first trainer says it
+    if os.environ.get("WORLD_SIZE", "1") != "1" and os.environ.get("RANK", "0") != "0":  # the first trainer prints it
         return _code(result)
     print(json.dumps(result) if as_json else listed(command.summary(result)))
     if result.get("failed"):
@@ -275,9 +275,9 @@ def _code(result: Mapping[str, Any]) -> int:
 
 
 def _failed(name: str, error: Exception, code: int) -> int:
-    """Print an error that is a sentence; of any other one the traceback is worth more."""
+    """Print an error whose message is meant for users and return `code`; raise any other, to show its traceback."""
     if "skirl.peers.job" in sys.modules:
-        sys.modules["skirl.peers.job"].fail(error)  # the other trainers wait for this one
+        sys.modules["skirl.peers.job"].fail(error)  # or the other trainers would wait for this one
     is_sentence = isinstance(error, ValueError | OSError) or type(error).__module__.startswith("skirl.")
     if isinstance(error, BrokenPipeError) or os.environ.get("SKIRL_TRACEBACK") or not is_sentence:
         raise error
@@ -289,7 +289,7 @@ def _failed(name: str, error: Exception, code: int) -> int:
 
 
 def _parse(name: str, args: list[str]) -> tuple[Any, bool]:
-    """The command, its flags read and checked, and whether its result is printed as JSON."""
+    """Read and check a command's flags. Return the command, and whether its result is printed as JSON."""
     kind = _command(name)
     words: tuple[str, ...] = ()
     if name == LAUNCH:
@@ -322,13 +322,13 @@ def _parse(name: str, args: list[str]) -> tuple[Any, bool]:
 
 
 def _launched(args: list[str]) -> tuple[list[str], tuple[str, ...]]:
-    """The flags of `skirl launch`, and the words behind `--`."""
+    """Return the flags of `skirl launch`, and the words after `--`."""
     at = args.index("--") if "--" in args else len(args)
     return [re.sub("^-n(?=$|=)", "--trainers", arg) for arg in args[:at]], tuple(args[at + 1 :])
 
 
 def _check_launched(words: tuple[str, ...]) -> None:
-    """Refuse what every trainer would refuse, before they are started."""
+    """Raise what every trainer would raise, before any is started."""
     if not words:
         raise ValueError(
             "nothing is launched: write a command behind --, as in `skirl launch -n 2 -- train --data ...`"
@@ -346,7 +346,7 @@ def _check_launched(words: tuple[str, ...]) -> None:
 
 
 def _out_of(path: Path, kind: Any, flags: Mapping[str, Flag]) -> dict[str, Any]:
-    """The flags that a file sets for a command. What another command left in it under a name of its own is not asked for."""
+    """Return the flags that a file sets for a command. Skip those that only other commands have and left in it."""
     left = {name: _command(name) for name in LEFT.values()}
     own = getattr(kind, "of_one_run", ())
     others = {name for command in left.values() for name in flags_of(command)}
@@ -356,7 +356,7 @@ def _out_of(path: Path, kind: Any, flags: Mapping[str, Flag]) -> dict[str, Any]:
 
 
 def _config_of(args: list[str]) -> Path | None:
-    """The file whose flags are the defaults of all others, and so has to be known before they are read."""
+    """Return the path given by --config. It sets the defaults of all other flags, so it must be known before them."""
     for arg, after in zip(args, [*args[1:], ""]):
         name, _, value = arg.partition("=")
         if name == f"--{CONFIG.name}" and (value or after):
@@ -370,7 +370,7 @@ def _command(name: str) -> Any:
 
 
 def _family(word: str) -> list[str]:
-    """The commands of two words that begin with this one.
+    """Return the commands of two words that begin with this one.
 
     >>> _family("place")[:2], _family("train")
     (['place calibrate', 'place tables'], [])
@@ -392,7 +392,7 @@ def _unknown(args: list[str]) -> int:
 
 
 def _overview(word: str | None = None) -> str:
-    """All commands, or those that begin with a word."""
+    """Return the help that lists all commands, or those that begin with a word."""
     names = list(COMMANDS) if word is None else [name for name in (word, *_family(word)) if name in COMMANDS]
     lines = "\n".join(f"  {name:<18}{COMMANDS[name][1]}" for name in names)
     return OVERVIEW.format(commands=lines) if word is None else FAMILY.format(word=word, commands=lines)

@@ -1,5 +1,5 @@
-"""The door to Lightning: `skirl.lightning.Rows` is a callback that gives the trainer a lookahead for its loader, and puts
-rows into its checkpoints.
+"""Support for Lightning: `skirl.lightning.Rows` is a callback that gives the trainer a lookahead over its loader, and
+adds rows to its checkpoints.
 """
 
 import logging
@@ -27,14 +27,14 @@ __all__ = ["Rows"]
 log = logging.getLogger("skirl")
 
 _KEY = "skirl"
-"""In a checkpoint of Lightning: where its rows are."""
+"""The entry of a Lightning checkpoint that says where its rows are."""
 
 
 class Rows(Callback):
-    """Trains embeddings in a Lightning trainer: a callback, and by `loader` the loader that goes with it.
+    """Trains embeddings in a Lightning trainer: a callback, whose `loader` method wraps the training loader.
 
-    Rows are updated once a step, after the last of `accumulate_grad_batches` micro-batches. Each checkpoint that the
-    trainer writes gets a folder beside it, its path with `.rows`, which `skirl.save` makes; `ckpt_path` loads both.
+    Rows are updated once per step, after the last of `accumulate_grad_batches` micro-batches. Next to each checkpoint
+    that the trainer writes, `skirl.save` writes a folder, named like it plus `.rows`; `ckpt_path` loads both.
 
         rows = skirl.lightning.Rows()
         trainer = lightning.Trainer(callbacks=[rows], accumulate_grad_batches=2)
@@ -42,47 +42,47 @@ class Rows(Callback):
 
     **Arguments**
 
-    - `accumulate`: micro-batches of a step. None, the default, takes the trainer's `accumulate_grad_batches`; set it for
-      a module that optimizes manually.
-    - `options`: what else `skirl.lookahead` takes: `sparse`, `depth`, `prefetch` and so on.
+    - `accumulate`: micro-batches per step. None, the default, uses the trainer's `accumulate_grad_batches`; set it for
+      a module with manual optimization.
+    - `options`: further arguments of `skirl.lookahead`: `sparse`, `depth`, `prefetch` and so on.
     """
 
     def __init__(self, *, accumulate: int | None = None, **options: Any) -> None:
         self.options = options
         self.trainer: Any = None
         self.ahead: Lookahead | None = None
-        """The lookahead, while the trainer fits."""
+        """The lookahead, during `fit`."""
         self.passing: OnePass | None = None
-        """Its pass over this epoch."""
+        """The lookahead's pass over this epoch."""
         self._made_with: tuple[Any, int] | None = None
         self._accumulate = accumulate
         self._place: dict[str, Any] | None = None
-        """Where in the data the run is, while there is no lookahead."""
+        """The run's position in the data, while there is no lookahead."""
         self._resumes = False
-        """That place was loaded from a checkpoint, and no pass has begun there yet."""
+        """True if that position was loaded from a checkpoint, and no pass has begun there yet."""
 
     def loader(self, loader: Iterable[Any], *, length: int | None = None) -> "Batches":
-        """The loader to give to `trainer.fit`, or to return from `train_dataloader`. Those of evaluation stay as they are.
+        """Wrap the loader for `trainer.fit`, or for `train_dataloader` to return. Evaluation loaders stay as they are.
 
         **Arguments**
 
         - `loader`: yields batches: a DataLoader, a list, anything iterable.
-        - `length`: batches of an epoch, for a loader without `len()`. Without any length Lightning would take a batch
+        - `length`: batches per epoch, for a loader without `len()`. Without a length, Lightning would read one batch
           ahead of the one that it trains.
         """
         return Batches(self, loader, length)
 
     @property
     def accumulate(self) -> int:
-        """Micro-batches of a step."""
+        """Number of micro-batches per step."""
         return self._accumulate or self.trainer.accumulate_grad_batches
 
     def begin(self, loader: "_First") -> OnePass:
-        """A pass over a loader: from the beginning of an epoch, or from where a checkpoint was written.
+        """Begin a pass over a loader: from the start of an epoch, or from where a checkpoint was written.
 
         **Arguments**
 
-        - `loader`: what `loader` wrapped.
+        - `loader`: the loader that `loader` wrapped.
         """
         k, resumes, self._resumes = self.accumulate, self._resumes, False
         place = self.place if resumes else {**self.place, "batches": 0, "loader": None}
@@ -91,7 +91,7 @@ class Rows(Callback):
                 f"the checkpoint was written within an epoch with accumulate_grad_batches={place['accumulate']}: set it to "
                 f"that, not {k}"
             )
-        if self._made_with != (loader, k):  # the first, or another loader, or a GradientAccumulationScheduler
+        if self._made_with != (loader, k):  # first pass, another loader, or a GradientAccumulationScheduler
             self.close()
             loader.skip = place["batches"] if place["loader"] is not None else 0
             self.ahead = lookahead(loader, self.trainer.lightning_module, accumulate=k, **self.options).__enter__()
@@ -109,27 +109,27 @@ class Rows(Callback):
 
     @property
     def place(self) -> dict[str, Any]:
-        """Where in the data the run is."""
+        """The run's position in the data: the state of a lookahead."""
         if self.ahead is not None:
             return self.ahead.state_dict()
         nowhere = {"step": 0, "epochs": 0, "batches": 0, "accumulate": self.accumulate, "loader": None, "start": None}
         return self._place or nowhere
 
     def resume(self, place: dict[str, Any]) -> None:
-        """Rows were loaded from a checkpoint: the next pass goes on where it was saved.
+        """Let the next pass continue where a checkpoint, whose rows have just been loaded, was saved.
 
         **Arguments**
 
-        - `place`: where: the state of a lookahead.
+        - `place`: the position: the state of a lookahead.
         """
         self._place, self._resumes = place, True
 
     def close(self, apply: bool = True) -> None:
-        """End the lookahead. A step of which only some micro-batches came never happened, as for the dense parameters.
+        """End the lookahead. A step with only some of its micro-batches is discarded, as for the dense parameters.
 
         **Arguments**
 
-        - `apply`: whether a step whose micro-batches all came is applied; it is by default.
+        - `apply`: whether to apply a step with all its micro-batches; True by default.
         """
         ahead, self.ahead, self.passing, self._made_with = self.ahead, None, None, None
         if ahead is not None:
@@ -137,7 +137,7 @@ class Rows(Callback):
             self._place = ahead.state_dict()
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Lightning's hook: checkpoints are written and read with rows from here on."""
+        """Lightning's hook: from here on, checkpoints are written and read with rows."""
         collections_of(pl_module)
         if trainer.world_size > 1:
             raise ValueError(f"skirl trains in one process, and the trainer has {trainer.world_size}: set devices=1")
@@ -146,7 +146,7 @@ class Rows(Callback):
         trainer.strategy.checkpoint_io = WithRows(files.files if isinstance(files, WithRows) else files, self)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Lightning's hook: what the trainer does to dense gradients concerns rows too."""
+        """Lightning's hook: give collections the trainer's GradScaler, and warn that gradient_clip_val skips rows."""
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         for collection in collections_of(pl_module).values():
             if scaler is not None and collection.grad_scaler is None:
@@ -160,21 +160,21 @@ class Rows(Callback):
                 collection.anchor.said = True
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Lightning's hook: the step of a checkpoint is not saved once more, after the first micro-batch that follows it."""
+        """Lightning's hook: keep a resumed step from being saved again after the next micro-batch."""
         if self._resumes:
             for callback in trainer.checkpoint_callbacks:
                 if hasattr(callback, "_last_global_step_saved"):
                     callback._last_global_step_saved = trainer.global_step
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Lightning's hook: without a lookahead rows would be updated after each micro-batch."""
+        """Lightning's hook: raise if there is no lookahead, since rows would then be updated after each micro-batch."""
         if self.passing is None:
             raise ValueError(
                 "the trainer has a loader that skirl does not know: trainer.fit(model, rows.loader(loader))"
             )
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Lightning's hook: it never asks for a batch after the last, and so the pass ends here."""
+        """Lightning's hook: end the pass after the last batch, since Lightning never asks for one more."""
         if self.passing is None or not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
             return
         if next(self.passing, self) is not self:
@@ -184,22 +184,22 @@ class Rows(Callback):
             )
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Lightning's hook: an epoch that `max_steps` or `should_stop` cut short is over for Lightning."""
+        """Lightning's hook: end an epoch that `max_steps` or `should_stop` cut short, as Lightning does."""
         if self.place["batches"]:
             self.close()
             self._place = {**self.place, "batches": 0, "loader": None}
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Lightning's hook."""
+        """Lightning's hook: close the lookahead without applying its step."""
         self.close(apply=False)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Lightning's hook."""
+        """Lightning's hook: close the lookahead."""
         self.close()
 
 
 class Batches:
-    """What `Rows.loader` makes: Lightning asks it for its length, and for the batches of each epoch.
+    """The loader that `Rows.loader` makes, from which Lightning takes a length and the batches of each epoch.
 
     **Arguments**
 
@@ -213,17 +213,17 @@ class Batches:
         self._length = length
 
     def __getattr__(self, name: str) -> Any:
-        """The loader's samplers: Lightning tells them which epoch begins."""
+        """Return the loader's samplers, which Lightning tells the epoch."""
         if name in ("sampler", "batch_sampler"):
             return getattr(self._first.loader, name)
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     def __len__(self) -> int:
-        """Batches of an epoch; a TypeError where nobody knows."""
+        """Return the number of batches per epoch. Raise a TypeError if it is not known."""
         return self._length if self._length is not None else len(self._first.loader)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Any]:
-        """An epoch. It begins when its first batch is asked for, since Lightning makes iterators that it does not use."""
+        """Iterate over an epoch. It begins at the first `next`, since Lightning makes iterators that it never uses."""
         trainer = self.rows.trainer
         if trainer is None:
             raise ValueError(
@@ -233,11 +233,11 @@ class Batches:
         return self._batches()
 
     def state_dict(self) -> dict[str, Any]:
-        """Lightning asks for it: the place in the data is saved with the rows."""
+        """Return the number of batches, which Lightning asks for. The full position is saved with the rows."""
         return {"batches": self.rows.place["batches"]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Lightning calls it: rows have been loaded by then, and their place with them."""
+        """Do nothing when Lightning calls this: the rows and their position have been loaded by then."""
 
     def _batches(self) -> Iterator[Any]:
         passing = self.rows.begin(self._first)
@@ -265,13 +265,13 @@ class Batches:
 
 
 class _First:
-    """The first batches of a loader, with whatever else the loader has."""
+    """The first `limit` batches of a loader, with all its other attributes."""
 
     def __init__(self, loader: Iterable[Any]) -> None:
         self.loader = loader
         self.limit = 0
         self.skip = 0
-        """Batches that the loader itself leaves out of the pass that comes next."""
+        """Number of batches that the loader itself skips in the next pass."""
 
     def __iter__(self) -> Iterator[Any]:
         skip, self.skip = self.skip, 0
@@ -282,10 +282,10 @@ class _First:
 
 
 class WithRows(CheckpointIO):
-    """Lightning's checkpoints, with a folder of rows beside each.
+    """Lightning's checkpoints, with a folder of rows next to each.
 
-    Such a folder keeps two checkpoints, and the file names the one that it goes with: a kill between the two leaves a whole
-    checkpoint under the name.
+    The folder keeps two checkpoints of rows, and Lightning's file names the one that it belongs to. So a kill between
+    writing the two leaves a complete checkpoint under the name.
 
     **Arguments**
 
@@ -298,7 +298,7 @@ class WithRows(CheckpointIO):
         self.rows = rows
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Rows first, then the file."""
+        """Save the rows first, then the file."""
         if "://" in str(path):
             raise CheckpointError(f"{path} is not on a file system: rows are saved to folders, set dirpath to one")
         model, where = self.rows.trainer.lightning_module, _beside(path)
@@ -310,7 +310,7 @@ class WithRows(CheckpointIO):
         self.files.save_checkpoint(checkpoint, path, storage_options=storage_options)
 
     def load_checkpoint(self, path: Any, *args: Any, **options: Any) -> dict[str, Any]:
-        """The file, and the rows that go with it."""
+        """Load the file, and the rows that belong to it."""
         checkpoint = self.files.load_checkpoint(path, *args, **options)
         if _KEY not in checkpoint:
             raise CheckpointError(
@@ -322,17 +322,17 @@ class WithRows(CheckpointIO):
         return checkpoint
 
     def remove_checkpoint(self, path: Any) -> None:
-        """Both."""
+        """Remove the file and its folder of rows."""
         self.files.remove_checkpoint(path)
         shutil.rmtree(_beside(path), ignore_errors=True)
 
     def teardown(self) -> None:
-        """Lightning's hook."""
+        """Lightning's hook: pass it on."""
         self.files.teardown()
 
 
 class _Place:
-    """The place in the data, for `skirl.save` and `skirl.load`: there may be no lookahead yet, or no longer."""
+    """The run's position in the data, for `skirl.save` and `skirl.load`, even if there is no lookahead (any more)."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows

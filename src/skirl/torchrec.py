@@ -1,4 +1,4 @@
-"""The door to TorchRec: `swap` puts skirl in the place of a collection, `SkirlPlanner` in that of TorchRec's planner."""
+"""Support for TorchRec: `swap` replaces a collection with skirl's, and `SkirlPlanner` replaces TorchRec's planner."""
 
 from skirl.nn.torchrec import swap
 from skirl.placement.torchrec.fitted import cache_statistics, hardware_config

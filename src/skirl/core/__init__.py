@@ -1,1 +1,1 @@
-"""The nouns: tables, batches, keys, optimizers, first values; and the plain reference that fixes every bit."""
+"""The basic types (tables, batches, keys, optimizers, initial values), and the reference that defines every bit."""

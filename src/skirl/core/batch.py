@@ -1,4 +1,4 @@
-"""What a training loop passes in: ids of many features by their methods, and a batch that carries them."""
+"""The input of a training loop: the ids of many features, known by their methods, and a batch that carries them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,17 +20,17 @@ class Sparse(Protocol):
 
 
 def moved(tensor: torch.Tensor, at: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Copy a tensor to a device without waiting for a GPU that is still at work.
+    """Copy a tensor to a device without waiting for a GPU that is still busy.
 
-    A plain `to` from ordinary memory returns only when the GPU has done everything it was asked before, so the next
-    step could not be launched while this one runs. A copy from pinned memory is put on the stream, and torch keeps that
-    memory until then.
+    A plain `to` from ordinary memory returns only after the GPU has finished everything queued before, so the next step
+    could not be launched while this one runs. A copy from pinned memory is queued on the stream, and torch keeps that
+    memory until the copy is done.
 
     **Arguments**
 
-    - `tensor`: what to copy. On another device already, or with a gradient, it is copied with a plain `to`.
+    - `tensor`: the tensor to copy. If it is not in CPU memory or requires a gradient, a plain `to` copies it.
     - `at`: the device to copy it to.
-    - `dtype`: the dtype it gets there; None keeps its own.
+    - `dtype`: its dtype there; None keeps its own.
 
     >>> moved(torch.tensor([1, 2]), torch.device("cpu"), torch.float32)
     tensor([1., 2.])
@@ -50,7 +50,7 @@ class Batch:
 
     - `dense`: `[batch, dense features]`, float32.
     - `sparse`: the ids: a KeyedJagged, or anything with its methods.
-    - `labels`: `[batch]`, float32: 1 for a click. `[batch, labels]` where the data has several.
+    - `labels`: `[batch]`, float32: 1 for a click. `[batch, labels]` if the data has several labels.
     """
 
     dense: torch.Tensor

@@ -1,4 +1,4 @@
-"""Finds samples that have the same ids of a feature: by hash, then by comparing."""
+"""Finds samples that have the same ids of a feature: by hash first, then by comparison."""
 
 from collections.abc import Sequence
 from dataclasses import is_dataclass, replace
@@ -14,17 +14,17 @@ from skirl.tools.jit import kernel
 
 
 def find(batch: Any, *, least: float = LEAST, features: Sequence[str] | None = None) -> Any:
-    """The same batch with bags that repeat counted once, for features where that pays.
+    """Return the batch with repeated bags stored once, for features where that pays.
 
-    A feature stays plain where its factor, ids over ids that are left, is small; or where fewer ids are saved than there
-    are samples, since to copy a bag to a sample costs about what an id does: features of one id a sample stay plain.
-    Features that change together share one inverse. What is shared already stays so.
+    A feature stays plain if its factor, ids over ids left, is small. It also stays plain if fewer ids are saved than
+    there are samples, since copying a bag to a sample costs about as much as an id; so features with one id per sample
+    stay plain. Features that change together share one inverse. Features that are already shared stay so.
 
     **Arguments**
 
     - `batch`: ids with the methods of a KeyedJagged, or a dataclass such as `skirl.Batch` that has them as `sparse`.
-    - `least`: the factor from which on; 1.1, below which finding and copying cost what they save.
-    - `features`: look at these, and take them whatever they save; None: at all.
+    - `least`: the least factor; 1.1 by default, below which finding and copying cost as much as they save.
+    - `features`: consider only these, and share them whatever that saves; None: consider all.
 
     >>> ids = KeyedJagged(["seen"], torch.tensor([1, 2, 3, 1, 2, 3]), lengths=torch.tensor([3, 3]))
     >>> find(ids), find(ids).expanded().values().tolist()
@@ -61,15 +61,15 @@ def _of_ids(ids: Any, least: float, features: Sequence[str] | None) -> KeyedJagg
 
 
 class _Finder:
-    """Finds equal bags of one feature after the other, of so many samples."""
+    """Finds equal bags, one feature at a time, in a batch of `samples` samples."""
 
     def __init__(self, samples: int, mask: int = -1) -> None:
         self._table = np.empty(1 << max(1, (2 * samples - 1)).bit_length(), np.int32)
         self._hashes = np.empty(samples, np.uint64)
-        self._mask = np.uint64(mask & (1 << 64) - 1)  # a test sees to it that hashes are alike
+        self._mask = np.uint64(mask & (1 << 64) - 1)  # tests pass a mask to make hashes collide
 
     def find(self, values: np.ndarray, weights: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-        """The bag of each sample, the first sample of each bag, and how many ids they have."""
+        """Return the bag of each sample, the first sample of each bag, and the number of ids in these bags."""
         inverse = np.empty(len(starts) - 1, np.int32)
         first = np.empty(len(starts) - 1, np.int32)
         self._table.fill(-1)
@@ -78,7 +78,7 @@ class _Finder:
 
 
 def _shared(whole: KeyedJagged, found: dict[str, tuple[np.ndarray, np.ndarray]]) -> KeyedJagged:
-    """The batch with these features' bags counted once."""
+    """Return the batch with the bags of these features stored once."""
     if not found:
         return whole
     captured = capture(whole, (), copy=False)
@@ -117,16 +117,16 @@ def _shared(whole: KeyedJagged, found: dict[str, tuple[np.ndarray, np.ndarray]])
 
 @kernel
 def _find(values, weights, starts, mask, table, hashes, inverse, first):
-    """Number the distinct bags in the order in which they come; how many they are, and their ids.
+    """Number the distinct bags in order of appearance. Return how many there are, and how many ids they have.
 
-    A sample is compared with the bag of the one before it, and else with those of its hash.
+    Each sample is compared with the bag of the sample before it first, then with bags of the same hash.
 
     **Arguments**
 
-    - `values`, `weights`: of the batch; weights as bits, or none.
-    - `starts`: [samples + 1], of the feature.
+    - `values`, `weights`: those of the batch; weights as bits, or empty.
+    - `starts`: [samples + 1], where the feature's bags start.
     - `mask`: the bits of a hash that count.
-    - `table`: int32, a power of two and at least twice the samples: -1, the number of a bag when it is found.
+    - `table`: the hash table, int32, filled with -1. Its length is a power of two and at least twice the samples.
     - `hashes`: uint64 [samples], to be filled by bag.
     - `inverse`, `first`: int32 [samples], to be filled.
     """
@@ -162,7 +162,7 @@ def _find(values, weights, starts, mask, table, hashes, inverse, first):
 
 @kernel
 def _same(values, weights, weighted, begin, end, low, high):
-    """Whether two bags have the same ids and weights, in the same order."""
+    """Return whether two bags have the same ids and weights, in the same order."""
     if end - begin != high - low:
         return False
     for i in range(end - begin):
@@ -177,7 +177,7 @@ def _same(values, weights, weighted, begin, end, low, high):
 
 @kernel
 def _hash(values, weights, weighted, begin, end):
-    """Of a bag's ids and weights, each mixed with its place."""
+    """Return a hash of a bag's ids and weights, each mixed with its position."""
     step, mix, half = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(32)
     total, place = np.uint64(end - begin), np.uint64(0)
     for i in range(begin, end):

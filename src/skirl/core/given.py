@@ -1,4 +1,4 @@
-"""First values of a table's rows out of an array, or out of a file that is mapped into memory."""
+"""Initial values of a table's rows from an array or from a memory-mapped file."""
 
 import hashlib
 import json
@@ -15,11 +15,11 @@ from skirl.tools.jit import kernel
 _BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
 _SAFETENSORS = {"F32": "float32", "F64": "float64", "F16": "float16", "BF16": "bfloat16"}
 _PIECE = 16 << 20
-"""Bytes looked at in one go, for the digest."""
+"""Bytes hashed at a time for the digest."""
 
 
 class Given:
-    """The first values of all rows of a table; `Table(init=...)` makes it of an array, a tensor or a file.
+    """The initial values of all rows of a table; `Table(init=...)` makes it from an array, a tensor or a file.
 
     >>> given = Given.of(np.array([[1, 2], [3, 4]], np.float32), "item", rows=2, dim=2)
     >>> given.take(np.array([1, 0])).tolist()
@@ -32,21 +32,21 @@ class Given:
     ) -> None:  # fmt: skip
         self.shape = shape
         self.kind = kind
-        """The dtype of the values, as torch names it."""
+        """The dtype of the values, by its torch name."""
         self.where = where
-        """What errors call it."""
+        """The source's name in errors."""
         self._raw = raw
-        """uint8 [rows, bytes of a row]; None: only what they were is known."""
+        """uint8 [rows, bytes of a row]; None if only their digest is known."""
         self._path = path
-        """The file that they lie in."""
+        """The file that the values are mapped from, if any."""
         self._source = source
-        """That file, and the table, where the file was given by its name."""
+        """That file and the name of the table, if the user gave the file's path."""
         self._digest = digest
         self._stamp = None if path is None else _stamp(path)
 
     @classmethod
     def of(cls, source: Any, table: str, rows: int, dim: int) -> Self:
-        """Out of what a user gives; an array in memory is copied, since whoever gave it may change it."""
+        """Build from what a user gives. An array in memory is copied, since its owner may change it."""
         by_name = isinstance(source, str | os.PathLike)
         try:
             if by_name:
@@ -70,13 +70,13 @@ class Given:
 
     @classmethod
     def absent(cls, rows: int, dim: int, digest: str) -> Self:
-        """Values that a checkpoint names and does not have: only rows that were used are there."""
+        """Return a stand-in for values that a checkpoint names by digest but does not hold: it has only used rows."""
         return cls((rows, dim), "float32", None, where="the checkpoint", digest=digest)
 
     def __repr__(self) -> str:
         return f"Given({self.where}, {list(self.shape)}, {self.kind})"
 
-    def __getstate__(self) -> dict[str, Any]:  # a file is mapped again: it may be larger than memory
+    def __getstate__(self) -> dict[str, Any]:  # a file is mapped again, as it may be larger than memory
         return self.__dict__ | ({} if self._source is None else {"_raw": None})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -86,9 +86,9 @@ class Given:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the values, the first 32 digits: of equal arrays it is equal, however they are kept.
+        """The first 32 hex digits of the SHA-256 of the values; equal for equal arrays, whether in memory or in a file.
 
-        All values are read for it, once: some 3 s for 1 GiB on one core, and more where a disk is slower.
+        The first access reads all values: about 3 s for 1 GiB on one core, and more from a slow disk.
         """
         if self._digest is None:
             self._check()
@@ -101,18 +101,18 @@ class Given:
         return self._digest
 
     def take(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """The values of some rows, [n, dim]; those of half precision as float32."""
+        """Return the values of some rows, [n, dim]; half precision is converted to float32."""
         self._check()
         assert self._raw is not None
         out = np.empty((len(rows), self._raw.shape[1]), np.uint8)
-        gather(self._raw, rows, out)  # without the interpreter: a page of a file may have to come from a disk first
+        gather(self._raw, rows, out)  # without the GIL: a page may have to come from disk
         if self.kind == "bfloat16":
             return (out.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
         values = out.view(self.kind)
         return values.astype(np.float32) if self.kind == "float16" else values
 
     def check_dtype(self, table: str, dtype: str) -> None:
-        """Refuse values that rows of this dtype would round. Rows of half precision take float32, rounded to nearest."""
+        """Raise if rows of this dtype would round the values; only half precision takes float32, rounded to nearest."""
         halves = {"float16", "bfloat16"}
         fit = {"float64": {"float64", "float32", *halves}, "float32": {"float32", *halves}}.get(
             dtype, {dtype, "float32"}
@@ -124,7 +124,7 @@ class Given:
             )
 
     def _check(self) -> None:
-        """Refuse values that are not there, or not any more what they were."""
+        """Raise if the values are not here, or if their file has changed."""
         if self._raw is None:
             raise ValueError(
                 f"the first values of rows that were never used are not in {self.where}, only those of used rows: give the "
@@ -138,15 +138,15 @@ class Given:
 
 @kernel
 def gather(raw, rows, out):
-    """out[i] = raw[rows[i]]; both uint8."""
+    """Set out[i] = raw[rows[i]]; both are uint8."""
     for i in range(rows.size):
         row = rows[i]
-        for j in range(raw.shape[1]):  # to assign to a slice takes seconds to compile
+        for j in range(raw.shape[1]):  # assigning to a slice takes seconds to compile
             out[i, j] = raw[row, j]
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
-    """What changes when the file does."""
+    """Return the file's size and modification time, which change when the file does; None if it cannot be read."""
     try:
         found = path.stat()
     except OSError:
@@ -158,11 +158,11 @@ _Found = tuple[tuple[int, ...], str, NDArray[np.uint8], Path | None]
 
 
 def _copied(source: Any) -> _Found:
-    """An array or a tensor; one that is mapped from a file for reading only stays where it is."""
+    """Copy an array or a tensor, unless it is mapped read-only from a file."""
     kind = None
     if hasattr(source, "detach"):
         source, kind = source.detach().cpu(), str(source.dtype).removeprefix("torch.")
-        if kind == "bfloat16":  # NumPy has none
+        if kind == "bfloat16":  # NumPy does not have it
             import torch
 
             source = source.view(torch.int16)
@@ -174,14 +174,14 @@ def _copied(source: Any) -> _Found:
 
 
 def _mapped(path: Path, table: str) -> _Found:
-    """A file's values, where they lie."""
+    """Map a file's values."""
     if not path.is_file():
         raise ValueError(f"names {path}, and there is no such file: set it to a .npy or .safetensors file")
     path = path.resolve()
     if path.suffix == ".npy":
         try:
             values = np.load(path, mmap_mode="r", allow_pickle=False)
-        except Exception as error:  # whatever NumPy stumbles over in a header
+        except Exception as error:  # a damaged header can make NumPy raise anything
             why = " ".join(str(error).split())[:100] or type(error).__name__
             raise ValueError(f"names {path}, which is no whole .npy file ({why}): write it with numpy.save") from None
         if not values.flags.c_contiguous:
@@ -197,22 +197,22 @@ def _mapped(path: Path, table: str) -> _Found:
 
 
 def _rows(values: np.ndarray, kind: str, where: str = "") -> tuple[tuple[int, ...], str, NDArray[np.uint8]]:
-    """The bytes of each row."""
+    """Return the shape, the dtype and the bytes of each row. Raise if the array is unsuitable."""
     if kind not in _BYTES or not values.dtype.isnative:
         raise TypeError(f"is an array of {values.dtype if kind in _BYTES else kind}{where}: convert it to float32")
     if values.ndim != 2 or not values.size:
         raise ValueError(f"is an array of shape {list(values.shape)}{where}: give [rows, dim]")
     raw = values.view(np.ndarray).view(np.uint8).reshape(len(values), -1)
-    raw.flags.writeable = False  # one compiled kernel for arrays and files
+    raw.flags.writeable = False  # so that arrays and files share one compiled kernel
     return values.shape, kind, raw
 
 
 def _tensor(path: Path, table: str) -> tuple[str, tuple[int, ...], int]:
-    """The dtype and shape of the table's tensor in a safetensors file, and the byte where it begins."""
+    """Return the dtype and shape of the table's tensor in a safetensors file, and its offset in bytes."""
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, "numpy") as file:  # checks that the file is whole and its tensors are where it says
+        with safe_open(path, "numpy") as file:  # checks that the file is complete and consistent
             names = sorted(file.keys())
     except (SafetensorError, OSError) as error:
         raise ValueError(f"names {path}, which is no whole safetensors file ({error}): use another") from None

@@ -1,4 +1,4 @@
-"""Which table is trained by which row optimizer: one for all, or one for each pattern of names."""
+"""The row optimizer of each table: one for all, or one for each pattern of names."""
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -11,11 +11,11 @@ from skirl.core.optim import RowOptimizer
 from skirl.core.tables import Table
 
 RowOptimizers = RowOptimizer | Mapping[str, RowOptimizer]
-"""One row optimizer for all tables, or one for each pattern: the first that a table's name matches counts."""
+"""One row optimizer for all tables, or one for each pattern; the first pattern that matches a table's name counts."""
 
 
 def _called(given: object) -> str:
-    """What was given for something else: the name of a class, or of an object's."""
+    """Describe a wrong argument: 'the class X' for a class, 'a X' for an object of it."""
     kind = given if isinstance(given, type) else type(given)
     return f"{'the class' if kind is given else 'a'} {kind.__module__}.{kind.__name__}".replace("builtins.", "")
 
@@ -24,13 +24,13 @@ class Group(NamedTuple):
     """The tables of one pattern."""
 
     name: str
-    """The pattern; `*` where one optimizer is for all."""
+    """The pattern; `*` if one optimizer is for all."""
     optimizer: RowOptimizer
     tables: tuple[int, ...]
 
 
 class Setting(NamedTuple):
-    """What may change between two steps of a group."""
+    """The settings of a group that may change between two steps."""
 
     lr: float
     weight_decay: float
@@ -74,7 +74,7 @@ class Groups(Sequence[RowOptimizer]):
         )
         order = list(by_name)
         self.of = [order.index(str(name)) for name in first]
-        """The number of each table's group."""
+        """The index of each table's group."""
 
     def __len__(self) -> int:
         return len(self.of)
@@ -84,17 +84,18 @@ class Groups(Sequence[RowOptimizer]):
 
     @property
     def records(self) -> list[tuple[int, float]]:
-        """What has to be equal for two tables of one dim to share a cache: the rule, and where its state starts."""
+        """Each table's rule and initial state. Two tables of one dim share a cache only if these are equal."""
         return [(rule.kind, rule.initial_state) for rule in self]
 
     def scalars(
         self, tables: Sequence[int], settings: Sequence[Setting], steps: NDArray[np.int64], dtype: DTypeLike
     ) -> NDArray[Any]:
-        """What the kernels of one bank need, [all tables, k] in the dtype of the rows; zeros but for its own tables.
+        """Return the numbers that the kernels of one bank need, [all tables, k] in the dtype of the rows.
 
-        settings: of each group. steps: how many updates each table has had, this one included.
+        Tables outside the bank have zeros. settings: those of each group. steps: number of updates that each table has
+        had, including this one.
         """
-        counts, known = steps.tolist(), {}  # most tables have had equally many
+        counts, known = steps.tolist(), {}  # most tables have had the same number
         width = len(self[tables[0]].numbers(*settings[self.of[tables[0]]], 1))
         rows = [(0.0,) * width] * len(self)
         for t in tables:
@@ -106,7 +107,7 @@ class Groups(Sequence[RowOptimizer]):
 
 
 def matching(pattern: str, names: Sequence[str]) -> list[int]:
-    """The places of the names that a pattern means; none is an error.
+    """Return the indices of the names that match a pattern. Raise if there are none.
 
     >>> matching("user_*", ["user_id", "item", "user_city"])
     [0, 2]

@@ -1,4 +1,4 @@
-"""Rows of half precision as stores and checkpoints see them: float32 words that are only bits, two numbers in each."""
+"""Rows of half precision as stores and checkpoints see them: float32 words used as plain bits, two numbers in each."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ HALVES = (torch.float16, torch.bfloat16)
 
 
 def words(width: int) -> int:
-    """How many words a record of `width` numbers takes; with an odd width half a word is unused.
+    """Return how many words a record of `width` numbers takes; if `width` is odd, half a word is unused.
 
     >>> words(64), words(65)
     (32, 33)
@@ -19,7 +19,7 @@ def words(width: int) -> int:
 
 
 def expanded(records: NDArray[Any], width: int, half: torch.dtype) -> NDArray[np.float32]:
-    """The numbers in some records, as float32.
+    """Unpack the numbers in some records to float32.
 
     >>> rows = np.array([[1.0, -0.5, 3.0]], np.float32)
     >>> packed(rows, torch.bfloat16).shape, expanded(packed(rows, torch.bfloat16), 3, torch.bfloat16).tolist()
@@ -30,7 +30,7 @@ def expanded(records: NDArray[Any], width: int, half: torch.dtype) -> NDArray[np
 
 
 def packed(rows: NDArray[Any], half: torch.dtype) -> NDArray[np.float32]:
-    """Records of these numbers, each rounded to nearest."""
+    """Pack numbers into records, rounding each to nearest."""
     out = torch.zeros((len(rows), 2 * words(rows.shape[1])), dtype=half, device="cpu")
     out[:, : rows.shape[1]] = torch.from_numpy(np.ascontiguousarray(rows)).to(half)
     return out.view(torch.int16).numpy().view(np.float32)

@@ -1,4 +1,4 @@
-"""The rows' learning rates as torch has them: param groups of an optimizer, for schedulers, GradScaler and state dicts."""
+"""The rows' learning rates as the param groups of a torch optimizer, for schedulers, GradScaler and state dicts."""
 
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -12,10 +12,10 @@ _LIVE = ("lr", "weight_decay")
 
 
 class TorchHandle(torch.optim.Optimizer):
-    """The row optimizers of a collection as an optimizer of torch: one param group for each pattern of tables.
+    """The row optimizers of a collection as a torch optimizer, with one param group for each pattern of tables.
 
-    A group has `name` and `tables`; its `lr` and `weight_decay` may be set, and count from the next backward on. Rows are
-    updated in backward: `step` and `zero_grad` do nothing to them.
+    A group has `name` and `tables`. Its `lr` and `weight_decay` may be set, and take effect from the next backward on.
+    Rows are updated in backward: `step` and `zero_grad` do nothing to them.
 
     >>> from skirl import Adam, SGD, Table
     >>> tables = [Table("user", 9, 4), Table("item", 9, 4)]
@@ -45,24 +45,24 @@ class TorchHandle(torch.optim.Optimizer):
         self._checked = [Setting(group.optimizer.lr, group.optimizer.weight_decay) for group in groups.all]
         fixed = [{field.name for field in fields(group.optimizer)} - set(_LIVE) for group in groups.all]
         self._fixed = [frozenset(names) for names in fixed]
-        # Schedulers warn when no step() came before theirs. Here backward is the step.
+        # Schedulers warn if they step before the optimizer has. Here backward is the optimizer's step.
         self._opt_called = True
 
     @property
     def anchor(self) -> torch.Tensor:
-        """What a GradScaler sees: its gradient says whether the rows of a step were skipped."""
+        """The parameter that a GradScaler sees: its gradient tells whether the rows' update was skipped in a step."""
         return self.param_groups[0]["params"][0]
 
     @property
     def lr(self) -> float:
-        """The learning rate of the next backward, where all tables have one."""
+        """The learning rate of the next backward, if all tables share one group; a ValueError otherwise."""
         if len(self.param_groups) > 1:
             raise ValueError("tables have several learning rates: take those of optimizer.param_groups")
         return float(self.param_groups[0]["lr"])
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """What a GradScaler asks before its step: refuse one that the rows' gradients were not unscaled by."""
+        """False, as a GradScaler asks before its step; raise if it has not unscaled the rows' gradients."""
         if self.anchor.grad is None:
             raise RuntimeError(
                 "scaler.step(embeddings.optimizer): no gradient of the rows was unscaled. If they are frozen, leave this "
@@ -73,7 +73,7 @@ class TorchHandle(torch.optim.Optimizer):
         return False
 
     def settings(self) -> list[Setting]:
-        """What the next backward takes of each group."""
+        """Return the settings of each group for the next backward, or raise if one was set that may not change."""
         assert self._groups is not None
         for i, (group, fixed) in enumerate(zip(self.param_groups, self._fixed, strict=True)):
             if not fixed.isdisjoint(group):
@@ -85,7 +85,7 @@ class TorchHandle(torch.optim.Optimizer):
             now = Setting(float(group["lr"]), float(group["weight_decay"]))
             if now != self._checked[i]:
                 rule = self._groups.all[i].optimizer
-                replace(rule, lr=now.lr, weight_decay=now.weight_decay)  # refuses what is wrong
+                replace(rule, lr=now.lr, weight_decay=now.weight_decay)  # raises if a value is invalid
                 if rule.weight_follows_state and now.lr != rule.lr:
                     raise ValueError(
                         f"lr of the group {group['name']!r} is {now.lr:g} and was {rule.lr:g}: {rule.name} makes rows of "
@@ -96,7 +96,7 @@ class TorchHandle(torch.optim.Optimizer):
         return list(self._checked)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuse other parameters: they would never be stepped."""
+        """Refuse other parameters: nothing would ever update them."""
         if self._groups is not None:
             raise ValueError(
                 "rows have one group for each pattern that the collection was made with (optimizer={'PATTERN': ...}): give "
@@ -105,7 +105,7 @@ class TorchHandle(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take learning rates and weight decays back; the groups have to be those that were saved."""
+        """Restore learning rates and weight decays. The groups must be the same as those saved."""
         both = state_dict["param_groups"], self.param_groups
         saved, here = ([(group.get("name"), group.get("tables")) for group in groups] for groups in both)
         if saved != here:
@@ -116,7 +116,7 @@ class TorchHandle(torch.optim.Optimizer):
         super().load_state_dict(state_dict)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Do nothing, but call the closure as torch's optimizers do."""
+        """Only call the closure, as torch's optimizers do."""
         if closure is None:
             return None
         with torch.enable_grad():

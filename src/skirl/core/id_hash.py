@@ -1,4 +1,4 @@
-"""A hash of each feature's ids: a forward is held to the batch in the loop by it, also where that was changed in place."""
+"""A hash of each feature's ids. It shows whether forward gets the batch of the loop, and unchanged."""
 
 from functools import lru_cache
 from typing import NamedTuple
@@ -12,25 +12,25 @@ from skirl.tools.jit import kernel
 
 _STEP = 0x9E3779B97F4A7C15
 _MIX = 0xBF58476D1CE4E5B9
-_LENGTHS = 0x94D049BB133111EB  # ids and lengths must not stand for one another
+_LENGTHS = 0x94D049BB133111EB  # so that lengths do not hash like ids
 
 
 class FeatureHashes(NamedTuple):
-    """What stands for a feature of a batch."""
+    """The hashes of a feature of a batch."""
 
     ids: int
-    """Of its ids and its bags."""
+    """Hash of its ids and its bags."""
     weights: int
-    """Of its weights and its bags; 0 where there are none."""
+    """Hash of its weights and its bags; 0 if there are no weights."""
 
 
 class Hashes:
-    """What stands for a batch.
+    """The hashes of a batch.
 
     **Arguments**
 
     - `keys`: names of its features.
-    - `array`: int64 [2, features], those of `FeatureHashes`.
+    - `array`: int64 [2, features], the fields of each feature's `FeatureHashes`.
     """
 
     __slots__ = ("array", "keys")
@@ -46,12 +46,12 @@ class Hashes:
     __hash__ = None  # type: ignore[assignment]
 
     def by_name(self) -> dict[str, FeatureHashes]:
-        """Those of each feature."""
+        """Return the hashes of each feature."""
         return dict(zip(self.keys, map(FeatureHashes._make, self.array.T.tolist()), strict=True))
 
 
 def hashes_of(captured: Captured) -> Hashes:
-    """Of each feature.
+    """Hash each feature's ids and weights.
 
     >>> from skirl import KeyedJagged
     >>> from skirl.core.ids import capture
@@ -74,13 +74,13 @@ def hashes_of(captured: Captured) -> Hashes:
 
 
 def _hash_shared(numbers: np.ndarray, captured: Captured, out: np.ndarray) -> None:
-    """Of each feature its distinct bags, and which of them each sample has."""
+    """Hash each feature's distinct bags, and the bag of each sample."""
     assert captured.inverse is not None
     for f, inverse in enumerate(captured.inverse.of):
         starts = captured.starts(f)
         _hash(numbers, starts, len(starts) - 1, _of_one_each(len(starts) - 1), out[f : f + 1])
         if inverse is not None:
-            # As the lengths of bags are, which they are no more than they are ids.
+            # Hashed like the lengths of bags; the product keeps it apart from those and from ids.
             ends = np.concatenate([[0], np.cumsum(inverse.astype(np.int64) + 1)])
             out[f : f + 1].view(np.uint64)[:] *= np.uint64(_STEP)
             out[f : f + 1].view(np.uint64)[:] += np.uint64(_of_lengths(ends))
@@ -88,12 +88,12 @@ def _hash_shared(numbers: np.ndarray, captured: Captured, out: np.ndarray) -> No
 
 @lru_cache(maxsize=64)
 def _of_one_each(batch: int) -> np.uint64:
-    """What bags of one id each add to a feature's hash."""
+    """Return what bags of one id each add to a feature's hash."""
     return np.uint64(_of_lengths(np.arange(batch + 1)))
 
 
 def hashes_on_device(values: Tensor, offsets: Tensor, features: int) -> Tensor:
-    """The same for ids that are on a GPU, int64 [features], without waiting for it.
+    """Return the `ids` hashes for ids on a GPU, int64 [features], without waiting for the GPU.
 
     >>> from skirl import KeyedJagged
     >>> from skirl.core.ids import capture
@@ -130,11 +130,11 @@ def _signed(number: int) -> int:
 
 @kernel
 def _of_lengths(ends):
-    """The lengths of bags, each mixed with its place."""
+    """Return a hash of the lengths of bags, each mixed with its position."""
     step, mix, place, half = np.uint64(_STEP), np.uint64(_MIX), np.uint64(_LENGTHS), np.uint64(32)
     total = np.uint64(0)
     for i in range(len(ends) - 1):
-        place += step  # faster than i * step, which is a product of 64 bits
+        place += step  # faster than i * step, a 64-bit product
         z = (np.uint64(ends[i + 1] - ends[i]) + place) * mix
         total += z ^ (z >> half)
     return total
@@ -142,8 +142,9 @@ def _of_lengths(ends):
 
 @kernel
 def _hash(values, offsets, batch, one_each, out):
-    """Fill out, int64 [features]: the sum of each number mixed with its place. Without the shift it would be linear, and
-    a 2 in one place could stand for a 1 in another. one_each: of bags with one id each."""
+    """Fill out, int64 [features]: the sum of all numbers, each mixed with its position. Without the shift the hash
+    would be linear, and a 2 in one position could hash like a 1 in another. one_each: the hash of lengths that are all
+    1."""
     step, mix, half = np.uint64(_STEP), np.uint64(_MIX), np.uint64(32)
     for f in range(len(out)):
         total = place = np.uint64(0)

@@ -1,5 +1,6 @@
-"""From a batch's ids to the keys and bags of the planner and the kernels: `capture` copies what the loader gave, in the
-user's thread; `positions_of` checks every id when the batch enters the window; `resolve` adds the bags when it is planned.
+"""From a batch's ids to the keys and bags of the planner and the kernels: `capture` copies the loader's ids in the
+user's thread, `positions_of` checks every id when the batch enters the window, and `resolve` adds the bags when it is
+planned.
 """
 
 from collections.abc import Sequence
@@ -23,18 +24,18 @@ NO_SCALE = np.empty(0, np.float32)
 
 @dataclass(slots=True)
 class Captured:
-    """The ids of one micro-batch as the loader gave them, in arrays that nobody else writes to."""
+    """The ids of one micro-batch as the loader gave them, in arrays that nothing else writes to."""
 
     keys: tuple[str, ...]
     values: np.ndarray
     offsets: np.ndarray
     weights: np.ndarray | None
     hashes: Any = None
-    """Of its ids, where the reader has made them: see `hashes_of`."""
+    """The hashes of its ids, if the reader has computed them: see `hashes_of`."""
     inverse: Inverse | None = None
-    """Where samples share bags: which each has."""
+    """The bag of each sample, if samples share bags."""
     left: np.ndarray | None = None
-    """int64 [n]: where each id was among those given, if some were left out; None: all are here."""
+    """int64 [n]: the index of each id among those given, if some were dropped; None if all are here."""
 
     @property
     def batch(self) -> int:
@@ -43,18 +44,18 @@ class Captured:
 
     @property
     def nbytes(self) -> int:
-        """How much memory it takes."""
+        """Number of bytes that its ids, offsets, weights and inverse take."""
         arrays = (self.values, self.offsets, self.weights, self.inverse)
         return sum(array.nbytes for array in arrays if array is not None)
 
     def bags(self, place: int) -> slice:
-        """Those of the feature at a place: of all bags of the batch."""
+        """Return the range of the feature at index `place` among all bags of the batch."""
         if self.inverse is None:
             return slice(place * self.batch, (place + 1) * self.batch)
         return slice(int(self.inverse.first[place]), int(self.inverse.first[place + 1]))
 
     def starts(self, place: int) -> np.ndarray:
-        """Where each bag of the feature at a place begins, and where the last one ends."""
+        """Return where each bag of the feature at index `place` begins, and where the last one ends."""
         bags = self.bags(place)
         return self.offsets[bags.start : bags.stop + 1]
 
@@ -64,40 +65,40 @@ class BankIds:
     """The ids of one micro-batch that belong to one bank."""
 
     positions: Positions
-    """By (feature, sample, place in the bag)."""
+    """Ordered by (feature, sample, place in the bag)."""
     offsets: np.ndarray
-    """int32 [bags + 1], feature after feature: where each bag starts; bags are features * batch, but for shared ones."""
+    """int32 [bags + 1], feature after feature: where each bag starts. A plain batch has features * batch bags."""
     bag_of: np.ndarray
-    """int32 [n]: each position's row in the output seen as [batch * features, dim], with shared bags behind it."""
+    """int32 [n]: each position's row in the output seen as [batch * features, dim], followed by the shared bags."""
     scale: np.ndarray
-    """[n] in the rows' dtype: weight, or weight / count for a mean; empty when every factor is 1."""
+    """[n] in the rows' dtype: weight, or weight / count for a mean; empty if every factor is 1."""
     batch: int
     pooled: bool = True
     one_each: bool = False
-    """Every row of the output is that of exactly one id: nothing has to be summed."""
+    """True if every row of the output comes from exactly one id, so that nothing has to be summed."""
     shared: Shared | None = None
-    """Where samples share bags of some feature."""
+    """The shared bags, if samples share bags of some feature."""
 
     @property
     def count(self) -> int:
-        """How many ids."""
+        """Number of ids."""
         return len(self.bag_of)
 
     @property
     def keys(self) -> np.ndarray:
-        """int64 [n]: the key of each id, built at each call; only a lookup without a plan needs them."""
+        """int64 [n]: the key of each id, built on every access; only a lookup without a plan needs them."""
         return self.positions.keys()
 
     @property
     def bags(self) -> int:
-        """Rows of the output: one per bag, or one per id where nothing is pooled; shared bags are behind the samples'."""
+        """Number of output rows: one per bag, or one per id if nothing is pooled. Those of shared bags come last."""
         if not self.pooled:
             return self.count
         return len(self.offsets) - 1 if self.folded is None else self.folded.rows
 
     @property
     def folded(self) -> Shared | None:
-        """Where bags are pooled once for several samples: which."""
+        """The shared bags, if bags are pooled once for several samples."""
         return self.shared if self.pooled else None
 
     @property
@@ -109,26 +110,26 @@ class BankIds:
         return self.offsets[:: self.batch] if self.batch else np.zeros(features + 1, np.int32)
 
     def by_bag(self, mask: np.ndarray) -> np.ndarray:
-        """One value per feature, repeated for each of its rows in the output."""
+        """Repeat a value per feature for each of its rows in the output."""
         if not self.pooled:
             return np.repeat(mask, np.diff(self.first))
         return np.tile(mask, self.batch) if self.shared is None else self.shared.by_bag(mask)
 
     def unpooled(self) -> "BankIds":
-        """The same ids, each in a bag of its own."""
+        """Return the same ids, each in a bag of its own."""
         each = np.arange(self.count, dtype=np.int32)
         return BankIds(self.positions, self.offsets, each, self.scale[:0], self.batch, False, True, self.shared)
 
 
 def capture(sparse: Sparse, features: Sequence[str], *, copy: bool = True) -> Captured:
-    """Copy a batch's ids into arrays; check their form, and that the batch has these features.
+    """Copy a batch's ids into arrays. Check their form, and that the batch has these features.
 
     >>> from skirl import KeyedJagged
     >>> ids = KeyedJagged(["a"], torch.tensor([3, 4, 4]), lengths=torch.tensor([1, 2]))
     >>> capture(ids, ["a"]).offsets.tolist()
     [0, 1, 3]
 
-    Bags that no sample has are left out, with their ids.
+    Bags that no sample uses are dropped, along with their ids.
     """
     for either in (("keys",), ("values",), ("offsets", "lengths"), ("weights_or_none",)):
         if not any(callable(getattr(sparse, method, None)) for method in either):
@@ -176,7 +177,7 @@ def capture(sparse: Sparse, features: Sequence[str], *, copy: bool = True) -> Ca
 
 
 def _of_samples(captured: Captured) -> Captured:
-    """The same ids without those of bags that no sample has: an expanded batch has none of them, and trains none."""
+    """Drop the ids of bags that no sample uses: the expanded batch would not have them and so would not train them."""
     inverse = captured.inverse
     if inverse is None or (used := inverse.used()) is None:
         return captured
@@ -190,7 +191,7 @@ def _of_samples(captured: Captured) -> Captured:
 
 
 def _offsets(sparse: Sparse, copy: bool) -> np.ndarray:
-    """Where bags start: as given, or computed from their lengths."""
+    """Return where bags start: as given, or computed from their lengths."""
     if callable(getattr(sparse, "offsets", None)):
         return _array(sparse.offsets(), "offsets", (torch.int64, torch.int32), copy)
     lengths = _array(sparse.lengths(), "lengths", (torch.int64, torch.int32), False)  # type: ignore[attr-defined]
@@ -214,8 +215,8 @@ def _array(tensor: torch.Tensor, what: str, allowed: tuple[torch.dtype, ...], co
 
 
 def positions_of(captured: Captured, schema: Schema, bank: int) -> Positions:
-    """Check every id of a bank's features and list them as the planner takes them: by (feature, sample, place in the
-    bag).
+    """Check every id of a bank's features and return their positions as the planner takes them: ordered by (feature,
+    sample, place in the bag).
 
     >>> from skirl import KeyedJagged, Table
     >>> schema = Schema.of([Table("a", 10, 4), Table("b", 10, 4)])
@@ -244,7 +245,7 @@ def positions_of(captured: Captured, schema: Schema, bank: int) -> Positions:
 
 
 def resolve(captured: Captured, positions: Positions, schema: Schema, bank: int, dtype: np.dtype) -> BankIds:
-    """Bags and scales of a bank's features, beside their positions.
+    """Add bags and scales to the positions of a bank's features.
 
     >>> from skirl import KeyedJagged, Table
     >>> schema = Schema.of([Table("a", 10, 4), Table("b", 10, 4)])
@@ -285,7 +286,7 @@ def _with_shared(
     first: np.ndarray,
     shared: Shared,
 ) -> BankIds:
-    """`resolve` where samples share bags of some feature."""
+    """Do what `resolve` does for a batch whose samples share bags of some feature."""
     tables = [schema.tables[f.table] for f in schema.banks[bank].features]
     mean = np.array([table.pooling == "mean" for table in tables], np.bool_)
     total, weighted = len(positions), captured.weights is not None
@@ -298,7 +299,7 @@ def _with_shared(
 
 @dataclass(frozen=True)
 class Resolver:
-    """What a collection makes of a batch's ids, whatever holds its rows: for the reader, the window and the module.
+    """Turns a batch's ids into those of each bank, wherever rows are kept, for the reader, the window and the module.
 
     >>> from skirl import KeyedJagged, Table
     >>> resolver = Resolver(Schema.of([Table("a", 10, 4)]), np.dtype(np.float32), pooled=True)
@@ -309,15 +310,15 @@ class Resolver:
 
     schema: Schema
     dtype: np.dtype
-    """What bags are computed in."""
+    """The dtype that bags are computed in."""
     pooled: bool
 
     def capture(self, sparse: Sparse, *, copy: bool = True) -> Captured:
-        """A batch's ids as arrays; those of other collections are left alone."""
+        """Return a batch's ids as arrays. Ids of other collections' features stay in them, unchecked."""
         return capture(sparse, self.schema.features, copy=copy)
 
     def capture_part(self, sparse: Sparse) -> Captured:
-        """The same of some of the features; the others have no ids."""
+        """Do the same for a batch that has only some of the features; give the others no ids."""
         features = self.schema.features
         keys = set(sparse.keys())
         here = [name for name in features if name in keys]
@@ -331,25 +332,25 @@ class Resolver:
         return Captured(captured.keys + missing, captured.values, offsets, captured.weights, inverse=inverse)
 
     def positions(self, captured: Captured) -> list[Positions]:
-        """Check every id; by bank."""
+        """Check every id and return the positions of each bank."""
         return [positions_of(captured, self.schema, bank) for bank in range(len(self.schema.banks))]
 
     def resolve(self, captured: Captured, positions: Sequence[Positions]) -> list[BankIds]:
-        """Find the bags of ids that were checked; by bank."""
+        """Find the bags of checked ids and return the ids of each bank."""
         parts = [resolve(captured, part, self.schema, bank, self.dtype) for bank, part in enumerate(positions)]
         return parts if self.pooled else [ids.unpooled() for ids in parts]
 
 
 @lru_cache(maxsize=4)
 def _one_hot(features: int, batch: int) -> tuple[np.ndarray, np.ndarray]:
-    """Offsets and bags where every bag has one id: the same for every such batch, and nobody writes to them."""
+    """Return offsets and bags for a batch with one id in every bag. Batches share these arrays: never write to them."""
     bag_of = np.arange(batch * features, dtype=np.int32).reshape(batch, features).T.reshape(-1)
     return np.arange(batch * features + 1, dtype=np.int32), bag_of
 
 
 def distinct(keys: np.ndarray) -> np.ndarray:
-    """The distinct keys, ascending. By sorting: np.unique hashes integers, and takes 18 times as long where they come
-    sorted.
+    """Return the distinct keys, ascending. This sorts them: np.unique hashes integers, which takes 18 times as long if
+    they are sorted already.
 
     >>> distinct(np.array([3, 1, 3]))
     array([1, 3])
@@ -382,9 +383,9 @@ def _ascending(offsets):
 
 @kernel
 def _check(values, parts, rows):
-    """The place of an id that is outside its table, or -1."""
+    """Return the index of the first id that is outside its table, or -1."""
     for f in range(len(parts)):
-        wrong = 0  # counted without a branch, which vectors can do: a tenth of the time
+        wrong = 0  # counted without a branch, so that the loop vectorizes: a tenth of the time
         for p in range(parts[f, 1], parts[f, 2]):
             wrong += (values[p] < 0) | (values[p] >= rows[f])
         if wrong:
@@ -396,7 +397,7 @@ def _check(values, parts, rows):
 
 @kernel
 def _one_each(starts, firsts, batch):
-    """Whether every bag has exactly one id."""
+    """Return whether every bag has exactly one id."""
     odd = 0
     for first in firsts:
         for b in range(first, first + batch):
@@ -406,7 +407,7 @@ def _one_each(starts, firsts, batch):
 
 @kernel
 def _bags(starts, weights, first, mean, batch, offsets, bag_of, scale):
-    """Fill offsets, bag_of and scale; whether every bag has exactly one id. first: of each feature, its first bag."""
+    """Fill offsets, bag_of and scale. Return whether every bag has exactly one id. first: each feature's first bag."""
     features = len(first)
     one = weights.dtype.type(1)
     n = odd = 0

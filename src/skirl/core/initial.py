@@ -1,5 +1,5 @@
-"""Initial values: what a row holds before its first update, as a pure function of (seed, key). docs/design.md has the
-formula.
+"""Initial values: what a row holds before its first update, as a pure function of (seed, key). See docs/design.md for
+the formula.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Normal:
-    """Normal with mean 0: one of 65,536 equally likely values, the farthest at 4.3 standard deviations.
+    """Normal with mean 0: one of 65,536 equally likely values, the farthest 4.3 standard deviations from 0.
 
     **Arguments**
 
@@ -68,7 +68,7 @@ class Constant:
 
     **Arguments**
 
-    - `value`: what every number of a new row is; 0 suits weights that start without an effect.
+    - `value`: the value of every number in a new row; 0 suits weights that should have no effect at first.
     """
 
     value: float = 0.0
@@ -83,13 +83,13 @@ Initial = Uniform | Normal | Constant | Given
 
 @dataclass(frozen=True)
 class InitialTable:
-    """The initialisers of all tables as arrays, for `fill`: entry t is for the keys of table t."""
+    """The initialisers of all tables as arrays, for `fill`; entry t is that of table t."""
 
     kind: NDArray[np.int32]
     scale: NDArray[Any]
-    """In the dtype of the rows, so that the kernel's one multiply rounds once."""
+    """In the dtype of the rows, so that the kernel's single multiplication rounds once."""
     quantiles: NDArray[np.float32]
-    """A single zero when no table is Normal: nothing reads it then."""
+    """A single zero, never read, if no table is Normal."""
 
     @classmethod
     def of(cls, initials: Sequence[Initial], dtype: DTypeLike = np.float32) -> "InitialTable":
@@ -122,7 +122,7 @@ class InitialTable:
 
 @remember
 def normal_quantiles() -> NDArray[np.float32]:
-    """The midpoints of 65,536 equal slices of the standard normal distribution."""
+    """Return the midpoints of 65,536 equal slices of the standard normal distribution."""
     inverse = NormalDist().inv_cdf
     values = np.array([inverse((i + 0.5) / QUANTILES) for i in range(QUANTILES)], np.float32)
     values.flags.writeable = False  # shared by all callers
@@ -130,7 +130,7 @@ def normal_quantiles() -> NDArray[np.float32]:
 
 
 def first_rows(keys: Any, initial: Initial, dim: int, seed: int, dtype: DTypeLike = np.float32) -> NDArray[Any]:
-    """The initial weights of some keys, all with one initialiser; for tests and examples."""
+    """Return the initial weights of some keys, all with one initialiser; for tests and examples."""
     keys = np.asarray(keys, np.int64)
     table = InitialTable.of([initial], dtype)
     tables = int(table_of(keys.max(initial=0))) + 1
@@ -143,7 +143,7 @@ def first_rows(keys: Any, initial: Initial, dim: int, seed: int, dtype: DTypeLik
 
 @kernel
 def mix(z: np.uint64) -> np.uint64:
-    """The finaliser of splitmix64: every bit of the input reaches every bit of the output."""
+    """Apply the finaliser of splitmix64: every bit of the input affects every bit of the output."""
     z = (z ^ (z >> _S30)) * _MIX1
     z = (z ^ (z >> _S27)) * _MIX2
     return z ^ (z >> _S31)
@@ -151,13 +151,13 @@ def mix(z: np.uint64) -> np.uint64:
 
 @kernel
 def fill(keys, slots, cache, dim, seed, kind, scale, quantiles, state_value, lo, hi):
-    """Write the first records of keys[lo:hi] to cache[slots[lo:hi]]: initial weights, then the optimizer's initial
+    """Write the initial records of keys[lo:hi] to cache[slots[lo:hi]]: initial weights, then the optimizer's initial
     state.
 
     keys int64 [n]; slots int32 [n]; cache [slots, width >= dim]; seed a non-negative int; kind, scale and quantiles
-    from InitialTable; state_value goes to every column from dim on.
+    from InitialTable; state_value fills every column from dim on.
     """
-    number = cache.dtype.type  # a float32 times an int or a float64 would be a float64 until it is stored
+    number = cache.dtype.type  # float32 times int or float64 would stay float64 until stored
     state = number(state_value)
     width = cache.shape[1]
     mixed_seed = mix(np.uint64(seed))

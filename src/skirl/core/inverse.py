@@ -1,4 +1,4 @@
-"""The inverse of a batch: bags of a feature are counted once, and each sample has one of them."""
+"""The inverse of a batch: a feature's distinct bags are stored once, and the inverse gives the bag of each sample."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,28 +11,28 @@ from skirl.tools.jit import kernel
 
 
 class BadIds(ValueError):
-    """Ids that cannot be looked up; the text says which, where, and what is allowed."""
+    """Raised for ids that cannot be looked up; the message says which, where, and what is allowed."""
 
 
 @dataclass(slots=True)
 class Inverse:
-    """Which of its feature's bags each sample has. A plain batch has none: each sample has a bag of its own."""
+    """The bag of each sample, by feature. A plain batch has no inverse: each sample has a bag of its own."""
 
     batch: int
     """The number of samples."""
     first: np.ndarray
     """int64 [features + 1]: each feature's first bag."""
     of: tuple[np.ndarray | None, ...]
-    """By feature: int32 [batch], one array for features that share it; None: each sample has its own bag."""
+    """By feature: int32 [batch], the same array for features that share it; None if each sample has its own bag."""
 
     @property
     def nbytes(self) -> int:
-        """How much memory it takes."""
+        """Number of bytes that its arrays take; a shared array counts once."""
         return self.first.nbytes + sum(each.nbytes for each in {id(i): i for i in self.of if i is not None}.values())
 
     @property
     def digest(self) -> int:
-        """What stands for it: another inverse has another, but for accidents of one in 2**63."""
+        """A 63-bit hash: two different inverses collide with a probability of about one in 2**63."""
         told = _mixed(self.first, 1)
         for place, array in enumerate(self.of):
             if array is not None:
@@ -40,7 +40,7 @@ class Inverse:
         return int(told)
 
     def used(self) -> np.ndarray | None:
-        """bool [bags]: which bags some sample has; None where all are."""
+        """Return a mask, bool [bags], of the bags that some sample uses; None if all are used."""
         used = np.ones(int(self.first[-1]), np.bool_)
         for place, array in enumerate(self.of):
             if array is not None:
@@ -50,11 +50,11 @@ class Inverse:
         return None if used.all() else used
 
     def only(self, used: np.ndarray) -> "Inverse | None":
-        """The same without the bags that no sample has, which are not counted any more; None where that is a plain batch.
+        """Drop the bags that no sample uses and renumber the rest. Return None if that leaves a plain batch.
 
         **Arguments**
 
-        - `used`: bool [bags], as `used` says it.
+        - `used`: bool [bags], as `used()` returns it.
         """
         ends = np.concatenate([[0], np.cumsum(used)])
         first = ends[self.first]
@@ -68,26 +68,26 @@ class Inverse:
         return None if all(each is None for each in of) else Inverse(self.batch, first, tuple(of))
 
     def with_empty(self, features: int) -> "Inverse":
-        """The same with more features behind, whose samples each have a bag of their own."""
+        """Append features whose samples each have a bag of their own."""
         more = self.first[-1] + self.batch * np.arange(1, features + 1)
         return Inverse(self.batch, np.concatenate([self.first, more]), self.of + (None,) * features)
 
 
 def is_shared(sparse: Any) -> bool:
-    """Whether samples of a batch may share bags: without looking at which they have."""
+    """Return whether samples of a batch may share bags, without looking at the bags."""
     return bool(getattr(sparse, "variable_stride_per_key", bool)()) or (
         getattr(sparse, "inverse_indices_or_none", lambda: None)() is not None
     )
 
 
 def inverse_of(sparse: Any, keys: Sequence[str], bags: int) -> Inverse | None:
-    """That of a batch of ours, or of TorchRec's with a variable batch, checked; None of a plain one.
+    """Check and return the inverse of a KeyedJagged, or of a TorchRec batch of variable stride. None for a plain batch.
 
     **Arguments**
 
     - `sparse`: the batch.
     - `keys`: names of its features.
-    - `bags`: how many bags its offsets have.
+    - `bags`: number of bags in its offsets.
 
     >>> from skirl import KeyedJagged
     >>> ids = KeyedJagged(["a", "b"], torch.arange(4), lengths=torch.tensor([2, 1, 1]), strides=[1, 2],
@@ -136,13 +136,13 @@ def inverse_of(sparse: Any, keys: Sequence[str], bags: int) -> Inverse | None:
 
 
 def check_strides(strides: Sequence[int], keys: Sequence[str], bags: int) -> None:
-    """Refuse numbers of bags that are not those of the offsets.
+    """Raise if the numbers of bags do not match the features and the offsets.
 
     **Arguments**
 
-    - `strides`: of each feature.
+    - `strides`: number of bags of each feature.
     - `keys`: names of the features.
-    - `bags`: how many there are in all.
+    - `bags`: number of bags in the offsets.
     """
     if len(strides) != len(keys):
         raise BadIds(
@@ -157,9 +157,9 @@ def check_strides(strides: Sequence[int], keys: Sequence[str], bags: int) -> Non
 
 
 def _given(sparse: Any) -> tuple[list[int], dict[str, torch.Tensor]] | None:
-    """Numbers of bags and the inverse by feature, as the batch has them."""
+    """Return the number of bags of each feature and the inverse by feature, unchecked; None for a plain batch."""
     groups = getattr(sparse, "groups", None)
-    if isinstance(groups, dict):  # ours
+    if isinstance(groups, dict):  # a KeyedJagged
         return (sparse.stride_per_key(), {n: i for names, i in groups.items() for n in names}) if groups else None
     pair = getattr(sparse, "inverse_indices_or_none", lambda: None)()
     if pair is None:
@@ -179,7 +179,7 @@ def _given(sparse: Any) -> tuple[list[int], dict[str, torch.Tensor]] | None:
 
 
 def _array(name: str, tensor: torch.Tensor) -> np.ndarray:
-    """As int32, in memory that nobody else writes to."""
+    """Copy an inverse to int32, into memory that nothing else writes to."""
     if tensor.dtype not in (torch.int64, torch.int32):
         raise TypeError(
             f"the inverse of feature {name!r} is {str(tensor.dtype).removeprefix('torch.')}: pass int64 or int32"
@@ -193,14 +193,14 @@ def _array(name: str, tensor: torch.Tensor) -> np.ndarray:
 
 @kernel
 def _narrowed(given, out):
-    """As int32; -1 for what does not fit."""
+    """Narrow to int32, with -1 for numbers that do not fit."""
     for i in range(len(given)):
         out[i] = given[i] if 0 <= given[i] < 2147483648 else -1
 
 
 @kernel
 def _look(inverse, stride):
-    """The first sample whose bag is not there, or -1; and whether each sample has the bag of its number."""
+    """Return the first sample whose bag does not exist, or -1, and whether every sample i has bag i."""
     wrong, own = -1, True
     for i in range(len(inverse)):
         if wrong < 0 and (inverse[i] < 0 or inverse[i] >= stride):
@@ -211,7 +211,7 @@ def _look(inverse, stride):
 
 @kernel
 def _mixed(inverse, told):
-    """A hash of an inverse, begun with another."""
+    """Return a hash of an array, seeded with another hash."""
     step, mix, half = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(32)
     place = np.uint64(told) * mix
     total = place ^ (place >> half)

@@ -1,4 +1,4 @@
-"""A micro-batch as it was read, on its way from the reader to the loop."""
+"""A micro-batch on its way from the reader to the loop."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +11,10 @@ class Item:
     """One micro-batch of the user's loader."""
 
     batch: Any
-    """What the loop gets."""
+    """The batch that the loop gets."""
     captured: Captured
     """Its ids."""
     nbytes: int = 0
-    """What the user's batch takes in memory."""
+    """Number of bytes that the user's batch takes."""
     loader_state: Any = None
-    """The loader's own state after this batch, where it has one."""
+    """The loader's own state after this batch, if it has one."""

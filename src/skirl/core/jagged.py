@@ -1,4 +1,4 @@
-"""Ids of several features, any number for each sample; where samples share bags, each bag once and an inverse."""
+"""Ids of several features, any number per sample. If samples share bags, each bag is stored once, with an inverse."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -11,13 +11,13 @@ Theirs = TypeVar("Theirs")
 
 
 class KeyedJagged:
-    """Ids of several features, any number for each sample: values in order of (feature, sample, place in the bag).
+    """Ids of several features, any number per sample: values ordered by (feature, sample, place in the bag).
 
-    It has the methods of TorchRec's KeyedJaggedTensor that skirl calls; wherever one is taken, so is the other, and any
-    class with these methods.
+    It has those methods of TorchRec's KeyedJaggedTensor that skirl calls. Wherever skirl takes one of the two, it takes
+    the other, and any class with these methods.
 
-    Samples that have the same ids of a feature may share one bag: then `strides` says how many bags each feature has, and
-    `inverse` which of them each sample has. TorchRec calls such a batch one of variable stride.
+    Samples that have the same ids of a feature may share one bag: `strides` then gives the number of bags of each
+    feature, and `inverse` the bag of each sample. TorchRec calls this a batch of variable stride.
 
     **Arguments**
 
@@ -26,10 +26,10 @@ class KeyedJagged:
     - `lengths`: the number of ids in each bag, `[features * batch]`. Pass this or `offsets`, not both.
     - `offsets`: where each bag starts in `values`, and where the last one ends, `[features * batch + 1]`.
     - `weights`: one weight per id; None, the default, weighs all ids alike.
-    - `strides`: how many bags each feature has, with `inverse`; None, the default: one for each sample.
-    - `inverse`: by feature, or by a tuple of features that change together, which of its bags each sample has, `[batch]`.
-      Features that are not named have a bag for each sample. None, the default: all have. A bag that no sample has is not
-      looked up and not trained.
+    - `strides`: number of bags of each feature, given with `inverse`; None, the default: one bag per sample.
+    - `inverse`: by feature, or by a tuple of features that change together: the bag of each sample, `[batch]`. Features
+      not named have a bag per sample; with None, the default, all do. A bag that no sample uses is neither looked up
+      nor trained.
 
     >>> sparse = KeyedJagged(["user", "clicked"], values=torch.tensor([7, 8, 1, 2, 3]), lengths=torch.tensor([1, 1, 2, 1]))
     >>> sparse.offsets().tolist()
@@ -68,7 +68,7 @@ class KeyedJagged:
             self._share(strides, inverse or {})
 
     def _share(self, strides: Sequence[int] | None, inverse: Mapping[Any, torch.Tensor]) -> None:
-        """Take the inverse, as far as its form can be checked where it is."""
+        """Take the inverse. Check only its form, since its values may be on a GPU."""
         if strides is None or not inverse:
             raise ValueError(
                 f"KeyedJagged: {'inverse' if inverse else 'strides'} is given alone: pass strides and inverse together, how "
@@ -95,11 +95,11 @@ class KeyedJagged:
 
     @classmethod
     def of(cls, sparse: Any) -> "KeyedJagged":
-        """The same ids, out of any class with the methods of a KeyedJaggedTensor.
+        """Convert from any class with the methods of a KeyedJaggedTensor.
 
         **Arguments**
 
-        - `sparse`: the ids, TorchRec's of variable stride too.
+        - `sparse`: the ids; TorchRec's batches of variable stride are taken too.
         """
         if isinstance(sparse, cls):
             return sparse
@@ -113,7 +113,7 @@ class KeyedJagged:
 
     @classmethod
     def one_hot(cls, keys: Sequence[str], ids: torch.Tensor) -> "KeyedJagged":
-        """For exactly one id per feature and sample.
+        """Build from exactly one id per feature and sample.
 
         **Arguments**
 
@@ -133,11 +133,11 @@ class KeyedJagged:
 
     @classmethod
     def of_bags(cls, bags: Mapping[str, Sequence[Any]]) -> "KeyedJagged":
-        """For a collate function: of each feature the ids of each sample.
+        """Build from the ids of each sample, as in a collate function.
 
         **Arguments**
 
-        - `bags`: by feature, an entry for each sample: one id, or a list, an array or a tensor of any number of them.
+        - `bags`: by feature, an entry for each sample: one id, or a list, an array or a tensor of any number of ids.
 
         >>> sparse = KeyedJagged.of_bags({"user": [7, 8], "seen": [torch.tensor([1, 2]), []]})
         >>> sparse.values().tolist(), sparse.lengths().tolist()
@@ -151,7 +151,7 @@ class KeyedJagged:
         for name, entries in bags.items():
             for sample, entry in enumerate(entries):
                 part = torch.as_tensor(entry)
-                part = part.to(torch.int64) if not part.numel() else part  # an empty list has no whole numbers
+                part = part.to(torch.int64) if not part.numel() else part  # an empty list becomes float
                 if part.dim() > 1 or part.dtype not in (torch.int64, torch.int32):
                     raise TypeError(
                         f"feature {name!r}, sample {sample}: ids are {str(part.dtype).removeprefix('torch.')} of shape "
@@ -161,18 +161,18 @@ class KeyedJagged:
         lengths = torch.tensor([len(part) for part in parts], dtype=torch.int64)
         return cls(list(bags), torch.cat([*parts, torch.empty(0, dtype=torch.int64)]), lengths=lengths)
 
-    # What it has.
+    # Contents
 
     def keys(self) -> list[str]:
-        """Names of the features."""
+        """Return the names of the features."""
         return self._keys
 
     def values(self) -> torch.Tensor:
-        """All ids, feature after feature."""
+        """Return all ids, feature after feature."""
         return self._values
 
     def offsets(self) -> torch.Tensor:
-        """Where each bag starts, feature after feature; one more at the end."""
+        """Return where each bag starts, feature after feature, and where the last one ends."""
         if self._offsets is None:
             assert self._lengths is not None
             self._offsets = torch.zeros(self._lengths.numel() + 1, dtype=torch.int64, device=self._lengths.device)
@@ -180,41 +180,41 @@ class KeyedJagged:
         return self._offsets
 
     def lengths(self) -> torch.Tensor:
-        """The number of ids in each bag."""
+        """Return the number of ids in each bag."""
         if self._lengths is None:
             self._lengths = self.offsets().diff()
         return self._lengths
 
     def weights_or_none(self) -> torch.Tensor | None:
-        """A weight for each id, if there are weights."""
+        """Return a weight for each id, or None if there are no weights."""
         return self._weights
 
     def stride(self) -> int:
-        """The number of samples."""
+        """Return the number of samples."""
         for inverse in self.groups.values():
             return len(inverse)
         return (self.offsets().numel() - 1) // max(1, len(self._keys))
 
     def stride_per_key(self) -> list[int]:
-        """The number of bags of each feature."""
+        """Return the number of bags of each feature."""
         return [self.stride()] * len(self._keys) if self._strides is None else self._strides
 
     def variable_stride_per_key(self) -> bool:
-        """Whether samples share bags."""
+        """Return whether samples share bags."""
         return bool(self.groups)
 
     def inverse_indices_or_none(self) -> tuple[list[str], torch.Tensor] | None:
-        """Which of its bags each sample has, as TorchRec has it: names of all features, and int64 `[features, batch]`."""
+        """Return the inverse in TorchRec's form: all features' names and int64 `[features, batch]`. None if plain."""
         if not self.groups:
             return None
         own = torch.arange(self.stride(), device=self._values.device)
         of = {name: inverse for names, inverse in self.groups.items() for name in names}
         return self._keys, torch.stack([of.get(name, own).to(torch.int64) for name in self._keys])
 
-    # What is made of it.
+    # Conversions
 
     def select(self, features: Sequence[str]) -> "KeyedJagged":
-        """Some of the features, in this order.
+        """Return some of the features, in the order given.
 
         **Arguments**
 
@@ -246,20 +246,20 @@ class KeyedJagged:
         return KeyedJagged(features, values, lengths=lengths, weights=weights, **options)
 
     def permute(self, indices: Sequence[int]) -> "KeyedJagged":
-        """The features at these places, in this order.
+        """Return the features at these indices, in the order given.
 
         **Arguments**
 
-        - `indices`: places among `keys()`.
+        - `indices`: indices into `keys()`.
         """
         return self.select([self._keys[place] for place in indices])
 
     def split(self, segments: Sequence[int]) -> "list[KeyedJagged]":
-        """Batches of some features each.
+        """Split into batches of consecutive features.
 
         **Arguments**
 
-        - `segments`: how many features each has; together all.
+        - `segments`: number of features of each batch; they must add up to all features.
         """
         if sum(segments) != len(self._keys) or min(segments, default=0) < 1:
             raise ValueError(
@@ -270,11 +270,11 @@ class KeyedJagged:
 
     @staticmethod
     def concat(parts: "Sequence[KeyedJagged]") -> "KeyedJagged":
-        """The features of several batches of the same samples.
+        """Concatenate the features of several batches of the same samples.
 
         **Arguments**
 
-        - `parts`: the batches; all have weights, or none has.
+        - `parts`: the batches; either all have weights or none has.
         """
         sizes, weighted = [part.stride() for part in parts], [part.weights_or_none() is not None for part in parts]
         if len(set(sizes)) != 1 or len(set(weighted)) != 1:
@@ -294,36 +294,36 @@ class KeyedJagged:
         )
 
     def to(self, device: str | torch.device, non_blocking: bool = False) -> "KeyedJagged":
-        """The same on a device.
+        """Return the batch on a device.
 
         **Arguments**
 
-        - `device`: where to.
+        - `device`: the device.
         - `non_blocking`: as in `torch.Tensor.to`.
         """
         return self._mapped(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def unweighted(self) -> "KeyedJagged":
-        """The same ids without weights."""
+        """Return the same ids without weights."""
         strides, groups = self._strides, self.groups
         return KeyedJagged(self._keys, self._values, offsets=self.offsets(), strides=strides, inverse=groups or None)
 
     def pin_memory(self) -> "KeyedJagged":
-        """The same in pinned memory."""
+        """Return the batch in pinned memory."""
         return self._mapped(lambda tensor: tensor.pin_memory())
 
     def expanded(self) -> "KeyedJagged":
-        """The plain batch: each sample with a bag of its own."""
+        """Return the plain batch, in which each sample has a bag of its own."""
         if not self.groups:
             return self
         return self.with_bags({name: i.to(torch.int64) for names, i in self.groups.items() for name in names})
 
     def samples(self, low: int, high: int) -> "KeyedJagged":
-        """Some of the samples, with the bags that they have.
+        """Return samples `low` to `high - 1`, with only the bags that they use.
 
         **Arguments**
 
-        - `low`, `high`: the first, and the one after the last.
+        - `low`, `high`: the first sample, and the one after the last.
         """
         at = torch.arange(low, high, device=self._values.device)
         bags: dict[str, torch.Tensor] = dict.fromkeys(self._keys, at)
@@ -334,17 +334,17 @@ class KeyedJagged:
         return self.with_bags(bags, groups)
 
     def lengths_by_sample(self) -> dict[str, torch.Tensor]:
-        """How many ids each sample has, by feature: `[batch]`."""
+        """Return how many ids each sample has, by feature: `[batch]`."""
         of = {name: inverse.to(torch.int64) for names, inverse in self.groups.items() for name in names}
         parts = zip(self._keys, self.lengths().split(self.stride_per_key()), strict=True)
         return {name: part[of[name]] if name in of else part for name, part in parts}
 
     def into(self, kind: Callable[..., Theirs]) -> Theirs:
-        """The same ids as one of TorchRec's.
+        """Convert to TorchRec's class.
 
         **Arguments**
 
-        - `kind`: its class, `torchrec.KeyedJaggedTensor`.
+        - `kind`: the class, `torchrec.KeyedJaggedTensor`.
         """
         options: dict[str, Any] = {}
         if self.groups:
@@ -361,17 +361,17 @@ class KeyedJagged:
     def with_bags(
         self, bags: Mapping[str, torch.Tensor], groups: Mapping[tuple[str, ...], torch.Tensor] | None = None
     ) -> "KeyedJagged":
-        """These bags for some features, in this order; the other features keep those that they have.
+        """Choose the bags of some features, in the order given; the other features keep theirs.
 
         **Arguments**
 
-        - `bags`: for a feature, int64: places among its bags.
-        - `groups`: which of them each sample has afterwards, as `inverse`; None: its own.
+        - `bags`: by feature, int64: indices into its bags.
+        - `groups`: the new bag of each sample, in the form of `inverse`; None: each sample has its own.
         """
         first = self._first_bags()
         ends = self.offsets()[first].tolist()
         parts: list[tuple[torch.Tensor, Any]] = []
-        """Lengths of the bags of each feature, and where its ids are."""
+        """By feature: the lengths of its bags, and the indices of its ids."""
         for f, name in enumerate(self._keys):
             lengths = self.lengths()[first[f] : first[f + 1]]
             if name not in bags:

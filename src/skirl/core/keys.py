@@ -1,4 +1,4 @@
-"""How a row is named: by a key, one int64 with the table in the upper 16 bits and the row in the lower 48."""
+"""Keys: int64 names of rows, with the table in the upper 16 bits and the row in the lower 48."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ MAX_TABLES = 1 << 15  # keys stay non-negative
 
 
 def table_of(keys: Any) -> Any:
-    """The table of a key, or of each key of an array.
+    """Return the table of a key, or of each key of an array.
 
     >>> table_of(key_of(3, 7)), row_of(key_of(3, 7))
     (3, 7)
@@ -17,10 +17,10 @@ def table_of(keys: Any) -> Any:
 
 
 def row_of(keys: Any) -> Any:
-    """The row of a key inside its table, or of each key of an array."""
+    """Return the row of a key inside its table, or of each key of an array."""
     return keys & (MAX_ROWS - 1)
 
 
 def key_of(table: int, rows: Any) -> Any:
-    """The key of a row of a table, or the keys of an array of rows."""
+    """Return the key of a row of a table, or the keys of an array of rows."""
     return table << ROW_BITS | rows

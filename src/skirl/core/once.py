@@ -1,4 +1,4 @@
-"""What is computed of a bag alone is computed once for each, and then given to the samples that have it."""
+"""Computations on distinct bags: each runs once per bag, and its result is copied to the bag's samples."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
@@ -17,50 +17,50 @@ MEANING: dict[Kind, str] = {
     "batchnorm": "takes its statistics over the batch, and would take them over distinct bags",
     "dropout": "draws for each sample, and would draw once for all samples of a bag",
 }
-"""Of layers whose meaning changes where a bag is computed once: how."""
+"""The reason why a kind of layer means something else if it runs once per bag."""
 
 
 class Distinct(NamedTuple):
-    """A feature with each bag once."""
+    """The distinct bags of a feature."""
 
     rows: Tensor
-    """`[bags, dim]`, or `[ids of all bags, dim]` where nothing is pooled."""
+    """`[bags, dim]`, or `[ids of all bags, dim]` if nothing is pooled."""
     offsets: Tensor
-    """int64 `[bags + 1]`: where the rows of each bag begin, and where those of the last one end."""
+    """int64 `[bags + 1]`: where the ids of each bag begin, and where those of the last one end."""
     inverse: Tensor
     """int64 `[batch]`: the bag of each sample."""
 
     @property
     def bags(self) -> int:
-        """How many there are."""
+        """Number of distinct bags."""
         return len(self.offsets) - 1
 
     @property
     def plain(self) -> bool:
-        """Whether each sample has the bag of its number."""
+        """True if every sample i has bag i."""
         own = torch.arange(len(self.inverse), device=self.inverse.device)
         return self.bags == len(self.inverse) and torch.equal(self.inverse, own)
 
     def padded(self) -> tuple[Tensor, Tensor]:
-        """Rows as [bags, longest, dim], zeros behind each bag's last, and [bags, longest]: True where a row is."""
+        """Return rows as [bags, longest, dim], padded with zeros, and a mask [bags, longest], True where a row is."""
         return padded(self.rows, self.offsets.cpu().numpy())
 
     def for_samples(self, per_bag: Tensor) -> Tensor:
-        """What each bag has, `[bags, ...]`, given to its samples: `[batch, ...]`.
+        """Copy the entry of each bag, `[bags, ...]`, to its samples: `[batch, ...]`.
 
-        Backward sums over the samples of a bag, ascending, from 0.
+        Backward sums over the samples of a bag in ascending order, starting from 0.
 
         **Arguments**
 
-        - `per_bag`: a number, a vector or more for each bag.
+        - `per_bag`: an entry of any shape for each bag.
         """
         return per_bag if self.plain else expand(per_bag, self.inverse)
 
 
 class Expand(torch.autograd.Function):
-    """What bags have, copied to samples. Backward sums by bag: samples ascending, from 0.
+    """Copies the entries of bags to samples. Backward sums by bag, over samples in ascending order, starting from 0.
 
-    at: int64, which entry each gets.
+    at: int64, the entry that each sample gets.
     """
 
     @staticmethod
@@ -75,14 +75,14 @@ class Expand(torch.autograd.Function):
         (at,) = ctx.saved_tensors
         if grad.device.type == "cpu":
             return grad.new_zeros(ctx.bags, *grad.shape[1:]).index_add_(0, at, grad), None
-        # On a GPU index_add adds in any order.
+        # On a GPU, index_add adds in an undefined order.
         in_order = grad.index_select(0, at.argsort(stable=True))
         lengths = at.bincount(minlength=ctx.bags)
         return torch.segment_reduce(in_order, "sum", lengths=lengths, initial=0.0, unsafe=True), None
 
 
 def expand(per_bag: Tensor, at: Tensor) -> Tensor:
-    """What bags have, copied to samples: `per_bag[at]`, with a backward whose bits repeat on every device.
+    """Copy the entries of bags to samples: `per_bag[at]`, with a backward that repeats bit for bit on every device.
 
     **Arguments**
 
@@ -93,7 +93,7 @@ def expand(per_bag: Tensor, at: Tensor) -> Tensor:
 
 
 def padded(flat: Tensor, offsets: np.ndarray) -> tuple[Tensor, Tensor]:
-    """Rows of all samples, `[ids, dim]`, as `[batch, longest, dim]`, zeros behind a sample's last; True where a row is.
+    """Pad rows of all samples, `[ids, dim]`, with zeros to `[batch, longest, dim]`. Return these and a mask of rows.
 
     offsets: int [batch + 1], where each sample begins.
 
@@ -113,23 +113,23 @@ def padded(flat: Tensor, offsets: np.ndarray) -> tuple[Tensor, Tensor]:
 class OncePerBag(nn.Module):
     """Runs an encoder once for each distinct bag, and gives each sample the result of its bag.
 
-    What an encoder makes of a list is the same for all samples that have the list. A batch with an inverse says which do;
-    in a plain batch each sample has a bag of its own, and the encoder runs as it would without this. The result is that of
-    running it for every sample, but for how a matrix product rounds; in backward, gradients of a bag are summed over its
-    samples, ascending, from 0.
+    An encoder returns the same result for all samples that share a bag, and a batch with an inverse says which samples
+    do. In a plain batch each sample has a bag of its own, and the encoder runs as it would without this. The result is
+    as if it ran for every sample, except for the rounding of matrix products. In backward, the gradients of a bag are
+    summed over its samples in ascending order, starting from 0.
 
-    Layers that look at other samples, or draw random numbers, mean something else over distinct bags and are refused unless
-    allowed by name. A call of `torch.nn.functional.dropout` inside `forward` is not seen.
+    Layers that look at other samples or draw random numbers mean something else over distinct bags. They are refused
+    unless allowed by name. Calls of `torch.nn.functional.dropout` inside `forward` are not detected.
 
     **Arguments**
 
-    - `module`: the encoder. It returns a tensor whose first dimension is the bag, or a tuple, list or dict of such.
-    - `takes`: what it is called with for each feature. "rows", the default, for features that are pooled or have one id a
-      bag: `[bags, dim]`. "padded": `[bags, longest, dim]` with zeros behind a bag's last row, and a mask `[bags, longest]`,
-      True where a row is. "jagged": `[ids of all bags, dim]` and offsets `[bags + 1]`.
-    - `allow`: layers to take all the same; none by default. "batchnorm": statistics are those of distinct bags, where a bag
-      of many samples counts as much as one of a single sample. "dropout", and what else draws: all samples of a bag have the
-      same numbers left out.
+    - `module`: the encoder. It returns a tensor whose first dimension is the bag, or a tuple, list or dict of tensors.
+    - `takes`: what the encoder takes for each feature. "rows", the default, for features that are pooled or have one id
+      per bag: `[bags, dim]`. "padded": `[bags, longest, dim]`, padded with zeros, and a mask `[bags, longest]`, True
+      where a row is. "jagged": `[ids of all bags, dim]` and offsets `[bags + 1]`.
+    - `allow`: kinds of layers to accept anyway; none by default. "batchnorm": statistics are taken over distinct bags,
+      so a bag of many samples counts as much as a bag of one. "dropout", which covers all layers that draw: all samples
+      of a bag get the same random numbers.
 
     >>> import skirl
     >>> rows = skirl.EmbeddingBagCollection([skirl.Table("seen", 10, 4)], optimizer=skirl.SGD(lr=0.1), cache=10)
@@ -160,11 +160,11 @@ all samples of a bag: take it out, or pass allow=("dropout",)
         self.takes = takes
 
     def forward(self, *features: Distinct) -> Any:
-        """What the encoder returns, a row for each sample.
+        """Run the encoder on distinct bags and return its result with a row for each sample.
 
         **Arguments**
 
-        - `features`: of each feature, `out.distinct(name)`; several have one inverse.
+        - `features`: `out.distinct(name)` of each feature; all must have the same inverse.
         """
         first = self._checked(features)
         inputs: list[Tensor] = []
@@ -173,7 +173,7 @@ all samples of a bag: take it out, or pass allow=("dropout",)
         return _mapped(self.module(*inputs), first)
 
     def _checked(self, features: Sequence[Distinct]) -> Distinct:
-        """The first of them; refuse what is none, and what has another inverse."""
+        """Return the first feature. Raise if any is not a `Distinct` or has another inverse."""
         for feature in features or (None,):
             if not isinstance(feature, Distinct):
                 what = "nothing" if feature is None else type(feature).__name__
@@ -207,7 +207,7 @@ all samples of a bag: take it out, or pass allow=("dropout",)
 
 
 def _kind(layer: nn.Module) -> Kind | None:
-    """What of a layer means something else over distinct bags."""
+    """Return why a layer means something else over distinct bags, or None if it does not."""
     if isinstance(layer, _BatchNorm):
         return "batchnorm"
     drawn = layer.p if isinstance(layer, _DropoutNd) else 0.0
@@ -217,7 +217,7 @@ def _kind(layer: nn.Module) -> Kind | None:
 
 
 def _mapped(made: Tree, bags: Distinct) -> Tree:
-    """Every tensor of what an encoder returned, given to the samples."""
+    """Copy every tensor that an encoder returned from bags to samples."""
     if isinstance(made, Tensor):
         if not made.dim() or len(made) != bags.bags:
             raise ValueError(

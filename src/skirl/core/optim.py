@@ -1,5 +1,5 @@
-"""Row optimizers: their parameters, and the layout of a row's record, weight and state side by side. The arithmetic is
-in `engine/kernels/`, and once more in `core/reference.py`.
+"""Row optimizers: their parameters, and the layout of a row's record (weight, then state). The arithmetic is in
+`engine/kernels/`, and again in `core/reference.py`.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ KIND_SGD, KIND_ADAGRAD, KIND_ROWWISE_ADAGRAD, KIND_ADAM, KIND_MOMENTUM, KIND_FTR
 
 @dataclass(frozen=True)
 class _Rule:
-    """What all row optimizers share: a learning rate, weight decay, a clip and the layout of a record."""
+    """The base of all row optimizers: a learning rate, weight decay, a clip and the layout of a record."""
 
     _kind: ClassVar[int] = KIND_SGD
     _states: ClassVar[tuple[str, ...]] = ()
@@ -29,54 +29,54 @@ class _Rule:
 
     @property
     def name(self) -> str:
-        """What errors and exports call it."""
+        """The name used in errors and exports."""
         return type(self).__name__
 
     @property
     def kind(self) -> int:
-        """Which branch of the update kernels it takes."""
+        """The branch of the update kernels that it uses."""
         return self._kind
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """Parts of a record after the weight, in order, by the names that torch gives them."""
+        """Names of the parts of a record after the weight, in order, as torch calls them."""
         return self._states
 
     @property
     def clip_norm(self) -> float:
-        """`clip` as the kernels take it: inf when there is none."""
+        """`clip` as the kernels take it: inf for no clipping."""
         return inf if self.clip is None else float(self.clip)
 
     @property
     def initial_state(self) -> float:
-        """The first value of every number of a row's state."""
+        """The initial value of every number in a row's state."""
         return 0.0
 
     @property
     def counts_steps(self) -> bool:
-        """Whether an update depends on how many its table had before: a row's state needs that number then."""
+        """True if an update depends on how many its table has had. A row's state then needs that count."""
         return False
 
     @property
     def weight_follows_state(self) -> bool:
-        """Whether a row's weight is made of its state and the learning rate: another rate would move it by itself."""
+        """True if a row's weight follows from its state and the learning rate: a new rate alone would change it."""
         return False
 
     def state_width(self, dim: int) -> int:
-        """How many numbers of state a row has.
+        """Return how many numbers of state a row has.
 
         **Arguments**
 
-        - `dim`: numbers of its weight.
+        - `dim`: length of its weight.
         """
         return len(self.state_names) * dim
 
     def width(self, dim: int) -> int:
-        """How many numbers a record has.
+        """Return how many numbers a record has.
 
         **Arguments**
 
-        - `dim`: numbers of the weight.
+        - `dim`: length of the weight.
 
         >>> SGD().width(64), RowwiseAdagrad().width(64), Adagrad().width(64), Adam().width(64)
         (64, 65, 128, 192)
@@ -84,11 +84,11 @@ class _Rule:
         return dim + self.state_width(dim)
 
     def unpack(self, dim: int) -> dict[str, slice]:
-        """Where each part of a record is.
+        """Return the slice of each part of a record.
 
         **Arguments**
 
-        - `dim`: numbers of the weight.
+        - `dim`: length of the weight.
 
         >>> Adam().unpack(8)
         {'weight': slice(0, 8, None), 'exp_avg': slice(8, 16, None), 'exp_avg_sq': slice(16, 24, None)}
@@ -100,27 +100,27 @@ class _Rule:
         return parts
 
     def numbers(self, lr: float, weight_decay: float, step: int) -> tuple[float, ...]:
-        """What the kernels need for one update of one table: its clip, its weight decay, and the rule's own.
+        """Return the numbers that the kernels need for one update of one table: clip, weight decay, and the rule's own.
 
         **Arguments**
 
         - `lr`, `weight_decay`: the table's.
-        - `step`: the number of the update, from 1 on.
+        - `step`: the number of the update, counted from 1.
 
         >>> SGD(clip=2.0).numbers(lr=0.5, weight_decay=0.0, step=7)
         (2.0, 0.0, 0.5)
         """
-        # A table without a gradient may still be at 0; its numbers are never read, and must not divide by zero.
+        # A table without a gradient may still be at step 0. Its numbers are never read, but must not divide by zero.
         return self.clip_norm, float(weight_decay), *self._scalars_at(float(lr), max(step, 1))
 
     def scalars(self, lr: float, table_steps: NDArray[np.int64], dtype: DTypeLike = np.float32) -> NDArray[Any]:
-        """`numbers` of several tables, [tables, k] in the dtype of the rows, rounded once from float64.
+        """Return the `numbers` of several tables, [tables, k] in the dtype of the rows, rounded once from float64.
 
         **Arguments**
 
         - `lr`: the learning rate of all of them.
-        - `table_steps`: how many updates each table has had, this one included.
-        - `dtype`: of the rows; float32 as nearly all are.
+        - `table_steps`: how many updates each table has had, including this one.
+        - `dtype`: dtype of the rows.
         """
         return np.array([self.numbers(lr, self.weight_decay, int(t)) for t in table_steps], dtype)
 
@@ -128,7 +128,7 @@ class _Rule:
         raise NotImplementedError
 
     def _check(self, **least: float) -> None:
-        """Refuse parameters that are below their least value or not finite."""
+        """Raise if a parameter is below its least value or not finite."""
         name = type(self).__name__
         for field, bound in (least | {"weight_decay": 0}).items():
             value = getattr(self, field)
@@ -140,21 +140,21 @@ class _Rule:
 
 @dataclass(frozen=True)
 class SGD(_Rule):
-    """w = w - lr * g, as torch.optim.SGD. Without momentum it has no state: a record is the weight alone.
+    """w = w - lr * g, as in torch.optim.SGD. Without momentum there is no state: a record is the weight alone.
 
-    With momentum m: b = m * b + g; w = w - lr * b, or w - lr * (g + m * b) with nesterov. A record is twice the weight,
-    and b moves with its row only where that is in the batch: as torch.optim.SGD over one parameter a row, where those
-    of other rows have no gradient. (torch's own, over a sparse gradient, moves every row that ever had one.)
+    With momentum m: b = m * b + g; w = w - lr * b, or w - lr * (g + m * b) with nesterov. A record is twice the weight.
+    b and w change only if the row is in the batch, as in torch.optim.SGD with one parameter per row, when rows outside
+    the batch have no gradient. (With a sparse gradient, torch's own moves every row that has ever had one.)
 
     **Arguments**
 
     - `lr`: the learning rate, until a scheduler changes it; 0.01 is only a first try.
     - `clip`: a row's summed gradient is scaled down to this norm; None, the default of all row optimizers, leaves
-      gradients as they are. It is the norm of one row, never that of the model, whose rows are not all at hand.
+      gradients as they are. The norm is that of one row, never of the whole model, whose rows are not all at hand.
     - `weight_decay`: L2, as in torch: `weight_decay * w` is added to the gradient, after `clip`; 0 for none, as in
-      torch. Only rows of the batch decay, with every row optimizer.
-    - `momentum`: m above, from 0 to below 1; 0 as in torch.
-    - `nesterov`: look one step of the momentum ahead; False as in torch. Needs momentum.
+      torch. With every row optimizer, only the rows of the batch decay.
+    - `momentum`: m above, 0 or more and below 1; 0 as in torch.
+    - `nesterov`: look one step of momentum ahead; False as in torch. Needs momentum.
 
     >>> SGD(lr=-1)
     Traceback (most recent call last):
@@ -193,15 +193,15 @@ class SGD(_Rule):
 
 @dataclass(frozen=True)
 class Adagrad(_Rule):
-    """s = s + g*g; w = w - clr * (g / (sqrt(s) + eps)), as torch.optim.Adagrad.
+    """s = s + g*g; w = w - clr * (g / (sqrt(s) + eps)), as in torch.optim.Adagrad.
 
-    clr = lr / (1 + (t - 1) * lr_decay), t the table's count of updates. A record is twice the weight.
+    clr = lr / (1 + (t - 1) * lr_decay), where t is the table's count of updates. A record is twice the weight.
 
     **Arguments**
 
     - `lr`: the learning rate; 0.01 as in torch.
-    - `lr_decay`: how fast it falls with the table's updates; 0 as in torch, since schedulers do this for all tables at
-      once.
+    - `lr_decay`: how fast the learning rate falls with the table's updates; 0 as in torch, since a scheduler does this
+      for all tables at once.
     - `eps`: keeps the division finite; 1e-10 as in torch.
     - `initial_accumulator_value`: where each sum of squares starts; 0 as in torch. Above 0 it makes the first steps
       smaller.
@@ -235,10 +235,10 @@ class Adagrad(_Rule):
 
 @dataclass(frozen=True)
 class RowwiseAdagrad(_Rule):
-    """s = s + mean(g*g); w = w - lr / (sqrt(s) + eps) * g, as FBGEMM's EXACT_ROWWISE_ADAGRAD.
+    """s = s + mean(g*g); w = w - lr / (sqrt(s) + eps) * g, as in FBGEMM's EXACT_ROWWISE_ADAGRAD.
 
-    One number of state per row, so a record of 64 weights is 65 numbers: Adagrad's adaptation at 1.6% more traffic than
-    SGD.
+    It keeps one number of state per row, so a record of 64 weights is 65 numbers: Adagrad's adaptation for 1.6% more
+    traffic than SGD.
 
     **Arguments**
 
@@ -269,10 +269,10 @@ class RowwiseAdagrad(_Rule):
 
 @dataclass(frozen=True)
 class Adam(_Rule):
-    """m += (g - m) * (1 - b1); v += (g*g - v) * (1 - b2); w = w - size * (m / (sqrt(v) + eps)), as
+    """m += (g - m) * (1 - b1); v += (g*g - v) * (1 - b2); w = w - size * (m / (sqrt(v) + eps)), as in
     torch.optim.SparseAdam.
 
-    size = lr * sqrt(1 - b2**t) / (1 - b1**t), t the table's count of updates. The moments of rows that are not in the
+    size = lr * sqrt(1 - b2**t) / (1 - b1**t), where t is the table's count of updates. The moments of rows outside the
     batch do not decay. A record is three times the weight.
 
     **Arguments**
@@ -281,7 +281,7 @@ class Adam(_Rule):
     - `betas`: how slowly the two moments change, each 0 or more and below 1; (0.9, 0.999) as in torch.
     - `eps`: keeps the division finite; 1e-8 as in torch.
     - `clip`: as for SGD.
-    - `weight_decay`: L2, as torch.optim.Adam has it and not as AdamW: SparseAdam has none. As for SGD.
+    - `weight_decay`: as for SGD: L2 as in torch.optim.Adam, not decoupled as in AdamW. (SparseAdam has none.)
 
     >>> Adam(betas=(0.9, 1.0))
     Traceback (most recent call last):
@@ -314,21 +314,21 @@ class Adam(_Rule):
 
 @dataclass(frozen=True)
 class FTRL(_Rule):
-    r"""FTRL-Proximal for each number of a row, as McMahan et al. have it (Ad Click Prediction, KDD 2013, algorithm 1).
+    r"""FTRL-Proximal for each number of a row, as in McMahan et al. (Ad Click Prediction, KDD 2013, algorithm 1).
 
     s = (sqrt(n + g*g) - sqrt(n)) / lr; z = z + (g - s * w); n = n + g*g;
     w = 0 where \|z\| <= l1, else (sign(z) * l1 - z) / ((beta + sqrt(n)) / lr + l2). A record is three times the weight.
 
-    The paper's weights start at 0, as with `Table(init=skirl.Constant(0.0))`. A row that starts elsewhere, or comes from
-    elsewhere, starts with the z that its w has by this formula, and so keeps its w.
+    The paper's weights start at 0, as with `Table(init=skirl.Constant(0.0))`. A row that starts at another w, or is
+    imported, starts with the z that gives its w in this formula, and so keeps its w.
 
     **Arguments**
 
-    - `lr`: the paper's alpha, above 0; 0.1 is only a first try. It stays: w follows from z, n and lr, so that another
-      lr would move a row by itself, and schedules are refused. n slows each number down anyway.
-    - `beta`: the more, the smaller the first steps; 1 as in the paper.
-    - `l1`: the more, the more numbers are exactly 0; 0 for none.
-    - `l2`: pulls numbers to 0, from the first step on and without a part in z; 0 for none.
+    - `lr`: the paper's alpha, above 0; 0.1 is only a first try. It is fixed: w follows from z, n and lr, so a new lr
+      alone would move rows, and schedules are refused. n slows each number down anyway.
+    - `beta`: the larger it is, the smaller the first steps; 1 as in the paper.
+    - `l1`: the larger it is, the more numbers are exactly 0; 0 for none.
+    - `l2`: pulls numbers towards 0 from the first step on, without entering z; 0 for none.
     - `clip`: as for SGD.
     - `weight_decay`: as for SGD, added to the gradient; the paper has `l2` instead.
     """
@@ -348,11 +348,11 @@ class FTRL(_Rule):
         return True
 
     def follows(self, weight: NDArray[Any], z: NDArray[Any], n: NDArray[Any]) -> bool:
-        """Whether weights are those of this state with this lr, beta, l1 and l2, as far as they have had gradients.
+        """Return whether weights follow from this state with this lr, beta, l1 and l2. Skip those without gradients.
 
         **Arguments**
 
-        - `weight`, `z`, `n`: numbers of rows, side by side.
+        - `weight`, `z`, `n`: arrays of one shape, with an entry for each number of the rows.
 
         >>> z, n = np.array([0.5]), np.array([4.0])
         >>> FTRL(lr=0.1).follows(np.array([-0.5 / 30]), z, n), FTRL(lr=0.2).follows(np.array([-0.5 / 30]), z, n)
@@ -380,7 +380,7 @@ ROW_OPTIMIZERS: dict[str, Callable[..., RowOptimizer]] = dict(zip(get_args(Optim
 
 
 def row_optimizer(name: str) -> Callable[..., RowOptimizer]:
-    """What makes the row optimizer of a name, as flags or as files write it.
+    """Return the function that makes the row optimizer of this name, as written in flags or in files.
 
     >>> row_optimizer("rowwise-adagrad") is row_optimizer("RowwiseAdagrad")
     True

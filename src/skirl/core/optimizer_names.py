@@ -1,4 +1,4 @@
-"""The names of row optimizers as flags and files write them; apart, since flags are read without NumPy."""
+"""The names of row optimizers in flags and files. A module of its own, because flags are parsed without NumPy."""
 
 from typing import Literal
 

@@ -1,5 +1,5 @@
-"""Where a row lives: a pure function of its key. The hash of a key, or its row, falls into one of the ranges that its table
-is cut into, and each range has a site: a rank of several trainers, one part of a store, or one of several stores.
+"""The site of a row, as a pure function of its key. A table is cut into ranges, of the hash of a key or of its row, and
+each range has a site: a rank among several trainers, one part of a store, or one of several stores.
 """
 
 import json
@@ -20,17 +20,17 @@ Use = Literal["ranks", "store", "sites"]
 By = Literal["hash", "rows"]
 
 SALTS: dict[Use, int] = {"ranks": 0, "store": 1, "sites": 2}
-"""Of each use a hash of its own: were it the same, all rows of one rank would fall into one part of its store. The hash of a
-key is the number `salt` of those that a splitmix64 generator draws whose state begins as the key."""
+"""Each use has its own hash: with a common one, all rows of a rank would fall into one part of its store. The hash of a
+key is output number `salt`, counted from 0, of a splitmix64 generator whose initial state is the key."""
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _WHOLE = 1 << 64
 _BUCKET_BITS = 8
 _BUCKETS = 1 << _BUCKET_BITS
-"""Equal parts of the hash. Of one that lies in one range its site is known, as ~site; of others the range it begins in."""
+"""Equal parts of the hash. A bucket within one range is stored as ~site, any other as the index of its first range."""
 _TO_BUCKET = np.uint64(64 - _BUCKET_BITS)
 ROWS = 1 << ROW_BITS
-"""Where the last range of rows ends, in every table."""
+"""The end of the last range of rows, in every table."""
 _TABLE_BITS = 64 - ROW_BITS
 _ROW_TO_TOP, _TO_TABLE = np.uint64(_TABLE_BITS), np.uint64(ROW_BITS)
 
@@ -41,10 +41,10 @@ class Cut:
 
     **Arguments**
 
-    - `starts`: where each range begins, ascending from 0; it ends where the next one begins, the last at 2**64, or of
-      rows at 2**48.
+    - `starts`: where each range begins, ascending from 0. A range ends where the next one begins, the last at 2**64 for
+      the hash and at 2**48 for rows.
     - `sites`: the site of each range; a site may have several.
-    - `by`: "hash" by default, which spreads the load of any numbering of rows; "rows" keeps neighbours together.
+    - `by`: "hash", the default, spreads the load however rows are numbered; "rows" keeps neighbours together.
 
     >>> Cut.even([0, 1, 2, 3]).starts == tuple(i << 62 for i in range(4))
     True
@@ -68,12 +68,12 @@ class Cut:
 
     @classmethod
     def even(cls, sites: Sequence[int]) -> "Cut":
-        """Equal ranges, one a site in their order. Ranges of twice as many sites lie in these, each two in one."""
+        """Cut into equal ranges, one per site, in order. With twice as many sites, each range is split in two."""
         return cls(tuple(-(-i * _WHOLE // len(sites)) for i in range(len(sites))), tuple(sites))
 
     @classmethod
     def weighted(cls, weights: Sequence[float]) -> "Cut":
-        """A range of the hash for each site that has a weight, as wide as its part of all weights.
+        """Give each site with a weight above 0 a range of the hash, as wide as its share of all weights.
 
         >>> Cut.weighted([3, 0, 1])
         Cut(starts=(0, 13835058055282163712), sites=(0, 2), by='hash')
@@ -84,7 +84,7 @@ class Cut:
         for site, weight in enumerate(weights):
             start = min(int(before / total * _WHOLE), _WHOLE)
             if starts and start == starts[-1] and weight > 0:
-                sites[-1] = site  # the one before has less than a place of the hash
+                sites[-1] = site  # the previous range would be empty
             elif weight > 0 and start < _WHOLE:
                 starts.append(start)
                 sites.append(site)
@@ -93,23 +93,23 @@ class Cut:
 
     @property
     def end(self) -> int:
-        """Where the last range ends."""
+        """The end of the last range."""
         return _WHOLE if self.by == "hash" else ROWS
 
     @property
     def ranges(self) -> list[tuple[int, int, int]]:
-        """Begin, end and site of each."""
+        """Begin, end and site of each range."""
         return list(zip(self.starts, (*self.starts[1:], self.end), self.sites, strict=True))
 
     @property
     def facts(self) -> dict[str, Any]:
-        """All there is to know, as JSON has it."""
-        by = {} if self.by == "hash" else {"by": self.by}  # as it was written before there was another
+        """The whole cut as a JSON object."""
+        by = {} if self.by == "hash" else {"by": self.by}  # left out, as before "rows" was added
         return {"starts": list(self.starts), "sites": list(self.sites), **by}
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> "Cut":
-        """The one with these facts."""
+        """Build from the object that `facts` returns."""
         return cls(tuple(facts["starts"]), tuple(facts["sites"]), facts.get("by", "hash"))
 
 
@@ -119,10 +119,10 @@ class Placement:
 
     **Arguments**
 
-    - `sites`: how many there are.
-    - `cut`: the ranges of all tables but those below.
-    - `tables`: the ranges of tables that are cut in another way, by their number.
-    - `use`: what the sites are; it chooses the hash.
+    - `sites`: number of sites.
+    - `cut`: the ranges of all tables not in `tables`.
+    - `tables`: the ranges of tables that are cut in another way, by table number.
+    - `use`: what the sites are; this selects the hash.
 
     >>> Placement.even(4).site_of(np.array([0, 1, 2, 3, 1 << 48])).tolist()
     [3, 2, 2, 0, 2]
@@ -148,30 +148,30 @@ class Placement:
 
     @classmethod
     def even(cls, sites: int, use: Use = "ranks") -> "Placement":
-        """Every table over all sites, in equal ranges."""
+        """Spread every table over all sites, in equal ranges."""
         if sites < 1:
             raise ValueError(f"sites is {sites}: set it to 1 or more")
         return cls(sites, Cut.even(range(sites)), use=use)
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> "Placement":
-        """The one with these facts."""
+        """Build from the object that `facts` returns."""
         cuts = {int(table): Cut.of(cut) for table, cut in facts["tables"].items()}
         return cls(facts["sites"], Cut.of(facts["cut"]), cuts, facts["use"])
 
     @property
     def facts(self) -> dict[str, Any]:
-        """All there is to know, as JSON has it."""
+        """The whole placement as a JSON object."""
         tables = {str(table): self.tables[table].facts for table in sorted(self.tables)}
         return {"use": self.use, "sites": self.sites, "cut": self.cut.facts, "tables": tables}
 
     @property
     def digest(self) -> str:
-        """The same for equal facts, another for others: 32 hexadecimal digits."""
+        """A hash of the facts, 32 hexadecimal digits."""
         return blake2b(json.dumps(self.facts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
     def site_of(self, keys: NDArray[np.int64]) -> NDArray[np.int32]:
-        """The site of each row."""
+        """Return the site of each key."""
         out = np.empty(len(keys), np.int32)
         args: Any = (read_only(keys), *self.arrays, out)
         _sites(*args)
@@ -179,16 +179,16 @@ class Placement:
 
     @property
     def arrays(self) -> tuple[Any, ...]:
-        """What kernels take: the cut of each table, that of all beyond at the end, and what `site_in` takes."""
+        """Arguments of kernels: the cut of each table, last that of all further tables, then those of `site_in`."""
         return self._arrays  # type: ignore[attr-defined]
 
     def ranges_of(self, site: int, table: int | None = None) -> list[tuple[int, int]]:
-        """Begin and end of a site's ranges of a table, or of those tables that have no cut of their own."""
+        """Return begin and end of a site's ranges in a table; with None, in the tables without a cut of their own."""
         cut = self.cut if table is None else self.tables.get(table, self.cut)
         return [(begin, end) for begin, end, of in cut.ranges if of == site]
 
     def meets(self, site: int, other: "Placement") -> list[int]:
-        """Sites of another placement that may have rows of this one's `site`.
+        """Return the sites of another placement that may have rows of this one's `site`.
 
         >>> Placement.even(2).meets(1, Placement.even(4)), Placement.even(3).meets(1, Placement.even(2))
         ([2, 3], [0, 1])
@@ -208,7 +208,7 @@ class Placement:
 
     def _as_arrays(self) -> tuple[Any, ...]:
         cuts = [self.cut, *(self.tables[table] for table in sorted(self.tables))]
-        cut_of = np.zeros(max(self.tables, default=-1) + 2, np.int64)  # all tables beyond are as its last
+        cut_of = np.zeros(max(self.tables, default=-1) + 2, np.int64)  # the last entry is for all further tables
         cut_of[sorted(self.tables)] = np.arange(1, len(cuts))
         first = np.cumsum([0, *(len(cut.starts) for cut in cuts)])
         shifts = [(cut, _TABLE_BITS * (cut.by == "rows")) for cut in cuts]
@@ -222,18 +222,18 @@ class Placement:
             at, last = (begin + np.searchsorted(starts[begin:end], of, "right") - 1 for of in (begins, lasts))
             found.append(np.where(at == last, ~sites[at].astype(np.int64), at))
         hashed = (SALTS[self.use] + 1) * _GOLDEN % _WHOLE
-        salt = np.array([hashed if cut.by == "hash" else 0 for cut in cuts], np.uint64)  # 0: by rows
+        salt = np.array([hashed if cut.by == "hash" else 0 for cut in cuts], np.uint64)  # 0 means by rows
         return cut_of, salt, np.stack(found).astype(np.int32), ends, sites
 
 
 @dataclass(frozen=True)
 class AtSite:
-    """Which of some keys are at a site; it can be told to another process.
+    """A predicate on keys: whether they are at a site. It can be sent to another process.
 
     **Arguments**
 
-    - `placement`: where rows are.
-    - `site`: which of its sites.
+    - `placement`: the placement.
+    - `site`: one of its sites.
 
     >>> keys = np.array([0, 1, 2, 3, 1 << 48])
     >>> AtSite(Placement.even(2), 0)(keys).tolist()
@@ -247,12 +247,12 @@ class AtSite:
     site: int
 
     def __call__(self, keys: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """True for those that are there."""
+        """Return True for each key that is there."""
         return self.placement.site_of(keys) == self.site
 
     @staticmethod
     def all(at: "Sequence[AtSite]") -> "AtSite | AtSites | None":
-        """Which keys are at all of some sites; None where none are named, and so all keys are meant."""
+        """Return the predicate that all of these hold. None for an empty list, which means all keys."""
         if len(at) <= 1:
             return at[0] if at else None
         return AtSites(tuple(at))
@@ -260,7 +260,7 @@ class AtSite:
 
 @dataclass(frozen=True)
 class AtSites:
-    """Which of some keys are at each of several sites of different placements.
+    """A predicate on keys: whether they are at each of several sites of different placements.
 
     **Arguments**
 
@@ -270,13 +270,13 @@ class AtSites:
     each: tuple[AtSite, ...]
 
     def __call__(self, keys: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """True for those that are at all of them."""
+        """Return True for each key that is at all of the sites."""
         return np.logical_and.reduce([at(keys) for at in self.each])
 
 
 @kernel
 def site_in(cut, key, salt, guess, ends, sites):
-    """In a kernel: the site of a key whose table has this cut; all but the first two are of `Placement.arrays`."""
+    """Return, in a kernel, the site of a key whose table has this cut; the last four are from `Placement.arrays`."""
     hashed = mix(np.uint64(key) + salt[cut]) if salt[cut] else np.uint64(key) << _ROW_TO_TOP
     known = guess[cut, hashed >> _TO_BUCKET]
     if known < 0:
@@ -289,7 +289,7 @@ def site_in(cut, key, salt, guess, ends, sites):
 
 @kernel
 def _sites(keys, cut_of, salt, guess, ends, sites, out):
-    """As `site_in`, written out, which is faster. Indices are unsigned: signed ones are checked for a wrap from the end."""
+    """Fill out with sites, with `site_in` inlined for speed. Unsigned indices save a check for negative ones."""
     beyond = np.uint64(len(cut_of) - 1)
     for i in range(len(keys)):
         key = np.uint64(keys[i])

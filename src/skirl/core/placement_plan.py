@@ -1,6 +1,6 @@
-"""The file of a placement: sites and where each is, and of every table how its rows are cut; checked when it is read.
+"""The file of a placement: where each site is, and how the rows of every table are cut. It is checked when read.
 
-A piece may one day name columns too: the file has room for them, and a reader of this version refuses them.
+The format leaves room for pieces that name columns; this version refuses them.
 """
 
 from collections import Counter
@@ -22,19 +22,19 @@ _FORM = {
 }
 _BY = ("hash", "rows", "whole")
 PLANS = Readable(FORMAT, VERSION, "plan of a placement", "skirl place", _FORM)
-"""The files."""
+"""Reads and writes the files."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """One place of rows.
+    """One place where rows are stored.
 
     **Arguments**
 
-    - `name`: how people call it.
-    - `store`: where it is, as `store=` names it; in memory by default.
-    - `memory`: bytes that its rows may take; None: as many as there are.
-    - `rate`: bytes a second, in each direction; None: not known.
+    - `name`: its name, chosen freely.
+    - `store`: where it is, in the form that `store=` takes; in memory by default.
+    - `memory`: bytes that its rows may take; None: no limit.
+    - `rate`: bytes per second, in each direction; None: not known.
     """
 
     name: str
@@ -64,8 +64,8 @@ class PlacedTable:
 
     **Arguments**
 
-    - `name`, `rows`, `dim`: of the table.
-    - `cut`: where its rows are; its sites are numbers of the plan's.
+    - `name`, `rows`, `dim`: those of the table.
+    - `cut`: where its rows are; its sites are indices into the plan's sites.
     """
 
     name: str
@@ -81,12 +81,12 @@ class PlacedTable:
 
 @dataclass(frozen=True)
 class PlacementPlan:
-    """Where every row of some tables is to be.
+    """The place of every row of some tables.
 
     **Arguments**
 
-    - `sites`: the places.
-    - `tables`: in the order in which the model has them.
+    - `sites`: the sites.
+    - `tables`: the tables, in the order of the model.
 
     >>> sites = (Site("a", "disk:/fast/rows"), Site("b", "disk:/slow/rows"))
     >>> plan = PlacementPlan(sites, (PlacedTable("user", 1000, 16, Cut.weighted([3, 1])),))
@@ -111,14 +111,14 @@ class PlacementPlan:
 
     @property
     def placement(self) -> Placement:
-        """The site of every row, as stores have it."""
+        """The site of every row, in the form that stores use."""
         cuts = {number: table.cut for number, table in enumerate(self.tables)}
         return Placement(len(self.sites), Cut.even(range(len(self.sites))), cuts, "sites")
 
     # The file
 
     def text(self) -> str:
-        """The file's text."""
+        """Return the file's text."""
         return PLANS.text(self._body())
 
     def save(self, path: Path) -> None:
@@ -126,7 +126,7 @@ class PlacementPlan:
 
         **Arguments**
 
-        - `path`: where.
+        - `path`: the file.
         """
         PLANS.write(path, self._body())
 
@@ -149,7 +149,7 @@ class PlacementPlan:
 
     @classmethod
     def load(cls, path: str | Path) -> "PlacementPlan":
-        """Read a file; a ValueError that names it where it is wrong.
+        """Read a file. Raise a ValueError that names it if its content is wrong.
 
         **Arguments**
 
@@ -159,11 +159,11 @@ class PlacementPlan:
 
     @classmethod
     def parsed(cls, text: str) -> "PlacementPlan":
-        """The plan that a text says: every row of every table once, or a ValueError.
+        """Parse a plan. Raise a ValueError unless it places every row of every table exactly once.
 
         **Arguments**
 
-        - `text`: as `text` gives it. One without a digest may be written by hand.
+        - `text`: a plan as `text()` returns it. One without a digest may be written by hand.
         """
         body = PLANS.body(text)
         sites = tuple(Site(s["name"], s["store"], s.get("memory"), s.get("rate")) for s in body["sites"])
@@ -175,11 +175,11 @@ class PlacementPlan:
     # The tables of a run
 
     def check(self, tables: Sequence[tuple[str, int | None, int | None]]) -> None:
-        """Refuse to be used for other tables: a ValueError with what was found and expected.
+        """Raise a ValueError if the plan is not for these tables.
 
         **Arguments**
 
-        - `tables`: name, rows and dim of each, in order; None where one is not known.
+        - `tables`: name, rows and dim of each, in order; None for rows or dim that are not known.
         """
         mine, names = [t.name for t in self.tables], [name for name, _, _ in tables]
         if missing := [name for name in names if name not in mine]:
@@ -220,7 +220,7 @@ def _by(cut: Cut) -> str:
 
 
 def _table(said: Mapping[str, Any], sites: Mapping[str, int]) -> PlacedTable:
-    """A table, its pieces checked to cover it once."""
+    """Parse a table. Raise unless its pieces cover each row exactly once."""
     name, by, pieces = said["name"], said["by"], said["pieces"]
     table = PlacedTable(name, said["rows"], said["dim"], Cut((0,), (0,)))
     if by not in _BY:

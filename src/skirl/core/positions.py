@@ -1,4 +1,4 @@
-"""A batch's ids as the planner takes them: the loader's own array, and which part of it belongs to which table."""
+"""A batch's ids as the planner takes them: the loader's own array, and the parts of it that belong to each table."""
 
 from dataclasses import dataclass
 
@@ -13,15 +13,15 @@ class Positions:
     """The ids of one batch that belong to one bank; positions are numbered part after part."""
 
     values: np.ndarray
-    """int64 or int32: rows or keys; what lies outside all parts belongs to other banks."""
+    """int64 or int32: rows or keys; values outside all parts belong to other banks."""
     parts: np.ndarray
-    """int64 [parts, 4]: table, begin and end in `values`, and what to subtract from a value to get its row."""
+    """int64 [parts, 4]: table, begin and end in `values`, and the number to subtract from a value to get its row."""
     inverse: int = 0
-    """What stands for the batch's inverse, where samples share bags."""
+    """A hash of the batch's inverse, if samples share bags; 0 otherwise."""
 
     @classmethod
     def of(cls, batch: "Positions | np.ndarray") -> "Positions":
-        """From an array of keys: a new part begins wherever the table changes.
+        """Build from an array of keys; a new part begins wherever the table changes.
 
         >>> Positions.of(np.array([5, 6, 1 << 48 | 7])).parts[:, :3].tolist()
         [[0, 0, 2], [1, 2, 3]]
@@ -37,7 +37,7 @@ class Positions:
 
     @classmethod
     def joined(cls, batches: "list[Positions]") -> "Positions":
-        """Those of several micro-batches, one after the other."""
+        """Concatenate the positions of several micro-batches."""
         if len(batches) == 1:
             return batches[0]
         parts, shift, inverse = [], 0, 0
@@ -51,7 +51,7 @@ class Positions:
         return int((self.parts[:, 2] - self.parts[:, 1]).sum())
 
     def keys(self) -> np.ndarray:
-        """int64: the key of each position."""
+        """Return the key of each position, int64."""
         keys = np.empty(len(self), np.int64)
         _keys(self.values, self.parts, keys)
         return keys
@@ -73,23 +73,23 @@ class Layout:
     __slots__ = ("at", "first", "most", "parts", "positions")
 
     def __init__(self, batch: Positions, local: np.ndarray, tables: int) -> None:
-        """`local`: the place of each table in the bank."""
+        """Sort the parts; `local` is the index of each table in the bank."""
         self.parts = np.empty((len(batch.parts), 4), np.int64)
-        """int64 [parts, 4]: begin and end in `values`, what to subtract, and the part's first position."""
+        """int64 [parts, 4]: begin and end in `values`, the number to subtract, and the part's first position."""
         self.first = np.zeros(tables + 1, np.int64)
         """[tables + 1]: each table's first part."""
         self.at = np.zeros(tables + 1, np.int64)
-        """[tables + 1]: how many positions the tables before it have."""
+        """[tables + 1]: number of positions in all previous tables."""
         self.most = int(_by_table(batch.parts, local, self.parts, self.first, self.at))
-        """Positions of the table that has most."""
+        """Number of positions of the largest table in the batch."""
         self.positions = int(self.at[-1])
 
 
 @kernel
 def _by_table(parts, local, out, first, at):
-    """Sort parts by table, those of one table as they come; first and at come as zeros. The most positions of a table.
+    """Sort parts by table, stably, into out; first and at must be zeros. Return the most positions of any table.
 
-    Parts of tables that are not the bank's, whose place is -1, stand before the first table: whoever plans refuses them.
+    Parts of tables outside the bank, whose index is -1, are put before the first table; the planner refuses them.
     """
     for part in parts:
         t = local[part[0]]
@@ -101,7 +101,7 @@ def _by_table(parts, local, out, first, at):
         first[t + 1] += first[t]
         at[t + 1] += at[t]
     place, n = np.zeros(len(first) + 1, np.int64), 0
-    for t in range(len(first)):  # to assign to a slice takes seconds to compile
+    for t in range(len(first)):  # assigning to a slice takes seconds to compile
         place[t + 1] = first[t]
     for part in parts:
         t = local[part[0]] + 1

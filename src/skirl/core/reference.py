@@ -1,6 +1,6 @@
-"""The plain reference: what training with every row in memory does, in the simplest Python. `skirl verify` and the
-tests hold the library to its bits. Every operation on an array rounds once per element, in the dtype of the rows; what
-is computed in float64 (Adam's step size, Adagrad's decayed rate) is rounded to that dtype before it meets a row.
+"""The plain reference: training with every row in memory, in the simplest Python. `skirl verify` and the tests require
+the library to match it bit for bit. Every operation on an array rounds once per element, in the dtype of the rows.
+Numbers computed in float64 (Adam's step size, Adagrad's decayed rate) are rounded to that dtype before they meet a row.
 """
 
 from collections import ChainMap
@@ -25,12 +25,12 @@ Bags = (
     tuple[Sequence[int], Sequence[int], Sequence[float] | None]
     | tuple[Sequence[int], Sequence[int], Sequence[float] | None, Sequence[int]]
 )
-"""Ids of a feature, the bags' offsets into them, and a weight for each id or None; where samples share bags, the bag of each
-sample as well."""
+"""The ids of a feature, the bags' offsets into them, and a weight for each id or None. If samples share bags, also the
+bag of each sample."""
 
 
 class Reference:
-    """Tables whose rows are all in one dict: key -> record, [weight | state] as the optimizer lays it out.
+    """Tables that keep all their rows in one dict: key -> record, [weight | state] as the optimizer lays it out.
 
     >>> reference = Reference([Table("t", rows=10, dim=2, init=Constant(1.0))], SGD(lr=0.5))
     >>> reference.forward({"t": ([3, 3, 4], [0, 2, 3], None)})["t"].tolist()
@@ -51,7 +51,7 @@ class Reference:
         self.optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer] * len(self.tables)
         """One for each table."""
         self.frozen: set[int] = set()
-        """Tables that are looked up and not trained."""
+        """Tables that are looked up but not trained."""
         self.seed = seed
         self.dtype = np.dtype(dtype)
         self.rows: dict[int, Row] = {}
@@ -62,7 +62,7 @@ class Reference:
     def forward(
         self, batch: Mapping[str, Bags], *, accumulate: bool = False, evaluate: bool = False
     ) -> dict[str, NDArray[Any]]:
-        """The pooled output of each feature in the batch, [batch, dim].
+        """Return the pooled output of each feature in the batch, [batch, dim].
 
         accumulate: this is another micro-batch of the step that the last forward began. evaluate: change nothing.
         """
@@ -88,11 +88,11 @@ class Reference:
 
     @np.errstate(all="ignore")
     def backward(self, *grads: Mapping[str, NDArray[Any] | None], lr: float | None = None, shards: int = 1) -> None:
-        """Update the rows of the last step by the gradients of its outputs, one mapping for each of its micro-batches.
+        """Update the rows of the last step from the gradients of its outputs, one mapping per micro-batch.
 
-        Where a feature's gradient is missing or None, its positions do not count; a row with no position that counts
-        stays as it is. lr: the learning rate of this step, of all tables; None takes those of the optimizers. shards: how
-        many the micro-batches are, equally many in each; the step's gradient is the mean over them.
+        If a feature's gradient is missing or None, its positions do not count; a row with no position that counts stays
+        as it is. lr: the learning rate of all tables in this step; None uses those of the optimizers. shards: number of
+        shards that the micro-batches form, the same number in each; the step's gradient is the mean over the shards.
         """
         if len(grads) != len(self._pending):
             raise ValueError(f"{len(grads)} micro-batches of gradients for {len(self._pending)} forwards")
@@ -101,10 +101,10 @@ class Reference:
                 continue
             optimizer = self.optimizers[t] if lr is None else replace(self.optimizers[t], lr=lr)
             sums: dict[int, dict[int, Row]] = {}
-            """Of each row, by leaf of the tree."""
+            """The sums of each row, by leaf of the tree."""
             updated = False
             each = len(grads) // shards
-            width = 1  # leaves of a shard
+            width = 1  # number of leaves of a shard
             while width < each:
                 width *= 2
             for micro, (batch, grad) in enumerate(zip(self._pending, grads, strict=True)):
@@ -125,11 +125,11 @@ class Reference:
         self._pending = []
 
     def _add_terms(self, terms: dict[int, list[Row | None]], t: int, bags: Bags, grad: NDArray[Any] | None) -> None:
-        """What each position of a feature adds to the gradient of its row, in order; None where it has no gradient."""
+        """Append what each position of a feature adds to the gradient of its row, in order; None without a gradient."""
         ids, offsets, _, *inverse = bags
         scale = self._scale(self.tables[t], bags)
         keys = [key_of(t, int(i)) for i in ids]
-        if inverse and grad is not None:  # that of a bag is the sum over its samples
+        if inverse and grad is not None:  # the gradient of a bag is the sum over its samples
             summed = np.zeros((len(offsets) - 1, self.tables[t].dim), self.dtype)
             for sample, bag in enumerate(inverse[0]):
                 summed[bag] += np.asarray(grad[sample], self.dtype)
@@ -141,7 +141,7 @@ class Reference:
                 terms.setdefault(keys[place], []).append(term)
 
     def _sum(self, terms: list[Row | None], dim: int) -> Row:
-        """Sum stretches of 256 positions, each from zero; then sum those sums, from zero."""
+        """Sum each run of 256 positions, starting from zero; then sum those sums, starting from zero."""
         total: Row = np.zeros(dim, self.dtype)
         for begin in range(0, len(terms), 256):
             part: Row = np.zeros(dim, self.dtype)
@@ -152,7 +152,7 @@ class Reference:
         return total
 
     def _scale(self, table: Table, bags: Bags) -> Row | None:
-        """One factor for each id: its weight (or 1), divided by the size of its bag for a mean."""
+        """Return one factor per id: its weight (or 1), divided by the size of its bag for a mean. None if all are 1."""
         ids, offsets, weights, *_ = bags
         if table.pooling == "sum" and weights is None:
             return None
@@ -163,14 +163,14 @@ class Reference:
         return scale
 
     def read(self, keys: Sequence[int] | NDArray[np.int64]) -> NDArray[Any]:
-        """Records by key, of tables of one dim; a row never used has its initial value, and is not kept."""
+        """Return records by key, from tables of one dim. A row never used has its initial value, and is not kept."""
         rows = [
             self.rows[k] if k in self.rows else self._records(table_of(k), [k], keep=False)[k] for k in map(int, keys)
         ]
         return np.stack(rows)
 
     def _records(self, t: int, keys: Sequence[int], keep: bool) -> Mapping[int, Row]:
-        """The records of these rows of table t; those never used before have their initial values."""
+        """Return the records of these rows of table t; rows never used before have their initial values."""
         new = [key for key in dict.fromkeys(keys) if key not in self.rows]
         dim = self.tables[t].dim
         optimizer = self.optimizers[t]
@@ -184,7 +184,7 @@ class Reference:
 
 
 def over_tree(parts: Mapping[int, Any], begin: int, end: int) -> Any:
-    """The sum of the leaves from begin to end, a power of two of them: each half first. None where none has anything."""
+    """Sum the leaves from begin to end (a power of two of them), each half first. Return None if no leaf has a part."""
     if end - begin == 1:
         return parts.get(begin)
     middle = (begin + end) // 2
@@ -197,7 +197,7 @@ def over_tree(parts: Mapping[int, Any], begin: int, end: int) -> Any:
 def initial_values(
     initial: Initial, keys: Sequence[int], dim: int, seed: int, dtype: DTypeLike = np.float32
 ) -> NDArray[Any]:
-    """What rows hold before their first update, [keys, dim]."""
+    """Return the weights that rows have before their first update, [keys, dim]."""
     dtype = np.dtype(dtype)
     if isinstance(initial, Given):
         return initial.take(np.array([row_of(key) for key in keys], np.int64)).astype(dtype)
@@ -223,14 +223,14 @@ def _quantiles() -> Row:
 
 
 def _mix(z: int) -> int:
-    """The finaliser of splitmix64, in Python's integers."""
+    """Apply the finaliser of splitmix64, in Python's integers."""
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
     return z ^ (z >> 31)
 
 
 def apply(optimizer: RowOptimizer, record: Row, g: Row, t: int) -> None:
-    """Change one record by its summed gradient, at the table's update number t (from 1)."""
+    """Update one record with its summed gradient, at the table's update number t (from 1)."""
     number = g.dtype.type
     if optimizer.clip is not None:
         norm = np.sqrt(tree_sum(g * g))
@@ -260,7 +260,7 @@ def apply(optimizer: RowOptimizer, record: Row, g: Row, t: int) -> None:
         case FTRL():
             z, n = state[: len(g)], state[len(g) :]
             alpha, beta, l1, l2 = map(number, (optimizer.lr, optimizer.beta, optimizer.l1, optimizer.l2))
-            begun = number(0) - ((beta / alpha + l2) * w + np.sign(w) * l1)  # the z of a row that had no gradient yet
+            begun = number(0) - ((beta / alpha + l2) * w + np.sign(w) * l1)  # the z of a row without a gradient so far
             before, after = np.sqrt(n), np.sqrt(n + g * g)
             z[:] = np.where(n > 0, z, begun) + (g - (after - before) / alpha * w)
             n[:] = n + g * g
@@ -269,7 +269,7 @@ def apply(optimizer: RowOptimizer, record: Row, g: Row, t: int) -> None:
 
 
 def tree_sum(values: Row) -> Any:
-    """The sum by halves: the upper half is added to the lower until one number is left."""
+    """Sum by halves: add the upper half to the lower one until one number is left."""
     v = values.copy()
     while len(v) > 1:
         half = 1 << (len(v) - 1).bit_length() - 1

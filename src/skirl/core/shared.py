@@ -1,7 +1,7 @@
-"""What a bank's ids have more where samples share bags: which row of the output comes from which bag.
+"""The shared bags of a bank's ids, and the bag that each row of the output comes from.
 
-The rows of the output, [batch * features, dim], have those of the shared bags behind them: pooled once there, then copied
-to the samples; and gradients the other way round.
+The output's rows, [batch * features, dim], are followed by those of the shared bags. Each bag is pooled once there,
+then copied to its samples; gradients flow the other way.
 """
 
 from collections.abc import Sequence
@@ -13,18 +13,18 @@ import numpy as np
 from skirl.tools.jit import kernel
 
 LEAST = 1.1
-"""How many times as many ids a feature has to have with repeated bags as without."""
+"""The least ratio of a feature's ids to those of its distinct bags for which sharing pays."""
 
 
 def pays(ids: int, left: int, samples: int, least: float = LEAST) -> bool:
-    """Whether to share the bags of a feature: to copy a bag to a sample costs about what an id does.
+    """Return whether it pays to share the bags of a feature. Copying a bag to a sample costs about as much as an id.
 
     **Arguments**
 
-    - `ids`: how many a batch has of the feature.
-    - `left`: how many with each bag counted once.
-    - `samples`: of the batch.
-    - `least`: times as many ids there have to be as are left.
+    - `ids`: number of the feature's ids in a batch.
+    - `left`: number of ids in its distinct bags.
+    - `samples`: number of samples in the batch.
+    - `least`: the least ratio of `ids` to `left`.
 
     >>> pays(100, 50, 40), pays(100, 95, 2), pays(100, 50, 60)
     (True, False, False)
@@ -34,15 +34,15 @@ def pays(ids: int, left: int, samples: int, least: float = LEAST) -> bool:
 
 @dataclass(slots=True)
 class Part:
-    """Some of a bank's positions, which are pooled by themselves."""
+    """Some of a bank's positions, pooled separately."""
 
     at: list[slice]
-    """Where they are among the bank's."""
+    """Slices of the bank's positions."""
     offsets: np.ndarray
-    """int32 [bags + 1]: where each bag starts among them."""
+    """int32 [bags + 1]: where each bag starts among these positions."""
 
     def of(self, positions: np.ndarray) -> np.ndarray:
-        """What belongs to them, of something that each position has; or nothing."""
+        """Return the entries of these positions from an array with an entry for each of the bank's, or an empty one."""
         if not len(positions):
             return positions
         parts = [positions[at] for at in self.at]
@@ -51,33 +51,33 @@ class Part:
 
 @dataclass(slots=True)
 class Shared:
-    """Of one bank: features whose samples share bags, and the others, which are plain."""
+    """The features of a bank whose samples share bags, and its other features, which are plain."""
 
     batch: int
     features: int
     columns: np.ndarray
     """int32 [shared]: the features whose bags are shared, ascending."""
     bag: np.ndarray
-    """int32 [batch, shared]: the bag of each sample, counted over all shared bags of the bank."""
+    """int32 [batch, shared]: the bag of each sample, as an index into all shared bags of the bank."""
     begins: np.ndarray
-    """int32 [shared + 1]: each shared feature's first bag among these."""
+    """int32 [shared + 1]: each shared feature's first bag among all shared bags."""
     first: np.ndarray
     """int64 [features + 1]: each feature's first bag among all of the bank's, as in `BankIds.offsets`."""
     inverse: list[np.ndarray | None]
-    """Of each feature: int32 [batch], the bag of each sample among the feature's; None where it is plain."""
+    """By feature: int32 [batch], the bag of each sample among the feature's; None if it is plain."""
     parts: tuple[Part, Part] | None = None
-    """The positions of plain features, and those of shared bags. The first has the bags of all features and samples, those
-    of shared ones empty."""
+    """The positions of plain features, and those of shared bags. The first part has a bag for every feature and sample,
+    empty if the feature is shared."""
 
     @classmethod
     def of(cls, inverse: list[np.ndarray | None], sizes: Sequence[int], batch: int) -> "Shared":
-        """Of the features of a bank.
+        """Build from the features of a bank.
 
         **Arguments**
 
-        - `inverse`: of each feature, where its samples share bags.
-        - `sizes`: how many bags each has.
-        - `batch`: the number of samples.
+        - `inverse`: by feature, the bag of each sample; None if the feature is plain.
+        - `sizes`: number of bags of each feature.
+        - `batch`: number of samples.
         """
         columns = [f for f, each in enumerate(inverse) if each is not None]
         begins = np.concatenate([[0], np.cumsum([sizes[f] for f in columns])]).astype(np.int32)
@@ -89,26 +89,26 @@ class Shared:
 
     @property
     def bags(self) -> int:
-        """How many bags are shared."""
+        """Number of shared bags."""
         return int(self.begins[-1])
 
     @property
     def samples(self) -> int:
-        """Rows of the output: one for each sample and feature."""
+        """Number of the output's rows for samples: one for each sample and feature."""
         return self.batch * self.features
 
     @property
     def rows(self) -> int:
-        """The same, and the shared bags behind them."""
+        """Number of all rows of the output: those for samples, then the shared bags."""
         return self.samples + self.bags
 
     @property
     def plain(self) -> np.ndarray:
-        """Of each feature, whether it is plain."""
+        """bool [features]: whether each feature is plain."""
         return np.array([each is None for each in self.inverse], np.bool_)
 
     def by_bag(self, mask: np.ndarray) -> np.ndarray:
-        """A value for each feature, spread over the rows; rows of samples that are copies of a bag have False."""
+        """Spread a value per feature over all rows. Rows of samples that are copies of a shared bag get False."""
         behind = np.repeat(mask[self.columns], np.diff(self.begins))
         return np.concatenate([np.tile(mask & self.plain, self.batch), behind])
 
@@ -116,14 +116,14 @@ class Shared:
         self, starts: np.ndarray, weights: np.ndarray, first: np.ndarray, mean: np.ndarray, offsets: np.ndarray,
         bag_of: np.ndarray, scale: np.ndarray,
     ) -> None:  # fmt: skip
-        """Find the bags of all positions.
+        """Find the bags of all positions, and set `parts`.
 
         **Arguments**
 
-        - `starts`, `weights`: of the whole batch.
-        - `first`: of each feature, its first bag in `starts`.
-        - `mean`: of each feature, whether its bags are averaged.
-        - `offsets`, `bag_of`, `scale`: what to fill, as in `BankIds`.
+        - `starts`, `weights`: those of the whole batch.
+        - `first`: each feature's first bag in `starts`.
+        - `mean`: whether each feature's bags are averaged.
+        - `offsets`, `bag_of`, `scale`: arrays to fill, as in `BankIds`.
         """
         row, step = np.arange(self.features, dtype=np.int64), np.full(self.features, self.features, np.int64)
         row[self.columns], step[self.columns] = self.samples + self.begins[:-1], 1
@@ -144,9 +144,9 @@ class Shared:
 def _bags(
     starts, weights, first, sizes, row, step, mean, is_plain, batch, offsets, bag_of, scale, of_plain, of_shared
 ):  # fmt: skip
-    """Fill offsets, bag_of and scale, and the offsets of both parts, which come as zeros.
+    """Fill offsets, bag_of and scale, and the offsets of both parts, which must be zeros.
 
-    row, step: of each feature, the row of its first bag, and from one to the next.
+    row, step: the output row of each feature's first bag, and the distance from one bag's row to the next.
     """
     one = weights.dtype.type(1)
     n = bags = plain = shared = at = 0

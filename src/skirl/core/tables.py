@@ -1,5 +1,5 @@
-"""Tables, banks and keys. A key names a row in one int64: the table in the upper 16 bits, the row in the lower 48; ids
-wider than 48 bits go through a vocabulary first. The tables of one dim and one kind of record share a bank.
+"""Tables, banks and keys. A key is an int64 that names a row: the table in the upper 16 bits, the row in the lower 48.
+Ids wider than 48 bits go through a vocabulary first. The tables of one dim and one kind of record share a bank.
 """
 
 from collections.abc import Hashable, Sequence
@@ -20,15 +20,15 @@ class Table:
 
     **Arguments**
 
-    - `name`: its name, as errors, exports and checkpoints call it.
-    - `rows`: how many rows it has, at most 2**48: ids run from 0 to `rows - 1`. A row that was never used takes one bit.
-    - `dim`: numbers in a row's vector. Tables of one dim and one kind of row optimizer share a cache.
-    - `features`: the id features that look rows up in this table; when empty, one feature with the table's own name.
-    - `pooling`: how the rows of a bag become one vector, "sum" or "mean". "sum" needs no division, and with one id per
-      bag it is the same.
-    - `init`: the initial value of a row; None is `Uniform(1 / sqrt(rows))`, as DLRM has it. Or the first values of all rows,
-      `[rows, dim]`: an array, a tensor, or the name of a .npy or .safetensors file, which is mapped and not read whole.
-      An array is copied. A file must not change while it is used.
+    - `name`: the table's name in errors, exports and checkpoints.
+    - `rows`: number of rows, at most 2**48: ids run from 0 to `rows - 1`. A row that was never used takes one bit.
+    - `dim`: length of a row's vector. Tables of one dim and one kind of row optimizer share a cache.
+    - `features`: the id features that look up rows in this table; if empty, one feature with the table's own name.
+    - `pooling`: how the rows of a bag become one vector, "sum" or "mean". "sum" needs no division; with one id per bag
+      both are the same.
+    - `init`: how rows are initialized; None means `Uniform(1 / sqrt(rows))`, as in DLRM. Or the initial values of all
+      rows, `[rows, dim]`: an array or a tensor, which is copied, or the path of a .npy or .safetensors file, which is
+      memory-mapped rather than read whole and must not change while it is in use.
 
     >>> Table("item", rows=1000, dim=64, features=("clicked", "bought"), pooling="mean").features
     ('clicked', 'bought')
@@ -58,7 +58,7 @@ class Table:
         object.__setattr__(self, "features", tuple(self.features) or (self.name,))
         if self.init is None:
             object.__setattr__(self, "init", Uniform(self.rows**-0.5))
-        elif isinstance(self.init, Given):  # of another table
+        elif isinstance(self.init, Given):  # taken from another table
             if self.init.shape != (self.rows, self.dim):
                 raise ValueError(
                     f"table {self.name!r}: init is {list(self.init.shape)} in {self.init.where}, the table is "
@@ -69,20 +69,20 @@ class Table:
 
     @property
     def initial(self) -> Initial:
-        """`init`, with the default filled in, and values that were given as `Given`."""
+        """`init` with the default filled in, and with given values as a `Given`."""
         assert isinstance(self.init, Initial)
         return self.init
 
 
 @dataclass(frozen=True)
 class Feature:
-    """One id feature, and where it looks its rows up."""
+    """One id feature, and where it looks up its rows."""
 
     name: str
     table: int
     """Index of its table among all tables."""
     column: int
-    """Index of this feature among those of its bank: its place in the stacked output."""
+    """Index of this feature among those of its bank, and so in the stacked output."""
 
 
 @dataclass(frozen=True)
@@ -119,9 +119,10 @@ class Schema:
 
         **Arguments**
 
-        - `tables`: all of a collection.
-        - `records`: what the records of each table are; None: all are alike.
-        - `banks`: the tables of each bank, where that is decided: all of a bank have records that are alike.
+        - `tables`: all tables of a collection.
+        - `records`: the kind of each table's records; None if all are of one kind.
+        - `banks`: the tables of each bank, if that is decided already. The tables of a bank must have records of one
+          kind.
         """
         tables = tuple(tables)
         if not tables:
@@ -132,7 +133,7 @@ class Schema:
         _refuse_twice("feature", [f for t in tables for f in t.features])
         kinds = [(t.dim, None if records is None else records[i]) for i, t in enumerate(tables)]
         if banks is None:
-            by_dim = sorted(dict.fromkeys(kinds), key=lambda kind: kind[0])  # of one dim, that which comes first
+            by_dim = sorted(dict.fromkeys(kinds), key=lambda kind: kind[0])  # within a dim, in order of appearance
             banks = [tuple(i for i, other in enumerate(kinds) if other == kind) for kind in by_dim]
         found = []
         for members in banks:

@@ -1,6 +1,6 @@
-"""The order in which the shards of a step are summed: one binary tree over them, whoever computes which of them.
+"""The order in which the shards of a step are summed: one binary tree over them, whichever trainer computes which.
 
-Leaves are numbered 0, 1, 2, ... from the left; a leaf that has nothing to add is left out, and its sibling goes up as it is.
+Leaves are numbered 0, 1, 2, ... from the left. A leaf with nothing to add is skipped; its sibling moves up unchanged.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -10,11 +10,11 @@ T = TypeVar("T")
 
 
 def check_shards(shards: int) -> None:
-    """Refuse a number of shards that no tree has.
+    """Raise if a number of shards is not a power of two.
 
     **Arguments**
 
-    - `shards`: of a step.
+    - `shards`: number of shards of a step.
 
     >>> check_shards(6)
     Traceback (most recent call last):
@@ -26,12 +26,12 @@ def check_shards(shards: int) -> None:
 
 
 def leaves(micros: int, shards: int = 1) -> list[int]:
-    """The leaf of each micro-batch of a step. A shard of several has a subtree of its own.
+    """Return the leaf of each micro-batch of a step. Each shard has a subtree of its own.
 
     **Arguments**
 
-    - `micros`: how many micro-batches the step has: those of the first shard, then those of the next.
-    - `shards`: how many shards they are.
+    - `micros`: number of micro-batches of the step; those of the first shard come first, then those of the next.
+    - `shards`: number of shards that they form.
 
     >>> leaves(4), leaves(6, shards=2)
     ([0, 1, 2, 3], [0, 1, 2, 4, 5, 6])
@@ -41,12 +41,12 @@ def leaves(micros: int, shards: int = 1) -> list[int]:
 
 
 def leaves_of(shards: range, micros: int) -> range:
-    """The leaves of some shards.
+    """Return the leaves of some shards.
 
     **Arguments**
 
-    - `shards`: which of a step.
-    - `micros`: micro-batches of a shard.
+    - `shards`: the shards, among those of a step.
+    - `micros`: number of micro-batches of a shard.
 
     >>> leaves_of(range(1, 3), 3)
     range(4, 12)
@@ -56,12 +56,12 @@ def leaves_of(shards: range, micros: int) -> range:
 
 
 def block_of(rank: int, size: int, shards: int) -> range:
-    """The shards of a rank: a stretch of them, of equal length where there are as many for each.
+    """Return the contiguous shards of a rank. All ranks have the same number if `size` divides `shards`.
 
     **Arguments**
 
-    - `rank`, `size`: which of how many.
-    - `shards`: of a step; a power of two, and at least `size`.
+    - `rank`, `size`: the rank, and the number of ranks.
+    - `shards`: number of shards of a step: a power of two, and at least `size`.
 
     >>> [block_of(rank, 3, 8) for rank in range(3)]
     [range(0, 2), range(2, 5), range(5, 8)]
@@ -70,7 +70,7 @@ def block_of(rank: int, size: int, shards: int) -> range:
 
 
 def subtrees(begin: int, end: int) -> list[range]:
-    """A block of leaves as the fewest whole subtrees: what its sums can be told to others as.
+    """Split a block of leaves into the fewest whole subtrees. Their sums are all that other ranks need from it.
 
     **Arguments**
 
@@ -90,11 +90,11 @@ def subtrees(begin: int, end: int) -> list[range]:
 
 
 class TreeSum(Generic[T]):
-    """Adds what leaves bring, in the tree's order, and holds log2(leaves) + 2 partial sums at most.
+    """Sums the parts of leaves in the tree's order, holding at most log2(leaves) + 2 partial sums.
 
     **Arguments**
 
-    - `add`: adds the right part to the left one; it may change the left one.
+    - `add`: returns the sum of a left and a right part; it may change the left one.
 
     >>> sums = TreeSum(lambda left, right: f"({left}+{right})")
     >>> for leaf in (0, 1, 2, 5, 6, 7):
@@ -108,15 +108,15 @@ class TreeSum(Generic[T]):
         self._parts: list[tuple[int, T]] = []
 
     def take(self, leaf: int, part: T) -> None:
-        """The next part: of a leaf, or of a subtree whose first leaf it is, right of all before."""
+        """Add the part of a leaf, or of the subtree that begins there. It must be to the right of all previous ones."""
         parts = self._parts
-        # What is left of the new leaf and meets each other below where the new one does is complete.
+        # Two parts that meet lower than where the new leaf joins them are complete: nothing more comes between them.
         while len(parts) > 1 and _meet(parts[-2][0], parts[-1][0]) < _meet(parts[-1][0], leaf):
             self._join()
         parts.append((leaf, part))
 
     def total(self) -> T | None:
-        """The sum of all parts; None where there were none. Afterwards there are none."""
+        """Return the sum of all parts, or None if there were none, and start anew."""
         while len(self._parts) > 1:
             self._join()
         return self._parts.pop()[1] if self._parts else None
@@ -128,7 +128,7 @@ class TreeSum(Generic[T]):
 
 
 class BlockSum(Generic[T]):
-    """The sums of a block of leaves: one for each whole subtree in it, which is all that others need.
+    """The sums of a block of leaves, one for each whole subtree in it: all that other ranks need.
 
     **Arguments**
 
@@ -146,21 +146,21 @@ class BlockSum(Generic[T]):
         self._trees = [(part, TreeSum(add)) for part in subtrees(block.start, block.stop)]
 
     def take(self, leaf: int, part: T) -> None:
-        """The next part, of a leaf right of all before."""
+        """Add the part of a leaf to the right of all previous ones."""
         next(sums for leaves, sums in self._trees if leaf in leaves).take(leaf, part)
 
     def totals(self) -> list[tuple[int, T]]:
-        """The first leaf of each subtree, and its sum; subtrees without a part are left out."""
+        """Return the first leaf and the sum of each subtree; subtrees without parts are left out."""
         found = [(leaves.start, sums.total()) for leaves, sums in self._trees]
         return [(leaf, total) for leaf, total in found if total is not None]
 
 
 def tree_sum(parts: Iterable[tuple[int, T]], add: Callable[[T, T], T]) -> T | None:
-    """The sum of parts over the tree; None of none.
+    """Return the sum of parts over the tree, or None if there are no parts.
 
     **Arguments**
 
-    - `parts`: leaves in rising order, each with its part; for a subtree, its first leaf.
+    - `parts`: leaves in ascending order, each with its part; a subtree is given by its first leaf.
     - `add`: as for `TreeSum`.
 
     >>> tree_sum([(1, 2.0), (6, 3.0)], lambda left, right: left + right)
@@ -173,16 +173,16 @@ def tree_sum(parts: Iterable[tuple[int, T]], add: Callable[[T, T], T]) -> T | No
 
 
 def add_lists(left: Sequence[Any], right: Sequence[Any]) -> list[Any]:
-    """Tensors added one by one, into the left ones; None where there is none adds nothing.
+    """Add each tensor on the right to that on the left, in place. None stands for a tensor that is not there.
 
     **Arguments**
 
-    - `left`, `right`: equally many tensors, or None in the place of some.
+    - `left`, `right`: the same number of tensors or None.
     """
     both = zip(left, right, strict=True)
     return [a if b is None else b if a is None else a.add_(b) for a, b in both]
 
 
 def _meet(a: int, b: int) -> int:
-    """The height of the smallest subtree that has both leaves."""
+    """Return the height of the smallest subtree that contains both leaves."""
     return (a ^ b).bit_length()

@@ -1,4 +1,4 @@
-"""What the models share: what they ask of embeddings, layers with their initial values, and the loss."""
+"""The base of all models: what they require of embeddings, layers with their initial values, and the loss."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -13,35 +13,35 @@ from skirl.core.tables import Table
 
 
 class Embeddings(Protocol):
-    """What a model needs of an embeddings module: skirl's own, `nn.EmbeddingBag`s in a wrapper, the plain reference."""
+    """The interface of a model's embeddings: skirl's modules, wrapped `nn.EmbeddingBag`s, or the plain reference."""
 
     @property
     def tables(self) -> Sequence[Table]:
-        """The tables that ids are looked up in: a model reads vectors' dim and the features off them."""
+        """The tables that ids are looked up in. A model takes the dim of vectors and the features from them."""
         ...
 
     def __call__(self, sparse: Any, /) -> Any:
-        """Look a batch's ids up; the result has `stacked()`, one vector for each sample and feature: [batch, features, dim].
+        """Look up a batch's ids. The result has `stacked()`, a vector per sample and feature: [batch, features, dim].
 
-        DIN and DCAT with lists index the result by feature instead, for one row per id: [ids, dim]; where it has
-        `distinct(feature)`, as skirl's have, they take each bag once.
+        DIN and DCAT with lists index the result by feature instead, for one row per id: [ids, dim]. If it has
+        `distinct(feature)`, as skirl's results have, they process each bag once.
         """
         ...
 
 
 class Model(nn.Module):
-    """A model of clicks over embeddings: `forward` gives the logit of each sample.
+    """A model of clicks over embeddings: `forward` returns the logit of each sample.
 
-    Parameters are drawn from torch's generator: call `torch.manual_seed` first for the same model again.
+    Parameters are drawn from torch's generator: to repeat a model, call `torch.manual_seed` first.
 
     **Arguments**
 
-    - `embeddings`: looks ids up; all its tables have one dim.
+    - `embeddings`: looks up ids; all its tables have one dim.
     - `dense_features`: columns of `Batch.dense`; 13 by default, as Criteo has. 0 is allowed.
     """
 
     name: ClassVar[str]
-    """As errors call it."""
+    """The model's name in errors."""
     small: ClassVar[Mapping[str, Any]]
     """The sizes of `tiny`."""
     embeddings: Embeddings
@@ -56,64 +56,64 @@ class Model(nn.Module):
                 f"{self.name} takes vectors of one dim, tables have dims {sorted(dims)}: set one dim for all tables"
             )
         self.dim = dims.pop()
-        """Numbers in a vector."""
+        """Length of a vector."""
         self.vectors = sum(len(table.features) for table in embeddings.tables)
-        """Vectors of a sample, one for each feature."""
+        """Number of vectors of a sample, one for each feature."""
 
     @classmethod
     def row_dim(cls, dim: int) -> int:
-        """The dim of the tables that the model needs.
+        """Return the dim that the model's tables need.
 
         **Arguments**
 
-        - `dim`: numbers in a vector.
+        - `dim`: length of a vector.
         """
         return dim
 
     @classmethod
     def pools(cls, tables: Sequence[Table], lists: Sequence[str]) -> bool:
-        """Whether the model takes one vector a sample and feature; otherwise one for each id.
+        """Return whether the model takes one vector per sample and feature, rather than one per id.
 
         **Arguments**
 
         - `tables`: those of the embeddings.
-        - `lists`: the features with any number of ids a sample.
+        - `lists`: the features with any number of ids per sample.
         """
         return True
 
     @classmethod
     def paper(cls, embeddings: Embeddings, dense_features: int = 13, **sizes: Any) -> Self:
-        """The model with the sizes of its paper, which are the defaults of its class.
+        """Make the model with the sizes of its paper, which are the defaults of its class.
 
         **Arguments**
 
         - `embeddings`, `dense_features`: as for the class.
-        - `sizes`: what shall differ from the paper, by the names that the class gives it.
+        - `sizes`: arguments of the class that should differ from the paper.
         """
         return cls(embeddings, dense_features, **sizes)
 
     @classmethod
     def tiny(cls, embeddings: Embeddings, dense_features: int = 13, **sizes: Any) -> Self:
-        """Small enough that a step of 1,024 samples takes milliseconds on one core, for tests and first tries.
+        """Make a model so small that a step of 1,024 samples takes milliseconds on one core, for tests and first tries.
 
         **Arguments**
 
         - `embeddings`, `dense_features`: as for the class.
-        - `sizes`: what shall differ from `small`, by the names that the class gives it.
+        - `sizes`: arguments of the class that should differ from `small`.
         """
         return cls(embeddings, dense_features, **{**cls.small, **sizes})
 
     def forward(self, batch: Batch) -> Tensor:
-        """The logit of each sample's click, [batch].
+        """Return the logit of each sample's click, [batch].
 
         **Arguments**
 
-        - `batch`: its ids, and its dense features.
+        - `batch`: ids and dense features.
         """
         raise NotImplementedError
 
     def loss(self, batch: Batch) -> Tensor:
-        """Mean binary cross-entropy of a batch.
+        """Return the mean binary cross-entropy of a batch.
 
         **Arguments**
 
@@ -128,20 +128,20 @@ class Model(nn.Module):
         return functional.binary_cross_entropy_with_logits(logits, moved(batch.labels, logits.device, logits.dtype))
 
     def _dense(self, batch: Batch) -> Tensor:
-        """The dense features where the model is, in its dtype."""
+        """Return the dense features on the model's device, in its dtype."""
         columns = batch.dense.shape[1]
         if columns != self.dense_features:
             raise ValueError(
                 f"{self.name} was made for {self.dense_features} dense features, the batch has {columns}: "
                 f"set dense_features={columns}"
             )
-        # Of the last layers: embeddings come first, and may have no parameters or some elsewhere.
+        # Device and dtype of the last layers: embeddings come first, and may have no parameters, or some elsewhere.
         weights = next(weights for layers in reversed([*self.children()]) for weights in layers.parameters())
         return moved(batch.dense, weights.device, weights.dtype)
 
 
 class FirstOrder(Model):
-    """A model whose rows end with their first-order weight: tables of dim d + 1 hold vectors of d numbers."""
+    """A model whose rows end with a first-order weight: tables of dim d + 1 hold vectors of d numbers."""
 
     def __init__(self, embeddings: Embeddings, dense_features: int = 13) -> None:
         super().__init__(embeddings, dense_features)
@@ -154,20 +154,20 @@ class FirstOrder(Model):
 
     @classmethod
     def row_dim(cls, dim: int) -> int:
-        """One more than the vectors: the first-order weight."""
+        """Return one more than the length of a vector, for the first-order weight."""
         return dim + 1
 
     def _rows(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Vectors [B, F, d] and first-order weights [B, F]."""
+        """Look up vectors [B, F, d] and first-order weights [B, F]."""
         rows: Tensor = self.embeddings(batch.sparse).stacked()
-        vectors, weights = rows.split([self.dim, 1], dim=2)  # two slices would be two gradients of full size
+        vectors, weights = rows.split([self.dim, 1], dim=2)  # two slices would make two full-size gradients
         return vectors, weights.squeeze(2)
 
 
 def linear(n: int, m: int, bias: bool = True) -> nn.Linear:
-    """A linear layer with the initial values of DLRM's authors."""
+    """Make a linear layer with the initial values of DLRM's authors."""
     with warnings.catch_warnings():
-        if not n:  # no dense features: the layer is its bias, and torch warns that there are no weights to draw
+        if not n:  # no dense features: the layer is only a bias, and torch warns that there are no weights to draw
             warnings.simplefilter("ignore")
         layer = nn.Linear(n, m, bias=bias)
         nn.init.normal_(layer.weight, std=(2 / (m + n)) ** 0.5)
@@ -177,7 +177,7 @@ def linear(n: int, m: int, bias: bool = True) -> nn.Linear:
 
 
 def mlp(*sizes: int, dropout: float = 0.0) -> nn.Sequential:
-    """Linear and ReLU for each pair of sizes, and dropout behind each if there is any.
+    """Make a linear layer and a ReLU for each pair of sizes, each followed by dropout if there is any.
 
     >>> mlp(4, 8, 2)
     Sequential(
@@ -196,5 +196,5 @@ def mlp(*sizes: int, dropout: float = 0.0) -> nn.Sequential:
 
 
 def last(sizes: Sequence[int], otherwise: int) -> int:
-    """The width that layers end with; that of their input where there are none."""
+    """Return the width of the last layer, or that of the input if there are no layers."""
     return sizes[-1] if sizes else otherwise

@@ -1,4 +1,4 @@
-"""The models by the names that flags give them."""
+"""The models by their names in flags."""
 
 from skirl.models.base import Model
 from skirl.models.dcat import DCAT
@@ -18,4 +18,4 @@ MODELS: dict[str, type[Model]] = {
     "din": DIN,
     "dcat": DCAT,
 }
-"""The class of each model by the name that `--model` takes; `NAME-tiny` is its `tiny`."""
+"""The class of each model by its name in `--model`; `NAME-tiny` stands for its `tiny`."""

@@ -1,4 +1,4 @@
-"""DCAT: a transformer over a history, run once for each; what is shown attends to its keys and values (arXiv 2507.12704)."""
+"""DCAT: a transformer runs once per distinct history; targets attend to its keys and values (arXiv 2507.12704)."""
 
 from collections.abc import Sequence
 from typing import ClassVar, cast
@@ -15,33 +15,34 @@ from skirl.models.seats import Seats
 
 
 class DCAT(OfHistory):
-    """DCAT over any embeddings module; `forward` gives logits.
+    """DCAT over any embeddings module; `forward` returns logits.
 
         history h_1 .. h_n     -> causal transformer -> keys and values of each layer, once for each distinct history
         target t               -> the same layers: it attends to these keys and values, and to itself
-        logit                  dense beside all vectors beside t's last state -> MLP -> linear
+        logit                  [dense, all vectors, t's last state] -> MLP -> linear
 
-    So t comes out as it would at the end of [h_1 .. h_n, t]: no h sees it, and all candidates of a history share the work.
-    Each vector goes in with its age, 0 for t and 1 for the newest h, as sines.
+    So t gets the same state as at the end of [h_1 .. h_n, t]: no h sees it, and all candidates of a history share the
+    work. Each vector is added to sines of its age, which is 0 for t and 1 for the newest h.
 
     A list is the history of the single feature that has the same table, such as `table = "item"` for both `item` and
-    `clicked` in a schema, oldest first. Each list has a transformer of its own; lists without a target are pooled here, as
-    their table says. Without such a pair, as in Criteo and Avazu, one feature is the target and the others are its history.
+    `clicked` in a schema, oldest first. Each list has a transformer of its own. Lists without a target are pooled here,
+    as their table says. Without such a pair, as in Criteo and Avazu, one feature is the target and the others are its
+    history.
 
-    The defaults are small beside the paper's, whose transformer is trained beforehand.
+    The defaults are smaller than the paper's, whose transformer is pretrained.
 
     **Arguments**
 
-    - `embeddings`: looks ids up; an `EmbeddingCollection`, which does not pool, where a list shares its table with a single
-      feature, and an `EmbeddingBagCollection` elsewhere.
+    - `embeddings`: looks up ids. If a list shares its table with a single feature, an `EmbeddingCollection`, which does
+      not pool; otherwise an `EmbeddingBagCollection`.
     - `dense_features`: columns of `Batch.dense`; 13 by default, as Criteo has.
-    - `lists`: the features with any number of ids a sample.
-    - `target`: without such a list, the feature that attends to the others; None: that of most rows, which says most about
-      what is shown.
-    - `width`: numbers in a state of the transformer.
-    - `heads`: heads of its attention; they divide `width`.
+    - `lists`: the features with any number of ids per sample.
+    - `target`: without such a list, the feature that attends to the others; None: that of the largest table, which says
+      most about the item shown.
+    - `width`: length of a state of the transformer; a multiple of `2 * heads`.
+    - `heads`: attention heads.
     - `layers`: layers of the transformer.
-    - `newest`: how many ids of a history it sees at most, the last ones: attention takes time with their square.
+    - `newest`: the most ids of a history that it sees, the last ones; the time of attention grows with their square.
     - `deep`: hidden layers.
 
     >>> import skirl
@@ -77,7 +78,7 @@ class DCAT(OfHistory):
         self.head = linear(last(deep, inputs), 1)
 
     def forward(self, batch: Batch) -> Tensor:
-        """The logit of each sample's click, [batch]."""
+        """Return the logit of each sample's click, [batch]."""
         dense = self._dense(batch)
         if self.history:
             by_name, histories = self._of_lists(batch.sparse)
@@ -101,10 +102,10 @@ class Transformer(nn.Module):
 
     **Arguments**
 
-    - `dim`: numbers in a row.
-    - `width`: in a state.
-    - `heads`: heads of each layer's attention.
-    - `layers`: how many.
+    - `dim`: length of a row.
+    - `width`: length of a state.
+    - `heads`: attention heads of each layer.
+    - `layers`: number of layers.
     """
 
     def __init__(self, dim: int, width: int, heads: int, layers: int) -> None:
@@ -116,29 +117,29 @@ class Transformer(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, bags: Distinct, target: Tensor) -> Tensor:
-        """Histories and a target for each sample [batch, dim] -> the target's last state [batch, width]."""
+        """Take histories and a target per sample, [batch, dim]. Return the targets' last states, [batch, width]."""
         rows, mask = bags.padded()
         lengths = mask.sum(dim=1, keepdim=True)
         ages = sines(rows.shape[1] + 1, self.enter.out_features, rows)
         places = torch.arange(rows.shape[1], device=rows.device)
         x = self.enter(rows) + ages[(lengths - places).clamp(min=0)]
         t = self.enter(target) + ages[0]
-        seats = Seats.of(bags, 2)  # few bags are copied, and a seat is cheap
+        seats = Seats.of(bags, 2)  # few bags are copied, and seats are cheap
         for number, layer in enumerate(cast(list[Layer], self.layers)):
             queries, keys, values = layer.split(x)
             t = layer.attend(t, keys, values, mask, seats)
-            if number + 1 < len(self.layers):  # behind the last one, nobody asks for the history
+            if number + 1 < len(self.layers):  # nothing after the last layer needs the history
                 x = layer.rest(x, functional.scaled_dot_product_attention(queries, keys, values, is_causal=True))
         return self.norm(t)
 
 
 class Layer(nn.Module):
-    """Attention and two linear layers, a norm before each of the two.
+    """Attention, then two linear layers, each of the two blocks after a norm.
 
     **Arguments**
 
-    - `width`: numbers in a state.
-    - `heads`: heads of the attention.
+    - `width`: length of a state.
+    - `heads`: attention heads.
     """
 
     def __init__(self, width: int, heads: int) -> None:
@@ -149,17 +150,17 @@ class Layer(nn.Module):
         self.up, self.down = linear(width, 4 * width), linear(4 * width, width)
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
-        """States [.., n, width] -> queries, keys and values, each [.., heads, n, width / heads]."""
+        """Return queries, keys and values, each [.., heads, n, width / heads], of states [.., n, width]."""
         of_heads = self.inputs(self.first(x)).unflatten(-1, (3, self.heads, -1))
         return tuple(part.transpose(-3, -2) for part in of_heads.unbind(-3))
 
     def rest(self, x: Tensor, seen: Tensor) -> Tensor:
-        """States and what each saw, [.., heads, n, width / heads] -> the next states."""
+        """Return the next states, given the states and what attention returned, [.., heads, n, width / heads]."""
         x = x + self.output(seen.transpose(-3, -2).flatten(-2))
         return x + self.down(functional.gelu(self.up(self.second(x))))
 
     def attend(self, t: Tensor, keys: Tensor, values: Tensor, mask: Tensor, seats: Seats) -> Tensor:
-        """Targets [batch, width] -> their next states, having seen their history and themselves."""
+        """Return the next states of targets, [batch, width], which attend to their history and to themselves."""
         query, own_key, own_value = (part.transpose(0, 1) for part in self.split(t))  # [batch, heads, width / heads]
         query = query * query.shape[-1] ** -0.5
         scores = seats.take(query).transpose(1, 2) @ seats.for_tables(keys).transpose(-1, -2)
@@ -172,7 +173,7 @@ class Layer(nn.Module):
 
 
 def sines(ages: int, width: int, like: Tensor) -> Tensor:
-    """A vector for each age from 0 on, [ages, width]: sines and cosines of wavelengths from 2 pi to 10,000 times that.
+    """Return a vector for each age from 0, [ages, width]: sines and cosines of wavelengths from 2 pi to 20,000 pi.
 
     >>> sines(2, 4, torch.zeros(1))[0].tolist()
     [0.0, 0.0, 1.0, 1.0]
@@ -183,7 +184,7 @@ def sines(ages: int, width: int, like: Tensor) -> Tensor:
 
 
 def _newest(bags: Distinct, most: int) -> Distinct:
-    """The last ids of each bag."""
+    """Return at most the last `most` ids of each bag."""
     lengths = bags.offsets.diff()
     if not len(lengths) or int(lengths.max()) <= most:
         return bags

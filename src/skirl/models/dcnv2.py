@@ -1,4 +1,4 @@
-"""DCNv2: layers that multiply the input with itself, of full or low rank (Wang et al., arXiv 2008.13535)."""
+"""DCNv2: cross layers, which multiply the input with itself, of full or low rank (Wang et al., arXiv 2008.13535)."""
 
 from collections.abc import Sequence
 from typing import ClassVar, Literal
@@ -17,8 +17,8 @@ class CrossNetwork(nn.Module):
 
     **Arguments**
 
-    - `width`: numbers in a vector.
-    - `layers`: how many cross layers.
+    - `width`: length of a vector.
+    - `layers`: number of cross layers.
     - `rank`: rank of each layer's matrix; None: full.
 
     >>> CrossNetwork(width=6, layers=2, rank=3)(torch.ones(5, 6)).shape
@@ -36,7 +36,7 @@ class CrossNetwork(nn.Module):
         )  # fmt: skip
 
     def forward(self, x0: Tensor) -> Tensor:
-        """[batch, width] -> [batch, width]."""
+        """Apply the layers: [batch, width] -> [batch, width]."""
         x = x0
         for layer in self.layers:
             x = x0 * layer(x) + x
@@ -44,23 +44,23 @@ class CrossNetwork(nn.Module):
 
 
 class DCNv2(Model):
-    """DCNv2 over any embeddings module; `forward` gives logits. The defaults are the paper's sizes.
+    """DCNv2 over any embeddings module; `forward` returns logits. The defaults are the paper's sizes.
 
-        x0               dense beside all rows' vectors
-        cross layer      x_{l+1} = x0 * (W x_l + b) + x_l           a product of one more feature with each layer
+        x0               [dense, all vectors]
+        cross layer      x_{l+1} = x0 * (W x_l + b) + x_l           each layer multiplies in one more feature
         stacked          x0 -> cross layers -> MLP -> linear
-        parallel         (x0 -> cross layers) beside (x0 -> MLP) -> linear
-        rank r           W = V U, with U of r rows
+        parallel         [x0 -> cross layers, x0 -> MLP] -> linear
+        rank r           W = V U, where U has r rows
 
     **Arguments**
 
-    - `embeddings`: looks ids up; all its tables have one dim.
+    - `embeddings`: looks up ids; all its tables have one dim.
     - `dense_features`: columns of `Batch.dense`; 13 by default, as Criteo has.
-    - `cross`: how many cross layers.
-    - `rank`: rank of their matrices; None: full, as in the paper's main results. 13 dense features and 26 vectors of 48 make
-      1.6 million weights a layer of full rank, and a tenth of that with rank 64.
+    - `cross`: number of cross layers.
+    - `rank`: rank of their matrices; None: full, as in the paper's main results. With 13 dense features and 26 vectors
+      of 48, a layer of full rank has 1.6 million weights, and a tenth of that with rank 64.
     - `deep`: hidden layers.
-    - `structure`: the hidden layers stand behind the cross layers ("stacked") or beside them ("parallel").
+    - `structure`: whether the hidden layers follow the cross layers ("stacked") or run in parallel ("parallel").
     """
 
     name = "DCNv2"
@@ -85,7 +85,7 @@ class DCNv2(Model):
         self.head = linear(last(deep, width) + (width if structure == "parallel" else 0), 1)
 
     def forward(self, batch: Batch) -> Tensor:
-        """The logit of each sample's click, [batch]."""
+        """Return the logit of each sample's click, [batch]."""
         x0 = torch.cat([self._dense(batch), self.embeddings(batch.sparse).stacked().flatten(1)], dim=1)
         crossed = self.cross(x0)
         if self.structure == "stacked":

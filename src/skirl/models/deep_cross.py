@@ -1,6 +1,6 @@
-"""Deep & Cross as the cache papers train it: DLRM with cross layers in the place of dot products (arXiv 1708.05123).
+"""Deep & Cross as the cache papers train it: DLRM with cross layers in place of dot products (arXiv 1708.05123).
 
-The cross layers have rank 8 where the first paper's have rank 1, and the MLP stands behind them, not beside.
+The cross layers have rank 8 instead of the original paper's 1, and the MLP follows them instead of running in parallel.
 """
 
 from collections.abc import Sequence
@@ -15,23 +15,23 @@ from skirl.models.dcnv2 import CrossNetwork
 
 
 class DeepCross(Model):
-    """Bottom MLP, cross layers, top MLP over any embeddings module; `forward` gives logits.
+    """Bottom MLP, cross layers, top MLP over any embeddings module; `forward` returns logits.
 
     The defaults are the sizes of the cache papers.
 
         dense [B, k]   -> bottom MLP -> x [B, D]
         ids            -> embeddings -> e [B, F, D]
-        x beside all e -> cross layers of low rank -> top MLP -> logit [B]
+        [x, all e]     -> cross layers of low rank -> top MLP -> logit [B]
 
     **Arguments**
 
-    - `embeddings`: looks ids up; all its tables have one dim.
+    - `embeddings`: looks up ids; all its tables have one dim.
     - `dense_features`: columns of `Batch.dense`; 13 by default, as Criteo has.
-    - `bottom`: hidden layers that dense features go through; one of the tables' dim follows them.
-    - `cross`: how many cross layers.
-    - `rank`: rank of the cross layers' matrices; None: full. 8 by default: over 27 vectors of 48 a layer then has 20,736
-      weights, and 1.7 million at full rank.
-    - `top`: hidden layers behind the cross layers; one of width 1, the logit, follows them.
+    - `bottom`: hidden layers for the dense features; one of the tables' dim follows them.
+    - `cross`: number of cross layers.
+    - `rank`: rank of the cross layers' matrices; None: full. With the default of 8, a layer over 27 vectors of 48 has
+      20,736 weights; at full rank it has 1.7 million.
+    - `top`: hidden layers after the cross layers; one of width 1, the logit, follows them.
     """
 
     name = "Deep & Cross"
@@ -50,10 +50,10 @@ class DeepCross(Model):
         width = (1 + self.vectors) * self.dim
         self.bottom = mlp(dense_features, *bottom, self.dim)
         self.cross = CrossNetwork(width, cross, rank)
-        self.top = mlp(width, *top, 1)[:-1]  # a logit: no ReLU at the end
+        self.top = mlp(width, *top, 1)[:-1]  # no ReLU after the logit
 
     def forward(self, batch: Batch) -> Tensor:
-        """The logit of each sample's click, [batch]."""
+        """Return the logit of each sample's click, [batch]."""
         x = self.bottom(self._dense(batch))
         x0 = torch.cat([x, self.embeddings(batch.sparse).stacked().flatten(1)], dim=1)
         return self.top(self.cross(x0)).squeeze(1)

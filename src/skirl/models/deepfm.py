@@ -11,22 +11,22 @@ from skirl.models.base import Embeddings, FirstOrder, last, linear, mlp
 
 
 class DeepFM(FirstOrder):
-    """DeepFM over any embeddings module; `forward` gives logits. The defaults are the sizes that the cache papers train.
+    """DeepFM over any embeddings module; `forward` returns logits. The defaults are the sizes of the cache papers.
 
         fields           every id feature: the vector v and the first-order weight w of its row
                          every dense feature x_k: x_k times a vector and a weight of its own
         first order      sum of all w
-        second order     dot products of all pairs of fields, summed: 1/2 (|sum v|^2 - sum |v|^2)
-        deep             all v side by side -> MLP
-        logit            first + second order + deep
+        second order     sum of the dot products of all pairs of fields: 1/2 (|sum v|^2 - sum |v|^2)
+        deep             all v, concatenated -> MLP -> linear
+        logit            first order + second order + deep
 
     **Arguments**
 
-    - `embeddings`: looks ids up; its tables have the dim of the vectors and one more, for the first-order weight.
+    - `embeddings`: looks up ids; the dim of its tables is that of the vectors plus one, for the first-order weight.
     - `dense_features`: columns of `Batch.dense`; 13 by default, as Criteo has.
     - `deep`: hidden layers.
-    - `dropout`: share of each hidden layer that a step leaves out. It draws from torch's generator, whose state `skirl.save`
-      keeps.
+    - `dropout`: share of each hidden layer that dropout zeroes in a step. It draws from torch's generator, whose state
+      `skirl.save` keeps.
     """
 
     name = "DeepFM"
@@ -47,7 +47,7 @@ class DeepFM(FirstOrder):
         self.head = linear(last(deep, width), 1)
 
     def forward(self, batch: Batch) -> Tensor:
-        """The logit of each sample's click, [batch]."""
+        """Return the logit of each sample's click, [batch]."""
         vectors, weights = self._rows(batch)
         dense = self._dense(batch)
         fields = torch.cat([vectors, dense[:, :, None] * self.dense_vectors], dim=1)

@@ -1,4 +1,4 @@
-"""Deep Interest Network: what a user did counts by how near it is to what is shown (Zhou et al., arXiv 1706.06978)."""
+"""Deep Interest Network: past actions count by their relevance to the target (Zhou et al., arXiv 1706.06978)."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -15,27 +15,27 @@ from skirl.models.seats import Seats
 
 
 class DIN(OfHistory):
-    """DIN over any embeddings module; `forward` gives logits. The defaults are the paper's sizes.
+    """DIN over any embeddings module; `forward` returns logits. The defaults are the paper's sizes.
 
-        target t         the row of what is shown                       behaviour h_1 .. h_n: rows of what was done before
-        activation a_i   A h_i + B t + C (h_i * t) + b -> PReLU -> a number
-        interest         sum of a_i h_i, not normalised: many near ones count for more than one
-        logit            dense beside all vectors beside the interests -> MLP with PReLU -> linear
+        target t         the row of the item shown                      behaviour h_1 .. h_n: rows of past actions
+        activation a_i   A h_i + B t + C (h_i * t) + b -> PReLU -> linear -> a number
+        interest         sum of a_i h_i, not normalised: many relevant actions count for more than one
+        logit            [dense, all vectors, the interests] -> MLP with PReLU -> linear
 
     A list is the behaviour of the single feature that has the same table, such as `table = "item"` for both `item` and
-    `clicked` in a schema. Each list has an activation unit of its own; lists without a target are pooled here, as their
+    `clicked` in a schema. Each list has an activation unit of its own. Lists without a target are pooled here, as their
     table says. Without such a pair, as in Criteo and Avazu, one feature is the target and the others are the behaviour.
 
-    Where samples share bags, the targets of a bag share a product: (A + C t) h for all of them at once.
+    If samples share bags, the targets of a bag share a product: (A + C t) h for all of them at once.
 
     **Arguments**
 
-    - `embeddings`: looks ids up; an `EmbeddingCollection`, which does not pool, where a list shares its table with a single
-      feature, and an `EmbeddingBagCollection` elsewhere.
+    - `embeddings`: looks up ids. If a list shares its table with a single feature, an `EmbeddingCollection`, which does
+      not pool; otherwise an `EmbeddingBagCollection`.
     - `dense_features`: columns of `Batch.dense`; 13 by default, as Criteo has.
-    - `lists`: the features with any number of ids a sample.
-    - `target`: without such a list, the feature that attends to the others; None: that of most rows, which says most about
-      what is shown.
+    - `lists`: the features with any number of ids per sample.
+    - `target`: without such a list, the feature that attends to the others; None: that of the largest table, which says
+      most about the item shown.
     - `activation`: width of the activation unit.
     - `deep`: hidden layers.
 
@@ -69,7 +69,7 @@ class DIN(OfHistory):
         self.head = linear(last(deep, width), 1)
 
     def forward(self, batch: Batch) -> Tensor:
-        """The logit of each sample's click, [batch]."""
+        """Return the logit of each sample's click, [batch]."""
         dense = self._dense(batch)
         if self.history:
             by_name, histories = self._of_lists(batch.sparse)
@@ -86,7 +86,7 @@ class DIN(OfHistory):
 
 
 class ActivationUnit(nn.Module):
-    """How much a behaviour counts for a target.
+    """Computes how much each past action counts for a target.
 
     >>> ActivationUnit(dim=4, width=8)(torch.ones(5, 3, 4), torch.ones(5, 1, 4)).shape
     torch.Size([5, 3, 1])
@@ -100,11 +100,12 @@ class ActivationUnit(nn.Module):
         self.rest = nn.Sequential(nn.PReLU(), linear(width, 1))
 
     def forward(self, h: Tensor, t: Tensor) -> Tensor:
-        """[.., dim] and what broadcasts with it -> [.., 1]."""
+        """Return the activations, [.., 1], of past actions `h`, [.., dim], for targets `t` that broadcast with them."""
         return self.rest(self.of_behaviour(h) + self.of_target(t) + self.of_product(h * t))
 
     def of_tables(self, h: Tensor, t: Tensor) -> Tensor:
-        """Of each table its bag, padded [tables, n, dim], and its targets [tables, seats, dim] -> [tables, seats, n].
+        """Return the activations, [tables, seats, n], of each table's padded bag `h`, [tables, n, dim], and targets
+        `t`, [tables, seats, dim].
 
         A h + C (h * t) is (A + C t) h: one matrix for each target, and one product for all targets of a bag.
         """
@@ -116,19 +117,19 @@ class ActivationUnit(nn.Module):
 
 
 def _interest(unit: ActivationUnit, bags: Distinct, target: Tensor) -> Tensor:
-    """The sum of a history, each id by how much it counts for the target of its sample: [batch, dim]."""
+    """Sum each sample's history, weighted by how much each id counts for the sample's target: [batch, dim]."""
     if bags.plain:
         lengths, h = bags.offsets.diff(), bags.rows
         sample = owners(lengths, h.device)
         return sums(unit(h, target.index_select(0, sample)) * h, sample, len(lengths))
-    rows, _ = bags.padded()  # zeros behind a bag's last id: whatever counts for them adds nothing
-    seats = Seats.of(bags, 0.5)  # a seat costs more than to copy a bag
+    rows, _ = bags.padded()  # padding is zeros, so its activations add nothing
+    seats = Seats.of(bags, 0.5)  # a seat costs more than copying a bag
     h = seats.for_tables(rows)
     return seats.leave(unit.of_tables(h, seats.take(target)) @ h)
 
 
 def prelu_mlp(*sizes: int) -> nn.Sequential:
-    """Linear and PReLU for each pair of sizes."""
+    """Make a linear layer and a PReLU for each pair of sizes."""
     layers = nn.Sequential()
     for n, m in pairwise(sizes):
         layers.append(linear(n, m)).append(nn.PReLU())

@@ -1,4 +1,4 @@
-"""DLRM: dense features and id features meet in their dot products (Naumov et al., arXiv 1906.00091)."""
+"""DLRM: dense features and id features interact in dot products (Naumov et al., arXiv 1906.00091)."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -11,19 +11,19 @@ from skirl.models.pairs import pairs, places
 
 
 class DLRM(Model):
-    """DLRM over any embeddings module; `forward` gives logits. The defaults are the sizes that the cache papers train.
+    """DLRM over any embeddings module; `forward` returns logits. The defaults are the sizes of the cache papers.
 
         dense [B, k]  -> bottom MLP -> x [B, D]
         ids           -> embeddings -> e [B, F, D]
         all pairs of {x, e_1 .. e_F} -> dot products [B, F (F + 1) / 2]
-        x beside the dot products -> top MLP -> logit [B]
+        [x, dot products] -> top MLP -> logit [B]
 
     **Arguments**
 
-    - `embeddings`: looks ids up; all its tables have one dim.
+    - `embeddings`: looks up ids; all its tables have one dim.
     - `dense_features`: columns of `Batch.dense`; 13 by default, as Criteo has.
-    - `bottom`: hidden layers that dense features go through; one of the tables' dim follows them.
-    - `top`: hidden layers behind the dot products; one of width 1, the logit, follows them.
+    - `bottom`: hidden layers for the dense features; one of the tables' dim follows them.
+    - `top`: hidden layers after the dot products; one of width 1, the logit, follows them.
 
     >>> import skirl
     >>> tables = [skirl.Table("user", rows=100, dim=8), skirl.Table("item", rows=50, dim=8)]
@@ -47,11 +47,11 @@ class DLRM(Model):
         super().__init__(embeddings, dense_features)
         vectors = 1 + self.vectors
         self.bottom = mlp(dense_features, *bottom, self.dim)
-        self.top = mlp(self.dim + vectors * (vectors - 1) // 2, *top, 1)[:-1]  # a logit: no ReLU at the end
+        self.top = mlp(self.dim + vectors * (vectors - 1) // 2, *top, 1)[:-1]  # no ReLU after the logit
         self.places: torch.Tensor
         self.register_buffer("places", places(vectors), persistent=False)
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        """The logit of each sample's click, [batch]."""
+        """Return the logit of each sample's click, [batch]."""
         x = self.bottom(self._dense(batch))
         return self.top(pairs(x, self.embeddings(batch.sparse).stacked(), self.places)).squeeze(1)

@@ -1,4 +1,4 @@
-"""The flags of models: which one, and what it is made of where that shall not be what its paper says."""
+"""The flags of models: which one, and any sizes that should differ from its paper."""
 
 import inspect
 from dataclasses import KW_ONLY, dataclass, fields
@@ -16,23 +16,23 @@ ModelName = Literal[
 
 @dataclass(frozen=True)
 class ModelFlags:
-    """Which model, over vectors of which size."""
+    """The model, and the length of its vectors."""
 
     group: ClassVar[str] = "model"
 
     model: ModelName = "dlrm"
-    """The model, with the sizes of its paper; NAME-tiny has some thousand weights."""
+    """The model, with the sizes of its paper; NAME-tiny is a small one, for tests and first tries."""
     dim: int = 48
-    """Numbers in the vector of a row; wide-deep and deepfm keep one more beside it, the first-order weight."""
+    """Length of a row's vector; rows of wide-deep and deepfm have one more number, the first-order weight."""
 
     @property
     def name(self) -> str:
-        """Without -tiny."""
+        """The model's name without -tiny."""
         return self.model.removesuffix("-tiny")
 
     @property
     def tiny(self) -> bool:
-        """Whether it is the small one."""
+        """True for the small version."""
         return self.model.endswith("-tiny")
 
     @property
@@ -44,13 +44,13 @@ class ModelFlags:
 
     @property
     def row_dim(self) -> int:
-        """Numbers in a row of the tables."""
+        """Length of a row of the tables."""
         return self.kind.row_dim(self.dim)
 
 
 @dataclass(frozen=True)
 class LayerFlags:
-    """Sizes and parts of the model, by the names that its class gives them; None: what the paper, or -tiny, has.
+    """Sizes and parts of the model, named as in its class. None keeps the value of the paper, or of -tiny.
 
     >>> LayerFlags(rank="full", deep=(32,)).of_model("dcnv2")
     {'deep': (32,), 'rank': None}
@@ -63,13 +63,13 @@ class LayerFlags:
 
     _: KW_ONLY
     bottom: tuple[int, ...] | None = None
-    """For dlrm and deep-cross: hidden layers for the dense features; those of the paper, or of -tiny, if not given."""
+    """For dlrm and deep-cross: hidden layers for the dense features; by default those of the paper, or of -tiny."""
     top: tuple[int, ...] | None = None
     """For dlrm and deep-cross: hidden layers after the dot products or the cross layers."""
     deep: tuple[int, ...] | None = None
     """For wide-deep, deepfm, dcnv2, din and dcat: hidden layers."""
     rows_in_deep: bool | None = None
-    """For wide-deep: whether the hidden layers take the rows (True) or the dense features alone (False)."""
+    """For wide-deep: whether the hidden layers also take the rows (True) or only the dense features (False)."""
     dropout: float | None = None
     """For deepfm: the share of each hidden layer that dropout zeroes in a step."""
     cross: int | None = None
@@ -77,20 +77,20 @@ class LayerFlags:
     rank: int | Literal["full"] | None = None
     """For deep-cross and dcnv2: the rank of the cross layers' matrices."""
     structure: Literal["stacked", "parallel"] | None = None
-    """For dcnv2: whether the hidden layers follow the cross layers or stand beside them."""
+    """For dcnv2: whether the hidden layers follow the cross layers or run in parallel."""
     activation: int | None = None
     """For din: the width of the activation unit."""
     width: int | None = None
     """For dcat: the width of the transformer."""
     heads: int | None = None
-    """For dcat: the transformer's attention heads; twice this number has to divide its width."""
+    """For dcat: the number of attention heads; twice this number must divide the width."""
     layers: int | None = None
-    """For dcat: the transformer's layers."""
+    """For dcat: the number of the transformer's layers."""
     newest: int | None = None
     """For dcat: the most ids of a history that the transformer sees, the last ones."""
     target: str | None = None
-    """For din and dcat, over data without a list that shares a table with a single id: the feature that attends to the
-    others; that of the largest table if not given."""
+    """For din and dcat, if no list in the data shares a table with a single id: the feature that attends to the others;
+    by default that of the largest table."""
 
     def __post_init__(self) -> None:
         for name, value in self._set().items():
@@ -100,7 +100,7 @@ class LayerFlags:
                 raise ValueError(f"{name} is {value}: set it to 1 or more")
 
     def of_model(self, model: str) -> dict[str, Any]:
-        """What was set, as the model's class takes it; refused where it is another model's."""
+        """Return the flags that were set as arguments of the model's class. Raise if one is for another model."""
         from skirl.models.by_name import MODELS
 
         takes = {name: inspect.signature(kind.__init__).parameters for name, kind in MODELS.items()}

@@ -1,4 +1,4 @@
-"""What models share that hold what is shown beside what was done before: which feature is which, each list once."""
+"""The base of models in which a target attends to a history: finds which feature is which, and takes each list once."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,22 +13,22 @@ from skirl.models.base import Embeddings, Model
 
 
 class OfHistory(Model):
-    """A model whose target, what is shown, attends to a history, what was done before.
+    """A model whose target (the item shown) attends to a history (past actions).
 
     A list is the history of the single feature that has the same table, such as `table = "item"` for both `item` and
-    `clicked` in a schema. Lists without a target are pooled here, as their table says. Without such a pair, as in Criteo and
-    Avazu, one feature is the target and the others are its history.
+    `clicked` in a schema. Lists without a target are pooled here, as their table says. Without such a pair, as in
+    Criteo and Avazu, one feature is the target and the others are its history.
 
-    Where samples share bags, what depends on a bag alone is computed once for each bag.
+    If samples share bags, what depends on a bag alone is computed once per bag.
 
     **Arguments**
 
-    - `embeddings`: looks ids up; an `EmbeddingCollection`, which does not pool, where a list shares its table with a single
-      feature, and an `EmbeddingBagCollection` elsewhere.
+    - `embeddings`: looks up ids. If a list shares its table with a single feature, an `EmbeddingCollection`, which does
+      not pool; otherwise an `EmbeddingBagCollection`.
     - `dense_features`: columns of `Batch.dense`; 13 by default, as Criteo has.
-    - `lists`: the features with any number of ids a sample.
-    - `target`: without such a list, the feature that attends to the others; None: that of most rows, which says most about
-      what is shown.
+    - `lists`: the features with any number of ids per sample.
+    - `target`: without such a list, the feature that attends to the others; None: that of the largest table, which says
+      most about the item shown.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class OfHistory(Model):
 
     @staticmethod
     def pairs(tables: Sequence[Table], lists: Sequence[str]) -> dict[str, str]:
-        """Each list that is a history, and the feature that is its target: the first single one of its table.
+        """Return each list that is a history, with its target: the first single feature of the same table.
 
         **Arguments**
 
@@ -67,12 +67,12 @@ class OfHistory(Model):
 
     @classmethod
     def pools(cls, tables: Sequence[Table], lists: Sequence[str]) -> bool:
-        """Only where the data has no list to attend to."""
+        """Return True only if the data has no list to attend to."""
         return not cls.pairs(tables, lists)
 
     @classmethod
     def target_of(cls, tables: Sequence[Table], lists: Sequence[str], wanted: str | None) -> str | None:
-        """The one feature that attends to the others; None where each list has a target of its own.
+        """Return the one feature that attends to the others, or None if lists have targets of their own.
 
         **Arguments**
 
@@ -95,17 +95,17 @@ class OfHistory(Model):
 
     @property
     def attended(self) -> int:
-        """How many histories there are."""
+        """Number of histories."""
         return len(self.history) or 1
 
     def _of_features(self, sparse: Sparse) -> tuple[Tensor, Tensor, Tensor]:
-        """All vectors [B, F, dim]; the target [B, 1, dim] and the other features [B, F - 1, dim]."""
+        """Return all vectors [B, F, dim], the target's [B, 1, dim] and those of the other features [B, F - 1, dim]."""
         vectors: Tensor = self.embeddings(sparse).stacked()
         before, target, behind = vectors.tensor_split([self.target, self.target + 1], dim=1)
         return vectors, target, torch.cat([before, behind], dim=1)
 
     def _of_lists(self, sparse: Sparse) -> tuple[dict[str, Tensor], dict[str, Distinct]]:
-        """A vector for each sample of every feature that is no history, [B, dim], and each history."""
+        """Return a vector per sample, [B, dim], of each feature that is not a history, and the bags of each history."""
         if sparse.weights_or_none() is not None:
             raise ValueError(f"{self.name} weighs the ids of a list itself: pass a batch without weights")
         rows, lengths = self.embeddings(sparse), KeyedJagged.of(sparse).lengths_by_sample()
@@ -114,7 +114,7 @@ class OfHistory(Model):
         return vectors, {name: bags[name] for name in self.history}
 
     def _pooled(self, name: str, bags: Distinct) -> Tensor:
-        """A feature's one vector a sample."""
+        """Return one vector per sample for a feature."""
         lengths = bags.offsets.diff()
         if name not in self.lists:
             if not bool((lengths == 1).all()):
@@ -130,7 +130,7 @@ class OfHistory(Model):
 
 
 def _once(rows: Any, name: str, lengths: Tensor) -> Distinct:
-    """A feature with each bag once; a bag for each sample where embeddings do not say which are shared."""
+    """Return the distinct bags of a feature, or a bag for each sample if the embeddings do not say which are shared."""
     if hasattr(rows, "distinct"):
         return rows.distinct(name)
     offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
@@ -138,10 +138,10 @@ def _once(rows: Any, name: str, lengths: Tensor) -> Distinct:
 
 
 def owners(lengths: Tensor, at: torch.device) -> Tensor:
-    """The sample of each id, or the bag of each, on the device of its row; lengths may be on the host."""
+    """Return the sample (or bag) of each id, on device `at`; lengths may be on the host."""
     return moved(torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths), at)
 
 
 def sums(rows: Tensor, sample: Tensor, samples: int) -> Tensor:
-    """Sums of rows by sample, in the order of the ids."""
+    """Sum rows by sample, in the order of the ids."""
     return rows.new_zeros(samples, rows.shape[1]).index_add(0, sample, rows)

@@ -1,4 +1,4 @@
-"""The dot products of all pairs of a sample's vectors, beside its first vector: what DLRM's top layers take."""
+"""A sample's first vector, followed by the dot products of all pairs of its vectors: the input of DLRM's top layers."""
 
 from functools import cache as remember
 from typing import Any
@@ -13,22 +13,22 @@ from skirl.tools.lanes import check, load, store, zeros
 from skirl.tools.threads import run
 
 WIDEST = 256
-"""Numbers of a vector that still fit in registers."""
+"""The longest vector that fits in registers."""
 _TILE = 16
-"""Dot products that are summed beside each other."""
+"""Number of dot products summed at a time."""
 
 
 def pairs(x: Tensor, vectors: Tensor, places: Tensor) -> Tensor:
-    """x beside the dot products of all pairs of x and the vectors: [batch, dim + n (n + 1) / 2].
+    """Concatenate x and the dot products of all pairs among x and the vectors: [batch, dim + n (n + 1) / 2].
 
-    The pairs are ordered (1, 0), (2, 0), (2, 1), (3, 0) ..., where 0 is x. On a CPU each product is summed in the order of
-    the vectors' numbers, from 0, by as many threads as torch has.
+    The pairs are ordered (1, 0), (2, 0), (2, 1), (3, 0) ..., where 0 is x. On a CPU, each product is summed in the
+    order of the vectors' numbers, starting from 0, with torch's number of threads.
 
     **Arguments**
 
     - `x`: [batch, dim].
     - `vectors`: [batch, n, dim].
-    - `places`: those of n + 1, where x is.
+    - `places`: `places(n + 1)` on the device of x, which `by_torch` needs.
 
     >>> pairs(torch.tensor([[1.0, 2.0]]), torch.tensor([[[3.0, 4.0], [5.0, 6.0]]]), places(3))
     tensor([[ 1.,  2., 11., 17., 39.]])
@@ -37,7 +37,7 @@ def pairs(x: Tensor, vectors: Tensor, places: Tensor) -> Tensor:
 
 
 def by_torch(x: Tensor, vectors: Tensor, places: Tensor) -> Tensor:
-    """The same by torch's own operations: on a GPU, in a graph that is being captured, for other dtypes.
+    """Do the same with torch's operations: on a GPU, while a graph is captured, and for other dtypes.
 
     **Arguments**
 
@@ -49,11 +49,11 @@ def by_torch(x: Tensor, vectors: Tensor, places: Tensor) -> Tensor:
 
 
 def places(n: int) -> Tensor:
-    """Where the pairs of n vectors are among all n * n products.
+    """Return the indices of the pairs of n vectors among all n * n products.
 
     **Arguments**
 
-    - `n`: how many vectors.
+    - `n`: number of vectors.
     """
     first, second = torch.tril_indices(n, n, offset=-1)
     return first * n + second
@@ -61,7 +61,7 @@ def places(n: int) -> Tensor:
 
 def _fits(x: Tensor, vectors: Tensor) -> bool:
     return (
-        type(x) is Tensor and type(vectors) is Tensor  # no tensor that only looks like one
+        type(x) is Tensor and type(vectors) is Tensor  # not a subclass
         and x.device.type == "cpu" and vectors.device.type == "cpu"
         and x.dtype == vectors.dtype and x.dtype in (torch.float32, torch.float64)
         and 0 < x.shape[1] <= WIDEST
@@ -72,7 +72,7 @@ def _fits(x: Tensor, vectors: Tensor) -> bool:
 
 @remember
 def _lanes() -> bool:
-    """Whether kernels can have lanes here. Where they cannot, rows have said so."""
+    """Return whether kernels can use lanes here. If not, the engine logs why."""
     if config.DISABLE_JIT:  # pyright: ignore[reportAttributeAccessIssue]
         return False
     try:
@@ -83,7 +83,7 @@ def _lanes() -> bool:
 
 
 class _Pairs(torch.autograd.Function):
-    """The products by our own loops, which take a quarter of the time of a matrix product for each sample."""
+    """The products in our own loops, which take a quarter of the time of a matrix product for each sample."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, vectors: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ class _Pairs(torch.autograd.Function):
 
 @kernel
 def _products(x, vectors, n, out, lo, hi):
-    """A sample's vectors as columns, so that 16 products are summed at a time."""
+    """Fill out for samples lo to hi. Each sample's vectors are stored as columns, to sum 16 products at a time."""
     dim = x.shape[1]
     columns = np.zeros((dim, (n + _TILE) // _TILE * _TILE), x.dtype)
     found = np.empty((1, columns.shape[1]), x.dtype)
@@ -134,9 +134,10 @@ def _products(x, vectors, n, out, lo, hi):
 
 @remember
 def _gradients(wide: int) -> Kernel:
-    """Gradients of x and the vectors: each the sum over all others in ascending order; x begins with its own, the rest at 0.
+    """Return a kernel for the gradients of x and the vectors. Each gradient sums over all other vectors in ascending
+    order. The sum of x starts from its own gradient, the others from 0.
 
-    wide: numbers in a vector, rounded up to a multiple of 16.
+    wide: length of a vector, rounded up to a multiple of 16.
     """
 
     @kernel

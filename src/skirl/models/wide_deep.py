@@ -1,4 +1,4 @@
-"""Wide & Deep: a linear model that memorises beside an MLP that generalises (Cheng et al., arXiv 1606.07792)."""
+"""Wide & Deep: a linear model that memorises and an MLP that generalises (Cheng et al., arXiv 1606.07792)."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -11,20 +11,20 @@ from skirl.models.base import Embeddings, FirstOrder, last, linear, mlp
 
 
 class WideDeep(FirstOrder):
-    """Wide & Deep over any embeddings module; `forward` gives logits.
+    """Wide & Deep over any embeddings module; `forward` returns logits.
 
         ids              -> rows -> vectors v [B, F, d] and first-order weights w [B, F]
         wide             sum of w                                                    one weight per id
-        deep             dense beside all v -> MLP -> one linear                     generalises over ids
+        deep             [dense, all v] -> MLP -> linear                             generalises over ids
         logit            wide + deep
 
     **Arguments**
 
-    - `embeddings`: looks ids up; its tables have the dim of the vectors and one more, for the first-order weight.
+    - `embeddings`: looks up ids; the dim of its tables is that of the vectors plus one, for the first-order weight.
     - `dense_features`: columns of `Batch.dense`; 13 by default, as Criteo has.
-    - `deep`: hidden layers; three of 256 by default, as the cache papers have them.
-    - `rows_in_deep`: whether the hidden layers take the vectors, as the paper has it. False, as in the cache papers: they
-      take the dense features alone, and the last linear layer takes the vectors beside what they give.
+    - `deep`: hidden layers; three of 256 by default, as in the cache papers.
+    - `rows_in_deep`: whether the hidden layers take the vectors, as in the paper. With False, as in the cache papers,
+      they take only the dense features, and the last linear layer takes their output and the vectors.
     """
 
     name = "Wide & Deep"
@@ -45,7 +45,7 @@ class WideDeep(FirstOrder):
         self.head = linear(last(deep, dense_features + before) + behind, 1)
 
     def forward(self, batch: Batch) -> Tensor:
-        """The logit of each sample's click, [batch]."""
+        """Return the logit of each sample's click, [batch]."""
         vectors, weights = self._rows(batch)
         dense, vectors = self._dense(batch), vectors.flatten(1)
         if self.rows_in_deep:

@@ -1,4 +1,4 @@
-"""The modules: what looks ids up, and what runs once for each distinct bag."""
+"""The modules: those that look up ids, and `OncePerBag`, which runs an encoder once per distinct bag."""
 
 from typing import TYPE_CHECKING, Any
 

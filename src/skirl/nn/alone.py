@@ -1,4 +1,4 @@
-"""Training without a lookahead: a batch's rows are planned, fetched and written back when its forward asks for them."""
+"""Training without a lookahead: forward plans and fetches a batch's rows, and writes those that leave the cache."""
 
 from skirl.core.ids import Captured, distinct
 from skirl.engine.capacity import Split
@@ -14,7 +14,7 @@ _IN_FLIGHT = 4
 
 
 class Alone:
-    """The steps of one collection that no lookahead brings; one after the other, so there is a plan as long as it holds."""
+    """The steps of one collection without a lookahead. Successive steps share a plan until something invalidates it."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -22,11 +22,11 @@ class Alone:
         self._steps = 0
 
     def forget(self) -> None:
-        """Rows have been replaced or moved by somebody else: the plan does not hold any more."""
+        """Drop the plan, since something else has replaced or moved rows."""
         self._planner = None
 
     def step(self, captured: Captured) -> Work:
-        """Bring the rows of one batch."""
+        """Plan the step of one batch and bring its rows into the cache."""
         engine = self._engine
         micro = Micro.of(captured, engine.resolver)
         if not engine.caches:
@@ -40,7 +40,7 @@ class Alone:
                 leaving = engine.load(work)
                 self._steps += 1
                 self._begun.executed(self._steps)
-                hold.most = 2  # the first Ctrl-C waits for the write, the second gives the rows up
+                hold.most = 2  # the first Ctrl-C waits for the write, the second abandons the rows
                 engine.write(leaving)
                 hold.most = None
             except BaseException:
@@ -53,7 +53,7 @@ class Alone:
     def _planned(self, micro: Micro) -> Work:
         try:
             return self._next(micro)
-        except BatchTooLarge:  # of one bank: together with the others it may fit
+        except BatchTooLarge:  # for one bank: with the cache split anew among banks it may fit
             self._begun.rollback(self._steps)
             self._planner = None
             if len(self._engine.schema.banks) == 1:
@@ -87,5 +87,5 @@ class Alone:
 
 
 def _needs(micro: Micro) -> list[int]:
-    """Distinct rows of each bank."""
+    """Return the number of distinct rows of each bank."""
     return [len(distinct(ids.keys)) for ids in micro.ids]

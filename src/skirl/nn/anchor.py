@@ -1,4 +1,4 @@
-"""The Parameter that stands for the rows of a collection: of no numbers, found where a model's parameters are looked for."""
+"""The empty Parameter that represents the rows of a collection among a model's parameters."""
 
 import logging
 import sys
@@ -12,20 +12,20 @@ _CLIPPING = "torch.nn.utils.clip_grad"
 
 
 class Anchor(nn.Parameter):
-    """Makes backward run where no other Parameter comes before; `requires_grad_` reaches it.
+    """Makes backward run if no other Parameter precedes the lookup; `requires_grad_` reaches it.
 
-    Its gradient is of no numbers either, and gone when backward returns: `torch.autograd.grad` can ask for it, and nothing
-    adds it to a norm.
+    Its gradient is empty too, and gone when backward returns: `torch.autograd.grad` can ask for it, but no norm
+    includes it.
     """
 
     clips = False
-    """Whether the row optimizers of all tables clip by themselves."""
+    """True if the row optimizers of all tables clip gradients themselves."""
     said = False
-    """Whether it was said that who clips gradients leaves rows out."""
+    """True once the user has been warned that clipping gradients skips rows."""
 
     @classmethod
     def of(cls, nothing: Tensor, *, clips: bool) -> "Anchor":
-        """One over an empty tensor."""
+        """Make an anchor from an empty tensor."""
         anchor = cls(nothing)
         anchor.clips = clips
         anchor.register_post_accumulate_grad_hook(_forget)
@@ -33,7 +33,7 @@ class Anchor(nn.Parameter):
 
     @property
     def grad(self) -> Tensor | None:
-        """None, but within a backward. Who asks in order to clip hears that rows are left out."""
+        """None except during backward. If torch reads it to clip gradients, log a warning that rows are left out."""
         here = not (self.clips or self.said) and self.requires_grad
         if here and sys._getframe(1).f_globals.get("__name__") == _CLIPPING:
             self.said = True

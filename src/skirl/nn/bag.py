@@ -1,5 +1,5 @@
-"""`EmbeddingBag`: nn.EmbeddingBag with its rows outside the device. What rows that move cannot do is refused, not
-ignored.
+"""`EmbeddingBag`: nn.EmbeddingBag with its rows outside the device. Options that moving rows cannot support are
+refused, not ignored.
 """
 
 from typing import Any, Literal
@@ -18,34 +18,33 @@ from skirl.store import Store
 
 
 class EmbeddingBag(nn.Module):
-    """A drop-in for nn.EmbeddingBag: the same arguments, and what rows that move need: an optimizer, a cache, a store.
+    """A drop-in for nn.EmbeddingBag: the same arguments, plus those for moving rows: an optimizer, a cache, a store.
 
     It works as it is, without a lookahead. With one, say which ids a batch has:
     `skirl.lookahead(loader, model, sparse=lambda batch: model.bag.sparse(batch.ids, batch.offsets))`.
-    A model with several bags makes one `EmbeddingBagCollection` of them, so that they share a cache.
+    A model with several bags should use one `EmbeddingBagCollection` instead, so that they share a cache.
 
     **Arguments**
 
-    - `num_embeddings`, `embedding_dim`: rows, and numbers in a row.
-    - `max_norm`, `norm_type`: refused unless left at torch's defaults: they change rows where they are looked up. The
-      optimizer's `clip` bounds gradients.
-    - `scale_grad_by_freq`: refused; Adagrad serves frequent ids.
+    - `num_embeddings`, `embedding_dim`: number of rows, and length of a row.
+    - `max_norm`, `norm_type`: refused unless left at torch's defaults, since they change rows during the lookup. To
+      bound gradients, use the optimizer's `clip`.
+    - `scale_grad_by_freq`: refused; for frequent ids use Adagrad.
     - `mode`: "mean" as in torch, or "sum"; "max", which is not a sum of rows, is refused.
-    - `sparse`: has no effect: gradients of rows are never dense.
-    - `_weight`: rows to start from, `[num_embeddings, embedding_dim]`; None takes `init`. All of them are then stored.
-    - `include_last_offset`: as in torch: whether `offsets` has one entry more, the number of ids.
-    - `padding_idx`: as in torch: ids that are neither looked up nor trained, and do not count in a mean.
+    - `sparse`: has no effect, since gradients of rows are never dense.
+    - `_weight`: rows to start from, `[num_embeddings, embedding_dim]`, all of which are then stored; None uses `init`.
+    - `include_last_offset`: as in torch: whether `offsets` has one more entry, the number of ids.
+    - `padding_idx`: as in torch: an id that is neither looked up nor trained, and does not count in a mean.
     - `device`: where the cache is; None is the CPU.
-    - `dtype`: type of the rows; None is float32.
-    - `optimizer`: how rows change in backward. It has no default, since rows are trained by it and by nothing else.
+    - `dtype`: dtype of the rows; None is float32.
+    - `optimizer`: how backward updates rows. It has no default, since nothing else trains the rows.
     - `cache`: how much of the device the rows may take: rows, a share ("10%") or bytes ("4GiB"). No default suits every
       table.
-    - `store`: where the other rows are: "memory", "disk:FOLDER" or a `skirl.store.Store`. In memory nothing has to be
-      set up.
+    - `store`: where the other rows are: "memory", which needs no setup, "disk:FOLDER" or a `skirl.store.Store`.
     - `seed`: fixes the initial values.
-    - `init`: the initial value of a row, or an array or a file of all first values, as `skirl.Table` takes them; None is
+    - `init`: how rows are initialized, or an array or a file of all initial values, as for `skirl.Table`; None is
       `Normal(1.0)`, as in torch.
-    - `resume`: take a store that holds rows already; False refuses one, lest a run starts from another's rows
+    - `resume`: accept a store that already holds rows. False refuses it, so that no run starts from another's rows
       unnoticed.
 
     >>> import skirl
@@ -115,8 +114,8 @@ class EmbeddingBag(nn.Module):
         **Arguments**
 
         - `embeddings`: the rows, `[num_embeddings, embedding_dim]`.
-        - `freeze`: look rows up without training them; True as in torch. `requires_grad_(True)` trains them later.
-        - `options`: all else that the class takes by name.
+        - `freeze`: look up rows without training them; True as in torch. `requires_grad_(True)` unfreezes them later.
+        - `options`: further keyword arguments of the class.
         """
         rows, dim = embeddings.shape
         bag = cls(rows, dim, _weight=embeddings, **options)
@@ -125,13 +124,13 @@ class EmbeddingBag(nn.Module):
 
     @property
     def optimizer(self) -> Any:
-        """Holds the rows' learning rate, for torch's schedulers."""
+        """The torch optimizer that holds the rows' learning rate, for torch's schedulers."""
         return self.rows.optimizer
 
     def sparse(
         self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
     ) -> KeyedJagged:
-        """The ids of a batch, as a lookahead needs them.
+        """Return the ids of a batch in the form that a lookahead needs.
 
         **Arguments**
 
@@ -178,12 +177,12 @@ class EmbeddingBag(nn.Module):
 
         **Arguments**
 
-        - `input`: ids, `[bags, ids]` or one dimension with `offsets`.
-        - `offsets`: where each bag starts in an input of one dimension.
-        - `per_sample_weights`: one weight per id, in the shape of `input`; with mode "sum" only.
+        - `input`: ids, `[bags, ids]`, or one-dimensional with `offsets`.
+        - `offsets`: where each bag starts in a one-dimensional input.
+        - `per_sample_weights`: one weight per id, in the shape of `input`; only with mode "sum".
         """
         return self.rows(self.sparse(input, offsets, per_sample_weights))["weight"]
 
     def extra_repr(self) -> str:
-        """What repr shows, as torch's module has it."""
+        """Return what repr shows, in the style of torch's module."""
         return f"{self.num_embeddings}, {self.embedding_dim}, mode={self.mode!r}"

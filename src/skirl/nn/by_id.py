@@ -1,4 +1,4 @@
-"""Rows by their ids, outside of a lookup: read as the executed steps left them, or replaced."""
+"""Reads rows by id, as the executed steps left them, and replaces them; outside of a lookup."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -19,7 +19,7 @@ Ids = Sequence[int] | np.ndarray | Tensor
 
 
 def weights_of(engine: Engine, table: str, ids: Ids) -> Tensor:
-    """The weights of rows as they are now, [n, dim], on the engine's device; nothing changes."""
+    """Return the weights of rows as they are now, [n, dim], on the engine's device. Nothing changes."""
     number = _number(engine, table)
     rows, bank, dim = (
         _rows(engine.schema.tables[number], ids),
@@ -27,14 +27,14 @@ def weights_of(engine: Engine, table: str, ids: Ids) -> Tensor:
         engine.schema.tables[number].dim,
     )
     out = np.empty((len(rows), dim), engine.dtype)
-    for start in range(0, _most(engine, table, len(rows)), PIECE):  # all trainers make equally many calls
+    for start in range(0, _most(engine, table, len(rows)), PIECE):  # all trainers make the same number of calls
         distinct, place = np.unique(key_of(number, rows[start : start + PIECE]), return_inverse=True)
         out[start : start + PIECE] = weights_of_all(engine, distinct, bank)[place, :dim]
     return torch.from_numpy(out).to(engine.device.at)
 
 
 def _most(engine: Engine, table: str, asked: int) -> int:
-    """Of all trainers that ask for rows of one table now, the most rows that one asks for."""
+    """Return the most rows that any trainer asks for now. Raise unless all ask about one table after one step."""
     if engine.exchange is None:
         return asked
     mine = {"rows": asked, "where": f"table {table!r} after {engine.counters.steps} steps"}
@@ -49,7 +49,7 @@ def _most(engine: Engine, table: str, asked: int) -> int:
 
 
 def _check_same(engine: Engine, table: str, arrays: Sequence[np.ndarray], state: str) -> None:
-    """Refuse to set rows to other values on each trainer."""
+    """Raise if trainers set rows to different values."""
     if engine.exchange is None:
         return
     digest = sha256(f"{table} {state} ".encode() + b" ".join(array.tobytes() for array in arrays)).hexdigest()
@@ -65,7 +65,7 @@ def _check_same(engine: Engine, table: str, arrays: Sequence[np.ndarray], state:
 def replacement(
     engine: Engine, table: str, ids: Ids, values: np.ndarray | Tensor, state: Literal["keep", "reset"]
 ) -> Callable[[], None]:
-    """What gives rows new weights, to be called between steps; all is checked before."""
+    """Check everything, and return a function that replaces the weights, to be called between steps."""
     if state not in ("keep", "reset"):
         raise ValueError(f"state is {state!r}: set it to 'keep' or 'reset'")
     number = _number(engine, table)
@@ -94,7 +94,7 @@ def replacement(
                 put_rows(engine, number, rows[piece], {"weight": weights[piece]})
             else:
                 keys = key_of(number, rows[piece])
-                records, _ = peek(engine, keys, bank)  # in the order of the keys, for they ascend
+                records, _ = peek(engine, keys, bank)  # in the order of the keys, since they ascend
                 records[:, : here.dim] = weights[piece]
                 put(engine, keys, records, bank)
 
@@ -102,7 +102,7 @@ def replacement(
 
 
 def described(engine: Engine) -> str:
-    """Tables, row optimizers, cache and store, for repr: a line for each table, of many the first and the last ones."""
+    """Describe tables, row optimizers, cache and store for repr, with a line per table; many tables are abridged."""
     lines, rules = [], engine.optimizers
     for number, table in enumerate(engine.schema.tables):
         features = "" if table.features == (table.name,) else f", for {', '.join(table.features)}"
@@ -121,7 +121,7 @@ _MOST_LINES = 12
 
 
 def _named(rule: RowOptimizer) -> str:
-    """A row optimizer with its rate, and whatever else is not as by default."""
+    """Describe a row optimizer by its learning rate and its other arguments that differ from the defaults."""
     values = {field.name: (getattr(rule, field.name), field.default) for field in fields(rule)}
     given = [f"{name}={value!r}" for name, (value, default) in values.items() if name == "lr" or value != default]
     return f"{type(rule).__name__}({', '.join(given)})"
@@ -138,7 +138,7 @@ def _number(engine: Engine, table: str) -> int:
 
 
 def _rows(table: Table, ids: Ids) -> np.ndarray:
-    """Row numbers as int64, checked against the table."""
+    """Return row numbers as int64. Raise if one is outside the table."""
     found = ids.detach().cpu().numpy() if isinstance(ids, Tensor) else np.asarray(ids)
     if found.ndim == 1 and not found.size and not isinstance(ids, Tensor | np.ndarray):
         found = found.astype(np.int64)  # an empty list
@@ -157,7 +157,7 @@ def _rows(table: Table, ids: Ids) -> np.ndarray:
 
 
 def _values(engine: Engine, table: Table, n: int, values: Any) -> np.ndarray:
-    """Weights as the engine computes with them."""
+    """Check weights and return them in the dtype that the engine computes in."""
     if not isinstance(values, np.ndarray | Tensor):
         raise TypeError(f"values are a {type(values).__name__}: give a tensor or an array, [{n}, {table.dim}]")
     if tuple(values.shape) != (n, table.dim):

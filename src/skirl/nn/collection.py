@@ -1,4 +1,4 @@
-"""The modules that a model holds: they look rows up by the current Step, and their backward trains the rows."""
+"""The modules that a model holds. They look up the rows of the current Step, and their backward trains the rows."""
 
 import threading
 from collections.abc import Sequence
@@ -32,12 +32,12 @@ from skirl.tools.hash_index import distinct
 
 
 class Collection(nn.Module):
-    """What pooled and unpooled collections share."""
+    """The base of pooled and unpooled collections."""
 
     pooled = True
     output = Pooled
     names_tables = True
-    """Whether the tables' names are the user's, and two of one name may be meant to be one."""
+    """True if the user named the tables, so that two tables of one name may be meant to be one."""
 
     def __init__(
         self,
@@ -71,11 +71,11 @@ class Collection(nn.Module):
         self.current = CurrentStep(self.engine, self.optimizer, self.anchor, self.same, grad_scaler)
         self.alone = Alone(self.engine)
         self.early = Early()
-        """What was looked up for the batch that comes next, while the model is evaluated: in each thread its own."""
+        """Rows looked up ahead for the next batch of an evaluation, separate for each thread."""
         self._looking = threading.Lock()
 
     def _engine_of(self, tables: Sequence[Table], **options: Any) -> Engine:
-        """Who holds and moves the rows."""
+        """Make the engine, which holds and moves the rows."""
         return Engine(tables, **options)
 
     @property
@@ -85,7 +85,7 @@ class Collection(nn.Module):
 
     @property
     def grad_scaler(self) -> Any:
-        """The loop's GradScaler, with mixed precision."""
+        """The training loop's GradScaler, for mixed precision."""
         return self.current.grad_scaler
 
     @grad_scaler.setter
@@ -93,7 +93,7 @@ class Collection(nn.Module):
         self.current.grad_scaler = scaler
 
     def freeze(self, *tables: str) -> None:
-        """Look the rows of these tables up without training them, from the next forward on; all: `requires_grad_(False)`.
+        """Stop training the rows of these tables from the next forward on. To freeze all, use `requires_grad_(False)`.
 
         **Arguments**
 
@@ -116,7 +116,7 @@ class Collection(nn.Module):
 
     @property
     def frozen(self) -> tuple[str, ...]:
-        """The tables whose rows are not trained."""
+        """Names of the tables whose rows are not trained."""
         return tuple(
             table.name
             for table, frozen in zip(self.tables, self.engine.frozen, strict=True)
@@ -124,15 +124,15 @@ class Collection(nn.Module):
         )
 
     def part(self, *features: str, pooled: Pooling | None = None) -> Part:
-        """Some of the features as a module of its own, to give to a module of the model: the rows stay those of this one.
+        """Return some of the features as a module for use inside the model; the rows stay in this collection.
 
-        Parts share tables: bags in one module and sequences in another are looked up once in a step, their gradients are
-        summed, and rows are updated once. A batch is given to each part as it was yielded.
+        Parts share tables: if one module takes bags and another sequences, a step looks up the rows once, sums their
+        gradients and updates the rows once. Pass each part the batch as it was yielded.
 
         **Arguments**
 
         - `features`: names of features of the collection's tables.
-        - `pooled`: for an `EmbeddingCollection`: "sum" or "mean" gives bags, [batch, dim]; None, one row for each id.
+        - `pooled`: for an `EmbeddingCollection`: "sum" or "mean" returns bags, [batch, dim]; None, one row per id.
 
         >>> import skirl
         >>> items = EmbeddingCollection(
@@ -150,7 +150,7 @@ class Collection(nn.Module):
 
     @uncompiled
     def forward(self, sparse: Sparse) -> Pooled:
-        """Look the ids of one batch up: of all its features, or of some of them, as often as a step needs.
+        """Look up the ids of one batch, of all features or only some, as often as a step needs.
 
         **Arguments**
 
@@ -185,7 +185,7 @@ class Collection(nn.Module):
         return out.only(sparse.keys())
 
     def _look_up(self, sparse: Sparse, micro: Micro, same_weights: bool) -> Pooled:
-        """Gather all features of the current batch: what else is looked up in this step is out of the same."""
+        """Gather all features of the current batch. Later lookups of this step reuse the result."""
         current, resolver, weights = self.current, self.engine.resolver, sparse.weights_or_none()
         assert current.work is not None
         if weights is not None and (_wants_grad(sparse) or not same_weights):
@@ -197,19 +197,20 @@ class Collection(nn.Module):
             micro.weights = weights if weights.requires_grad else None
             micro.weighted = now = resolver.capture(sparse, copy=False)
             for ids, again in zip(micro.ids, resolver.resolve(now, micro.positions), strict=True):
-                ids.scale = again.scale  # weights made in the loop were not there, or others, when the batch was read
+                ids.scale = again.scale  # the weights are new since the batch was read
         micro.entered = True
         tickets = [Ticket(current, current.work, current.micro, bank) for bank in range(len(micro.ids))]
         both = Lookup.apply(self.anchor, micro.weights, tickets)
         return self.output(self.engine.schema, list(both[::2]), tickets, micro.ids, list(both[1::2]))
 
     def looked_up(self, sparse: Sparse, remembered: Remembered | None = None) -> LookedUp:
-        """Rows as the executed steps left them, by bank; by any thread, as long as no step is under way.
+        """Look up rows as the executed steps left them, by bank. Any thread may call it while no step is running.
 
         **Arguments**
 
         - `sparse`: as for `forward`.
-        - `remembered`: rows of batches before, and where to keep these; they are then pooled here as well. None: neither.
+        - `remembered`: rows of previous batches, to which these are added; the rows are then also pooled here. None:
+          look up all rows, and do not pool.
         """
         with self._looking:
             return self._look(sparse, remembered)
@@ -233,7 +234,7 @@ class Collection(nn.Module):
         return shaped(out, self.engine, bank, found.ids)
 
     def _peek(self, sparse: Sparse) -> Pooled:
-        """Look rows up as the executed steps left them; nothing changes, not even what is resident."""
+        """Look up rows as the executed steps left them. Nothing changes, not even which rows are resident."""
         if not self.engine.store.ready:
             raise RuntimeError("no checkpoint is loaded: call skirl.load(FOLDER, model=...) before rows are looked up")
         self.current.drain()
@@ -244,12 +245,12 @@ class Collection(nn.Module):
         return self.output(self.engine.schema, outputs, None, [part.ids for part in found], bags).only(sparse.keys())
 
     def state_dict_of_rows(self) -> dict[str, Any]:
-        """Which store, at which point, holds the rows: what `state_dict` carries instead of them."""
+        """Return the store's identity, its generation and the step, which `state_dict` holds instead of the rows."""
         store = self.engine.store
         return {"identity": store.identity, "generation": store.generation, "steps": self.engine.counters.steps}
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """The anchor is no state."""
+        """Leave out the anchor, which is not state."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
         del destination[f"{prefix}anchor"]
 
@@ -257,11 +258,11 @@ class Collection(nn.Module):
         super()._load_from_state_dict({f"{prefix}anchor": self.anchor, **state_dict}, prefix, *args, **options)
 
     def get_extra_state(self) -> dict[str, Any]:
-        """For state_dict: rows stay in the store, the state names it."""
+        """Return what names the store, for state_dict; the rows stay in the store."""
         return self.state_dict_of_rows()
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """For load_state_dict: the rows must be those that the state was saved with."""
+        """Raise, for load_state_dict, unless the rows are those that the state was saved with."""
         here = self.state_dict_of_rows()
         for field, meaning in (
             ("identity", "another store's rows"),
@@ -276,22 +277,22 @@ class Collection(nn.Module):
                 )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Refuse `copy` and `pickle`: two modules over one cache would each move its rows by a plan of their own."""
+        """Refuse `copy` and `pickle`: two modules over one cache would each move its rows by their own plan."""
         raise TypeError(
             "embeddings cannot be copied or pickled: their rows live in a cache and a store. Make new ones; rows go from "
             "one to the other by skirl.save and skirl.load"
         )
 
     def rows(self, table: str, ids: Ids) -> Tensor:
-        """The weights of rows by their ids, `[n, dim]`, as the executed steps left them; nothing becomes resident.
+        """Return the weights of rows by id, `[n, dim]`, as the executed steps left them. Nothing becomes resident.
 
-        In a lookahead: as after the last `backward`. A row that was never used gives its initial value. Of several trainers
-        all call it at once, for one table, each with the ids that it wants.
+        In a lookahead, rows are as after the last `backward`. A row that was never used has its initial value. With
+        several trainers, all must call this at once for the same table, each with the ids that it wants.
 
         **Arguments**
 
         - `table`: the name of the table.
-        - `ids`: row numbers, a list, an array or a tensor of one dimension. Their order is kept, and one may come twice.
+        - `ids`: row numbers: a list, or a one-dimensional array or tensor. Their order is kept, and ids may repeat.
 
         >>> import skirl
         >>> tables = [Table("item", 10, 2, init=skirl.Constant(1.0))]
@@ -307,18 +308,18 @@ class Collection(nn.Module):
     def set_rows(
         self, table: str, ids: Ids, values: np.ndarray | Tensor, *, state: Literal["keep", "reset"] = "keep"
     ) -> None:
-        """Replace the weights of rows; not while a lookahead iterates, whose rows are on their way already.
+        """Replace the weights of rows. Refused while a lookahead iterates, since its rows are already on their way.
 
-        A step whose backward has not come is over: its backward is refused. Of several trainers all call it at once, with
-        the same ids and values.
+        This ends a step that has had no backward yet; its backward is then refused. With several trainers, all must
+        call this at once with the same ids and values.
 
         **Arguments**
 
         - `table`: the name of the table.
-        - `ids`: row numbers, each once.
+        - `ids`: row numbers, without repeats.
         - `values`: `[n, dim]`, in the dtype of the rows.
-        - `state`: "keep" leaves their optimizer state as it is, as writing to `nn.Embedding.weight` does; "reset" begins it
-          anew, for rows that stand for something else from now on.
+        - `state`: "keep" leaves their optimizer state as it is, as writing to `nn.Embedding.weight` does; "reset"
+          resets it, for rows that mean something else from now on.
         """
         self.engine.check()
         if self.lookahead is not None and self.lookahead.iterating:
@@ -329,7 +330,7 @@ class Collection(nn.Module):
         self.forget()
 
     def extra_repr(self) -> str:
-        """What repr shows."""
+        """Return what repr shows."""
         return described(self.engine)
 
     def flush(self) -> None:
@@ -339,7 +340,7 @@ class Collection(nn.Module):
         self.engine.flush()
 
     def close(self) -> None:
-        """Flush and let the store go, once a checkpoint that is being written is on disk."""
+        """Wait for a checkpoint that is being written, then flush and close the store."""
         if self.current.loop is not None:
             raise RuntimeError("a lookahead over these embeddings is open: leave its with-block first")
         if self.engine.saving is not None:
@@ -349,12 +350,12 @@ class Collection(nn.Module):
             self.engine.store.close()
 
     def forget(self) -> None:
-        """Called when rows have been replaced: no step is current, and no plan holds."""
+        """Drop the current step and the plan, since rows have been replaced."""
         self.current.work = None
         self.alone.forget()
 
     def opened(self, loop: Loop | None) -> None:
-        """Called by a lookahead when it begins and when it ends.
+        """Note that a lookahead begins or ends; called by the lookahead.
 
         **Arguments**
 
@@ -370,7 +371,7 @@ def _wants_grad(sparse: Sparse) -> bool:
 
 
 def collections_of(model: nn.Module) -> dict[str, Collection]:
-    """The collections of a model by their place in it, in its order: "" where the model is one."""
+    """Return the collections of a model by module name, in the model's order. The name is "" for the model itself."""
     found = {name: module for name, module in model.named_modules() if isinstance(module, Collection)}
     if not found:
         raise ValueError(
@@ -380,7 +381,7 @@ def collections_of(model: nn.Module) -> dict[str, Collection]:
 
 
 def refuse_copies(model: nn.Module) -> None:
-    """Refuse two collections with a table of one name and shape: each would train rows of its own, without a word."""
+    """Refuse two collections with a table of the same name and shape: each would silently train its own rows."""
     found: dict[tuple[str, int, int], str] = {}
     for place, collection in collections_of(model).items():
         for table in collection.tables if collection.names_tables else ():
@@ -396,11 +397,11 @@ def refuse_copies(model: nn.Module) -> None:
 
 
 class Place(NamedTuple):
-    """Where a table of a model is."""
+    """The place of a table in a model."""
 
     engine: Engine
     number: int
-    """Which of the engine's tables."""
+    """Index of the table in the engine."""
 
     @property
     def table(self) -> Table:
@@ -412,7 +413,7 @@ class Place(NamedTuple):
 
 
 def tables_of(model: nn.Module) -> dict[str, Place]:
-    """The tables of all collections of a model, by name."""
+    """Return the tables of all collections of a model, by name. Raise if two have the same name."""
     found: dict[str, Place] = {}
     for collection in collections_of(model).values():
         for number, table in enumerate(collection.tables):
@@ -425,7 +426,7 @@ def tables_of(model: nn.Module) -> dict[str, Place]:
 
 
 def collection_of(model: nn.Module) -> Collection:
-    """The one collection of a model."""
+    """Return the one collection of a model. Raise if it has more."""
     found = collections_of(model)
     if len(found) != 1:
         raise ValueError(
@@ -449,18 +450,21 @@ class EmbeddingBagCollection(Collection):
     **Arguments**
 
     - `tables`: the tables; those of one dim and one kind of row optimizer share a part of the cache.
-    - `optimizer`: how rows are trained: a row optimizer, or one for each pattern of tables' names, `{"user_*": skirl.Adam(),
-      "*": skirl.SGD()}`, of which the first that matches counts. Rows are no Parameters, so they have their own, and
-      `clip_grad_norm_(model.parameters())` leaves them out, and says so: its `clip` bounds the gradient of each row.
-    - `cache`: rows on the device: a number of rows, a share of all rows ("10%"), bytes with their unit ("4GiB"), or "auto":
-      half of the memory that is free. Each choice gives the same bits. `skirl size` says what your data needs.
-    - `store`: where all other rows are: in "memory", which needs no folder; "disk:FOLDER"; "rpc://HOST:PORT", memory nodes;
-      "placed:PLAN.json"; "checkpoint", those of the checkpoint that is loaded, to read only; or a `skirl.store.Store`.
+    - `optimizer`: how rows are trained: a row optimizer, or one for each pattern of table names, such as `{"user_*":
+      skirl.Adam(), "*": skirl.SGD()}`; the first pattern that matches counts. Rows are not Parameters, so
+      `clip_grad_norm_(model.parameters())` skips them, with a warning; to bound the gradient of each row, set `clip`
+      here.
+    - `cache`: rows on the device: a number of rows, a share of all rows ("10%"), bytes with a unit ("4GiB"), or "auto":
+      half of the free memory. The results are the same, bit for bit. `skirl size` shows what your data needs.
+    - `store`: where all other rows are: "memory", which needs no folder; "disk:FOLDER"; "rpc://HOST:PORT", memory
+      nodes; "placed:PLAN.json"; "checkpoint", the checkpoint that is loaded, read-only; or a `skirl.store.Store`.
     - `device`: what computes on the rows: "cpu", "cuda" or "cuda:N".
-    - `seed`: seeds the rows' initial values, a function of seed, table and row; a store that has rows knows theirs.
-    - `dtype`: type of the rows: float32, as in torch; float64; on a GPU also bfloat16 or float16, rounded stochastically.
-    - `resume`: go on with the rows that the store already has. By default a store that has rows is refused.
-    - `grad_scaler`: the loop's `torch.amp.GradScaler`, with mixed precision; without it the scaler's first step is refused.
+    - `seed`: fixes the rows' initial values, a function of seed, table and row. A store with rows refuses another.
+    - `dtype`: dtype of the rows: float32, as in torch; float64; on a GPU also bfloat16 or float16, rounded
+      stochastically.
+    - `resume`: continue with the rows that the store already has. By default, a store with rows is refused.
+    - `grad_scaler`: the loop's `torch.amp.GradScaler`, for mixed precision; without it the scaler's first step is
+      refused.
     """
 
 

@@ -1,4 +1,4 @@
-"""Rows of a batch that were looked up before the model asks for them."""
+"""Rows of a batch that are looked up before the model asks for them."""
 
 import threading
 from dataclasses import dataclass
@@ -12,28 +12,28 @@ from skirl.core.ids import BankIds
 
 @dataclass(slots=True)
 class FoundRows:
-    """What one bank has for a batch."""
+    """The rows of one bank for a batch."""
 
     ids: BankIds
     rows: np.ndarray
-    """Records, or their weights alone."""
+    """Records, or only their weights."""
     place: np.ndarray
-    """Which of them each id has."""
+    """The index in `rows` of each id's row."""
     out: tuple[Tensor, Tensor | None] | None = None
-    """The bank's output and its shared bags, where they were made early."""
+    """The bank's output and its shared bags, if they were pooled early."""
 
 
 LookedUp = list[FoundRows]
 
 
 class Early(threading.local):
-    """What the module takes next, in each thread."""
+    """The lookup that the module takes next, separate for each thread."""
 
     found: "Found | None" = None
 
 
 class Found:
-    """What a thread looks up and the module takes.
+    """A lookup that another thread makes and the module takes.
 
     >>> import torch, skirl
     >>> ids = skirl.KeyedJagged.one_hot(["a"], torch.tensor([[7]]))
@@ -45,26 +45,26 @@ class Found:
 
     def __init__(self, sparse: Sparse) -> None:
         self.taken = False
-        """Whether the module asked for these ids,"""
+        """True once the module has asked for these ids."""
         self.refused = False
-        """and whether for others."""
+        """True once the module has asked for other ids."""
         self._sparse, self._ids = sparse, len(sparse.values())
         self._there = threading.Event()
         self._looked_up: LookedUp = []
         self._error: BaseException | None = None
 
     def give(self, looked_up: LookedUp) -> None:
-        """Here they are."""
+        """Provide the rows."""
         self._looked_up = looked_up
         self._there.set()
 
     def fail(self, error: BaseException) -> None:
-        """They cannot be had; whoever takes them hears why."""
+        """Provide an error, which `take` raises."""
         self._error = error
         self._there.set()
 
     def take(self, sparse: Sparse) -> LookedUp | None:
-        """The rows, waited for; None where they are of other ids, or of ids with weights, which may be made in the model."""
+        """Wait for the rows and return them. None for other ids, or ids with weights, which the model may have made."""
         if sparse is not self._sparse or len(sparse.values()) != self._ids or sparse.weights_or_none() is not None:
             self.refused = True
             return None

@@ -1,7 +1,7 @@
 """Autograd of a lookup: forward gathers and pools, backward hands the gradients to the current step.
 
-One node for all banks of a batch, so that one backward makes one update of every row. The nodes behind it note which
-features got a gradient at all: a feature without one is not updated, as in plain PyTorch.
+All banks of a batch share one node, so that one backward makes one update of every row. The nodes after it record which
+features got a gradient: a feature without one is not updated, as in plain PyTorch.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from skirl.nn.current_step import Ticket
 
 
 def shaped(flat: Tensor, engine: Engine, bank: int, ids: BankIds) -> tuple[Tensor, Tensor | None]:
-    """A bank's output: [batch, features, dim], or [ids, dim] where nothing is pooled; and its shared bags, [bags, dim]."""
+    """Return a bank's output, [batch, features, dim] or unpooled [ids, dim], and its shared bags, [bags, dim]."""
     if not engine.pooled:
         return flat, None
     shape, shared = (ids.batch, len(engine.schema.banks[bank].features), flat.shape[-1]), ids.folded
@@ -28,7 +28,7 @@ def shaped(flat: Tensor, engine: Engine, bank: int, ids: BankIds) -> tuple[Tenso
 class Lookup(torch.autograd.Function):
     """Forward: gather and pool each bank. Backward: hand their gradients to the current step.
 
-    Of each bank its output and its shared bags, of which most have none.
+    The outputs are two per bank: its output and its shared bags, which are None for most banks.
     """
 
     @staticmethod
@@ -71,7 +71,7 @@ class Lookup(torch.autograd.Function):
 
 
 def _weight_grad(ticket: Ticket, out: Tensor) -> None:
-    """The gradient of the ids' weights, before the rows change."""
+    """Write the gradient of a bank's id weights to `out`. Must run before the rows change."""
     engine, work = ticket.engine, ticket.work
     grads = work.grads.get((ticket.bank, ticket.micro))
     if grads is None or not engine.pooled:
@@ -93,7 +93,7 @@ def _weight_grad(ticket: Ticket, out: Tensor) -> None:
 
 
 class Whole(torch.autograd.Function):
-    """The stacked output: a gradient for it is one for every feature."""
+    """The stacked output. Its gradient counts as one for every feature."""
 
     @staticmethod
     def forward(ctx: Any, bank: Tensor, ticket: Ticket) -> Tensor:
@@ -108,7 +108,7 @@ class Whole(torch.autograd.Function):
 
 
 class Unbind(torch.autograd.Function):
-    """Features one by one: remembers which of them got a gradient."""
+    """The features one by one. Records which of them got a gradient."""
 
     @staticmethod
     def forward(ctx: Any, bank: Tensor, ticket: Ticket) -> tuple[Tensor, ...]:
@@ -122,16 +122,16 @@ class Unbind(torch.autograd.Function):
         samples, features, dim = ctx.shape
         out = ctx.ticket.engine.device.empty(samples * features, dim).view(ctx.shape)
         for column, grad in enumerate(grads):
-            out[:, column] = 0 if grad is None else grad  # it may be added to the gradient of the stacked output
-            if grad is not None:  # where that has one, a feature without is live all the same
+            out[:, column] = 0 if grad is None else grad  # autograd may add the gradient of the stacked output
+            if grad is not None:  # a gradient of the stacked output makes every feature live
                 ctx.ticket.live[column] = True
         return out, None
 
 
 class Split(torch.autograd.Function):
-    """Unpooled features one by one, or shared bags: a gradient counts for all ids of its feature.
+    """Unpooled features one by one, or shared bags. A gradient counts for all ids of its feature.
 
-    columns: which features they are.
+    columns: the columns of these features.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""What torch tells of every optimizer's steps in this process: who has stepped, over what, and under which GradScaler."""
+"""Watches the steps of all torch optimizers in this process: who steps, in which thread, and under which GradScaler."""
 
 import logging
 import sys
@@ -16,16 +16,16 @@ from skirl.nn.anchor import Anchor
 log = logging.getLogger("skirl")
 
 stepped: "WeakKeyDictionary[torch.optim.Optimizer, int]" = WeakKeyDictionary()
-"""The optimizers of this process that have made a step, and in which thread the last one was."""
+"""The optimizers of this process that have made a step, with the thread of the last one."""
 unscaled: "WeakSet[Any]" = WeakSet()
-"""Whose rows a backward has updated without a GradScaler, since an optimizer stepped last."""
+"""Current steps of collections whose rows a backward has updated without a GradScaler since the last optimizer step."""
 
 _SCALING, _DEEPEST = "torch.amp.grad_scaler", 8
 
 
 @cache
 def watch() -> None:
-    """Hear of each optimizer's steps, from now on."""
+    """Watch the steps of all optimizers from now on."""
     register_optimizer_step_pre_hook(_steps)
     register_optimizer_step_post_hook(_has_stepped)
 
@@ -51,10 +51,10 @@ def _steps(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def _check_parameters(optimizer: torch.optim.Optimizer) -> None:
-    """At the first step: rows are not trained by an optimizer of torch, whatever its parameters are called."""
+    """Raise or warn, before an optimizer's first step, if it was given anchors alone: they do not train rows."""
     groups = [group["params"] for group in optimizer.param_groups]
     idle = [number for number, group in enumerate(groups) if group and all(isinstance(p, Anchor) for p in group)]
-    if not idle or torch._C._current_graph_task_id() != -1:  # in a backward: one optimizer for each parameter
+    if not idle or torch._C._current_graph_task_id() != -1:  # in a backward, each parameter may have its own
         return
     if len(idle) == sum(map(bool, groups)):
         raise RuntimeError(
@@ -76,7 +76,7 @@ def _name(optimizer: torch.optim.Optimizer) -> str:
 
 
 def _scaled() -> bool:
-    """Whether a GradScaler makes the step that is about to be made: nothing but the stack says so."""
+    """Return whether a GradScaler is making this optimizer step. Only the stack shows it."""
     frame: Any = sys._getframe(2)
     for _ in range(_DEEPEST):
         if frame is None:

@@ -1,6 +1,6 @@
-"""What a collection returns for a batch: tensors by feature, or all of them stacked.
+"""The output of a collection for a batch: tensors by feature, or all of them stacked.
 
-Both share one node of the autograd graph; the split by feature is made when it is first asked for.
+Both share one node of the autograd graph. The split by feature is made on first use.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -23,9 +23,9 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def uncompiled(method: Method) -> Method:
-    """torch.compile leaves this method alone: what it does to rows is no part of a graph.
+    """Keep torch.compile out of a method, since its effects on rows are not part of a graph.
 
-    torch.compiler.disable as a decorator would import the compiler for everybody who imports skirl: 1.3 s.
+    With torch.compiler.disable as the decorator, importing skirl would import the compiler, which takes 1.3 s.
     """
 
     @wraps(method)
@@ -38,7 +38,7 @@ def uncompiled(method: Method) -> Method:
 
 
 class Pooled(Mapping[str, Tensor]):
-    """What a collection returns for a batch: a [batch, dim] tensor for each feature, by name.
+    """The output of a collection for a batch: a [batch, dim] tensor for each feature, by name.
 
     >>> import skirl, torch
     >>> tables = [skirl.Table("user", 10, 2), skirl.Table("item", 10, 2)]
@@ -57,12 +57,12 @@ class Pooled(Mapping[str, Tensor]):
         self._schema = schema
         self._banks = banks
         self._bags = bags
-        """Of each bank, its shared bags."""
+        """The shared bags of each bank."""
         self._tickets = tickets
         self._ids = ids
         self._split: dict[int, tuple[Tensor, ...]] = {}
         self._once: dict[int, dict[int, Tensor]] = {}
-        """Of each bank, by feature: its shared bags."""
+        """By bank and feature: the shared bags."""
         self._all = {
             feature.name: (bank, feature.column)
             for bank, members in enumerate(schema.banks)
@@ -70,10 +70,10 @@ class Pooled(Mapping[str, Tensor]):
         }
         self._names: Sequence[str] = schema.features
         self._passes = None if tickets is None else [ticket.passes for ticket in tickets]
-        """Of each feature of each bank: whether a gradient of it goes anywhere."""
+        """By bank and feature: whether its gradient has any effect."""
 
     def frozen_since(self) -> Self | None:
-        """The same lookup for a second one, with what was frozen since; None: look up anew, all was frozen then."""
+        """Reuse this lookup for a second one, with what was frozen since. None if all was frozen then: look up anew."""
         assert self._tickets is not None and self._passes is not None
         now = [ticket.current.trained(ticket.bank) for ticket in self._tickets]
         if all((trained == ticket.trained).all() for trained, ticket in zip(now, self._tickets)):
@@ -93,11 +93,11 @@ class Pooled(Mapping[str, Tensor]):
         return again
 
     def only(self, names: Collection[str]) -> Self:
-        """Those of some features, out of the same lookup.
+        """Return the output of some features from the same lookup.
 
         **Arguments**
 
-        - `names`: the features; others than those of the batch are passed over.
+        - `names`: the features; names of features that the collection does not have are skipped.
         """
         chosen = [name for name in self._schema.features if name in names]
         if len(chosen) == len(self._schema.features):
@@ -121,7 +121,7 @@ class Pooled(Mapping[str, Tensor]):
 
     @uncompiled
     def distinct(self, name: str) -> Distinct:
-        """A feature with each bag once, for what is computed of bags: computed once, and then given to the samples.
+        """Return the distinct bags of a feature, to compute something once per bag and then copy it to the samples.
 
         A feature without an inverse has a bag for each sample.
 
@@ -161,7 +161,7 @@ class Pooled(Mapping[str, Tensor]):
         return None if shared is None else shared.inverse[column]
 
     def _offsets_of_bags(self, bank: int, column: int) -> np.ndarray:
-        """Where each bag of a feature begins, among the rows of its bank."""
+        """Return where each bag of a feature begins, among the ids of its bank."""
         ids = self._ids[bank]
         low, high = column * ids.batch, (column + 1) * ids.batch
         if ids.shared is not None:
@@ -169,7 +169,7 @@ class Pooled(Mapping[str, Tensor]):
         return ids.offsets[low : high + 1]
 
     def _distinct_rows(self, bank: int) -> dict[int, Tensor]:
-        """By feature whose samples share bags, one row for each bag."""
+        """Return the rows of distinct bags, by column, of the features whose samples share bags."""
         if bank not in self._once:
             shared, bags = self._ids[bank].folded, self._bags[bank]
             assert shared is not None and bags is not None
@@ -194,7 +194,7 @@ class Pooled(Mapping[str, Tensor]):
 
     @uncompiled
     def stacked(self) -> Tensor:
-        """All features as one [batch, features, dim] tensor, features in table order; all dims must be equal."""
+        """Return all features as one [batch, features, dim] tensor, in table order. All dims must be equal."""
         dims = sorted({self._schema.banks[self._all[name][0]].dim for name in self._names})
         if len(dims) != 1:
             raise ValueError(f"stacked() needs tables of one dim, these have {dims}: take the features one by one")
@@ -207,7 +207,7 @@ class Pooled(Mapping[str, Tensor]):
 
 
 class Unpooled(Pooled):
-    """What an EmbeddingCollection returns: for each feature a tensor of one row for each id, in the batch's order.
+    """The output of an EmbeddingCollection: for each feature a tensor with a row for each id, in the batch's order.
 
     >>> import skirl, torch
     >>> embeddings = skirl.EmbeddingCollection([skirl.Table("item", 10, 2)], optimizer=skirl.SGD(lr=0.1), cache=10)
@@ -218,10 +218,9 @@ class Unpooled(Pooled):
 
     @uncompiled
     def padded(self, name: str) -> tuple[Tensor, Tensor]:
-        """A feature's rows as [batch, longest, dim], zeros behind each sample's last, and [batch, longest]: True where a
-        row is.
+        """Return a feature's rows padded with zeros, [batch, longest, dim], and a mask of the rows, [batch, longest].
 
-        `longest` is the number of ids of the batch's longest sample. Nothing flows back from the zeros.
+        `longest` is the number of ids of the batch's longest sample. No gradient flows from the padding.
 
         **Arguments**
 
@@ -231,7 +230,7 @@ class Unpooled(Pooled):
 
     @uncompiled
     def nested(self, name: str) -> Tensor:
-        """A feature's rows as a nested tensor of torch's jagged layout, [batch, (ids of a sample), dim].
+        """Return a feature's rows as a nested tensor of torch's jagged layout, [batch, (ids of a sample), dim].
 
         **Arguments**
 
@@ -241,12 +240,12 @@ class Unpooled(Pooled):
 
     @uncompiled
     def pooled(self, name: str, mode: Pooling = "sum") -> Tensor:
-        """A feature's rows as [batch, dim], summed or averaged by sample: for a table that has bags as well as sequences.
+        """Return a feature's rows summed or averaged by sample, [batch, dim], for a table with both bags and sequences.
 
         **Arguments**
 
         - `name`: the feature.
-        - `mode`: "sum", as tables have it by default, or "mean".
+        - `mode`: "sum", the default, or "mean".
         """
         if mode not in ("sum", "mean"):
             raise ValueError(f"mode is {mode!r}: set it to 'sum' or 'mean'")
@@ -255,7 +254,7 @@ class Unpooled(Pooled):
     _unpooled = True
 
     def _offsets(self, name: str) -> np.ndarray:
-        """Where each sample of a feature begins."""
+        """Return where each sample of a feature begins."""
         bank, column = self._all[name]
         starts, inverse = self._offsets_of_bags(bank, column), self._inverse(bank, column)
         return starts if inverse is None else np.concatenate([[0], np.cumsum(np.diff(starts)[inverse])])
@@ -273,7 +272,7 @@ class Unpooled(Pooled):
         return tuple(self._expanded(bank, column, rows) for column, rows in self._distinct_rows(bank).items())
 
     def _expanded(self, bank: int, column: int, rows: Tensor) -> Tensor:
-        """The rows of all samples, out of those of the bags that they share."""
+        """Copy the rows of shared bags to all samples."""
         inverse = self._inverse(bank, column)
         if inverse is None:
             return rows
@@ -284,5 +283,5 @@ class Unpooled(Pooled):
         return expand(rows, at)
 
     def stacked(self) -> Tensor:
-        """Unpooled features have different lengths."""
+        """Raise, since unpooled features have different lengths."""
         raise ValueError("an EmbeddingCollection returns rows by feature, of different lengths: take out[feature]")

@@ -1,4 +1,4 @@
-"""A part of a collection as a module: some of its features, as bags or as sequences. Modules with parts share its tables."""
+"""A part of a collection as a module: some of its features, as bags or as sequences. All parts share its tables."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ from skirl.nn.output import Pooled, Unpooled, uncompiled
 
 
 class Bags(Mapping[str, Tensor]):
-    """What a part with `pooled` returns for a batch: a [batch, dim] tensor for each feature, by name.
+    """The output of a part with `pooled` for a batch: a [batch, dim] tensor for each feature, by name.
 
     >>> Bags({"seen": torch.zeros(3, 2)}).stacked().shape
     torch.Size([3, 1, 2])
@@ -38,7 +38,7 @@ class Bags(Mapping[str, Tensor]):
         return f"{type(self).__name__}({', '.join(f'{name}: {list(self[name].shape)}' for name in self)})"
 
     def stacked(self) -> Tensor:
-        """All features as one [batch, features, dim] tensor, in the order of the part's tables; all dims must be equal."""
+        """Return all features as one [batch, features, dim] tensor, in table order. All dims must be equal."""
         dims = sorted({bag.shape[-1] for bag in self.values()})
         if len(dims) != 1:
             raise ValueError(f"stacked() needs tables of one dim, these have {dims}: take the features one by one")
@@ -46,7 +46,7 @@ class Bags(Mapping[str, Tensor]):
 
 
 class Part(nn.Module):
-    """Some features of a collection, looked up in it: made by `collection.part`, which documents the arguments."""
+    """Some features of a collection, looked up in it; made by `collection.part`, which documents the arguments."""
 
     def __init__(self, of: nn.Module, features: Sequence[str], pooled: Pooling | None) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Part(nn.Module):
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """The tables of the part's features, with those features."""
+        """The tables of the part, each with only the part's features."""
         chosen = ((table, [name for name in table.features if name in self.features]) for table in self._all)
         return tuple(replace(table, features=tuple(names)) for table, names in chosen if names)
 
@@ -84,7 +84,7 @@ class Part(nn.Module):
 
     @uncompiled
     def forward(self, sparse: Sparse) -> Pooled | Unpooled | Bags:
-        """Look the part's features up; parts of one collection share a lookup, and their gradients make one update."""
+        """Look up the part's features. Parts of one collection share a lookup, and their gradients make one update."""
         if missing := set(self.features) - set(sparse.keys()):
             have = ", ".join(map(repr, sparse.keys())) or "none"
             raise BadIds(
@@ -95,5 +95,5 @@ class Part(nn.Module):
         return out if self.pooled is None else Bags({name: out.pooled(name, self.pooled) for name in out})
 
     def extra_repr(self) -> str:
-        """What repr shows."""
+        """Return what repr shows."""
         return ", ".join([*map(repr, self.features), *([] if self.pooled is None else [f"pooled={self.pooled!r}"])])

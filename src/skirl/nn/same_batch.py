@@ -1,4 +1,4 @@
-"""Whether a forward has the ids of the batch in the loop, and what to tell who passes others."""
+"""Checks that a forward gets the ids of the batch in the loop, and says what is wrong if it does not."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -27,17 +27,17 @@ _CHANGED = _HERE + (
 
 
 class Known:
-    """Ids that were compared with a batch, as tensors that nobody has written to since."""
+    """Ids that were found equal to a batch's, as tensors that nothing has written to since."""
 
     def __init__(self) -> None:
         self._known: tuple[Captured, list[tuple[Tensor, int]]] | None = None
 
     def keep(self, sparse: Sparse, captured: Captured) -> None:
-        """These are those of the batch."""
+        """Remember that these ids are those of the batch."""
         self._known = captured, [(tensor, tensor._version) for tensor in _tensors(sparse)]
 
     def has(self, sparse: Sparse, captured: Captured) -> bool:
-        """Whether these are known to be."""
+        """Return whether these ids are known to be those of the batch."""
         known = self._known
         if known is None or captured is not known[0] or sparse.weights_or_none() is not None or is_shared(sparse):
             return False
@@ -52,36 +52,36 @@ def _tensors(sparse: Sparse) -> tuple[Tensor, Tensor]:
 
 
 class SameBatch:
-    """Holds the forwards of one collection to the batch in the loop.
+    """Checks that forwards of one collection get the batch in the loop.
 
-    Ids on a GPU are compared there, and who passes others hears of it in a later step: nothing waits for the GPU.
+    Ids on a GPU are compared there without waiting for it, so a mismatch is raised in a later step.
 
     **Arguments**
 
-    - `features`: those of the collection; what else forward gets is not compared.
+    - `features`: those of the collection; other features that forward gets are not compared.
     """
 
     def __init__(self, features: Sequence[str]) -> None:
         self._features = frozenset(features)
         self._before: Hashes | None = None
         self._pending: list[tuple[Tensor, Any, str]] = []
-        """Comparisons under way on a GPU: whether ids differ, the event after it, and what to say."""
+        """Comparisons running on a GPU: whether ids differ, the event after it, and the text of the error."""
 
     known: "Known | None" = None
-    """What other collections over the same batches have compared: a sweep's variants look the same tensors up."""
+    """Comparisons shared with other collections over the same batches: a sweep's variants look up the same tensors."""
 
     def leave(self, captured: Captured) -> None:
-        """The batch is not in the loop any more."""
+        """Note that this batch has left the loop."""
         self._before = captured.hashes
 
     def check(self, sparse: Sparse, captured: Captured, coming: Callable[[], Iterable[Captured]]) -> bool:
-        """Refuse ids that are not those of the current batch; whether its weights are.
+        """Raise if ids are not those of the current batch. Return whether the weights are.
 
         **Arguments**
 
-        - `sparse`: what forward got: all features of the batch, or some.
+        - `sparse`: the ids that forward got: all features of the batch, or some.
         - `captured`: the current batch, as it was read.
-        - `coming`: gives the batches after it, as far as they are known.
+        - `coming`: returns the batches after it, as far as they are known.
         """
         weights = sparse.weights_or_none()
         if weights is None and captured.weights is not None:
@@ -97,7 +97,7 @@ class SameBatch:
         ):
             if self.known is not None and self.known.has(sparse, captured):
                 return True
-            # Whatever has the hashes of the batch has its form: only what has others is looked at once more.
+            # Ids with the batch's hashes are also well-formed: only others need the checks of `capture`.
             if weights is None and (alike := _alike(sparse, captured)) and hashes_of(alike) == captured.hashes:
                 if self.known is not None:
                     self.known.keep(sparse, captured)
@@ -127,12 +127,12 @@ class SameBatch:
         raise ValueError(_CHANGED.format(name=wrong))
 
     def _compare_there(self, sparse: Sparse, captured: Captured) -> None:
-        """Compare on the device of the ids."""
+        """Compare on the device of the ids, without waiting for the result."""
         self.settle()
         there, keys = sparse.values().device, list(sparse.keys())
         mine = [i for i, name in enumerate(keys) if name in self._features]
         if not mine:
-            return  # who looks features up that are not there hears so
+            return  # looking up a missing feature raises its own error
         found = hashes_on_device(sparse.values(), sparse.offsets(), len(keys))
         hashes = captured.hashes.by_name()
         known, place = torch.tensor([[hashes[keys[i]].ids for i in mine], mine], dtype=torch.int64)
@@ -145,7 +145,7 @@ class SameBatch:
         self._pending.append((differs, after, _CHANGED.format(name=keys[mine[0]])))
 
     def settle(self, *, wait: bool = False) -> None:
-        """Raise what comparisons on a GPU have found; wait: also where they are not done yet."""
+        """Raise if a comparison on a GPU found other ids; wait: also wait for comparisons still running."""
         while self._pending:
             differs, after, text = self._pending[0]
             if after is not None and not wait and not after.query():
@@ -159,7 +159,7 @@ class SameBatch:
 
 
 def _alike(sparse: Sparse, captured: Captured) -> Captured | None:
-    """The ids of a forward, unchecked, where they have the features and the sizes of the batch; None where not."""
+    """Return a forward's ids, unchecked, if they have the features and the sizes of the batch; None otherwise."""
     offsets_of = getattr(sparse, "offsets", None)
     if captured.weights is not None or captured.inverse is not None or not callable(offsets_of) or is_shared(sparse):
         return None
@@ -175,5 +175,5 @@ def _alike(sparse: Sparse, captured: Captured) -> Captured | None:
 
 
 def _other_ids(given: Mapping[str, FeatureHashes], known: Mapping[str, FeatureHashes]) -> str | None:
-    """The first feature whose ids are not those that are known."""
+    """Return the first feature whose ids differ from the known ones, or None."""
     return next((name for name, (ids, _) in given.items() if name not in known or known[name].ids != ids), None)

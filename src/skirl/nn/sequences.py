@@ -1,4 +1,4 @@
-"""Rows of sequences in the shapes that models take: padded with a mask, one of torch's nested tensors, or pooled."""
+"""Rows of sequences in the shapes that models take: a nested tensor of torch, or pooled. (`once.padded` pads them.)"""
 
 import numpy as np
 import torch
@@ -8,7 +8,7 @@ from skirl.core.tables import Pooling
 
 
 def nested(flat: Tensor, offsets: np.ndarray) -> Tensor:
-    """Rows of all samples, `[ids, dim]`, as a nested tensor of torch's jagged layout: `[batch, (its length), dim]`.
+    """Return the rows of all samples, `[ids, dim]`, as a nested tensor of torch's jagged layout, `[batch, (ids), dim]`.
 
     offsets: int [batch + 1], where each sample begins.
 
@@ -23,7 +23,7 @@ def nested(flat: Tensor, offsets: np.ndarray) -> Tensor:
 
 
 def pooled(flat: Tensor, offsets: np.ndarray, mode: Pooling) -> Tensor:
-    """Rows of all samples, `[ids, dim]`, summed or averaged by sample: `[batch, dim]`, zeros where a sample has none.
+    """Sum or average the rows of all samples, `[ids, dim]`, by sample: `[batch, dim]`, zeros for a sample without ids.
 
     offsets: int [batch + 1], where each sample begins.
 
@@ -31,6 +31,6 @@ def pooled(flat: Tensor, offsets: np.ndarray, mode: Pooling) -> Tensor:
     [1.0, 0.0, 3.0]
     """
     lengths = torch.from_numpy(np.diff(offsets).astype(np.int64)).to(flat.device)
-    # In order, so that a run repeats on a GPU; lengths need no check.
+    # Sums in order, so that a run repeats bit for bit on a GPU. The lengths need no check.
     sums = torch.segment_reduce(flat, "sum", lengths=lengths, initial=0.0, unsafe=True)
     return sums if mode == "sum" else sums / lengths.clamp(min=1).unsqueeze(1)

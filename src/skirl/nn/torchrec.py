@@ -1,5 +1,5 @@
-"""Swap TorchRec's EmbeddingBagCollection inside a model for skirl's; neither the rows nor the model's code change.
-TorchRec is known by the names of its methods and never imported, so any of its releases will do.
+"""Swaps TorchRec's EmbeddingBagCollection inside a model for skirl's; neither the rows nor the model's code change.
+TorchRec is recognized by the names of its methods and never imported, so any of its releases will do.
 """
 
 import sys
@@ -20,7 +20,7 @@ _DTYPES = {"FP32": torch.float32, "FP64": torch.float64}
 
 
 class Swapped(nn.Module):
-    """What replaces a TorchRec EmbeddingBagCollection; made by `swap`."""
+    """The module that replaces a TorchRec EmbeddingBagCollection; made by `swap`."""
 
     def __init__(self, theirs: Any, *, weights: bool = True, **options: Any) -> None:
         super().__init__()
@@ -48,13 +48,13 @@ class Swapped(nn.Module):
                 put_weight(self.rows.engine, number, state[f"embedding_bags.{table.name}.weight"])
 
     def sparse(self, features: Sparse) -> Sparse:
-        """The ids of a batch, for a lookahead: a collection that is not weighted ignores weights, as TorchRec's does."""
+        """Return the ids of a batch, for a lookahead. An unweighted collection drops weights, as TorchRec's does."""
         if self._weighted or features.weights_or_none() is None:
             return features
         return KeyedJagged.of(features).unweighted()
 
     def forward(self, features: Sparse) -> Any:
-        """A KeyedTensor, with its features in TorchRec's order."""
+        """Look up a batch and return a KeyedTensor, with its features in TorchRec's order."""
         out = self.rows(self.sparse(features))
         values = torch.cat([out[name] for name in self.features], dim=1)
         if self._output is None:
@@ -63,25 +63,25 @@ class Swapped(nn.Module):
 
 
 class Keyed:
-    """The methods of a KeyedTensor that models call, for where TorchRec's own class cannot be found."""
+    """The methods of a KeyedTensor that models call, for use if TorchRec's own class cannot be found."""
 
     def __init__(self, keys: list[str], lengths: list[int], values: Tensor) -> None:
         self._keys, self._lengths, self._values = keys, lengths, values
 
     def keys(self) -> list[str]:
-        """Names of the features."""
+        """Return the names of the features."""
         return self._keys
 
     def values(self) -> Tensor:
-        """[batch, all numbers]."""
+        """Return the outputs of all features side by side, [batch, sum of dims]."""
         return self._values
 
     def length_per_key(self) -> list[int]:
-        """How many numbers each feature has."""
+        """Return the dim of each feature."""
         return self._lengths
 
     def to_dict(self) -> dict[str, Tensor]:
-        """The output of each feature."""
+        """Return the output of each feature by name."""
         return dict(zip(self._keys, self._values.split(self._lengths, dim=1), strict=True))
 
     def __getitem__(self, key: str) -> Tensor:
@@ -99,20 +99,19 @@ def swap(
 ) -> nn.Module:
     """Replace the one EmbeddingBagCollection of a TorchRec model, in place, and return the model.
 
-    Rows are taken over as they are; a collection on the meta device has none, and starts from skirl's initial values.
-    The old collection's parameters are gone: make dense optimizers afterwards.
+    Rows are copied as they are; a collection on the meta device has none, and starts from skirl's initial values. The
+    old collection's parameters are gone, so make dense optimizers afterwards.
 
     **Arguments**
 
     - `model`: the model; if it is itself the collection, the new module is returned.
-    - `optimizer`: how rows change in backward, one for all tables or one for each pattern of their names; required, as
-      TorchRec's own collections leave it to the caller too.
+    - `optimizer`: how backward updates rows: one for all tables, or one for each pattern of their names; required, as
+      TorchRec's own collections also leave it to the caller.
     - `cache`: how much of the device the rows may take: rows, a share ("10%") or bytes ("4GiB"). No default suits every
       model.
-    - `store`: where the other rows are: "memory", "disk:FOLDER" or a `skirl.store.Store`. In memory nothing has to be
-      set up.
-    - `seed`: fixes the initial values of rows that are not taken over.
-    - `resume`: use the rows that the store holds already, instead of the collection's; False refuses a store that is
+    - `store`: where the other rows are: "memory", which needs no setup, "disk:FOLDER" or a `skirl.store.Store`.
+    - `seed`: fixes the initial values of rows that are not copied.
+    - `resume`: use the rows that the store already holds, instead of the collection's; False refuses a store that is
       not empty.
     """
     found = [(name, module) for name, module in model.named_modules() if _is_theirs(module)]
