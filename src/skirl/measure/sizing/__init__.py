@@ -1,1 +1,1 @@
-"""How much cache does my data need: a survey of the ids, the planner run over it, and what to choose."""
+"""Find the cache size that data needs: survey the ids, run the planner over them, and advise."""
