@@ -1,4 +1,4 @@
-"""Checks whether a run may go on with flags that differ from those it was saved with, and lists the changes."""
+"""Checks that a run may go on with other flags than it was saved with, and lists what changes."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The planning of several trainers, driven in one process without rows: who asks whom for what, what the loop waits for.
+"""The planning of several trainers, run in one process without rows: who asks whom for what, what the loop waits for.
 
 The production code does all the planning and writing. Owners may be sampled: each plans what all trainers ask of it.
 """

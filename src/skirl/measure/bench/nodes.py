@@ -137,7 +137,7 @@ def forked(work: Callable[[], int], log: Path | None) -> int:
 
 
 def threads() -> int:
-    """Return the number of threads of this process, including those of the BLAS library, which survives a fork."""
+    """Return the number of threads of this process, including those of the BLAS library, which handles forks."""
     return len(os.listdir("/proc/self/task"))
 
 

@@ -31,7 +31,7 @@ def _sleep(out: NDArray[np.int64]) -> None:
 
 
 class Waits:
-    """Measure waits for the GIL while a block runs.
+    """Measures waits for the GIL while a block runs.
 
     >>> import time
     >>> with Waits() as waits:

@@ -1,1 +1,1 @@
-"""Predict how a step's time grows with trainers, from counted exchanges and the costs of a machine and a link."""
+"""Predicts how a step's time grows with trainers, from counted exchanges and the costs of a machine and a link."""

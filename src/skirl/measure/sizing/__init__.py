@@ -1,1 +1,1 @@
-"""Find the cache size that data needs: survey the ids, run the planner over them, and advise."""
+"""Finds the cache size that data needs: surveys the ids, runs the planner over them, and advises."""

@@ -1,4 +1,4 @@
-"""Estimate how much of the movement hides behind computation: reading, computing and writing as three clocks."""
+"""Estimates how much of the movement hides behind computation: reading, computing and writing as three clocks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class Overlap:
     together: float
     """Time with movement in parallel to computation."""
     serial: float
-    """Time with one after the other."""
+    """Time with movement and computation in sequence."""
     roof: float
     """Time that no overlap could beat: computation alone, or the link alone."""
 
