@@ -1,1 +1,1 @@
-"""Commands that measure: benchmarks and cache sizes."""
+"""Commands that measure: benchmarks, cache sizes, scaling, and a look at files."""

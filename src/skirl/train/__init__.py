@@ -1,1 +1,1 @@
-"""The commands that train and check a run, and what surrounds a loop."""
+"""The commands that train and check a run, and everything around the training loop."""

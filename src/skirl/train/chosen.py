@@ -1,4 +1,4 @@
-"""Which saved run, and what it shall predict: the flags that `skirl evaluate` and `skirl predict` share."""
+"""The flags that `skirl evaluate` and `skirl predict` share: a saved run, and what to predict."""
 
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -10,28 +10,28 @@ from skirl.train.commands import described
 
 @dataclass(frozen=True)
 class Chosen:
-    """Which run, and what it shall predict. What is not given is as in the run."""
+    """A saved run, and what it is to predict. Flags that are not given are as in the run."""
 
     common: ClassVar[tuple[str, ...]] = ("data", "save", "into", "held_out", "valid")
 
     _: KW_ONLY
     save: Path
-    """The folder that `skirl train --save` wrote, of which the newest whole checkpoint is taken, or the header of one
+    """The folder that `skirl train --save` wrote, to use its newest whole checkpoint, or the header of one
     checkpoint."""
     data: str | None = None
     """What to predict, as for `skirl train`: criteo:, avazu:, mind:, csv: or parquet:PATH; the run's data if not
     given."""
     held_out: bool = False
-    """Take only the part that the run held out of its training."""
+    """Use only the part that the run held out of its training."""
     valid: str | None = None
-    """Take only the part that this would hold out: 20% (the last rows in order), or a time: time>=14102900,
+    """Use only the part that this would hold out: 20% (the last rows in order), or a time: time>=14102900,
     time>=2026-03-01."""
     schema: str | None = None
-    """A TOML file that names the columns; if not given, the run's, or that of a converted file."""
+    """A TOML file that names the columns; if not given, the run's, or the one inside a converted file."""
     vocab: str | None = None
-    """Where the run's vocabulary is now; if not given, where it was."""
+    """Where the run's vocabulary is now, if it has moved."""
     batch: int | None = None
-    """Samples at a time; as in the run if not given, since the last bits of a prediction may depend on it."""
+    """Samples in a batch; as in the run if not given, since the last bits of a prediction may depend on it."""
     workers: int | None = None
     """Processes that read files; as in the run if not given."""
     bad_rows: Literal["refuse", "skip"] | None = None
@@ -39,7 +39,7 @@ class Chosen:
     device: str | None = None
     """Where the model computes: cpu, cuda or cuda:N; as in the run if not given."""
     threads: int | None = None
-    """Threads that compute; as in the run if not given, since the last bits of a prediction may depend on it."""
+    """Compute threads; as in the run if not given, since the last bits of a prediction may depend on it."""
     json: bool = False
     """Print the results as one line of JSON; progress goes to standard error."""
     quiet: bool = False
@@ -56,7 +56,7 @@ class Chosen:
             )
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """The result as people read it."""
+        """Return the result as text for a reader, by label."""
         lines = {
             "checkpoint": f"{result['checkpoint']}, after step {result['step']:,}",
             "samples": f"{result['samples']:,} of {result['data']}"

@@ -1,4 +1,4 @@
-"""The commands of training: their flags, and what they print. What they do is imported when they run."""
+"""The commands of training: their flags and their output. The code that does the work is imported when they run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,7 +31,7 @@ class Train(Composed):
     of_one_run: ClassVar[tuple[str, ...]] = (
         "run", "trace", "save", "save_every", "save_minutes", "keep", "keep_best", "resume", "json", "quiet",
     )  # fmt: skip
-    """Flags that a repetition of a run does not take from its config.json: it shall not write where that run wrote."""
+    """Flags that a repetition of a run does not take from its config.json, so that it does not write to the same places."""
 
     recipe: Recipe = field(default_factory=Recipe)
     evaluation: EvaluationFlags = field(default_factory=EvaluationFlags)
@@ -54,13 +54,13 @@ class Train(Composed):
             )
 
     def run(self) -> dict[str, Any]:
-        """Train, showing progress; what came of it."""
+        """Train, showing progress, and return the result."""
         from skirl.train.train import train
 
         return train(self.recipe, self.evaluation, self.save, self.log, self.show, self.flat())
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """The result as people read it."""
+        """Return the result as text for a reader, by label."""
         from skirl.train.kept import outcome, saved_line
         from skirl.train.report.lanes import as_lines
 
@@ -124,7 +124,7 @@ class Train(Composed):
 
 @dataclass(frozen=True)
 class Verify(Composed):
-    """Train with a cache, with every row resident, and in plain Python; compare every bit.
+    """Train with a cache, with every row resident, and in plain Python, and compare every bit.
 
     >>> flags = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 8, "steps": 20, "quiet": True}
     >>> [(run["optimizer"], run["difference"]) for run in Verify.of(**flags).run()["runs"]]
@@ -140,12 +140,12 @@ class Verify(Composed):
     recipe: Recipe = field(default_factory=Recipe)
     show: ShowFlags = field(default_factory=ShowFlags)
     optimizer: OptimizerName | Literal["all"] = "rowwise-adagrad"
-    """The optimizer of the rows; dense weights have Adam. all: each optimizer in turn."""
+    """The optimizer of the rows; dense weights use Adam. all: each optimizer in turn."""
     trainers: str | None = None
     """Numbers of trainers, such as 1,2,4: train with each, with three caches and depths, with both stores, and with
     late trainers."""
     nodes: str | None = None
-    """Numbers of memory nodes, such as 1,3: start that many here for the rows. For nodes that are running, give
+    """Numbers of memory nodes, such as 1,3: start that many here to hold the rows. For nodes that already run, give
     --store rpc://HOST:PORT instead."""
 
     def __post_init__(self) -> None:
@@ -166,7 +166,7 @@ class Verify(Composed):
             raise ValueError(f"nodes is {self.nodes!r} and store is {self.recipe.cache.store!r}: set one of the two")
 
     def run(self) -> dict[str, Any]:
-        """Train three times with each optimizer; what was compared, and the first difference if there is one."""
+        """Train three times with each optimizer. Return what was compared, and the first difference if there is one."""
         from skirl.tools.machine import machine
         from skirl.train.verify import touched_rows, verify
         from skirl.train.verify_expanded import failed, verify_expanded
@@ -198,11 +198,11 @@ class Verify(Composed):
         }
 
     def sizes(self) -> list[int]:
-        """The numbers of trainers; none where they were not given."""
+        """Return the numbers of trainers, none if they were not given."""
         return _numbers("trainers", self.trainers, "1,2,4")
 
     def node_counts(self) -> list[int]:
-        """The numbers of memory nodes to start; none where they were not given."""
+        """Return the numbers of memory nodes to start, none if they were not given."""
         return _numbers("nodes", self.nodes, "1,3")
 
     def _with_trainers(self, touched: int, specs: Sequence[str]) -> dict[str, Any]:
@@ -224,7 +224,7 @@ class Verify(Composed):
         return {"command": "verify", **self.flat(), "touched": touched, **found, "machine": machine(), "failed": said}
 
     def recipes(self) -> list[Recipe]:
-        """One for each optimizer; each on disk has a folder of its own."""
+        """Return a recipe for each optimizer. On disk, each has a folder of its own if there are several."""
         if self.optimizer != "all":
             return [replace(self.recipe, optimizer=OptimizerFlags(self.optimizer))]
         cache = self.recipe.cache
@@ -239,7 +239,7 @@ class Verify(Composed):
         ]
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """The result as people read it."""
+        """Return the result as text for a reader, by label."""
         lines = {}
         if self.trainers is not None:
             equal = "equal, bit for bit" if not result["differences"] else f"{result['differences']:,} DIFFERENT"
@@ -279,7 +279,7 @@ def _numbers(name: str, text: str | None, example: str) -> list[int]:
 
 @dataclass(frozen=True)
 class Report:
-    """What a run did: losses, AUC, throughput, movement, and who made it wait."""
+    """Report what a run did: losses, AUC, throughput, movement, and what made it wait."""
 
     folder: Positional[Path]
     """The folder of the run."""
@@ -295,14 +295,14 @@ class Report:
         return report(self.folder, self.page, {name: flag.default for name, flag in flags_of(Train).items()})
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """The facts as people read them."""
+        """Return the facts as text for a reader, by label."""
         from skirl.train.report.report import as_text
 
         return {**as_text(result), "page": result["page"]}
 
 
 def described(result: Mapping[str, Any], prefix: str = "") -> str:
-    """The metrics of a result as people read them.
+    """Return the metrics of a result as text.
 
     >>> described({"auc": 0.75, "logloss": 0.5, "ne": None, "calibration": 1.0})
     'AUC 0.7500, log loss 0.5000, NE none yet, calibration 1.0000'

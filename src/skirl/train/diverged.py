@@ -1,4 +1,4 @@
-"""What is said of a run whose loss is no finite number any more."""
+"""The message for a run whose loss is no longer finite."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,18 +8,18 @@ from skirl.checkpoint.best import headers_with_steps
 
 
 def sentence(step: int, what: str, folder: Path | None, kept: Mapping[str, Any]) -> str:
-    """Why the run stopped, what to try, and what there is to go on from.
+    """Say why the run stopped, what to try, and which checkpoint to go on from.
 
     **Arguments**
 
-    - `step`: the step where it was seen first.
+    - `step`: the step where it was first seen.
     - `what`: what was seen.
-    - `folder`: of the checkpoints.
+    - `folder`: the folder of the checkpoints.
     - `kept`: the facts of the run's `Keeper`.
     """
     then = "start over"
     saved = [] if folder is None or kept["newest"] is None else headers_with_steps(folder)
-    sound = [each for each in saved if each[0] < step - 1]  # a state whose next loss is not finite is of no use, either
+    sound = [each for each in saved if each[0] < step - 1]  # a state whose next loss is not finite is useless, too
     if sound:
         late = ", ".join(str(header) for at, header in saved if at >= step - 1)
         then += f", or go on from step {sound[0][0]:,} in {folder} with --resume"

@@ -1,4 +1,4 @@
-"""A step of training after its update: what a loop hears of it."""
+"""A training step after its update, as a loop sees it."""
 
 from dataclasses import dataclass
 
@@ -10,34 +10,34 @@ from skirl.core.batch import Batch
 
 @dataclass(slots=True)
 class Done:
-    """One step after its update."""
+    """A training step after its update."""
 
     batches: list[Batch]
-    """Those of this trainer: one for each of its shards."""
+    """This trainer's batches, one for each of its shards."""
     logits: Tensor
     labels: Tensor
-    """Of all trainers, on the one that shows and writes what comes of the run; none on the others."""
+    """Logits and labels of all trainers, on the first of them; empty on the others."""
     losses: Tensor
-    """Of each shard,"""
+    """The loss of each shard, over all trainers."""
     loss_tensor: Tensor
-    """and their mean, on the device; who asks for the number waits until the step is done there."""
+    """The mean of the losses, on the device. Reading its value waits until the step is done there."""
     samples: int
-    """Of all trainers."""
+    """Number of samples, over all trainers."""
     finite: bool = True
-    """Whether all logits are, as far as others have said so."""
+    """False if another trainer has said that some of its logits are not finite."""
 
     @property
     def loss(self) -> float:
-        """The mean over the samples."""
+        """The mean loss over the samples."""
         return self.loss_tensor.item()
 
 
 def whole(batches: list[Batch], logits: list[Tensor], losses: list[Tensor]) -> Done:
-    """A step out of its shards; its loss is their mean.
+    """Return a step made of its shards, whose loss is their mean.
 
     **Arguments**
 
-    - `batches`, `logits`, `losses`: of each shard.
+    - `batches`, `logits`, `losses`: those of each shard.
     """
     if len(batches) == 1:
         return Done(batches, logits[0], batches[0].labels, losses[0].reshape(1), losses[0], len(batches[0].labels))

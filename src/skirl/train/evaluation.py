@@ -1,4 +1,4 @@
-"""Evaluation on held-out samples while training: when, what it found, and when to stop for it."""
+"""Evaluation on held-out samples during training: when to evaluate, the scores, and when to stop early."""
 
 import math
 import time
@@ -18,20 +18,20 @@ from skirl.train.metrics import Metrics, Scores
 from skirl.train.parts import Part, merged
 
 Exchange = Callable[[list[np.ndarray]], Sequence[Sequence[np.ndarray]]]
-"""Gives arrays to all trainers, and returns those of each in the order of ranks."""
+"""Sends arrays to all trainers and returns each trainer's, in order of rank."""
 
 
 def evaluate(
     model: nn.Module, batches: Iterable[Batch], *, rank: int = 0, ranks: int = 1, exchange: Exchange | None = None
 ) -> Scores:
-    """How good a model is on these batches; changes nothing. Several trainers do it together, and find what one would.
+    """Score a model on these batches, without changing it. Several trainers share the work and get the scores of one.
 
     **Arguments**
 
     - `model`: gives the logit of each sample of a batch.
-    - `batches`: what to predict. Of several trainers, each gives its own: `source.dealt(rank, ranks)`.
-    - `rank`, `ranks`: which trainer of how many.
-    - `exchange`: tells all trainers what each found; None where there is one.
+    - `batches`: the batches to predict. With several trainers, each gives its own: `source.dealt(rank, ranks)`.
+    - `rank`, `ranks`: which trainer this is, and of how many.
+    - `exchange`: tells all trainers what each found; None if there is only one.
 
     >>> import skirl
     >>> from skirl.data import Synthetic
@@ -50,18 +50,18 @@ def evaluate(
     part = Part()
     with closing(predicted(model, batches)) as found:
         for turn, (batch, logits) in enumerate(found):
-            if len(batch.labels):  # looked up like all others: lookups need all trainers
+            if len(batch.labels):  # an empty batch is predicted as well, since lookups need all trainers
                 part.update(turn * ranks + rank, logits, batch.labels)
     return merged(exchange(part.arrays())).scores()
 
 
 def predicted(model: nn.Module, batches: Iterable[Batch]) -> Generator[tuple[Batch, torch.Tensor], None, None]:
-    """Each batch with its logits, the model in evaluation; at the end, or when it is closed, all is as it was.
+    """Yield each batch with its logits, with the model in eval mode. At the end, or when closed, restore everything.
 
     **Arguments**
 
     - `model`: gives the logit of each sample of a batch.
-    - `batches`: what to predict; the rows of the next are looked up while the model computes.
+    - `batches`: the batches to predict; the rows of the next ones are looked up while the model computes.
     """
     with evaluating(model, batches) as found:
         for batch in found:
@@ -72,13 +72,13 @@ def predicted(model: nn.Module, batches: Iterable[Batch]) -> Generator[tuple[Bat
 
 @contextmanager
 def evaluating(model: nn.Module, batches: Iterable[Batch], *, thread: bool = True) -> Iterator[Iterator[Batch]]:
-    """The same batches, the model in evaluation, and the rows of the next ones looked up in a thread.
+    """Put the model in eval mode and provide the same batches, with the rows of the next ones looked up in a thread.
 
     **Arguments**
 
-    - `model`: is as it was at the end of the block, and so are random generators.
-    - `batches`: what to predict.
-    - `thread`: False: rows are looked up by who takes the batches, where the cores have other work meanwhile.
+    - `model`: its modes are restored at the end of the block, and so are random generators.
+    - `batches`: the batches to predict.
+    - `thread`: False looks rows up in the thread that takes the batches, for when the cores have other work.
     """
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
@@ -91,7 +91,9 @@ def evaluating(model: nn.Module, batches: Iterable[Batch], *, thread: bool = Tru
 
 
 class Evaluation:
-    """The evaluations of one run; part of its checkpoint. every: steps between two; patience: of them, without a better one.
+    """The evaluations of a run, which are part of its checkpoint.
+
+    every: steps between two evaluations; patience: how many without a better one stop the run.
 
     >>> evaluation = Evaluation(every=10, patience=2)
     >>> evaluation.due(10, last=False), evaluation.due(15, last=False), evaluation.due(15, last=True)
@@ -106,26 +108,26 @@ class Evaluation:
         self.every = every
         self.patience = patience
         self.step = 0
-        """The step of the last evaluation; 0: there was none."""
+        """The step of the last evaluation; 0 if there was none."""
         self.scores: Scores | None = None
         self.best: float | None = None
-        """The least log loss of all evaluations,"""
+        """The least log loss of all evaluations."""
         self.best_step = 0
-        """the step that had it,"""
+        """The step of the evaluation with the least log loss."""
         self.since = 0
-        """and the evaluations since then."""
+        """Number of evaluations since the best one."""
         self.seconds = 0.0
-        """Spent on evaluations, in this process,"""
+        """Seconds spent on all evaluations in this process."""
         self.last_seconds = 0.0
-        """and on the last of them."""
+        """Seconds spent on the last one."""
 
     def due(self, step: int, *, last: bool) -> bool:
-        """Whether to evaluate after this step; never twice after one."""
+        """Return whether to evaluate after this step, but never twice after the same one."""
         return step > self.step and (last or (self.every is not None and step % self.every == 0))
 
     @property
     def stops(self) -> bool:
-        """Whether the run is to stop: `patience` evaluations in a row were not better than the best."""
+        """True if the run is to stop: the last `patience` evaluations were no better than the best."""
         return self.patience is not None and self.since >= self.patience
 
     def run(
@@ -145,7 +147,7 @@ class Evaluation:
         return scores
 
     def add(self, step: int, scores: Scores, seconds: float) -> None:
-        """One more evaluation."""
+        """Add the scores of an evaluation."""
         self.step, self.scores = step, scores
         self.seconds, self.last_seconds = self.seconds + seconds, seconds
         loss = math.inf if scores.logloss is None or math.isnan(scores.logloss) else scores.logloss
@@ -155,13 +157,13 @@ class Evaluation:
             self.since += 1
 
     def result(self) -> dict[str, Any]:
-        """What a run's result has of the last evaluation; nothing where there was none."""
+        """Return the last evaluation's entries for the result of a run, none if there was no evaluation."""
         if self.scores is None:
             return {}
         return {f"test_{name}": value for name, value in asdict(self.scores).items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         scores = None if self.scores is None else asdict(self.scores)
         return {
             "step": self.step,
@@ -172,7 +174,7 @@ class Evaluation:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Restore the state of a checkpoint."""
         self.step, self.best, self.best_step = state["step"], state["best"], state["best_step"]
         self.since = state["since"]
         self.scores = None if state["scores"] is None else Scores(**state["scores"])

@@ -1,4 +1,4 @@
-"""Begin a run with what another one learned: its rows and its dense weights, at step 0 of other data."""
+"""Begin a run with another one's rows and dense weights, at step 0 of other data."""
 
 import logging
 from collections.abc import Mapping
@@ -26,13 +26,13 @@ OF_MODEL = frozenset(field.name for part in (ModelFlags, LayerFlags) for field i
 
 
 def check_model(path: Path, header: Path, flags: Mapping[str, Any]) -> None:
-    """Refuse flags that make another model than the one whose weights are taken.
+    """Raise if the flags make another model than the one whose weights are taken.
 
     **Arguments**
 
-    - `path`: the folder of its checkpoints, or the header of one, as errors call it.
-    - `header`: of the checkpoint.
-    - `flags`: those of the run that begins.
+    - `path`: the folder of its checkpoints, or the header of one, to name in errors.
+    - `header`: the checkpoint's header.
+    - `flags`: the flags of the run that begins.
     """
     then = f"its weights fit no other model, so set what {path} has"
     check_flags(saved_flags(header), flags, may=frozenset(flags) - OF_MODEL, then=then)
@@ -41,14 +41,14 @@ def check_model(path: Path, header: Path, flags: Mapping[str, Any]) -> None:
 def begin_from(
     origin: Origin, model: nn.Module, stream: Source, share: Share | None = None, *, save: Path | None
 ) -> dict[str, Any]:
-    """Take rows and dense weights from a checkpoint; what came along. All is checked before anything changes.
+    """Copy rows and dense weights from a checkpoint and return what was copied. Check everything before changing anything.
 
     **Arguments**
 
-    - `origin`: the checkpoint; where it turns out to be damaged, the one before it is taken and noted.
-    - `model`: takes them; no row of it may have been trained.
+    - `origin`: the checkpoint; if it turns out to be damaged, the one before it is used and noted.
+    - `model`: receives them; none of its rows may have been trained.
     - `stream`: the batches that it will train on, whose ids have to mean the same rows.
-    - `share`: of several trainers, all of which do this at once: each takes the rows that it owns.
+    - `share`: this trainer's share if there are several; all do this at once, and each takes the rows that it owns.
     - `save`: the folder of the run's own checkpoints.
     """
     path, share = Path(origin.given), Share(Alone()) if share is None else share
@@ -91,9 +91,9 @@ def _check_tables(here: Mapping[str, Place], theirs: Mapping[str, Place], path: 
 
 
 def _check_ids(theirs: Any, mine: Any, path: Path) -> None:
-    """Refuse data whose ids become other rows: each row would be trained on as another id's."""
+    """Raise if ids would become other rows than before: each row would be trained further as that of another id."""
     saved, now = _stream_of(theirs), _stream_of(mine)
-    if saved is None or now is None:  # of no files, or not read from yet
+    if saved is None or now is None:  # not from files, or not read from yet
         return
     if BY_OPEN in (saved["rows_of"], now["rows_of"]):
         raise ValueError(
@@ -107,7 +107,7 @@ def _check_ids(theirs: Any, mine: Any, path: Path) -> None:
 
 
 def _stream_of(state: Any) -> Mapping[str, Any] | None:
-    """What a loader's state says of the files it is of."""
+    """Return what a loader's state says of its files, or None."""
     files = state.get("files", state) if isinstance(state, dict) else {}
     stream = files.get("stream") if isinstance(files, dict) else None
     return stream if isinstance(stream, dict) and "rows_of" in stream else None

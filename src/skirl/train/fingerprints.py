@@ -1,4 +1,4 @@
-"""What a run leaves behind for a comparison bit by bit, and the comparison."""
+"""Traces of runs for a comparison bit by bit, and the comparison."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
@@ -16,25 +16,25 @@ from skirl.train.touched import keys_of
 from skirl.train.train import steps
 
 ReadRows = Callable[[np.ndarray], np.ndarray]
-"""Distinct keys, ascending -> their records."""
+"""Returns the records of distinct, ascending keys."""
 
 
 @dataclass
 class Trace:
-    """What one run left behind."""
+    """A record of one run, to compare."""
 
     name: str
     losses: list[float] = field(default_factory=list)
     dense: list[dict[str, bytes]] = field(default_factory=list)
-    """After each step: a digest of every dense parameter."""
+    """A digest of every dense parameter after each step."""
     before: list[np.ndarray] = field(default_factory=list)
-    """For each step: 64 bits of each of its rows, keys ascending, before it,"""
+    """For each step, the fingerprints of its rows before it, by ascending key."""
     after: list[np.ndarray] = field(default_factory=list)
-    """and after it."""
+    """For each step, the fingerprints of its rows after it, by ascending key."""
     keys: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    """Every row there is at the end, ascending,"""
+    """All keys that have a row at the end, ascending."""
     rows: np.ndarray = field(default_factory=lambda: np.empty((0, 0), np.float32))
-    """and its record."""
+    """The records of these keys."""
     cache: int = 0
     dense_size: dict[str, int] = field(default_factory=dict)
     moved: dict[str, int] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Trace:
         shards: int = 1,
         train: Callable[..., Iterator[Done]] = steps,
     ) -> Iterator[int]:
-        """Train, and write everything down; yields the number of steps done. train: as `steps`, which it is."""
+        """Train and record everything. Yield the number of steps done. train: a function with the arguments of `steps`."""
 
         def watched() -> Iterator[Batch]:
             step: list[Batch] = []
@@ -61,7 +61,7 @@ class Trace:
                     step = []
                 yield batch
 
-        weights = [w for w in model.parameters() if w.numel()]  # embeddings have one without numbers
+        weights = [w for w in model.parameters() if w.numel()]  # embeddings have an empty one
         self.dense_size = {"parameters": len(weights), "numbers": sum(w.numel() for w in weights)}
         for done in train(model, dense, watched(), rates, shards):
             self.losses.append(done.loss)
@@ -72,7 +72,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Difference:
-    """The first place where two runs are not equal."""
+    """The first place where two runs differ."""
 
     between: tuple[str, str]
     step: int
@@ -87,7 +87,7 @@ class Difference:
 
 
 def compare(one: Trace, other: Trace, schema: Schema, batches: Iterable[Batch]) -> Difference | None:
-    """The first difference between two runs over these batches, None if they are equal to the last bit."""
+    """Return the first difference between two runs over these batches, or None if they are equal to the last bit."""
     names = (one.name, other.name)
 
     def row(key: int, step: int, what: str) -> Difference:
@@ -126,7 +126,7 @@ def compare(one: Trace, other: Trace, schema: Schema, batches: Iterable[Batch]) 
 
 
 def fingerprints(rows: np.ndarray) -> np.ndarray:
-    """64 bits of each row: a sum over its words, each times an odd number of its place, so one wrong bit always shows.
+    """Return 64 bits per row: a sum over its words, each times an odd number for its place, so one wrong bit always shows.
 
     >>> a = np.ones((2, 3), np.float32)
     >>> b = a.copy()
@@ -140,7 +140,7 @@ def fingerprints(rows: np.ndarray) -> np.ndarray:
 
 
 def digest(weights: Tensor | bytes) -> bytes:
-    """16 bytes that tell weights apart.
+    """Return a digest of 16 bytes.
 
     **Arguments**
 
@@ -155,5 +155,5 @@ def _bits(loss: float) -> bytes:
 
 
 def rows_of(batches: list[Batch], schema: Schema) -> np.ndarray:
-    """The distinct keys of some batches, ascending."""
+    """Return the distinct keys of some batches, ascending."""
     return np.unique(np.concatenate([keys_of(batch.sparse, schema) for batch in batches]))

@@ -1,4 +1,4 @@
-"""The flags of training, but for those of data and model; each part is checked when it is made."""
+"""The flags of training, except those of data and model. Each part is checked when it is made."""
 
 import os
 import re
@@ -9,20 +9,20 @@ from typing import ClassVar, Literal
 from skirl.core.optimizer_names import OptimizerName
 
 RUNS = "SKIRL_RUNS"
-"""The environment variable that says where run folders are made if no flag does; "none": nowhere."""
+"""The environment variable that says where to make run folders if no flag does; "none" for nowhere."""
 _HIGHEST = 1e37
-"""Adam divides a rate by 0.1 at its first step, and float32 ends at 3.4e38."""
+"""Highest learning rate: Adam divides it by 0.1 at its first step, and float32 ends at 3.4e38."""
 _TOUCHED = re.compile(r"\s*touched:(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class OptimizerFlags:
-    """What a row is updated by."""
+    """How rows are updated."""
 
     group: ClassVar[str] = "learning"
 
     optimizer: OptimizerName = "rowwise-adagrad"
-    """The optimizer of the rows; dense weights have Adam."""
+    """The optimizer of the rows; dense weights use Adam."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +48,12 @@ class RateFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class StepFlags:
-    """How a step is made."""
+    """How a step is divided."""
 
     group: ClassVar[str] = "learning"
 
     shards: int = 1
-    """Parts of each batch that have a forward and backward of their own, a power of two. The bits depend on this
-    number."""
+    """Parts of each batch with a forward and backward of their own, a power of two. The bits depend on this number."""
 
     def __post_init__(self) -> None:
         from skirl.core.tree import check_shards
@@ -64,7 +63,7 @@ class StepFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheFlags:
-    """How much of the tables is on the device, and where the rest is."""
+    """How much of the tables to hold on the device, and where the rest is."""
 
     group: ClassVar[str] = "cache"
 
@@ -74,7 +73,7 @@ class CacheFlags:
     """Batches that the oracle reads ahead: a number, auto (until they use four times as many rows as the cache has) or
     epoch (the whole run, read twice)."""
     policy: Literal["min", "lru", "lfu", "ttl"] = "min"
-    """Which rows leave the cache: min is optimal, the others are there to compare with."""
+    """Which rows the cache evicts: min is optimal, the others are for comparison."""
     store: str = "memory"
     """Where the rows outside the cache are: memory, disk:FOLDER, rpc://HOST:PORT for memory nodes (`skirl serve`), or
     placed:PLAN.json for several of these (`skirl place`)."""
@@ -84,7 +83,7 @@ class CacheFlags:
             from skirl.store.remote.address import Address
 
             Address.parse(self.store)
-            os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # or RPC tells of each connection that ends
+            os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # or RPC logs each connection that ends
         elif self.store.startswith("placed:"):
             from skirl.store import plan_of
 
@@ -96,7 +95,7 @@ class CacheFlags:
         self.parsed()
 
     def parsed(self) -> tuple[str, float]:
-        """What `cache` means: as `parse_cache` has it, or ("touched", share)."""
+        """Parse `cache`. Return what `parse_cache` does, or ("touched", share)."""
         from skirl.engine.capacity import parse_cache
 
         of_touched = _TOUCHED.fullmatch(self.cache)
@@ -121,7 +120,7 @@ class MovementFlags:
     group: ClassVar[str] = "cache"
 
     prefetch: int = 2
-    """How many steps ahead rows travel; this changes when they move, never the result."""
+    """How many steps ahead to fetch rows; this changes when they move, never the result."""
     link: str | None = None
     """Emulate a link between cache and store: RATE,DELAY such as 1Gbit,100us."""
     peer_patience: float | None = None
@@ -140,7 +139,7 @@ class MovementFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceFlags:
-    """What computes, and in what numbers."""
+    """Where to compute, and with which numbers."""
 
     group: ClassVar[str] = "device"
 
@@ -151,7 +150,7 @@ class DeviceFlags:
     """The type that rows are stored in. The 16-bit types need a GPU; rows are updated in float32 and stored with
     seeded stochastic rounding."""
     threads: int | None = None
-    """Threads that compute; torch's choice if not given. The bits of a run depend on this number."""
+    """Compute threads; torch's choice if not given. The bits of a run depend on this number."""
 
     def __post_init__(self) -> None:
         if self.threads is not None and self.threads < 1:
@@ -175,8 +174,8 @@ class EvaluationFlags:
     eval_every: int | None = None
     """Steps between two evaluations on the samples that --valid holds out; there is always one at the end."""
     patience: int | None = None
-    """Stop after this many evaluations in a row without a better test log loss. The last state stays, not the best
-    one."""
+    """Stop after this many evaluations in a row without a better test log loss. The run keeps the last state, not the
+    best one."""
 
     def __post_init__(self) -> None:
         for name in ("eval_every", "patience"):
@@ -189,7 +188,7 @@ class EvaluationFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class SaveFlags:
-    """Where a run is saved, and when.
+    """Where and when to save a run.
 
     >>> SaveFlags(save_every=5)
     Traceback (most recent call last):
@@ -199,13 +198,13 @@ class SaveFlags:
     group: ClassVar[str] = "save"
 
     save: Path | None = None
-    """A folder for checkpoints; the run is saved at its beginning, at its end and at SIGTERM, which ends it."""
+    """A folder for checkpoints; the run is saved at its beginning, at its end, and at SIGTERM, which ends it."""
     save_every: int | None = None
     """Steps between two checkpoints."""
     save_minutes: float | None = None
     """Minutes between two checkpoints."""
     keep: int | None = None
-    """Checkpoints that stay in the folder, the newest ones; 2 if not given."""
+    """Number of newest checkpoints to keep in the folder; 2 if not given."""
     keep_best: bool = False
     """Also keep the checkpoint with the best held-out log loss, in SAVE/best; needs --valid and --eval-every."""
     resume: bool = False
@@ -228,7 +227,7 @@ class SaveFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class LogFlags:
-    """What is written down of a run."""
+    """What to write down of a run."""
 
     group: ClassVar[str] = "output"
 
@@ -249,13 +248,13 @@ class LogFlags:
             raise ValueError("run is empty: set it to a folder, auto or none")
 
     def folder(self) -> str:
-        """The folder, "auto" or "none", as the environment has it where no flag says."""
+        """Return the run's folder, "auto" or "none". $SKIRL_RUNS=none turns auto into "none"."""
         return "none" if self.run == "auto" and os.environ.get(RUNS) == "none" else self.run
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShowFlags:
-    """What is shown of a run."""
+    """What to show of a run."""
 
     group: ClassVar[str] = "output"
 

@@ -1,4 +1,4 @@
-"""Copies of this process that compute the logits of batches: threads of one would wait for its interpreter."""
+"""Forked copies of this process that compute the logits of batches; threads would wait for the GIL."""
 
 import multiprocessing
 import os
@@ -22,26 +22,26 @@ from skirl.tools.shared_slots import SharedSlots
 from skirl.train.evaluation import evaluating
 
 POSSIBLE = sys.platform == "linux"
-"""Elsewhere a copy of a process that has begun to compute may hang."""
+"""On other systems, a fork of a process that has begun to compute may hang."""
 
 
 AHEAD = 4
-"""Batches that a process may have: one it computes, the next, whose rows it has looked up, and two that wait."""
+"""Batches that a process may hold: one it computes, the next, whose rows it has looked up, and two that wait."""
 ROOM = 16 << 20
-"""Bytes of a batch up to which it is put into shared memory; a larger one goes through a pipe."""
+"""Maximum bytes of a batch in shared memory; a larger one goes through a pipe."""
 
 
 class ProcessDied(RuntimeError):
-    """One of them ended without a word."""
+    """A process that predicts has ended without an error message."""
 
 
 class Forked:
-    """Processes with a copy of a model each, one thread in each.
+    """Processes with a copy of a model each, and one compute thread each.
 
     **Arguments**
 
-    - `team`: of each its process, the pipe to it and the one from it.
-    - `slots`: of each the memory that it shares with this one, `AHEAD` places; None: everything goes through the pipe.
+    - `team`: for each process, the process, the pipe to it and the pipe from it.
+    - `slots`: for each process, the memory that it shares with this one, `AHEAD` places; None: all goes through the pipe.
     """
 
     def __init__(self, team: list[tuple[Any, Connection, Connection]], slots: list[SharedSlots | None]) -> None:
@@ -53,7 +53,7 @@ class Forked:
         return len(self._team)
 
     def send(self, turn: int, batch: Batch) -> None:
-        """Give the batch whose turn it is to a process; by one thread. It waits while the process has enough to do."""
+        """Send batch number `turn` to its process, waiting while that has enough to do. Only one thread may call this."""
         which = turn % len(self._team)
         process, pipe, _ = self._team[which]
         if not self._over:
@@ -69,15 +69,15 @@ class Forked:
             raise _died(process) from None
 
     def stop(self) -> None:
-        """End them: who waits for one of them hears so."""
+        """Kill the processes and wake every thread that waits for one of them."""
         self._over = True
         for process, _, _ in self._team:
             process.kill()  # they ignore SIGTERM, and have nothing to save
         for free in self._free:
-            free.release()  # who waits to send
+            free.release()  # wakes a thread that waits to send
 
     def end(self) -> None:
-        """No more batches will come; by the thread that sends."""
+        """Tell the processes that no more batches will come. Only the sending thread may call this."""
         for process, pipe, _ in self._team:
             try:
                 pipe.send(None)
@@ -85,21 +85,21 @@ class Forked:
                 raise _died(process) from None
 
     def receive(self, turn: int) -> np.ndarray:
-        """The logits of the batch whose turn it is, in order."""
+        """Return the logits of batch number `turn`. Must be called in order."""
         which = turn % len(self._team)
         process, _, pipe = self._team[which]
         try:
             answer = pipe.recv()
         except (EOFError, OSError):
             raise _died(process) from None
-        self._free[which].release()  # it has computed it, and needs it no more
+        self._free[which].release()  # the process is done with this batch
         if isinstance(answer, BaseException):
             raise answer
         return answer
 
 
 def able(model: nn.Module) -> bool:
-    """Whether a copy of this process can compute what the model does, each batch of one size alike."""
+    """Return whether a forked copy of this process can compute the model's logits, alike for each batch of one size."""
     engines = [collection.engine for collection in collections_of(model).values()]
     return POSSIBLE and all(
         engine.pooled and engine.device.by_any_thread and engine.store.in_any_process and engine.exchange is None
@@ -109,12 +109,12 @@ def able(model: nn.Module) -> bool:
 
 @contextmanager
 def forked(model: nn.Module, count: int) -> Iterator[Forked]:
-    """So many processes, which are copies of this one, for the length of a block; begun where no other thread runs.
+    """Fork processes for the length of a block. No other thread may run when it begins.
 
     **Arguments**
 
     - `model`: gives the logit of each sample of a batch.
-    - `count`: how many.
+    - `count`: the number of processes.
     """
     context = multiprocessing.get_context("fork")
     team: list[tuple[Any, Connection, Connection]] = []
@@ -127,7 +127,7 @@ def forked(model: nn.Module, count: int) -> Iterator[Forked]:
             others = [to, come, *(pipe for _, *pipes in team for pipe in pipes)]
             what = (batches, answers, others, slots[number], model)
             process = context.Process(target=_work, args=what, daemon=True, name=f"skirl-predicting-{number}")
-            with warnings.catch_warnings():  # Python 3.12 tells of threads: those of Arrow and torch mind a fork
+            with warnings.catch_warnings():  # Python 3.12 warns of threads; those of Arrow and torch handle a fork
                 warnings.simplefilter("ignore", DeprecationWarning)
                 process.start()
             batches.close()
@@ -152,7 +152,7 @@ def _died(process: Any) -> ProcessDied:
 
 
 def _shared() -> SharedSlots | None:
-    with suppress(OSError):  # more than there is
+    with suppress(OSError):  # not enough shared memory
         return SharedSlots(AHEAD, ROOM)
     return None
 
@@ -160,10 +160,10 @@ def _shared() -> SharedSlots | None:
 def _work(
     batches: Connection, answers: Connection, others: list[Connection], slots: SharedSlots | None, model: nn.Module
 ) -> None:
-    """One of them: the logits of each batch that it is sent, or what ended it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that began this one, and ends it
+    """Run a process: answer each batch with its logits, or with the error that ended it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    for other in others:  # or who waits for their end would not see it
+    for other in others:  # or those who wait for the pipes to close would wait forever
         other.close()
     torch.set_num_threads(1)
     try:
@@ -178,11 +178,11 @@ def _work(
         except BaseException as error:
             answers.send(error)
     except OSError:
-        os._exit(0)  # nobody listens any more
+        os._exit(0)  # the parent has closed the pipe
 
 
 class _Sent:
-    """The batches that come, in memory that is theirs until they have been answered."""
+    """The batches that arrive. Each one's memory is its own until it has been answered."""
 
     yields_fresh = True
 
@@ -205,7 +205,7 @@ class _Sent:
 
 
 def _packed(batch: Batch) -> tuple[Any, ...]:
-    """As arrays, which are written faster than tensors are."""
+    """Return a batch as arrays, which pickle faster than tensors."""
     sparse = batch.sparse
     tensors = (batch.dense, sparse.values(), sparse.offsets(), sparse.weights_or_none(), batch.labels)
     shares = None

@@ -1,4 +1,4 @@
-"""How a run begins from checkpoints, and what is said of those that it leaves."""
+"""How a run begins from checkpoints, and what its summary says of those that it leaves."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,9 +14,9 @@ from skirl.train.trainers import Share
 
 
 def check_start(saving: SaveFlags, flags: Mapping[str, Any]) -> Origin | None:
-    """Refuse flags that do not fit the checkpoint that the run begins from; nothing is read of it but these.
+    """Raise if the flags do not fit the checkpoint that the run begins from. Read nothing of it but its flags.
 
-    Returns the checkpoint of another run, where it begins from one.
+    Returns the checkpoint if it is another run's.
 
     **Arguments**
 
@@ -28,17 +28,17 @@ def check_start(saving: SaveFlags, flags: Mapping[str, Any]) -> Origin | None:
         check_model(Path(origin.given), origin.header, flags)
     elif saving.resume and saving.save is not None and numbers(saving.save):
         then = "set it to that to go on, or begin a new run with another --save (and --from, to take rows along)"
-        may = FREE - {"lr"} if flags["optimizer"] == "ftrl" else FREE  # its rows are made of their state and lr
+        may = FREE - {"lr"} if flags["optimizer"] == "ftrl" else FREE  # its rows are computed from their state and lr
         check_flags(saved_flags(saving.save), flags, may=may, then=then)
     return origin
 
 
 def agreed_start(share: Share, saving: SaveFlags, flags: Mapping[str, Any]) -> Origin | None:
-    """As `check_start`, by the first trainer for all: files of the run appear as soon as one of them begins.
+    """Do `check_start` on the first trainer for all of them, since files of the run appear as soon as one begins.
 
     **Arguments**
 
-    - `share`: this trainer's.
+    - `share`: this trainer's share.
     - `saving`, `flags`: as for `check_start`.
     """
 
@@ -54,7 +54,7 @@ def agreed_start(share: Share, saving: SaveFlags, flags: Mapping[str, Any]) -> O
 
 
 def best_of(kept: Mapping[str, Any], judge: Evaluation) -> dict[str, Any] | None:
-    """The checkpoint that --keep-best keeps: where, of which step, with which held-out log loss; None without it."""
+    """Return facts about the checkpoint that --keep-best kept: folder, step, held-out log loss. None if there is none."""
     found = kept["best"]
     if found is None:
         return None
@@ -62,13 +62,13 @@ def best_of(kept: Mapping[str, Any], judge: Evaluation) -> dict[str, Any] | None
 
 
 def not_saved(saving: SaveFlags, kept: Mapping[str, Any], step: int) -> str | None:
-    """Why what the run promised to leave is not there: the checkpoint of its end, and the best.
+    """Say why a promised checkpoint, that of the run's end or the best, is not there. Return None if all are.
 
     **Arguments**
 
-    - `saving`: what was promised.
+    - `saving`: the flags that promise checkpoints.
     - `kept`: the facts of the run's `Keeper`.
-    - `step`: where the run ended.
+    - `step`: the step where the run ended.
     """
     if saving.save is None:
         return None
@@ -82,7 +82,7 @@ def not_saved(saving: SaveFlags, kept: Mapping[str, Any], step: int) -> str | No
 
 
 def saved_line(saving: SaveFlags, result: Mapping[str, Any]) -> str:
-    """What the summary says of checkpoints."""
+    """Return what the summary says of checkpoints."""
     kept, folder = result["checkpoints"], saving.save
     newest = kept["newest"]
     first = "nothing" if newest is None else f"step {newest:,} in {folder}; more --steps and --resume go on from there"
@@ -93,7 +93,7 @@ def saved_line(saving: SaveFlags, result: Mapping[str, Any]) -> str:
 
 
 def outcome(result: Mapping[str, Any]) -> dict[str, str]:
-    """What the summary says of the best, of where the run began, of flags that changed, and of what is missing."""
+    """Return the summary's lines on the best checkpoint, the run's origin, changed flags, and what is missing."""
     lines = {}
     if (best_one := result["best"]) is not None:
         loss = best_one["test_logloss"]

@@ -1,4 +1,4 @@
-"""Loss, metrics and speed of a run so far: what its progress shows and its result sums up."""
+"""Loss, metrics and speed of a run so far, for its progress and its result."""
 
 import hashlib
 import time
@@ -19,11 +19,11 @@ from skirl.train.repeats import Repeats
 
 
 class Meter:
-    """Watches a run; part of its checkpoint, but for the speed.
+    """Measures a run. All but the speed is part of its checkpoint.
 
     **Arguments**
 
-    - `lists`: features with any number of ids a sample, whose repeats are counted.
+    - `lists`: features with any number of ids per sample, whose repeats are counted.
 
     >>> import torch
     >>> meter = Meter()
@@ -38,20 +38,20 @@ class Meter:
         self._late: deque[tuple[Callable[[], tuple[Tensor, ...]], int, bool]] = deque()
         self._counted: dict[str, Any] = {"steps": 0, "samples": 0, "first": nan, "last": nan, "sum": 0.0, "digest": ""}
         self.not_finite: tuple[int, str] | None = None
-        """The first step whose loss or predictions were not finite, and which; neither it nor what follows is counted."""
+        """The first step whose loss or predictions were not finite, and what was. Nothing from there on is counted."""
         self._started = time.monotonic()
         self._warm: tuple[float, int] | None = None
         self._shown = (self._started, 0, 0, 0.0)
         self._repeats_shown = (0, 0)
         self._away = 0.0
-        """Seconds since the start that were not training."""
+        """Seconds since the start that were not spent on training."""
 
     def add(
         self, loss: Tensor, logits: Tensor, labels: Tensor, *, samples: int | None = None, finite: bool = True
     ) -> None:
-        """One more step.
+        """Add a step.
 
-        samples: of it; by default as many as there are labels. finite: whether the logits are that other trainers have.
+        samples: those of the step, by default as many as labels. finite: whether other trainers' logits are finite.
         """
         self._late.append((sent(loss, logits, labels), len(labels) if samples is None else samples, finite))
         while len(self._late) > (loss.device.type != "cpu"):
@@ -59,13 +59,13 @@ class Meter:
 
     @property
     def metrics(self) -> Metrics:
-        """Of all predictions, each made before its sample was trained on."""
+        """Metrics of all predictions, each made before its sample was trained on."""
         _ = self._so_far
         return self._metrics
 
     @property
     def _so_far(self) -> dict[str, Any]:
-        """All steps, the last one too."""
+        """The counts over all steps, including those whose loss was still on its way."""
         while self._late:
             self._count(*self._late.popleft())
         return self._counted
@@ -76,7 +76,7 @@ class Meter:
         if self.not_finite is None and not (isfinite(loss) and finite and bool(torch.isfinite(logits).all())):
             what = "predictions are not finite" if isfinite(loss) else f"the loss is {loss}"
             self.not_finite = here["steps"] + 1, what
-        if self.not_finite is not None:  # what follows says nothing, and would make all sums nan
+        if self.not_finite is not None:  # what follows is meaningless and would make all sums nan
             return
         here["first"] = here["first"] if here["steps"] else loss
         here["last"] = loss
@@ -91,12 +91,12 @@ class Meter:
 
     @property
     def steps(self) -> int:
-        """Steps so far."""
+        """Number of steps so far."""
         return self._so_far["steps"]
 
     @property
     def samples(self) -> int:
-        """Samples so far."""
+        """Number of samples so far."""
         return self._so_far["samples"]
 
     @property
@@ -106,12 +106,12 @@ class Meter:
 
     @property
     def seconds(self) -> float:
-        """Since the start in this process, without pauses."""
+        """Seconds since the start in this process, without pauses."""
         return time.monotonic() - self._started - self._away
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What is done in this block is not training: it does not make the run slower."""
+        """Leave the time of this block out of all speeds."""
         began = time.monotonic()
         try:
             yield
@@ -123,13 +123,13 @@ class Meter:
                 self._warm = (self._warm[0] + away, self._warm[1])
 
     def diverged(self, *, last: bool) -> bool:
-        """Whether a loss was not finite; on a GPU the loss of a step is known a step later. last: look at all."""
+        """Return whether a loss or prediction was not finite. A GPU's step is known one step later. last: wait for all."""
         if last:
             _ = self._so_far
         return self.not_finite is not None
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return {
             "metrics": self.metrics.state_dict(),
             "so_far": dict(self._so_far),
@@ -137,7 +137,7 @@ class Meter:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Restore the state of a checkpoint."""
         self._late.clear()
         self._metrics.load_state_dict(state["metrics"])
         self._so_far.update(state["so_far"])
@@ -146,7 +146,7 @@ class Meter:
         self._shown = (time.monotonic(), self._so_far["steps"], self._so_far["samples"], self._so_far["sum"])
 
     def facts(self, batches: Lookahead) -> Facts:
-        """What the progress shows: speed and loss since it was last asked, all else since the start."""
+        """Return facts for the progress: speed, loss and factor since the last call, all others since the start."""
         now, engine, here = time.monotonic(), batches.engine, self._so_far
         since, steps, samples, losses = self._shown
         self._shown = (now, here["steps"], here["samples"], here["sum"])
@@ -168,7 +168,7 @@ class Meter:
         }
 
     def result(self) -> dict[str, Any]:
-        """The whole run."""
+        """Return the figures of the whole run."""
         now, here = time.monotonic(), self._so_far
         since, before = self._warm or (now, here["samples"])
         return {
@@ -187,7 +187,7 @@ class Meter:
 
 
 def sent(*tensors: Tensor) -> Callable[[], tuple[Tensor, ...]]:
-    """Send tensors to the host; what is returned waits for them, and for nothing that the GPU was given later.
+    """Start copying tensors to the host. Return a call that waits for them, but not for later work of the GPU.
 
     >>> sent(torch.tensor(0.5), torch.tensor([1]))()
     (tensor(0.5000), tensor([1]))
@@ -196,7 +196,7 @@ def sent(*tensors: Tensor) -> Callable[[], tuple[Tensor, ...]]:
     if at.type != "cuda":
         return lambda: tensors
     here = tuple(tensor.detach().to("cpu", non_blocking=True) for tensor in tensors)  # to pinned memory
-    there = torch.cuda.Event(blocking=True)  # who waits sleeps
+    there = torch.cuda.Event(blocking=True)  # sleep while waiting
     there.record(torch.cuda.current_stream(at))
 
     def landed() -> tuple[Tensor, ...]:

@@ -10,12 +10,12 @@ import torch
 
 _BITS = 18
 TOGETHER = 65536
-"""Samples that are put into bins at once, which costs 1 ms for one or for thousands."""
+"""Samples to bin at once; binning costs 1 ms whether for one or for thousands."""
 Values = torch.Tensor | np.ndarray
 
 
 class NotFinite(ValueError):
-    """Predictions that are no finite numbers: how many, of how many."""
+    """Predictions are not finite. Has how many, of how many."""
 
     def __init__(self, found: int, of: int) -> None:
         super().__init__(f"{found} of {of} logits are not finite: has training diverged?")
@@ -27,7 +27,7 @@ class NotFinite(ValueError):
 
 @dataclass(frozen=True)
 class Scores:
-    """How good predictions are; None where it takes clicks and others and there are none of one kind."""
+    """The quality of predictions. A score that needs both clicks and non-clicks is None if one kind is missing."""
 
     samples: int
     auc: float | None
@@ -35,7 +35,7 @@ class Scores:
     ne: float | None
     """Normalised entropy: the log loss relative to that of always predicting the click rate."""
     calibration: float | None
-    """Predicted clicks for each real one."""
+    """Predicted clicks per real click."""
 
 
 class Metrics:
@@ -52,7 +52,7 @@ class Metrics:
         self.loss = LogLoss()
         self._waiting: list[tuple[Values, Values]] = []
         self._scored: Scores | None = None
-        """The scores that were asked for last, which take a millisecond."""
+        """The last scores, cached because they take a millisecond."""
 
     def update(self, logits: Values, labels: Values) -> None:
         """Add a batch."""
@@ -62,7 +62,7 @@ class Metrics:
             self._settle()
 
     def scores(self) -> Scores:
-        """Over all samples so far."""
+        """Return the scores over all samples so far."""
         loss = self.loss
         if self._scored is None or self._scored.samples != loss.samples:
             self._settle()
@@ -71,12 +71,12 @@ class Metrics:
         return self._scored
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         self._settle()
         return {"auc": self.auc.state_dict(), "loss": self.loss.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Restore the state of a checkpoint."""
         self._waiting.clear()
         self._scored = None
         self.auc.load_state_dict(state["auc"])
@@ -88,7 +88,7 @@ class Metrics:
 
 
 class StreamingAUC:
-    """The area under the ROC curve: how often a click scores above a sample that is none, ties counting one half.
+    """The area under the ROC curve: how often a click scores above a non-click, ties counting one half.
 
     >>> auc = StreamingAUC()
     >>> auc.update(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1]))
@@ -97,61 +97,61 @@ class StreamingAUC:
     """
 
     def __init__(self) -> None:
-        self._counts = np.zeros((2, 1 << _BITS), np.int64)  # of no click, of click
+        self._counts = np.zeros((2, 1 << _BITS), np.int64)  # non-clicks, clicks
 
     def update(self, logits: Values, labels: Values) -> None:
-        """Count a batch. Any score that rises with the click's probability will do."""
+        """Add a batch. Any score that increases with the click's probability will do."""
         bins, clicks = _bins_of(logits, labels)
         for clicked in (0, 1):
             self._counts[clicked] += np.bincount(bins[clicks == clicked], minlength=1 << _BITS)
 
     def update_all(self, batches: Sequence[tuple[Values, Values]]) -> None:
-        """Count batches, each as logits and labels."""
+        """Add batches, each a pair of logits and labels."""
         if batches:
             logits, labels = (np.concatenate([_flat(part) for part in parts]) for parts in zip(*batches))
             self.update(logits, labels)
 
     def counted(self) -> tuple[np.ndarray, np.ndarray]:
-        """The bins that have samples, and int64 [2, bins]: how many that are no clicks, and how many clicks."""
+        """Return the bins that have samples, and their int64 [2, bins] counts of non-clicks and clicks."""
         bins = np.flatnonzero(self._counts.any(axis=0))
         return bins, self._counts[:, bins]
 
     def add(self, bins: np.ndarray, counts: np.ndarray) -> None:
-        """Add what another one counted."""
+        """Add the counts of another one."""
         self._counts[:, bins] += counts
 
     def value(self) -> float:
-        """The AUC of all samples so far; nan until there are both clicks and others."""
+        """Return the AUC of all samples so far; nan until there are both clicks and non-clicks."""
         others, clicks = self._counts.astype(np.float64)
         below = np.cumsum(others) - others
         return _ratio(float(np.sum(clicks * (below + others / 2))), float(clicks.sum() * others.sum()))
 
     def error_bound(self) -> float:
-        """The true AUC is at most this far from `value()`: half the pairs that fell into one bin."""
+        """Return the maximum distance of `value()` from the true AUC: half the share of pairs that fell into one bin."""
         others, clicks = self._counts.astype(np.float64)
         return _ratio(float(np.sum(clicks * others)) / 2, float(clicks.sum() * others.sum()))
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The counts, for a checkpoint."""
+        """Return the counts for a checkpoint."""
         return {"counts": torch.from_numpy(self._counts.copy())}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Go on from a checkpoint's counts."""
+        """Restore the counts of a checkpoint."""
         self._counts[:] = state["counts"].numpy()
 
 
 class Sums(NamedTuple):
-    """Of one batch."""
+    """The sums of a batch."""
 
     samples: int
     clicks: int
     loss: float
     predicted: float
-    """Clicks, as predicted."""
+    """Expected clicks: the sum of the predicted probabilities."""
 
 
 def sums_of(logits: Values, labels: Values) -> Sums:
-    """Over a batch, in float64."""
+    """Sum over a batch, in float64."""
     x, clicks = _checked(logits, labels)
     tail = np.exp(-np.abs(x))  # never overflows
     loss = float(np.sum(np.maximum(x, 0) - x * clicks + np.log1p(tail)))
@@ -159,7 +159,7 @@ def sums_of(logits: Values, labels: Values) -> Sums:
 
 
 class LogLoss:
-    """Mean binary cross-entropy, in nats, and what is read off beside it.
+    """Mean binary cross-entropy in nats, and the metrics that come from the same sums.
 
     >>> loss = LogLoss()
     >>> loss.update(np.array([0.0, 0.0]), np.array([0, 1]))
@@ -183,31 +183,31 @@ class LogLoss:
         self._clicks += sums.clicks
 
     def value(self) -> float:
-        """The mean over all samples so far; nan before the first."""
+        """Return the mean over all samples so far; nan before the first."""
         return _ratio(self._loss, self._samples)
 
     @property
     def samples(self) -> int:
-        """How many were added."""
+        """Number of samples so far."""
         return self._samples
 
     def click_rate(self) -> float:
-        """The share of clicks."""
+        """Return the share of clicks."""
         return _ratio(self._clicks, self._samples)
 
     def calibration(self) -> float:
-        """Predicted clicks for each real one: 1 is right."""
+        """Return predicted clicks per real click: 1 is right."""
         return _ratio(self._predicted, self._clicks)
 
     def normalised_entropy(self) -> float:
-        """The loss relative to that of always predicting the click rate: below 1 is better than that."""
+        """Return the loss relative to that of always predicting the click rate: below 1 is better."""
         p = self.click_rate()
         if not 0 < p < 1:
             return math.nan
         return self.value() / -(p * math.log(p) + (1 - p) * math.log(1 - p))
 
     def state_dict(self) -> dict[str, int | float]:
-        """The sums, for a checkpoint."""
+        """Return the sums for a checkpoint."""
         return {
             "samples": self._samples,
             "clicks": self._clicks,
@@ -216,22 +216,22 @@ class LogLoss:
         }
 
     def load_state_dict(self, state: dict[str, int | float]) -> None:
-        """Go on from a checkpoint's sums."""
+        """Restore the sums of a checkpoint."""
         self._samples, self._clicks = int(state["samples"]), int(state["clicks"])
         self._loss, self._predicted = float(state["loss"]), float(state["predicted"])
 
 
 def _bins_of(logits: Values, labels: Values) -> tuple[np.ndarray, np.ndarray]:
-    """The bin of each sample, and which are clicks."""
+    """Return the bin of each sample, and which are clicks."""
     scores, clicks = _checked(logits, labels)
-    bits = (scores.astype(np.float32) + np.float32(0)).view(np.int32)  # + 0: the two zeros are one score
-    # Floats order like their bits, negative ones the other way round: turn those over, then shift all above zero.
+    bits = (scores.astype(np.float32) + np.float32(0)).view(np.int32)  # + 0 turns -0 into +0
+    # Floats order like their bits, negative ones in reverse: invert those, then shift all above zero.
     ordered = np.where(bits < 0, ~bits, bits | np.int32(-(2**31))).view(np.uint32)
     return (ordered >> np.uint32(32 - _BITS)).astype(np.int64), clicks
 
 
 def _checked(logits: Values, labels: Values) -> tuple[np.ndarray, np.ndarray]:
-    """Both as flat float64 arrays; what would corrupt a metric silently is refused."""
+    """Return both as flat float64 arrays. Raise if they would silently corrupt a metric."""
     x, y = (_flat(values) for values in (logits, labels))
     if x.size != y.size:
         raise ValueError(f"{x.size} logits for {y.size} labels: pass one label for each logit")

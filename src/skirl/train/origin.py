@@ -1,4 +1,4 @@
-"""What a run began from: written down in its folder of checkpoints before anything is taken, for a start that was killed."""
+"""The origin of a run: noted in its folder of checkpoints before anything is copied, in case the start is killed."""
 
 import hashlib
 import logging
@@ -23,31 +23,31 @@ class Origin(NamedTuple):
     """A checkpoint that a run begins from."""
 
     given: str
-    """As --from named it."""
+    """The path as --from gave it."""
     header: Path
     digest: str
-    """The SHA-256 of the header, which has those of all its files."""
+    """The SHA-256 of the header, which holds those of all its files."""
     again: bool = False
-    """The run began from this one before, so no other will do."""
+    """True if the run began from this checkpoint before, so that no other will do."""
 
     @classmethod
     def of(cls, given: str, header: Path) -> Self:
-        """Of a header that is there."""
+        """Return the origin of an existing header."""
         return cls(given, header, _digest(header))
 
 
 def origin_of(saving: SaveFlags) -> Origin | None:
-    """The checkpoint that the run takes rows and weights from; None where it goes on with its own, or takes none.
+    """Return the checkpoint that the run takes rows and weights from. None if it goes on with its own, or takes none.
 
     **Arguments**
 
-    - `saving`: says where the run is saved, and from which one it begins.
+    - `saving`: says where the run is saved, and which run it begins from.
     """
     save, from_ = saving.save, saving.from_
     if save is None:
         return _newest(from_)
     if not saving.resume:
-        from skirl.checkpoint.keeper import refuse_checkpoints  # it needs torch, and who reads a note does not
+        from skirl.checkpoint.keeper import refuse_checkpoints  # needs torch, which reading a note does not
 
         refuse_checkpoints(save)
         return _newest(from_)
@@ -79,12 +79,12 @@ def origin_of(saving: SaveFlags) -> Origin | None:
 
 
 def note(save: Path, origin: Origin | None) -> None:
-    """Write down what the run in a folder begins from, and that it begins from nothing else.
+    """Note what the run in a folder begins from, or remove the note of an earlier run if there is no origin.
 
     **Arguments**
 
     - `save`: the folder of its checkpoints.
-    - `origin`: the checkpoint; None: there is none.
+    - `origin`: the checkpoint, or None.
     """
     path = save / NAME
     try:
@@ -105,11 +105,11 @@ def note(save: Path, origin: Origin | None) -> None:
 
 
 def read(save: Path) -> Origin | None:
-    """What was written down in a folder; None where nothing was.
+    """Return the origin noted in a folder. None if there is no note, or a damaged one that a checkpoint makes unnecessary.
 
     **Arguments**
 
-    - `save`: the folder.
+    - `save`: the folder of checkpoints.
     """
     path = save / NAME
     if not path.exists():
@@ -119,7 +119,7 @@ def read(save: Path) -> Origin | None:
         if (wrong := misfit(body, {"from": TEXT, "checkpoint": TEXT, "sha256": TEXT})) is not None:
             raise CheckpointError(f"{path} is wrong: {wrong}")
     except CheckpointError:
-        if folder.holds_some(save):  # nobody needs it any more
+        if folder.holds_some(save):  # the note is no longer needed
             return None
         raise CheckpointError(
             f"{path} is damaged, and says what the run began from: begin it with --from and without --resume"
@@ -128,7 +128,7 @@ def read(save: Path) -> Origin | None:
 
 
 def _means(from_: Path, noted: Origin) -> bool:
-    """Whether --from names the place that was noted, or one where the same checkpoint is now."""
+    """Return whether --from names the place that was noted, or one where the same checkpoint is now."""
     if from_.absolute() in (noted.header, noted.header.parent):
         return True
     return any(_digest(header) == noted.digest for header in _headers(from_) if header.is_file())
@@ -142,7 +142,7 @@ def _headers(path: Path) -> list[Path]:
 
 
 def _newest(from_: Path | None) -> Origin | None:
-    """The newest checkpoint whose header is whole; whoever opens it says what else is wrong."""
+    """Return the newest checkpoint with a readable header. Other damage shows when it is opened."""
     if from_ is None:
         return None
     headers = folder.headers(from_)

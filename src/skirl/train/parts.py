@@ -1,4 +1,4 @@
-"""What several trainers found, each of some batches, merged into the numbers of one that had all of them."""
+"""Metrics of several trainers, each over some batches, merged into those of one trainer with all batches."""
 
 from collections.abc import Sequence
 
@@ -7,11 +7,11 @@ import numpy as np
 from skirl.train.metrics import TOGETHER, Metrics, NotFinite, StreamingAUC, Sums, Values, sums_of
 
 Arrays = Sequence[np.ndarray]
-"""A part as it travels: arrays of one dimension, in a fixed order."""
+"""A part as it is exchanged: arrays of one dimension, in a fixed order."""
 
 
 class Part:
-    """What one trainer found. Every batch has a number in the stream, by which the parts of all are put in order.
+    """The metrics of one trainer's batches. Each batch has its number in the stream, which orders the merged parts.
 
     >>> first, second, alone = Part(), Part(), Metrics()
     >>> first.update(0, np.array([0.3, -2.0]), np.array([1, 0]))
@@ -26,7 +26,7 @@ class Part:
         self._numbers: list[int] = []
         self._sums: list[Sums] = []
         self._wrong: list[tuple[int, int, int]] = []
-        """Of batches whose logits are not all finite: the number, how many are not, of how many."""
+        """For each batch with logits that are not finite: its number, how many are not, of how many."""
         self._auc = StreamingAUC()
         self._waiting: list[tuple[Values, Values]] = []
 
@@ -35,8 +35,8 @@ class Part:
 
         **Arguments**
 
-        - `number`: which batch of the whole stream it is.
-        - `logits`, `labels`: of its samples.
+        - `number`: the batch's number in the whole stream.
+        - `logits`, `labels`: those of its samples.
         """
         try:
             sums = sums_of(logits, labels)
@@ -54,7 +54,7 @@ class Part:
         self._waiting.clear()
 
     def arrays(self) -> list[np.ndarray]:
-        """All of it, for an exchange."""
+        """Return all of it, for an exchange."""
         self._settle()
         bins, counts = self._auc.counted()
         return [
@@ -68,15 +68,15 @@ class Part:
 
 
 def merged(parts: Sequence[Arrays], into: Metrics | None = None) -> Metrics:
-    """The metrics of all batches, bit for bit those of one process that was given them in order.
+    """Return the metrics of all batches, with the same bits as in one process that gets them in order.
 
-    Counts are whole numbers, which any order adds up to the same. The sums of batches are added in the order of their
+    Counts are whole numbers, whose sum does not depend on order. The sums of batches are added in the order of their
     numbers.
 
     **Arguments**
 
-    - `parts`: what `Part.arrays` gave, of all trainers in any order. Their batches are consecutive, and each is in one part.
-    - `into`: the metrics of all batches before; None: there are none.
+    - `parts`: the `Part.arrays` of all trainers, in any order. Their batches are consecutive, each in exactly one part.
+    - `into`: the metrics of all earlier batches; None if there are none.
     """
     metrics = Metrics() if into is None else into
     numbers = np.concatenate([part[0] for part in parts])

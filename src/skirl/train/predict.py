@@ -30,16 +30,16 @@ from skirl.train.saved_run import SavedRun, saved_run
 from skirl.train.scored import Fresh, scored
 
 GROUP = 1 << 17
-"""Rows of a row group."""
+"""Rows in a Parquet row group."""
 
 
 def evaluate(chosen: Chosen) -> dict[str, Any]:
-    """The metrics of a saved run."""
+    """Return the metrics of a saved run."""
     return _result("evaluate", chosen, None)
 
 
 def predict(chosen: Chosen, into: Path) -> dict[str, Any]:
-    """Predictions of a saved run, written to a Parquet file; with metrics, where there are labels."""
+    """Write predictions of a saved run to a Parquet file. Return the result, with metrics if there are labels."""
     return _result("predict", chosen, into)
 
 
@@ -65,7 +65,7 @@ def _result(command: str, chosen: Chosen, into: Path | None) -> dict[str, Any]:
                     metrics.update(logits, batch.labels)
                 out.write(numbers, logits, batch.labels)
                 samples += len(numbers)
-                if done == 1:  # it loads kernels, and says nothing about the others
+                if done == 1:  # the first batch loads kernels, so its time says nothing about the others
                     first, began, cpu = samples, time.monotonic(), _cpu_seconds()
                 progress(done, lambda n=samples: {"samples": f"{n:,}"})
         ended, cpu = time.monotonic(), _cpu_seconds() - cpu
@@ -88,18 +88,18 @@ def _result(command: str, chosen: Chosen, into: Path | None) -> dict[str, Any]:
 
 
 def _cpu_seconds() -> float:
-    """What this process has taken of all cores, and the workers that have ended."""
+    """Return the CPU seconds of this process and of the child processes that have ended."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
 
 def _processes(run: SavedRun) -> AbstractContextManager[Forked | None]:
-    """Processes that compute, where they can; begun before any thread is."""
+    """Return the processes that compute, if they can, or None. They must begin before any thread does."""
     return forked(run.model, run.threads) if run.threads > 1 and able(run.model) else nullcontext()
 
 
 def _scored(run: SavedRun, team: Forked | None) -> Iterator[tuple[Batch, np.ndarray, np.ndarray]]:
-    """Each batch with its logits and the numbers of its rows."""
+    """Yield each batch with its logits and the numbers of its rows."""
     ahead: deque[np.ndarray] = deque()
 
     def batches(read: Iterable[tuple[Batch, np.ndarray]]) -> Iterator[Batch]:
@@ -107,7 +107,7 @@ def _scored(run: SavedRun, team: Forked | None) -> Iterator[tuple[Batch, np.ndar
             ahead.append(numbers)
             yield batch
 
-    # One thread reads, one looks rows up, others compute, and one writes; or one reads, processes compute, and one writes.
+    # One thread reads, one looks rows up, others compute, one writes. With processes: one reads, they compute, one writes.
     reading = in_thread(run.batches()) if team is None else closing(run.batches())
     with reading as read, closing(scored(run.model, Fresh(batches(read)), run.threads, team)) as found:
         for batch, logits in found:
@@ -115,16 +115,16 @@ def _scored(run: SavedRun, team: Forked | None) -> Iterator[tuple[Batch, np.ndar
 
 
 class Predictions:
-    """A Parquet file of predictions, written a row group at a time; it appears when all are in it.
+    """A Parquet file of predictions, written one row group at a time. It appears once it is complete.
 
-    Columns: `row`, the number of the row in the data, from 0; `prediction`, the probability of a click; `logit`, what the
-    model gave; `label`, where there are labels.
+    Columns: `row`, the number of the row in the data, from 0; `prediction`, the probability of a click; `logit`, the
+    model's output; `label`, if there are labels.
 
     **Arguments**
 
     - `path`: the file; None writes nothing.
     - `labelled`: whether there are labels.
-    - `about`: what the file says of where its predictions come from.
+    - `about`: metadata of the file, which says where its predictions come from.
     """
 
     def __init__(self, path: Path | None, *, labelled: bool, about: dict[str, Any]) -> None:
@@ -146,7 +146,7 @@ class Predictions:
         return self
 
     def write(self, numbers: np.ndarray, logits: np.ndarray, labels: Any) -> None:
-        """The predictions of one batch."""
+        """Add the predictions of a batch."""
         if self._writer is None:
             return
         columns = [numbers, probability(logits), logits]
@@ -193,12 +193,12 @@ class Predictions:
 
 
 def _array(values: np.ndarray, of: pa.DataType) -> pa.Array:
-    """`pa.array` would import pandas, where it is installed."""
+    """Return an Arrow array. `pa.array` would import pandas if it is installed."""
     return pa.Array.from_buffers(of, len(values), [None, pa.py_buffer(values)])
 
 
 def probability(logits: np.ndarray) -> np.ndarray:
-    """The sigmoid, computed in float64 and rounded once.
+    """Return the sigmoid, computed in float64 and rounded once.
 
     >>> probability(np.array([0.0, 200.0], np.float32)).tolist()
     [0.5, 1.0]

@@ -1,4 +1,4 @@
-"""`skirl evaluate` and `skirl predict`: what they do is imported when they run."""
+"""`skirl evaluate` and `skirl predict`. The code that does the work is imported when they run."""
 
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ class Evaluate(Chosen):
     """Compare the predictions of a trained model with labels."""
 
     def run(self) -> dict[str, Any]:
-        """Predict, and compare."""
+        """Predict, compare with the labels, and return the result."""
         from skirl.train.predict import evaluate
 
         return evaluate(self)
@@ -34,7 +34,7 @@ class Predict(Chosen):
             raise ValueError(f"--into is {self.into}: its folder does not exist, make it first")
 
     def run(self) -> dict[str, Any]:
-        """Predict, and write."""
+        """Predict, write the file, and return the result."""
         from skirl.train.predict import predict
 
         return predict(self, self.into)

@@ -1,15 +1,15 @@
-"""How often lists repeat in the batches of a run: ids that samples have, over ids that are looked up."""
+"""How often lists repeat in the batches of a run: the ratio of ids in samples to ids that are looked up."""
 
 from collections.abc import Sequence
 from typing import Any
 
 
 class Repeats:
-    """Counts them.
+    """Counts of ids in samples and in batches.
 
     **Arguments**
 
-    - `lists`: the features that count: those with any number of ids a sample.
+    - `lists`: the features to count: those with any number of ids per sample.
 
     >>> import torch
     >>> from skirl import KeyedJagged
@@ -23,10 +23,10 @@ class Repeats:
     def __init__(self, lists: Sequence[str] = ()) -> None:
         self._lists = frozenset(lists)
         self.ids = self.held = 0
-        """That samples have, and that batches have."""
+        """ids: those of samples; held: those of batches, where repeated lists occur once."""
 
     def add(self, sparse: Any) -> None:
-        """Count those of a batch."""
+        """Count the ids of a batch."""
         if not self._lists or not hasattr(sparse, "groups"):
             return
         inverse = {name: of for names, of in sparse.groups.items() for name in names}
@@ -41,11 +41,11 @@ class Repeats:
             first += bags
 
     def factor(self, since: tuple[int, int] = (0, 0)) -> float | None:
-        """How many times as many ids samples had as batches; None where no list has ever repeated.
+        """Return the ratio of ids in samples to ids in batches, or None if no list has ever repeated.
 
         **Arguments**
 
-        - `since`: `ids` and `held` where to begin.
+        - `since`: an earlier value of `counted` to count from.
         """
         if self.ids == self.held:
             return None
@@ -53,13 +53,13 @@ class Repeats:
 
     @property
     def counted(self) -> tuple[int, int]:
-        """Both, for `since`."""
+        """`ids` and `held`, for `since`."""
         return self.ids, self.held
 
     def state_dict(self) -> dict[str, int]:
-        """What a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return {"ids": self.ids, "held": self.held}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on from a checkpoint."""
+        """Restore the state of a checkpoint."""
         self.ids, self.held = state["ids"], state["held"]

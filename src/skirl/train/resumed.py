@@ -1,4 +1,4 @@
-"""Whether a run may go on with other flags than it was saved with, and what changes from there on."""
+"""Checks that a run may go on with other flags than it was saved with, and lists what changes."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +10,7 @@ from skirl.tools.flags import option
 from skirl.tools.sealed_json import CheckpointError
 
 Change = dict[str, Any]
-"""A flag that is another from a step on: `flag`, `was`, `is` and `step`."""
+"""A flag with another value from a step on: `flag`, `was`, `is` and `step`."""
 
 OF_A_START = frozenset(
     ("run", "trace", "save", "save_every", "save_minutes", "keep", "keep_best", "resume", "from_", "json", "quiet", "wandb",
@@ -21,15 +21,15 @@ FREE = frozenset(
     ("lr", "dense_lr", "threads", "steps", "epochs", "cache", "depth", "policy", "store", "prefetch", "link", "device",
      "workers", "eval_every", "patience", "peer_patience")
 )  # fmt: skip
-"""Flags that may change when a run goes on; what they are then holds from there on."""
+"""Flags that may change when a run goes on; the new values apply from there on."""
 OF_FILES = frozenset(("data", "schema", "rows", "vocab", "valid"))
-"""Flags of files that may be spelled in another way: the stream of batches itself tells whether it is another one."""
+"""Flags of files, which may be spelled differently: the stream of batches itself checks that it is the same."""
 LEARNING = ("lr", "dense_lr", "threads")
-"""Those of the free ones that change what is learned."""
+"""The free flags that change what is learned."""
 
 
 def run_of(body: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a checkpoint has of its run folder: `folder`, `flags` and `changes`; None where no `skirl train` saved it."""
+    """Return the state of a checkpoint's run folder: `folder`, `flags`, `changes`. None if `skirl train` did not save it."""
     for part in body["run"]["optimizers"]:
         if part["type"] == "RunFolder":
             return decode(part["state"], {})
@@ -37,7 +37,7 @@ def run_of(body: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def saved_flags(path: Path) -> dict[str, Any]:
-    """The flags that the newest readable checkpoint of a folder was saved with; none of one that does not say.
+    """Return the flags that a folder's newest readable checkpoint was saved with; empty if it does not say.
 
     **Arguments**
 
@@ -46,7 +46,7 @@ def saved_flags(path: Path) -> dict[str, Any]:
     for header in folder.headers(path):
         try:
             return dict((run_of(folder.read(header)) or {}).get("flags", {}))
-        except CheckpointError:  # whoever loads it says what is wrong with it
+        except CheckpointError:  # loading it reports what is wrong with it
             continue
         except (KeyError, TypeError, ValueError, AttributeError):
             return {}
@@ -54,7 +54,7 @@ def saved_flags(path: Path) -> dict[str, Any]:
 
 
 def changes_between(saved: Mapping[str, Any], here: Mapping[str, Any]) -> list[Change]:
-    """What is not as it was saved, of the flags that may change.
+    """Return the flags that may change and differ from the saved ones.
 
     >>> changes_between({"lr": 0.1, "dim": 4, "quiet": True}, {"lr": 0.2, "dim": 4, "quiet": False})
     [{'flag': 'lr', 'was': 0.1, 'is': 0.2}]
@@ -68,14 +68,14 @@ def changes_between(saved: Mapping[str, Any], here: Mapping[str, Any]) -> list[C
 
 
 def check_flags(saved: Mapping[str, Any], here: Mapping[str, Any], *, may: frozenset[str], then: str) -> None:
-    """Refuse flags that are not those of the run that was saved, by name and with both values.
+    """Raise if flags differ from those of the saved run, naming them with both values.
 
     **Arguments**
 
-    - `saved`: the flags of that run.
+    - `saved`: the flags of the saved run.
     - `here`: the flags now.
-    - `may`: those that may be others.
-    - `then`: what to do about it.
+    - `may`: the flags that may differ.
+    - `then`: the end of the message: what to do about it.
 
     >>> check_flags({"dim": 16, "lr": 0.1}, {"dim": 32, "lr": 0.2}, may=FREE, then="set it to that")
     Traceback (most recent call last):
@@ -90,7 +90,7 @@ def check_flags(saved: Mapping[str, Any], here: Mapping[str, Any], *, may: froze
 
 
 def told(changes: list[Change]) -> list[str]:
-    """Changes as people read them.
+    """Return a sentence for each change.
 
     >>> told([{"flag": "dense_lr", "was": 0.1, "is": 0.01, "step": 40}])
     ['--dense-lr is 0.01 from step 40 on, it was 0.1']
@@ -101,7 +101,7 @@ def told(changes: list[Change]) -> list[str]:
 
 
 def shown(value: Any) -> str:
-    """A flag's value as one would give it."""
+    """Return a flag's value as text, as it is given on the command line."""
     if value is None:
         return "not set"
     return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -1,4 +1,4 @@
-"""Whether rows of other files mean to a model what those it was trained on did: what would predict nonsense is refused."""
+"""Checks that a model can predict other files: their features must mean what those of its training data did."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,10 +8,10 @@ from skirl.data.files.stream import Files
 
 
 def check_same_data(stream: Mapping[str, Any], files: Files) -> None:
-    """Refuse files whose features are not those of a run, saying what differs. stream: what the run's state says of its own.
+    """Raise if the features of files are not those of a run, saying what differs. stream: the state of the run's own files.
 
-    What a converted file has is compared by names, and by how its values were read: its dense columns are as the model
-    takes them, and its ids may be rows already.
+    Converted files are compared by names, and by how their ids were read: their dense columns are already as the model
+    takes them, and their ids may be rows already.
     """
     there, here = FileSchema.parse(stream["schema"]), files.encoder.schema
     _same("id columns", [column.name for column in there.ids], [column.name for column in here.ids])
@@ -57,7 +57,7 @@ def _same(what: str, were: list[str], are: list[str]) -> None:
 
 
 def _dense(schema: FileSchema) -> list[str]:
-    """The features that a model gets; a converted file has the indicators as columns of their own."""
+    """Return the names of a model's dense features. In a converted file, indicators are columns of their own."""
 
     def names(column: Dense) -> list[str]:
         return [column.name, f"{column.name} is missing"] if column.indicator else [column.name]

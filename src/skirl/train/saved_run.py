@@ -1,4 +1,4 @@
-"""A run out of its checkpoint: what `skirl train --save` wrote, made again to predict with, over data of one's choice."""
+"""A run restored from a checkpoint of `skirl train --save`, to predict with over any data of the same kind."""
 
 import json
 import logging
@@ -42,25 +42,25 @@ class SavedRun:
     yields_fresh: ClassVar[bool] = True
 
     checkpoint: Path
-    """The header."""
+    """The checkpoint's header."""
     step: int
-    """The step after which it was saved."""
+    """The step after which the checkpoint was saved."""
     recipe: Recipe
     model: nn.Module
     source: Source
     """The samples to predict."""
     look_up: Callable[[Batch], Batch] | None
-    """What gives ids their rows, with an open vocabulary."""
+    """Gives ids their rows, with an open vocabulary."""
     threads: int
-    """That compute."""
+    """Number of compute threads."""
 
     @property
     def labelled(self) -> bool:
-        """Whether the samples have a label."""
+        """True if the samples have labels."""
         return bool(self.source.labels)
 
     def batches(self) -> Generator[tuple[Batch, np.ndarray], None, None]:
-        """The samples, and the number of each among all rows of the data."""
+        """Yield the batches, each with the numbers of its samples among all rows of the data."""
         if isinstance(self.source, Files):
             for batch, numbers in numbered(self.source):
                 yield batch if self.look_up is None else self.look_up(batch), numbers
@@ -73,7 +73,7 @@ class SavedRun:
 
 @contextmanager
 def saved_run(chosen: Chosen, *, labelled: bool) -> Iterator[SavedRun]:
-    """The run, for the length of a block. labelled: refuse data without labels."""
+    """Open the newest whole checkpoint of a run for the length of a block. labelled: refuse data without labels."""
     first: CheckpointError | None = None
     for header in folder.headers(chosen.save):
         try:
@@ -101,7 +101,7 @@ def _opened(header: Path, chosen: Chosen, labelled: bool) -> SavedRun:
     try:
         recipe = _recipe(flags | {name: v for name, v in device.items() if v is not None}, _data(flags, chosen))
         recipe.check_labels()
-    except ValueError as error:  # what skirl train refuses before it runs
+    except ValueError as error:  # flags that skirl train would refuse
         raise error if type(error).__module__.startswith("skirl.") else WrongFlags(str(error)) from None
     stream, state = recipe.stream(), _place(header, body)
     if labelled and not stream.labels:
@@ -121,7 +121,7 @@ def _opened(header: Path, chosen: Chosen, labelled: bool) -> SavedRun:
 
 
 def _flags(header: Path, body: Mapping[str, Any]) -> dict[str, Any]:
-    """The flags of the run, as its checkpoint has them; those in its folder, where an older skirl saved it."""
+    """Return the run's flags from its checkpoint or, if an older skirl saved it, from its run folder."""
     known = flags_of(Recipe)
     state = run_of(body)
     if state is None:
@@ -142,7 +142,7 @@ def _flags(header: Path, body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _data(flags: Mapping[str, Any], chosen: Chosen) -> DataFlags:
-    """The run's data flags with what was chosen; what does not concern the rows to predict is as if never set."""
+    """Return the run's data flags with the chosen ones. Flags that do not concern the rows to predict are reset."""
     given = {field.name: flags[field.name] for field in fields(DataFlags) if field.name in flags}
     for name in ("data", "valid", "schema", "vocab", "batch", "workers", "bad_rows"):
         if (value := getattr(chosen, name)) is not None:
@@ -165,7 +165,7 @@ def _data(flags: Mapping[str, Any], chosen: Chosen) -> DataFlags:
 
 
 def _recipe(flags: Mapping[str, Any], data: DataFlags) -> Recipe:
-    """The run's recipe over this data; what only training needs is left at its default."""
+    """Return the run's recipe over this data. What only training needs stays at its default."""
     made: dict[str, Any] = {"data": data, "rates": RateFlags(), "step": StepFlags()}
     made |= {"cache": CacheFlags(), "movement": MovementFlags()}
     hints = get_type_hints(Recipe)
@@ -177,13 +177,13 @@ def _recipe(flags: Mapping[str, Any], data: DataFlags) -> Recipe:
 
 
 def _place(header: Path, body: Mapping[str, Any]) -> Any:
-    """The state of the run's data where it was saved; None where no batch had been read."""
+    """Return the state of the run's data when it was saved; None if no batch had been read."""
     state = decode(body["run"]["data"], dense.read(header.parent, body["dense"]))
     return state["loader"] if isinstance(state, dict) and "loader" in state else state
 
 
 def _vocabulary(stream: Growing, state: Any, flags: Mapping[str, Any]) -> Growing:
-    """What gives ids their rows: the open vocabulary as it was when the run was saved."""
+    """Return a stream with the open vocabulary as it was when the run was saved."""
     if state is None:
         return stream
     if stream.stale is None:
@@ -192,7 +192,7 @@ def _vocabulary(stream: Growing, state: Any, flags: Mapping[str, Any]) -> Growin
                 raise ValueError(f"the run had no vocabulary for table {table!r}: set data and schema to such data")
             growth.give(state["admitted"][table])
         return stream
-    try:  # what was forgotten since the vocabulary was last copied is known from the batches since
+    try:  # the state has an older copy of the vocabulary; only the batches since then tell what was forgotten
         then = DataFlags(**{f.name: flags[f.name] for f in fields(DataFlags) if f.name in flags}).stream()
     except (ValueError, OSError) as error:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Learning rates that change over a run: of the rows and of the dense weights, by one schedule."""
+"""Learning rates of rows and dense weights, which change over a run by one schedule."""
 
 import math
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Schedule:
     warmup: int = 0
     """Steps over which it rises to 1, in equal parts."""
     total: int | None = None
-    """Steps of the whole run, after which it is 0 or at its last."""
+    """Steps in the whole run, after which the factor keeps its final value."""
 
     def __post_init__(self) -> None:
         if self.warmup < 0:
@@ -34,7 +34,7 @@ class Schedule:
             )
 
     def factor(self, step: int) -> float:
-        """What the step after `step` others multiplies the learning rates with."""
+        """Return the factor of the learning rates in the step that follows `step` others."""
         if step < self.warmup:
             return (step + 1) / self.warmup
         if self.kind == "constant":
@@ -49,7 +49,7 @@ class Schedule:
 
 
 class Rates:
-    """Both learning rates of a run, moved by one schedule; part of its checkpoint.
+    """Both learning rates of a run, which follow one schedule. Part of its checkpoint.
 
     >>> weight = torch.nn.Parameter(torch.zeros(1))
     >>> rows, dense = torch.optim.SGD([weight], lr=2.0), torch.optim.SGD([weight], lr=0.5)
@@ -63,7 +63,7 @@ class Rates:
 
     def __init__(self, schedule: Schedule, *, rows: torch.optim.Optimizer, dense: torch.optim.Optimizer) -> None:
         self.schedule = schedule
-        # A lambda of Python has no state of its own: LambdaLR would write that of the schedule over another's.
+        # A lambda has no state to save. LambdaLR would save the state of a schedule, and load it over another one's.
         self._torch = {
             name: LambdaLR(optimizer, lambda step: schedule.factor(step))
             for name, optimizer in (("rows", rows), ("dense", dense))
@@ -72,23 +72,23 @@ class Rates:
 
     @property
     def now(self) -> dict[str, float]:
-        """The rates of the next step."""
+        """The learning rates of the next step."""
         return {name: float(each.optimizer.param_groups[0]["lr"]) for name, each in self._torch.items()}
 
     def step(self) -> None:
-        """A step is done."""
+        """Move the rates on to the next step."""
         for each in self._torch.values():
             each.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         kept = {name: each.state_dict() for name, each in self._torch.items()}
         return {"kind": self.schedule.kind, "warmup": self.schedule.warmup, **kept}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint, with the same kind and warm-up.
+        """Restore the state of a checkpoint, whose kind and warm-up must be the same.
 
-        The rates themselves, and how many steps there are in all, are those of here: they may have changed.
+        The peak rates and the number of steps stay as they are here: they may have changed.
         """
         for flag, name in (("schedule", "kind"), ("warmup", "warmup")):
             here = getattr(self.schedule, name)

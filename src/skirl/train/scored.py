@@ -1,4 +1,4 @@
-"""The logits of batches, several of them computed at once, with the bits of one after the other."""
+"""The logits of batches, several computed at once, with the same bits as one after the other."""
 
 import threading
 from collections.abc import Generator, Iterable, Iterator
@@ -20,18 +20,18 @@ Scored = tuple[Batch, Tensor]
 def scored(
     model: nn.Module, batches: Iterable[Batch], threads: int, team: Forked | None = None
 ) -> Generator[Scored, None, None]:
-    """Each batch with its logits, as `predicted` gives them.
+    """Yield each batch with its logits, as `predicted` does.
 
-    Threads that share a batch of a thousand samples wait for each other at each small layer. So each has a batch of its
-    own, if the first batch gets the same bits either way. A batch of another size has all threads, as has any of a model
-    of sequences, whose shapes depend on more than the size. Processes do the same, and do not wait for one interpreter.
+    Threads that share a batch of a thousand samples wait for each other at each small layer. So each computes a batch of
+    its own, if the first batch gets the same bits either way. A batch of another size uses all threads, as does any batch
+    of a sequence model, whose shapes depend on more than the size. Processes do the same without sharing a GIL.
 
     **Arguments**
 
     - `model`: gives the logit of each sample of a batch.
-    - `batches`: what to predict.
-    - `threads`: that compute. The bits are those of a batch that has all of them.
-    - `team`: processes that compute in their place; the batches are then read by a thread.
+    - `batches`: the batches to predict.
+    - `threads`: compute threads. The bits are those of a batch that uses all of them.
+    - `team`: processes that compute instead of threads; a thread then reads the batches.
     """
     if team is not None:
         yield from _by_processes(team, model, batches, threads)
@@ -51,7 +51,7 @@ def scored(
             if threads == 1 or not apart or not torch.equal(alone, logits):
                 yield from ((batch, _computed(model, batch)) for batch in found)
                 return
-            torch.set_num_threads(1)  # of the threads that begin now
+            torch.set_num_threads(1)  # for each of the threads that begin now
             with side_by_side(_Each(model, len(logits), threads), found, threads) as results:
                 yield from results
     finally:
@@ -91,21 +91,21 @@ def _received(team: Forked, model: nn.Module, source: Iterator[Batch], size: int
             turn += 1
         team.end()
 
-    # A process begins a batch when it has the next; the others wait, so that no hitch of the reader is seen.
+    # A process begins a batch once it has the next. The other places keep batches ready, in case the reader stalls.
     with in_thread(sent(), room=4 * len(team)) as given:
         try:
             for turn, batch in given:
                 yield batch, _computed(model, batch) if turn is None else torch.from_numpy(team.receive(turn))
         finally:
-            team.stop()  # or that thread may wait for them
+            team.stop()  # or the sending thread may wait for the processes
 
 
 class Fresh:
-    """Batches that have memory of their own, and say so: whoever looks ids up early needs no copy.
+    """Batches that have memory of their own and say so, so that looking ids up early needs no copy.
 
     **Arguments**
 
-    - `batches`: what is yielded.
+    - `batches`: the batches to yield.
     """
 
     yields_fresh = True

@@ -1,4 +1,4 @@
-"""Which rows a run uses."""
+"""The rows that a run uses."""
 
 from collections.abc import Iterable
 
@@ -11,7 +11,7 @@ from skirl.oracle.seen import Seen
 
 
 class Touched:
-    """Counts the distinct rows of batches that pass by.
+    """Counts the distinct rows of the batches that are added.
 
     >>> import skirl, torch
     >>> touched = Touched([Table("a", rows=10, dim=2)])
@@ -26,15 +26,15 @@ class Touched:
 
     @property
     def rows(self) -> int:
-        """How many rows were in a batch so far."""
+        """Number of distinct rows so far."""
         return len(self._seen)
 
     def add(self, sparse: Sparse) -> None:
-        """One more batch."""
+        """Add a batch."""
         self._seen.add(keys_of(sparse, self.schema))
 
 
 def keys_of(sparse: Sparse, schema: Schema) -> np.ndarray:
-    """The key of every id of a batch."""
+    """Return the key of every id of a batch."""
     captured = capture(sparse, schema.features, copy=False)
     return np.concatenate([positions_of(captured, schema, bank).keys() for bank in range(len(schema.banks))])

@@ -1,4 +1,4 @@
-"""What a run does as one of several trainers: which part of it is its own, and how its numbers become those of all."""
+"""A run as one of several trainers: which part is its own, and how all trainers' numbers are put together."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -43,21 +43,21 @@ class Share:
 
     @classmethod
     def of_job(cls, device: str = "cpu", patience: float | None = None) -> "Share":
-        """That of this process. device: where its rows are. patience: seconds that it waits for other trainers."""
+        """Return this process's share. device: where its rows are. patience: seconds to wait for other trainers."""
         return cls(trainers(str(torch_device(device)), patience))
 
     @property
     def alone(self) -> bool:
-        """Whether there is one trainer."""
+        """True if there is only one trainer."""
         return self.size == 1
 
     @property
     def first(self) -> bool:
-        """Whether this is the trainer that shows and writes what comes of the run."""
+        """True if this is the trainer that shows and writes the results of the run."""
         return self.rank == 0
 
     def recipe(self, recipe: "Recipe") -> "Recipe":
-        """The recipe with as many shards as trainers, rounded up to a power of two, where it has fewer."""
+        """Return the recipe with at least as many shards as trainers, a power of two. Raise if it sets too few."""
         shards = 1 << (self.size - 1).bit_length()
         if recipe.step.shards >= shards:
             return recipe
@@ -68,26 +68,26 @@ class Share:
         return replace(recipe, step=replace(recipe.step, shards=shards))
 
     def shown(self, log: "LogFlags", show: "ShowFlags") -> "tuple[LogFlags, ShowFlags]":
-        """What this trainer writes down and shows: the first one all, the others nothing."""
+        """Return the flags for this trainer: the first one writes and shows everything, the others nothing."""
         return (log, show) if self.first else (replace(log, run="none", trace=None), replace(show, quiet=True))
 
     def told(self, mine: Any, tag: str) -> list[Any]:
-        """What each trainer says, by rank, in anything that JSON can say. Between two steps.
+        """Exchange values between all trainers and return them by rank. Call it between two steps.
 
         **Arguments**
 
-        - `mine`: what this one says.
-        - `tag`: what for.
+        - `mine`: this trainer's value, which JSON must be able to represent.
+        - `tag`: the purpose, for messages.
         """
         return self.peers.channel("lookups").told(mine, tag)
 
     def of_first(self, work: Callable[[], T], tag: str) -> T:
-        """What the first trainer finds, on all: in anything that JSON can say. Its error is raised on all.
+        """Do work on the first trainer and return its result on all. An error of it is raised on all.
 
         **Arguments**
 
-        - `work`: what the first one does, and nobody else.
-        - `tag`: what for.
+        - `work`: called on the first trainer only; JSON must be able to represent its result.
+        - `tag`: the purpose, for messages.
         """
         if self.alone:
             return work()
@@ -95,21 +95,21 @@ class Share:
         return votes.told(votes.agreed(lambda: work() if self.first else None, tag), tag)[0]
 
     def of(self, stream: "Source", shards: int) -> "Source":
-        """The shards of every batch that this trainer has."""
+        """Return the stream of this trainer's shards of every batch."""
         return stream.sharded(*block(self.rank, self.size, shards), shards)
 
     def exchange(self, arrays: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
-        """Give arrays to all trainers; those of each, by rank. Between two steps."""
+        """Send arrays to all trainers and return each one's, by rank. Call it between two steps."""
         come = self.peers.channel("lookups").exchange([pack(*arrays)] * self.size, "numbers of a run")
         return [unpack(part) for part in come]
 
     def whole(self, done: "Done", asked: Asked = NOT_ASKED) -> "tuple[Done, Asked | None]":
-        """A step of all trainers: the losses of all shards, in their order, and what one process would make of them.
+        """Combine a step over all trainers: the losses of all shards, in order, and their mean, as in one process.
 
-        Logits and labels, nearly all of the bytes, go to the first trainer only, which has the metrics.
+        Logits and labels, nearly all of the bytes, go to the first trainer only, which keeps the metrics.
 
-        asked: what this trainer is asked for after it. The second is what all are: to stop if one of them is, to save by the
-        clock of the first. None: nothing has to be agreed on.
+        asked: what this trainer is asked to do after the step. The second value is what all must do: stop if one of them is
+        asked to, save if the first is. It is None if there is only one trainer.
         """
         import torch
 
@@ -131,7 +131,7 @@ class Share:
         return of_all, Asked(stop=bool(stop.any()), save=bool(save[0]))
 
     def network(self) -> dict[str, dict[str, float]]:
-        """Of each channel, the bytes and vectors that all trainers have sent to others, and the longest that one waited."""
+        """Return, by channel, the bytes and vectors that all trainers sent, and the longest time that one waited."""
         if self.alone:
             return {}
         mine = self.peers.counted()
@@ -152,7 +152,7 @@ class Share:
         }
 
     def total(self, counts: dict[str, Any]) -> dict[str, Any]:
-        """The sum over all trainers of each whole number."""
+        """Return the counts with each whole number summed over all trainers."""
         if self.alone:
             return counts
         names = [name for name, count in counts.items() if isinstance(count, int)]

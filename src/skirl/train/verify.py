@@ -1,4 +1,4 @@
-"""The same run three times, compared bit by bit: through a cache, with every row resident, and in plain Python."""
+"""The same run three times, compared bit by bit: with a cache, with every row resident, and in plain Python."""
 
 import sys
 import time
@@ -34,7 +34,7 @@ from skirl.train.train import steps
 
 
 def touched_rows(recipe: Recipe) -> int:
-    """A pass over the ids: how many rows the run will touch."""
+    """Read all ids and return how many distinct rows the run will touch."""
     touched = Touched(recipe.tables())
     for batch in recipe.stream():
         touched.add(batch.sparse)
@@ -42,7 +42,7 @@ def touched_rows(recipe: Recipe) -> int:
 
 
 def verify(recipe: Recipe, touched: int, show: ShowFlags) -> dict[str, Any]:
-    """Train three times; what was compared, and the first difference if there is one. touched: rows that the run uses."""
+    """Train three times. Return what was compared and the first difference, if any. touched: rows that the run uses."""
     started = time.monotonic()
     schema = Schema.of(recipe.tables())
     cached = with_cache("cache", recipe, recipe.cache_size(touched), show)
@@ -66,7 +66,7 @@ def verify(recipe: Recipe, touched: int, show: ShowFlags) -> dict[str, Any]:
 
 
 def with_cache(name: str, recipe: Recipe, cache: CacheSize, show: ShowFlags) -> Trace:
-    """What a run leaves behind whose rows travel between cache and store."""
+    """Train with rows that travel between cache and store, and return the trace."""
     embeddings = recipe.embeddings(cache)
     model, dense = recipe.model_over(embeddings)
     rates, engine, trace = recipe.rates_of(embeddings, dense), embeddings.engine, Trace(name)
@@ -84,7 +84,7 @@ def with_cache(name: str, recipe: Recipe, cache: CacheSize, show: ShowFlags) -> 
 
 
 def in_plain_python(recipe: Recipe, show: ShowFlags) -> Trace:
-    """What a run of the reference leaves behind: one row at a time."""
+    """Train with the reference, one row at a time, and return the trace."""
     reference, shards = Reference(recipe.tables(), recipe.row_optimizer(), recipe.data.seed), recipe.step.shards
     embeddings = PlainEmbeddings(reference, recipe.pooled, torch_device(recipe.device.device), shards)
     model, dense = recipe.model_over(embeddings)
@@ -111,7 +111,7 @@ def _watch(trace: Trace, recipe: Recipe, show: ShowFlags, done: Iterator[int]) -
 def plain_steps(
     model: nn.Module, dense: torch.optim.Optimizer, batches: Iterable[Batch], rates: Rates, shards: int, *, seed: int
 ) -> Iterator[Done]:
-    """Train as `steps` does over a lookahead with shards: each shard by itself, then their gradients by halves."""
+    """Train as `steps` does over a lookahead with shards: each shard by itself, then sum their gradients as a tree."""
     weights = [weight for weight in model.parameters() if weight.numel()]
     parts: list[Batch] = []
     logits: list[Tensor] = []
@@ -141,7 +141,7 @@ def plain_steps(
 
 
 class PlainEmbeddings(nn.Module):
-    """The plain reference in the place of an EmbeddingBagCollection, or of an EmbeddingCollection: pooled=False.
+    """The plain reference in place of an EmbeddingBagCollection or, with pooled=False, of an EmbeddingCollection.
 
     >>> import skirl
     >>> plain = PlainEmbeddings(Reference([skirl.Table("t", rows=10, dim=2)], skirl.SGD(lr=1.0)))
@@ -156,12 +156,12 @@ class PlainEmbeddings(nn.Module):
         super().__init__()
         self.shards = shards
         self.grads: list[dict[str, np.ndarray | None]] = []
-        """Of the shards of the step whose backward ran."""
+        """Gradients of the shards of this step whose backward has run."""
         self.reference = reference
         self.tables = reference.tables
         self.pooled = pooled
         self.at = at
-        self.anchor = torch.zeros((), device=at, requires_grad=True)  # so that backward comes here
+        self.anchor = torch.zeros((), device=at, requires_grad=True)  # so that autograd calls our backward
         groups = Groups(reference.tables, reference.optimizers[0])
         self.optimizer = TorchHandle(groups, at)  # the learning rate of the next backward
 
@@ -173,14 +173,14 @@ class PlainEmbeddings(nn.Module):
 
 
 class PlainRows(dict[str, Tensor]):
-    """What the plain embeddings return: a tensor for each feature, by name."""
+    """The output of the plain embeddings: a tensor for each feature, by name."""
 
     def __init__(self, rows: Iterable[tuple[str, Tensor]], bags: dict[str, Bags], pooled: bool) -> None:
         super().__init__(rows)
         self._bags, self._pooled = bags, pooled
 
     def distinct(self, name: str) -> Distinct:
-        """A feature with each bag once: the rows of the first sample that has it."""
+        """Return a feature with each bag once, with the rows of the first sample that has it."""
         _, ends, _, *inverse = self._bags[name]
         sizes = [1 if self._pooled else end - begin for begin, end in pairwise(ends)]
         samples = [*inverse[0]] if inverse else [*range(len(sizes))]
@@ -193,7 +193,7 @@ class PlainRows(dict[str, Tensor]):
         )
 
     def stacked(self) -> Tensor:
-        """All features as one [batch, features, dim] tensor."""
+        """Return all features as one [batch, features, dim] tensor."""
         return torch.stack(list(self.values()), dim=1)
 
 
@@ -203,7 +203,7 @@ class _Plain(torch.autograd.Function):
         ctx: Any, anchor: Tensor, plain: PlainEmbeddings, bags: dict[str, Bags], names: list[str]
     ) -> tuple[Tensor, ...]:
         ctx.plain, ctx.names = plain, names
-        ctx.set_materialize_grads(False)  # a feature that the loss does not depend on has none, and its rows stay
+        ctx.set_materialize_grads(False)  # a feature that the loss does not use gets no gradient, and its rows stay
         out = plain.reference.forward(bags, accumulate=len(plain.grads) > 0)
         return tuple(torch.from_numpy(out[name]).to(plain.at) for name in names)
 
@@ -222,7 +222,7 @@ class _Plain(torch.autograd.Function):
 
 
 def _one_by_one(bags: Bags) -> Bags:
-    """Each id a bag of its own; the ids of a sample are those of the bag that it has."""
+    """Make each id a bag of its own. The ids of a sample are those of its former bag."""
     ids, offsets, ends = bags[0], bags[1], range(len(bags[0]) + 1)
     if len(bags) == 3:
         return ids, ends, None
@@ -230,7 +230,7 @@ def _one_by_one(bags: Bags) -> Bags:
 
 
 def _bags(sparse: Sparse) -> dict[str, Bags]:
-    """Ids, offsets and weights of each feature, as lists; where samples share bags, the bag of each as well."""
+    """Return ids, offsets and weights of each feature as lists, and each sample's bag if samples share bags."""
     names, values, weights = sparse.keys(), sparse.values().tolist(), sparse.weights_or_none()
     offsets = sparse.offsets().tolist()
     shares = getattr(sparse, "inverse_indices_or_none", lambda: None)()

@@ -1,4 +1,4 @@
-"""Batches whose samples share bags, beside the same batches expanded: what has to be equal, and how near gradients are."""
+"""Compares batches whose samples share bags with the same batches expanded: equal outputs and rows, close gradients."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -20,14 +20,15 @@ from skirl.train.fingerprints import rows_of
 from skirl.train.recipe import Recipe
 
 MOST_GRADIENT = 1e-6
-"""The largest difference of gradients over the largest gradient: sums of floats in another order."""
+"""Maximum difference of gradients relative to the largest gradient, for sums of floats in another order."""
 
 
 def verify_expanded(recipe: Recipe) -> dict[str, Any] | None:
-    """Compare runs on the batches of a recipe with runs on the same batches expanded; None where no batch is shared.
+    """Compare runs on a recipe's batches with runs on the same batches expanded. None if the first batches share no bags.
 
-    `forward_equal`: every output, from equal rows, in each step of a run. `gradient_rel`: the gradients of the first step,
-    `integer_equal`: rows of whole runs whose gradients are whole numbers, which floats add exactly in any order.
+    `forward_equal`: whether all outputs of each step are equal, from equal rows. `gradient_rel`: the largest difference of
+    the first step's gradients. `integer_equal`: whether rows are equal after whole runs with whole numbers as gradients,
+    which floats add exactly in any order.
     """
     if not any(is_shared(batch.sparse) for batch in islice(recipe.stream(), 8)):
         return None
@@ -39,7 +40,7 @@ def verify_expanded(recipe: Recipe) -> dict[str, Any] | None:
 
 
 def failed(found: dict[str, Any] | None) -> list[str]:
-    """What of it is not as it has to be."""
+    """Return a sentence for each comparison that failed."""
     if found is None:
         return []
     said = [
@@ -75,7 +76,7 @@ def _forward_equal(recipe: Recipe) -> bool:
 
 
 def _gradient_rel(recipe: Recipe) -> float:
-    """Momentum that begins at 0 is the first gradient, to the bit."""
+    """Compare the first gradients. Momentum that begins at 0 equals the first gradient, to the bit."""
     found = []
     for batches in (recipe.stream(), _expanded(recipe.stream())):
         embeddings = _embeddings(recipe, recipe.tables(), SGD(lr=0.1, momentum=0.5))
@@ -103,7 +104,7 @@ def _integer_equal(recipe: Recipe) -> bool:
 
 
 class _Again:
-    """A recipe's batches, expanded, as often as they are asked for."""
+    """A recipe's batches, expanded, for any number of passes."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
@@ -113,7 +114,7 @@ class _Again:
 
 
 def _whole_numbers(outs: list[torch.Tensor]) -> torch.Tensor:
-    """A loss whose gradients are small whole numbers, other ones for other rows and samples."""
+    """Return a loss whose gradients are small whole numbers that vary between rows and samples."""
     losses = []
     for out in outs:
         places = torch.arange(len(out), dtype=out.dtype, device=out.device)[:, None]
@@ -138,7 +139,7 @@ def _all_rows(recipe: Recipe) -> int:
 
 
 def _records(embeddings: Collection, batches: list[Batch]) -> np.ndarray:
-    """Of the rows of these batches, as they are now."""
+    """Return the current records of the rows of these batches."""
     embeddings.flush()
     return peek_distinct(embeddings.engine, rows_of(batches, embeddings.engine.schema), 0)
 

@@ -1,4 +1,4 @@
-"""The memory nodes that `skirl verify --nodes` starts on this machine."""
+"""Memory nodes that `skirl verify --nodes` starts on this machine."""
 
 import os
 import tempfile
@@ -7,16 +7,16 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 PATIENCE = 600.0
-"""Seconds that a call may take: what is compared is bits, on machines however busy."""
+"""Seconds that a call may take; long, so that a busy machine does not fail a comparison of bits."""
 
 
 @contextmanager
 def started(counts: Sequence[int]) -> Iterator[list[str]]:
-    """The addresses of some groups of nodes, one after the other, as stores; all end with the block.
+    """Start groups of nodes and yield the address of each as a store. All end with the block.
 
     **Arguments**
 
-    - `counts`: how many nodes each group has.
+    - `counts`: the number of nodes in each group.
 
     >>> with started([]) as specs:
     ...     specs
@@ -27,7 +27,7 @@ def started(counts: Sequence[int]) -> Iterator[list[str]]:
         return
     from skirl.store.remote.started import StartedNodes
 
-    os.environ.setdefault("SKIRL_PATIENCE", f"{PATIENCE:g}")  # of this process and those that it starts
+    os.environ.setdefault("SKIRL_PATIENCE", f"{PATIENCE:g}")  # for this process and those that it starts
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="skirl-verify-nodes-")))
         specs = []

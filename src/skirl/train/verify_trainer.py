@@ -1,6 +1,6 @@
-"""What one trainer does in `skirl verify --trainers`: run after run, each written down for the comparison.
+"""One trainer of `skirl verify --trainers`: trains run after run and saves a trace of each for the comparison.
 
-`python -m skirl.train.verify_trainer FOLDER`, in each of the processes that `verify_trainers` starts.
+`verify_trainers` starts it as `python -m skirl.train.verify_trainer FOLDER`, in a process per trainer.
 """
 
 import json
@@ -23,11 +23,11 @@ from skirl.train.trainers import Share
 
 JOB = "job.json"
 REFUSED = 3
-"""The exit code of a trainer whose last words are a sentence for the user."""
+"""The exit code of a trainer whose last line of stderr is a message for the user."""
 
 
 def main(folder: Path) -> None:
-    """All runs of the job that FOLDER holds."""
+    """Do all runs of the job in a folder."""
     job = json.loads((folder / JOB).read_text())
     share = Share.of_job()
     for number, run in enumerate(job["runs"]):
@@ -40,7 +40,7 @@ def main(folder: Path) -> None:
 
 
 def recipe_of(recipe: Recipe, run: dict[str, Any]) -> Recipe:
-    """The recipe of one run."""
+    """Return the recipe of a run."""
     return replace(
         recipe,
         optimizer=replace(recipe.optimizer, optimizer=run["optimizer"]),
@@ -49,14 +49,14 @@ def recipe_of(recipe: Recipe, run: dict[str, Any]) -> Recipe:
 
 
 def looks_of(run: dict[str, Any]) -> int:
-    """Every so many steps of a run all rows of the step are looked at: that waits for what is on its way to owners."""
+    """Return after how many steps of a run to look at a step's rows. Looking waits for all that is on its way to owners."""
     return 1 if run["depth"] == 1 else 3
 
 
 def trace(recipe: Recipe, cache: int, store: str, share: Share, naps: random.Random, looks: int) -> dict[str, Any]:
-    """Train; what is left of it: losses, dense weights, this trainer's rows of each step and at the end.
+    """Train and return losses, dense weights, and this trainer's rows in each step and at the end.
 
-    looks: as `looks_of`; of other steps fingerprints are 0.
+    looks: the result of `looks_of`; in other steps, fingerprints are 0.
     """
     embeddings = recipe.embeddings(cache, store=store)
     model, dense = recipe.model_over(embeddings)
@@ -101,7 +101,7 @@ def trace(recipe: Recipe, cache: int, store: str, share: Share, naps: random.Ran
 
 
 def _mine(engine: Engine, keys: np.ndarray) -> np.ndarray:
-    """Those keys whose rows this trainer owns."""
+    """Return the keys whose rows this trainer owns."""
     return keys if engine.exchange is None else keys[engine.exchange.owns(keys)]
 
 

@@ -1,4 +1,4 @@
-"""The same run by several trainers, whatever their number, cache, depth, store and timing, beside the plain reference."""
+"""Compares the same run by several trainers, with any number, cache, depth, store and timing, with the plain reference."""
 
 import json
 import os
@@ -36,17 +36,17 @@ def verify_trainers(
     show: ShowFlags,
     stores: Sequence[Sequence[str]] = (STORES,),
 ) -> dict[str, Any]:
-    """Train with each number of trainers and each cache, depth and store; how many runs there were, and what differs.
+    """Train with each number of trainers and each cache, depth and store. Return the number of runs, and what differs.
 
     **Arguments**
 
-    - `recipe`: what is trained; with as many shards as the most trainers, or more.
+    - `recipe`: the run to train, with at least as many shards as the largest number of trainers.
     - `sizes`: numbers of trainers.
-    - `optimizers`: of rows, by name.
-    - `caches`: rows that all trainers together hold.
-    - `show`: whether progress is shown.
-    - `stores`: where rows are: memory, disk, or memory nodes by their address. Processes of their own have each group, for
-      a process has rows at one address.
+    - `optimizers`: optimizers of rows, by name.
+    - `caches`: rows in the caches of all trainers together.
+    - `show`: whether to show progress.
+    - `stores`: where rows are: memory, disk, or memory nodes by their address. Each group has its own processes, since a
+      process has rows at one address only.
     """
     started = time.monotonic()
     plain = replace(recipe, cache=replace(recipe.cache, depth=1, store="memory"))
@@ -61,7 +61,7 @@ def verify_trainers(
             {"optimizer": optimizer, "cache": cache, "depth": depth, "store": store}
             for optimizer, cache, depth, store in product(optimizers, caches, DEPTHS, together)
         ]
-        # What a batch needs at once differs by owner: each has a share of the cache, and a tenth more.
+        # Owners need unequal parts of a batch's rows, so each gets its share of the cache and a tenth more.
         runs = [case | {"cache": -(-case["cache"] * 11 // (10 * size))} for case in cases]
         with tempfile.TemporaryDirectory(prefix="skirl-verify-") as folder:
             (Path(folder) / JOB).write_text(json.dumps({"flags": _flags(recipe), "runs": runs}))
@@ -96,12 +96,12 @@ def _flags(recipe: Recipe) -> dict[str, Any]:
 
 
 def _with_digests(trace: Trace) -> Trace:
-    """All dense weights of a step as one."""
+    """Return a trace with one digest per step for all dense weights."""
     return replace(trace, dense=[{"dense weights": digest(b"".join(step.values()))} for step in trace.dense])
 
 
 def _joined(folder: Path, number: int, size: int, keys: list[np.ndarray]) -> tuple[Trace, int]:
-    """What all trainers wrote down of a run, as of one; and how many rows they fetched."""
+    """Join the traces that all trainers saved of a run. Return it, and how many rows they fetched."""
     parts = [np.load(folder / f"{number}-{rank}.npz") for rank in range(size)]
     trace = Trace(f"{size} trainers", losses=parts[0]["losses"].tolist())
     trace.dense = [{"dense weights": step.tobytes()} for step in parts[0]["dense"].reshape(-1, 16)]
@@ -122,7 +122,7 @@ def _joined(folder: Path, number: int, size: int, keys: list[np.ndarray]) -> tup
 
 
 def _leave_out(ours: Trace, reference: Trace, looks: int) -> None:
-    """Rows that were not looked at are compared at the next look."""
+    """Make the fingerprints of steps that were not looked at equal. The next look compares their rows."""
     for step in range(len(ours.after)):
         if step % looks:
             ours.before[step] = reference.before[step]
@@ -131,7 +131,7 @@ def _leave_out(ours: Trace, reference: Trace, looks: int) -> None:
 
 
 def _run(size: int, folder: Path) -> None:
-    """Start trainers and wait for all; the error of the first that fails ends the others."""
+    """Start the trainers and wait for all of them. Raise the error of the first one that failed."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     common = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "MASTER_ADDR": "127.0.0.1"}

@@ -1,1 +1,1 @@
-"""The benchmarks: each a dataclass of its flags, with `run()` that measures and returns what one JSON line says."""
+"""The benchmarks: each is a dataclass of its flags whose `run()` measures and returns what the JSON line holds."""

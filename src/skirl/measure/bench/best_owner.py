@@ -1,4 +1,4 @@
-"""The least that could cross between trainers if rows moved from owner to owner, by one who knows the future."""
+"""The least that could cross between trainers if rows moved between owners, chosen with knowledge of the future."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -15,24 +15,24 @@ class Used(Protocol):
     keys: np.ndarray
     """int64."""
     users: np.ndarray
-    """uint64: a bit for each trainer that uses it."""
+    """uint64: a bit for each trainer that uses the row."""
 
 
 def best_owners(
     number: Callable[[np.ndarray], np.ndarray], steps: Sequence[Used], ranks: int, dim: int, moves: Sequence[int]
 ) -> tuple[list[int], int]:
-    """Numbers that cross in all steps with the best owners, for each cost of a move; and with owners by key.
+    """Return how many numbers cross in all steps: with the best owners, for each cost of a move, and with owners by key.
 
-    A use costs a value to, and a gradient from, every user but the owner. A row is made where it is first used best, and
-    its owner may change before any later use. Each row is by itself, so the least is found exactly.
+    A use costs a value to, and a gradient from, every user but the owner. A row's first owner is free to choose, and it
+    may change before any later use. Rows do not depend on each other, so the least is found exactly.
 
     **Arguments**
 
-    - `number`: numbers the rows of keys, from 0 on.
-    - `steps`: in their order.
-    - `ranks`: trainers.
-    - `dim`: numbers of a row.
-    - `moves`: numbers of a record, which a move of its row costs.
+    - `number`: maps keys to row numbers, from 0 on.
+    - `steps`: the steps, in order.
+    - `ranks`: the number of trainers.
+    - `dim`: numbers in a row's vector.
+    - `moves`: costs of moving a row, each the numbers in a record.
     """
     placement, by_key = Placement.even(ranks), 0
     rows = [number(step.keys).astype(np.int32) for step in steps]
@@ -51,13 +51,13 @@ def best_owners(
 
 
 def _bits(masks: np.ndarray) -> np.ndarray:
-    """How many bits each has."""
+    """Return how many bits of each mask are set."""
     return np.unpackbits(masks.view(np.uint8).reshape(-1, 8), axis=1).sum(axis=1, dtype=np.int64)
 
 
 @kernel
 def _least(ends: Any, masks: Any, ranks: int, use: int, move: int) -> int:
-    """masks: the users of each use, row after row; ends: where those of each row end."""
+    """Return the least cost of all rows. masks: users of each use, row after row; ends: where each row's uses end."""
     total, begin = 0, 0
     cost = np.empty(ranks, np.int64)
     for end in ends:

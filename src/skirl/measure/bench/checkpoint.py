@@ -1,4 +1,4 @@
-"""What checkpoints cost a run: how long training stands still, how much slower it is meanwhile, bytes, memory."""
+"""The cost of checkpoints to a run: how long training pauses, how much slower it is meanwhile, bytes, memory."""
 
 import json
 import os
@@ -31,16 +31,16 @@ _PIECE = 1 << 18
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The pause of training at a checkpoint, its bytes, and the memory that it takes."""
+    """How long a checkpoint pauses training, its bytes, and the memory that it takes."""
 
     touched: int = 10_000_000
-    """Rows that the store holds when training begins."""
+    """Rows in the store when training begins."""
     dim: int = 16
     """Numbers in a row; its optimizer state is one more."""
     cache: str = "5%"
     """Rows on the device."""
     store: Literal["memory", "disk"] = "memory"
-    """Where the rows outside the cache are; disk is a folder in --folder."""
+    """Where the rows outside the cache are; for disk see --rows."""
     batch: int = 1024
     """Samples in a step."""
     features: int = 26
@@ -50,12 +50,12 @@ class Checkpoint:
     checkpoints: int = 3
     """The number of checkpoints to save."""
     trainers: int = 1
-    """Processes that train and save together, each with its part of the rows, the cache and the batch."""
+    """Processes that train and save together, each with its share of the rows, the cache and the batch."""
     folder: Path | None = None
     """Where to write checkpoints, in a new folder that is removed afterwards; the system's temporary folder if not
     given."""
     rows: Path | None = None
-    """Where a disk store keeps its rows, for instance on another file system; removed afterwards. Beside the
+    """Where a disk store keeps its rows, for instance on another file system; removed afterwards. Next to the
     checkpoints if not given."""
     json: bool = False
     """Print one line of JSON."""
@@ -66,7 +66,7 @@ class Checkpoint:
             raise ValueError(f"seconds is {self.seconds}: set it above 0")
 
     def run(self) -> dict[str, Any]:
-        """Train and save."""
+        """Train and save, and return the figures."""
         with (
             tempfile.TemporaryDirectory(dir=self.folder, prefix="skirl-bench-") as name,
             tempfile.TemporaryDirectory(dir=self.rows or name, prefix="skirl-bench-") as rows,
@@ -81,7 +81,7 @@ class Checkpoint:
         return {"bench": "checkpoint", **asdict(self)} | found | folders | {"machine": machine()}
 
     def trainer(self, folder: Path, rows_in: str) -> dict[str, Any]:
-        """What one trainer does: checkpoints in one folder that all see, rows in another."""
+        """Run one trainer and return its figures. Its checkpoints go to a folder shared by all, its rows to another."""
         torch.manual_seed(0)
         names = tuple(f"f{i}" for i in range(self.features))
         rows = EmbeddingBagCollection(
@@ -163,7 +163,7 @@ class Checkpoint:
         }
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """The result as people read it."""
+        """Return the result as text for a reader, by label."""
         first, later = result["bytes"][0], result["bytes"][1:]
         mean = sum(later) / max(1, len(later))
         slower = result["step_seconds_while_writing"] / result["step_seconds"]
@@ -182,7 +182,7 @@ class Checkpoint:
 
 
 def _any(peers: Peers, due: bool) -> bool:
-    """Whether it is time on any trainer."""
+    """Return whether `due` is true on any trainer."""
     if peers.size == 1:
         return due
     came = peers.channel("lookups").exchange([np.array([due], np.int8)] * peers.size, "whether to save")
@@ -190,7 +190,7 @@ def _any(peers: Peers, due: bool) -> bool:
 
 
 def _of_all(name: str, each: list[Any]) -> Any:
-    """A figure of all trainers: bytes add up, of times the longest counts."""
+    """Combine a figure over all trainers: add bytes and growth, take the maximum of everything else."""
     if isinstance(each[0], list):
         return [_of_all(name, list(ones)) for ones in zip(*each)]
     return sum(each) if "bytes" in name or "growth" in name else max(each)

@@ -1,4 +1,4 @@
-"""What a step of skirl costs in CPU time as the work grows: over batch, tables, dim, depth, rows and threads."""
+"""CPU time of a skirl step as the work grows: over batch, tables, dim, depth, rows and threads."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from skirl.pipeline.lookahead import lookahead
 from skirl.train.report.plot import Chart, svg
 
 BOUND = 1.2
-"""How far above linear a point may be."""
+"""A point may cost at most this many times what linear growth predicts."""
 AXES = {
     "batch": (256, 512, 1024, 2048, 4096),
     "tables": (4, 8, 16, 32),
@@ -29,12 +29,12 @@ AXES = {
     "threads": (1, 2),
 }
 GROWS = ("batch", "tables", "dim")
-"""Axes along which there is more work by as much; the others have to do better than linear."""
+"""Axes along which the work grows in proportion. Along the others a point is also compared with a flat line."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One size of everything."""
+    """A size for each axis."""
 
     batch: int = 1024
     tables: int = 16
@@ -46,7 +46,7 @@ class Point:
 
 
 class Stream:
-    """Ids of equal tables, u ** 3 of a uniform u: a tenth of the rows takes half of the ids."""
+    """Ids for tables of equal size, drawn as u ** 3 of a uniform u: a tenth of the rows gets half of the ids."""
 
     yields_fresh = True
 
@@ -63,7 +63,7 @@ class Stream:
 
 
 class Run:
-    """skirl at one point; the cache holds four times the ids of a batch."""
+    """skirl at one point, with a cache of four times the ids of a batch or of all rows, whichever is less."""
 
     def __init__(self, point: Point, seed: int) -> None:
         self.point = point
@@ -79,7 +79,7 @@ class Run:
         return _Timed(Stream(self.point, seed), self)
 
     def turn(self, steps: int) -> float:
-        """CPU seconds a step, without drawing the ids."""
+        """Run some steps and return the CPU seconds per step, not counting the time to draw ids."""
         torch.set_num_threads(self.point.threads)
         self._rest()
         began, self._drawn = time.process_time(), 0.0
@@ -90,7 +90,7 @@ class Run:
         return (time.process_time() - began - self._drawn) / steps
 
     def drew(self, seconds: float) -> None:
-        """The loop drew ids for so long."""
+        """Add time that was spent drawing ids, which `turn` leaves out."""
         self._drawn += seconds
 
     def _rest(self) -> None:
@@ -98,14 +98,14 @@ class Run:
             time.sleep(1e-3)
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release everything."""
         self._ahead.__exit__(None, None, None)
         self._embeddings.current.finish()
         self._embeddings.engine.store.close()
 
 
 class _Timed:
-    """A stream that says what it takes itself."""
+    """A stream that tells the run how much CPU time it takes to draw each batch."""
 
     yields_fresh = True
 
@@ -150,11 +150,11 @@ class Curves:
 
     @property
     def names(self) -> list[str]:
-        """The axes to walk."""
+        """The axes to measure."""
         return [name.strip() for name in self.axes.split(",") if name.strip()]
 
     def run(self) -> dict[str, Any]:
-        """Walk along all axes."""
+        """Measure every axis and return the curves."""
         before = torch.get_num_threads()
         try:
             curves = {name: self._walk(name) for name in self.names}
@@ -188,7 +188,7 @@ class Curves:
         return [(value, median(costs)) for value, costs in zip(values, zip(*turns))]
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """The result as people read it."""
+        """Return the result as text for a reader, by label."""
         facts = {}
         for name, line in result["curves"].items():
             points = "   ".join(f"{x:,}: {ms:.2f} ms" for x, ms in line)
@@ -198,7 +198,7 @@ class Curves:
 
 
 def worst(line: list[tuple[int, float]], grows: bool) -> float:
-    """The most that a point costs beside what a smaller one makes expect: as much a unit, or as much in all.
+    """Return the worst ratio of a point's cost to what a smaller one predicts: linear growth if `grows`, else the same.
 
     >>> worst([(1, 2.0), (2, 5.0)], grows=True), worst([(1, 2.0), (2, 5.0)], grows=False)
     (1.25, 2.5)
@@ -208,7 +208,7 @@ def worst(line: list[tuple[int, float]], grows: bool) -> float:
 
 
 def drawn(curves: Mapping[str, Sequence[tuple[int, float]]]) -> str:
-    """The curves as one SVG, each beside the straight line that it should not exceed."""
+    """Return one SVG with a chart per curve, each next to the straight line that it should not exceed."""
     return svg([_chart(name, line) for name, line in curves.items()], width=320, height=250)
 
 

@@ -1,4 +1,4 @@
-"""What it gains to count bags that repeat once: the embedding step on batches of sessions, beside the same expanded."""
+"""The gain from storing repeated bags once: the embedding step on session batches, against the same ones expanded."""
 
 import json
 import sys
@@ -22,24 +22,24 @@ from skirl.nn.collection import EmbeddingBagCollection
 
 @dataclass(frozen=True)
 class Dedup:
-    """Processor time of the embedding step on batches whose lists repeat: each list once, beside the same expanded."""
+    """CPU time of the embedding step on batches whose lists repeat: each stored once, against the same expanded."""
 
     part: tuple[Literal["lookup"], ...] = ("lookup",)
-    """What is measured: the step of an embedding collection, planner, forward and backward, all rows resident."""
+    """The part to measure: planner, forward and backward of an embedding collection with all rows resident."""
     factor: tuple[float, ...] = (1.0, 1.2, 2.0, 4.0, 8.0, 16.0)
-    """How often a list comes in a batch, on average."""
+    """How often a list occurs in a batch, on average."""
     batch: int = 2048
-    """Samples a batch."""
+    """Samples in a batch."""
     lists: int = 6
-    """Lists of a sample, which change each by itself; the mixed batches have one, beside 26 single ids."""
+    """Lists in a sample, each of which changes independently; mixed batches have one list and 26 single ids."""
     ids: int = 75
-    """Ids of a list, on average: from two thirds to four thirds of it."""
+    """Ids in a list, on average; lengths range from two thirds to four thirds of this."""
     dim: int = 64
     """Numbers in a row."""
     rows: int = 200_000
-    """Rows of each list's table."""
+    """Rows in each list's table."""
     rounds: int = 9
-    """Steps of each side that are timed, in turns, on three batches."""
+    """Timed steps per side; the sides take turns on three batches."""
     json: bool = False
     """Print one line of JSON."""
 
@@ -53,7 +53,7 @@ class Dedup:
         return child(["-m", "skirl.measure.bench.dedup", json.dumps(asdict(self))], {})
 
     def measure(self) -> dict[str, Any]:
-        """Measure here."""
+        """Measure in this process."""
         torch.set_num_threads(1)
         lookup = self._over(self.factor, lambda factor: _Lists(self, self.lists, factor))
         mixed = self._over(sorted({min(self.factor), max(self.factor)}), lambda factor: _Mixed(self, factor))
@@ -63,13 +63,13 @@ class Dedup:
         )  # fmt: skip
 
     def _over(self, factors: Sequence[float], data: "Callable[[float], _Lists]") -> dict[str, Any]:
-        """By name of what was measured, and then by factor."""
+        """Measure every factor and return the figures by name, then by factor."""
         found = {f"{factor:g}": _Case(self, data(factor)).measure() for factor in factors}
         names = next(iter(found.values()))
         return {name: {factor: facts[name] for factor, facts in found.items()} for name in names}
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """The result as people read it."""
+        """Return the result as text for a reader, by label."""
         facts = {"step": f"{self.batch:,} samples of {self.lists} lists, planner, forward and backward, one core"}
         for part in ("lookup", "mixed"):
             of = result[part]
@@ -85,7 +85,7 @@ class Dedup:
 
 
 class _Lists:
-    """Batches of sessions' lists."""
+    """Batches with the lists of sessions."""
 
     def __init__(self, bench: Dedup, lists: int, factor: float) -> None:
         samples = 16.5 if factor > 1 else 1.0
@@ -105,17 +105,17 @@ class _Lists:
 
     @property
     def tables(self) -> list[Table]:
-        """One for each list."""
+        """One table per list."""
         rows = self.data.rows["item"]
         return [Table(name, rows, self.dim) for name in self.data.lists]
 
     def batch(self, number: int) -> KeyedJagged:
-        """All lists."""
+        """Return all lists of a batch."""
         return self.data.batch(number).sparse.select(self.data.lists)
 
 
 class _Mixed(_Lists):
-    """One list beside single ids, those of a click log."""
+    """Batches with one list and the single ids of a click log."""
 
     def __init__(self, bench: Dedup, factor: float) -> None:
         super().__init__(bench, 1, factor)
@@ -130,7 +130,7 @@ class _Mixed(_Lists):
 
 
 class _Case:
-    """One factor."""
+    """The measurement of one factor."""
 
     def __init__(self, bench: Dedup, data: _Lists) -> None:
         self.rounds = bench.rounds
@@ -138,7 +138,7 @@ class _Case:
         rows = sum(table.rows for table in self.tables)
         self.sides = [EmbeddingBagCollection(self.tables, optimizer=RowwiseAdagrad(lr=0.01), cache=rows) for _ in "ab"]
         self.plain = [data.batch(number) for number in range(3)]
-        find(self.plain[0])  # compiled
+        find(self.plain[0])  # compiles
         with Watch() as watch:
             self.once = [find(ids) for ids in self.plain]
         self.find_ns = watch.cpu * 1e9 / sum(len(ids.values()) for ids in self.plain)
@@ -147,7 +147,7 @@ class _Case:
         self.other = fbgemm(self.tables, lr=0.01, rowwise=True, eps=1e-8) if has_fbgemm() else None
 
     def measure(self) -> dict[str, Any]:
-        """Medians of the ratios of rounds; the first of each batch compile and make rows."""
+        """Return medians over the rounds, after an untimed step on each batch that compiles and makes the rows."""
         took: list[tuple[float, ...]] = []
         for number in range(-len(self.plain), self.rounds):
             at = number % len(self.plain)
@@ -181,7 +181,7 @@ class _Case:
         self.other(ids.values(), ids.offsets()).backward(self.grad.flatten(1))  # type: ignore[misc]
 
     def _compare(self, at: int) -> None:
-        """Refuse to time what is not the same."""
+        """Raise if the two sides' outputs differ."""
         outs = []
         for side, ids in zip(self.sides, (self.plain[at], self.once[at]), strict=True):
             with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Rows through the disk store, beside what the device itself does, in the same run on the same folder."""
+"""Rates of the disk store, against those of the device itself, in the same run on the same folder."""
 
 import contextlib
 import os
@@ -21,18 +21,18 @@ from skirl.tools.progress import size
 from skirl.tools.threads import Threads, run
 
 _PIECE = 4 << 20
-_KEEP = 7  # every 7th row of the table is held: ids of real tables are sparse, too
+_KEEP = 7  # the store holds every 7th row of the table: ids of real tables are sparse, too
 _ALIGNED = 4096
 
 
 @dataclass(frozen=True)
 class Disk:
-    """Reads and writes of rows through the disk store, beside the device's own rates."""
+    """Rates of reading and writing rows through the disk store, against the device's own rates."""
 
     folder: Path = Path("skirl-bench-disk")
     """Where to measure, in a new folder that is removed afterwards."""
     rows: int = 1_000_000
-    """Rows that the store holds."""
+    """Rows in the store."""
     width: int = 65
     """Floats in a record; 65 is a row of 64 with its state."""
     batch: int = 16_384
@@ -40,9 +40,9 @@ class Disk:
     calls: int = 20
     """Calls of each kind; the median is reported."""
     overwrite: float = 2.0
-    """How many times each row is written again, on average."""
+    """How many times each row is overwritten, on average."""
     room: float = 1.5
-    """The most bytes on disk for each byte of rows."""
+    """Maximum bytes on disk per byte of rows."""
     seed: int = 0
     """Seed of the rows that are read and written."""
     json: bool = False
@@ -59,7 +59,7 @@ class Disk:
 
     @property
     def record_bytes(self) -> int:
-        """Bytes of a row."""
+        """Bytes in a record."""
         return 4 * self.width
 
     def run(self) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class Disk:
         )
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """The result as people read it."""
+        """Return the result as text for a reader, by label."""
         device, store, ratios = result["device"], result["store"], result["ratios"]
         lines = {
             "rows": f"{self.rows:,} of {self.record_bytes} bytes, {size(self.rows * self.record_bytes)}; {self.batch:,} a "
@@ -239,7 +239,7 @@ class Disk:
 
 
 class _Counting(Files):
-    """Counts bytes written."""
+    """Files that count the bytes written."""
 
     written = 0
 
@@ -257,7 +257,7 @@ def _plain_reads(file: Any, records: Any, record_bytes: Any, out: Any, lo: int, 
 
 
 def _forget(folder: Path) -> None:
-    """Have the page cache let go of all files of a folder, once they are on the disk."""
+    """Sync all files of a folder to disk and drop them from the page cache."""
     for path in folder.iterdir():
         if path.is_file():
             with Handle(Files(), lambda: os.open(path, os.O_RDONLY)) as file:  # noqa: B023 - called at once
@@ -267,7 +267,7 @@ def _forget(folder: Path) -> None:
 
 
 def _aligned(n: int) -> np.ndarray:
-    """Bytes at an address that O_DIRECT takes."""
+    """Return `n` bytes at an address aligned for O_DIRECT."""
     data = np.zeros(n + _ALIGNED, np.uint8)
     start = -data.ctypes.data % _ALIGNED
     return data[start : start + n]
@@ -275,7 +275,7 @@ def _aligned(n: int) -> np.ndarray:
 
 @contextlib.contextmanager
 def _unbuffered(path: Path, buffered: int) -> Iterator[int]:
-    """A descriptor that reads past the page cache, where the file system can; else the one that is there."""
+    """Yield a descriptor that bypasses the page cache, or `buffered` if the file system has no O_DIRECT."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_DIRECT)
     except (OSError, AttributeError):

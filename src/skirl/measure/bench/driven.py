@@ -1,6 +1,6 @@
-"""The halves of several trainers' steps, driven in one process without rows: who asks whom for what, and what is waited for.
+"""The planning of several trainers, run in one process without rows: who asks whom for what, what the loop waits for.
 
-All that is planned and written is the production code's. Owners may be sampled: each plans what all trainers ask of it.
+The production code does all the planning and writing. Owners may be sampled: each plans what all trainers ask of it.
 """
 
 import time
@@ -27,13 +27,13 @@ Item = TypeVar("Item")
 
 @dataclass(slots=True)
 class Half:
-    """An owner's half of a step, with what its neighbours in time make of it."""
+    """An owner's half of a step, and which of its requests are critical given the steps before and after."""
 
     step: Step
     serve: np.ndarray
-    """int32 [trainers + 1]: where the requests of each begin."""
+    """int32 [trainers + 1]: where each trainer's requests begin."""
     ids: np.ndarray
-    """int32 [requests]: the ids that each stands for."""
+    """int32 [requests]: how many ids each stands for."""
     values: np.ndarray
     """bool [requests]: whether the step before changed the row, so that its value is critical."""
     gradients: np.ndarray
@@ -41,14 +41,14 @@ class Half:
 
 
 class Timed:
-    """CPU time of one rank's thread, by what it did; none before it is told to count."""
+    """CPU time of one rank's work, by task. Counts only while `counts` is true."""
 
     def __init__(self) -> None:
         self.counts = False
         self.ms: dict[str, float] = {}
 
     def __call__(self, what: str, call: Callable[..., Any], *args: Any) -> Any:
-        """Do it; its result."""
+        """Call, add the CPU time to `what`, and return the result."""
         began = time.thread_time()
         out = call(*args)
         if self.counts:
@@ -57,12 +57,12 @@ class Timed:
 
 
 def critical(before: Step | None, step: Step, after: Step | None, capacity: int) -> tuple[np.ndarray, np.ndarray]:
-    """Whether the loop waits for the value of each request, and whether it waits for its gradient.
+    """Return, for each request, whether the loop waits for its value, and whether it waits for its gradient.
 
     **Arguments**
 
-    - `before`, `step`, `after`: steps of one owner, one after the other; None: there is none.
-    - `capacity`: slots of the owner.
+    - `before`, `step`, `after`: consecutive steps of one owner; None if there is none.
+    - `capacity`: the owner's slots.
     """
     none = np.zeros(len(step.slots), np.bool_)
     return (
@@ -72,13 +72,13 @@ def critical(before: Step | None, step: Step, after: Step | None, capacity: int)
 
 
 class Owner(Generic[Item]):
-    """One of several owners that plan in one thread, in turns: whoever drives it carries what they give each other.
+    """One of several owners that take turns planning in one thread; the caller passes messages between them.
 
     **Arguments**
 
     - `schema`, `capacities`: the tables, and the slots of each bank.
-    - `rank`, `placement`: which owner, and who owns which rows.
-    - `plan`: how far to read.
+    - `rank`, `placement`: this owner's rank, and who owns which rows.
+    - `plan`: how far to read ahead.
     """
 
     def __init__(self, schema: Schema, rank: int, placement: Placement, capacities: Sequence[int], plan: Plan) -> None:
@@ -90,21 +90,21 @@ class Owner(Generic[Item]):
         self._planner.due = 0
 
     def vote(self) -> Vote:
-        """What it says of its window, with the next batch."""
+        """Return its vote on the window, which travels with the next batch."""
         return self._planner.vote()
 
     def add(self, item: Item, batch: Joined, nbytes: int, next_uses: list[np.ndarray] | None = None) -> None:
-        """One more batch after its exchange; the other arguments are those of `Planner.add`."""
+        """Add a batch after its exchange. The other arguments are those of `Planner.add`."""
         self.together.decide(self._plan, batch)
         self._planner.due = self.together.due
         self._planner.add((item, batch), batch.banks, nbytes, next_uses)
 
     def end(self) -> None:
-        """No more batches will come."""
+        """Say that no more batches will come."""
         self._planner.end()
 
     def next(self) -> tuple[Item, Joined, list[Step]] | None:
-        """The next batch and its Steps, one a bank; None until it is time for it, or when all is planned."""
+        """Return the next batch and its Steps, one per bank. None if it is not due yet, or if all are planned."""
         planned = self._planner.next()
         if planned is None:
             return None
@@ -113,20 +113,20 @@ class Owner(Generic[Item]):
         return item, batch, steps
 
     def executed(self, number: int) -> None:
-        """Steps before `number` are done."""
+        """Say that the steps before `number` are done."""
         self._planner.executed(number)
 
 
 class Driven:
-    """All trainers of a job, one after the other in this thread.
+    """All trainers of a job, which take turns in this thread.
 
     **Arguments**
 
     - `schema`: tables of one dim.
-    - `ranks`: how many trainers.
-    - `capacity`: slots of each.
-    - `plan`: how far to read.
-    - `owners`: which of them plan; None: all. The others only ask.
+    - `ranks`: the number of trainers.
+    - `capacity`: slots of each trainer.
+    - `plan`: how far to read ahead.
+    - `owners`: the trainers that plan; None for all. The others only ask.
     """
 
     def __init__(
@@ -135,9 +135,9 @@ class Driven:
         self.ranks, self.capacity = ranks, capacity
         self.owners = tuple(range(ranks)) if owners is None else tuple(owners)
         self.timed = {owner: Timed() for owner in self.owners}
-        """What planning took of each owner's processor."""
+        """CPU time of each owner's planning."""
         self.words = 0
-        """int32 that the owners wrote to other trainers."""
+        """Number of int32 words that the owners wrote to other trainers."""
         placement = Placement.even(ranks)
         self._planners: dict[int, Owner[tuple[Joined, np.ndarray]]] = {
             owner: Owner(schema, owner, placement, [capacity], plan) for owner in self.owners
@@ -146,11 +146,11 @@ class Driven:
         self._number = 0
 
     def steps(self, batches: Iterable[Sequence[Positions]]) -> Iterator[list[Half]]:
-        """Each step as soon as the one after it is planned: the half of every owner.
+        """Yield the halves of all owners for each step, as soon as the step after it is planned.
 
         **Arguments**
 
-        - `batches`: of each batch, the ids of every trainer.
+        - `batches`: each a list of every trainer's ids.
         """
         near: list[list[tuple[Joined, np.ndarray, Step]]] = []
         for batch in batches:
@@ -169,7 +169,7 @@ class Driven:
             yield self._halves(near, last=True)
 
     def _halves(self, near: list[list[tuple[Joined, np.ndarray, Step]]], last: bool = False) -> list[Half]:
-        """The last step but one, or the last; steps before the one before it are forgotten."""
+        """Return the halves of the last step but one, or of the last. Drop the steps that are no longer needed."""
         at = len(near) - 1 if last else len(near) - 2
         before = near[at - 1] if at else None
         after = None if last else near[at + 1]
@@ -208,7 +208,7 @@ class Driven:
         self._number += 1
 
     def _planned(self) -> Iterator[list[tuple[Joined, np.ndarray, Step]]]:
-        """Steps that are planned now; all owners plan the same ones."""
+        """Yield the steps that can be planned now, the same ones for all owners."""
         while True:
             found = []
             for owner, planner in self._planners.items():

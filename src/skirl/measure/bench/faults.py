@@ -1,5 +1,5 @@
-"""`skirl bench faults`: trainers, launchers and nodes are killed, stopped, cut off, lost and gained while a job runs; it has
-to end by itself, with the bits of one that nothing befell.
+"""`skirl bench faults`: trainers, launchers and nodes are killed, stopped, cut off, lost and gained during a job, which has
+to end by itself with the same bits as an undisturbed one.
 """
 
 import gc
@@ -25,7 +25,7 @@ from skirl.tools.machine import machine
 
 
 class Fault(NamedTuple):
-    """What befalls a run."""
+    """A fault that hits a run."""
 
     what: Literal["kill", "stop", "cut", "lose", "gain"]
     whom: Literal["trainer", "launcher", "rendezvous", "node"]
@@ -46,22 +46,22 @@ FAULTS = (
     Fault("gain", "node", "training"),
     Fault("kill", "rendezvous", "restarting"),
 )
-"""One after the other: of 12 runs two lose a node and two gain one."""
+"""The runs take these in turn: of 12 runs two lose a node and two gain one."""
 SEEDS = 1000
 DELAY = {"gain": 200}
-"""Milliseconds that a row is on its way, 50 but for these: steps that take a while without computing."""
+"""Delay of a row on the emulated link in milliseconds, 50 for other faults: steps take a while without computing."""
 
 
 @dataclass(frozen=True)
 class Faults:
-    """Runs of several nodes on this machine, each with a fault at a random moment."""
+    """Runs over several nodes on this machine, each with a fault at a random moment."""
 
     runs: int = 12
-    """The number of runs; kinds of faults take turns."""
+    """The number of runs; the kinds of faults take turns."""
     first: int = 0
-    """The number of the first run; to repeat some of them."""
+    """The number of the first run, to repeat some of them."""
     seed: int = 0
-    """Seed of the moments of faults, and of whom they hit."""
+    """Seed of the moments of faults and of whom they hit."""
     steps: int = 40
     """Steps in a run."""
     batch: int = 64
@@ -71,16 +71,16 @@ class Faults:
     patience: float = 5.0
     """Seconds that trainers wait for each other."""
     silence: int = 30
-    """Seconds without a word after which launchers take a node for lost; fewer, and a busy machine loses nodes that live."""
+    """Seconds of silence after which launchers take a node for lost; with fewer, a busy machine loses live nodes."""
     limit: float = 180.0
     """Seconds after which a run counts as hung."""
     gigabytes: float = 0.0
-    """Gigabytes of rows with their state that a run starts with, over all nodes; each node reads its part when it
+    """Gigabytes of rows and their state that a run starts with, over all nodes; a node reads its part when it
     recovers."""
     at_once: int = 1
-    """Runs at the same time; they mostly wait. A recovery then takes longer."""
+    """Runs at the same time. They mostly wait, but recoveries take longer."""
     cold: bool = False
-    """Start torchrun and its trainers as a user would, which adds seconds to each recovery; by default they are
+    """Start torchrun and its trainers as a user would, which adds seconds to each recovery. By default they are
     forked."""
     folder: Path | None = None
     """Where to keep the folder of each run until it ends; the system's temporary folder if not given. The folder of a
@@ -92,7 +92,7 @@ class Faults:
         at_least_one(self, "runs", "steps", "batch", "every", "silence", "at_once")
 
     def run(self) -> dict[str, Any]:
-        """Every run, one after the other."""
+        """Do all runs, `at_once` at a time, and return what came of them."""
         top = Path(tempfile.mkdtemp(dir=self.folder, prefix="skirl-faults-"))
         os.environ |= {"OMP_NUM_THREADS": "1"} | ENVIRONMENT
         self._warm(top / "warm")
@@ -124,7 +124,7 @@ class Faults:
         return flags | ({"dim": 16} if self.gigabytes else {})
 
     def _warm(self, folder: Path) -> None:
-        """Import what trainers and launchers import, and load the kernels: what is forked has them."""
+        """Import what trainers and launchers need and load the kernels, so that forked processes have them."""
         import torch.distributed.elastic.rendezvous.c10d_rendezvous_backend
         import torch.distributed.launcher.api
         import torch.utils.tensorboard  # noqa: F401
@@ -136,21 +136,21 @@ class Faults:
 
         if not self.cold:
             before = threads()
-            with using(Alone()):  # or trainers that are forked would be alone
+            with using(Alone()):  # otherwise forked trainers would be alone
                 Train.of(**self._flags(folder) | {"steps": 2, "run": "none"}).run()
             alone(before)
         gc.collect()
-        gc.freeze()  # forks need not look at what is here, and share its memory
+        gc.freeze()  # collections in forks skip these objects, so their memory stays shared
 
     def _filled(self, folder: Path) -> dict[str, Any]:
-        """Flags of runs that begin with rows."""
+        """Save a checkpoint with rows and return the flags of runs that begin from it."""
         from skirl.measure.bench.filled import fill
 
         more = fill(self._flags(folder), self.gigabytes, folder)
         return more | {"from_": str(more["from_"])}
 
     def _undisturbed(self, folder: Path, more: dict[str, Any]) -> dict[str, Any]:
-        """One process, which nothing befalls."""
+        """Train in one process without a fault and return its digests."""
         from skirl.train.commands import Train
 
         if Train.of(**self._flags(folder) | more).run()["failed"]:
@@ -158,7 +158,7 @@ class Faults:
         return digests(folder)
 
     def _all(self, top: Path, undisturbed: dict[str, Any], more: dict[str, Any]) -> list[dict[str, Any]]:
-        """Every run, each watched by a process of its own."""
+        """Do all runs, each watched by a process of its own, and return them by number."""
         left, at_work, done = list(range(self.first, self.first + self.runs)), list[InAFork](), []
         while left or at_work:
             while left and len(at_work) < self.at_once:
@@ -174,7 +174,7 @@ class Faults:
         return sorted(done, key=lambda run: run["number"])
 
     def _one(self, number: int, folder: Path, undisturbed: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-        """One run, and what came of it."""
+        """Do one run and return what came of it."""
         fault = FAULTS[number % len(FAULTS)]
         folder.mkdir()
         run = Run(self, fault, random.Random(self.seed * SEEDS + number), folder, self._flags(folder) | more)
@@ -197,7 +197,7 @@ class Faults:
         }  # fmt: skip
 
     def _judged(self, run: "Run", folder: Path, undisturbed: dict[str, Any]) -> str | None:
-        """What is wrong with a run that has ended."""
+        """Return what is wrong with a run that has ended, or None."""
         found = InAFork(lambda: digests(folder), folder / "digests.json").answer()
         run.missing_lines = found.pop("missing lines")
         if differ := [name for name in found if found[name] != undisturbed[name]]:
@@ -209,7 +209,7 @@ class Faults:
         return None
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """The result as people read it."""
+        """Return the result as text for a reader, by label."""
         kills, others = result["recovery_s"], result["recovery_after_patience_s"]
         return {
             "faults": f"{result['faults']} in {self.runs} runs",
@@ -222,12 +222,12 @@ class Faults:
 
 
 class InAFork:
-    """What some work finds in a process of its own, which leaves no thread here.
+    """Work in a forked process, which leaves no thread behind in this one.
 
     **Arguments**
 
-    - `work`: finds what JSON can say.
-    - `path`: the file that it is left in; what the process says goes to one beside it.
+    - `work`: returns something that JSON can represent.
+    - `path`: the file to write the answer to; the process's output goes to a .log file next to it.
     """
 
     def __init__(self, work: Callable[[], Any], path: Path) -> None:
@@ -236,14 +236,14 @@ class InAFork:
 
     @property
     def done(self) -> bool:
-        """Whether the process has ended."""
+        """True if the process has ended."""
         if self._code is None:
             pid, status = os.waitpid(self._pid, os.WNOHANG)
             self._code = status if pid else None
         return self._code is not None
 
     def answer(self) -> Any:
-        """What it has found, once it has ended."""
+        """Wait for the process to end and return its answer. Raise if it failed."""
         while not self.done:
             time.sleep(0.002)
         if self._code:
@@ -252,7 +252,7 @@ class InAFork:
 
 
 class Run:
-    """A run of some nodes: watches its files, and hits it at its moment."""
+    """A run over some nodes. Watches its files to inflict the fault at its moment and to time the recovery."""
 
     def __init__(self, bench: Faults, fault: Fault, rng: random.Random, folder: Path, flags: dict[str, Any]) -> None:
         self.nodes: list[Node] = []
@@ -268,7 +268,7 @@ class Run:
             self._add()
 
     def suffer(self) -> None:
-        """Until the run is over; a TimeoutError where it does not end."""
+        """Inflict the fault and watch until the run is over. Raise TimeoutError if it does not end."""
         fault, rng, bench = self._fault, self._rng, self._bench
         latest = bench.every if fault.what == "gain" else max(bench.every, bench.steps - 2 * bench.every)
         at = rng.randrange(bench.every // 2, latest)
@@ -298,7 +298,7 @@ class Run:
             self._tick()
 
     def _hit(self, fault: Fault) -> float:
-        """Do it; when it was done."""
+        """Inflict the fault and return the time."""
         rng, alive = self._rng, [node for node in self.nodes if not node.lost]
         self.hit, self.at_step = self.hit + 1, self.step
         self._stopped: list[int] = []
@@ -327,7 +327,7 @@ class Run:
 
     @property
     def step(self) -> int:
-        """The newest step that the run has written down."""
+        """The newest step in the run's metrics; 0 if there is none."""
         try:
             tail = (self._folder / "run" / "metrics.jsonl").read_bytes().split(b"\n")
             return int(json.loads(tail[-2])["step"]) if len(tail) > 1 else 0
@@ -336,7 +336,7 @@ class Run:
 
     @property
     def _begun(self) -> int:
-        """What changes when the run begins anew."""
+        """Modification time of config.json, which changes each time the run starts over; 0 if there is no file."""
         try:
             return (self._folder / "run" / "config.json").stat().st_mtime_ns
         except OSError:
@@ -351,7 +351,7 @@ class Run:
 
     @property
     def _saving(self) -> bool:
-        """Whether parts of a checkpoint are there and its header is not."""
+        """True if parts of a checkpoint are there but not its header."""
         try:
             names = os.listdir(self._folder / "saves")
         except OSError:
@@ -375,7 +375,7 @@ class Run:
 
 
 def digests(folder: Path) -> dict[str, Any]:
-    """What a run has come to by its newest checkpoint: losses, rows, dense weights; and how many lines its metrics lack."""
+    """Return digests of losses, rows and dense weights in a run's newest checkpoint, and how many lines its metrics lack."""
     import numpy as np
 
     from skirl.checkpoint import dense as dense_part

@@ -1,4 +1,4 @@
-"""A checkpoint with gigabytes of rows, for runs that shall have them from the beginning."""
+"""A checkpoint with gigabytes of rows, for runs that need them from the beginning."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,12 +12,12 @@ _PIECE = 1 << 18
 
 
 def fill(flags: Mapping[str, Any], gigabytes: float, folder: Path) -> dict[str, Any]:
-    """Make the checkpoint; what `skirl train` is to be told besides: tables of that size, and where to begin.
+    """Save the checkpoint and return further flags for `skirl train`: the tables' scale, and where to begin.
 
     **Arguments**
 
-    - `flags`: of `skirl train`.
-    - `gigabytes`: of rows with their state.
+    - `flags`: those of `skirl train`.
+    - `gigabytes`: the size of all rows with their state; the tables are never made smaller than without.
     - `folder`: where the checkpoint goes.
     """
     from skirl.checkpoint import save

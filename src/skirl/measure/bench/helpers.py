@@ -1,4 +1,4 @@
-"""What the benchmarks share: checks of flags, a clock, child processes, and the facts of a result."""
+"""Helpers that the benchmarks share: checks of flags, a stopwatch, child processes, and the parts of a result."""
 
 import json
 import os
@@ -16,21 +16,21 @@ from skirl.tools.machine import machine
 
 
 def at_least_one(flags: Any, *names: str) -> None:
-    """Refuse flags below 1."""
+    """Raise if one of these flags is below 1."""
     for name in names:
         if getattr(flags, name) < 1:
             raise ValueError(f"{name} is {getattr(flags, name)}: set it to 1 or more")
 
 
 def result(bench: str, flags: Any, names: str, **figures: Any) -> dict[str, Any]:
-    """What a benchmark says: its name, the flags of these names, its figures, and the machine."""
+    """Return a benchmark's result: its name, the flags in `names` (separated by spaces), the figures, the machine."""
     return {
         "bench": bench, **{name: getattr(flags, name) for name in names.split()}, **figures, "machine": machine(),
     }  # fmt: skip
 
 
 def check_trace(path: Path) -> None:
-    """Refuse what is not a trace, by its name."""
+    """Raise unless the path is an existing .npy file."""
     if path.suffix != ".npy":
         raise ValueError(f"trace is {str(path)!r}: set it to a .npy file; benchmarks/make_trace.py writes them")
     if not path.is_file():
@@ -38,7 +38,7 @@ def check_trace(path: Path) -> None:
 
 
 def read_trace(path: Path) -> np.ndarray:
-    """The ids of a trace, one dimension."""
+    """Return the ids of a trace, an integer array of one dimension."""
     ids = np.load(path, allow_pickle=False)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise ValueError(
@@ -48,7 +48,7 @@ def read_trace(path: Path) -> np.ndarray:
 
 
 class Watch:
-    """What a block takes.
+    """A stopwatch for a block.
 
     >>> with Watch() as watch:
     ...     total = sum(range(1000))
@@ -57,9 +57,9 @@ class Watch:
     """
 
     seconds: float
-    """On the clock."""
+    """Wall clock time."""
     cpu: float
-    """Of the processor, all threads of this process together."""
+    """CPU time, over all threads of this process."""
 
     def __enter__(self) -> Self:
         self._began, self._used = time.perf_counter(), time.process_time()
@@ -70,14 +70,14 @@ class Watch:
 
 
 def seconds(call: Callable[..., Any], *args: Any) -> float:
-    """What a call takes."""
+    """Return the wall clock time of a call."""
     with Watch() as watch:
         call(*args)
     return watch.seconds
 
 
 def processes(count: int, arguments: Sequence[str]) -> list[Any]:
-    """What the last line of each of several Python processes says, as JSON: the trainers of one job."""
+    """Run the trainers of one job, a Python process each, and return the last line that each prints, parsed as JSON."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     names = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
@@ -97,7 +97,7 @@ def processes(count: int, arguments: Sequence[str]) -> list[Any]:
 
 
 def child(arguments: Sequence[str], env: Mapping[str, str]) -> Any:
-    """What the last line of another Python process says, as JSON."""
+    """Run another Python process and return the last line that it prints, parsed as JSON."""
     ran = subprocess.run(
         [sys.executable, *arguments], env={**os.environ, **env}, stdout=subprocess.PIPE, text=True, check=False
     )

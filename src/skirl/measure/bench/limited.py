@@ -1,4 +1,4 @@
-"""One trainer's part of `skirl bench link`: the same steps with all rows its own, and with other trainers."""
+"""One trainer's part of `skirl bench link`: the same steps with all rows local, and together with other trainers."""
 
 import json
 import statistics
@@ -24,26 +24,26 @@ from skirl.peers.job import trainers, using
 from skirl.pipeline.lookahead import lookahead
 
 WAYS = ("hidden", "all_critical")
-"""As it is; and with nothing that travels early or late."""
+"""As skirl trains, and with nothing that travels early or late."""
 EDGE = 2
-"""Steps at the beginning of a turn that are not timed: those of the turn before are on their way in them."""
+"""Untimed steps at the beginning of a turn, in which data of the previous turn is still on its way."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What every trainer does.
+    """The work of every trainer.
 
     **Arguments**
 
-    - `dense`: numbers of the model's dense part, about.
-    - `batch`: samples of a step, of all trainers.
-    - `dim`: of the rows.
-    - `rows_scale`: of the tables of Criteo Kaggle.
-    - `read`: batches, which come again and again.
-    - `steps`: of a turn; the ways take turns.
-    - `rounds`: turns of each way that are timed, behind one that is not.
-    - `delay`: seconds that each message takes beside its bytes.
-    - `seed`: of ids and weights.
+    - `dense`: approximate number of dense weights in the model.
+    - `batch`: samples in a step, over all trainers.
+    - `dim`: numbers in a row.
+    - `rows_scale`: scale of the Criteo Kaggle tables.
+    - `read`: the number of different batches, which repeat.
+    - `steps`: steps in a turn; the ways take turns.
+    - `rounds`: timed turns of each way, after one that is not timed.
+    - `delay`: seconds that each message takes on top of its bytes.
+    - `seed`: seed of ids and weights.
     """
 
     dense: int = 400_000
@@ -58,20 +58,20 @@ class Job:
 
     @property
     def source(self) -> Synthetic:
-        """The stream."""
+        """The stream of batches."""
         return Synthetic(
             "criteo-kaggle", batch_size=self.batch, batches=self.read, seed=self.seed, rows_scale=self.rows_scale
         )
 
 
 class Model(nn.Module):
-    """Two layers behind the rows.
+    """Two dense layers over the rows.
 
     **Arguments**
 
-    - `embeddings`: of the rows.
-    - `width`: numbers of a sample's rows.
-    - `dense`: numbers of both layers together, about.
+    - `embeddings`: give the rows.
+    - `width`: numbers in all rows of a sample.
+    - `dense`: approximate number of weights in both layers together.
     """
 
     def __init__(self, embeddings: EmbeddingBagCollection, width: int, dense: int) -> None:
@@ -81,16 +81,16 @@ class Model(nn.Module):
         self.layers = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, 1))
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        """The logit of each sample."""
+        """Return the logit of each sample."""
         return self.layers(self.embeddings(batch.sparse).stacked().flatten(1)).squeeze(1)
 
 
 class Again:
-    """A loader that yields the same batches without end.
+    """A loader that yields the same batches over and over.
 
     **Arguments**
 
-    - `batches`: in their order.
+    - `batches`: the batches, in order.
     """
 
     yields_fresh = True
@@ -109,9 +109,9 @@ class Way:
     **Arguments**
 
     - `job`: the model and the stream.
-    - `peers`: the trainers; `Alone` has all rows.
+    - `peers`: the trainers; with `Alone` all rows are local.
     - `parts`: this trainer's shard of each batch.
-    - `stack`: closes the lookahead.
+    - `stack`: closes the lookahead and the rows.
     """
 
     def __init__(self, job: Job, peers: Peers, parts: Sequence[Batch], stack: ExitStack) -> None:
@@ -123,18 +123,18 @@ class Way:
         self._exchange = embeddings.engine.exchange
         self.model = Model(embeddings, len(tables) * job.dim, job.dense)
         draws = torch.Generator().manual_seed(job.seed)
-        for weight in self.model.layers.parameters():  # equal on all trainers, also where they are threads
+        for weight in self.model.layers.parameters():  # equal on all trainers, even if they are threads
             nn.init.uniform_(weight, -0.05, 0.05, generator=draws)
         stack.callback(embeddings.close)
         self._batches = iter(stack.enter_context(lookahead(Again(parts), self.model, depth=8, shards=peers.size)))
         self.losses: list[float] = []
 
     def turn(self, way: str = WAYS[0]) -> dict[str, Any]:
-        """Train some steps: what one took, and what it brought to and from others.
+        """Train a turn and return its averages per step: time, bytes sent and received, and waits.
 
         **Arguments**
 
-        - `way`: one of `WAYS`; without others they are the same.
+        - `way`: one of `WAYS`; they do the same when alone.
         """
         if self._exchange is not None:
             self._exchange.all_critical = way == "all_critical"
@@ -157,7 +157,7 @@ class Way:
         }
 
     def _let_move(self) -> None:
-        """Until what moves beside the last step has moved: bytes are those of so many steps, whatever is slow."""
+        """Wait for all background transfers, so that the bytes counted belong to exactly these steps."""
         while self._exchange is not None and not self._exchange.moved:
             time.sleep(1e-4)
 
@@ -171,7 +171,7 @@ class Way:
 
     @torch.no_grad()
     def _step(self) -> None:
-        """Gradient descent by hand: what watches torch's optimizers looks at those of all threads of a process."""
+        """Apply gradient descent by hand: the hooks on torch's optimizers see those of all threads in the process."""
         for weight in self.model.layers.parameters():
             assert weight.grad is not None
             weight.add_(weight.grad, alpha=-0.01)
@@ -188,11 +188,11 @@ def _waited(peers: Peers) -> dict[str, float]:
 
 
 def of_rank(job: Job, peers: Peers, ways: Sequence[str] = WAYS) -> dict[str, Any]:
-    """What one trainer measures: training alone, and each way together, in turns.
+    """Measure one trainer alone and with the others in each way, taking turns. Return the medians and the losses.
 
     **Arguments**
 
-    - `job`: the same on all.
+    - `job`: the same on all trainers.
     - `peers`: all trainers.
     - `ways`: some of `WAYS`.
     """
@@ -210,7 +210,7 @@ def of_rank(job: Job, peers: Peers, ways: Sequence[str] = WAYS) -> dict[str, Any
 
 
 def _middle(turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The median of each figure."""
+    """Return the median of each figure over the turns."""
     return {
         name: {of: statistics.median(turn[name][of] for turn in turns) for of in first}
         if isinstance(first, dict)
@@ -220,12 +220,12 @@ def _middle(turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def delayed(peers: Peers, seconds: float) -> None:
-    """Let each message of these channels come so much later, as over a longer cable.
+    """Delay each message on all channels, as a longer cable would.
 
     **Arguments**
 
-    - `peers`: whose channels.
-    - `seconds`: more than without.
+    - `peers`: the trainers whose channels to delay.
+    - `seconds`: the delay.
     """
     for channel in peers.channels.values():
         move = channel._move
@@ -233,7 +233,7 @@ def delayed(peers: Peers, seconds: float) -> None:
 
 
 class _Later:
-    """A call that is on its way for some time."""
+    """A transfer that is done no earlier than after a delay."""
 
     def __init__(self, work: Any, seconds: float) -> None:
         self._work, self._due = work, time.perf_counter() + seconds

@@ -1,4 +1,4 @@
-"""How well a link of limited rate between trainers hides: iterations beside what compute, bytes and cores allow."""
+"""How well skirl hides a slow link between trainers: step time against what compute, bytes and cores allow."""
 
 import json
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ RATIOS = {
     "critical_share": "share of a step that waits for critical rows",
     "vs_all_critical": "the same run with nothing early or late, beside it",
 }
-"""What is told of each link and dense size."""
+"""The ratios reported for each link and dense size."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class LinkSpeed:
     """Flags of `skirl bench link`."""
 
     links: tuple[str, ...] = ("1Gbit,0us", "10Gbit,0us")
-    """Rate and delay of each link to measure, such as 1Gbit,100us; loopback is not limited."""
+    """Rate and delay of each link to measure, such as 1Gbit,100us; loopback sets no limit."""
     dense: tuple[int, ...] = (100_000, 400_000, 1_600_000)
-    """Dense weights of the model, one measurement for each number."""
+    """Numbers of dense weights in the model, one measurement for each."""
     batch: int = 4096
     """Samples in a step, over both trainers."""
     dim: int = 64
@@ -38,13 +38,13 @@ class LinkSpeed:
     steps: int = 16
     """Steps in a turn."""
     rounds: int = 3
-    """Turns of each way."""
+    """Timed turns of each way."""
     ways: tuple[str, ...] = WAYS
     """hidden: as skirl trains; all_critical: nothing travels early or late."""
     seed: int = 0
     """Seed of ids and weights."""
     plot: Path | None = None
-    """An .svg file for the charts: ratios over dense sizes with a line for each link, and the time of a step."""
+    """An .svg file to write charts to: the ratios, with a line for each link, and the time of a step, by dense size."""
     json: bool = False
     """Print one line of JSON."""
 
@@ -61,7 +61,7 @@ class LinkSpeed:
             raise ValueError(f"plot is {str(self.plot)!r}: set it to a file that ends with .svg")
 
     def run(self) -> dict[str, Any]:
-        """Measure each link with each size, one after the other."""
+        """Measure each link with each dense size in sequence and return the figures."""
         if any(link != LOOPBACK for link in self.links) and (why := why_not()):
             raise OSError(f"links is {self.links}, and {why}: set it to {LOOPBACK}, which needs none")
         points = [point for link in self.links for point in self._points(link)]
@@ -79,7 +79,7 @@ class LinkSpeed:
         )
 
     def _points(self, link: str) -> list[dict[str, Any]]:
-        """A point for each dense size, over one link."""
+        """Measure one link and return a point for each dense size."""
         emulated = Emulated() if link == LOOPBACK else Emulated.parse(link)
         jobs = [
             Job(dense, self.batch, self.dim, steps=self.steps, rounds=self.rounds, delay=emulated.delay, seed=self.seed)
@@ -93,7 +93,7 @@ class LinkSpeed:
         ]
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """The result as people read it."""
+        """Return the result as text for a reader, by label."""
         lines = {}
         for point in result["points"]:
             ways = "".join(
@@ -111,12 +111,12 @@ class LinkSpeed:
 
 
 def measured(size: int, jobs: Sequence[Job], ways: Sequence[str], namespaces: Sequence[str] = ()) -> list[Any]:
-    """What each trainer, a process, measured of each job.
+    """Run the jobs in a process per trainer. Return, for each job, what each trainer measured.
 
     **Arguments**
 
-    - `size`: how many trainers.
-    - `jobs`: one after the other.
+    - `size`: the number of trainers.
+    - `jobs`: the jobs, done in sequence.
     - `ways`: as for `judged`.
     - `namespaces`: as for `trained`.
     """
@@ -125,14 +125,14 @@ def measured(size: int, jobs: Sequence[Job], ways: Sequence[str], namespaces: Se
 
 
 def judged(ranks: Sequence[dict[str, Any]], ways: Sequence[str], link: Emulated, cores: int = 0) -> dict[str, Any]:
-    """An iteration beside its roof.
+    """Compare the time of a step with its roof, the least that compute, wire and cores allow.
 
     **Arguments**
 
     - `ranks`: what each trainer measured.
-    - `ways`: those that it did; the first is judged.
-    - `link`: between each trainer and the others.
-    - `cores`: of this machine, that all trainers share; 0: as many as there are.
+    - `ways`: the ways that were measured; the headline ratios are those of the first.
+    - `link`: the link between each trainer and the others.
+    - `cores`: the cores that all trainers share; 0 for all of this machine's.
     """
     local = max(rank["local"]["seconds"] for rank in ranks)
     out = {way: _judged(local, [rank[way] for rank in ranks], link, cores or machine()["cores"]) for way in ways}
@@ -169,7 +169,8 @@ def _judged(local: float, together: Sequence[dict[str, Any]], link: Emulated, co
 
 
 def drawn(points: Sequence[dict[str, Any]]) -> str:
-    """Charts over dense sizes: of each ratio, a line for each link; of each link, iterations of each way and their roof."""
+    """Return charts over dense sizes: each ratio with a line per link, then for each link the step time of each way and
+    the roof."""
     links, charts = list(dict.fromkeys(point["link"] for point in points)), []
     for name, what in RATIOS.items():
         lines = {

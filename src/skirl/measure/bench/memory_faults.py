@@ -1,4 +1,4 @@
-"""Memory nodes that are killed, stopped, cut off and emptied under trainers: each run has to end with the same bits."""
+"""Memory nodes are killed, stopped, cut off and emptied under trainers; each run has to end with the same bits."""
 
 import os
 import random
@@ -29,7 +29,8 @@ FAULTS = (
     Fault("cut", "node", "saving"),
     Fault("lose", "node", "restarting"),
 )
-"""One after the other. stop: for less than patience, so that the run goes on; cut: for longer; lose: its rows, too."""
+"""The runs take these in turn. stop: pause for less than patience, so the run goes on; cut: for longer; lose: kill the node
+and delete its rows."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,13 @@ class NodeFaults:
     """Runs over several memory nodes on this machine, each hit at a random moment; one and two trainers take turns."""
 
     runs: int = 10
-    """The number of runs; kinds of faults take turns."""
+    """The number of runs; the kinds of faults take turns."""
     first: int = 0
-    """The number of the first run; to repeat some of them."""
+    """The number of the first run, to repeat some of them."""
     nodes: int = 2
     """Memory nodes in a run."""
     seed: int = 0
-    """Seed of the moments of faults, and of which node they hit."""
+    """Seed of the moments of faults and of the nodes that they hit."""
     steps: int = 40
     """Steps in a run."""
     batch: int = 64
@@ -51,7 +52,7 @@ class NodeFaults:
     every: int = 6
     """Steps between two checkpoints; up to this many may be lost."""
     patience: float = 8.0
-    """Seconds that a call to a node may take, and that trainers wait for each other."""
+    """Seconds that a call to a node may take and that trainers wait for each other."""
     limit: float = 300.0
     """Seconds after which a run counts as hung."""
     folder: Path | None = None
@@ -64,7 +65,7 @@ class NodeFaults:
         at_least_one(self, "runs", "nodes", "steps", "batch", "every")
 
     def run(self) -> dict[str, Any]:
-        """Every run, one after the other."""
+        """Do all runs in sequence and return what came of them."""
         top = Path(tempfile.mkdtemp(dir=self.folder, prefix="skirl-node-faults-"))
         os.environ |= ENVIRONMENT | {"SKIRL_PATIENCE": f"{self.patience:g}", "TORCH_CPP_LOG_LEVEL": "ERROR"}
         trainers = Faults(
@@ -96,7 +97,7 @@ class NodeFaults:
         }  # fmt: skip
 
     def _one(self, trainers: Faults, number: int, folder: Path, undisturbed: dict[str, str]) -> dict[str, Any]:
-        """One run, and what came of it."""
+        """Do one run and return what came of it."""
         fault, rng = FAULTS[number % len(FAULTS)], random.Random(self.seed * SEEDS + number)
         size, rows = 1 + (number + number // len(FAULTS)) % 2, rng.choice(["memory", "disk"])
         folder.mkdir()
@@ -125,7 +126,7 @@ class NodeFaults:
         }  # fmt: skip
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """The result as people read it."""
+        """Return the result as text for a reader, by label."""
         took = result["recovery_s"] or {"median": None, "worst": None}
         return {
             "faults": f"{result['faults']} in {self.runs} runs over {self.nodes} memory nodes",
@@ -137,13 +138,13 @@ class NodeFaults:
 
 
 class OverNodes(Run):
-    """A run of some trainers whose rows are on memory nodes, which are hit.
+    """A run of some trainers whose rows are on memory nodes; the faults hit the memory nodes.
 
     **Arguments**
 
-    - `bench`, `fault`, `rng`, `folder`, `flags`: as of any run.
-    - `memory`: the nodes.
-    - `trainers`: how many, each under a launcher of its own.
+    - `bench`, `fault`, `rng`, `folder`, `flags`: as for any `Run`.
+    - `memory`: the memory nodes.
+    - `trainers`: the number of trainers, each under its own launcher.
     """
 
     def __init__(
@@ -168,14 +169,14 @@ class OverNodes(Run):
             self.nodes.append(Node(self._flags | more, self._port, self._folder / f"trainer-{number}.log", True))
 
     def _hit(self, fault: Fault) -> float:
-        """Do it to one of the memory nodes; when it was done."""
+        """Inflict the fault on a random memory node and return the time."""
         self.hit, self.at_step = self.hit + 1, self.step
         self._stopped: list[int] = []
         node, memory = self._rng.randrange(self._memory.count), self._memory
         if fault.what in ("stop", "cut"):
             pids = memory.send(node, signal.SIGSTOP)
             if fault.what == "cut":
-                self._stopped = list(pids)  # until longer than patience
+                self._stopped = list(pids)  # resumed after more than patience
             else:
                 self._paused, self._until_then = (
                     pids,

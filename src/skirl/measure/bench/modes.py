@@ -1,4 +1,4 @@
-"""One model, one stream of batches, and the ways to hold its rows that `skirl bench train` compares."""
+"""The ways to hold a model's rows that `skirl bench train` compares, over one model and one stream of batches."""
 
 import os
 import time
@@ -38,7 +38,7 @@ MODELS = {"tiny": DLRM.tiny, "dlrm": DLRM.paper}
 
 @dataclass(frozen=True)
 class Setting:
-    """What all modes have in common."""
+    """The settings that all modes share."""
 
     model: str
     tables: Sequence[Table]
@@ -49,34 +49,34 @@ class Setting:
     depth: int
     prefetch: int
     cache: int
-    """Rows of the modes that have a cache."""
+    """Cache size in rows, in modes that have a cache."""
     touched: int
-    """Rows that the batches use."""
+    """Rows that all batches use together."""
     largest: int
-    """And the most that one of them uses."""
+    """The most rows that any one batch uses."""
     link: Link
     store: str
-    """memory, or disk:FOLDER, where each mode gets a folder of its own, or memory nodes."""
+    """memory, disk:FOLDER (each mode gets a folder of its own in it), or memory nodes."""
     device: str = "cpu"
     wire: Link | None = None
-    """The network to memory nodes, which is not emulated."""
+    """The real network to memory nodes, not emulated."""
     beside: int = 0
-    """A process on this machine that serves rows: its CPU, and that of all it has started, counts as a mode's own."""
+    """A process on this machine that serves rows, 0 for none. Its CPU time and its children's count as the mode's own."""
 
     @property
     def dim(self) -> int:
-        """Numbers in the vector of a row; records of SGD have no more."""
+        """Numbers in a row's vector; SGD's records hold nothing else."""
         return self.tables[0].dim
 
     def embeddings(self, kind: type[EmbeddingBagCollection], cache: int, store: LinkStore) -> EmbeddingBagCollection:
-        """Those of a mode."""
+        """Return the embeddings of a mode."""
         return kind(
             self.tables, optimizer=SGD(lr=self.lr), cache=cache, store=store, seed=self.seed, device=self.device
         )  # fmt: skip
 
     @property
     def layout(self) -> dict[int, Record]:
-        """The records of a store."""
+        """The records of the store, by table."""
         return {t: Record(self.dim) for t in range(len(self.tables))}
 
 
@@ -86,19 +86,19 @@ class Slice:
 
     seconds: float
     cpu: float
-    """Seconds of all threads together."""
+    """CPU seconds of all threads together."""
     received: int
-    """Bytes that came from the store,"""
+    """Bytes read from the store."""
     sent: int
-    """and that went to it."""
+    """Bytes written to the store."""
     calls: int
     others: float
-    """Cores that other processes kept busy meanwhile."""
+    """Average number of cores that other processes kept busy meanwhile."""
     losses: list[float]
 
 
 class Stream:
-    """The same batches at every pass; they never change."""
+    """A stream that yields the same, unchanged batches on every pass."""
 
     yields_fresh = True
 
@@ -110,7 +110,7 @@ class Stream:
 
 
 class Mode:
-    """A way to hold the rows: a model over some embeddings, and its loop."""
+    """A way to hold the rows: a model over some embeddings, and its training loop."""
 
     def __init__(self, setting: Setting, embeddings: Embeddings) -> None:
         torch.manual_seed(setting.seed)
@@ -122,11 +122,11 @@ class Mode:
         self._loop: Iterator[Done] | None = None
 
     def batches(self) -> Iterable[Batch]:
-        """What the loop runs over."""
+        """Return the batches that the loop runs over."""
         return Stream(self.setting.batches)
 
     def slice(self, count: int) -> Slice:
-        """The next steps of the loop; the clock runs until all that they set in motion has ended."""
+        """Run the next `count` steps of the loop. The clock stops once everything that they started is done."""
         if self._loop is None:
             self._loop = steps(self.model, self._optimizer, self.batches())
         self.rest()
@@ -144,14 +144,14 @@ class Mode:
         return Slice(seconds, used, received_then - received, sent_then - sent, calls_then - calls, others, numbers)
 
     def rest(self) -> None:
-        """Wait until nothing moves."""
+        """Wait until nothing is in motion."""
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release everything."""
         self._loop = None
 
     def _served(self) -> float:
-        """Seconds of CPU of whoever serves rows on this machine."""
+        """Return the CPU seconds used so far by the process that serves rows on this machine, and its children."""
         return cpu_of(family(self.setting.beside)) if self.setting.beside else 0.0
 
     def _moved(self) -> tuple[int, int, int]:
@@ -162,7 +162,7 @@ class Mode:
 
 
 class Alone(Mode):
-    """Rows in a store, looked up synchronously: an LRU cache of `cache` rows, or whatever `kind` does."""
+    """Rows in a store, looked up synchronously: through an LRU cache without a lookahead, or as `kind` does it."""
 
     def __init__(
         self, setting: Setting, name: str, kind: type[EmbeddingBagCollection] = EmbeddingBagCollection
@@ -180,9 +180,9 @@ class Alone(Mode):
 
 
 class Ahead(Mode):
-    """skirl: rows in a store or all resident, planned ahead.
+    """skirl with a lookahead: rows in a store, or all resident.
 
-    serial: rows travel when the loop asks for them, and it waits until those that left are written.
+    serial: fetch rows only when the loop asks for them, and wait until evicted rows are written.
     """
 
     def __init__(self, setting: Setting, name: str, *, resident: bool = False, serial: bool = False) -> None:
@@ -213,7 +213,7 @@ class Ahead(Mode):
 
 
 class OnDemand(EmbeddingBagCollection):
-    """No cache, no lookahead: a batch's distinct rows are read, trained and written back. First uses are made here too.
+    """No cache, no lookahead: read, train and write back each batch's distinct rows. New rows are made, not read.
 
     The planner only names the distinct rows, groups their positions and knows which were used before.
     """
@@ -225,7 +225,7 @@ class OnDemand(EmbeddingBagCollection):
 
 
 class _NoCache(alone.Alone):
-    """Fetches every row of a batch that is not new."""
+    """Steps that fetch every row of a batch that is not new."""
 
     def step(self, captured: Captured) -> Work:
         engine, micro = self._engine, Micro.of(captured, self._engine.resolver)
@@ -234,14 +234,14 @@ class _NoCache(alone.Alone):
         work = self._next(micro)
         work.steps = [_everything(work.steps[0])]
         engine.fetch(work)
-        engine.banks[0].written(engine.banks[0].load(work, work.fetched[0]))  # nothing left
+        engine.banks[0].written(engine.banks[0].load(work, work.fetched[0]))  # nothing was evicted
         self._steps += 1
         self._begun.executed(self._steps)
         return work
 
 
 class _WritesBack(CurrentStep):
-    """Writes the rows of a batch to the store when its backward is done."""
+    """A current step that writes the rows of its batch to the store when its backward is done."""
 
     def backward_done(self, work: Work) -> None:
         super().backward_done(work)
@@ -250,7 +250,7 @@ class _WritesBack(CurrentStep):
 
 
 def _everything(step: Step) -> Step:
-    """The same step over an empty cache: every row that is not new is fetched."""
+    """Return the same step over an empty cache: it fetches every row that is not new and evicts none."""
     old = ~np.isin(step.rows, step.new_slots)
     none, nowhere = np.empty(0, np.int64), np.empty(0, np.int32)
     return replace(
@@ -260,7 +260,7 @@ def _everything(step: Step) -> Step:
 
 
 class TorchTables(nn.Module):
-    """Every row in nn.EmbeddingBag, one for each table, with sparse gradients."""
+    """All rows in one nn.EmbeddingBag per table, with sparse gradients."""
 
     def __init__(self, tables: Sequence[Table], seed: int) -> None:
         super().__init__()
@@ -285,7 +285,7 @@ class TorchTables(nn.Module):
 
 
 class FbgemmTables(nn.Module):
-    """Every row in FBGEMM's table-batched operator, whose backward applies SGD."""
+    """All rows in FBGEMM's table-batched operator, whose backward applies SGD."""
 
     def __init__(self, tables: Sequence[Table], seed: int, lr: float) -> None:
         super().__init__()
@@ -300,7 +300,7 @@ class FbgemmTables(nn.Module):
 
 
 def machine_busy() -> float:
-    """Seconds that all cores of this machine have worked since it was started; 0 where the system does not say."""
+    """Return the CPU seconds that all cores of this machine have worked since boot; 0 if the system does not say."""
     try:
         words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
     except OSError:
@@ -310,12 +310,12 @@ def machine_busy() -> float:
 
 
 def fbgemm_or_none(setting: Setting) -> Mode | None:
-    """The mode of FBGEMM; None where it is not installed."""
+    """Return the FBGEMM mode, or None if FBGEMM is not installed."""
     return Mode(setting, FbgemmTables(setting.tables, setting.seed, setting.lr)) if has_fbgemm() else None
 
 
 def store_of(setting: Setting, name: str, resident: bool = False) -> LinkStore:
-    """A mode's store behind the link; with every row resident it is never asked."""
+    """Open a mode's store behind the link. If all rows are resident, it is in memory and never asked."""
     spec = setting.store
     own = spec if spec == "memory" or spec.startswith("rpc:") else f"{spec}/{name}"
     inner = open_store("memory" if resident else own, setting.layout)
@@ -323,7 +323,7 @@ def store_of(setting: Setting, name: str, resident: bool = False) -> LinkStore:
 
 
 def first_weights(tables: Sequence[Table], seed: int) -> Iterator[torch.Tensor]:
-    """The rows of each table as skirl makes them."""
+    """Yield each table's rows, initialised as skirl does it."""
     initial = InitialTable.of([t.initial for t in tables], np.dtype(np.float32))
     for number, table in enumerate(tables):
         out = np.empty((table.rows, table.dim), np.float32)
@@ -336,7 +336,7 @@ def first_weights(tables: Sequence[Table], seed: int) -> Iterator[torch.Tensor]:
 
 
 def rows_of(batches: Sequence[Batch], schema: Schema) -> tuple[int, list[int]]:
-    """Rows that all batches use together, and each."""
+    """Return how many distinct rows all batches use together, and how many each of them uses."""
     from skirl.train.touched import keys_of
 
     distinct = [np.unique(keys_of(batch.sparse, schema)) for batch in batches]

@@ -1,4 +1,4 @@
-"""Vectors that cross between trainers in a step, of owners and of other schemes, counted from the production halves."""
+"""Vectors that cross between trainers in a step, with owners and with other schemes, counted from production plans."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,28 +20,28 @@ from skirl.oracle.options import Plan
 NEVER = np.iinfo(np.int32).max
 BIT = np.uint64(1)
 MOST = 64
-"""Trainers: a row's users are a number of so many bits."""
+"""Maximum number of trainers: a row's users are a bit mask of this width."""
 BEST = 60
-"""Steps over which owners are chosen by one who knows them all; the first, at most."""
+"""The best owners are found over this many steps at most, the first ones."""
 RATIOS = ("rows_vs_allreduce", "critical_vs_allreduce", "rows_vs_alltoall", "rows_vs_best")
-"""What others move, in vectors of owners by key; and these in those of the best owners."""
+"""What other schemes move, relative to owners by key; rows_vs_best: owners by key, relative to the best owners."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is counted.
+    """The settings of a count.
 
     **Arguments**
 
-    - `ranks`: trainers.
-    - `samples`: of a step, of each of them.
-    - `window`: batches ahead that are known, ours and the published rule's.
-    - `steps`: how many are counted, behind `warm` that fill the caches.
-    - `cache`: slots of each trainer. 8 times 675,000 are what the published rule holds: all rows that a window of 200
-      batches uses, and those of a quarter of it before they are swept out.
-    - `dim`: numbers of a row.
-    - `seed`: of the ids.
-    - `rows_scale`: of the tables of Criteo Kaggle.
+    - `ranks`: the number of trainers.
+    - `samples`: samples in a step, per trainer.
+    - `window`: batches known ahead, both for our owners and for the published rule.
+    - `steps`: the number of steps that are counted, after `warm` steps that fill the caches.
+    - `cache`: slots of each trainer. 8 times 675,000 is what the published rule holds: all rows that a window of 200
+      batches uses, plus those of a quarter of a window that wait to be swept out.
+    - `dim`: numbers in a row's vector.
+    - `seed`: seed of the ids.
+    - `rows_scale`: scale of the Criteo Kaggle tables.
     """
 
     ranks: int
@@ -56,12 +56,12 @@ class Task:
 
     @property
     def batches(self) -> int:
-        """Of the stream: it goes on for a window behind the last step that is counted."""
+        """Number of batches in the stream, which goes on for a window after the last counted step."""
         return self.warm + self.steps + self.window + 1
 
     @property
     def source(self) -> Synthetic:
-        """The stream."""
+        """The stream of batches."""
         return Synthetic(
             "criteo-kaggle",
             batch_size=self.ranks * self.samples,
@@ -76,16 +76,16 @@ class Rows:
     """The distinct rows of one step."""
 
     keys: np.ndarray
-    """int64, of all owners."""
+    """int64, those of all owners."""
     once: np.ndarray
-    """bool: one sample of the global batch uses it, once."""
+    """bool: exactly one id of the global batch uses the row."""
     users: np.ndarray
-    """uint64: a bit for each trainer that uses it."""
+    """uint64: a bit for each trainer that uses the row."""
 
 
 @dataclass
 class Vectors:
-    """Vectors of some steps that owners and readers, other than themselves, give each other."""
+    """Numbers of vectors that owners and other trainers exchange in some steps."""
 
     values: int = 0
     values_critical: int = 0
@@ -93,12 +93,12 @@ class Vectors:
     gradients_critical: int = 0
 
     def add(self, half: Half, owner: int) -> None:
-        """One owner's half of one more step.
+        """Count one owner's half of a step.
 
         **Arguments**
 
-        - `half`: of the step.
-        - `owner`: whose; what it asks of itself enters no network.
+        - `half`: the owner's half of the step.
+        - `owner`: its rank; what it asks of itself crosses no network.
         """
         remote = np.ones(int(half.serve[-1]), np.bool_)
         remote[half.serve[owner] : half.serve[owner + 1]] = False
@@ -114,31 +114,31 @@ class Vectors:
 
     @property
     def critical(self) -> int:
-        """Of them, those that the loop waits for."""
+        """The values and gradients that the loop waits for."""
         return self.values_critical + self.gradients_critical
 
 
 @dataclass
 class Counted:
-    """What the halves of a stream come to."""
+    """The counts over the halves of a stream."""
 
     owned: Vectors = field(default_factory=Vectors)
-    """Of the counted steps."""
+    """Vectors of the counted steps."""
     rows: list[Rows] = field(default_factory=list)
-    """Of all steps, the last window included."""
+    """Rows of all steps, including those of the last window."""
     plan_ms: dict[str, float] = field(default_factory=dict)
-    """CPU time of a step of the busiest owner, by what it did."""
+    """Planning time of the busiest owner in CPU milliseconds per step, by task."""
     id_bytes: float = 0.0
-    """That a trainer sends a step, ahead of time."""
+    """Bytes of ids that a trainer sends ahead of time, per step."""
 
 
 def ids_of(source: Synthetic, ranks: int) -> Iterator[list[Positions]]:
-    """Each batch's ids, feature by feature as they come, of every trainer.
+    """Yield the ids of every trainer for each batch, in the order of features.
 
     **Arguments**
 
     - `source`: the stream.
-    - `ranks`: trainers; each has an equal part of the samples.
+    - `ranks`: the number of trainers; each gets an equal part of the samples.
     """
     tables, batch = np.arange(len(source.rows)), source.batch_size
     parts = np.stack([tables, tables * batch, (tables + 1) * batch, 0 * tables], axis=1)
@@ -149,16 +149,16 @@ def ids_of(source: Synthetic, ranks: int) -> Iterator[list[Positions]]:
 def counted(
     schema: Schema, batches: Iterable[Sequence[Positions]], ranks: int, capacity: int, window: int, steps: range
 ) -> Counted:
-    """What trainers give each other.
+    """Count what trainers exchange.
 
     **Arguments**
 
     - `schema`: tables of one dim.
-    - `batches`: the ids of each batch by trainer.
-    - `ranks`: trainers.
-    - `capacity`: slots of each.
+    - `batches`: the ids of each batch, by trainer.
+    - `ranks`: the number of trainers.
+    - `capacity`: slots of each trainer.
     - `window`: batches that an owner knows when it plans.
-    - `steps`: which are counted.
+    - `steps`: the steps to count.
     """
     out, driven = Counted(), Driven(schema, ranks, capacity, Plan(window, ramp=False))
     for number, halves in enumerate(driven.steps(batches)):
@@ -166,7 +166,7 @@ def counted(
         if number in steps:
             for owner, half in zip(driven.owners, halves):
                 out.owned.add(half, owner)
-        for timed in driven.timed.values():  # this step's batch entered long ago: what is timed is one of each
+        for timed in driven.timed.values():  # batches enter long before their step: time one of each per counted step
             timed.counts = number + 1 in steps
     busiest = max((timed.ms for timed in driven.timed.values()), key=lambda ms: sum(ms.values()))
     out.plan_ms = {what: ms / len(steps) for what, ms in busiest.items()}
@@ -187,16 +187,16 @@ def _rows(halves: Sequence[Half]) -> Rows:
 
 
 def published(schema: Schema, rows: Sequence[Rows], window: int, steps: range) -> dict[str, int]:
-    """Rows that BagPipe's rule synchronises now, later and not at all, where every trainer holds every row.
+    """Count the rows that BagPipe's rule synchronises now, later and not at all, if every trainer holds every row.
 
-    Now: the next batch uses the row. Not at all: one sample uses it, and no batch of the window behind it. Later: the rest.
+    now: the next batch uses the row. none: one sample uses it, and no batch in the window after it. later: the rest.
 
     **Arguments**
 
-    - `schema`: of the tables.
-    - `rows`: of each step; a window more than are counted.
+    - `schema`: the schema of the tables.
+    - `rows`: the rows of each step, a window more than are counted.
     - `window`: batches ahead that the rule knows.
-    - `steps`: which are counted.
+    - `steps`: the steps to count.
     """
     number = numbering(schema)
     following = np.full(sum(table.rows for table in schema.tables), NEVER, np.int32)
@@ -215,22 +215,22 @@ def published(schema: Schema, rows: Sequence[Rows], window: int, steps: range) -
 
 
 def numbering(schema: Schema) -> Any:
-    """Numbers the rows of all tables from 0 on: a function from keys.
+    """Return a function from keys to row numbers, which count the rows of all tables from 0 on.
 
     **Arguments**
 
-    - `schema`: of the tables.
+    - `schema`: the schema of the tables.
     """
     first = np.cumsum([0, *(table.rows for table in schema.tables)])
     return lambda keys: first[keys >> ROW_BITS] + (keys & ((1 << ROW_BITS) - 1))
 
 
 def schemes(task: Task) -> dict[str, Any]:
-    """Vectors a step of owners by key and of the others, and the ratios.
+    """Count vectors per step with owners by key and with the other schemes, and compute the ratios.
 
     **Arguments**
 
-    - `task`: what is counted.
+    - `task`: the settings.
     """
     began, source = time.perf_counter(), task.source
     schema = Schema.of([Table(name, rows, task.dim) for name, rows in source.rows.items()])
@@ -238,7 +238,7 @@ def schemes(task: Task) -> dict[str, Any]:
     found = counted(schema, ids_of(source, task.ranks), task.ranks, task.cache, task.window, steps)
     rows = published(schema, found.rows, task.window, steps)
     ring = 2 * (task.ranks - 1)
-    known = found.rows[:BEST]  # beside owners by key over the same steps
+    known = found.rows[:BEST]  # owners by key are counted over the same steps
     best, by_key = best_owners(
         numbering(schema), known, task.ranks, task.dim, [RowwiseAdagrad().width(task.dim), Adam().width(task.dim)]
     )

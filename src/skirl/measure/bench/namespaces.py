@@ -1,4 +1,4 @@
-"""Trainers that are processes with a link of limited rate between them: network namespaces and a token bucket, on Linux."""
+"""Trainer processes with a link of limited rate between them: network namespaces and a token bucket, on Linux."""
 
 import json
 import os
@@ -11,15 +11,15 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 ADDRESS = "10.211.37.{}"
-"""Of the trainers; nobody else sees it."""
+"""Addresses of the trainers, which nobody else sees."""
 BURST = 0.0005
-"""Seconds of the rate that the bucket holds: as much as a network card sends at once."""
+"""Size of the bucket in seconds of the rate: about what a network card sends at once."""
 LEAST_BURST = 128 << 10
-"""Bytes that it holds at least: twice what the system hands over in one piece."""
+"""Minimum size of the bucket in bytes: twice what the system hands over in one piece."""
 
 
 def why_not() -> str | None:
-    """Why there can be no namespaces here; None: there can.
+    """Return why no network namespace can be made here, or None if it can.
 
     >>> why_not() is None or "namespace" in why_not()
     True
@@ -42,11 +42,11 @@ def _run(*words: str) -> None:
 
 @contextmanager
 def two_namespaces(rate: float) -> Iterator[list[str]]:
-    """Two network namespaces with a link between them; their names.
+    """Make two network namespaces with a link between them and yield their names.
 
     **Arguments**
 
-    - `rate`: bytes a second, in each direction.
+    - `rate`: bytes per second, in each direction.
     """
     names = [f"skirl-{os.getpid()}-{n}" for n in range(2)]
     try:
@@ -68,14 +68,14 @@ def two_namespaces(rate: float) -> Iterator[list[str]]:
 
 
 def trained(size: int, module: str, words: Sequence[str], namespaces: Sequence[str] = ()) -> list[Any]:
-    """What the last line of each of some trainers says, as JSON.
+    """Run trainers as processes and return the last line that each prints, parsed as JSON.
 
     **Arguments**
 
-    - `size`: how many processes.
-    - `module`: what each runs, as `python -m` does.
-    - `words`: for it.
-    - `namespaces`: of each its own; none: all talk over loopback.
+    - `size`: the number of processes.
+    - `module`: the module that each runs, as with `python -m`.
+    - `words`: the module's arguments.
+    - `namespaces`: one per process; if empty, all talk over loopback.
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

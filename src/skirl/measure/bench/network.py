@@ -1,4 +1,4 @@
-"""What trainers exchange and what it costs: dense gradients beside the backend's own sum, rows beside other schemes."""
+"""The cost of what trainers exchange: dense gradients against the backend's own sum, rows against other schemes."""
 
 import json
 import statistics
@@ -17,11 +17,11 @@ class Network:
     """Flags of `skirl bench network`."""
 
     trainers: tuple[int, ...] = (2, 4)
-    """Numbers of processes, one measurement for each."""
+    """Numbers of trainer processes, one measurement for each."""
     numbers: int = 2_400_000
     """Dense gradients in a step, each a float32."""
     rounds: int = 25
-    """Sums to time; skirl's and the backend's take turns."""
+    """Sums to time; skirl's and the backend's alternate."""
     batch: int = 4096
     """Samples in a step, over all trainers."""
     steps: int = 8
@@ -31,11 +31,11 @@ class Network:
     shards: int = 8
     """Shards of a step that one process computes, to compare with the same step as one batch."""
     counted: tuple[int, ...] = (8, 16, 32, 64)
-    """Numbers of trainers, up to 64, to count the vectors of for each scheme; no process is started for them."""
+    """Numbers of trainers, up to 64, for which to count each scheme's vectors; this starts no processes."""
     windows: tuple[int, ...] = (200, 20, 20, 20)
     """Batches known in advance, for each number of --counted."""
     samples: int = 2048
-    """Samples of each counted trainer in a step."""
+    """Samples in a step for each trainer of --counted."""
     seed: int = 0
     """Seed of the ids, whose skew is that of Criteo Kaggle."""
     json: bool = False
@@ -57,7 +57,7 @@ class Network:
             )
 
     def run(self) -> dict[str, Any]:
-        """Measure with each number of processes, one after the other."""
+        """Measure with each number of processes in sequence and return the figures."""
         from skirl.measure.bench.shards_vs_whole import shards_vs_whole
 
         stream = (self.batch, self.steps, self.dim, self.seed)
@@ -83,7 +83,7 @@ class Network:
         )
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """The result as people read it."""
+        """Return the result as text for a reader, by label."""
         lines = {}
         for count, facts in result["dense"].items():
             rows = result["wire"][count]
@@ -109,7 +109,7 @@ class Network:
 
 
 def dense(numbers: int, rounds: int) -> dict[str, Any]:
-    """One rank's part: sum the gradients of layers, as the loop does and by the backend, each from `.grad` to `.grad`."""
+    """Time one rank's sums of gradients, as the loop does them and by the backend, each from `.grad` to `.grad`."""
     import torch
     import torch.distributed as dist
 
@@ -178,7 +178,7 @@ def dense(numbers: int, rounds: int) -> dict[str, Any]:
 
 
 def _tree(parts: list[Any]) -> Any:
-    """The plain sum over shards, one part each."""
+    """Return the plain sum over shards as a balanced tree."""
     if len(parts) == 1:
         return parts[0]
     half = len(parts) // 2
@@ -186,11 +186,11 @@ def _tree(parts: list[Any]) -> Any:
 
 
 PARTS = {"dense": dense, "wire": wire.of_rank}
-"""What ranks measure together, by name."""
+"""The measurements that ranks do together, by name."""
 
 
 def _measured(count: int, part: str, *args: int) -> list[dict[str, Any]]:
-    """What each of `count` processes found."""
+    """Measure a part with `count` processes and return each one's figures."""
     return processes(count, ["-m", __spec__.name, part, *map(str, args)])
 
 

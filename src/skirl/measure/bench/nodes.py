@@ -1,4 +1,4 @@
-"""A job on several nodes of this machine: a launcher each, started again by a loop; and what befalls them."""
+"""A job on several nodes, all on this machine: each has a launcher that a loop restarts, and can be hit by faults."""
 
 import os
 import shlex
@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 MEETING = {"join_timeout": 60, "last_call_timeout": 1, "keep_alive_interval": 1}
-"""How launchers meet: torchrun's own settings wait half a minute for more nodes."""
+"""Rendezvous settings of the launchers; torchrun's defaults wait half a minute for more nodes."""
 ENVIRONMENT = {
-    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # or a group that is started again reads the addresses of the one before
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # or a restarted group reads the addresses of the previous one
     "OMP_NUM_THREADS": "1",
     "GLOO_SOCKET_IFNAME": "lo",
     "SKIRL_RUNS": "none",
     "LOGLEVEL": "INFO",
 }
 LOOP = "while ! {command}; do sleep 0.2\ndone"
-"""The supervisor of a node."""
+"""The shell loop that supervises a node's launcher."""
 
 
 class Node:
@@ -29,17 +29,17 @@ class Node:
 
     **Arguments**
 
-    - `flags`: of `skirl train`.
-    - `port`: where launchers meet on loopback; the first of them serves it.
-    - `log`: the file that all its processes write to.
-    - `silence`: seconds without a word, on a busy machine also of one that lives, after which launchers take one for lost.
-    - `warm`: fork launchers and trainers from this process, which has imported all, and no thread besides. Otherwise they
-      are torchrun's, started by a shell.
+    - `flags`: those of `skirl train`.
+    - `port`: the loopback port where launchers meet; the first of them serves it.
+    - `log`: the file that all processes of the node write to.
+    - `silence`: seconds of silence after which launchers take a node for lost, which a live one on a busy machine may be.
+    - `warm`: fork launchers and trainers from this process, which must have imported everything and run no other thread.
+      Otherwise a shell starts torchrun.
     """
 
     def __init__(self, flags: Mapping[str, Any], port: int, log: Path, warm: bool, silence: int = 30) -> None:
         self.log, self.port, self.lost = log, port, False
-        """lost: for good."""
+        """lost: the node is gone for good."""
         self._ended: int | None = None
         if warm:
             self._shell = None
@@ -54,37 +54,37 @@ class Node:
 
     @property
     def launcher(self) -> int | None:
-        """The process of the launcher; None where there is none just now."""
+        """The launcher's process id; None if there is none at the moment."""
         return next((pid for pid in children(self.supervisor) if self._shell is None or _is_python(pid)), None)
 
     @property
     def trainers(self) -> list[int]:
-        """The processes of its trainers."""
+        """The process ids of its trainers."""
         launcher = self.launcher
         return [] if launcher is None else children(launcher)
 
     @property
     def processes(self) -> list[int]:
-        """Launcher and trainers."""
+        """The process ids of trainers and launcher."""
         launcher = self.launcher
         return [] if launcher is None else [*children(launcher), launcher]
 
     @property
     def serves(self) -> bool:
-        """Whether launchers meet at this node's."""
+        """True if this node's launcher serves the port where launchers meet."""
         launcher = self.launcher
         return launcher is not None and _listens(launcher, self.port)
 
     @property
     def over(self) -> bool:
-        """Whether its supervisor has ended."""
+        """True if its supervisor has ended."""
         if self._ended is None:
             pid, status = os.waitpid(self.supervisor, os.WNOHANG)
             self._ended = os.waitstatus_to_exitcode(status) if pid else None
         return self._ended is not None
 
     def lose(self) -> None:
-        """All of it is gone for good."""
+        """Kill all its processes, for good."""
         pids = [self.supervisor, *self.processes]
         self.lost = True
         for pid in pids:
@@ -93,20 +93,20 @@ class Node:
             time.sleep(0.01)
 
     def end(self) -> None:
-        """Leave nothing behind."""
+        """Kill whatever still runs."""
         if not self.over:
             self.lose()
 
 
 def send(pid: int | None, number: int) -> None:
-    """A signal to a process that may be gone."""
+    """Send a signal to a process, which may be None or gone."""
     with suppress(ProcessLookupError):
         if pid is not None:
             os.kill(pid, number)
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process has started and that live."""
+    """Return the ids of the live child processes of a process."""
     found: list[int] = []
     with suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -115,7 +115,7 @@ def children(pid: int) -> list[int]:
 
 
 def forked(work: Callable[[], int], log: Path | None) -> int:
-    """A process that ends with what `work` returns; its words go to a file, if one is given."""
+    """Fork a process that does `work` and exits with its return value. Its output goes to `log` if given. Return its id."""
     sys.stdout.flush()
     sys.stderr.flush()
     if (pid := os.fork()) == 0:
@@ -137,16 +137,17 @@ def forked(work: Callable[[], int], log: Path | None) -> int:
 
 
 def threads() -> int:
-    """How many threads this process has; those of a library of matrix products, which forks are used to, among them."""
+    """Return the number of threads of this process, including those of the BLAS library, which handles forks."""
     return len(os.listdir("/proc/self/task"))
 
 
 def alone(besides: int) -> None:
-    """Wait for threads that have ended: the system drops them a moment after they are joined. A fork would lose others.
+    """Wait until ended threads are gone: the system drops them a moment after they are joined. Raise if others still run,
+    which a fork would lose.
 
     **Arguments**
 
-    - `besides`: how many there were before.
+    - `besides`: the number of threads that there were before.
     """
     until = time.monotonic() + 10
     while threads() > besides:
@@ -156,7 +157,7 @@ def alone(besides: int) -> None:
 
 
 def _supervise(launch: Callable[[], int]) -> int:
-    """What the shell's loop does."""
+    """Do what `LOOP` does in a shell: launch again until it succeeds."""
     while os.waitpid(forked(launch, None), 0)[1]:
         time.sleep(0.2)
     return 0
@@ -167,7 +168,7 @@ def _meeting(silence: int) -> dict[str, int]:
 
 
 def _launch(flags: Mapping[str, Any], port: int, folder: Path, silence: int) -> int:
-    """What torchrun does, its trainers forked."""
+    """Do what torchrun does, but fork the trainers. Return the exit code."""
     from tempfile import mkdtemp
 
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
@@ -175,7 +176,7 @@ def _launch(flags: Mapping[str, Any], port: int, folder: Path, silence: int) -> 
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    # At each turn a launcher would read all its stack's sources twice, to name a method in a log that goes nowhere.
+    # Otherwise a launcher reads the sources of its whole stack twice a turn, to name a method in a log that nobody reads.
     dynamic_rendezvous.get_method_name = lambda depth=2: "unnamed"
     logs = mkdtemp(prefix="launcher-", dir=folder)
     config = LaunchConfig(
@@ -191,16 +192,16 @@ def _launch(flags: Mapping[str, Any], port: int, folder: Path, silence: int) -> 
 
 
 def _train(flags: dict[str, Any]) -> None:
-    """A trainer."""
+    """Run a trainer."""
     from multiprocessing.synchronize import Event
 
     from skirl.peers.job import fail, leave
     from skirl.peers.processes import BEGINS_AGAIN, die_with_launcher
     from skirl.train.commands import Train
 
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # it has inherited what the launcher does
-    # A function that torchrun forks waits at its end until the launcher has seen what it returns. One that was told to end,
-    # or is killed there, would take half a minute, or forever; a command waits for nobody.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # it has inherited the launcher's handler
+    # A function that torchrun forks waits at its end until the launcher has read its result. If it is told to end or
+    # killed there, that takes half a minute, or forever; a command does not wait.
     Event.wait = lambda self, timeout=None: True
     die_with_launcher()
     try:
@@ -215,7 +216,7 @@ def _train(flags: dict[str, Any]) -> None:
 
 
 def _words(flags: Mapping[str, Any], port: int, silence: int) -> list[str]:
-    """The command line of torchrun behind `python`."""
+    """Return torchrun's command line, without the leading `python`."""
     meeting = ",".join(f"{name}={value}" for name, value in _meeting(silence).items())
     words = ["-m", "torch.distributed.run", "--nnodes=1:4", "--nproc-per-node=1", "--rdzv-backend=c10d",
              f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-conf={meeting}", "--rdzv-id=faults", "--max-restarts=100",
@@ -238,7 +239,7 @@ def _lives(pid: int) -> bool:
 
 
 def _listens(pid: int, port: int) -> bool:
-    """Whether a process listens at a port."""
+    """Return whether a process listens on a port."""
     inodes = set()
     for name in ("tcp", "tcp6"):
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""How fast the oracle plans: ids a second, slots, grouping and every hazard included; no row moves."""
+"""Planning speed of the oracle in ids per second, including slots, grouping and all hazards; no row moves."""
 
 import time
 from collections.abc import Iterator
@@ -27,25 +27,26 @@ class Oracle:
     """Flags of `skirl bench oracle`."""
 
     batch: int = 16_384
-    """Samples in a batch; each has one id for each table."""
+    """Samples in a batch, each with one id per table."""
     depth: int = 200
     """Batches in the window."""
     threads: int = 1
     """Threads that plan."""
     ids: Literal["rows", "hashed64"] = "rows"
-    """rows: rows of tables of the data set's size; hashed64: the same ids, hashed to tables of 2**48 rows each."""
+    """rows: rows of tables of the data set's size; hashed64: the same ids, hashed into tables of 2**48 rows each."""
     data: str = "criteo-kaggle"
-    """The data set whose table sizes are taken: criteo-kaggle, avazu or criteo-terabyte."""
+    """The data set whose table sizes to use: criteo-kaggle, avazu or criteo-terabyte."""
     cache: int = 500_000
     """Slots in the cache."""
     steps: int = 50
     """Batches to time."""
     seed: int = 0
     trainers: int = 1
-    """With more than 1: that many owners, each of which plans its part of the rows with its part of the slots, beside
-    one planner of all."""
+    """If more than 1: compare that many owners, each planning its part of the rows with its part of the slots, with one
+    planner of all rows."""
     trace: Path | None = None
-    """With --trainers: a .npy file of ids in order of access, as for `skirl bench traffic`, instead of synthetic ids."""
+    """With --trainers: a .npy file of ids in order of access, as for `skirl bench traffic`, to use instead of synthetic
+    ids."""
     json: bool = False
     """Print one line of JSON."""
 
@@ -61,10 +62,10 @@ class Oracle:
             check_trace(self.trace)
 
     def run(self) -> dict[str, Any]:
-        """Fill the window, then time a batch after the other."""
+        """Fill the window, then time batch after batch."""
         if self.trainers > 1:
             return self._divided()
-        torch.set_num_threads(1)  # it makes the batches, and its idle threads would spin on the planner's cores
+        torch.set_num_threads(1)  # torch makes the batches; its idle threads would spin on the planner's cores
         data = Synthetic(self.data, batch_size=self.batch, batches=self.depth + self.steps, seed=self.seed)
         schema = Schema.of([Table(t.name, self._rows(t), 16) for t in data.tables(16)])
         planner = BankPlanner(schema, 0, self.cache, depth=self.depth, seen=Seen(schema), threads=self.threads)
@@ -78,7 +79,7 @@ class Oracle:
             step = planner.plan()
             planned = time.perf_counter()
             planner.executed(step.number)
-            if number >= self.depth:  # the first batch planned has waited for the whole window
+            if number >= self.depth:  # before the first batch was planned, the whole window was entered
                 times.append((entered - began, planned - entered))
                 ids += len(positions)
                 moved["fetched"] += step.fetches
@@ -103,7 +104,7 @@ class Oracle:
         )
 
     def _divided(self) -> dict[str, Any]:
-        """The same by several owners, and by one planner beside them."""
+        """Plan the same batches by several owners and by one planner, and return the comparison."""
         torch.set_num_threads(1)
         if self.trace is not None:
             distinct, rows = np.unique(read_trace(self.trace), return_inverse=True)
@@ -133,7 +134,7 @@ class Oracle:
         return MAX_ROWS if self.ids == "hashed64" else table.rows
 
     def _positions(self, data: Synthetic) -> Iterator[Positions]:
-        """Each batch's ids, feature by feature as they come."""
+        """Yield each batch's ids, in the order of features."""
         tables = np.arange(len(data.tables(16)))
         for batch in data:
             values = batch.sparse.values().numpy()
@@ -144,7 +145,7 @@ class Oracle:
             yield Positions(values, np.stack([tables, begin, begin + self.batch, 0 * tables], axis=1))
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """The result as people read it."""
+        """Return the result as text for a reader, by label."""
         if self.trainers > 1:
             return _summary(result)
         moved = result["rows_a_batch"]
@@ -174,7 +175,7 @@ def _summary(result: dict[str, Any]) -> dict[str, str]:
 
 @kernel
 def _hash(values, batch):
-    """Each row of a table becomes a hash of table and row."""
+    """Replace each row by a hash of its table and row, in place."""
     for p in range(len(values)):
         stream = np.uint64(p // batch) << np.uint64(48) | np.uint64(values[p])
         values[p] = np.int64(mix(stream) & np.uint64(MAX_ROWS - 1))

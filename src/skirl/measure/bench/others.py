@@ -1,4 +1,4 @@
-"""FBGEMM's table-batched operator on the CPU, as the benchmarks drive it, loaded by name where it is installed."""
+"""FBGEMM's table-batched operator on the CPU, for benchmarks; loaded by name if it is installed."""
 
 from collections.abc import Sequence
 from importlib import import_module
@@ -11,12 +11,12 @@ INSTALL = "fbgemm: not installed; pip install --no-deps -r constraints/others.tx
 
 
 def has_fbgemm() -> bool:
-    """Whether FBGEMM is installed."""
+    """Return whether FBGEMM is installed."""
     return find_spec("fbgemm_gpu") is not None
 
 
 def fbgemm(tables: Sequence[Table], *, lr: float, rowwise: bool = False, eps: float = 0.0) -> Any:
-    """All tables in one module, whose backward applies SGD or row-wise Adagrad."""
+    """Return one module with all tables, whose backward applies SGD or row-wise Adagrad."""
     optimizers = import_module("fbgemm_gpu.split_embedding_configs").EmbOptimType
     common = import_module("fbgemm_gpu.split_table_batched_embeddings_ops_common")
     training = import_module("fbgemm_gpu.split_table_batched_embeddings_ops_training")

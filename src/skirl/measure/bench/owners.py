@@ -1,6 +1,6 @@
-"""Planning divided: N owners that each plan their own rows, beside one planner of all, over the same batches.
+"""Planning divided over N owners that each plan their own rows, compared with one planner of all over the same batches.
 
-All ranks run in one process, one after the other; what crosses between them is written and read as it would be.
+All ranks take turns in one process. Messages between them are written and read as in production.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +17,7 @@ from skirl.oracle.together import Joined
 
 
 def parts_of(batch: Positions, ranks: int) -> list[Positions]:
-    """A batch's ids by rank: of each part, equal contiguous stretches.
+    """Split a batch's ids by rank: each part into equal contiguous stretches.
 
     >>> import numpy as np
     >>> [part.keys().tolist() for part in parts_of(Positions.of(np.array([7, 8, 9, 1 << 48])), 2)]
@@ -36,15 +36,15 @@ def parts_of(batch: Positions, ranks: int) -> list[Positions]:
 def divided(
     schema: Schema, batches: Iterable[Positions], *, ranks: int, capacity: int, plan: Plan, warm: int
 ) -> dict[str, Any]:
-    """Plan all batches both ways; what the halves moved and took, and the ratios.
+    """Plan all batches both ways. Return what each moved, the CPU time that it took, and the ratios.
 
     **Arguments**
 
     - `schema`, `batches`: tables of one dim, and the ids.
-    - `ranks`: owners; each has an equal part of the capacity.
-    - `capacity`: slots of one planner of all.
-    - `plan`: how far to read.
-    - `warm`: time counts from this batch on.
+    - `ranks`: the number of owners; each has an equal part of the capacity.
+    - `capacity`: slots of the one planner of all.
+    - `plan`: how far to read ahead.
+    - `warm`: the first batch whose time counts.
     """
     one: Planner[None] = Planner(bank_planners(schema, [capacity], plan, Seen(schema)), plan)
     placement, each_has = Placement.even(ranks), [max(1, capacity // ranks)]

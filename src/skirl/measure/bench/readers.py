@@ -1,4 +1,4 @@
-"""How fast files become batches: Criteo as text and converted, beside TorchRec's preprocessing of text."""
+"""How fast files become batches: Criteo as text and converted, against TorchRec's preprocessing of text."""
 
 import gc
 import tempfile
@@ -29,13 +29,13 @@ class Readers:
     samples: int = 300_000
     """Rows in the file."""
     peer_samples: int = 20_000
-    """Rows that TorchRec gets, which holds them as Python lists."""
+    """Rows for TorchRec to read, which holds them as Python lists."""
     batch: int = 4096
     """Samples in a batch."""
     rounds: int = 5
     """How many times each reader reads the file; the median is reported."""
     stream_gb: float = 1.0
-    """Gigabytes of text to read for the slope of memory; 0: none."""
+    """Gigabytes of text to read to see whether memory grows; 0 skips this."""
     workers: int = 0
     """Processes that read files; with 0 this process reads them."""
     seed: int = 0
@@ -48,7 +48,7 @@ class Readers:
             raise ValueError(f"stream_gb is {self.stream_gb}: set it between 0 and 10000")
 
     def run(self) -> dict[str, Any]:
-        """Write the file in each form, read each; TorchRec last."""
+        """Write the file in each form and time reading each, TorchRec last."""
         from skirl.data.commands import Convert
 
         torch.set_num_threads(1)
@@ -80,7 +80,7 @@ class Readers:
             )
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """The result as people read it."""
+        """Return the result as text for a reader, by label."""
         lines = {
             name: f"{one['median']:,.0f} rows/s ({one['low']:,.0f} to {one['high']:,.0f}), "
             f"{one['per_cpu_s']:,.0f} a CPU second"
@@ -106,7 +106,7 @@ class Readers:
         return _rates(lambda: sum(len(batch.labels) for batch in files), self.rounds)
 
     def _memory(self, text: str) -> dict[str, float]:
-        """Read the text over and over; how the resident size goes with what was read."""
+        """Read the text over and over and fit how the resident size grows with the bytes read."""
         size = Path(text).stat().st_size
         times = max(4, round(self.stream_gb * 1e9 / size))
         files = DataFlags(f"criteo:{','.join([text] * times)}", batch=self.batch, workers=self.workers).stream()
@@ -116,7 +116,7 @@ class Readers:
             if number % every == 0:
                 read.append(number * self.batch / self.samples * size / 1e9)
                 resident.append(resident_mb())
-        half = len(read) // 4  # what is allocated once comes at the begin
+        half = len(read) // 4  # leaves out the beginning, with what is allocated once
         slope = float(np.polyfit(read[half:], resident[half:], 1)[0])
         return {"gb": times * size / 1e9, "slope_mb_per_gb": slope, "first_mb": resident[half], "last_mb": resident[-1]}
 
@@ -139,7 +139,7 @@ class Readers:
 
 
 def _rates(read: Callable[[], int], rounds: int) -> dict[str, float]:
-    """Rows a second and a CPU second, of a call that returns how many it read."""
+    """Return rows per second and per CPU second of a call that returns how many it read."""
     rates, cpu = [], []
     for _ in range(rounds):
         with Watch() as watch:
@@ -155,7 +155,7 @@ def _rates(read: Callable[[], int], rounds: int) -> dict[str, float]:
 
 
 def criteo_lines(samples: int, seed: int) -> list[bytes]:
-    """Lines of text in Criteo's layout, with the skew of Criteo Kaggle."""
+    """Return lines of text in Criteo's layout, with the skew of Criteo Kaggle."""
     lines = []
     for batch in Synthetic("criteo-kaggle", min(samples, 8192), batches=-(-samples // 8192), seed=seed):
         n = len(batch.labels)
@@ -168,6 +168,6 @@ def criteo_lines(samples: int, seed: int) -> list[bytes]:
 
 
 def resident_mb() -> float:
-    """What the process holds now."""
+    """Return the resident memory of the process in MiB."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * 4096 / (1 << 20)

@@ -1,4 +1,4 @@
-"""The embedding step, all rows resident: skirl's kernels beside FBGEMM's CPU operator and nn.EmbeddingBag."""
+"""The embedding step with all rows resident: skirl's kernels against FBGEMM's CPU operator and nn.EmbeddingBag."""
 
 import json
 import sys
@@ -27,14 +27,14 @@ from skirl.oracle.seen import Seen
 
 OPTIMIZERS: dict[str, RowOptimizer] = {"sgd": SGD(lr=0.01), "rowwise-adagrad": RowwiseAdagrad(lr=0.01)}
 KEPT = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1099511627776"
-"""GLIBC_TUNABLES under which no page is given back."""
+"""GLIBC_TUNABLES under which malloc returns no page to the system."""
 Memory = Literal["system", "kept"]
 OTHERS = ("fbgemm", "embeddingbag")
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Time of the embedding step beside FBGEMM's CPU operator and nn.EmbeddingBag, every row resident."""
+    """Time of the embedding step against FBGEMM's CPU operator and nn.EmbeddingBag, with all rows resident."""
 
     batch: tuple[int, ...] = (2048, 8192)
     """Samples in a batch."""
@@ -43,18 +43,18 @@ class Rows:
     optimizer: tuple[Literal["sgd", "rowwise-adagrad"], ...] = ("sgd", "rowwise-adagrad")
     """The row optimizers to time."""
     pooling: tuple[int, ...] = (1, 4)
-    """Ids in a bag: 1 is exactly one; more is the mean of 0 to twice as many, for the smallest batch only."""
+    """Ids in a bag: 1 is exactly one; more is the mean of 0 to twice as many, measured for the smallest batch only."""
     data: Literal["tiny", "avazu", "criteo-kaggle"] = "criteo-kaggle"
-    """The data set whose table sizes and skew are taken."""
+    """The data set whose table sizes and skew to use."""
     rows_scale: float = 0.1
-    """Multiply the rows of each table by this; by default there are 3.4 million rows, 0.9 GB a side at dim 64."""
+    """Multiply the rows of each table by this. The default gives 3.4 million rows, 0.9 GB per side at dim 64."""
     rounds: int = 15
-    """Steps of each side that are timed, over four batches in turn."""
+    """Timed steps per side, over four batches in turn."""
     memory: tuple[Memory, ...] = ("system", "kept")
-    """Where all sides get memory from: system is malloc as it is, kept is one that never gives memory back. The first
-    gives the overall figures."""
+    """The allocator of all sides: system is malloc as it is, kept never returns memory to the system. The first one
+    named gives the overall figures."""
     threads: int = 1
-    """Threads of every side; with more than 1, skirl's figures with 1 thread are printed as well."""
+    """Threads of every side. With more than 1, skirl is also timed with 1 thread."""
     json: bool = False
     """Print one line of JSON."""
 
@@ -71,7 +71,7 @@ class Rows:
         Synthetic(self.data, rows_scale=self.rows_scale)  # it checks rows_scale
 
     def run(self) -> dict[str, Any]:
-        """Measure every case in a child process for each kind of memory."""
+        """Measure every case, in one child process per allocator."""
         first, *others = [self._child(memory) for memory in self.memory]
         cases = first.pop("cases")
         for more in others:
@@ -85,7 +85,7 @@ class Rows:
         return child(["-m", "skirl.measure.bench.rows", flags], env)
 
     def measure(self) -> dict[str, Any]:
-        """Measure every case here, whatever the allocator is."""
+        """Measure every case in this process, with its allocator."""
         torch.set_num_threads(self.threads)
         cases = []
         for pooling in self.pooling:
@@ -101,7 +101,7 @@ class Rows:
         )  # fmt: skip
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """The result as people read it."""
+        """Return the result as text for a reader, by label."""
         facts = {
             "tables": f"{result['rows']:,} rows of {len(Synthetic(self.data).rows)} tables, all resident",
             "step": "forward, backward and row optimizer: ms of skirl with its grouping, and the others' time over ours",
@@ -131,7 +131,7 @@ class Rows:
 
 
 def _overall(cases: list[dict[str, Any]]) -> dict[str, float | None]:
-    """Geometric mean and minimum over the cases that have the other library."""
+    """Return geometric means and minima of the ratios over the cases that have the other library."""
     facts: dict[str, float | None] = {}
     for other in OTHERS:
         for key in (f"vs_{other}", f"kernels_vs_{other}"):
@@ -143,7 +143,7 @@ def _overall(cases: list[dict[str, Any]]) -> dict[str, float | None]:
 
 
 class _Case:
-    """One batch size, dim, optimizer and pooling."""
+    """The measurement of one batch size, dim, optimizer and pooling."""
 
     def __init__(self, bench: Rows, batch: int, dim: int, optimizer: str, pooling: int) -> None:
         self.bench = bench
@@ -162,9 +162,9 @@ class _Case:
         self.groupings = [_grouping(given, tables) for given in self.given]
 
     def measure(self) -> dict[str, Any]:
-        """Milliseconds of each side and the medians of the ratios, once all sides are seen to agree."""
+        """Return the milliseconds of each side and the medians of the ratios. Raise if the sides disagree."""
         rounds: list[dict[str, float]] = []
-        for number in range(-len(self.given), self.bench.rounds):  # the first of each batch compile and touch memory
+        for number in range(-len(self.given), self.bench.rounds):  # below 0: steps that compile and touch memory
             given, group = self.given[number % len(self.given)], self.groupings[number % len(self.given)]
             names = list(self.sides)
             turn = number % len(names)
@@ -214,7 +214,7 @@ class _Case:
 
 
 def _given(sparse: KeyedJagged, tables: list[Table], number: int) -> Given:
-    """A batch and its Step, slots laid out as in the others' tables."""
+    """Return a batch and its Step, with slots laid out like the other libraries' tables."""
     schema = Schema.of(tables)
     resolver = Resolver(schema, np.dtype(np.float32), pooled=True)
     micro = Micro.of(resolver.capture(sparse), resolver)
@@ -229,7 +229,7 @@ def _given(sparse: KeyedJagged, tables: list[Table], number: int) -> Given:
 
 
 def _grouping(given: Given, tables: list[Table]) -> Callable[[], Any]:
-    """What the planner does in place of FBGEMM's sort: find the distinct rows and group the positions by them."""
+    """Return a call of what the planner does instead of FBGEMM's sort: find the distinct rows, group positions by them."""
     batch, whole = given.micro.ids[0].positions, np.array([0, len(tables)])
     finder = Finder(Schema.of(tables), 0)
     rows, ids = given.step.rows, len(batch)

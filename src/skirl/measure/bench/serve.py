@@ -1,4 +1,4 @@
-"""Rows over PyTorch RPC: whole calls to a memory node, beside a gather and a memcpy, and torch's default transports."""
+"""Rows over PyTorch RPC: whole calls to a memory node against a gather and a memcpy, over TCP and torch's default."""
 
 import json
 import os
@@ -11,16 +11,16 @@ from skirl.measure.bench.serve_calls import Calls
 from skirl.store.remote.started import SERVE, StartedNodes
 
 DEFAULT = ("-m", "skirl.measure.bench.serve_node")
-"""What runs a node with torch's default transports."""
+"""Command that runs a node with torch's default transports."""
 BOUND = 4.5
-"""Times the floor that a call over TCP may take at the median."""
+"""The median call over TCP may take at most this many times the floor."""
 
 
 @dataclass(frozen=True)
 class ServeSpeed:
-    """Calls to one memory node on this machine, one core at each end where there are two.
+    """Calls to one memory node on this machine, with one core at each end if there are two.
 
-    It fails where a call over TCP takes more than 4.5 times the floor at the median.
+    Fails if the median call over TCP takes more than 4.5 times the floor.
     """
 
     rows: int = 20_000
@@ -30,7 +30,7 @@ class ServeSpeed:
     held: int = 1_000_000
     """Rows that the node holds."""
     calls: int = 300
-    """Calls of each kind that are timed."""
+    """Timed calls of each kind."""
     json: bool = False
     """Print one line of JSON."""
 
@@ -40,7 +40,7 @@ class ServeSpeed:
             raise ValueError(f"held is {self.held}: four calls at a time need {4 * self.rows} or more")
 
     def run(self) -> dict[str, Any]:
-        """Measure over TCP, and over torch's default transports."""
+        """Measure over TCP, then over torch's default transports."""
         tcp, default = self._measured(default=False), self._measured(default=True)
         floor = tcp["floor"]
         over_floor = {name: _ratio(tcp[name]["p50_ms"], floor["p50_ms"]) for name in ("get", "put")}
@@ -61,7 +61,7 @@ class ServeSpeed:
         )
 
     def _cores(self) -> list[int]:
-        """The cores of the owner and of the node; -1: any."""
+        """Return the cores of the owner and of the node; -1 for any."""
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
         return [cores[0], cores[-1]] if len(cores) > 1 else [-1, -1]
 
@@ -76,7 +76,7 @@ class ServeSpeed:
             return child(["-m", "skirl.measure.bench.serve_calls", json.dumps(asdict(calls))], quiet)
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """The result as people read it."""
+        """Return the result as text for a reader, by label."""
         lines = {
             "calls": f"{self.rows:,} rows of {4 * self.dim} bytes, of {self.held:,} that the node holds",
             "floor": f"{result['tcp']['floor']['p50_ms']:.2f} ms, a gather and a memcpy",
@@ -99,7 +99,7 @@ class ServeSpeed:
 
 
 def too_slow(over_floor: Mapping[str, float]) -> str | None:
-    """What is wrong with calls that take so many times the floor.
+    """Return which calls take too many times the floor, in a sentence, or None.
 
     >>> too_slow({"get": 2.9, "put": 4.6})
     'above 4.5 times the floor: put (4.6)'

@@ -1,4 +1,4 @@
-"""Whole calls to one memory node, beside a gather and a memcpy here: `skirl bench serve` runs it in a process of its own."""
+"""Whole calls to a memory node, against a local gather and memcpy. `skirl bench serve` runs this in its own process."""
 
 import json
 import os
@@ -19,25 +19,25 @@ from skirl.store.remote import group
 from skirl.store.remote.started import cpu_of, family
 
 FLIGHTS = (1, 4)
-"""Calls at a time, for calls a second."""
+"""Numbers of calls in flight for which to measure calls per second."""
 REST = 2.0
-"""Seconds without calls, for what waiting costs."""
+"""Seconds without calls, to measure what waiting costs."""
 
 
 @dataclass(frozen=True)
 class Calls:
-    """What to measure.
+    """The calls to measure.
 
     **Arguments**
 
     - `spec`: the node, as a store.
-    - `node`: its process.
-    - `rows`: rows of a call.
-    - `dim`: numbers of a row.
+    - `node`: its process id.
+    - `rows`: rows in a call.
+    - `dim`: numbers in a row.
     - `held`: rows that the node holds.
-    - `calls`: calls of each kind that are timed.
-    - `default`: torch's default transports.
-    - `core`: where this process runs; -1: anywhere.
+    - `calls`: timed calls of each kind.
+    - `default`: use torch's default transports.
+    - `core`: the core to run this process on; -1 for any.
     """
 
     spec: str
@@ -50,7 +50,7 @@ class Calls:
     core: int
 
     def measure(self) -> dict[str, Any]:
-        """Times of calls in turns with the floor's, calls a second, CPU at both ends, and what rest costs."""
+        """Return times of calls, alternating with the floor, calls per second, CPU time at both ends, and the idle cost."""
         torch.set_num_threads(1)
         if self.core >= 0:
             os.sched_setaffinity(0, {self.core})
@@ -73,7 +73,7 @@ class Calls:
             return facts | {"idle_cpu_share": {name: round(share, 4) for name, share in rest.items()}}
 
     def _in_turns(self, store: Store, table: Any, picks: Any, rows: Any, out: Any) -> dict[str, Any]:
-        """One call of each kind after the other, so that what disturbs one disturbs all."""
+        """Time one call of each kind in turn, so that what disturbs one kind disturbs all."""
         copy = np.empty_like(out)
         gathered = torch.from_numpy(out)
 
@@ -101,7 +101,7 @@ class Calls:
         return {name: _facts(took[name], at_node[name]) for name in each}
 
     def _rate(self, call: Callable[..., Any], picks: Any, flights: int) -> float:
-        """Calls a second with so many in flight, each of rows of its own."""
+        """Return calls per second with `flights` in flight, each for rows of its own."""
 
         def some(first: int) -> None:
             out, mine = np.zeros((self.rows, self.dim), np.float32), picks[first::flights]

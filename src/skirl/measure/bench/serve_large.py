@@ -1,4 +1,4 @@
-"""Many times the trainers' cache in rows, on memory nodes whose rows are on disk; what every process takes of memory."""
+"""Training on many times the caches' rows, held by memory nodes on disk, and the memory that every process takes."""
 
 import json
 import os
@@ -28,9 +28,9 @@ class ServeLarge:
     cache: str = "256MB"
     """The cache of each trainer."""
     times: float = 10.0
-    """The least ratio of the bytes of touched rows to those of all caches."""
+    """Minimum ratio of the bytes of touched rows to those of all caches."""
     dim: int = 256
-    """Numbers in a row; with Adam's state its record has three times as many."""
+    """Numbers in a row; with Adam's state, a record has three times as many."""
     batch: int = 4096
     """Samples in a step, over all trainers."""
     steps: int = 600
@@ -38,12 +38,12 @@ class ServeLarge:
     data: str = "synthetic:criteo-kaggle"
     """Where batches come from, as for `skirl train --data`."""
     trainer_memory: str = "2GB"
-    """The most memory of its own that a trainer may take: its cache, rows on their way, the model and Python."""
+    """Maximum private memory of a trainer: its cache, rows in flight, the model and Python."""
     node_memory: str = "1GB"
-    """The most memory of its own that a process of a node may take. Python and torch take 190 MB; the rest is for
-    calls on their way, and for what malloc keeps of earlier ones."""
+    """Maximum private memory of a node's process. Python and torch take 190 MB; the rest is for calls in flight and
+    what malloc keeps of earlier ones."""
     patience: float = 300.0
-    """Seconds that a call may take, and that trainers wait for each other."""
+    """Seconds that a call may take and that trainers wait for each other."""
     folder: Path = Path("skirl-bench-large")
     """Where to keep the nodes' rows, in a new folder that is removed afterwards."""
     json: bool = False
@@ -60,7 +60,7 @@ class ServeLarge:
             raise ValueError(f"folder is {str(self.folder)!r}, which exists: name one that does not")
 
     def run(self) -> dict[str, Any]:
-        """Train, and watch."""
+        """Train and watch the memory of all processes."""
         self.folder.mkdir(parents=True)
         most: dict[str, int] = {}
         began = time.monotonic()
@@ -117,7 +117,7 @@ class ServeLarge:
         return team
 
     def _look(self, team: Sequence[Any], nodes: StartedNodes, most: dict[str, int]) -> None:
-        """What each process takes now, if that is more than before."""
+        """Update the most memory that each process has taken."""
         for rank, trainer in enumerate(team):
             name = f"trainer {rank}"
             most[name] = max(most.get(name, 0), private_memory_of(trainer.pid))
@@ -127,7 +127,7 @@ class ServeLarge:
                 most[name] = max(most.get(name, 0), private_memory_of(pid))
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """The result as people read it."""
+        """Return the result as text for a reader, by label."""
         lines = {
             "touched": f"{result['touched']:,} rows, {size(result['touched_bytes'])}: {result['times_cache']:.1f} times "
             f"{self.trainers} caches of {self.cache}; {result['fetched']:,} fetched again",
@@ -138,7 +138,7 @@ class ServeLarge:
 
 
 def _shards(trainers: int) -> int:
-    """The least power of two that has one for each.
+    """Return the least power of two that is at least the number of trainers.
 
     >>> _shards(3)
     4

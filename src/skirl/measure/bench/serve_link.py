@@ -1,6 +1,6 @@
-"""How well a link of limited rate to a memory node hides: a trainer in one network namespace, the node in another.
+"""How well skirl hides a slow link to a memory node: a trainer in one network namespace, the node in another.
 
-`python -m skirl.measure.bench.serve_link FLAGS LINK NODE` trains within the trainer's namespace.
+`python -m skirl.measure.bench.serve_link FLAGS LINK STORE PID` trains within the trainer's namespace.
 """
 
 import json
@@ -18,33 +18,33 @@ from skirl.store.link import Link
 from skirl.store.remote.started import StartedNodes
 
 PATIENCE = 300.0
-"""Seconds that a call may take: nobody is waited for in vain here."""
+"""Seconds that a call may take; long, since no node is expected to fail here."""
 MODES = "skirl,resident,on_demand"
 SAID = ("vs_roof", "vs_on_demand", "byte_ratio_on_demand", "roof", "losses_agree", "failed")
 
 
 @dataclass(frozen=True)
 class ServeLink:
-    """Training over links of limited rate to one memory node, beside every row resident and rows on demand."""
+    """Training over links of limited rate to one memory node, against all rows resident and rows on demand."""
 
     links: tuple[str, ...] = ("1Gbit", "10Gbit")
     """Rates of the link between trainer and node, in each direction."""
     model: str = "tiny"
-    """The model: dlrm has the sizes of the paper, tiny some thousand weights."""
+    """The model: dlrm has the sizes of the paper, tiny a few thousand weights."""
     batch: int = 2048
     """Samples in a step."""
     dim: int = 64
-    """Numbers in the vector of a row."""
+    """Numbers in a row."""
     cache: str = "touched:10%"
     """Rows on the device: a number, or a share of the rows that the run touches."""
     rounds: int = 6
-    """Turns of each way to hold rows."""
+    """Turns of each mode."""
     warm: int = 24
     """Steps before the first turn."""
     slice: int = 8
     """Steps in a turn."""
     prefetch: int = 2
-    """How many steps ahead rows travel."""
+    """How many steps ahead to fetch rows."""
     json: bool = False
     """Print one line of JSON."""
 
@@ -54,7 +54,7 @@ class ServeLink:
             _link(link)
 
     def run(self) -> dict[str, Any]:
-        """Measure over each link, one after the other."""
+        """Measure each link in sequence and return the figures."""
         if why := why_not():
             raise OSError(f"links is {self.links}, and {why}: run it where they can be made")
         points = [self._point(link) for link in self.links]
@@ -92,7 +92,7 @@ class ServeLink:
         return {"link": link, **json.loads(ran.stdout.splitlines()[-1])}
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """The result as people read it."""
+        """Return the result as text for a reader, by label."""
         return {
             point[
                 "link"
@@ -105,12 +105,12 @@ class ServeLink:
 
 @dataclass(frozen=True)
 class OverWire(TrainSpeed):
-    """Training whose rows cross a real network, to a node on this machine."""
+    """The training benchmark with rows that cross a network device to a node on this machine."""
 
     wire: Link = field(default_factory=Link)
-    """The network, which is a roof and not emulated."""
+    """The network's rate, for the roof; nothing is emulated."""
     beside: int = 0
-    """The node's process, whose CPU counts."""
+    """The node's process id, whose CPU time counts as well."""
 
     def _setting(self) -> tuple[Setting, list[int]]:
         setting, rows = super()._setting()
@@ -122,7 +122,7 @@ def _link(rate: str) -> Link:
 
 
 def main(flags: str, link: str, spec: str, node: str) -> None:
-    """What the trainer does."""
+    """Train over the link and print the figures as a line of JSON."""
     flagged = {**json.loads(flags), "store": spec, "modes": MODES, "threads": 1}
     found = OverWire(**flagged, wire=_link(link), beside=int(node)).run()
     said = {name: found[name] for name in SAID} | {"vs_roof": round(1 / found["vs_roof"], 4)}

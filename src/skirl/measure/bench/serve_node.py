@@ -1,4 +1,4 @@
-"""Memory nodes as benchmarks need them: over torch's default transports, or forked from a process that has imported all."""
+"""Memory nodes for benchmarks: with torch's default transports, or forked from a process that has imported everything."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from skirl.store.remote.node import TICK, Node
 
 
 def torchs_own(pipe: Any, numbers: Any, task: part.Task) -> None:
-    """A part that talks over torch's default transports."""
+    """Run a part that talks over torch's default transports."""
     group.TRANSPORTS.clear()
     part.run(pipe, numbers, task)
 
@@ -25,8 +25,8 @@ def serve(words: list[str], **more: Any) -> int:
 
     **Arguments**
 
-    - `words`: those of `skirl serve`.
-    - `more`: of the node.
+    - `words`: the arguments of `skirl serve`.
+    - `more`: further arguments of the node.
     """
     address, given = Address.meeting(words[0]), dict(zip(words[1::2], words[2::2]))
     patience, number = float(given["--patience"]), int(given["--node"])
@@ -41,12 +41,12 @@ def serve(words: list[str], **more: Any) -> int:
 
 
 class Forked:
-    """A node that is forked from this process, which has no threads; it can be asked what a `subprocess.Popen` can.
+    """A node forked from this process, which must have no other threads. Offers what is used of `subprocess.Popen`.
 
     **Arguments**
 
-    - `words`: what would stand behind `python`.
-    - `log`: the file for what it says.
+    - `words`: the arguments of `skirl serve`.
+    - `log`: the file for its output.
     """
 
     def __init__(self, words: list[str], log: Path | None) -> None:
@@ -55,18 +55,18 @@ class Forked:
 
     @classmethod
     def start(cls, words: list[str], log: Path | None) -> Self:
-        """Begin a node."""
-        return cls(words[3:], log)  # behind `-m skirl serve`
+        """Start a node. words: the arguments of `python`."""
+        return cls(words[3:], log)  # without `-m skirl serve`
 
     def poll(self) -> int | None:
-        """Its exit code; None while it runs."""
+        """Return its exit code, or None while it runs."""
         if self._code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             self._code = os.waitstatus_to_exitcode(status) if pid else None
         return self._code
 
     def wait(self) -> int:
-        """Its exit code, once it has ended."""
+        """Wait until it ends and return its exit code."""
         while (code := self.poll()) is None:
             time.sleep(0.005)
         return code

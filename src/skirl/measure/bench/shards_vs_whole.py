@@ -1,4 +1,4 @@
-"""What shards cost where one process has them all: a DLRM's training step in shards against the same step as one batch."""
+"""The cost of shards if one process has them all: a DLRM's training step in shards against the same step as one batch."""
 
 import time
 from collections.abc import Iterator
@@ -17,11 +17,11 @@ from skirl.nn.collection import EmbeddingBagCollection
 from skirl.pipeline.lookahead import Lookahead, lookahead
 
 READ = 8
-"""Batches that are made beforehand and come again and again."""
+"""Number of batches, which are made beforehand and repeat."""
 
 
 class Again:
-    """A loader that yields the same batches without end."""
+    """A loader that yields the same batches over and over."""
 
     yields_fresh = True
 
@@ -38,8 +38,8 @@ class Trainer:
 
     **Arguments**
 
-    - `source`: of the global batches.
-    - `shards`: of a step; 1: a step is one batch.
+    - `source`: the stream of global batches.
+    - `shards`: shards in a step; with 1 a step is one batch.
     - `stack`: closes the lookahead.
     """
 
@@ -55,7 +55,7 @@ class Trainer:
         self._batches = iter(self.ahead)
 
     def step(self) -> float:
-        """Train on one global batch; the CPU time of all threads that it took."""
+        """Train on one global batch and return the CPU time that it took, over all threads."""
         began = time.process_time()
         for _ in range(self.shards):
             batch = next(self._batches)
@@ -67,18 +67,18 @@ class Trainer:
 
 
 def shards_vs_whole(batch: int = 4096, shards: int = 8, steps: int = 20, rows_scale: float = 0.01) -> dict[str, Any]:
-    """CPU time of steps in shards over that of whole ones, in turns: forward, backward, rows, dense optimizer, all of it.
+    """Compare the CPU time of whole training steps in shards and as one batch, in turns.
 
     **Arguments**
 
-    - `batch`: samples of a step.
-    - `shards`: parts of it.
-    - `steps`: how many of each are timed; two before them are not.
-    - `rows_scale`: of the tables of Criteo Kaggle, which are all in the cache.
+    - `batch`: samples in a step.
+    - `shards`: shards in a step.
+    - `steps`: timed steps of each kind, after two that are not timed.
+    - `rows_scale`: scale of the Criteo Kaggle tables, which are all in the cache.
     """
     source = Synthetic("criteo-kaggle", batch_size=batch, batches=READ, rows_scale=rows_scale)
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # where threads wait for each other, their CPU time says nothing
+    torch.set_num_threads(1)  # CPU time means nothing if threads spin while they wait for each other
     try:
         with ExitStack() as stack:
             ways = [Trainer(source, of, stack) for of in (1, shards)]

@@ -1,4 +1,4 @@
-"""The embedding step of `skirl bench rows`, by skirl and by the others: one class a side, all driven alike."""
+"""The embedding step of `skirl bench rows`, by skirl and by other libraries: a class per side, all driven alike."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,7 +28,7 @@ class Given:
 
     sparse: KeyedJagged
     step: Step
-    """Of skirl's oracle; its slots are those of tables that lie one after the other, as the others have them."""
+    """The oracle's Step; its slots are those of contiguous tables, as in the other libraries."""
     micro: Micro
 
     @cached_property
@@ -38,23 +38,23 @@ class Given:
 
 
 class Side(Protocol):
-    """What is measured: forward, then backward with the row optimizer in it."""
+    """A library's embedding step: forward, then backward, which includes the row optimizer."""
 
     def forward(self, given: Given) -> Tensor: ...
 
     def backward(self, out: Tensor) -> None: ...
 
     def output(self, out: Tensor) -> Tensor:
-        """[batch, features, dim], to compare."""
+        """Return the output as [batch, features, dim], to compare."""
         ...
 
     def weights(self) -> Tensor:
-        """[rows of all tables, dim], to compare."""
+        """Return the weights as [rows of all tables, dim], to compare."""
         ...
 
 
 class Skirl:
-    """Our module, with every row in its cache: slot = rows of the tables before + id."""
+    """Our module, with all rows in its cache: slot = id + the rows of earlier tables."""
 
     def __init__(self, tables: list[Table], optimizer: RowOptimizer, grad: Tensor) -> None:
         self.module = EmbeddingBagCollection(tables, optimizer=optimizer, cache=sum(t.rows for t in tables))
@@ -63,7 +63,7 @@ class Skirl:
         engine.make_caches([rows], [1], in_flight=1)
         keys = np.concatenate([key_of(i, np.arange(t.rows, dtype=np.int64)) for i, t in enumerate(tables)])
         make(engine, 0, keys, np.arange(rows, dtype=np.int32), array_of(engine.banks[0]))
-        self.module.opened(cast(Any, self))  # as a lookahead: it says which step is next
+        self.module.opened(cast(Any, self))  # acts as a lookahead, which says which step is next
         self.grad = grad
 
     def forward(self, given: Given) -> Tensor:
@@ -76,7 +76,7 @@ class Skirl:
         out.backward(self.grad)
 
     def coming(self) -> list[Captured]:
-        """As a lookahead that has read no further."""
+        """Return no batches, like a lookahead that has read no further."""
         return []
 
     def output(self, out: Tensor) -> Tensor:
@@ -114,9 +114,9 @@ class Fbgemm:
 
 
 class EmbeddingBag:
-    """nn.EmbeddingBag with sparse gradients, one for each table, and torch.optim.SGD.
+    """One nn.EmbeddingBag per table with sparse gradients, and torch.optim.SGD.
 
-    The outputs are stacked to [batch, features, dim], which the others return as they are: all sides make the same thing.
+    The outputs are stacked to [batch, features, dim], since the other sides produce that without further work.
     """
 
     def __init__(self, tables: list[Table], optimizer: RowOptimizer, grad: Tensor, weights: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""How long a thread of this process waits for the interpreter: the GIL, measured from outside the work."""
+"""How long a thread of this process waits for the GIL, measured from outside the work."""
 
 import ctypes
 import os
@@ -19,7 +19,7 @@ _MONOTONIC = 1
 _PERIOD = 1000
 
 
-@njit(nogil=True)  # no cache: it holds addresses of this process
+@njit(nogil=True)  # not cached: it holds addresses of this process
 def _now(out: NDArray[np.int64]) -> None:
     _clock_gettime(_MONOTONIC, out.ctypes)
 
@@ -31,7 +31,7 @@ def _sleep(out: NDArray[np.int64]) -> None:
 
 
 class Waits:
-    """Waits for the interpreter, while the block runs.
+    """Measures waits for the GIL while a block runs.
 
     >>> import time
     >>> with Waits() as waits:
@@ -47,7 +47,7 @@ class Waits:
         self._pid = os.getpid()
         clock = np.zeros(2, np.int64)
         _now(clock)
-        _sleep(clock)  # compiled before anything is measured
+        _sleep(clock)  # compile before anything is measured
         self._thread = threading.Thread(target=self._watch, name="skirl-waits", daemon=True)
 
     def _watch(self) -> None:
@@ -68,7 +68,7 @@ class Waits:
         self._thread.join()
 
     def summary(self) -> dict[str, float]:
-        """Mean, median and the worst hundredth."""
+        """Return the mean, median and 99th percentile in microseconds."""
         us = np.array(self.us or [0.0])
         return {
             "mean_us": round(float(us.mean()), 1),

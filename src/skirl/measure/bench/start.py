@@ -1,4 +1,4 @@
-"""What compiling costs a first training step: with no kernel cached on disk, and with all of them."""
+"""The cost of kernels in a first training step: with none cached on disk, and with all of them."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from skirl.tools.kernel_cache import kernel_folder
 
 @dataclass(frozen=True)
 class Start:
-    """Processor seconds that the kernels of a first training step cost, to compile them and to load them from disk."""
+    """CPU time that the kernels of a first training step cost, when compiled and when loaded from disk."""
 
     optimizer: OptimizerName = "rowwise-adagrad"
     """The optimizer of the rows."""
@@ -25,7 +25,7 @@ class Start:
         at_least_one(self, "dim")
 
     def run(self) -> dict[str, Any]:
-        """Train one step in two processes, one after the other."""
+        """Train in two processes in sequence, the first with an empty kernel cache, and return the figures."""
         with TemporaryDirectory() as folder:
             cold, warm = (self._child(Path(folder)) for _ in range(2))
             kept = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
@@ -42,7 +42,7 @@ class Start:
         return {name: round(seconds, 3) for name, seconds in times.items()}
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """The result as people read it."""
+        """Return the result as text for a reader, by label."""
         return {
             "cold": f"{result['cold_kernels']:.2f} s to compile all kernels of a first step, of the processor",
             "warm": f"{result['warm_kernels']:.2f} s to load them from {result['cache_bytes'] >> 10:,} KiB on disk",

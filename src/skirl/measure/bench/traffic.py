@@ -1,6 +1,6 @@
-"""Rows brought in again on a trace of ids: by an executed run, and by MIN, LRU, LFU and BagPipe's rule beside it.
+"""Rows that a cache fetches again on a trace of ids: in an executed run, and under MIN, LRU, LFU and BagPipe's rule.
 
-`min` and `lru` are counted by `benchmarks/traffic_others.py`, which shares no code with skirl.
+`benchmarks/traffic_others.py`, which shares no code with skirl, counts `min` and `lru`.
 """
 
 import importlib.util
@@ -23,15 +23,15 @@ from skirl.pipeline.lookahead import lookahead
 from skirl.pipeline.simulate import Totals, simulate
 
 INDEPENDENT = Path(__file__).parents[4] / "benchmarks" / "traffic_others.py"
-"""Where a checkout has the independent counts."""
+"""The script that counts independently, in a checkout."""
 
 COUNTS = ("skirl", "min", "lru", "lfu", "ttl")
-"""Whose rows brought in again are reported."""
+"""The counts that are reported, by policy."""
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Rows that a cache brings in again on a trace of ids, beside MIN, LRU, LFU and BagPipe's rule."""
+    """Rows that a cache fetches again on a trace of ids, against MIN, LRU, LFU and BagPipe's rule."""
 
     trace: Path
     """A .npy file with a one-dimensional array of integer ids, in order of access."""
@@ -42,11 +42,11 @@ class Traffic:
     depth: Depth = "epoch"
     """Batches that the oracle reads ahead: a number, auto, or epoch for the whole trace."""
     policy: Literal["min", "lru", "lfu", "ttl"] = "min"
-    """Which rows leave the cache in the executed run."""
+    """The eviction policy of the executed run."""
     prefetch: int = 2
-    """How many steps ahead rows travel."""
+    """How many steps ahead to fetch rows."""
     ramp: bool = False
-    """Start with a window of 8 batches that grows, as training does; otherwise the whole window is read first."""
+    """Start with a window of 8 batches that grows, as training does; otherwise read the whole window first."""
     json: bool = False
     """Print one line of JSON."""
 
@@ -55,15 +55,15 @@ class Traffic:
         at_least_one(self, "batch", "capacity")
         if self.policy not in ("min", "lru", "lfu", "ttl"):
             raise ValueError(f"policy is {self.policy!r}: set it to min, lru, lfu or ttl")
-        _ = self.plan  # it checks depth and prefetch
+        _ = self.plan  # checks depth and prefetch
 
     @property
     def plan(self) -> Plan:
-        """How the executed run plans."""
+        """The plan of the executed run."""
         return Plan(self.depth, self.prefetch, self.policy, self.ramp)
 
     def run(self) -> dict[str, Any]:
-        """Execute the trace, count it by all policies, and compare the run with its plan."""
+        """Execute the trace, count it under all policies, and compare the run with its plan."""
         ids = read_trace(self.trace)
         if len(ids) < self.batch:
             raise ValueError(
@@ -113,7 +113,7 @@ class Traffic:
             )
 
     def _execute(self, batches: np.ndarray, rows: int) -> tuple[Totals, list[int], float, dict[str, float]]:
-        """Train on every batch; what moved, the rows that forwarding may hold, and where time went."""
+        """Train on every batch. Return what moved, the rows that forwarding may hold, the seconds, and where time went."""
         embeddings = EmbeddingBagCollection([_table(rows)], optimizer=SGD(lr=0.01), cache=self.capacity)
         loader = _Loader(batches)
         plan = self.plan
@@ -138,17 +138,17 @@ class Traffic:
         return moved, hold_rows, watch.seconds, {name: round(value, 3) for name, value in times.items()}
 
     def _count(self, batches: np.ndarray, rows: int, plan: Plan, hold_rows: list[int] | None = None) -> Totals:
-        """What the planner alone says; the one table is number 0, so a row is its own key."""
+        """Count with the planner alone. The only table is number 0, so a row is its own key."""
         schema = Schema.of([_table(rows)])
         return simulate(schema, [[batch] for batch in batches], [min(self.capacity, rows)], plan, hold_rows=hold_rows)
 
     def _ttl_plan(self, batches: int) -> Plan:
-        """BagPipe's rule at the same depth; the whole trace is a window that holds all batches."""
+        """Return the plan of BagPipe's rule at the same depth; with epoch, the window holds all batches."""
         depth = batches if self.depth == "epoch" else self.depth
         return Plan(depth, self.prefetch, "ttl", self.ramp and self.depth != "epoch")
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """The result as people read it."""
+        """Return the result as text for a reader, by label."""
         facts = {
             "trace": f"{result['batches']:,} batches of {result['batch']:,} accesses, {result['distinct']:,} distinct ids",
             "run": f"capacity {result['capacity']:,}, policy {result['policy']}, depth {result['depth']}: "
@@ -166,7 +166,7 @@ class Traffic:
 
 
 class _Loader:
-    """One sample an access, one id a sample."""
+    """A loader with one sample per access and one id per sample."""
 
     yields_fresh = True  # batches are views of the trace, which never changes
 
@@ -179,7 +179,7 @@ class _Loader:
 
 
 def independent_counts() -> ModuleType | None:
-    """The independent counts, by path; None outside a checkout."""
+    """Import the independent counts by path. Return None outside a checkout."""
     if not INDEPENDENT.is_file():
         return None
     spec = importlib.util.spec_from_file_location("traffic_others", INDEPENDENT)

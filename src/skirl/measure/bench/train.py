@@ -1,4 +1,4 @@
-"""Training speed of skirl beside the others, on one stream of batches in one process, all taking turns."""
+"""Training speed of skirl against other modes, which take turns in one process on one stream of batches."""
 
 import json
 import shutil
@@ -23,9 +23,9 @@ from skirl.tools.machine import machine
 from skirl.train.recipe import Recipe
 
 FAMILY = ("skirl", "serial", "resident", "lru", "on_demand")
-"""Modes of skirl's own kernels: their losses agree to the last bit."""
+"""Modes that use skirl's own kernels; their losses agree to the last bit."""
 AGREE = 1e-3
-"""Relative difference of losses granted to other orders of summation: it was 1.4e-4 after 500 steps of 64 samples."""
+"""Relative difference of losses allowed for other orders of summation; it was 1.4e-4 after 500 steps of 64 samples."""
 RATIOS = {
     "vs_resident": "resident",
     "vs_torch": "torch",
@@ -37,14 +37,14 @@ RATIOS = {
 
 @dataclass(frozen=True)
 class TrainSpeed:
-    """Samples a second of skirl, of every row resident, of torch, FBGEMM, an LRU cache and rows on demand."""
+    """Samples per second of skirl, and of all rows resident, torch, FBGEMM, an LRU cache and rows on demand."""
 
     model: Literal["tiny", "dlrm"] = "tiny"
-    """The model: dlrm has the sizes of the paper, tiny some thousand weights."""
+    """The model: dlrm has the sizes of the paper, tiny a few thousand weights."""
     data: str = "synthetic:criteo-kaggle"
     """Where batches come from: synthetic:NAME, where NAME is tiny, avazu, criteo-kaggle or criteo-terabyte."""
     dim: int = 16
-    """Numbers in the vector of one row."""
+    """Numbers in a row."""
     batch: int = 2048
     """Samples in a step."""
     cache: str = "touched:10%"
@@ -52,9 +52,9 @@ class TrainSpeed:
     depth: int = 64
     """Batches that the oracle reads ahead."""
     prefetch: int = 2
-    """How many steps ahead rows travel."""
+    """How many steps ahead to fetch rows."""
     store: str = "memory"
-    """Where the rows outside the cache are: memory, or disk:FOLDER, in which each mode has a folder that is emptied at
+    """Where the rows outside the cache are: memory, or disk:FOLDER, where each mode gets a folder that is removed at
     the end."""
     link: str | None = None
     """Emulate a link between cache and store: RATE,DELAY such as 1Gbit,100us."""
@@ -67,14 +67,14 @@ class TrainSpeed:
     modes: str = ""
     """The modes to run, separated by commas; all if not given: skirl, serial, resident, torch, fbgemm, lru, on_demand."""
     lr: float = 0.05
-    """Learning rate of rows and dense weights; both have SGD."""
+    """Learning rate of rows and dense weights; both use SGD."""
     seed: int = 0
     """Seed of the data, the initial rows and the initial weights."""
     device: str = "cpu"
     """Where rows are cached and the model computes: cpu, cuda, cuda:N or interpret. FBGEMM's operator runs on cpu
     only."""
     threads: int | None = None
-    """Threads that compute, the same for all modes; torch's choice if not given."""
+    """Compute threads, the same for all modes; torch's choice if not given."""
     rows_scale: float = 1.0
     """Multiply the number of rows of each synthetic table by this."""
     json: bool = False
@@ -101,7 +101,7 @@ class TrainSpeed:
         return given or ["skirl", "serial", "resident", "torch", "fbgemm", "lru", "on_demand"]
 
     def run(self) -> dict[str, Any]:
-        """Run all modes in turns; their ratios."""
+        """Run all modes in turns and return their figures and ratios."""
         setting, rows_a_batch = self._setting()
         made: dict[str, Mode] = {}
         slices: dict[str, list[Slice]] = {}
@@ -117,7 +117,7 @@ class TrainSpeed:
                 order = list(made) if number % 2 else list(made)[::-1]
                 for name in order:
                     slices[name].append(made[name].slice(self.slice))
-            for name, mode in made.items():  # apart from the clock
+            for name, mode in made.items():  # apart from the timed rounds
                 with Waits() as watch:
                     mode.slice(self.slice)
                 waits[name] = watch.summary()
@@ -135,7 +135,7 @@ class TrainSpeed:
         return result | {"interpreter_waits": waits, "id_check": {"us_per_step": round(check, 1), "share": share}}
 
     def _recipe(self, batches: int) -> Recipe:
-        """The same flags as `skirl train` has, checked there."""
+        """Return a recipe of `skirl train` with the same flags, which checks them."""
         model: Any = {"tiny": "dlrm-tiny"}.get(self.model, self.model)
         return Recipe.of(
             data=self.data, model=model, optimizer="sgd", lr=self.lr, dim=self.dim, batch=self.batch, steps=batches,
@@ -144,7 +144,7 @@ class TrainSpeed:
         )  # fmt: skip
 
     def _setting(self) -> tuple[Setting, list[int]]:
-        # The window must be full to the end: planning without entering would flatter the last rounds.
+        # The window must stay full to the end: planning without entering batches would flatter the last rounds.
         recipe = self._recipe(self.warm + self.slice * (self.rounds + 1) + self.depth + self.prefetch + 8)
         recipe.use_threads()
         stream = recipe.stream()
@@ -220,7 +220,7 @@ class TrainSpeed:
         return result
 
     def _roofs(self, setting: Setting, slices: dict[str, list[Slice]], cores: int) -> list[float] | None:
-        """Seconds that no pipeline could beat, for each round."""
+        """Return the seconds that no pipeline could beat, for each round."""
         if "skirl" not in slices or "resident" not in slices:
             return None
         return [
@@ -229,7 +229,7 @@ class TrainSpeed:
         ]
 
     def _roof_parts(self, setting: Setting, slices: dict[str, list[Slice]], cores: int) -> dict[str, float] | None:
-        """Milliseconds a step of what may be the roof."""
+        """Return the milliseconds per step of each part that may be the roof."""
         if "skirl" not in slices or "resident" not in slices:
             return None
         parts = {
@@ -240,7 +240,7 @@ class TrainSpeed:
         return {name: round(1e3 * median(values) / self.slice, 3) for name, values in parts.items()}
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """The result as people read it."""
+        """Return the result as text for a reader, by label."""
         facts = {
             "run": f"{result['model']}, {result['steps']} steps of {self.batch:,}, dim {self.dim}, cache of "
             f"{result['cache_rows']:,} of {result['touched']:,} touched rows, {result['store']}, link {self.link or 'none'}"
@@ -268,7 +268,7 @@ class TrainSpeed:
 
 
 def id_check(setting: Setting) -> float:
-    """Microseconds that a step takes to hold its forward to its batch: ids are hashed when they are read, and compared."""
+    """Return the microseconds per step for checking that forward gets its batch: hash ids when read, compare later."""
     features = Schema.of(setting.tables).features
     same, took = SameBatch(features), []
     for batch in setting.batches[:50]:
@@ -281,7 +281,7 @@ def id_check(setting: Setting) -> float:
 
 
 def quietest(slices: dict[str, list[Slice]]) -> dict[str, list[Slice]]:
-    """The half of the rounds in which other processes took least: chosen by that, and not by their ratios."""
+    """Return the half of the rounds in which other processes took the least CPU time. Ratios play no part in the choice."""
     rounds = range(len(next(iter(slices.values()))))
     others = [sum(turns[i].others * turns[i].seconds for turns in slices.values()) for i in rounds]
     chosen = sorted(sorted(rounds, key=lambda i: others[i])[: (len(rounds) + 1) // 2])
@@ -289,12 +289,12 @@ def quietest(slices: dict[str, list[Slice]]) -> dict[str, list[Slice]]:
 
 
 def wire(link: Link, moved: Slice) -> float:
-    """Seconds that the bytes of a slice take in the busier direction."""
+    """Return the seconds that a slice's bytes take on the link in the busier direction."""
     return max(moved.received, moved.sent) / link.rate
 
 
 def paired(above: list[float] | None, below: list[float] | None) -> float | None:
-    """The median of the ratios of the rounds.
+    """Return the median over rounds of the ratio above / below.
 
     >>> paired([2.0, 4.0, 90.0], [1.0, 2.0, 30.0])
     2.0
@@ -305,12 +305,12 @@ def paired(above: list[float] | None, below: list[float] | None) -> float | None
 
 
 def ratio(above: int | None, below: int | None) -> float | None:
-    """Of two counts."""
+    """Return the ratio of two counts, or None if it is undefined."""
     return None if above is None or not below else round(above / below, 4)
 
 
 def hidden(serial: list[float] | None, mine: list[float] | None, roofs: list[float] | None) -> float | None:
-    """Share of what could be hidden that was: of the medians, since a round's difference may be next to nothing.
+    """Return the share of hideable time that was hidden. Uses medians, since one round's difference may be near zero.
 
     >>> hidden([3.0], [1.2], [1.0])
     0.9
@@ -321,13 +321,13 @@ def hidden(serial: list[float] | None, mine: list[float] | None, roofs: list[flo
 
 
 def difference(losses: dict[str, list[float]]) -> dict[str, float]:
-    """How far each mode's losses are from those of the first, relative, at most; NaN where one is no number."""
+    """Return the maximum relative difference of each mode's losses from the first mode's; NaN if a loss is NaN."""
     first = np.array(next(iter(losses.values())))
     return {name: float(np.max(np.abs(mine - first) / np.abs(first))) for name, mine in losses.items()}
 
 
 def agree(losses: dict[str, list[float]]) -> bool:
-    """Whether all modes trained the same model."""
+    """Return whether all modes trained the same model."""
     family = [mine for name, mine in losses.items() if name in FAMILY]
     same = all(mine == family[0] for mine in family)
     return same and all(value <= AGREE for value in difference(losses).values())

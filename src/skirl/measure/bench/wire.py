@@ -1,4 +1,4 @@
-"""What a step of several trainers puts on the wire: vectors and bytes counted at the process group, beside the least."""
+"""What a step of several trainers puts on the wire: vectors and bytes counted at the process group, and the minimum."""
 
 from typing import Any
 
@@ -10,19 +10,19 @@ from skirl.data.synthetic import Synthetic
 from skirl.train.fingerprints import rows_of
 
 VECTORS = ("rows", "moves")
-"""What carries values and gradients: those that the loop waits for, and those that travel while it computes."""
+"""Channels of values and gradients: those that the loop waits for, and those that travel while it computes."""
 CHANNELS = (*VECTORS, "ids", "links")
-"""What training rows takes: these, the ids of the batches ahead, and which vectors are critical."""
+"""All channels that training rows needs; the others carry ids of the batches ahead, and which vectors are critical."""
 
 
 def source_of(batch: int, steps: int, dim: int, seed: int) -> tuple[Synthetic, list[Any]]:
-    """The stream of the measurement, and its tables."""
+    """Return the stream of the measurement and its tables."""
     source = Synthetic("criteo-kaggle", batch_size=batch, batches=steps, seed=seed)
     return source, source.tables(dim)
 
 
 def of_rank(batch: int, steps: int, dim: int, seed: int) -> dict[str, Any]:
-    """One trainer's part: train rows by the stream's batches, a shard of each; what its channels have counted."""
+    """Train rows on one trainer's shard of each batch and return what its channels counted."""
     import torch
 
     from skirl.core.optim import RowwiseAdagrad
@@ -43,21 +43,21 @@ def of_rank(batch: int, steps: int, dim: int, seed: int) -> dict[str, Any]:
 
 
 def planned(trainers: int, batch: int, steps: int, dim: int, seed: int) -> np.ndarray:
-    """By plain counting, the vectors that each rank sends to each: a value and a gradient of every row that one reads."""
+    """Count, plainly, the vectors that each rank sends to each: a value and a gradient for every remote row read."""
     sources = [source_of(batch, steps, dim, seed)[0].sharded(n, n + 1, trainers) for n in range(trainers)]
     schema, placement = Schema.of(source_of(batch, steps, dim, seed)[1]), Placement.even(trainers)
     vectors = np.zeros((trainers, trainers), np.int64)
     for reader, source in enumerate(sources):
         for part in source:
             owners = np.bincount(placement.site_of(np.unique(rows_of([part], schema))), minlength=trainers)
-            owners[reader] = 0  # what a trainer reads of its own enters no network
+            owners[reader] = 0  # a trainer's own rows cross no network
             vectors[:, reader] += owners
             vectors[reader] += owners
     return vectors
 
 
 def overhead(ranks: list[dict[str, Any]], batch: int, steps: int, dim: int, seed: int) -> dict[str, Any]:
-    """Bytes over those of the vectors alone, and whether the vectors are those of the plan."""
+    """Return the ratio of all bytes to those of the vectors alone, and whether the vectors are those expected."""
     expected = planned(len(ranks), batch, steps, dim, seed)
     sent, received = (
         np.sum([[rank["channels"][name][way] for rank in ranks] for name in VECTORS], axis=0)

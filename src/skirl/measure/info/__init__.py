@@ -1,1 +1,1 @@
-"""`skirl info`: what a file or a folder is; it reads, and changes nothing."""
+"""`skirl info`: say what a file or a folder is. It only reads."""

@@ -1,4 +1,4 @@
-"""What a checkpoint or a disk store has."""
+"""Facts about a checkpoint or a disk store."""
 
 import hashlib
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ from skirl.train.resumed import run_of
 
 
 def describe(path: Path, *, check: bool) -> dict[str, Any]:
-    """A checkpoint: the newest in a folder whose header can be read, or the one of a header."""
+    """Describe a checkpoint: that of a header, or the newest in a folder whose header can be read."""
     wrong: list[str] = []
     for header in folder.headers(path):
         try:
@@ -89,7 +89,7 @@ def _facts(header: Path, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _whole(header: Path, body: dict[str, Any], check: bool) -> None:
-    """A CheckpointError where a file is missing, or is not as it was written."""
+    """Raise CheckpointError if a file is missing or not as it was written. Without `check`, compare sizes only."""
     dense = body["dense"]
     links.check_sizes(header.parent, {dense["file"]: dense["bytes"]})
     for rows in [rows for part in parts.of(body) for rows in part["rows"].values()]:
@@ -114,14 +114,14 @@ def _cached(rows: Path, cache: dict[str, Any]) -> Iterator[np.ndarray]:
 
 
 def _held(parts: list[np.ndarray]) -> dict[int, int]:
-    """How many distinct rows of each table there are."""
+    """Return the number of distinct rows of each table."""
     keys = np.unique(np.concatenate([np.empty(0, np.int64), *parts]))
     numbers, counts = np.unique(table_of(keys), return_counts=True)
     return dict(zip(numbers.tolist(), counts.tolist()))
 
 
 def describe_store(path: Path) -> dict[str, Any]:
-    """A disk store, at its last durable point."""
+    """Describe a disk store at its last durable point."""
     try:
         manifest = Manifest.read(path / NAME)
     except Unusable as error:

@@ -1,4 +1,4 @@
-"""`skirl info`: its flags, and what it prints."""
+"""`skirl info`: its flags and its output."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,18 +14,18 @@ class Info:
     path: Positional[Path]
     """The file or folder; nothing in it is changed or locked."""
     check: bool = False
-    """Read all of a checkpoint and compare its checksums; without it, only sizes are checked."""
+    """Read a whole checkpoint and compare its checksums; without this, only sizes are checked."""
     json: bool = False
     """Print one line of JSON."""
 
     def run(self) -> dict[str, Any]:
-        """Look."""
+        """Look at the path and return what was found."""
         from skirl.measure.info.look import look
 
         return {"command": "info", "path": str(self.path), **look(self.path, check=self.check)}
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """The result as people read it."""
+        """Return the result as text for a reader, by label."""
         from skirl.measure.info.text import as_text
 
         return as_text(result)

@@ -1,4 +1,4 @@
-"""What data files, vocabularies, predictions and exported rows have."""
+"""Facts about data files, vocabularies, predictions and exported rows."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ _DAMAGED = (pa.ArrowException, OSError, ValueError, OverflowError)
 
 
 def describe(path: Path, kind: str) -> dict[str, Any]:
-    """One data file. kind: by its first bytes."""
+    """Describe a data file. kind: as its first bytes say."""
     if kind == "parquet":
         return _parquet(path)
     if kind == "arrow":
@@ -49,7 +49,7 @@ def describe(path: Path, kind: str) -> dict[str, Any]:
 
 
 def describe_folder(path: Path, data: list[Path]) -> dict[str, Any]:
-    """A folder of data files."""
+    """Describe a folder of data files."""
     each = [describe(file, kind_of(str(file))) for file in data]
     facts = each[0] | {"kind": f"folder of {len(each)} files, the first a {each[0]['kind']}", "files": len(each)}
     facts["bytes"] = sum(one["bytes"] for one in each)
@@ -102,7 +102,7 @@ def _parquet(path: Path) -> dict[str, Any]:
 
 
 def describe_safetensors(path: Path) -> dict[str, Any]:
-    """A vocabulary, exported rows, or another file of tensors."""
+    """Describe a vocabulary, exported rows, or another file of tensors."""
     try:
         with safe_open(path, "numpy") as file:
             about = file.metadata() or {}

@@ -1,4 +1,4 @@
-"""What a path is, by what is in it; and what there is to say of it."""
+"""Recognises a path by its contents and collects facts about it."""
 
 import json
 import zipfile
@@ -18,7 +18,7 @@ KINDS = "a checkpoint, a disk store, a vocabulary, a run, data files, prediction
 
 
 def look(path: Path, *, check: bool) -> dict[str, Any]:
-    """The facts: `kind` says of what; `failed`, in a sentence, what is damaged. check: compare checksums."""
+    """Return facts about a path: `kind` says what it is, `failed` what is damaged, if anything. check: compare checksums."""
     if not path.exists():
         raise ValueError(f"{path} does not exist: name {KINDS}")
     found = _of_folder(path, check) if path.is_dir() else _of_file(path, check)
@@ -87,7 +87,7 @@ def _zip(path: Path) -> dict[str, Any]:
 
 
 def _run(path: Path) -> dict[str, Any]:
-    """A run folder."""
+    """Describe a run folder."""
     config, result = ({}, {})
     try:
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
@@ -118,7 +118,7 @@ def _run(path: Path) -> dict[str, Any]:
 
 
 def _begun(path: Path) -> dict[str, Any]:
-    """The folder of a run from another's rows that has saved nothing of its own."""
+    """Describe the folder of a run that began from another's rows and has not saved a checkpoint yet."""
     noted = origin.read(path)
     assert noted is not None
     return {
@@ -129,6 +129,6 @@ def _begun(path: Path) -> dict[str, Any]:
 
 
 def made(path: Path) -> str:
-    """When a file, or the newest file of a folder, was written."""
+    """Return when a file or folder was last modified. A folder's time changes when files in it come or go."""
     times = [path.stat().st_mtime]
     return datetime.fromtimestamp(max(times), UTC).isoformat(timespec="seconds")

@@ -1,4 +1,4 @@
-"""What `skirl info` found, as people read it."""
+"""The findings of `skirl info` as text."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 from skirl.tools.progress import size
 
 MOST = 40
-"""Columns that are named; of more, how many there are."""
+"""Maximum number of columns to name; of the rest, only the count is given."""
 
 
 def as_text(facts: Mapping[str, Any]) -> dict[str, str]:
-    """Lines of text, by what they are about."""
+    """Return the facts as text for a reader, by label."""
     lines = {"kind": _kind(facts), "made": facts["made"]}
     if "whole" in facts:
         by = "the checksums of its files" if facts["checked"] == "checksums" else "their sizes; --check reads them"

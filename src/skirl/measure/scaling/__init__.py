@@ -1,1 +1,1 @@
-"""How a step's time grows with trainers: what they give each other, counted, and what a machine and a link take for it."""
+"""Predicts how a step's time grows with trainers, from counted exchanges and the costs of a machine and a link."""

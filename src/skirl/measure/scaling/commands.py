@@ -1,4 +1,4 @@
-"""`skirl simulate`: the time of a step with many trainers, out of counted traffic and measured or given seconds."""
+"""`skirl simulate`: predict the time of a step with many trainers from counted traffic and measured or given costs."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -14,9 +14,9 @@ class Simulate:
     """Flags of `skirl simulate`."""
 
     trainers: tuple[int, ...] = (8, 16, 32, 64, 128, 256, 512)
-    """Numbers of trainers; one step is simulated for each."""
+    """Numbers of trainers to simulate a step for."""
     samples: int = 2048
-    """Samples of each trainer in a step: the batch grows with the number of trainers."""
+    """Samples per trainer in a step: the batch grows with the number of trainers."""
     link: str = "10Gbit,50us"
     """Rate and delay of each trainer's link to the others."""
     dim: int = 48
@@ -24,13 +24,13 @@ class Simulate:
     dense: int = 2_400_000
     """Dense weights of the model."""
     compute_ms: float = 0.0
-    """Milliseconds of a step of one trainer that owns all rows; 0: measure it here, on one thread."""
+    """Milliseconds that one trainer with all rows takes for a step; 0 measures it here, on one thread."""
     message_us: float = 0.0
-    """Microseconds of processor time for sending one message and receiving one; 0: measure it here, over loopback."""
+    """Microseconds of CPU time to send one message and receive one; 0 measures it here, over loopback."""
     cores: float = 0.0
     """Cores of each trainer; 0: as many as this machine has."""
     executed: tuple[int, ...] = ()
-    """Numbers of trainers, powers of two, to train with on this machine as well, beside what is predicted for them."""
+    """Numbers of trainers, powers of two, with which to really train on this machine and compare with the prediction."""
     seed: int = 0
     """Seed of the ids, whose skew is that of Criteo Kaggle."""
     plot: Path | None = None
@@ -51,7 +51,7 @@ class Simulate:
         Link.parse(self.link)
 
     def run(self) -> dict[str, Any]:
-        """Count, measure, and put it together."""
+        """Count the traffic, measure the costs, and return the predictions."""
         from skirl.measure.scaling import machine_costs, traffic
         from skirl.measure.scaling.iteration import Costs, bends, changes, shares, step_of
         from skirl.measure.scaling.picture import drawn
@@ -89,7 +89,7 @@ class Simulate:
         )
 
     def _executed(self, count: int, costs: Any) -> dict[str, Any]:
-        """Training with so many processes on this machine, beside what is predicted for its cores."""
+        """Train with `count` processes on this machine and compare with the prediction for its cores."""
         from dataclasses import replace
 
         from skirl.measure.bench.limited import Job
@@ -98,7 +98,7 @@ class Simulate:
         from skirl.measure.scaling.traffic import traffic_of
         from skirl.tools.machine import machine
 
-        # What is predicted is what is measured: fewer rows, and cores that all share.
+        # Predict what is measured: fewer rows, and cores that all trainers share.
         job = Job(self.dense, count * self.samples, self.dim, read=8, steps=8, rounds=3, seed=self.seed)
         [ranks] = measured(count, [job], ("hidden",))
         seen = judged(ranks, ("hidden",), Link())["ways"]["hidden"]
@@ -126,7 +126,7 @@ class Simulate:
         }
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """The result as people read it."""
+        """Return the result as text for a reader, by label."""
         lines = {}
         for count, ms in result["step_ms"].items():
             size, parts = result["bytes"][count], result["parts_ms"][count]

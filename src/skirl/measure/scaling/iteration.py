@@ -1,4 +1,4 @@
-"""From traffic and costs to the time of a step: pure functions."""
+"""Pure functions from traffic and costs to the time of a step."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,29 +8,29 @@ from skirl.measure.scaling.traffic import CRITICAL, KINDS, Traffic
 from skirl.store.link import Link
 
 IN_LOOP = 5
-"""Messages to every other trainer that the loop waits for in a step: values, gradients, which tables have any, dense there
+"""Messages per step to every other trainer that the loop waits for: values, gradients, which tables have any, dense there
 and back."""
 WAITS = 4
-"""Times in a step that the loop waits for a delay: values; gradients of rows, beside the flags; dense there, and back."""
+"""Delays per step that the loop waits for: values; row gradients, along with the flags; dense there, and back."""
 AHEAD = 6
-"""Messages to every other trainer beside the loop: two of ids, two that say which rows are critical, early values, late
-gradients."""
+"""Messages per step to every other trainer in the background: two of ids, two that say which rows are critical, early
+values, late gradients."""
 BEND = 1.1
-"""The curve bends where a step takes this many times as long as with the fewest trainers."""
+"""The curve bends where a step takes over this many times as long as with the fewest trainers."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What a machine takes.
+    """The costs of a step's parts on a machine, in seconds.
 
     **Arguments**
 
-    - `compute`: seconds of a step of one trainer with all rows its own: forward, backward, both optimizers.
-    - `cpu`: processor time in that.
-    - `message`: processor time of a message to another trainer and of one from it.
-    - `byte`: processor time of a byte that is sent and of one that is received.
-    - `cores`: of one trainer; 0.5 where two share one.
-    - `plan`: processor time of planning, instead of what was measured while counting.
+    - `compute`: wall clock time of a step of one trainer with all rows: forward, backward, both optimizers.
+    - `cpu`: CPU time of that step.
+    - `message`: CPU time to send a message to another trainer and receive one from it.
+    - `byte`: CPU time to send a byte and receive one.
+    - `cores`: cores of one trainer; 0.5 if two share one.
+    - `plan`: CPU time of planning, instead of what was measured while counting.
     """
 
     compute: float
@@ -43,14 +43,14 @@ class Costs:
 
 @dataclass(frozen=True)
 class Step:
-    """The time of a step, and what it is made of.
+    """The time of a step and its parts.
 
     **Arguments**
 
-    - `trainers`: how many.
-    - `seconds`: of a step.
+    - `trainers`: the number of trainers.
+    - `seconds`: the time of a step.
     - `bound`: what bounds it: "compute", "wire", "messages", "planning" or "cores".
-    - `parts`: seconds by what they are; the loop's are one after the other, all else goes on beside it.
+    - `parts`: seconds by part; those of the loop add up, all others run in parallel with it.
     """
 
     trainers: int
@@ -60,16 +60,16 @@ class Step:
 
 
 def step_of(traffic: Traffic, costs: Costs, link: Link) -> Step:
-    """The time of a step.
+    """Predict the time of a step.
 
-    The loop computes while early values, late gradients and ids travel, and waits for all else; planning goes on beside it,
-    and all of it shares the trainer's cores. A step takes the longest of the three.
+    The loop computes while early values, late gradients and ids travel, and waits for everything else. Planning runs in
+    parallel, and all of it shares the trainer's cores. A step takes as long as the longest of the three.
 
     **Arguments**
 
-    - `traffic`: of one trainer; what it sends it receives, in both directions at once.
-    - `costs`: of its machine.
-    - `link`: of each trainer to all others.
+    - `traffic`: that of one trainer, which sends as much as it receives, in both directions at once.
+    - `costs`: those of its machine.
+    - `link`: the link of each trainer to all others.
     """
     others = traffic.trainers - 1
     size = traffic.bytes
@@ -98,11 +98,11 @@ def step_of(traffic: Traffic, costs: Costs, link: Link) -> Step:
 
 
 def bends(steps: Sequence[Step]) -> str:
-    """Where the curve bends, and why, in a sentence.
+    """Say in a sentence where the curve bends, and why.
 
     **Arguments**
 
-    - `steps`: by rising numbers of trainers.
+    - `steps`: steps by increasing number of trainers.
 
     >>> parts = {"compute": 1.0, "critical_wire": 0.0, "hidden_wire": 0.0, "messages": 0.0, "planning": 0.1, "cores": 0.5}
     >>> flat = Step(8, 1.0, "compute", parts)
@@ -123,7 +123,7 @@ def bends(steps: Sequence[Step]) -> str:
 
 
 def _cause(step: Step, before: Mapping[str, float]) -> str:
-    """What a step takes longer for than one with these parts."""
+    """Return why a step takes longer than one with the parts `before`."""
     if step.seconds in (step.parts["planning"], step.parts["cores"]):
         return "planning" if step.seconds == step.parts["planning"] else "work that the cores are too few for"
     compute = step.parts["compute"]
@@ -137,21 +137,21 @@ def _cause(step: Step, before: Mapping[str, float]) -> str:
 
 
 def changes(steps: Sequence[Step]) -> list[tuple[int, str, str]]:
-    """The numbers of trainers at which something else bounds a step, with what did before and what does then.
+    """Return the numbers of trainers at which the bound of a step changes, each with the old and the new bound.
 
     **Arguments**
 
-    - `steps`: by rising numbers of trainers.
+    - `steps`: steps by increasing number of trainers.
     """
     return [(b.trainers, a.bound, b.bound) for a, b in pairwise(steps) if a.bound != b.bound]
 
 
 def shares(traffic: Traffic) -> dict[str, float]:
-    """The share of each kind in the bytes of a step, and the share that the loop waits for.
+    """Return the share of each kind in the bytes of a step, and the share that the loop waits for.
 
     **Arguments**
 
-    - `traffic`: of one trainer.
+    - `traffic`: that of one trainer.
     """
     total = sum(traffic.bytes.values()) or 1.0
     out = {kind: traffic.bytes[kind] / total for kind in KINDS}

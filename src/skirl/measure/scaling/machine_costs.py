@@ -1,4 +1,4 @@
-"""What this machine takes for a step of one trainer, for a message and for a byte."""
+"""The costs on this machine of a step of one trainer, of a message and of a byte."""
 
 import json
 import sys
@@ -15,18 +15,18 @@ from skirl.peers.job import trainers
 
 ROUNDS = 400
 LARGE = 1 << 20
-"""Numbers of a large message."""
+"""Numbers in a large message."""
 
 
 def computed(samples: int, dim: int, dense: int, seed: int = 0) -> tuple[float, float]:
-    """Seconds, and processor seconds, of a step of one trainer alone, with every row in its cache.
+    """Measure the seconds and the CPU seconds of a step of one trainer alone, with all rows in its cache.
 
     **Arguments**
 
-    - `samples`: of the step.
-    - `dim`: of the rows.
-    - `dense`: numbers of the dense part.
-    - `seed`: of ids and weights.
+    - `samples`: samples in the step.
+    - `dim`: numbers in a row.
+    - `dense`: approximate number of dense weights.
+    - `seed`: seed of ids and weights.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -42,13 +42,13 @@ def computed(samples: int, dim: int, dense: int, seed: int = 0) -> tuple[float, 
 
 
 def talked() -> tuple[float, float]:
-    """Processor seconds of a message there and one back, and of a byte each way: two processes over loopback."""
+    """Measure the CPU seconds of a message each way and of a byte each way, with two processes over loopback."""
     said = trained(2, __name__, [])
     return max(one["message"] for one in said), max(one["byte"] for one in said)
 
 
 def of_rank() -> dict[str, Any]:
-    """One of two processes that exchange small messages, then large ones."""
+    """Exchange small messages, then large ones, with the other process, and return their CPU seconds."""
     torch.set_num_threads(1)
     with trainers() as peers:
         channel = peers.channel("rows")

@@ -1,4 +1,4 @@
-"""The curve of `skirl simulate` as a picture."""
+"""Charts of `skirl simulate`."""
 
 from collections.abc import Sequence
 
@@ -8,14 +8,14 @@ from skirl.train.report.plot import Chart, svg
 
 
 def drawn(counted: Sequence[Traffic], steps: Sequence[Step], waiting: Sequence[Step], link: str) -> str:
-    """Time of a step, what it is made of, and bytes of a trainer, over trainers.
+    """Return charts over the number of trainers: the time of a step, its parts, and the bytes that a trainer sends.
 
     **Arguments**
 
     - `counted`: what a trainer sends.
-    - `steps`: with early and late vectors.
-    - `waiting`: without.
-    - `link`: as the flag has it.
+    - `steps`: the steps with early and late vectors.
+    - `waiting`: the steps if all vectors are critical.
+    - `link`: the link as the flag gives it.
     """
     parts = {
         "compute": [(s.trainers, 1e3 * s.parts["compute"]) for s in steps],
@@ -55,5 +55,5 @@ def drawn(counted: Sequence[Traffic], steps: Sequence[Step], waiting: Sequence[S
 
 
 def _above(line: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Points that a logarithmic axis has a place for."""
+    """Raise values to at least 0.001, so that a logarithmic axis can show them."""
     return [(x, max(y, 1e-3)) for x, y in line]

@@ -1,4 +1,4 @@
-"""What a trainer of many gives the others in a step, by kind, and what its planning takes: counted, without a row."""
+"""What one of many trainers sends the others in a step, by kind, and its planning time: counted without any rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,23 +11,23 @@ from skirl.oracle.options import Plan
 
 KINDS = ("values_critical", "values_early", "gradients_critical", "gradients_late", "dense", "ids", "links")
 CRITICAL = ("values_critical", "gradients_critical", "dense")
-"""What the loop waits for; all else travels while it computes."""
+"""The kinds that the loop waits for; all others travel while it computes."""
 SAMPLED = 4
-"""Owners whose halves are planned; the others only ask. Rows are hashed to owners, so all have about as much."""
+"""Number of owners whose halves are planned; the others only ask. Rows are hashed to owners, so all have similar work."""
 IDS = 3_000_000
-"""Counted of each number of trainers, about: the more trainers, the fewer steps."""
+"""Approximate number of ids to count for each number of trainers: the more trainers, the fewer steps."""
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Of a step of one trainer.
+    """The traffic of one trainer in a step.
 
     **Arguments**
 
-    - `trainers`: how many there are.
-    - `bytes`: that it sends, by kind; it receives as many.
+    - `trainers`: the number of trainers.
+    - `bytes`: bytes that it sends, by kind; it receives as many.
     - `vectors`: values and gradients that it sends.
-    - `busiest`: of the owners that are counted, the most vectors beside their mean.
+    - `busiest`: vectors of the busiest counted owner, relative to their mean.
     - `plan_ms`: CPU time of its planner.
     """
 
@@ -39,16 +39,16 @@ class Traffic:
 
 
 def traffic_of(trainers: int, samples: int, dim: int, dense: int, seed: int = 0, rows_scale: float = 1.0) -> Traffic:
-    """Count some steps of the production halves.
+    """Count some steps that production code plans.
 
     **Arguments**
 
-    - `trainers`: how many there are.
-    - `samples`: of a step, of each.
-    - `dim`: numbers of a row.
-    - `dense`: dense gradients of a step.
-    - `seed`: of the ids, which are like those of Criteo Kaggle.
-    - `rows_scale`: of its tables.
+    - `trainers`: the number of trainers.
+    - `samples`: samples in a step, per trainer.
+    - `dim`: numbers in a row.
+    - `dense`: dense gradients in a step.
+    - `seed`: seed of the ids, which are like those of Criteo Kaggle.
+    - `rows_scale`: scale of the Criteo Kaggle tables.
     """
     steps = max(1, min(16, IDS // (26 * samples * trainers)))
     task = Task(trainers, samples, 1, steps, 2, seed=seed, rows_scale=rows_scale)
@@ -91,11 +91,11 @@ def compiled() -> None:
 
 
 def all_critical(traffic: Traffic) -> Traffic:
-    """The same where the loop waits for every vector.
+    """Return the same traffic if the loop waited for every vector.
 
     **Arguments**
 
-    - `traffic`: with some that travel early or late.
+    - `traffic`: traffic with vectors that travel early or late.
     """
     given = traffic.bytes
     return replace(
@@ -111,10 +111,10 @@ def all_critical(traffic: Traffic) -> Traffic:
 
 
 def table(all_of: Sequence[Traffic]) -> dict[str, Any]:
-    """Bytes of a step by number of trainers, as JSON has it.
+    """Return the bytes of a step by number of trainers and kind, ready for JSON.
 
     **Arguments**
 
-    - `all_of`: one for each number.
+    - `all_of`: the traffic for each number of trainers.
     """
     return {str(one.trainers): {kind: round(one.bytes[kind]) for kind in KINDS} for one in all_of}

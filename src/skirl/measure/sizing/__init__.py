@@ -1,1 +1,1 @@
-"""How much cache does my data need: a survey of the ids, the planner run over it, and what to choose."""
+"""Finds the cache size that data needs: surveys the ids, runs the planner over them, and advises."""

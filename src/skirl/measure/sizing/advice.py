@@ -1,4 +1,4 @@
-"""What to choose, from the curves: a cache, a depth, and what a smaller row would save."""
+"""Advice from the curves: a cache, a depth, and what smaller rows would save."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,29 +13,29 @@ from skirl.store.link import Link
 from skirl.tools.progress import size
 
 FEW = 0.05
-"""Of the rows used: so many brought in again are few."""
+"""A cache brings in few rows again if they are at most this share of the rows used."""
 NEAR = 1.05
-"""Times the least possible: near enough."""
+"""A depth is near enough if it brings in at most this many times the least possible."""
 HIDDEN = 1.05
-"""Times the computation alone: hidden."""
+"""Movement is hidden if a run takes at most this many times as long as its computation alone."""
 CLOSE = 0.01
-"""Of a cache: it is sought until none that is smaller by more would do; to the row where that is less than one."""
+"""Precision of the search for the smallest cache, as a share of the cache; at least one row."""
 DEPTHS = ("depth 1", "depth 10", "depth 50", "depth 200")
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """What is asked about: how large rows are, how fast they travel, how long a step computes."""
+    """The conditions of a run: how large rows are, how fast they travel, how long a step computes."""
 
     record_bytes: float
-    """Of a row with its optimizer state; the average by touched rows where tables differ in dim."""
+    """Bytes of a row with its optimizer state; an average over touched rows if tables differ in dim."""
     prefetch: int
     link: Link | None = None
     step: float | None = None
-    """Seconds."""
+    """Seconds that a step computes."""
 
     def overlap(self, point: Point) -> Overlap | None:
-        """How a run with this cache would go, if that can be said."""
+        """Estimate the times of a run with this cache. Return None if link or step is unknown."""
         if self.link is None or self.step is None:
             return None
         read, written = point.read * self.record_bytes, point.written * self.record_bytes
@@ -44,21 +44,21 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Advice:
-    """A cache, a depth, and why."""
+    """A recommended cache and depth, and why."""
 
     cache: int
     depth: int
     share_of_touched: float
     moved: float
-    """Rows brought in again, of the rows that batches use;"""
+    """Rows brought in again, as a share of the rows that batches use."""
     to_least: float | None
-    """as many times the least possible; None where the least is none;"""
+    """The same as a multiple of the least possible; None if that is 0."""
     lru: float | None
-    """and what LRU brings in again, as many times ours; None where ours is none."""
+    """Rows that LRU brings in again, as a multiple of ours; None if ours is 0."""
     why: str
 
     def sentence(self, cache_bytes: float) -> str:
-        """The recommendation, with its flags."""
+        """Return the recommendation as a sentence, with the flags to set."""
         lru = "" if self.lru is None or self.lru < 1.05 else f"; LRU would bring in {self.lru:.1f} times as many"
         least = "the least possible" if self.to_least is None else f"{self.to_least:.2f} times the least possible"
         return (
@@ -69,7 +69,8 @@ class Advice:
 
 
 def goal(used: int, conditions: Conditions) -> Callable[[Point], bool]:
-    """What a cache has to do: hide its movement behind the step; where that is not asked, bring in few rows again."""
+    """Return whether a cache is good enough, as a function: it hides its movement behind the step or, if link or step is
+    unknown, brings in few rows again."""
 
     def fits(point: Point) -> bool:
         run = conditions.overlap(point)
@@ -83,14 +84,14 @@ def goal(used: int, conditions: Conditions) -> Callable[[Point], bool]:
 def smallest(
     fits: Callable[[Point], bool], tried: Sequence[Point], measure: Callable[[int], Point], least: int, most: int
 ) -> Point:
-    """The smallest cache that `fits`, sought by bisection between those tried.
+    """Find the smallest cache that `fits` by bisection between those tried.
 
     **Arguments**
 
-    - `fits`: what is asked of a cache; one that fits makes every larger one fit.
+    - `fits`: returns whether a cache is good enough; if one fits, so does every larger one.
     - `tried`: caches that were measured, from the smallest on.
-    - `measure`: measures another one.
-    - `least`, `most`: rows of the smallest and of the largest that can be advised; the latter fits.
+    - `measure`: measures another cache.
+    - `least`, `most`: rows of the smallest and of the largest cache that can be advised; the latter fits.
 
     >>> none = np.zeros(1, np.int64)
     >>> measure = lambda cache: Point(cache, none + 100 - cache, none, none)
@@ -113,7 +114,10 @@ def smallest(
 
 
 def advise(curves: Mapping[str, Sequence[Point]], used: int, touched: int, conditions: Conditions) -> Advice:
-    """Choose of the caches on the curves by the rule above; `used`: rows that batches use, in sum."""
+    """Choose the smallest cache on the curves that meets the `goal`, and the least depth that is near the least possible.
+
+    `used`: rows that batches use, in total.
+    """
     slow = conditions.link is not None and conditions.step is not None
     fits = goal(used, conditions)
     deepest = curves["depth 200"]
@@ -149,7 +153,7 @@ def advise(curves: Mapping[str, Sequence[Point]], used: int, touched: int, condi
 
 
 def moved_at(points: Sequence[Point], cache: float) -> float:
-    """Rows that a cache between those tried would bring in again: on a line between its neighbours.
+    """Estimate the rows that a cache would bring in again, by linear interpolation between those tried.
 
     >>> none = np.zeros(1, np.int64)
     >>> moved_at([Point(10, none + 100, none, none), Point(20, none + 50, none, none)], 15)
@@ -161,10 +165,10 @@ def moved_at(points: Sequence[Point], cache: float) -> float:
 def reductions(
     points: Sequence[Point], cache: int, dim: int, records: Mapping[int, tuple[int, int]], touched: int, steps: int
 ) -> list[dict[str, Any]]:
-    """What smaller rows would save, the cache keeping its bytes.
+    """Return what smaller rows would save if the cache keeps its size in bytes.
 
-    `records`: of each dim asked about, the numbers of a row's weight, with a first-order one if the model has it, and of its
-    optimizer's state. `dim`: what it is now.
+    `records`: for each dim, the numbers in a row's weights (with a first-order one if the model has it) and in its
+    optimizer's state. `dim`: the current dim.
     """
     full = 4 * sum(records[dim])
     kinds = []

@@ -1,4 +1,4 @@
-"""`skirl size`: its flags, and what it prints. What it does is imported when it runs."""
+"""`skirl size`: its flags and its output. The code that does the work is imported when it runs."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +13,7 @@ from skirl.train.flags import MovementFlags, OptimizerFlags, ShowFlags
 
 @dataclass(frozen=True)
 class Size(Composed):
-    """How much cache a run needs.
+    """Find out how much cache a run needs.
 
     >>> flags = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 64, "steps": 20, "quiet": True}
     >>> result = Size.of(**flags).run()
@@ -36,9 +36,9 @@ class Size(Composed):
         "page",
     )
     positional: ClassVar[str] = "data"
-    """The flag that may be given without its name,"""
+    """The flag that may be given without its name."""
     example: ClassVar[str] = "skirl size synthetic:avazu --model dlrm-tiny --dim 16 --batch 1024 --steps 50"
-    """and a command line to begin with, for whoever gives none."""
+    """A command line to begin with, shown if no data is given."""
 
     data: DataFlags = field(default_factory=DataFlags)
     model: ModelFlags = field(default_factory=ModelFlags)
@@ -48,12 +48,12 @@ class Size(Composed):
     step_ms: float | None = None
     """Milliseconds that a step computes; with --link, the result says how much of the movement would be hidden."""
     reduce: bool = False
-    """Also say what a smaller dim, or 16 bits a number, would save."""
+    """Also say what a smaller dim or 16-bit numbers would save."""
     page: Path | None = None
     """Write a page with plots to this .html file."""
 
     def __post_init__(self) -> None:
-        self.data.stream().tables(self.model.row_dim)  # it checks dim
+        self.data.stream().tables(self.model.row_dim)  # checks dim
         if self.step_ms is not None and not 0 < self.step_ms < float("inf"):
             raise ValueError(f"step_ms is {self.step_ms}: set it to milliseconds above 0")
         if self.page is not None and self.page.suffix != ".html":
@@ -67,7 +67,7 @@ class Size(Composed):
         return Sizing(*parts, step_ms=self.step_ms, reduce=self.reduce, page=self.page).answer()
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """The result as people read it."""
+        """Return the result as text for a reader, by label."""
         used = max(1, result["used"])
         lines = {
             "data": f"{result['ids']:,} ids in {result['steps']:,} batches of {self.data.batch:,} samples",
@@ -108,7 +108,7 @@ class Size(Composed):
 
 
 def _grid(found: dict[str, list[dict[str, float]]], used: int) -> list[str]:
-    """The curves as text: a line for each cache."""
+    """Return the curves as text, with a line for each cache."""
     from skirl.measure.sizing.curve import KINDS, LEAST
 
     names = {LEAST: "least"} | {name: name for name in KINDS if name != LEAST}

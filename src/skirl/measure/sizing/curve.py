@@ -1,4 +1,4 @@
-"""Rows moved against cache size: the planner that trains, run over a survey for each cache, policy and depth."""
+"""Rows moved by cache size: the planner of training, run over a survey for each cache, policy and depth."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,47 +19,47 @@ KINDS: dict[str, tuple[Depth, str]] = {
     "depth 1": (1, "min"),
     "LRU": (1, "lru"),
 }
-"""Curves by the name that people read: what the oracle knows, and which rows leave."""
+"""Depth and policy of each curve, by the name that is shown."""
 LEAST = "least (whole run known)"
 DEEPEST = "depth 200"
-"""The curve by which a cache is chosen."""
+"""The curve that decides the choice of a cache."""
 CACHES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
-"""Sizes that are tried, of the touched rows."""
+"""Cache sizes to try, as shares of the touched rows."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """What a run moves with one cache."""
+    """The rows that a run moves with one cache. The arrays have a number for each step."""
 
     cache: int
-    """Rows."""
+    """Its size in rows."""
     fetched: np.ndarray
-    """Of each step: rows brought in again out of the store, or out of a pending write-back;"""
+    """Rows brought in again, from the store or from a pending write-back."""
     read: np.ndarray
-    """those of them that the store is asked for;"""
+    """Those of them that come from the store."""
     written: np.ndarray
-    """rows that leave the cache."""
+    """Rows that leave the cache."""
 
     @property
     def moved(self) -> int:
-        """Rows brought in again, in all."""
+        """Rows brought in again, in total."""
         return int(self.fetched.sum())
 
 
 def cache_sizes(survey: Survey, shares: Sequence[float] = CACHES) -> list[int]:
-    """Sizes worth trying: shares of the touched rows, from what the largest batch needs on."""
+    """Return cache sizes to try: shares of the touched rows, none smaller than what the largest batch needs."""
     touched, least = sum(survey.touched), least_cache(survey)
     return sorted({min(touched, max(least, round(share * touched))) for share in shares})
 
 
 def least_cache(survey: Survey) -> int:
-    """The smallest cache that is advised: the largest batch and a little more, or all touched rows."""
+    """Return the smallest cache that may be advised: the largest batch and a little more, or all touched rows."""
     least = int(survey.used.sum(axis=0).max(initial=1))
     return min(sum(survey.touched), least + least // 20 + len(survey.touched))
 
 
 def capacities(survey: Survey, cache: int, prefetch: int) -> tuple[list[int], list[int]]:
-    """Slots and staging rows of each bank, as a run would split them."""
+    """Return the slots and staging rows of each bank, split as a run would do it."""
     first = survey.used[:, :FIRST_WINDOW]
     return split_cache(
         cache,
@@ -73,7 +73,7 @@ def capacities(survey: Survey, cache: int, prefetch: int) -> tuple[list[int], li
 
 
 def point(survey: Survey, cache: int, plan: Plan) -> Point:
-    """Run the planner."""
+    """Run the planner over the survey with one cache and count what moves."""
     slots, staging = capacities(survey, cache, plan.prefetch)
     hold_rows = [rows // 2 for rows in staging]
     steps = planned(survey.narrowed(), survey.batches(), slots, plan, hold_rows=hold_rows)
@@ -92,7 +92,7 @@ def point(survey: Survey, cache: int, plan: Plan) -> Point:
 def curves(
     survey: Survey, sizes: Sequence[int], prefetch: int, on_point: Callable[[str, int], None] = lambda name, cache: None
 ) -> dict[str, list[Point]]:
-    """Every curve over every size; `on_point` is called with the point that comes next."""
+    """Return all curves over all sizes. `on_point` is called with each point before it is measured."""
     lines: dict[str, list[Point]] = {name: [] for name in KINDS}
     for name, cache in runs(sizes):
         on_point(name, cache)
@@ -102,7 +102,7 @@ def curves(
 
 
 def with_cache(found: dict[str, list[Point]], survey: Survey, asked: Point, prefetch: int) -> dict[str, list[Point]]:
-    """The curves with one more cache, of which a window of 200 batches is measured already."""
+    """Return the curves with one more cache, `asked`, which is already measured at depth 200."""
     if any(known.cache == asked.cache for known in found[DEEPEST]):
         return found
     more = {
@@ -113,5 +113,5 @@ def with_cache(found: dict[str, list[Point]], survey: Survey, asked: Point, pref
 
 
 def runs(sizes: Sequence[int]) -> Iterator[tuple[str, int]]:
-    """What `curves` runs, in order."""
+    """Return the points that `curves` measures, in order."""
     return ((name, cache) for cache in sizes for name in KINDS)

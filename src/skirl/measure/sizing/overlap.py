@@ -1,4 +1,4 @@
-"""How much of the movement hides behind computation, estimated: reading, computing and writing as three clocks."""
+"""Estimates how much of the movement hides behind computation: reading, computing and writing as three clocks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,18 +10,18 @@ from skirl.store.link import Link
 
 @dataclass(frozen=True)
 class Overlap:
-    """Seconds of a run."""
+    """Estimated seconds of a run."""
 
     together: float
-    """With movement beside computation;"""
+    """Time with movement in parallel to computation."""
     serial: float
-    """one after the other;"""
+    """Time with movement and computation in sequence."""
     roof: float
-    """what no overlap could beat: computation alone, or the link alone."""
+    """Time that no overlap could beat: computation alone, or the link alone."""
 
     @property
     def hidden(self) -> float:
-        """The share of what can hide that does: 1 is all of it.
+        """Share of the hideable time that is hidden, at most 1.
 
         >>> Overlap(together=1.25, serial=2.0, roof=1.0).hidden
         0.75
@@ -33,17 +33,17 @@ class Overlap:
 def overlap(
     read: Sequence[float] | np.ndarray, written: Sequence[float] | np.ndarray, step: float, link: Link, prefetch: int
 ) -> Overlap:
-    """What a run takes whose steps read and write so many bytes and compute for `step` seconds.
+    """Estimate a run whose steps read and write these bytes and compute for `step` seconds each.
 
     >>> overlap([0, 100, 100], [0, 0, 100], step=1.0, link=Link(rate=100.0), prefetch=2)
     Overlap(together=3.0, serial=6.0, roof=3.0)
     """
     steps = len(read)
-    ends = np.zeros(steps + 1)  # of each step's computation, the start of the run before all
+    ends = np.zeros(steps + 1)  # when each step's computation ends, after the start of the run
     arrived = wrote = 0.0
     takes_read, takes_write = ([link.seconds(int(n)) if n else 0.0 for n in bytes_] for bytes_ in (read, written))
     for t in range(steps):
-        asked = ends[max(0, t - prefetch)]  # its rows may set out when the step `prefetch` before it is reached
+        asked = ends[max(0, t - prefetch)]  # its rows are asked for when the step `prefetch` before it begins
         arrived = max(arrived, asked) + takes_read[t]
         ends[t + 1] = max(ends[t], arrived) + step
         wrote = max(wrote, ends[t]) + takes_write[t]
@@ -54,6 +54,6 @@ def overlap(
 
 
 def step_that_hides(read: np.ndarray, written: np.ndarray, link: Link) -> float:
-    """Seconds that a step has to take for the busier direction to keep up, on average over the run's second half."""
+    """Return the seconds that a step must take for the link to keep up, on average over the run's second half."""
     half = len(read) // 2
     return max((link.seconds(int(part[half:].mean())) for part in (read, written) if len(part[half:])), default=0.0)

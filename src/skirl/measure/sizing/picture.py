@@ -1,4 +1,4 @@
-"""The page of `skirl size`, made from its result: the same facts as its text, with the curves drawn."""
+"""The page of `skirl size`: the facts of its text output, with the curves drawn."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from skirl.train.report.plot import Chart
 
 
 def drawn(result: Mapping[str, Any]) -> Page:
-    """The page of a result."""
+    """Return the page of a result."""
     page = Page(f"How much cache: {result['data']}")
     page.lead(result["sentence"])
     used, tiers = max(1, result["used"]), result["bytes"]

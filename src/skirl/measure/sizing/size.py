@@ -1,4 +1,4 @@
-"""One pass over the ids of a run, and what it says about caches: counted by the planner that would train."""
+"""One pass over a run's ids and what it says about caches, counted by the planner that training would use."""
 
 import sys
 from dataclasses import dataclass
@@ -36,16 +36,16 @@ from skirl.tools.progress import Progress
 from skirl.train.flags import MovementFlags, OptimizerFlags, ShowFlags
 
 ON_DISK = 1.5
-"""Bytes that a disk store holds at most, for each byte of touched rows."""
+"""Maximum bytes in a disk store per byte of touched rows."""
 INDEX_BYTES = 8
-"""Memory that a disk store takes for each touched row."""
+"""Bytes of memory that a disk store takes per touched row."""
 WINDOW_BYTES = 28
-"""Memory that the planner takes for each id and each distinct row of the window, together."""
+"""Bytes of memory that the planner takes per id, and per distinct row of a batch, in the window."""
 
 
 @dataclass(frozen=True)
 class Sizing:
-    """One question about caches; the fields are the flags of `skirl size`."""
+    """A question about caches; the fields are the flags of `skirl size`."""
 
     data: DataFlags
     model: ModelFlags
@@ -148,7 +148,7 @@ class Sizing:
     def _searched(
         self, survey: Survey, found: dict[str, list[Point]], used: int, conditions: Conditions
     ) -> dict[str, list[Point]]:
-        """The curves with the smallest cache that does what is asked, which may lie between those tried."""
+        """Return the curves, with the smallest cache that meets the goal added if it lies between those tried."""
         prefetch, tried = self.movement.prefetch, 0
         depth, policy = KINDS[DEEPEST]
 
@@ -164,7 +164,7 @@ class Sizing:
             return with_cache(found, survey, asked, prefetch)
 
     def _tiers(self, survey: Survey, advice: Advice, records: list[int]) -> dict[str, float]:
-        """Bytes on the device, in memory and on disk, with the cache that is advised."""
+        """Return the bytes on the device, in memory and on disk with the advised cache."""
         slots, staging = capacities(survey, advice.cache, self.movement.prefetch)
         rows = [sum(survey.schema.tables[t].rows for t in bank.tables) for bank in survey.schema.banks]
         touched = float(np.dot(records, survey.touched))
@@ -193,7 +193,7 @@ class Sizing:
 
 
 def _holding_every_batch(survey: Survey, records: list[int]) -> tuple[int, int]:
-    """The least cache that surely runs: in rows, and in bytes with the half that staging may take."""
+    """Return the least cache that surely runs, in rows and in bytes. Bytes include the half that staging may take."""
     banks = len(records)
     rows, dims = [MAX_ROWS] * banks, [bank.dim for bank in survey.schema.banks]
     in_rows, in_bytes = Room("", 0, None, [1] * banks, rows, dims), Room("", 0, 0, records, rows, dims)

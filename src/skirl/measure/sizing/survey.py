@@ -1,6 +1,6 @@
-"""One pass over the ids of a run: which rows each batch uses, how often, how many new ones.
+"""One pass over the ids of a run: which rows each batch uses, how often, and how many are new.
 
-Rows are numbered as they come, and each batch's distinct rows are kept in a file, 4 bytes each.
+Rows are numbered in order of first use. Each batch's distinct rows are kept in a file, 4 bytes each.
 """
 
 import tempfile
@@ -19,14 +19,14 @@ from skirl.oracle.row_states import RowStates
 from skirl.tools.jit import kernel
 
 WINDOWS = (1, 10, 50, 200)
-"""Batches whose rows together are counted."""
+"""Numbers of consecutive batches whose distinct rows are counted."""
 SHARES = (0.01, 0.1)
 """Shares of the rows, hottest first, whose accesses are counted."""
 
 
 @dataclass(frozen=True)
 class TableUse:
-    """What was asked of one table."""
+    """How a run uses one table."""
 
     name: str
     rows: int
@@ -37,7 +37,7 @@ class TableUse:
 
 
 class Survey:
-    """What a run asks for. Add every batch, then `close` is the caller's.
+    """The rows that a run uses. The caller adds every batch and closes the survey at the end.
 
     >>> import skirl, torch
     >>> with Survey(Schema.of([Table("a", 100, 4)])) as survey:
@@ -54,26 +54,26 @@ class Survey:
 
     @property
     def steps(self) -> int:
-        """Batches so far."""
+        """Number of batches so far."""
         return len(self._banks[0].new)
 
     @property
     def touched(self) -> list[int]:
-        """Rows used so far, of each bank."""
+        """Number of rows used so far, for each bank."""
         return [bank.touched for bank in self._banks]
 
     @property
     def new(self) -> np.ndarray:
-        """Of each batch: rows that no batch before it used."""
+        """For each batch, the number of rows that no earlier batch used."""
         return np.sum([bank.new for bank in self._banks], axis=0)
 
     @property
     def used(self) -> np.ndarray:
-        """[banks, batches]: distinct rows of each batch."""
+        """[banks, batches]: number of distinct rows in each batch."""
         return np.array([np.diff(bank.starts) for bank in self._banks])
 
     def add(self, sparse: Sparse) -> None:
-        """One more batch."""
+        """Add a batch."""
         captured = capture(sparse, self.schema.features, copy=False)
         for number, bank in enumerate(self._banks):
             positions = positions_of(captured, self.schema, number)
@@ -81,17 +81,17 @@ class Survey:
             bank.add(positions)
 
     def narrowed(self) -> Schema:
-        """The banks as tables of the rows that were touched: what `batches` number."""
+        """Return a schema whose tables are the banks with only their touched rows, as `batches` numbers them."""
         return Schema.of(
             [Table(f"dim {bank.dim}", max(1, self.touched[i]), bank.dim) for i, bank in enumerate(self.schema.banks)]
         )
 
     def batches(self) -> "Batches":
-        """Every batch's distinct rows, numbered, bank after bank; any number of passes."""
+        """Return every batch's distinct rows by number, bank after bank. It can be iterated several times."""
         return Batches(self._banks)
 
     def tables(self) -> list[TableUse]:
-        """What was asked of each table."""
+        """Return how the run uses each table."""
         uses: dict[int, TableUse] = {}
         for bank in self._banks:
             table_of = bank.rows.key[: bank.touched] >> ROW_BITS
@@ -102,11 +102,11 @@ class Survey:
         return [uses[i] for i in sorted(uses)]
 
     def hottest(self) -> dict[str, float]:
-        """Share of all accesses that the hottest of all touched rows take."""
+        """Return the share of all accesses that the hottest 1% and 10% of all touched rows take."""
         return hottest(np.concatenate([bank.counts[: bank.touched] for bank in self._banks]))
 
     def working_set(self, windows: Sequence[int] = WINDOWS) -> dict[int, float]:
-        """Distinct rows of so many batches in a row, on average; windows side by side, only whole ones."""
+        """Return the average number of distinct rows in windows of consecutive batches, which do not overlap."""
         sizes = {}
         for window in windows:
             whole = self.steps // window
@@ -115,7 +115,7 @@ class Survey:
         return sizes
 
     def close(self) -> None:
-        """Drop the file."""
+        """Close the files, which deletes them."""
         for bank in self._banks:
             bank.file.close()
 
@@ -129,14 +129,14 @@ class Survey:
 
 
 class Batches:
-    """Batches of a survey, as the planner takes them."""
+    """The batches of a survey as keys for the planner."""
 
     def __init__(self, banks: "list[_Bank]") -> None:
         self._banks = banks
 
     def __iter__(self) -> Iterator[list[np.ndarray]]:
         for number in range(len(self._banks[0].new)):
-            # A bank is a table of its own here, and a row's key is its number with the table above it.
+            # Each bank is one table here. A key is the row's number with the table's number in the high bits.
             yield [bank.read(number).astype(np.int64) | i << ROW_BITS for i, bank in enumerate(self._banks)]
 
 
@@ -176,7 +176,7 @@ class _Bank:
 
 
 def hottest(counts: np.ndarray) -> dict[str, float]:
-    """The share of the accesses that the hottest 1% and 10% of rows take.
+    """Return the share of accesses that the hottest 1% and 10% of rows take.
 
     >>> hottest(np.array([1, 1, 1, 1, 1, 1, 1, 1, 1, 91]))
     {'1%': 0.91, '10%': 0.91}
@@ -189,7 +189,7 @@ def hottest(counts: np.ndarray) -> dict[str, float]:
 
 
 def _distinct(bank: _Bank, window: int, whole: int) -> int:
-    """Rows of a bank in each of the first windows, in sum."""
+    """Return the sum over the first `whole` windows of the distinct rows in each."""
     last = np.full(bank.touched, -1, np.int32)
     total = 0
     for number in range(window * whole):

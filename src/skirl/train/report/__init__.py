@@ -1,1 +1,1 @@
-"""What a run leaves behind, and how to look at it."""
+"""Files that a run leaves behind, and ways to look at them."""

@@ -1,4 +1,4 @@
-"""What TensorBoard's table of hyperparameters shows of one run among several: values that differ, and scores."""
+"""TensorBoard's table of hyperparameters for a run among several: values that differ, and scores."""
 
 import time
 from collections.abc import Mapping
@@ -6,23 +6,23 @@ from importlib import import_module
 from typing import Any
 
 SCORES = ("train/loss", "train/auc", "train/logloss", "test/auc", "test/logloss")
-"""Numbers of a run, by their tags, that the table has a column of."""
+"""Tags of the scores that the table has columns for."""
 
 Table = Mapping[str, Mapping[str, Any]]
-"""What differs between runs, of each by its name."""
+"""The values that differ between runs, by name of the run."""
 
 
 class Hyperparameters:
-    """Summaries for the run's own event file, so that no run beside it is needed; the same table in that of each.
+    """Summaries with the table, for a run's own event file, so that TensorBoard needs no extra run.
 
     **Arguments**
 
-    - `table`: of all runs that are shown beside each other.
-    - `name`: of this one.
+    - `table`: the values of all runs that are shown together; each run's file gets the same table.
+    - `name`: the name of this run.
     """
 
     def __init__(self, table: Table, name: str) -> None:
-        plugin = "tensorboard.plugins.hparams"  # made at import, which no type checker sees through
+        plugin = "tensorboard.plugins.hparams"  # created at import, so type checkers cannot see it
         self._api, self._data, self._meta = (
             import_module(f"{plugin}.{part}") for part in ("api_pb2", "plugin_data_pb2", "metadata")
         )
@@ -30,7 +30,7 @@ class Hyperparameters:
         self._table, self._name = table, name
 
     def begun(self) -> list[Any]:
-        """The table's columns, and this run's values."""
+        """Return the summaries for the start: the table's columns, and this run's values."""
         api = self._api
         columns = []
         for name in sorted({name for values in self._table.values() for name in values}):
@@ -64,7 +64,7 @@ class Hyperparameters:
         ]
 
     def ended(self) -> Any:
-        """The run is over."""
+        """Return the summary for the end of the run."""
         end = self._data.SessionEndInfo(status=self._api.STATUS_SUCCESS, end_time_secs=time.time())
         return self._of(self._meta.SESSION_END_INFO_TAG, session_end_info=end)
 

@@ -1,4 +1,4 @@
-"""What each trainer of a run did, and who sent what to whom: gathered once, when the run is over."""
+"""What each trainer of a run did, and who sent what to whom, gathered once when the run is over."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -15,23 +15,23 @@ from skirl.train.trainers import Share
 OF_LOOP = ("rows", "dense", "lookups")
 """Channels on which the training loop itself waits for other trainers."""
 MOST = 8
-"""Trainers that a summary on a terminal has lines for."""
+"""Maximum number of trainers with a line in a summary on a terminal."""
 _LANE = dict.fromkeys(("touched", "cache", "fetched", "new", "written", "peak_bytes"), COUNT) | {
     **dict.fromkeys(("seconds", "stall", "read"), AMOUNT),
     "waited": {...: AMOUNT},
 }
 FORM: dict[str, Any] = {"lanes": [_LANE], "bytes": [[COUNT]], "rows": {...: [[COUNT]]}}
-"""What a report needs of it."""
+"""The form of `by_trainer` that a report needs."""
 
 
 def gathered(batches: Lookahead, meter: Meter, share: Share) -> dict[str, Any] | None:
-    """What `result` has under `by_trainer`; None where there is one. All trainers call this at once, between two steps.
+    """Return the result's `by_trainer`; None if there is one trainer. All trainers call this at once, between two steps.
 
     **Arguments**
 
-    - `batches`: of the run.
+    - `batches`: the run's lookahead.
     - `meter`: knows how long it took.
-    - `share`: this trainer's.
+    - `share`: this trainer's share.
     """
     if share.alone:
         return None
@@ -58,12 +58,12 @@ def gathered(batches: Lookahead, meter: Meter, share: Share) -> dict[str, Any] |
 
 
 def waited(lane: Mapping[str, Any]) -> float:
-    """Seconds that the loop of a trainer waited for other trainers."""
+    """Return the seconds that a trainer's loop waited for other trainers."""
     return sum(lane["waited"].get(name, 0.0) for name in OF_LOOP)
 
 
 def parts(lane: Mapping[str, Any]) -> dict[str, float]:
-    """Where the time of a trainer's loop went, in seconds.
+    """Return where the time of a trainer's loop went, in seconds.
 
     >>> parts({"seconds": 9.0, "stall": 1.0, "read": 2.0, "waited": {"rows": 3.0, "ids": 8.0}})
     {'computing': 3.0, 'waiting for other trainers': 3.0, 'waiting for rows': 1.0, 'waiting for the loader': 2.0}
@@ -77,7 +77,7 @@ def parts(lane: Mapping[str, Any]) -> dict[str, float]:
 
 
 def of_all(found: Mapping[str, Any] | None, names: Sequence[str]) -> dict[str, int]:
-    """The sums over all trainers of what lanes have under these names; nothing where there are no lanes.
+    """Return the sums over all lanes of the counts with these names; empty if there are no lanes.
 
     >>> of_all({"lanes": [{"new": 3}, {"new": 4}]}, ["new"]), of_all(None, ["new"])
     ({'new': 7}, {})
@@ -86,7 +86,7 @@ def of_all(found: Mapping[str, Any] | None, names: Sequence[str]) -> dict[str, i
 
 
 def as_lines(found: Mapping[str, Any] | None) -> dict[str, str]:
-    """As a summary has it: a line for each trainer."""
+    """Return a line for each trainer, for a summary."""
     if found is None:
         return {}
     lines = {}
@@ -102,12 +102,12 @@ def as_lines(found: Mapping[str, Any] | None) -> dict[str, str]:
 
 
 def most_read(rows: Mapping[str, Sequence[Sequence[int]]], most: int = 30) -> list[tuple[str, int, int]]:
-    """Rows of each table that trainers read from their own part and from that of others; the most first.
+    """Return, for each table, the rows that trainers read from their own part and from others', most from others first.
 
     **Arguments**
 
-    - `rows`: by table, for each trainer what it has read of each owner.
-    - `most`: tables.
+    - `rows`: by table, the rows that each trainer has read from each owner.
+    - `most`: the maximum number of tables.
 
     >>> most_read({"a": [[1, 2], [3, 4]], "b": [[0, 9], [0, 0]]})
     [('b', 0, 9), ('a', 5, 5)]
@@ -120,12 +120,12 @@ def most_read(rows: Mapping[str, Sequence[Sequence[int]]], most: int = 30) -> li
 
 
 def check(where: str, found: Mapping[str, Any]) -> None:
-    """Refuse numbers of other trainers than there are lanes.
+    """Raise if other numbers are for more or fewer trainers than there are lanes.
 
     **Arguments**
 
     - `where`: the file that has them.
-    - `found`: of the form `FORM`.
+    - `found`: the numbers, of the form `FORM`.
     """
     size = len(found["lanes"])
     for name, pairs in [("bytes", found["bytes"]), *found["rows"].items()]:
@@ -137,12 +137,12 @@ def check(where: str, found: Mapping[str, Any]) -> None:
 
 
 def draw(page: Page, found: Mapping[str, Any]) -> None:
-    """A lane for each trainer, and who sent what to whom.
+    """Draw a lane for each trainer, and tables of who sent what to whom.
 
     **Arguments**
 
-    - `page`: gets it.
-    - `found`: as `gathered` gives it.
+    - `page`: the page to draw on.
+    - `found`: the result of `gathered`.
     """
     lanes, ranks = found["lanes"], range(len(found["lanes"]))
     page.heading("Trainers")

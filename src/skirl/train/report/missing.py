@@ -1,4 +1,4 @@
-"""What of a run could not be written down: told once while it runs, and in full at its end."""
+"""The parts of a run that could not be written: warned of once while it runs, and listed in full at its end."""
 
 import logging
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ log = logging.getLogger("skirl")
 
 
 class Missing:
-    """Keeps what is missing of the files in one folder; nothing in its blocks ends a run.
+    """The parts that are missing from the files in a folder. Errors in its `tried` blocks do not end the run.
 
     >>> missing = Missing()
     >>> for step in (10, 20):
@@ -28,7 +28,7 @@ class Missing:
     def tried(
         self, what: str, where: Path | None, step: int | None = None, *, of: type[Exception] = Exception
     ) -> Iterator[None]:
-        """In this block `what` is written, its line of a step or all of it; an error of this type ends no run."""
+        """Record an error of type `of` in this block, which writes `what` or its line of a step, instead of raising it."""
         try:
             yield
         except of as error:
@@ -41,18 +41,18 @@ class Missing:
                 steps[:] = [steps[0] if steps else step, step, (steps[2] if steps else 0) + 1]
 
     def add(self, what: str, why: str) -> None:
-        """This is missing, as was found and not tried.
+        """Record a part as missing without a failed attempt to write it.
 
         **Arguments**
 
-        - `what`: a part.
-        - `why`: of it, in words.
+        - `what`: the part.
+        - `why`: the reason, in words.
         """
         log.warning("%s is missing: %s", what, why)
         self._parts[what] = ([], why)
 
     def told(self) -> list[str]:
-        """A sentence for each part that something is missing of."""
+        """Return a sentence for each incomplete part."""
         lines = []
         for what, (steps, text) in self._parts.items():
             if not steps:

@@ -1,4 +1,4 @@
-"""A page that is one file and opens offline: text, tables and charts as HTML, with nothing to fetch."""
+"""An HTML page with text, tables and charts in one file, which opens offline."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -37,7 +37,7 @@ summary { cursor: pointer; color: #1b6ca8; }
 
 
 class Page:
-    """A page in the making.
+    """A page that is put together part by part.
 
     >>> page = Page("Rows & caches")
     >>> page.lead("Use --cache 10%.")
@@ -55,41 +55,41 @@ class Page:
         self._parts.append(f"<h2>{escape(text)}</h2>")
 
     def text(self, text: str) -> None:
-        """A paragraph."""
+        """Add a paragraph."""
         self._parts.append(f"<p>{escape(text)}</p>")
 
     def lead(self, text: str) -> None:
-        """The sentence to take home."""
+        """Add the key sentence of the page."""
         self._parts.append(f'<p class="lead">{escape(text)}</p>')
 
     def note(self, text: str) -> None:
-        """Small print."""
+        """Add small print."""
         self._parts.append(f'<p class="note">{escape(text)}</p>')
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Columns whose cells all begin with a digit, or are -, are set as numbers. A wide table scrolls by itself."""
+        """Add a table. Columns whose cells all begin with a digit, or are -, align as numbers. A wide table scrolls."""
         numbers = [bool(rows) and all(row[i][:1].isdigit() or row[i] == "-" for row in rows) for i in range(len(head))]
         top = _row("th", head, numbers)
         body = "".join(_row("td", row, numbers) for row in rows)
         self._parts.append(f'<div class="wide"><table><thead>{top}</thead><tbody>{body}</tbody></table></div>')
 
     def facts(self, facts: Mapping[str, str]) -> None:
-        """A table of two columns, without a head."""
+        """Add a table of two columns without a head."""
         rows = (f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in facts.items())
         self._parts.append("".join(['<table class="facts">', *rows, "</table>"]))
 
     def hidden(self, title: str, facts: Mapping[str, str]) -> None:
-        """A table of two columns behind a line that opens it."""
+        """Add a table of two columns that opens with a click on its title."""
         self._parts.append(f"<details><summary>{escape(title)}</summary>")
         self.facts(facts)
         self._parts.append("</details>")
 
     def charts(self, charts: Sequence[Chart]) -> None:
-        """Charts, as many beside each other as there is room for."""
+        """Add charts, as many side by side as fit."""
         self._parts.append("".join(['<div class="charts">', *(svg([chart]) for chart in charts), "</div>"]))
 
     def bars(self, bars: Mapping[str, tuple[float, str]]) -> None:
-        """One horizontal bar for each value, and what is said of it."""
+        """Add a horizontal bar for each value, with its text."""
         most = max((value for value, _ in bars.values()), default=0.0) or 1.0
         rows = (
             f"<tr><th>{escape(name)}</th><td>{escape(text)}</td>"
@@ -99,7 +99,7 @@ class Page:
         self._parts.append("".join(['<table class="bars">', *rows, "</table>"]))
 
     def lanes(self, lanes: Mapping[str, Mapping[str, float]], said: Mapping[str, str], unit: str = "s") -> None:
-        """One bar for each lane, of parts one after the other, over one scale; and what is said of the lane."""
+        """Add a bar for each lane, stacked from its parts, with the lane's text. All lanes share one scale."""
         most = max((sum(parts.values()) for parts in lanes.values()), default=0.0) or 1.0
         names = list(dict.fromkeys(name for parts in lanes.values() for name in parts))
         color = {name: COLORS[i % len(COLORS)] for i, name in enumerate(names)}
@@ -115,7 +115,7 @@ class Page:
         self._parts.append("".join([f'<p class="keys">{keys}</p><table class="bars lanes">', *rows, "</table>"]))
 
     def html(self) -> str:
-        """The whole file."""
+        """Return the whole file."""
         body = "\n".join(self._parts)
         return (
             f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(self.title)}</title>'
@@ -132,5 +132,5 @@ def _row(tag: str, cells: Sequence[str], numbers: Sequence[bool]) -> str:
 
 
 def _breaking(text: str) -> str:
-    """A name may go on in the next line after an underscore."""
+    """Escape a text and let it break after an underscore."""
     return escape(text).replace("_", "_<wbr>")

@@ -1,6 +1,6 @@
 """Small line charts as SVG, for the pages and pictures that skirl writes.
 
-Names stand above the lines and labels outside of the axes, each where its width fits: no text lies on a curve.
+Names are placed above the lines and labels outside the axes, each where it fits, so that no text covers a curve.
 """
 
 import math
@@ -10,33 +10,33 @@ from html import escape
 
 COLORS = ("#1b6ca8", "#d1495b", "#3a7d44", "#8e6c8a", "#e08e1b", "#555555")
 SIZE, LINE = 13, 17
-"""Height of text, and of a line of it."""
+"""Height of the font, and of a line of text."""
 EDGE = 8
 MOST_POINTS = 400
-"""A longer line is thinned out: more points than pixels show nothing."""
+"""A line with more points is thinned out, since more points than pixels show nothing."""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over one axis, logarithmic unless said otherwise. A name that begins with "~" is a yardstick: dashed, grey."""
+    """Lines over one axis, logarithmic by default. A line whose name begins with "~" is a yardstick: dashed and grey."""
 
     title: str
     x: str
     lines: Mapping[str, Sequence[tuple[float, float]]]
-    """Points by the name of their line."""
+    """Points by name of the line."""
     y: str = ""
     marks: Sequence[float] = field(default_factory=tuple)
     """Heights of horizontal yardsticks."""
     log: tuple[bool, bool] = (True, True)
     """Whether x and y are logarithmic."""
     dots: bool = True
-    """Whether points are drawn; each shows its values when the mouse is on it."""
+    """Whether to draw points, which show their values under the mouse."""
     bands: Mapping[str, Sequence[tuple[float, float, float]]] = field(default_factory=dict)
-    """By the name of a line: its x, and from where to where a value may lie, shaded in the line's colour."""
+    """By name of the line: x with the lowest and highest y of a band, shaded in the line's colour."""
 
 
 def svg(charts: Sequence[Chart], columns: int = 2, width: int = 440, height: int = 300) -> str:
-    """All charts, side by side.
+    """Return one SVG with all charts, side by side.
 
     >>> text = svg([Chart("a < b", "batch", {"cost": [(1, 2.0), (10, 20.0)]})])
     >>> text.count("<polyline"), "a &lt; b" in text
@@ -112,7 +112,7 @@ def _chart(chart: Chart, width: int, height: int) -> list[str]:
         drawn = _thin(line)
         where = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in drawn)
         out.append(f'<polyline points="{where}" fill="none" stroke-width="1.6" {styles[name]}/>')
-        if (chart.dots or len(drawn) == 1) and not name.startswith("~"):  # a line of one point is not seen
+        if (chart.dots or len(drawn) == 1) and not name.startswith("~"):  # a line of one point would be invisible
             out += [
                 f'<circle cx="{across(x):.1f}" cy="{up(y):.1f}" r="2.4" {styles[name].replace("stroke", "fill")}>'
                 f"<title>{escape(name)}: {short(x)}, {short(y)}</title></circle>"
@@ -122,7 +122,7 @@ def _chart(chart: Chart, width: int, height: int) -> list[str]:
 
 
 def _styles(names: Iterable[str]) -> dict[str, str]:
-    """How each line is drawn."""
+    """Return the stroke of each line."""
     colors = iter(COLORS * 3)
     return {
         name: 'stroke="#777" stroke-dasharray="4 3"' if name.startswith("~") else f'stroke="{next(colors)}"'
@@ -135,13 +135,13 @@ def _text(x: float, y: float, text: str, style: str) -> str:
 
 
 def _width(text: str, bold: bool = False) -> float:
-    """Pixels that a text takes, at most, in the widest of the usual fonts."""
+    """Return the maximum width of a text in pixels, as in the widest of the usual fonts."""
     of = (0.42 if c in " iljtfr.,:;'|!()[]/" else 1.0 if c in "mwMW%@" else 0.78 if c.isupper() else 0.65 for c in text)
     return SIZE * sum(of) * (1.14 if bold else 1.0)
 
 
 def _wrapped(items: Sequence[tuple[str, float]], gap: float, width: float) -> list[list[tuple[str, float]]]:
-    """Rows of items with the room that each takes, as many in a row as fit.
+    """Arrange items, each with its width, in rows of as many as fit.
 
     >>> _wrapped([("a", 40), ("b", 40), ("c", 40)], 10, 100)
     [[('a', 40), ('b', 40)], [('c', 40)]]
@@ -157,7 +157,7 @@ def _wrapped(items: Sequence[tuple[str, float]], gap: float, width: float) -> li
 
 
 def _apart(scale: "_Scale", rooms: Iterable[float]) -> list[tuple[float, float]]:
-    """Ticks and their places; one that would touch the tick before it is left out."""
+    """Return ticks and their places, leaving out those that would touch the one before."""
     kept = list[tuple[float, float]]()
     for value, room in zip(scale.ticks(), rooms):
         if not kept or abs(scale(value) - kept[-1][1]) >= room:
@@ -166,7 +166,7 @@ def _apart(scale: "_Scale", rooms: Iterable[float]) -> list[tuple[float, float]]
 
 
 class _Scale:
-    """An axis; `between` says where in the picture it lies."""
+    """An axis. `between` sets its place in the picture."""
 
     def __init__(self, values: Sequence[float], log: bool) -> None:
         if log and min(values) <= 0:
@@ -177,12 +177,12 @@ class _Scale:
         room = max(high - low, least) * 0.06
         self.low, self.high = low - room, max(high, low + least) + room
         self._only = None if log or low < high else low
-        if self._only is not None:  # it stands in the middle
+        if self._only is not None:  # put it in the middle
             self.low = 2 * low - self.high
         self._first, self._last = 0.0, 1.0
 
     def between(self, first: float, last: float) -> None:
-        """The axis lies between these two places."""
+        """Place the axis between these two coordinates."""
         self._first, self._last = first, last
 
     def _place(self, value: float) -> float:
@@ -193,7 +193,7 @@ class _Scale:
         return self._first + share * (self._last - self._first)
 
     def ticks(self) -> list[float]:
-        """Round numbers on this axis, some four of them; where all values are one, this one."""
+        """Return round numbers for ticks, about four of them; if all values are equal, only that one."""
         if self._only is not None:
             return [self._only]
         if not self._log:
@@ -217,7 +217,7 @@ class _Scale:
 
 
 def _thin(line: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
-    """At most so many points: the mean of each stretch of a longer line.
+    """Reduce a line to at most `MOST_POINTS` points, each the mean of a stretch of it.
 
     >>> [len(_thin([(x, 1.0) for x in range(n)])) for n in (3, 400, 1000)]
     [3, 400, 334]
@@ -230,7 +230,7 @@ def _thin(line: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
 
 
 def short(value: float) -> str:
-    """A number in little room.
+    """Return a number in short form.
 
     >>> short(20000), short(1.5e6), short(0.5), short(1234.5678)
     ('20k', '1.5M', '0.5', '1.235k')

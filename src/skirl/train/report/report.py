@@ -1,4 +1,4 @@
-"""`skirl report RUN`: what a run folder says, as text and as one page; of a run that was killed or still goes on, too."""
+"""`skirl report RUN`: the contents of a run folder as text and as a page, also if the run still goes on or was killed."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ FORMS: dict[str, Any] = {
     "eval": {"step": COUNT, "seconds": AMOUNT, "test_logloss": NUMBER}
     | dict.fromkeys(("test_auc", "test_ne", "test_calibration"), SCORE),
 }
-"""What is read of a line of each kind."""
+"""The fields that are read from a line of each kind."""
 OF_CONFIG: dict[str, Any] = {
     "flags": {...: ANY}, "started": TEXT, "begun_at": COUNT, "versions": {...: TEXT},
     "machine": {"processor": ANY, "cores": ANY},
@@ -36,27 +36,27 @@ STAGES = {
     "plan": "planning", "fetch": "fetching rows", "write": "writing rows", "load": "loading into the cache",
     "move": "moving rows between trainers",
 }  # fmt: skip
-"""As the page calls them."""
+"""Names of the stages on the page."""
 OF_RESULT: dict[str, Any] = {"checkpoints": {"stopped_by": ANY}}
 LATER: dict[str, Any] = {
     "by_trainer": FORM, "factor": NUMBER,
     "failed": TEXT, "trainers": COUNT, "best": {"folder": TEXT, "step": COUNT}, "missing": [TEXT],
     "changes": [{"flag": TEXT, "was": ANY, "is": ANY, "step": COUNT}],
 }  # fmt: skip
-"""What a config or a result need not have; null is as good as nothing."""
+"""Optional fields of a config or a result; null counts as absent."""
 MOVED = ("touched", "fetched", "new", "written")
 
 
 @dataclass(frozen=True)
 class Left:
-    """What a run left behind."""
+    """The contents of a run folder."""
 
     config: Mapping[str, Any]
     lines: Sequence[Line]
-    """One for each logged interval."""
+    """One line per logged interval."""
     evaluations: Sequence[Line]
     result: Mapping[str, Any] | None
-    """None where the run did not end."""
+    """None if the run did not end."""
 
     @classmethod
     def of(cls, folder: Path) -> "Left":
@@ -80,7 +80,7 @@ class Left:
         )
 
     def sums(self, name: str) -> dict[str, float]:
-        """Seconds of the whole run by stage, of what lines have under this name."""
+        """Return the seconds of the whole run by stage, added up over the lines' values of this name."""
         sums: dict[str, float] = {}
         for line in self.lines:
             for stage, seconds in line.get(name, {}).items():
@@ -88,18 +88,18 @@ class Left:
         return sums
 
     def sum(self, name: str) -> float:
-        """Over the whole run."""
+        """Return the sum of a field over the whole run."""
         return sum(line[name] for line in self.lines)
 
 
 def report(folder: Path, page: Path | None, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the folder of a run and write a page; the facts.
+    """Read the folder of a run, write a page, and return the facts.
 
     **Arguments**
 
-    - `folder`: of the run.
-    - `page`: its file; report.html in the folder if None.
-    - `defaults`: of the flags of `skirl train`, by name: what differs from them is told apart.
+    - `folder`: the run's folder.
+    - `page`: the file to write; report.html in the folder if None.
+    - `defaults`: default values of `skirl train`'s flags by name; flags that differ are listed first.
     """
     left = Left.of(folder)
     page = page or folder / "report.html"
@@ -111,7 +111,7 @@ def report(folder: Path, page: Path | None, defaults: Mapping[str, Any]) -> dict
 
 
 def facts(left: Left) -> dict[str, Any]:
-    """The run in numbers."""
+    """Return the run in numbers."""
     last: Line = left.lines[-1] if left.lines else {}
     seconds, stall = left.sum("seconds"), left.sum("stall")
     return {
@@ -144,7 +144,7 @@ def facts(left: Left) -> dict[str, Any]:
 
 
 def as_text(run: Mapping[str, Any]) -> dict[str, str]:
-    """The facts as people read them."""
+    """Return the facts as text for a reader, by label."""
     flags, steps = run["flags"], max(1, run["steps"])
     state = f"stopped by {run['stopped_by']}" if run["stopped_by"] else "ended"
     state = state if run["ended"] else "still going on, killed, or failed"
@@ -181,7 +181,7 @@ def as_text(run: Mapping[str, Any]) -> dict[str, str]:
 
 
 def drawn(name: str, left: Left, numbers: Mapping[str, Any], defaults: Mapping[str, Any]) -> Page:
-    """The page of a run."""
+    """Return the page of a run."""
     page = Page(f"Run {name}")
     page.facts(as_text(numbers))
     if left.lines:
@@ -286,7 +286,7 @@ def _culprits(blame: Mapping[str, float]) -> str:
 
 
 def _value(value: Any) -> str:
-    """As people read it."""
+    """Return a flag's value as text."""
     if isinstance(value, list):
         return " ".join(map(str, value))
     if isinstance(value, bool):
@@ -295,7 +295,7 @@ def _value(value: Any) -> str:
 
 
 def _as_read(value: Any) -> Any:
-    """A default as config.json has it."""
+    """Return a default as it would be read from config.json."""
     return json.loads(json.dumps(value, default=str))
 
 

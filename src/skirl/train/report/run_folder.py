@@ -1,4 +1,4 @@
-"""The run folder: what a run was, how it went and how it ended, in files that outlive it. README.md here has the format."""
+"""The run folder: a run's flags, progress and result, in files that outlive it. README.md here describes the format."""
 
 import json
 import os
@@ -33,7 +33,7 @@ CONFIG, METRICS, RESULT = "config.json", "metrics.jsonl", "result.json"
 class RunFolder:
     """Writes a run folder. It is part of a checkpoint, so that a resumed run finds it again.
 
-    What cannot be written is missing there, and ends no run: a warning says so, and `missing` has it.
+    A failure to write does not end the run: a warning says what is missing, and `missing` lists it.
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
@@ -55,15 +55,16 @@ class RunFolder:
         trainers: int = 1,
         table: Table | None = None,
     ) -> None:
-        """folder: "none" writes nothing, "auto" makes a new one, named after `name` and the time. trainers: how many. table:
-        what differs between this run and others, of each by its name.
+        """Check the folder. "none" writes nothing, "auto" makes a new one named after `name` and the time.
+
+        trainers: the number of trainers. table: the values that differ between this run and others, by name of the run.
         """
         self.folder: Path | None = None if folder in ("none", "auto") else Path(folder)
         self.every = every
         self.begun_at = 0
         """The step that the run goes on from."""
         self.changed: list[Change] = []
-        """The flags that are others than those of the run that was saved, from this step on."""
+        """The flags that differ from those of the saved run, from this step on."""
         self._changes: list[Change] = []
         self._auto = folder == "auto"
         self._name, self._flags = name, dict(flags)
@@ -74,7 +75,7 @@ class RunFolder:
         self._check: Callable[[], None] = lambda: None
         self._since = Since()
         self._saved_in: str | None = None
-        """The folder of the run that was saved."""
+        """The folder of the saved run."""
         if self.folder is None:
             return
         if self.folder.exists() and not self.folder.is_dir():
@@ -86,9 +87,9 @@ class RunFolder:
             )
 
     def begin(self, batches: Lookahead, meter: Meter, check: Callable[[], None] = lambda: None) -> "RunFolder":
-        """Note the step that the run starts at; then enter this.
+        """Note the step that the run starts at. To be called before entering.
 
-        check: raises Superseded where a newer start of the run has taken its place, which then has the folder.
+        check: raises Superseded if a newer start of the run has taken its place, which the folder then belongs to.
         """
         self.begun_at, self._check = batches.step, check
         self._since.begin(batches, meter)
@@ -140,24 +141,24 @@ class RunFolder:
         if kind is None or not issubclass(kind, Exception) or self.folder is None or overtaken:
             return
         metrics = self.folder / METRICS
-        if metrics.is_file() and not metrics.stat().st_size:  # nothing came of it: the next try may have the folder
+        if metrics.is_file() and not metrics.stat().st_size:  # no line was written: free the folder for another try
             with suppress(OSError):
                 (self.folder / CONFIG).unlink(missing_ok=True)
 
     @property
     def on(self) -> bool:
-        """Whether anything is written anywhere."""
+        """True if anything is written anywhere."""
         return bool(self._sinks)
 
     @property
     def path(self) -> str | None:
-        """The folder; None where there is none."""
+        """The folder; None if there is none."""
         return None if self.folder is None else str(self.folder)
 
     def after_step(
         self, batches: Lookahead, meter: Meter, rates: Mapping[str, float], *, last: bool, evaluation: Evaluation
     ) -> None:
-        """A step is over: write what is due. last: of the run."""
+        """Write what is due after a step. last: whether it is the last step of the run."""
         if not self.on:
             return
         step = batches.step
@@ -171,7 +172,7 @@ class RunFolder:
             )
 
     def write(self, line: dict[str, Any]) -> None:
-        """One line, everywhere."""
+        """Write a line to all files and services."""
         self._hold()
         for sink in self._sinks:
             with self._missing.tried(sink.name, self.folder, line["step"]):
@@ -179,17 +180,17 @@ class RunFolder:
 
     @property
     def missing(self) -> list[str]:
-        """What could not be written down, a sentence for each part."""
+        """A sentence for each part that could not be written."""
         return self._missing.told()
 
     def finish(self, result: Mapping[str, Any]) -> None:
-        """The run is over."""
+        """Write the result of the run."""
         if self.folder is not None:
             with self._missing.tried(RESULT, self.folder):
                 put_json(self.folder / RESULT, result)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps: with the flags, the model can be made again."""
+        """Return the state for a checkpoint, with the flags from which the model can be made again."""
         if self._lines is not None:  # lines are to be as durable as the checkpoint
             self._hold()
             with self._missing.tried(f"the sync of {METRICS}", self.folder, of=OSError):
@@ -198,7 +199,7 @@ class RunFolder:
         return {"folder": self.path, "flags": self._flags, "changes": self._changes, "since": since}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on in the folder of the run that was saved, unless another one is named or that one is gone."""
+        """Restore the state of a checkpoint. Go on in its folder, unless another one is named or it is gone."""
         if self._auto and state["folder"] is not None and Path(state["folder"]).is_dir():
             self.folder = Path(state["folder"])
         self._saved_in = state["folder"]
@@ -207,10 +208,10 @@ class RunFolder:
         self.changed = changes_between(state.get("flags", {}), self._flags)
 
     def _cut(self, folder: Path) -> Lines:
-        """Drop the lines after the step that the run goes on from, and what a kill left of the last one.
+        """Drop the lines after the step that the run goes on from, and a half line that a kill left.
 
-        The file is another one then: an older start of the run that lives somewhere writes no more lines into this one. A
-        full disk does not stand in the way.
+        Puts a new file in place, so that an older start of the run that is still alive cannot write to it. If the disk is
+        full, it truncates the old file instead.
         """
         path, there = folder / METRICS, lines_of(folder)
         kept = sum(1 for line in there if self.begun_at and line["step"] <= self.begun_at)
@@ -220,7 +221,7 @@ class RunFolder:
             lacks = f"{METRICS} after step {last:,}, up to {self._since.step:,},"
             self._missing.add(lacks, "the file ends before the checkpoint")
         self._check()
-        for draft in folder.glob(f"{METRICS}-*.new"):  # of a start that was killed, or that has nothing to put in place
+        for draft in folder.glob(f"{METRICS}-*.new"):  # of a start that was killed or is superseded
             draft.unlink(missing_ok=True)
         try:
             lines = Lines(path, whole)
@@ -237,15 +238,15 @@ class RunFolder:
         return lines
 
     def _hold(self) -> None:
-        """See to it that lines go where they can be read.
+        """Make sure that lines go to the file that can be read.
 
-        Where the file is gone, a newer start of the run has put its own there, and this one ends; or an older one has, the
-        moment before it found that it is none, and then all lines come back.
+        If the file was replaced, either a newer start of the run did it, and this one ends, or an older one did, just before
+        it found out that it is superseded. Then this puts the file back with all its lines.
         """
         if self._lines is None or not self._lines.gone:
             return
         self._check()
-        with suppress(OSError):  # it is told where a line cannot be written
+        with suppress(OSError):  # writing the next line reports it
             if not self._lines.again():
                 self._missing.add(
                     f"a part of {METRICS}", "an older start of the run on another machine has replaced it"
@@ -267,7 +268,7 @@ class RunFolder:
 
 
 def lines_of(folder: str | Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics, without a half line that a kill left; none where there is no file yet.
+    """Return the lines of a run's metrics, without a half line that a kill left; none if there is no file yet.
 
     **Arguments**
 
@@ -293,11 +294,11 @@ def lines_of(folder: str | Path) -> list[dict[str, Any]]:
 
 
 LINE = {"kind": TEXT, "step": COUNT}
-"""What every line has."""
+"""The fields of every line."""
 
 
 def new_folder(runs: Path, name: str) -> Path:
-    """A folder that was not there, named after the run and the time."""
+    """Make a new folder, named after the run and the time."""
     stem = f"{re.sub(r'[^A-Za-z0-9.]+', '-', name).strip('-')}-{time.strftime('%Y%m%d-%H%M%S')}"
     for number in range(1, 1000):
         path = runs / (stem if number == 1 else f"{stem}-{number}")
@@ -310,5 +311,5 @@ def new_folder(runs: Path, name: str) -> Path:
 
 
 def put_json(path: Path, value: Mapping[str, Any]) -> None:
-    """A file of one JSON object, all of it or nothing."""
+    """Write a file with one JSON object, whole or not at all."""
     put_whole(path, (json.dumps(value, indent=1, default=str) + "\n").encode(), "new")

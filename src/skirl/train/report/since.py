@@ -1,4 +1,4 @@
-"""A line of metrics: what happened in a run since the line before."""
+"""A line of metrics: what happened in a run since the previous line."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -9,14 +9,14 @@ from skirl.train.meter import Meter
 
 
 class Since:
-    """Makes lines of what happened since the line before; part of a checkpoint, as that may lie amid a line's steps."""
+    """Makes lines of what happened since the previous one. Part of a checkpoint, which may lie between two lines."""
 
     def __init__(self) -> None:
         self.step = 0
-        """Of the line before; 0: there is none."""
+        """The step of the previous line; 0 if there is none."""
         self._of: tuple[Lookahead, Meter] | None = None
         self._held: dict[str, Any] = {}
-        """What a checkpoint has of the line that is to come."""
+        """A checkpoint's part of the next line."""
         self._seconds: dict[tuple[str, str], float] = {}
         self._steps = self._samples = 0
         self._losses = 0.0
@@ -24,7 +24,7 @@ class Since:
         self._at = 0.0
 
     def begin(self, batches: Lookahead, meter: Meter) -> None:
-        """The next line counts from here, or from where the run that was loaded began to."""
+        """Count the next line from here, or from where the loaded run began to count it."""
         self._of = batches, meter
         self._seconds = _seconds_of(batches)
         self._steps, self._samples, self._losses = meter.steps, meter.samples, meter.losses
@@ -39,7 +39,7 @@ class Since:
             self._held = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps: where the line to come begins, and the seconds that are in it so far."""
+        """Return the state for a checkpoint: where the next line begins, and the seconds in it so far."""
         if self._of is None:
             return {}
         batches, meter = self._of
@@ -50,7 +50,7 @@ class Since:
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the line that a checkpoint was saved in; an empty state: with a new one."""
+        """Go on with the line during which the checkpoint was saved, or with a new one if the state is empty."""
         if not state:
             self._held = {}
             return
@@ -63,7 +63,7 @@ class Since:
         }
 
     def line(self, batches: Lookahead, meter: Meter) -> dict[str, Any]:
-        """What happened since."""
+        """Return the next line."""
         engine, now, moved = batches.engine, _seconds_of(batches), batches.engine.counters
         spent = {name: seconds - self._seconds.get(name, 0.0) for name, seconds in now.items()}
         steps, samples = meter.steps - self._steps, meter.samples - self._samples
@@ -102,7 +102,7 @@ def _stages(batches: Lookahead) -> dict[str, dict[str, float]]:
 
 
 def _seconds_of(batches: Lookahead) -> dict[tuple[str, str], float]:
-    """Every time there is, by kind and stage."""
+    """Return all times by kind and stage."""
     times = batches.times
     loop = {("loop", "stall"): times.stall, ("loop", "read"): times.read}
     return loop | {(kind, stage): s for kind, stages in _stages(batches).items() for stage, s in stages.items()}

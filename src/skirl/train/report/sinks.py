@@ -1,4 +1,4 @@
-"""Where the numbers of a run go while it runs: a file of lines, an event file of TensorBoard, Weights & Biases."""
+"""Destinations for the numbers of a run while it runs: a file of lines, a TensorBoard event file, Weights & Biases."""
 
 import errno
 import io
@@ -23,13 +23,13 @@ GROUPS = {
 
 
 class Appended:
-    """A file that grows by whole pieces: one that fails leaves nothing behind, and the next can be tried all the same.
+    """A file that grows by whole pieces: one that fails leaves nothing behind, and does not stop the next.
 
     **Arguments**
 
-    - `path`: of the file, which may be there.
-    - `whole`: what it begins with: it is another file then, and takes the place of that which is there, whoever writes to
-      that. None: pieces go behind what is there.
+    - `path`: the file, which may exist.
+    - `whole`: the contents of a new file that replaces an existing one, even if someone still writes to that. None appends
+      to the existing file.
     """
 
     def __init__(self, path: Path, whole: bytes | None = None) -> None:
@@ -38,16 +38,16 @@ class Appended:
 
     @property
     def gone(self) -> bool:
-        """Whether the file was removed, or another one took its place: what is written goes where nobody can read it."""
+        """True if the file was removed or replaced, so that nobody could read what is written to it."""
         try:
             return not os.fstat(self._file.fileno()).st_nlink
-        except OSError as error:  # another machine did it
+        except OSError as error:  # another machine removed it
             return error.errno == errno.ESTALE
 
     def again(self) -> bool:
-        """Put the file back in its place; whether with all that it held. An OSError if that cannot be done.
+        """Put the file back in its place and return whether with all that it held. Raise OSError if that fails.
 
-        What another machine has removed cannot be read any more: pieces then go behind what is there.
+        A file that another machine has removed cannot be read any more; pieces are then appended to what is there.
         """
         held: bytes | None = None
         with suppress(OSError):
@@ -64,9 +64,9 @@ class Appended:
         os.fsync(self._file.fileno())
 
     def write(self, piece: bytes) -> None:
-        """Append a piece; an OSError if it could not be written, or if the file was removed."""
+        """Append a piece. Raise OSError if it could not be written, or if the file was removed."""
         before = os.fstat(self._file.fileno())
-        if not before.st_nlink:  # it would go where nobody can read it
+        if not before.st_nlink:  # nobody could read the piece
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
         rest = memoryview(piece)
         try:
@@ -78,12 +78,12 @@ class Appended:
             raise
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         self._file.close()
 
 
 def _begun(path: Path, whole: bytes) -> io.FileIO:
-    """A new file in the place of a path, open; all of it or nothing, whenever the run is killed."""
+    """Put a new file in place of a path and return it, open. A kill leaves the path either unchanged or with all of it."""
     draft = path.with_name(f"{path.name}-{secrets.token_hex(8)}.new")
     file = draft.open("a+b", buffering=0)
     try:
@@ -100,7 +100,7 @@ def _begun(path: Path, whole: bytes) -> io.FileIO:
 
 
 class Lines:
-    """A file with a line of JSON for each: arguments and calls are those of `Appended`."""
+    """A file of JSON lines. Its arguments and methods are those of `Appended`."""
 
     def __init__(self, path: Path, whole: bytes | None = None) -> None:
         self.name = path.name
@@ -109,32 +109,32 @@ class Lines:
 
     @property
     def gone(self) -> bool:
-        """Whether lines go where nobody can read them."""
+        """True if the file was removed or replaced."""
         return self._file.gone
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """One more line."""
+        """Write a line."""
         self._file.write((json.dumps(line) + "\n").encode())
 
     def close(self) -> None:
-        """The run is over."""
+        """Close the file."""
         self._file.close()
 
 
 class TensorBoard:
-    """An event file. torch's writer has a thread of its own, whose errors come as tracebacks and too late to try again.
+    """A TensorBoard event file. torch's writer has its own thread, whose errors appear as tracebacks, too late to retry.
 
     **Arguments**
 
-    - `folder`: that it is in.
+    - `folder`: the folder for it.
     - `begun_at`: the step that the run goes on from.
-    - `table`, `name`: what differs between several runs, of each by its name, and that of this one; None: it is alone.
+    - `table`, `name`: the values that differ between several runs, by name, and this run's name; None for a single run.
     """
 
     name = "TensorBoard's events"
 
     def __init__(self, folder: Path, begun_at: int, table: Table | None = None, name: str = "") -> None:
-        proto = "tensorboard.compat.proto"  # modules made at import, which no type checker sees through
+        proto = "tensorboard.compat.proto"  # created at import, so type checkers cannot see them
         event, summary = (import_module(f"{proto}.{name}_pb2") for name in ("event", "summary"))
         self._records = import_module("tensorboard.summary.writer.record_writer").RecordWriter
         self._event, self._summary = event.Event, summary.Summary
@@ -142,7 +142,7 @@ class TensorBoard:
         file = f"events.out.tfevents.{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}"
         self._file = Appended(folder / file)
         head = [event.Event(wall_time=time.time(), file_version="brain.Event:2")]
-        if begun_at:  # what a run that was killed wrote after this step is passed over
+        if begun_at:  # has TensorBoard skip what a killed run wrote after this step
             log = event.SessionLog(status=event.SessionLog.START)
             head.append(event.Event(wall_time=time.time(), step=begun_at + 1, session_log=log))
         if self._of_several is not None:
@@ -151,7 +151,7 @@ class TensorBoard:
         self._begin()
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """The numbers of one more line."""
+        """Write the numbers of a line."""
         self._begin()
         numbers = [(tag, value) for tag, value in tagged(line) if isinstance(value, int | float)]
         values = [self._summary.Value(tag=tag, simple_value=float(value)) for tag, value in numbers]
@@ -159,7 +159,7 @@ class TensorBoard:
         self._file.write(self._record(event))
 
     def close(self) -> None:
-        """The run is over."""
+        """Write the end of the run and close the file."""
         of_several, self._of_several = self._of_several, None
         try:
             if of_several is not None:
@@ -168,7 +168,7 @@ class TensorBoard:
             self._file.close()
 
     def _begin(self) -> None:
-        """What stands at the beginning of the file, if it is not there yet."""
+        """Write the file's header unless it is there already."""
         if self._head is not None:
             self._file.write(self._head)
             self._head = None
@@ -180,7 +180,7 @@ class TensorBoard:
 
 
 class WandB:
-    """Weights & Biases, where it is asked for."""
+    """A Weights & Biases run."""
 
     name = "Weights & Biases"
 
@@ -192,17 +192,17 @@ class WandB:
         self._run = module.init(project=project, name=name, config=dict(flags))
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """The numbers of one more line."""
+        """Log the numbers of a line."""
         numbers = {tag: value for tag, value in tagged(line) if isinstance(value, int | float)}
         self._run.log(numbers, step=line["step"])
 
     def close(self) -> None:
-        """The run is over."""
+        """Finish the run."""
         self._run.finish()
 
 
 def tagged(line: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """The numbers of a line under the names that TensorBoard groups by.
+    """Return the numbers of a line under tags that TensorBoard groups by.
 
     >>> tagged({"kind": "train", "step": 3, "loss": 0.5, "lr": 0.1, "busy": {"plan": 2.0}})
     [('train/loss', 0.5), ('rate/lr', 0.1), ('busy/plan', 2.0)]
