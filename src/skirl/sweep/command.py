@@ -94,9 +94,11 @@ class SweepCommand(Composed):
         drawn = self._drawn(saved) if self.search.search else None
         variants = self.made() if drawn is None else drawn.variants
         if self.plan:
+            from skirl.sweep.crews import how_many
             from skirl.sweep.planned import planned
 
-            return planned(self.recipe, variants, self.race, self.flat())
+            count = how_many(self.processes, self.recipe, len(variants), trace=self.log.trace is not None)
+            return planned(self.recipe, variants, self.race, self.flat(), count)
         from skirl.sweep.run import run
 
         try:
@@ -139,12 +141,14 @@ class SweepCommand(Composed):
         from skirl.sweep.race import Place
         from skirl.sweep.table import as_text
 
+        count = result["processes_used"]
+        shared = "once for all variants" if count == 1 else f"once in each of {count} processes for its variants"
         aucs = {place["variant"]: place["auc"] for place in result["standing"]}
         places = [Place(**{k: v for k, v in place.items() if k != "auc"}) for place in result["standing"]]
         lines = {
             "time": f"{clock(result['seconds'])} for {result['steps']:,} steps of {self.recipe.data.batch:,} samples",
             "speed": f"{result['samples_per_second']:,.0f} samples/s of the stream, each seen by all that race",
-            "read": f"{result['read_batches']:,} batches, planned in {result['plans']:,} steps, once for all variants",
+            "read": f"{result['read_batches']:,} batches, planned in {result['plans']:,} steps, {shared}",
             "trained": f"{result['variant_steps']:,} steps of variants, {result['cost']:.0%} of training all to the end",
             "race": as_text(places, aucs),
         }
@@ -155,7 +159,8 @@ class SweepCommand(Composed):
                 lines["winner"] += f", log loss {winner['test_logloss']:.4f} on the samples held out"
         if result["seed_noise"] is not None:
             lines["noise"] = f"{result['seed_noise']:.5f}: a lead below that may be the seed's"
-        lines["memory"] = f"{size(result['peak_bytes'])} at its peak, the whole process"
+        whole = "the whole process" if count == 1 else f"{count} processes in sum"
+        lines["memory"] = f"{size(result['peak_bytes'])} at its peak, {whole}"
         if result["study"]:
             lines["study"] = f"{result['trials']:,} trials, kept in {result['study']}"
         if result["run"]:

@@ -24,7 +24,9 @@ _OF_A_ROW = 19
 """Bytes at most that a store in memory keeps of a row beside its record: how it finds it."""
 
 
-def planned(recipe: Recipe, variants: Sequence[Varied], race: RaceFlags, flags: Mapping[str, Any]) -> dict[str, Any]:
+def planned(
+    recipe: Recipe, variants: Sequence[Varied], race: RaceFlags, flags: Mapping[str, Any], processes: int
+) -> dict[str, Any]:
     """What it takes; only rows and weights of a few batches of one variant at a time are made, to time it.
 
     **Arguments**
@@ -33,6 +35,7 @@ def planned(recipe: Recipe, variants: Sequence[Varied], race: RaceFlags, flags: 
     - `variants`: its variants.
     - `race`: when they leave.
     - `flags`: all of the command's, to write down.
+    - `processes`: how many train the variants.
     """
     total = recipe.stream().steps or recipe.data.steps
     rules, of = race.rules(total), seeds_of_one(variants)
@@ -64,7 +67,8 @@ def planned(recipe: Recipe, variants: Sequence[Varied], race: RaceFlags, flags: 
         else None,
         "steps": total,
         "variant_steps": most,
-        "seconds": None if most is None else most * each,
+        "processes_used": processes,
+        "seconds": None if most is None else most * each / processes,
         "lone_seconds": None if total is None else total * len(packs) * each,
         "machine": machine(),
         "failed": None
@@ -147,9 +151,10 @@ def as_lines(plan: Mapping[str, Any]) -> dict[str, str]:
     else:
         most, share = plan["variant_steps"], plan["variant_steps"] / (plan["steps"] * len(packs))
         lines["steps"] = f"{plan['steps']:,} of the stream, {most:,} of variants at most ({share:.0%} of all)"
+        where = f" in {plan['processes_used']} processes" if plan["processes_used"] > 1 else ""
         lines["time"] = (
-            f"{clock(plan['seconds'])} at most, by {TRIED - 1} steps of each shape alone; less as variants leave for a "
-            f"deficit and reading is shared. One after the other they would take {clock(plan['lone_seconds'])}"
+            f"{clock(plan['seconds'])} at most{where}, by {TRIED - 1} steps of each shape alone; less as variants leave "
+            f"for a deficit and reading is shared. One after the other they would take {clock(plan['lone_seconds'])}"
         )
     return lines
 
