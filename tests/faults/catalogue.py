@@ -888,8 +888,6 @@ SWEEP = [
     Fault("a variant is dealt to two processes", "sweep.crews:dealt",
           "hands[place if turn % 2 == 0 else count - 1 - place].append(variant)",
           "[hand.append(variant) for hand in hands[:2]]", by="dealt"),
-    Fault("a process that goes on begins its rows anew", "sweep.crew:Crew.begin",
-          "self.sweep.fleet.know_rows()", "pass", by="processes"),
     Fault("a loser is trained again by a sweep that goes on", "sweep.run:_Going.__init__",
           "variant.name in self.race.racing", "True", by="processes"),
     Fault("a header does not say who has left", "sweep.run:_Going._save",
