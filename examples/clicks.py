@@ -1,4 +1,4 @@
-"""A stream of clicks for the examples: a user, the items clicked before, the items bought before."""
+"""A stream of clicks for the examples: a user, the items clicked before and the items bought before."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ USERS, ITEMS = 100_000, 500_000
 
 
 class Clicks:
-    """Batches of (ids, labels); each pass yields the same."""
+    """Batches of ids and labels. Every pass yields the same batches."""
 
     def __init__(self, batches: int, size: int = 256, seed: int = 0) -> None:
         self.batches, self.size, self.seed = batches, size, seed
@@ -22,10 +22,10 @@ class Clicks:
             users = _skewed(self.size, USERS, chance)
             items = _skewed(int(lengths[self.size :].sum()), ITEMS, chance)
             ids = skirl.KeyedJagged(["user", "clicked", "bought"], torch.cat([users, items]), lengths=lengths)
-            labels = ((users * 2654435761) % 1000 < 300).float()  # some users click, whatever they see
+            labels = ((users * 2654435761) % 1000 < 300).float()  # some users always click, whatever they see
             yield skirl.Batch(torch.empty(self.size, 0), ids, labels)
 
 
 def _skewed(count: int, rows: int, chance: torch.Generator) -> torch.Tensor:
-    """Few rows take most accesses, as in real logs."""
+    """Draw `count` rows, so that a few rows take most accesses, as in real logs."""
     return (rows ** torch.rand(count, generator=chance, dtype=torch.float64)).long() - 1

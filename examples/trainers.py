@@ -1,4 +1,4 @@
-"""The same loop by one process, `python trainers.py`, or by two that share the rows, `skirl launch -n 2 -- trainers.py`."""
+"""One loop, for one process (`python trainers.py`) or two that share rows (`skirl launch -n 2 -- trainers.py`)."""
 
 import os
 
@@ -9,10 +9,10 @@ from torch.utils.data import DataLoader
 
 import skirl
 
-SAMPLES, BATCH, SHARDS = 10_000, 256, 2  # a batch has shards, and each trainer some of them
+SAMPLES, BATCH, SHARDS = 10_000, 256, 2  # a batch is divided into shards, which trainers share
 
 users = (2000 ** torch.rand(SAMPLES, generator=torch.Generator().manual_seed(0))).long() * 7919 % USERS
-clicked = ((users * 2654435761) % 1000 < 300).float()  # some users click
+clicked = ((users * 2654435761) % 1000 < 300).float()  # some users always click
 
 
 def batch_of(samples: list[int]) -> skirl.Batch:

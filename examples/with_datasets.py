@@ -1,4 +1,4 @@
-"""The same from a data set of Hugging Face, out of local files: lists of ids of any length, batched by skirl.KeyedJagged."""
+"""The model of with_skirl.py on a Hugging Face data set from local files; samples have lists of ids of any length."""
 
 import tempfile
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Batch:
 
 
 def collate(samples) -> Batch:
-    """What a DataLoader calls with some samples of the data set."""
+    """Make a batch out of samples of the data set; the DataLoader calls it."""
     bags = [sample[name] for name in ("user", "clicked", "bought") for sample in samples]
     lengths = torch.tensor([len(bag) for bag in bags])
     ids = torch.tensor([i for bag in bags for i in bag], dtype=torch.int64)
@@ -27,7 +27,7 @@ def collate(samples) -> Batch:
 
 
 def rows_of(batch):
-    """The samples of a batch, as a file has them."""
+    """Yield the samples of a batch in the form in which the file stores them."""
     bags = batch.sparse.values().split(batch.sparse.lengths().tolist())
     n = batch.sparse.stride()
     for i in range(n):

@@ -1,4 +1,4 @@
-"""Plain PyTorch: every row in memory, as a Parameter."""
+"""The model in plain PyTorch: every row is in memory, as part of a Parameter."""
 
 import torch
 from clicks import ITEMS, USERS, Clicks

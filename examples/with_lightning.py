@@ -1,4 +1,4 @@
-"""The same in Lightning: a callback that trains rows, and its loader; rows train in backward, by themselves."""
+"""The model of with_skirl.py in Lightning: a callback trains the rows and wraps the loader; backward updates rows."""
 
 import logging
 import warnings

@@ -1,4 +1,4 @@
-"""The same with skirl: 2,000 rows in the cache, the others in the store."""
+"""The model of with_embedding_bag.py with skirl: 2,000 rows are in the cache, all others in the store."""
 
 import torch
 from clicks import ITEMS, USERS, Clicks

@@ -1,7 +1,7 @@
-"""Train in a Ray cluster: `python ray_train.py /shared/run 4`, the folder for checkpoints and how many trainers.
+"""Train in a Ray cluster: `python ray_train.py /shared/run 4`, with a folder for checkpoints and the number of trainers.
 
-Ray Train starts the processes, says in the environment which of them each is, and starts all again when one is lost. The run
-then goes on from its last checkpoint. Each trainer is a process with one thread, for bits belong to a number of threads.
+Ray Train starts the processes, tells each its rank in the environment, and starts all again when one is lost. The run then
+continues from its last checkpoint. Each trainer is a process with one thread, because bits depend on the number of threads.
 """
 
 import json
@@ -28,7 +28,7 @@ FLAGS: dict[str, Any] = {
 
 
 def trainer(flags: dict[str, Any]) -> None:
-    """One of the trainers."""
+    """Train as one of the trainers."""
     import ray.train
 
     from skirl.train.commands import Train
@@ -40,7 +40,7 @@ def trainer(flags: dict[str, Any]) -> None:
 
 
 def main(folder: str, trainers: int) -> None:
-    """All of them."""
+    """Start all trainers, and print the result of the run."""
     job: Any = TorchTrainer(
         trainer,
         train_loop_config=FLAGS | {"save": Path(folder) / "saves", "run": f"{folder}/run"},
