@@ -1,4 +1,4 @@
-"""How fast variants train on one stream, beside the same runs alone: one after the other, and as many at a time as cores."""
+"""Time variants on one stream against the same runs alone, one after the other and one per core at a time."""
 
 import json
 import subprocess
@@ -19,9 +19,9 @@ from skirl.tools.machine import cores
 from skirl.train.recipe import Recipe
 
 _ENDLESS = 1_000_000
-"""Steps of a run that is ended before."""
+"""More steps than any run takes: it is stopped earlier."""
 _SETTLED = 10
-"""Steps without growth after which the window has its depth."""
+"""Steps without growth after which the window counts as settled."""
 _CODE = "from skirl.sweep.bench_speed import main; main()"
 
 
@@ -37,16 +37,16 @@ def speed(
 ) -> dict[str, Any]:
     """Time every cell; ratios are geometric means over them.
 
-    Each time is that of so many steps in a process of its own, all with the same rows in the cache of each variant. Before
-    them come as many that warm up, and more until the window has its depth: then each step reads and plans one.
+    Each run times `steps` steps in its own process, with the same number of cached rows for each variant. At least as many
+    steps come first to warm up, until the window has settled: from then on each step reads and plans one batch.
 
     **Arguments**
 
-    - `recipe`: data, tables, cache and optimizer.
-    - `variants`: how many train together; of several counts all are held against the same lone runs.
-    - `models`, `batches`, `stores`: the cells are their product, and that with the counts.
-    - `steps`: timed ones of each run.
-    - `repeats`: of each run; medians count.
+    - `recipe`: gives the data, tables, cache and optimizer.
+    - `variants`: numbers of variants that train together; all are compared with the same lone runs.
+    - `models`, `batches`, `stores`: there is a cell for each combination of these and of `variants`.
+    - `steps`: timed steps of each run.
+    - `repeats`: how often each run is repeated; medians count.
     """  # fmt: skip
     cells = [
         cell
@@ -111,7 +111,7 @@ def _cells(
 
 
 def _timed(runs: Sequence[dict[str, Any]], store: str, steps: int, variants: int) -> list[dict[str, Any]]:
-    """What each of some processes says that train at the same time: they begin together."""
+    """Start a process for each run, let all begin together once they are warm, and return what each reports."""
     with tempfile.TemporaryDirectory(prefix="skirl-bench-") as folder:
         started = []
         for number, flags in enumerate(runs):
@@ -124,7 +124,7 @@ def _timed(runs: Sequence[dict[str, Any]], store: str, steps: int, variants: int
             )
         try:
             for one in started:
-                _line(one)  # it is warm
+                _line(one)  # says that it is warm
             for one in started:
                 assert one.stdin is not None
                 one.stdin.write("go\n")
@@ -145,7 +145,7 @@ def _line(process: "subprocess.Popen[str]") -> str:
 
 
 def main() -> None:
-    """One run, in a process of its own: what it took, as JSON."""
+    """Time one run in this process and print its figures as JSON. Entry point of the processes that `_timed` starts."""
     job = json.loads(sys.argv[1])
     flags = {name: tuple(value) if isinstance(value, list) else value for name, value in job["flags"].items()}
     recipe, steps, variants = Recipe.of(**flags), job["steps"], job["variants"]
@@ -161,7 +161,7 @@ def main() -> None:
 
 
 def _warm_up(trained: Iterator[Any], batches: Lookahead, steps: int) -> None:
-    """At least so many steps, until the window has not grown in the last few."""
+    """Take at least `steps` steps, and go on until the window has stopped growing."""
     last, same = -1, 0
     for number, _ in enumerate(trained, 1):
         same = same + 1 if batches.window <= last else 0

@@ -1,4 +1,4 @@
-"""A checkpoint of a sweep: one of each variant still in the race, and a header that names those that belong together."""
+"""A checkpoint of a sweep: a checkpoint of each variant still in the race, and a header that names those of one step."""
 
 import base64
 import difflib
@@ -29,13 +29,13 @@ HEADER = "sweep-checkpoint.json"
 FORMAT = "skirl-sweep-checkpoint"
 _VERSION = 1
 _ALL = 1 << 30
-"""Checkpoints of a variant that stay while one is written: a header names one of them until the next is there."""
+"""How many older checkpoints of a variant to keep while one is written: all, since the old header still names one."""
 
 Parts = Callable[[Contender], Sequence[Any]]
 
 
 def optimizers_of(contender: Contender) -> list[Any]:
-    """What is saved of a variant beside its model and rows.
+    """Return what is saved of a variant besides its model and rows: its optimizer, if it has one.
 
     **Arguments**
 
@@ -45,20 +45,20 @@ def optimizers_of(contender: Contender) -> list[Any]:
 
 
 class SweepSaving:
-    """A checkpoint of a sweep on its way: those of its variants are written beside each other, and then the header.
+    """A checkpoint of a sweep that is being written: those of its variants in parallel, then the header.
 
     **Arguments**
 
     - `path`: the folder.
-    - `step`: of the sweep.
-    - `savings`: of each variant, by its name.
-    - `body`: what the header says besides.
+    - `step`: the sweep's step.
+    - `savings`: the checkpoint of each variant, by name.
+    - `body`: the rest of the header.
     """
 
     def __init__(self, path: Path, step: int, savings: Mapping[str, Saving], body: Mapping[str, Any]) -> None:
         self.path, self.step = path, step
         self.failure: BaseException | None = None
-        """Why it is not on disk and never will be."""
+        """The error that keeps it from ever being on disk, if any."""
         self._savings, self._told = dict(savings), False
         self._body = {**body, "variants": {name: saving.path.name for name, saving in savings.items()}}
         self._thread = threading.Thread(target=self._write, name="skirl checkpoint of a sweep")
@@ -66,16 +66,16 @@ class SweepSaving:
 
     @property
     def done(self) -> bool:
-        """Whether it is on disk, or has failed."""
+        """True once it is on disk or has failed."""
         return not self._thread.is_alive()
 
     def ended(self) -> None:
-        """Return when it is on disk, or has failed."""
+        """Wait until it is on disk or has failed."""
         while self._thread.is_alive():
-            self._thread.join(0.1)  # briefly, again and again, so that Ctrl-C gets through
+            self._thread.join(0.1)  # in short waits, so that Ctrl-C gets through
 
     def wait(self) -> "SweepSaving":
-        """Return when the checkpoint is on disk; raises the error if it could not be written, once."""
+        """Wait until the checkpoint is on disk. Raise the error if it could not be written, but only once."""
         self.ended()
         if self.failure is not None and not self._told:
             self._told = True
@@ -86,7 +86,7 @@ class SweepSaving:
         for saving in self._savings.values():
             try:
                 saving.wait()
-            except BaseException as error:  # told once, for all
+            except BaseException as error:  # only the first is reported
                 self.failure = self.failure or error
         try:
             if self.failure is None:
@@ -96,14 +96,14 @@ class SweepSaving:
         if self.failure is not None:
             return
         for saving in self._savings.values():
-            try:  # what no header of the sweep names any more
+            try:  # drop what no header of the sweep names any more
                 folder.retain(saving.folder, saving.number, 1, saving.number, saving.start)
             except OSError as error:  # the checkpoint is whole without this
                 log.warning("could not look for what is not needed any more in %s: %s", saving.folder, why(error))
 
 
 def not_written(path: Path, error: BaseException) -> BaseException:
-    """What to raise where the header could not be put in place: a sentence, if the system refused to write it."""
+    """Return the error to raise when the header could not be written: a `NotWritten` with advice if the system refused."""
     found = of_system(error)
     if found is None:
         return error
@@ -119,17 +119,17 @@ def not_written(path: Path, error: BaseException) -> BaseException:
 def save_all(
     path: Path, variants: Sequence[Contender], data: Lookahead | None, parts: Parts, also: Mapping[str, Any]
 ) -> SweepSaving:
-    """Save every variant that is in the race, then the header: until it is there the one before counts, of all.
+    """Save every variant in the race, then the header. Until the header is written, the previous checkpoint counts for all.
 
-    Rows are frozen and all else is copied when this returns; files are written by threads, one for each variant.
+    When this returns, rows are frozen and all else is copied; files are written by threads, one for each variant.
 
     **Arguments**
 
-    - `path`: the folder; each variant has one of its name in it.
-    - `variants`: all that have begun.
+    - `path`: the folder; each variant has a subfolder of its name.
+    - `variants`: all variants that have begun.
     - `data`: the lookahead.
-    - `parts`: what else is saved of a variant.
-    - `also`: what comes back with the header.
+    - `parts`: gives what else is saved of a variant.
+    - `also`: facts stored in the header.
     """
     savings: dict[str, Saving] = {}
     body = {
@@ -152,12 +152,12 @@ def save_all(
 
 
 def read_header(path: Path, names: Sequence[str]) -> dict[str, Any]:
-    """The header of a sweep's checkpoint; that of another sweep is refused.
+    """Read the header of a sweep's checkpoint. Raise if it is of another sweep.
 
     **Arguments**
 
     - `path`: the folder.
-    - `names`: of the variants that are to go on.
+    - `names`: names of the variants that are to go on.
     """
     header = _header(path)
     there = {*header["variants"], *header["left"]}
@@ -177,7 +177,7 @@ def _header(path: Path) -> dict[str, Any]:
 
 
 def forget(path: Path) -> None:
-    """A sweep came to nothing: no header names the checkpoints that it began with.
+    """Remove the header of a sweep that failed before its first batch, so that nothing resumes from it.
 
     **Arguments**
 
@@ -188,7 +188,7 @@ def forget(path: Path) -> None:
 
 
 def saved_with(path: Path) -> dict[str, Any]:
-    """What the checkpoint of a sweep keeps beside its variants.
+    """Return the facts that a sweep's checkpoint keeps besides its variants.
 
     **Arguments**
 
@@ -198,12 +198,12 @@ def saved_with(path: Path) -> dict[str, Any]:
 
 
 def of_one(path: Path, name: str) -> Path:
-    """The header of a variant's checkpoint, as `skirl.load` takes it.
+    """Return the path of the header of a variant's checkpoint, as `skirl.load` takes it.
 
     **Arguments**
 
-    - `path`: of the sweep, or of its checkpoints.
-    - `name`: of the variant. Of one that has left before the sweep was saved, its last one.
+    - `path`: the folder of the sweep, or of its checkpoints.
+    - `name`: the variant. If it left before the sweep was last saved, its own last checkpoint is taken.
     """
     saves = path
     if not (path / HEADER).is_file() and (path / SWEEP).is_file():
@@ -234,15 +234,15 @@ def of_one(path: Path, name: str) -> Path:
 def load_all(
     path: Path, header: Mapping[str, Any], variants: Sequence[Contender], data: Lookahead | None, parts: Parts
 ) -> None:
-    """Load every variant that was in the race.
+    """Load every variant that was in the race, and the random generator of torch.
 
     **Arguments**
 
     - `path`: the folder.
-    - `header`: of the checkpoint.
+    - `header`: the checkpoint's header.
     - `variants`: those that were in the race.
     - `data`: the lookahead.
-    - `parts`: what else was saved of a variant.
+    - `parts`: gives what else was saved of a variant.
     """
     for contender in variants:
         with contender.drawing():

@@ -1,4 +1,4 @@
-"""Train all variants of a recipe on one stream, race them, and write down what comes of it."""
+"""Train all variants of a recipe on one stream, race them, and write down the results."""
 
 import logging
 import sys
@@ -36,14 +36,14 @@ log = logging.getLogger("skirl")
 
 
 def sweep_of(recipe: Recipe, variants: Sequence[Varied], *, form: str = "auto", resume: bool = False) -> Sweep:
-    """The sweep of a recipe's variants; nothing is allocated for rows before its first batch.
+    """Return the sweep of a recipe's variants. No memory is allocated for rows before its first batch.
 
     **Arguments**
 
-    - `recipe`: what they have in common.
-    - `variants`: its variants.
-    - `form`: how they are trained beside each other.
-    - `resume`: whether it will go on from a checkpoint.
+    - `recipe`: what the variants have in common.
+    - `variants`: the variants of the sweep.
+    - `form`: how they train together, as for `Sweep`.
+    - `resume`: whether the sweep resumes from a checkpoint.
     """
     pooled = {variant.recipe.pooled: variant for variant in reversed(variants)}
     if len(pooled) > 1:
@@ -87,18 +87,18 @@ def run(
     flags: dict[str, Any],
     drawn: Search | None = None,
 ) -> dict[str, Any]:
-    """Train the variants, showing progress; what came of it.
+    """Train the variants, showing progress, and return the result.
 
     **Arguments**
 
-    - `recipe`: what they have in common.
-    - `variants`: its variants.
+    - `recipe`: what the variants have in common.
+    - `variants`: the variants of the sweep.
     - `race_flags`: when they leave.
-    - `keeping`: where they are saved.
+    - `keeping`: where they are saved, and when.
     - `logged`: what is written down.
     - `show`: what is shown.
-    - `flags`: all of the command's, to write down.
-    - `drawn`: the trials that the variants are, if they were drawn.
+    - `flags`: all flags of the command, to write down.
+    - `drawn`: the trials of the variants, if they were drawn.
     """
     going = _Going(recipe, variants, race_flags, keeping, logged, flags, drawn)
     to = sys.stderr if show.json else sys.stdout
@@ -128,7 +128,7 @@ def run(
 
 
 class _Going:
-    """A sweep on its way: it begins or goes on, steps, is saved, and ends. One without a first batch leaves nothing behind.
+    """A sweep in progress: starts or resumes, steps, saves and ends. It leaves nothing if it fails before its first batch.
 
     **Arguments**
 
@@ -148,16 +148,16 @@ class _Going:
         self.recipe, self.variants, self.keeping, self.flags = recipe, variants, keeping, flags
         self.drawn = drawn
         self.saved: dict[str, Any] | None = None
-        """What the checkpoint says that the sweep goes on from; None: it begins."""
+        """Facts of the checkpoint that the sweep resumes from; None if it starts afresh."""
         if keeping.goes_on:
             assert keeping.save is not None
             saved = self.saved = read_header(keeping.save, [variant.name for variant in variants])["also"]
             check_variants(saved, variants)
         resume = self.saved is not None
         self.stream = recipe.stream()
-        steps = self.stream.steps or recipe.data.steps  # of files that nobody has counted, as many as were asked for
+        steps = self.stream.steps or recipe.data.steps  # files are not counted beforehand: take the number asked for
         self.every = points(steps) if flags["log_every"] is None else flags["log_every"]
-        """Steps between two lines."""
+        """Steps between two lines of metrics."""
         self.race = Race([variant.name for variant in variants], seeds_of_one(variants), race_flags.rules(steps))
         where = self.saved["run"] if self.saved is not None and logged.folder() == "auto" else logged.folder()
         self.folder = SweepFolder(where or "none", f"sweep-{recipe.data.kind}", resume=keeping.resume)
@@ -173,17 +173,17 @@ class _Going:
                 for variant, contender in zip(variants, self.sweep.variants, strict=True)
             }  # fmt: skip
         except BaseException:
-            self.sweep.close()  # a second try must find its stores free
+            self.sweep.close()  # so that a second try finds its stores free
             raise
         self.shown = Shown(self.race, self.entrants)
         self.results: dict[str, dict[str, Any]] = {}
         self.spent = 0
-        """Steps of variants."""
+        """Steps taken so far, summed over variants."""
         self._came = False
-        """Whether there was a batch."""
+        """True once there was a batch."""
         self.failed: str | None = None
         self.not_saved: str | None = None
-        """Why the newest checkpoint is not there."""
+        """Why the newest checkpoint could not be written, if so."""
         self._saving: SweepSaving | None = None
         self._began = time.monotonic()
 
@@ -200,9 +200,9 @@ class _Going:
             forget(self.keeping.save)
 
     def begin(self, batches: Lookahead, runs: ExitStack) -> None:
-        """Go on from the checkpoint, or write one and wait for it: from here on the sweep can be resumed.
+        """Resume from the checkpoint, or write a first one and wait for it, so that the sweep can be resumed from now on.
 
-        runs: closes what is written of each variant.
+        runs: closes the run folder of each variant.
         """
         if self.saved is not None and self.keeping.save is not None:
             self.sweep.load(self.keeping.save, parts=self._parts)
@@ -218,9 +218,9 @@ class _Going:
             self._settle()
 
     def step(self, batches: Lookahead, batch: Batch) -> bool:
-        """Train all that race on a batch, and let those leave that are behind; False where none is left.
+        """Train all that race on a batch and drop those that are behind. Return False if none is left.
 
-        batch: the one in the loop.
+        batch: the batch in the loop.
         """
         racing, race, entrants = self.race.racing, self.race, self.entrants
         self._came = True
@@ -253,7 +253,7 @@ class _Going:
         return True
 
     def keep(self, batches: Lookahead, told: Told) -> bool:
-        """Save if it is time to; True where the sweep was told to stop."""
+        """Save if a checkpoint is due. Return True if the sweep was told to stop."""
         stop = told.by is not None
         if self.keeping.save is not None:
             if self._saving is not None and self._saving.done:
@@ -265,7 +265,7 @@ class _Going:
         return stop
 
     def end(self, batches: Lookahead, told: Told) -> dict[str, Any]:
-        """All is trained; what came of it."""
+        """Finish the remaining variants, write the result and return it."""
         race, results = self.race, self.results
         results |= {
             name: self.entrants[name].finish(batches, None) for name in race.racing if not self.entrants[name].done
@@ -303,7 +303,7 @@ class _Going:
         return self.entrants[contender.name].parts
 
     def _save(self, batches: Lookahead) -> None:
-        """Begin to save; the one before is on disk then. Where one cannot be written, the sweep goes on."""
+        """Wait for the checkpoint before, then begin a new one. If it cannot be written, the sweep goes on."""
         assert self.keeping.save is not None
         self._settle()
         also = {

@@ -8,15 +8,15 @@ from skirl.sweep.race import Race
 from skirl.sweep.table import as_facts, drawn
 
 _AUCS_EVERY = 2.0
-"""Seconds between two looks at the AUCs of all, which take a millisecond each."""
+"""Seconds between two computations of the AUCs, which take a millisecond per variant."""
 
 
 class Shown:
-    """Where all stand, and how fast it goes.
+    """The standing of all variants, and the speed, as shown during the race.
 
     **Arguments**
 
-    - `race`: of the variants.
+    - `race`: the race of the variants.
     - `entrants`: the variants by name.
     """
 
@@ -27,7 +27,7 @@ class Shown:
         self._before: int | None = None
 
     def aucs(self, *, now: bool = False) -> dict[str, float | None]:
-        """Of all predictions of each variant so far."""
+        """Return each variant's AUC over its predictions so far, at most two seconds old unless `now`."""
         if now or time.monotonic() >= self._due:
             for name, entrant in self._entrants.items():
                 self._aucs[name] = entrant.auc if entrant.done else entrant.meter.metrics.scores().auc
@@ -35,7 +35,7 @@ class Shown:
         return self._aucs
 
     def rate(self) -> float:
-        """Samples a second of the stream in this process: each counts once, however many variants are trained on it."""
+        """Return samples per second since the first call. Each counts once, however many variants train on it."""
         samples = max(entrant.meter.samples for entrant in self._entrants.values())
         if self._before is None:
             self._before = samples
@@ -44,9 +44,9 @@ class Shown:
         return (samples - self._before) / max(time.monotonic() - self._began, 1e-9)
 
     def table(self) -> Any:
-        """On a terminal."""
+        """Return the table for a terminal."""
         return drawn(self._race.standing(), self.aucs(), self.rate())
 
     def facts(self) -> Any:
-        """Elsewhere."""
+        """Return the facts for one line, shown where there is no terminal."""
         return as_facts(self._race.standing(), self.aucs(), self.rate())
