@@ -238,7 +238,7 @@ def test_a_vocabulary_of_texts_fits_converted_fingerprints(tmp_path: Path) -> No
 
 
 def test_a_vocabulary_of_other_values_does_not_fit_converted_fingerprints(tsv: Path, tmp_path: Path) -> None:
-    """"10" has one fingerprint as text, one as hexadecimal digits and one as a number; a file of fingerprints says which."""
+    """As text, as hexadecimal digits and as a number, "10" has three fingerprints; a file of fingerprints names its kind."""
     schema = BUILT_IN["criteo"].toml()
     (tmp_path / "texts.toml").write_text(schema.replace('type = "hex"', 'type = "string"'))
     texts, hexes, out, rows, old = (
