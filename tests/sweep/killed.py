@@ -1,8 +1,8 @@
 """`skirl sweep` killed while it trains, races and saves: `python -m tests.sweep.killed FOLDER KILLS SEED`.
 
-The first run is killed when all variants are saved for the first time and their sweep is not; the second in the midst of a
-rung, when one variant of those below it has left; the others at random. Each goes on from the newest whole checkpoint; the
-last one is left to finish. Two lines of JSON say what it came to, and what a sweep came to that was never killed.
+The first run is killed when all variants have been saved for the first time but their sweep has not; the second in the
+middle of a rung, when one of the variants below it has left; the others at random. Each resumes from the newest whole
+checkpoint, and the last one is left to finish. Two lines of JSON give its result, and that of a sweep never killed.
 """
 
 import json
@@ -28,7 +28,7 @@ RUNG = 6
 
 
 def command(folder: Path, kills: int, *, resume: bool) -> SweepCommand:
-    more = kills - 1  # the first one comes before all steps
+    more = kills - 1  # the first kill comes before any step
     return SweepCommand.of(
         data="synthetic:tiny", model="dlrm-tiny", dim=4, batch=16, steps=RUNG + 16 * more, cache="300", depth=3, threads=1,
         quiet=True, log_every=2, vary=("lr=0.02,0.3", "dense-lr=0.001,0.01"), rungs=f"{RUNG},{RUNG + 10 * more}", alpha=0.0,
@@ -37,13 +37,13 @@ def command(folder: Path, kills: int, *, resume: bool) -> SweepCommand:
 
 
 def step_of(folder: Path) -> int:
-    """Of the checkpoint that counts."""
+    """Return the step of the checkpoint that counts; -1 if there is none."""
     header = folder / "saves" / HEADER
     return json.loads(header.read_bytes())["step"] if header.is_file() else -1
 
 
 def left_behind(folder: Path) -> dict[str, Any]:
-    """What a sweep came to: who left when, where all stood, and every loss of every variant, in a digest."""
+    """Return the results of a sweep: who left when, where all stood, and the losses of every variant."""
     result = json.loads((folder / "run" / "result.json").read_text())
     lines = [json.loads(line) for line in (folder / "run" / "race.jsonl").read_text().splitlines()]
     own = {name: json.loads((folder / "run" / name / "result.json").read_text()) for name in result["by_variant"]}
@@ -56,7 +56,7 @@ def left_behind(folder: Path) -> dict[str, Any]:
 
 
 def in_a_rung(begins: Callable[[], object]) -> None:
-    """From here on: killed when a second variant is about to leave."""
+    """Kill this process when a second variant is about to leave."""
     drop, dropped = Sweep.drop, []
 
     def killing(self: Sweep, name: str, why: str = "dropped") -> None:
@@ -70,7 +70,7 @@ def in_a_rung(begins: Callable[[], object]) -> None:
 
 
 def before_the_first_header(begins: Callable[[], object]) -> None:
-    """From here on: killed when the checkpoint of a sweep would count."""
+    """Kill this process when a sweep's checkpoint is about to count."""
 
     def killing(*_: object) -> None:
         begins()
@@ -80,7 +80,7 @@ def before_the_first_header(begins: Callable[[], object]) -> None:
 
 
 CHOSEN = (before_the_first_header, in_a_rung)
-"""Where the first runs are killed."""
+"""Moments at which the first runs are killed."""
 
 
 def main() -> None:
@@ -89,7 +89,7 @@ def main() -> None:
     for kill in range(kills):
 
         def child(begins: Callable[[], object], kill: int = kill) -> None:
-            wanted = step_of(folder) + 2  # each process comes further than the one before
+            wanted = step_of(folder) + 2  # each process gets further than the one before
 
             def look() -> None:
                 while step_of(folder) < wanted:
