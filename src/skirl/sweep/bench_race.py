@@ -66,7 +66,7 @@ def truth(recipe: Recipe, variants: Sequence[Varied]) -> Truth:
     **Arguments**
 
     - `recipe`: what the variants have in common.
-    - `variants`: its variants.
+    - `variants`: the variants to train.
     """
     from skirl.pipeline.lookahead import lookahead
 
@@ -86,7 +86,7 @@ def kept(path: Path | None, recipe: Recipe, variants: Sequence[Varied]) -> Truth
 
     - `path`: the file; None: train, and save nothing.
     - `recipe`: what the variants have in common.
-    - `variants`: its variants.
+    - `variants`: the variants to train.
     """
     names = [variant.name for variant in variants]
     if path is not None and path.is_file():

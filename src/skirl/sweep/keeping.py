@@ -72,7 +72,7 @@ class Told:
         self._on = on and threading.current_thread() is threading.main_thread()
         self._before: dict[int, Any] = {}
         self.by: str | None = None
-        """Which of the two came."""
+        """The signal that came, SIGTERM or Ctrl-C; None so far."""
 
     def __enter__(self) -> Self:
         if self._on:

@@ -65,7 +65,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class Left:
-    """A variant's leaving of the race."""
+    """A variant that has left the race, and why."""
 
     step: int
     variant: str
@@ -82,7 +82,7 @@ class Left:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a variant stands."""
+    """A variant's place in the standing."""
 
     rank: int
     variant: str

@@ -128,7 +128,7 @@ def run(
 
 
 class _Going:
-    """A sweep in progress: starts or resumes, steps, saves and ends. It leaves nothing if it fails before its first batch.
+    """A sweep in progress: starts or resumes, steps, saves and ends. A failure before the first batch leaves no checkpoint.
 
     **Arguments**
 
