@@ -1,4 +1,4 @@
-"""Runs that are killed while they save, for tests/test_checkpoint.py: `python -m tests.killed FOLDER everywhere|KILLS SEED`.
+"""Runs that are killed while they save, for tests/checkpoint: `python -m tests.killed FOLDER everywhere|KILLS SEED`.
 
 Processes are forked from this one, which has imported and compiled everything and has no threads, so a run takes 0.1 s.
 """
@@ -79,7 +79,7 @@ def at_random(folder: Path, kills: int, seed: int) -> None:
 
 
 def everywhere(folder: Path) -> None:
-    """Kill one save at its first touch of a file, the next at its second, and so on, until one is through."""
+    """Kill one save at its first touch of a file, the next at its second, and so on, until one gets through."""
     after = step_of(folder)
     for touches in range(200):
         before = after

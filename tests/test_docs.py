@@ -1,7 +1,7 @@
 """The documentation: it builds without a warning, its links resolve, and its snippets run.
 
-Blocks of Python on a page run one after the other, in one namespace; lines of shell run where the page's other lines did.
-What cannot run here says why in a comment before the block, `<!-- not run: ... -->`; its flags are checked all the same.
+Python blocks of a page run one after another in one namespace, and its shell lines in one folder. A block that cannot run
+here says why in a comment before it, `<!-- not run: ... -->`, but its flags are still checked.
 """
 
 import os

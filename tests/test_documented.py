@@ -1,6 +1,6 @@
 """Every argument of every public class, function and method is named in its docstring, as "- `name`: what it is".
 
-A field of a dataclass may have a docstring of its own instead, as flags do.
+A field of a dataclass may have its own docstring instead, as flags do.
 """
 
 import ast

@@ -57,7 +57,7 @@ ELSEWHERE = {
     "engine/kernels/gpu_tree.py": "engine/kernels/test_gpu.py",
     "engine/kernels/wide_tree.py": "engine/kernels/test_hot_rows.py",
     "engine/kernels/shares.py": "test_exact.py",
-    # Benchmarks: what they print.
+    # Benchmarks: their output.
     "measure/bench/helpers.py": "measure/bench/test_disk.py",
     "measure/bench/nodes.py": "measure/bench/test_faults.py",
     "measure/bench/owners.py": "measure/bench/test_movement.py",

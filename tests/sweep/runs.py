@@ -86,7 +86,7 @@ class Case:
     resumed: int | None = None
     """The batch after which it is saved, closed, and made again."""
     folder: Any = None
-    """For stores on disk and checkpoints."""
+    """Folder for stores on disk and checkpoints."""
 
 
 class Net(nn.Module):

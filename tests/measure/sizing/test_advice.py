@@ -62,7 +62,7 @@ def test_the_depth_keeps_the_reason_for_the_cache():
     assert (advice.depth, advice.moved) == (
         200,
         0.049,
-    )  # 5.7% of a window of 50 would be near the least, and not "at most 5%"
+    )  # a window of 50 has 5.7%, close to the least, but not "at most 5%"
 
 
 def test_no_cache_is_enough():
