@@ -1,6 +1,6 @@
-"""Compiles the kernels that most tests use, or loads them, for `--warm`: before several processes would each do so.
+"""Compile or load the kernels that most tests use, for `--warm`, before several processes would each compile them.
 
-What it runs is checked by tests, so a failure here is only said.
+Tests check what it runs, so a failure here is only reported.
 """
 
 import io
@@ -17,7 +17,7 @@ FLAGS = "--model dlrm-tiny --batch 64 --cache 4000 --threads 1 --steps 3 --run n
 
 
 def compile_kernels() -> str | None:
-    """What failed, if anything did."""
+    """Compile the kernels. Return what failed, if anything did."""
     with warnings.catch_warnings(), tempfile.TemporaryDirectory() as name:
         warnings.simplefilter("ignore")
         failed = run_battery(sound=True)
@@ -26,7 +26,7 @@ def compile_kernels() -> str | None:
         saved = ["--store", f"disk:{folder / 'rows'}", "--save", str(folder / "saves")]
         for data in (
             ["--data", f"criteo:{folder / 'log.tsv'}", "--rows", "500", "--valid", "20%", "--dim", "8"],
-            ["--data", "synthetic:tiny", *saved, "--dim", "16"],  # rows of 16 have loops of their own
+            ["--data", "synthetic:tiny", *saved, "--dim", "16"],  # rows of dim 16 have specialized loops
         ):
             with redirect_stdout(io.StringIO()):
                 failed = skirl(["train", *data, *FLAGS.split()]) or failed

@@ -1,4 +1,4 @@
-"""What all tests share: reproducible settings, real data where there is some, golden traces, a campaign's report.
+"""Shared by all tests: reproducible settings, real data if present, golden traces, and a campaign's report.
 
 Tests run with one torch thread. The bits of torch's own matrix products may depend on the thread count, and one process
 for each core uses the machine better than many threads for each small product.
@@ -32,15 +32,15 @@ torch.set_num_threads(1)
 
 pytest_plugins = ["tests.zygote", "tests.seconds", "tests.forks", "tests.slice"]
 RUNNER = os.getpid()
-"""What knows all tests; a fork of tests/forks.py knows only its share."""
+"""The process that collected all tests; a fork by tests/forks.py knows only its share of them."""
 
-# A shell has what it starts in the background ignore Ctrl-C, and some tests press it.
+# A shell makes its background jobs ignore Ctrl-C, and some tests send it.
 if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A compile or a busy neighbour makes single examples slow: time is not what these tests are about.
+# A compile or a busy neighbour makes single examples slow, and these tests are not about time.
 QUIET = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "print_blob": True}
-# A failure that is made smaller for minutes looks like a test that hangs; a campaign makes it smaller.
+# Shrinking a failure can take minutes, which looks like a hang; only a campaign shrinks.
 FOUND = (Phase.explicit, Phase.generate, Phase.target)
 settings.register_profile("ci", derandomize=True, database=None, phases=FOUND, **QUIET)
 settings.register_profile("campaign", max_examples=2000, **QUIET)
@@ -60,7 +60,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(autouse=True)
 def ctrl_c_works() -> Iterator[None]:
-    """A test that leaves another handler behind is the one that fails, and not those after it."""
+    """Fail the test that leaves another SIGINT handler behind, rather than the tests after it."""
     yield
     left = signal.getsignal(signal.SIGINT)
     if left is not signal.default_int_handler and threading.current_thread() is threading.main_thread():
@@ -70,7 +70,7 @@ def ctrl_c_works() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def data_folder() -> Path:
-    """The folder of real data sets that no licence lets us ship; the test is skipped without it."""
+    """Return the folder of real data sets whose licences do not allow us to ship them. Skip the test if it is missing."""
     folder = os.environ.get("SKIRL_DATA")
     if not folder:
         pytest.skip("needs real data: set SKIRL_DATA to the folder that holds it")
@@ -82,13 +82,14 @@ def data_folder() -> Path:
 
 @pytest.fixture(scope="session")
 def campaign_seed(pytestconfig: pytest.Config) -> int:
-    """The seed of tests that draw their cases themselves: 0, or what `make campaign SEED=` says."""
+    """Seed for tests that draw their cases themselves: 0, or the one in `make campaign SEED=`."""
     return int(pytestconfig.getoption("--hypothesis-seed") or 0)
 
 
 @pytest.fixture
 def golden(pytestconfig: pytest.Config) -> Callable[..., None]:
-    """`golden("dlrm-tiny", losses)`: compares with tests/golden/dlrm-tiny.json.
+    """Return a function that compares losses with a golden trace: `golden("dlrm-tiny", losses)` reads
+    tests/golden/dlrm-tiny.json.
 
     Every bit has to agree where machine and torch are those of the recording, else GOLDEN_TOLERANCE is granted: matrix
     products differ between CPUs. With `everywhere=True` there is none, and every bit has to agree on every machine; what is
@@ -116,7 +117,7 @@ def golden(pytestconfig: pytest.Config) -> Callable[..., None]:
 
 @pytest.fixture
 def browse(tmp_path: Path) -> Callable[[Path], str]:
-    """`browse(page)`: what headless Chromium makes of a file, as HTML. The test is skipped where there is no Chromium."""
+    """Return `browse(page)`, which gives a file as headless Chromium renders it, as HTML. Skip the test without Chromium."""
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if browser is None:
         pytest.skip("needs a browser: install chromium")
@@ -131,7 +132,7 @@ def browse(tmp_path: Path) -> Callable[[Path], str]:
 
 
 def fingerprint() -> dict[str, str]:
-    """What the bits of torch's own operations depend on, besides the thread count, which is fixed above."""
+    """Return what the bits of torch's own operations depend on, besides the thread count, which is fixed above."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         cpu = "\n".join(sorted({line for line in lines if line.startswith(("vendor_id", "model", "flags"))}))
@@ -150,7 +151,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """A failure is told at once: a run that is cut off later never comes to its summary."""
+    """Print a failure at once: a run that is cut off never gets to its summary."""
     if report.failed and os.getpid() == RUNNER:
         last = str(report.longrepr).strip().splitlines()[-1:]
         print(f"\nFAILED {report.nodeid}: {''.join(last)}", flush=True)

@@ -1,8 +1,8 @@
-"""A pytest plugin: `--forks N` runs the tests in N processes, forked from this one when it has collected them.
+"""A pytest plugin: `--forks N` runs the tests in N processes, forked from this one once it has collected them.
 
-Each has what this one has imported, and processes of tests/zygote.py that are ready: an interpreter of its own would take
-half a minute to get there. Tests that share a fixture of their module go together, so that it is made once. What takes long
-begins first, by tests/seconds.txt; of the rest a process gets a share, smaller and smaller ones, and tells of them.
+Each fork inherits this process's imports and gets processes of tests/zygote.py that are ready; a fresh interpreter
+would take half a minute to get there. Tests that share a module fixture run in one process, so that it is made once.
+Long tests begin first, by tests/seconds.txt; the rest is handed out in shares that get smaller and smaller.
 """
 
 import gc
@@ -25,16 +25,16 @@ from tests.seconds import BRIEF, recorded
 from tests.zygote import Nest
 
 SHARE = 8
-"""A process gets its share of what is left, divided by this, at a time: few at the end, where all have to end together."""
+"""A process gets 1 / SHARE of its fair share of the tests left, so that shares shrink and all processes end together."""
 
 LONG = 300.0
-"""Seconds that any test may take."""
+"""Default limit on the seconds of a test."""
 
 FIRST = 4.0
-"""Tests, or groups of them, of so many seconds begin before all others."""
+"""Tests, or groups of them, that take at least this many seconds begin before all others."""
 
 GARBAGE = (5000, 20, 20)
-"""How many new objects Python looks for garbage after: at its own 700 that takes 4% of the tests' time."""
+"""Thresholds of Python's garbage collector: its default of 700 new objects takes 4% of the tests' time."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -50,15 +50,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @dataclass(eq=False)
 class Worker:
-    """A forked process, as the one that forked it sees it."""
+    """A forked process, as seen by its parent."""
 
     number: int
     pid: int
     ended: int
-    """A descriptor that can be read when the process has ended."""
+    """A descriptor that becomes readable when the process has ended."""
     link: Connection
     left: deque[int] = field(default_factory=deque)
-    """Tests that it was given and has not ended, by their places; the first may be running."""
+    """Indices of the tests that it was given and has not finished; the first may be running."""
     runs: bool = False
 
 
@@ -70,20 +70,20 @@ class Forks:
         self._nest: Nest | None = None
         self._workers: list[Worker] = []
         self._todo: deque[list[int]] = deque()
-        """Places of tests that go together."""
+        """Groups of tests still to run, as indices."""
         self._costs: list[float] = []
-        """Seconds of each test, as far as they are known."""
+        """Seconds of each test, as far as known."""
 
     def pytest_itemcollected(self, item: pytest.Item) -> None:
         if self._nest is None and "python" in getattr(item, "fixturenames", ()):
-            self._nest = Nest()  # it imports beside us
+            self._nest = Nest()  # it imports while we collect
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
         if session.testsfailed and not session.config.option.continue_on_collection_errors:
-            return None  # pytest's own loop says so
+            return None  # pytest's own loop reports this case
         terminal = session.config.pluginmanager.get_plugin("terminalreporter")
-        terminal.showfspath = False  # files take turns
+        terminal.showfspath = False  # files interleave
         self._costs = costs(session.items, recorded())
         self._todo.extend(in_order(groups(session.items), self._costs))
         if session.config.getoption("--warm"):
@@ -91,10 +91,10 @@ class Forks:
 
             if failed := compile_kernels():
                 terminal.write_line(f"not all kernels were compiled: {failed}")
-        # Those of pyarrow, which Python does not know, stop for a fork and start again.
+        # Python does not know about pyarrow's threads, which stop for a fork and start again.
         assert threading.active_count() == 1, f"threads are lost in a fork: {threading.enumerate()}"
         gc.collect()
-        gc.freeze()  # what is here stays: forks need not look at it, and share its memory
+        gc.freeze()  # forks need not scan objects that exist now, and share their memory
         gc.set_threshold(*GARBAGE)
         try:
             for number in range(min(self._processes, len(session.items))):
@@ -108,7 +108,7 @@ class Forks:
         return True
 
     def _listen(self, session: pytest.Session) -> None:
-        """Until something is said: hear it."""
+        """Wait for messages of the processes, and handle them."""
         ready = wait([*(worker.link for worker in self._workers), *(worker.ended for worker in self._workers)])
         for worker in list(self._workers):
             if worker.link in ready or worker.ended in ready:
@@ -146,7 +146,7 @@ class Forks:
             hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
 
     def _share(self, items: list[pytest.Item]) -> list[int]:
-        """The next tests for a process; those of one file stay together where they do not take long."""
+        """Return the next tests for a process. Short tests of one file stay together."""
         left = [self._cost(group) for group in self._todo]
         if left and left[0] >= FIRST:
             return self._todo.popleft()
@@ -163,7 +163,8 @@ class Forks:
         return sum(self._costs[at] for at in group)
 
     def _end(self, session: pytest.Session, worker: Worker) -> None:
-        """A process has ended: its last test has failed if it ran one, and another process takes what it leaves."""
+        """Handle the end of a process: fail the test that it was running, if any, and leave its other tests to a new
+        process."""
         self._workers.remove(worker)
         code = os.waitstatus_to_exitcode(os.waitpid(worker.pid, 0)[1])
         worker.link.close()
@@ -204,20 +205,20 @@ class Forks:
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(code)  # what runs at the end of an interpreter is for the one that forked
+            os._exit(code)  # handlers at interpreter exit belong to the parent
         raise AssertionError
 
 
 def costs(items: Sequence[pytest.Item], known: Mapping[str, float]) -> list[float]:
-    """Seconds of each test: those recorded, or a guess, by which one that asks for more time than others takes long."""
+    """Return the seconds of each test: as recorded, or else guessed. A test with a longer timeout counts as long."""
     return [known.get(item.nodeid, LONG if takes_long(item) else BRIEF) for item in items]
 
 
 def groups(items: Sequence[pytest.Item]) -> list[list[int]]:
-    """Places of tests: in one list those that share a fixture of their module, any other test in one of its own."""
+    """Return groups of tests, as indices: tests that share a module fixture are in one group, any other test in its own."""
     found: dict[int, list[int]] = {}
     first: dict[tuple[Path, str], int] = {}
-    """The group of each fixture, by its first test."""
+    """The group of each fixture, named by its first test."""
     for at, item in enumerate(items):
         names = [(item.path, name) for name in shared_fixtures(item)]
         joined = {first[name] for name in names if name in first}
@@ -228,31 +229,31 @@ def groups(items: Sequence[pytest.Item]) -> list[list[int]]:
 
 
 def shared_fixtures(item: pytest.Item) -> list[str]:
-    """The fixtures of a test that are made once for its module."""
+    """Return the names of a test's fixtures that have module scope."""
     definitions = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
     return [name for name, [*_, made] in definitions.items() if made.scope == "module"]
 
 
 def in_order(groups: Sequence[list[int]], costs: Sequence[float]) -> list[list[int]]:
-    """Groups as they begin: those that take long by their seconds, then the others as they were collected."""
+    """Return the groups in starting order: long ones by their seconds, then the others as collected."""
     of = [sum(costs[at] for at in group) for group in groups]
     return [groups[n] for n in sorted(range(len(of)), key=lambda n: (-of[n] if of[n] >= FIRST else 0.0, n))]
 
 
 def takes_long(item: pytest.Item) -> bool:
-    """Whether a test was given more time than others."""
+    """Return whether a test has a longer timeout than others."""
     mark = item.get_closest_marker("timeout")
     return mark is not None and bool(mark.args) and not 0 < mark.args[0] <= LONG
 
 
 def work(session: pytest.Session, link: Connection, number: int) -> None:
-    """In a fork: run the tests that are asked for, and tell what came of them."""
+    """Run tests in a fork as the parent hands them out, and report their results."""
     config = session.config
     reporter: Any = config.pluginmanager.unregister(name="terminalreporter")
-    config.pluginmanager.register(SimpleNamespace(_tw=reporter._tw), "terminalreporter")  # a timeout writes to it
+    config.pluginmanager.register(SimpleNamespace(_tw=reporter._tw), "terminalreporter")  # pytest-timeout writes to it
     config.pluginmanager.register(Tell(config, link))
     capture: Any = config.pluginmanager.get_plugin("capturemanager")
-    capture.stop_global_capturing()  # its files are those of the process that forked
+    capture.stop_global_capturing()  # its files are the parent's
     capture.start_global_capturing()
     capture.suspend_global_capture()
     factory: Any = config._tmp_path_factory  # pyright: ignore[reportAttributeAccessIssue]
@@ -268,14 +269,14 @@ def work(session: pytest.Session, link: Connection, number: int) -> None:
     while left:
         item = session.items[left.popleft()]
         if not left:
-            more()  # before it runs: what the next one needs is not taken down
+            more()  # ask before the last test runs, so that fixtures the next one needs are kept
         link.send(("begins",))
         config.hook.pytest_runtest_protocol(item=item, nextitem=session.items[left[0]] if left else None)
         link.send(("ends",))
 
 
 class Tell:
-    """In a fork: hands on what pytest would write."""
+    """Forwards to the parent, from a fork, what pytest would write."""
 
     def __init__(self, config: pytest.Config, link: Connection) -> None:
         self._config = config
@@ -286,5 +287,5 @@ class Tell:
         self._link.send(("report", data))
 
     def pytest_warning_recorded(self, warning_message: Any, when: str, nodeid: str) -> None:
-        if when == "runtest":  # what came before the fork is known
+        if when == "runtest":  # the parent knows what came before the fork
             self._link.send(("warning", f"{nodeid}: {warning_message}"))

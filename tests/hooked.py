@@ -1,4 +1,4 @@
-"""A lookahead whose stages call a test's own function before each thing they do."""
+"""A lookahead whose stages call a test's own function before each action."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from skirl.pipeline.stages import StageHook
 
 
 def hooked(hook: StageHook | None, *args: Any, **options: Any) -> skirl.Lookahead:
-    """`skirl.lookahead` with the seam that its signature does not show."""
+    """Return `skirl.lookahead` with a hook that its signature does not expose."""
     ahead = skirl.lookahead(*args, **options)
     ahead.hook = hook
     return ahead

@@ -1,8 +1,8 @@
-"""Triton's interpreter, without what it does for nothing at each call of a kernel: half of its time.
+"""Speed up Triton's interpreter, which spends half of its time on needless work at each kernel call.
 
-It puts its own operations in the place of Triton's, which it looks for in three modules, for each call of a kernel and of a
-function in it; here it does so once. It broadcasts arrays that are of one shape already, and looks for overflows to tell
-nobody of them. No operation gives anything else here.
+It patches its own operations into Triton, searching three modules for each call of a kernel or of a function in it;
+here that happens once. It also broadcasts arrays that already have the same shape, and checks for overflows that it
+never reports. All results stay the same.
 """
 
 import inspect
@@ -15,7 +15,7 @@ QUICK = "_of_skirls_tests"
 
 
 def quicken() -> None:
-    """Do so from now on; nothing where this release of Triton is made otherwise."""
+    """Patch Triton's interpreter. Do nothing if this release of Triton is built differently."""
     from triton.runtime import interpreter
 
     module: Any = interpreter
@@ -34,7 +34,7 @@ def quicken() -> None:
         if not modules(function) <= patched:
             patch(function)
             patched.update(modules(function))
-        return module._LangPatchScope()  # nothing to take back: all kernels of this process are interpreted
+        return module._LangPatchScope()  # nothing to restore: all kernels of this process are interpreted
 
     of_pointer, of_scalar = module._get_np_dtype, cache(module._get_np_dtype)
 
@@ -49,7 +49,7 @@ def quicken() -> None:
         return (left, right) if alike else broadcast(left, right)
 
     builder = module.interpreter_builder
-    if not builder.options.debug:  # what comes of this check is thrown away
+    if not builder.options.debug:  # the result of this check is discarded
         builder.options = replace(builder.options, sanitize_overflow=False)
     semantic.broadcast_impl_value = broadcast_both
     module._patch_lang, module._get_np_dtype = patch_lang, numpy_type

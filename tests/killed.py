@@ -1,6 +1,6 @@
-"""Runs that are killed while they save, for tests/test_checkpoint.py: `python -m tests.killed FOLDER everywhere|KILLS SEED`.
+"""Runs that are killed while they save, for tests/checkpoint: `python -m tests.killed FOLDER everywhere|KILLS SEED`.
 
-Processes are forked from this one, which has imported and compiled everything and has no threads: a run takes 0.1 s then.
+Processes are forked from this one, which has imported and compiled everything and has no threads, so a run takes 0.1 s.
 """
 
 import os
@@ -21,20 +21,20 @@ ENDLESS = Setup(batches=None, passes=1, depth=5)  # type: ignore[arg-type]
 
 
 def resumed(folder: Path) -> Run:
-    """The run, from where its last checkpoint is."""
+    """Return a run that resumes from its last checkpoint, if there is one."""
     run = Run(ENDLESS)
     return run.load(folder) if numbers(folder) else run
 
 
 def imported() -> None:
-    """Import what torch imports at an optimizer's first step: each fork would take 2 s for it."""
+    """Import what torch imports at an optimizer's first step, which would cost each fork 2 s."""
     weight = torch.ones(1, requires_grad=True)
     weight.sum().backward()
     torch.optim.Adam([weight]).step()
 
 
 def forked(child: Callable[[Callable[[], object]], None]) -> tuple[int, int]:
-    """A process that trains; returns, when it begins to, its id and a pipe that closes when it ends."""
+    """Fork a process that trains. Once it has begun, return its id and a pipe that closes when it ends."""
     reading, writing = os.pipe()
     if (pid := os.fork()) == 0:
         try:
@@ -49,7 +49,7 @@ def forked(child: Callable[[Callable[[], object]], None]) -> tuple[int, int]:
 
 
 def ended(pid: int, reading: int) -> int:
-    """How a process ended."""
+    """Wait for a process to end and return its exit code."""
     os.close(reading)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
@@ -62,7 +62,7 @@ def at_random(folder: Path, kills: int, seed: int) -> None:
         run = resumed(folder)
 
         def saved(step: int) -> Path:
-            if step == run.begun + 2:  # one save is through, so that each process comes further than the one before
+            if step == run.begun + 2:  # one save is complete, so that each process gets further than the one before
                 begins()
             return folder
 
@@ -79,7 +79,7 @@ def at_random(folder: Path, kills: int, seed: int) -> None:
 
 
 def everywhere(folder: Path) -> None:
-    """Kill one save at its first touch of a file, the next at its second, and so on, until one is through."""
+    """Kill one save at its first touch of a file, the next at its second, and so on, until one gets through."""
     after = step_of(folder)
     for touches in range(200):
         before = after
@@ -87,7 +87,7 @@ def everywhere(folder: Path) -> None:
         def child(begins: Callable[[], object], left: int = touches, stop: int = before + 2) -> None:
             run = resumed(folder).train(until=stop)
             begins()
-            if left:  # the first save is whole, so that all others have one to leave
+            if left:  # the first save is complete, so that all later ones can fall back on it
                 kill_at_touch(folder, left)
             run.save(folder)
 
@@ -99,7 +99,7 @@ def everywhere(folder: Path) -> None:
 
 
 def kill_at_touch(folder: Path, left: int) -> None:
-    """Kill this process when it is about to open, name or remove a file in the folder for the n-th time."""
+    """Kill this process the n-th time that it is about to open, name or remove a file in the folder."""
 
     def touched(event: str, args: tuple[Any, ...]) -> None:
         nonlocal left
@@ -112,7 +112,7 @@ def kill_at_touch(folder: Path, left: int) -> None:
 
 
 def step_of(folder: Path) -> int:
-    """The step of the checkpoint that is there, which has to be whole; 0: none."""
+    """Return the step of the newest checkpoint, which must be whole; 0 if there is none."""
     if not numbers(folder):
         return 0
     run = Run(ENDLESS)
@@ -124,7 +124,7 @@ def main() -> None:
     torch.set_num_threads(1)
     folder, how, seed = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     model = Run(ENDLESS).model
-    for i in range(30):  # without a lookahead there are no threads: compile what can be
+    for i in range(30):  # without a lookahead there are no threads: compile everything now
         model.loss(ENDLESS.data.batch(i)).backward()
     model.rows.flush()
     if how == "everywhere":

@@ -1,4 +1,4 @@
-"""A small loop over a small stream, its reference, and stores, loaders and threads that can be watched and broken."""
+"""A small loop over a small stream, its reference, and stores, loaders and threads that tests can watch and break."""
 
 import threading
 import time
@@ -24,13 +24,13 @@ TABLES = (
 FEATURES = Schema.of(TABLES).features
 OPTIMIZER = skirl.Adagrad(lr=0.1)
 SIZE = 2
-"""Samples of a batch: with bags of 1 or 2 ids, at most 12 rows of dim 3 and 4 of dim 5."""
+"""Samples per batch: with bags of 1 or 2 ids, at most 12 rows of dim 3 and 4 of dim 5."""
 CACHE = 26
-"""Rows: with this stream about half of the rows of a step come from the store."""
+"""Rows in the cache: with this stream about half of the rows of a step come from the store."""
 
 
 def stream(count: int, seed: int = 0) -> tuple[list[Batch], list[dict[str, Bags]]]:
-    """Batches, and the same as the reference takes them."""
+    """Return batches, and the same batches in the reference's format."""
     rng = np.random.default_rng(seed)
     rows = {name: table.rows for table in TABLES for name in table.features}
     batches, bags = [], []
@@ -56,13 +56,13 @@ def collection(
 
 
 def train(embeddings: skirl.EmbeddingBagCollection, batch: Batch, factor: float = 1.0) -> None:
-    """One step: the loss is half the sum of squares, so the gradient of an output is the output."""
+    """Train one step. The loss is half the sum of squares, so the gradient of an output is the output."""
     out = embeddings(batch.sparse)
     (sum((out[name] * out[name]).sum() for name in FEATURES) * 0.5 * factor).backward()
 
 
 def loop(batches: Iterable[Batch], embeddings: skirl.EmbeddingBagCollection) -> int:
-    """Train on all batches; how many there were."""
+    """Train on all batches and return their number."""
     steps = 0
     for batch in batches:
         train(embeddings, batch)
@@ -71,7 +71,7 @@ def loop(batches: Iterable[Batch], embeddings: skirl.EmbeddingBagCollection) -> 
 
 
 def every_row(embeddings: skirl.EmbeddingBagCollection) -> np.ndarray:
-    """All rows with their state as they are now, of all tables, in one array of bytes."""
+    """Return all rows of all tables with their current state, in one array of bytes."""
     parts = []
     for bank, members in enumerate(embeddings.engine.schema.banks):
         for t in members.tables:
@@ -82,7 +82,7 @@ def every_row(embeddings: skirl.EmbeddingBagCollection) -> np.ndarray:
 
 
 class Replay:
-    """The reference after any number of steps."""
+    """The reference's rows after any number of steps."""
 
     def __init__(
         self, bags: Sequence[dict[str, Bags]], optimizer: RowOptimizer = OPTIMIZER, factor: float = 1.0
@@ -100,11 +100,11 @@ class Replay:
         return self._states[steps]
 
     def check(self, embeddings: skirl.EmbeddingBagCollection, steps: int) -> None:
-        """The rows are those after this many steps, bit for bit."""
+        """Assert that the rows equal those after this many steps, bit for bit."""
         assert every_row(embeddings).tobytes() == self.after(steps).tobytes(), f"not the rows after {steps} steps"
 
     def find(self, embeddings: skirl.EmbeddingBagCollection, candidates: Iterable[int]) -> int:
-        """How many steps lead to these rows."""
+        """Return how many steps lead to these rows."""
         now = every_row(embeddings).tobytes()
         for steps in candidates:
             if now == self.after(steps).tobytes():
@@ -122,7 +122,7 @@ class Replay:
 
 
 class ProbedStore(MemoryStore):
-    """A store that calls `on_read` and `on_write` first, with the number of the call; they may sleep or raise."""
+    """A store that first calls `on_read` or `on_write` with the number of the call; these may sleep or raise."""
 
     def __init__(self, optimizer: RowOptimizer = OPTIMIZER) -> None:
         super().__init__({t: Record(optimizer.width(table.dim)) for t, table in enumerate(TABLES)})
@@ -142,7 +142,7 @@ class ProbedStore(MemoryStore):
 
 
 class Broken(Exception):
-    """What tests raise in other people's code."""
+    """The error that tests raise in other people's code."""
 
 
 def fail_at(number: int) -> Callable[[int], None]:
@@ -154,7 +154,7 @@ def fail_at(number: int) -> Callable[[int], None]:
 
 
 class Hang:
-    """A probe that hangs at one call, until it is let go."""
+    """A probe that hangs at one call until it is released."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -168,7 +168,7 @@ class Hang:
 
 
 def our_threads() -> list[str]:
-    """Threads of lookaheads: those of kernels stay for the next run."""
+    """Return the threads of lookaheads, without those of kernels, which stay for the next run."""
     names = [thread.name for thread in threading.enumerate()]
     return [name for name in names if name.startswith("skirl-") and not name.startswith("skirl-kernel")]
 

@@ -1,4 +1,4 @@
-"""What is wrong with how a page looks, asked of a browser at the width of a desktop and of a phone."""
+"""Check how a page looks in a browser, at the width of a desktop and of a phone."""
 
 import json
 import re
@@ -54,9 +54,9 @@ onload = () => {
 
 
 def mistakes(browse: Callable[[Path], str], folder: Path, page: str) -> dict[str, list[str]]:
-    """Text that is cut off, or lies on other text or on a curve, for each width; the page is HTML, or one SVG.
+    """Return, for each width, text that is cut off or that overlaps other text or a curve. The page is HTML, or one SVG.
 
-    A table of up to six columns has to fit, one of more may scroll.
+    A table of up to six columns must fit; a wider one may scroll.
     """
     frames = "".join(f'<iframe width="{w}" height="5000" srcdoc="{escape(page)}"></iframe>' for w in WIDTHS)
     wrapper = folder / "wrapper.html"

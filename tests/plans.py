@@ -1,14 +1,14 @@
-"""Which rows should leave when, found by looking at every resident row and every batch of the window."""
+"""Work out which rows should leave when, by searching every resident row and every batch of the window."""
 
 from collections.abc import Sequence
 from math import inf
 
 Batch = Sequence[int]
-"""The keys of a batch, a position each."""
+"""The keys of a batch, one for each position."""
 
 
 class Residents:
-    """One bank of a cache, as the promise describes it: rows and when they were last used."""
+    """One bank of a cache, by the promise: its rows, and when each was last used."""
 
     def __init__(self, capacity: int, policy: str = "min") -> None:
         self.capacity = capacity
@@ -17,11 +17,12 @@ class Residents:
         self._clock = 0
 
     def run(self, batches: Sequence[Batch], windows: Sequence[int], executed: int) -> list[set[int]]:
-        """The rows that leave for each of the first `executed` batches; batch t knows `windows[t]`, itself included."""
+        """Return the rows that leave for each of the first `executed` batches; batch t sees `windows[t]` batches,
+        itself included."""
         return [self._step(batches[t : t + windows[t]]) for t in range(executed)]
 
     def _step(self, window: Sequence[Batch]) -> set[int]:
-        # A row counts from its last position, within its table.
+        # A row's last use is its last position, within its table.
         batch = dict.fromkeys(sorted(dict.fromkeys(reversed(window[0])), key=lambda key: key >> 48, reverse=True))
         others = [key for key in self._last_use if key not in batch]
         need = len(others) + len(batch) - self.capacity
@@ -41,7 +42,7 @@ class Residents:
 
 
 def windows(depth: int | str, count: int, ramp: bool) -> list[int]:
-    """How many batches are known when each of `count` is planned."""
+    """Return how many batches are known when each of `count` is planned."""
     if depth == "epoch":
         return [count] * count
     assert isinstance(depth, int)

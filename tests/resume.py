@@ -31,12 +31,13 @@ ROWS: list[RowOptimizer] = [
 
 @dataclass(frozen=True)
 class Setup:
-    """All that makes a run."""
+    """All the settings of a run."""
 
     rows: RowOptimizer = ROWS[3]
     dense: str = "adam"
     loader: str = "synthetic"
-    """synthetic: with a state_dict; list: without; shuffled: a DataLoader that draws its order from torch; turning."""
+    """synthetic: has a state_dict; list: has none; shuffled: a DataLoader that draws its order from torch; turning:
+    `Turning`."""
     batches: int = 8
     passes: int = 2
     accumulate: int = 1
@@ -46,9 +47,9 @@ class Setup:
     seed: int = 0
     store: str = "memory"
     resume: bool = False
-    """The store may hold rows."""
+    """Whether the store may already hold rows."""
     early: bool = False
-    """Save at the top of the loop, before the batch is trained on."""
+    """Save at the top of the loop, before training on the batch."""
 
     @property
     def data(self) -> Synthetic:
@@ -70,7 +71,7 @@ class Setup:
 
 
 class Turning:
-    """A loader that has another order in each pass, and hands its living state out and takes others' in."""
+    """A loader with a different order in each pass, whose state_dict hands out its live state and loads without a copy."""
 
     def __init__(self, batches: list[skirl.Batch]) -> None:
         self.batches = batches
@@ -111,7 +112,7 @@ class Net(nn.Module):
 
 @dataclass
 class Run:
-    """One process's worth of a run: made fresh, perhaps loaded, trained for a while."""
+    """A run in one process: made fresh, perhaps loaded, and trained for a while."""
 
     setup: Setup
     losses: list[tuple[int, float]] = field(default_factory=list)
@@ -149,7 +150,7 @@ class Run:
         return self
 
     def train(self, until: int | None = None, saved: Callable[[int], Path | None] = lambda step: None) -> "Run":
-        """Train up to a step, or to the end; `saved` names the folder to save to after a step, if any."""
+        """Train up to a step or to the end. `saved` gives the folder to save to after a step, or None."""
         self._train(until, saved)
         self.drawn = plain(rng_state.capture())
         return self
@@ -175,7 +176,7 @@ class Run:
                         return
 
     def bits(self) -> dict[str, Any]:
-        """Everything that a run is, at its end."""
+        """Return everything that makes up a run's state at its end."""
         rows = self.model.rows
         rows.flush()
         keys = np.sort(np.concatenate([np.empty(0, np.int64), *rows.engine.store.keys()]))
@@ -196,7 +197,7 @@ class Run:
 
 
 def plain(value: Any) -> Any:
-    """A state dict that == compares bit by bit."""
+    """Convert a state dict so that == compares it bit by bit."""
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(value)
     if isinstance(value, torch.Tensor):
@@ -209,7 +210,8 @@ def plain(value: Any) -> Any:
 
 
 def assert_same(run: Run, whole: Run) -> None:
-    """A run that was resumed perhaps agrees with a whole one: losses from there on, and all there is at the end."""
+    """Assert that a run, perhaps a resumed one, matches a whole one: its losses from where it began, and the state at
+    the end."""
     assert run.losses == [entry for entry in whole.losses if entry[0] > run.begun]
     ours, theirs = run.bits(), whole.bits()
     assert ours.keys() == theirs.keys()

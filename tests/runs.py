@@ -1,4 +1,4 @@
-"""Train with a cache and with the reference, batch by batch, and compare every bit on the way and at the end."""
+"""Train with a cache and with the reference, batch by batch, and compare every bit along the way and at the end."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -32,22 +32,22 @@ PATIENCE = 20.0
 
 @dataclass(frozen=True)
 class Part:
-    """A stretch of the stream: under a lookahead, or looked up batch by batch without one."""
+    """A stretch of the stream, trained under a lookahead or looked up batch by batch without one."""
 
     begin: int
     end: int
     passes: tuple[int | None, ...] = (None,)
-    """For each pass over the stretch, the batches after which the loop breaks; None: it does not."""
+    """For each pass over the stretch, the number of batches after which the loop breaks; None: it does not."""
     alone: bool = False
 
 
 @dataclass(frozen=True)
 class Case:
-    """One run, and all that may not change its bits."""
+    """One run, with all the options that must not change its bits."""
 
     tables: tuple[Table, ...]
     optimizer: RowOptimizer | dict[str, RowOptimizer]
-    """One, or one for each table by its name."""
+    """One optimizer, or one for each table by name."""
     parts: tuple[Part, ...] = (Part(0, 12),)
     seed: int = 0
     dtype: torch.dtype = torch.float32
@@ -73,23 +73,23 @@ class Case:
     # The loop.
     accumulate: int = 1
     use: str = "all"
-    """Which features the loss takes: all, some (drawn for each batch), stacked."""
+    """The features that the loss uses: all, some (drawn for each batch), stacked."""
     lost: float = 0.0
-    """Share of batches whose backward never comes, or not even their forward."""
+    """Share of batches whose backward, or even whose forward, never runs."""
     evaluate: float = 0.0
-    """Chance of an evaluation before a forward, between it and backward, and after that."""
+    """Chance of an evaluation before a forward, between forward and backward, and after backward."""
     gamma: float = 1.0
-    """The learning rate is multiplied by it at the end of every batch."""
+    """Factor on the learning rate at the end of every batch."""
     nap: float = 0.0
     """The longest sleep of a stage, in seconds."""
     slow_write: float = 0.0
-    """What every write takes besides."""
+    """Additional seconds for every write."""
     fresh: bool = True
-    """Whether the loader yields batches of their own, or reuses its buffers."""
+    """Whether the loader yields fresh batches rather than reusing its buffers."""
     threads: int = 1
     device: str = "cpu"
     eager: float = 0.0
-    """Of another device's streams: the chance that they get on before they have to."""
+    """For streams of a device: the chance that they advance before they have to."""
 
 
 @dataclass
@@ -103,7 +103,7 @@ class Report:
     shared: bool = False
     """A row was used by two features of one batch."""
     near: int = 0
-    """Rows fetched again at most `prefetch` steps after they left."""
+    """Number of rows fetched again at most `prefetch` steps after they left."""
     forwarded: int = 0
     fetched: int = 0
     tight: bool = False
@@ -111,11 +111,11 @@ class Report:
 
 
 class Difference(AssertionError):
-    """Two runs that should agree do not."""
+    """Raised when two runs that should agree do not."""
 
 
 def same_bits(what: str, ours: Any, expected: Any) -> None:
-    """Every bit equal, signs of zeros and all."""
+    """Assert that all bits are equal, including signs of zeros."""
     a, b = (x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else np.asarray(x) for x in (ours, expected))
     if a.shape != b.shape or a.dtype != b.dtype:
         raise Difference(f"{what}: {a.dtype} {a.shape}, expected {b.dtype} {b.shape}")
@@ -124,7 +124,7 @@ def same_bits(what: str, ours: Any, expected: Any) -> None:
 
 
 class Head(torch.nn.Module):
-    """The dense part: one score a sample from all features that it is given, and a bounded loss."""
+    """The dense part: one score per sample from all features that it gets, and a bounded loss."""
 
     def __init__(self, tables: Sequence[Table], dtype: torch.dtype) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class Head(torch.nn.Module):
         )
 
     def forward(self, parts: dict[str, torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
-        # Copied: torch may sum a strided or unaligned view in another order than the same numbers side by side.
+        # Copied, because torch may sum a strided or unaligned view in a different order than contiguous numbers.
         parts = {name: part.clone(memory_format=torch.contiguous_format) for name, part in parts.items()}
         scores = [torch.mv(part, self.weights[name]) for name, part in parts.items()]
         if len({len(score) for score in scores}) == 1 and len(scores[0]) == len(targets):
@@ -144,7 +144,7 @@ class Head(torch.nn.Module):
 
 
 class Run:
-    """One case on its way."""
+    """A case being run."""
 
     def __init__(self, case: Case, make: Any = KeyedJagged) -> None:
         self.case = case
@@ -181,7 +181,7 @@ class Run:
             self.ours.freeze(*case.frozen)
         for bank in self.ours.engine.banks:
             if isinstance(bank, GpuRows):
-                bank.blocks.choose = bank.plans.choose = lambda fits: fits[-1]  # the block just let go of, at once
+                bank.blocks.choose = bank.plans.choose = lambda fits: fits[-1]  # always reuse the block released last
         self.heads = Head(case.tables, case.dtype), Head(case.tables, case.dtype)
         self.dense = [torch.optim.Adam(head.parameters(), lr=0.01) for head in self.heads]
         factors = [self.factor(group.optimizer) for group in self.ours.engine.optimizers.all]
@@ -191,12 +191,12 @@ class Run:
         self.lrs = [rule.lr for rule in self.rules]
         self.report = Report()
         self.residents: list[Residents] | None = []
-        """The rows that should be in the cache; None once that is not worked out."""
+        """The rows that should be in the cache; None once that is no longer tracked."""
         self.left: list[dict[int, int]] = [{} for _ in self.schema.banks]
         self._spy()
 
     def factor(self, rule: RowOptimizer) -> float:
-        """What a step multiplies a learning rate by: FTRL's stays."""
+        """Return the factor of a step on a learning rate. FTRL's stays the same."""
         return 1.0 if rule.weight_follows_state else self.case.gamma
 
     def go(self) -> Report:
@@ -228,7 +228,7 @@ class Run:
                 taken, before = 0, len(self.report.works)
                 if stop != 0:
                     if self.ours.engine.capacity.by_one:
-                        self.residents = []  # the cache is split anew, and starts empty
+                        self.residents = []  # the cache is split again, and starts empty
                     for item in batches:
                         if taken % case.accumulate == 0:
                             self._begin(items[taken : taken + case.accumulate])
@@ -256,7 +256,7 @@ class Run:
         self._check_plan(items, 1, 1, "min", self.report.works[before:])
 
     def _check_plan(self, items: list[Item], accumulate: int, depth: Any, policy: str, works: list[Work]) -> None:
-        """The rows that left are those that the promise names; not for what it does not define."""
+        """Check that the rows that left are those that the promise names. Skip what it does not define."""
         case = self.case
         if not works:
             return
@@ -279,7 +279,7 @@ class Run:
                     raise Difference(f"step {work.number}: {sorted(left)} left, expected {sorted(leaving)}")
 
     def _begin(self, items: list[Item]) -> None:
-        """A step begins: the reference looks all its micro-batches up, which changes nothing before the update."""
+        """Begin a step: the reference looks up all its micro-batches, which changes nothing before the update."""
         self._finish()
         self.expected = [
             self.reference.forward(self.bags[item.number], accumulate=bool(i)) for i, item in enumerate(items)
@@ -290,7 +290,7 @@ class Run:
         self.updated = False
 
     def _finish(self) -> None:
-        """A step ends: gradients of some micro-batches count though others never came."""
+        """End a step: the gradients of some micro-batches count even if others never came."""
         if getattr(self, "returned", 0) and not self.updated:
             self._update()
 
@@ -347,7 +347,7 @@ class Run:
         return {name: whole[:, i] for i, name in enumerate(names)}
 
     def _evaluate(self, chance: float) -> None:
-        """Look another batch up, with what is known now; nothing may change, not even what is resident."""
+        """Look up another batch, perhaps. Nothing may change, not even what is resident."""
         if self.rng.random() >= chance:
             return
         item = [*self.extra, *self.items][self.rng.integers(len(self.extra) + len(self.items))]
@@ -373,7 +373,7 @@ class Run:
             (c.key_of.tobytes(), c.used.tobytes(), bank.read(np.flatnonzero(c.key_of >= 0)).tobytes(), c._clock)
             for c, bank in zip(engine.caches, engine.banks)
         ]
-        moved = replace(engine.counters, written=0, bytes_written=0)  # rows on their way are counted as they arrive
+        moved = replace(engine.counters, written=0, bytes_written=0)  # rows in flight are counted when they arrive
         return caches, moved, engine.table_steps.tolist()
 
     def _compare_end(self) -> None:
@@ -417,16 +417,16 @@ class Run:
             left = load(work)
             self._note_step(work)
             if self.case.device != "cpu":
-                self.nap()  # the stages get on while the streams do not
+                self.nap()  # the stages advance while the streams do not
             return left
 
         engine.load = spied
 
     def _note_step(self, work: Work) -> None:
-        """Check a step against what was resident, and count."""
+        """Check a step against the resident rows, and count."""
         report, case = self.report, self.case
         if work.number == 0:
-            self.left = [{} for _ in self.schema.banks]  # numbers begin anew with each planner
+            self.left = [{} for _ in self.schema.banks]  # step numbers start again with each planner
         report.slots = [len(cache) for cache in self.ours.engine.caches]
         for bank, step in enumerate(work.steps):
             left = self.left[bank]
@@ -446,11 +446,12 @@ class Run:
             self.report.shared |= len(set().union(*sets)) < sum(map(len, sets))
 
     def _cache(self) -> int:
-        """The least rows that hold every batch, and `spare`: the split by the first window's demand comes on top."""
+        """Return the smallest cache that holds every batch, plus `spare`; the split by the first window's demand may
+        need more."""
         case = self.case
         steps = [
             self.items[i : i + case.accumulate] for i in range(max(1, len(self.items) - case.accumulate + 1))
-        ]  # wherever a step begins after a break
+        ]  # wherever a step may begin after a break
         need = np.max([self._demand(step) for step in steps], axis=0)
         windows = []
         if case.parts[0].alone:
@@ -460,7 +461,7 @@ class Run:
             count = FIRST_WINDOW if isinstance(case.depth, str) else min(FIRST_WINDOW, case.depth)
             begins = range(ahead.begin, ahead.end, case.accumulate)
             window = [self.items[i : min(i + case.accumulate, ahead.end)] for i in begins][:count]
-            # A small window ends the first one too, after how many batches is not worked out here.
+            # A small window also ends the first one early, and this does not work out after how many batches.
             least = len(window) if case.window_bytes > 1 << 20 else 1
             windows += [window[:n] for n in range(least, len(window) + 1)]
         cache = int(max(1, sum(need)))
@@ -469,7 +470,7 @@ class Run:
         return cache + case.spare
 
     def _split(self, cache: int, window: list[list[Item]]) -> np.ndarray:
-        """The slots of each bank."""
+        """Return the number of slots of each bank."""
         largest = np.max([self._demand(step) for step in window], axis=0)
         banks = self.schema.banks
         if len(banks) == 1:
@@ -488,11 +489,11 @@ class Run:
         return np.array(slots)
 
     def _demand(self, items: list[Item]) -> np.ndarray:
-        """Distinct rows in each bank."""
+        """Return the number of distinct rows in each bank."""
         banks = range(len(self.schema.banks))
         return np.array([len({key for item in items for key in self._keys(item, bank)}) for bank in banks])
 
     def _keys(self, item: Item, bank: int) -> list[int]:
-        """The keys of a batch, position by position."""
+        """Return the keys of a batch, one for each position."""
         features = self.schema.banks[bank].features
         return [f.table << 48 | i for f in features for i in self.bags[item.number][f.name][0]]

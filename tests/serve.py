@@ -1,4 +1,4 @@
-"""The process that tests/zygote.py has others forked from."""
+"""The process from which tests/zygote.py forks others."""
 
 import contextlib
 import gc
@@ -18,12 +18,12 @@ import numba
 
 
 def serve() -> Callable[[], None]:
-    """Fork whenever the other end of stdin, a socket, asks; end with it. In a fork, return what it is to do."""
+    """Fork at each request from stdin, which is a socket, and end when it closes. In a fork, return what to run."""
     talk = socket.socket(fileno=0)
     gc.collect()
-    gc.freeze()  # what is here stays: forks need not look at it
+    gc.freeze()  # forks need not scan objects that exist now
     alone()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all its processes
     signal.signal(signal.SIGCHLD, lambda *_: None)
     woken, wakes = os.pipe()
     os.set_blocking(woken, False)
@@ -35,13 +35,13 @@ def serve() -> Callable[[], None]:
         if woken in ready:
             os.read(woken, 4096)
         while tell and (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            with contextlib.suppress(BrokenPipeError):  # nobody waits for it
+            with contextlib.suppress(BrokenPipeError):  # nobody is waiting for it
                 os.write(tell[ended[0]], str(ended[1]).encode())
             os.close(tell.pop(ended[0]))
         if talk in ready:
             try:
                 head, files, *_ = socket.recv_fds(talk, 4, 4)
-            except ConnectionResetError:  # the other end is gone, with an answer that it has not read
+            except ConnectionResetError:  # the other end closed before reading an answer
                 head, files = b"", []
             if not head:
                 for pid in tell:
@@ -62,7 +62,7 @@ def serve() -> Callable[[], None]:
 
 
 def alone() -> None:
-    """Wait for threads that have ended: the system drops them a moment after they are joined. A fork would lose others."""
+    """Wait for joined threads to disappear, which takes the system a moment. A fork would lose any that still run."""
     until = time.monotonic() + 10
     while len(os.listdir("/proc/self/task")) > 1:
         assert time.monotonic() < until, "threads are lost in a fork"
@@ -70,7 +70,7 @@ def alone() -> None:
 
 
 def become(wanted: dict[str, Any], files: list[int]) -> None:
-    """In a fork: be what an interpreter is when it begins."""
+    """Make this fork look like a fresh interpreter."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     *streams, tells = files
@@ -82,9 +82,9 @@ def become(wanted: dict[str, Any], files: list[int]) -> None:
     os.environ.clear()
     os.environ.update(wanted["env"])
     sys.argv = wanted["args"]
-    numba.config.reload_config()  # it has read another environment
+    numba.config.reload_config()  # it has read the parent's environment
     if "skirl.peers.job" in sys.modules:
-        sys.modules["skirl.peers.job"]._joined.clear()  # as has this
+        sys.modules["skirl.peers.job"]._joined.clear()  # and so has this
     tempfile.tempdir = None
     encoding = sys.stdout.encoding
     sys.stdin = sys.__stdin__ = open(0, encoding=encoding, closefd=False)  # noqa: SIM115 as long as the process
@@ -94,7 +94,7 @@ def become(wanted: dict[str, Any], files: list[int]) -> None:
 
 
 def prepare() -> None:
-    """Import what takes long, but nothing of skirl's."""
+    """Import slow packages, but nothing of skirl's."""
     import hypothesis  # noqa: F401
     import numpy.testing  # noqa: F401
     import pytest  # noqa: F401
@@ -104,14 +104,14 @@ def prepare() -> None:
     torch.set_num_threads(1)
     weight = torch.ones(1, requires_grad=True)
     weight.sum().backward()
-    torch.optim.Adam([weight]).step()  # imports what each fork would import again
+    torch.optim.Adam([weight]).step()  # imports what each fork would otherwise import again
 
 
 TRAIN = "--data synthetic:tiny --model dlrm-tiny --dim 4 --batch 64 --steps 3 --threads 1 --cache 500 --quiet --json"
 
 
 def warm() -> None:
-    """Import skirl and load its kernels: train a little, and save."""
+    """Import skirl and load its kernels by training and saving briefly."""
     from skirl.cli import main
 
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()) as said:

@@ -1,8 +1,8 @@
-"""A pytest plugin for `make slice`: `--slice SECONDS --slice-seed HASH` runs a share of the tests that the hash chooses.
+"""A pytest plugin for `make slice`: `--slice SECONDS --slice-seed HASH` runs a share of the tests, chosen by the hash.
 
-The same hash chooses the same tests on every machine, and other commits choose others. SECONDS are those of two cores. A
-test that is chosen and whose turn comes later than SECONDS after the choice is skipped. One that draws random cases stops
-drawing after `CEILING` seconds, or where the slice's time ends, and is skipped then: no case of it has failed.
+The same hash chooses the same tests on every machine, and other commits choose others. SECONDS are those of two cores.
+A chosen test is skipped if it would begin later than SECONDS after the choice. A test of random cases stops drawing
+after `CEILING` seconds, or when the slice's time ends, and is then reported as skipped: none of its cases has failed.
 """
 
 import inspect
@@ -23,17 +23,17 @@ from tests.cases import GROWTH
 
 CORES = 2
 SLOW = 60.0
-"""Seconds of a test marked slow that nothing is known of."""
+"""Seconds assumed for a test marked slow without a recorded time."""
 CEILING = 200.0
-"""Seconds of one test of random cases, well below those after which it is ended as one that hangs."""
+"""Most seconds of one test of random cases, well below the limit at which a test counts as hanging."""
 LEAST = 20.0
-"""Seconds that the last of them has, whatever is left of the slice."""
+"""Seconds that the last such test gets, whatever is left of the slice."""
 RECORD = Path("campaign-report.json")
-"""Seconds of tests are taken from it where `make campaign` has left one."""
+"""The report of `make campaign`, which gives the seconds of tests if it exists."""
 
 
 def chosen(costs: Mapping[str, float], seconds: float, seed: str) -> set[str]:
-    """Names in an order that depends on the seed, each that the seconds still have room for.
+    """Choose tests in an order that depends on the seed, each one that still fits into the seconds left.
 
     No test takes more than a third of the seconds, so that the last to begin does not run on for long.
     """
@@ -46,19 +46,19 @@ def chosen(costs: Mapping[str, float], seconds: float, seed: str) -> set[str]:
 
 
 def part_of(seed: str, parts: int) -> int:
-    """Which of so many equal parts a seed stands for."""
+    """Return which of `parts` equal parts a seed stands for."""
     return int.from_bytes(sha256(seed.encode()).digest()[:8], "big") % parts
 
 
 def recorded(path: Path) -> dict[str, float]:
-    """Seconds of each test by a campaign's report; none where there is no report."""
+    """Return the seconds of each test from a campaign's report; empty if there is none."""
     if not path.is_file():
         return {}
     return {test["test"]: test["seconds"] for test in json.loads(path.read_text())["tests"]}
 
 
 def estimated(item: pytest.Item, known: Mapping[str, float], campaign: Mapping[str, float]) -> float:
-    """Seconds of a test in a campaign: as one recorded them, or by those of `make test`, in which it draws fewer cases."""
+    """Estimate a test's seconds in a campaign, from its report or scaled up from `make test`, which draws fewer cases."""
     if item.nodeid in campaign:
         return campaign[item.nodeid]
     if item.nodeid not in known and item.get_closest_marker("slow"):
@@ -71,13 +71,13 @@ def estimated(item: pytest.Item, known: Mapping[str, float], campaign: Mapping[s
 
 
 def draws(item: pytest.Item) -> bool:
-    """Whether Hypothesis draws cases of a test, and can be told to stop; it cannot where a test calls it inside."""
+    """Return whether Hypothesis draws a test's cases and can be told to stop. It cannot if the test calls it inside."""
     return hasattr(getattr(item, "obj", None), "hypothesis")
 
 
 @contextmanager
 def ending(item: pytest.Item, until: float) -> Iterator[None]:
-    """A test of random cases is skipped where a case would begin later than this; not after one has failed."""
+    """Skip a test of random cases once another case would begin later than `until`, unless a case has failed."""
     handle = item.obj.hypothesis  # pyright: ignore[reportAttributeAccessIssue]
     inner, cases, failed = handle.inner_test, 0, False
 
@@ -116,7 +116,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class _Slice:
-    """The choice."""
+    """The tests chosen, and their time limit."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._seconds: float = config.getoption("--slice")
@@ -124,7 +124,7 @@ class _Slice:
         self._begin = 0.0
         self._counts = (0, 0)
 
-    @pytest.hookimpl(trylast=True)  # behind -m and -k
+    @pytest.hookimpl(trylast=True)  # after -m and -k
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         known, campaign = seconds.recorded(), recorded(config.rootpath / RECORD)
         costs = {item.nodeid: estimated(item, known, campaign) for item in items}

@@ -1,4 +1,4 @@
-"""Random batches of ids, a loader that yields them at any speed, and a store that takes its time."""
+"""Random batches of ids, a loader that yields them at any speed, and a slow store."""
 
 import copy
 import random
@@ -19,7 +19,7 @@ from skirl.store import MemoryStore, Record
 
 @dataclass
 class Item:
-    """One batch, as a loader yields it."""
+    """One batch, as the loader yields it."""
 
     number: int
     sparse: Any
@@ -27,7 +27,7 @@ class Item:
 
 
 class Stream:
-    """Batches drawn from a seed; ids crowd on a small universe in every table, so that rows come back."""
+    """Batches drawn from a seed; ids crowd into a small range of every table, so that rows come back."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Stream:
         self._unpooled, self._shared = unpooled, shared
         self._make = make
         self.bags: dict[int, dict[str, Bags]] = {}
-        """The ids of every batch drawn, as the reference takes them."""
+        """The ids of every batch drawn, in the reference's format."""
         self._ids = []
         for table in tables:
             some = self._rng.integers(0, table.rows, universe)
@@ -58,7 +58,7 @@ class Stream:
             self._ids.append(np.unique(some))
 
     def draw(self, number: int) -> Item:
-        """One batch: sizes, bags, weights and the order of features are drawn."""
+        """Draw one batch: its size, bags, weights and order of features."""
         rng = self._rng
         batch = int(rng.integers(self._sizes[0], self._sizes[1] + 1))
         weighted = rng.random() < self._weights
@@ -71,7 +71,7 @@ class Stream:
             own = by_name.get(name)
             sizes = rng.integers(0, self._longest + 1, batch if own is None else max(own, default=-1) + 1)
             count = int(sizes.sum())
-            # Half of the ids are hot: a quarter of the universe.
+            # Half of the ids are hot: they come from a quarter of the range.
             hot = rng.random(count) < 0.5
             pool = len(self._ids[t])
             ids = self._ids[t][np.where(hot, rng.integers(0, max(1, pool // 4), count), rng.integers(0, pool, count))]
@@ -86,7 +86,7 @@ class Stream:
             parts[name], lengths[name], scales[name] = torch.from_numpy(ids).to(self._dtype), sizes, scale
         order = [name for name, _ in names]
         rng.shuffle(order)
-        if rng.random() < 0.3:  # a feature that no table asked for
+        if rng.random() < 0.3:  # a feature that no table uses
             order.insert(int(rng.integers(0, len(order) + 1)), "stranger")
             parts["stranger"], lengths["stranger"] = torch.full((batch,), 10**9, dtype=self._dtype), np.ones(batch, int)
             scales["stranger"] = torch.ones(batch)
@@ -103,7 +103,7 @@ class Stream:
         return Item(number, sparse, targets)
 
     def _inverse(self, batch: int, names: list[str]) -> dict[tuple[str, ...], list[int]]:
-        """By features that change together, the bag of each sample; of some batches, of some features."""
+        """Draw the bag of each sample, by groups of features that change together, for some batches and some features."""
         rng = self._rng
         if not (self._shared and batch and rng.random() < self._shared):
             return {}
@@ -113,7 +113,7 @@ class Stream:
 
 
 def _of_samples(bags: Bags, offsets: list[int], inverse: list[int], unpooled: bool) -> Bags:
-    """Those bags that samples have, in their order: for training the others are not there."""
+    """Return only the bags that samples use, in order: for training, the others do not exist."""
     ids, _, weights, *_ = bags
     used = sorted(set(inverse))
     places = [i for bag in used for i in range(offsets[bag], offsets[bag + 1])]
@@ -126,7 +126,7 @@ def _of_samples(bags: Bags, offsets: list[int], inverse: list[int], unpooled: bo
 
 
 class Naps:
-    """Sleeps of random length, up to `longest` seconds, at one call in three."""
+    """Sleeps of random length, up to `longest` seconds, in one call of three."""
 
     def __init__(self, longest: float, seed: int) -> None:
         self._longest = longest
@@ -138,7 +138,7 @@ class Naps:
 
 
 class Loader:
-    """Yields items slowly, and reuses its buffers unless it yields fresh ones: an item spoils when the next is read."""
+    """Yields items slowly, and reuses its buffers unless told to yield fresh ones: an item is overwritten by the next."""
 
     def __init__(self, items: Sequence[Item], nap: Naps, *, fresh: bool) -> None:
         self._items = items
@@ -157,7 +157,7 @@ class Loader:
 
 
 class SlowStore(MemoryStore):
-    """A store that naps before it writes, so that a row read too early is found stale."""
+    """A store that sleeps before it writes, so that a row read too early is found stale."""
 
     def __init__(
         self, tables: Sequence[Table], rules: Sequence[Any], dtype: torch.dtype, nap: Naps, slow_write: float
@@ -179,7 +179,7 @@ class SlowStore(MemoryStore):
 
 
 def stored_rows(engine: Engine) -> dict[int, np.ndarray]:
-    """All rows of a flushed store."""
+    """Return all rows of a flushed store, by key."""
     rows = {}
     held = engine.store.keys()
     for keys in held:

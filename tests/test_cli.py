@@ -1,4 +1,4 @@
-"""The command line as a user meets it: what it prints where, and its exit codes."""
+"""The command line as a user sees it: what it prints where, and its exit codes."""
 
 import json
 import os
@@ -32,7 +32,7 @@ SMALL = "--data synthetic:tiny --model dlrm-tiny --dim 4 --batch 64 --steps 40 -
 
 
 def skirl(*args: str) -> subprocess.CompletedProcess[str]:
-    """In an interpreter of its own; where it does not matter how one begins, tests fork theirs."""
+    """Run skirl in a fresh interpreter. Tests fork theirs instead where the start does not matter."""
     return subprocess.run(command(*args), capture_output=True, text=True, env=environment(), timeout=120, check=False)
 
 
@@ -45,12 +45,12 @@ def environment() -> dict[str, str]:
 
 
 def exit_code(*args: str) -> int:
-    """Of the command in this process."""
+    """Run skirl in this process and return its exit code."""
     return cli.main(args)
 
 
 def one_line(text: str) -> str:
-    """What stands in a box that tyro wraps."""
+    """Return the text in a box that tyro has wrapped, as one line."""
     return " ".join(text.replace("│", " ").split())
 
 
@@ -59,7 +59,7 @@ def one_line(text: str) -> str:
 
 @pytest.mark.parametrize("name", ["train", "size", "export", "bench rows"])
 def test_flags_that_are_not_given_have_the_values_that_all_flags_would_be_read_to(name, monkeypatch):
-    """tyro is told of those alone that a command line has."""
+    """Tyro is told only about flags that a command line contains."""
     flags = {n: flag for n, flag in flags_of(cli._command(name)).items() if flag.default is not MISSING}
     given = ["--json"] if "json" in flags else []
     brief = [command_line.read_flags(name, "", flags, args) for args in ([], given)]
@@ -82,7 +82,7 @@ def test_version(capsys):
 
 
 def test_python_m_is_the_command():
-    """As torchrun starts it; the exit code is the command's."""
+    """As torchrun starts it. The exit code is the command's."""
     done = subprocess.run(
         [sys.executable, "-m", "skirl", "trian"],
         capture_output=True,
@@ -304,7 +304,7 @@ def test_json_is_one_line_alone_on_stdout(warm_python: Python):
     done = warm_python.run(COMMAND, "train", *SMALL, "--cache", "touched:20%", "--json")
     assert done.returncode == 0 and "train 40/40" in done.stderr
     (line,) = done.stdout.splitlines()
-    report = json.loads(line, parse_constant=pytest.fail)  # NaN is no JSON
+    report = json.loads(line, parse_constant=pytest.fail)  # NaN is not JSON
     assert report["command"] == "train" and report["steps"] == 40 and report["samples"] == 40 * 64
     assert report["counters"]["steps"] == 40 and report["seed"] == 0 and report["machine"]["threads"] == 1
     assert report["failed"] is None
@@ -431,7 +431,7 @@ def test_one_command_repeated_until_it_is_done_survives_kills_from_the_first_mom
     flags += ["--store", "memory" if store == "memory" else f"disk:{tmp_path / 'rows'}"]
     repeated = (COMMAND, "train", *flags, "--save", str(tmp_path / "saved"), "--resume")
     kills = 0
-    for wanted in (0, 1, 2, 4):  # checkpoints that are there when it is killed
+    for wanted in (0, 1, 2, 4):  # how many checkpoints exist when it is killed
         with warm_python.start(*repeated, stdout=DEVNULL, stderr=DEVNULL) as run:
             while run.poll() is None and len(set(numbers(tmp_path / "saved")) - {0}) + bool(kills) < wanted:
                 time.sleep(0.005)

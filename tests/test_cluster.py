@@ -1,4 +1,4 @@
-"""The files in examples/cluster: shells and parsers take them, and what they start are flags that there are."""
+"""The files in examples/cluster: shells and parsers accept them, and every flag in them exists."""
 
 import os
 import re
@@ -87,7 +87,7 @@ def test_ray_is_given_flags_that_there_are():
     Train.of(**eval(flags), save=Path("/run"))
 
 
-@pytest.mark.slow  # starts and starts again as users do: eight interpreters
+@pytest.mark.slow  # starts and restarts as users do: eight interpreters
 def test_torchrun_with_two_nodes(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Several collections in one model: tables of different modules, pooled beside unpooled, one lookahead over all."""
+"""Several collections in one model: tables of different modules, pooled and unpooled, under one lookahead."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ FEATURES = ["user", "city", "clicked", "bought"]
 
 
 class Two(nn.Module):
-    """Bags of users beside sequences of items, each in a module of its own."""
+    """Bags of users and sequences of items, each in its own module."""
 
     def __init__(self, cache: int | str = 12, store: str = "memory", **options: Any) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ def bits(model: Two) -> bytes:
 
 @pytest.mark.parametrize("options", [{}, {"depth": 3, "prefetch": 0}, {"depth": "epoch"}, {"policy": "lru"}])
 def test_two_collections_train_as_each_does_alone(options: dict[str, Any]):
-    """Their losses add up, so neither hears of the other: a run of each by itself has the same bits."""
+    """Their losses add up, so neither affects the other: each trained alone has the same bits."""
     data, both = loader(30), Two()
     losses = train(both, data, **options)
     apart = Two(cache="100%")
@@ -150,7 +150,7 @@ def test_another_model_is_refused(tmp_path: Path):
         skirl.export(nn.ModuleList([Two(), Two()]), tmp_path / "x.safetensors")
 
 
-# Widths of their own.
+# Different widths.
 
 DIMS = (3, 5, 8)
 
@@ -178,13 +178,13 @@ def run(widths: int, batches: list[list[list[int]]], cache: int | str, **options
             loss.backward()
             losses.append(loss.item())
     if isinstance(cache, int):
-        unused = widths - 1  # a bank of which no batch has a row has one slot all the same
+        unused = widths - 1  # a bank that no batch uses still has one slot
         assert rows.engine.capacity.split is None or sum(rows.engine.capacity.split.slots) <= cache + unused
     return losses, rows_of(rows)
 
 
 def least(batches: list[list[list[int]]]) -> int:
-    """The fewest rows that hold every batch."""
+    """Return the smallest cache that holds every batch."""
     return max(1, max(sum(len(set(rows)) for rows in batch) for batch in batches))
 
 

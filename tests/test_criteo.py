@@ -1,4 +1,4 @@
-"""What the documentation promises of real data: the quality of a model on the Criteo sample, with any cache."""
+"""What the documentation promises on real data: the quality of a model on the Criteo sample, with any cache."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 from skirl import cli
 
 RECIPE = "--valid 20% --model dlrm-tiny --dim 16 --batch 1024 --rows 10000"
-"""Of docs/howto/training.md."""
+"""The recipe in docs/howto/training.md."""
 
 
 def test_a_dlrm_on_the_criteo_sample_with_and_without_a_cache(data_folder: Path, capsys: pytest.CaptureFixture[str]):
@@ -32,5 +32,5 @@ def test_a_dlrm_on_the_criteo_sample_with_and_without_a_cache(data_folder: Path,
 
 def test_the_documentation_has_this_recipe():
     page = Path(__file__).parents[1] / "docs" / "howto" / "training.md"
-    if page.exists():  # not in an sdist that leaves pages out
+    if page.exists():  # missing in an sdist that leaves pages out
         assert RECIPE in " ".join(page.read_text().replace("\\\n", "").split())

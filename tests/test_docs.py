@@ -1,7 +1,7 @@
-"""The documentation: it builds without a warning, its links lead somewhere, and its snippets run.
+"""The documentation: it builds without a warning, its links resolve, and its snippets run.
 
-Blocks of Python on a page run one after the other, in one namespace; lines of shell run where the page's other lines did.
-What cannot run here says why in a comment before the block, `<!-- not run: ... -->`; its flags are checked all the same.
+Python blocks of a page run one after another in one namespace, and its shell lines in one folder. A block that cannot run
+here says why in a comment before it, `<!-- not run: ... -->`, but its flags are still checked.
 """
 
 import os
@@ -24,7 +24,7 @@ DOCS = ROOT / "docs"
 BLOCK = re.compile(r"(?:<!-- not run: (?P<why>.+?) -->\n+)?```(?P<kind>python|sh)\n(?P<code>.*?)```", re.DOTALL)
 PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "benchmarks" / "README.md"])
 MEASUREMENTS = {"benchmarks.md", "performance.md"}
-"""Their commands run for minutes and say so: they are checked, not run."""
+"""Pages whose commands run for minutes, as they say: the commands are checked, but not run."""
 
 
 @dataclass
@@ -51,7 +51,7 @@ def test_every_fence_is_known():
 @pytest.mark.usefixtures("forked_trainers")
 def test_snippets_run(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(policies, "POLICIES", dict(policies.POLICIES))  # a page may add its own
+    monkeypatch.setattr(policies, "POLICIES", dict(policies.POLICIES))  # a page may add its own policies
     namespace: dict[str, object] = {"__name__": "__main__"}
     for block in blocks_of(page):
         if not block.runs:
@@ -86,7 +86,7 @@ def test_the_index_and_the_menu_show_every_page():
 
 
 def commands() -> list[tuple[str, str]]:
-    """Every line of a page that calls skirl, whether it runs or not."""
+    """Return every line of a page that calls skirl, whether it runs or not."""
     lines = []
     for page in [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
         for block in BLOCK.finditer(page.read_text()):
@@ -100,7 +100,7 @@ def commands() -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("page", "line"), commands())
 def test_flags_exist(page, line):
     launch, _, launched = line.partition(" -- ")
-    if launched:  # what trainers run is a command of its own, or a script
+    if launched:  # trainers run another skirl command, or a script
         test_flags_exist(page, launch)
         line = launch if ".py" in launched else f"skirl {launched}"
     words = line.split("#")[0].split()[1:]
@@ -114,7 +114,7 @@ def test_flags_exist(page, line):
 
 
 def anchors_of(page: Path) -> set[str]:
-    """What a link may lead to on a page: its headings, as the site names them."""
+    """Return the anchors on a page that a link may use: its headings, as the site names them."""
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     plain = [
         re.sub(r"[^\w\s-]", "", heading).strip().lower() for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE)
@@ -124,7 +124,7 @@ def anchors_of(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda p: p.stem)
 def test_links_lead_somewhere(page: Path):
-    """Those that the site has; `make docs` builds it, and takes 20 s."""
+    """Links within the site. `make docs` builds it, which takes 20 s."""
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     for link in re.findall(r"\[[^\]]*\]\(([^)\s]+)\)", re.sub(r"`[^`]*`", "", text)):
         if re.match(r"https?:", link):

@@ -1,6 +1,6 @@
 """Every argument of every public class, function and method is named in its docstring, as "- `name`: what it is".
 
-A field of a dataclass may have a docstring of its own instead, as flags do.
+A field of a dataclass may have its own docstring instead, as flags do.
 """
 
 import ast
@@ -19,9 +19,9 @@ from tests.test_names import NAMES
 NOT_CALLED_BY_USERS = {
     "Lookahead",  # made by skirl.lookahead, which says what its arguments are
     "Pooled", "Unpooled",  # made by a collection
-    "CheckpointError", "DiskError", "DiskFull",  # exceptions take a text
+    "CheckpointError", "DiskError", "DiskFull",  # exceptions take a message
     "Embeddings", "Source",  # protocols
-    "Distinct",  # made by a lookup, and each field says what it is
+    "Distinct",  # made by a lookup, and each field has its own line
     "MODELS",  # a dict
 }  # fmt: skip
 
@@ -29,7 +29,7 @@ PUBLIC = [(module, name) for module, names in NAMES.items() for name in names]
 
 
 def named(docstring: str | None) -> set[str]:
-    """Names in lines such as "- `rows`: how many", and "- `input`, `offsets`: ids".
+    """Return the names in lines such as "- `rows`: how many", and "- `input`, `offsets`: ids".
 
     >>> sorted(named('''- `a`: one
     ...     - `b`, `c`: two'''))
@@ -40,7 +40,7 @@ def named(docstring: str | None) -> set[str]:
 
 
 def fields_with_a_line(kind: type) -> set[str]:
-    """Fields of a dataclass and of its bases that a docstring follows."""
+    """Return the fields of a dataclass and its bases that are followed by a docstring."""
     found = set()
     for base in kind.__mro__[:-1]:
         body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
@@ -57,7 +57,7 @@ def fields_with_a_line(kind: type) -> set[str]:
 
 
 def undocumented(public: Any) -> set[str]:
-    """Arguments that neither the docstring nor, for a class, that of `__init__` names."""
+    """Return the arguments that neither the docstring nor, for a class, that of `__init__` names."""
     skipped = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     wanted = {p.name for p in inspect.signature(public).parameters.values() if p.kind not in skipped} - {"self", "_"}
     known = named(public.__doc__)
@@ -71,7 +71,7 @@ def undocumented(public: Any) -> set[str]:
 
 
 def own_methods(kind: type) -> set[str]:
-    """The public methods that classes of skirl define, but for hooks that a library calls by its own rules."""
+    """Return the public methods that skirl's own classes define, except hooks whose signature another library dictates."""
     ours = [base for base in kind.__mro__ if base.__module__.startswith("skirl.")]
     theirs = [base for base in kind.__mro__ if base not in ours]
     found = {name for base in ours for name, what in vars(base).items() if _is_method(what) and name[0] != "_"}
@@ -83,7 +83,7 @@ def _is_method(what: Any) -> bool:
 
 
 def undocumented_of(kind: type, method: str) -> set[str]:
-    """Arguments of a method that no docstring of it names, also not that of a base class."""
+    """Return the arguments of a method that neither its docstring nor a base class's names."""
     docs = [getattr(base, method).__doc__ for base in kind.__mro__ if method in vars(base)]
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = inspect.signature(getattr(kind, method)).parameters.values()

@@ -1,4 +1,4 @@
-"""Exact: whatever the cache, the plan and the timing, every bit is that of the plain reference."""
+"""Exactness: whatever the cache, the plan and the timing, every bit equals the plain reference's."""
 
 from collections import Counter
 from dataclasses import asdict, replace
@@ -28,7 +28,7 @@ from tests.runs import SMALLEST, Case, Part, Report, Run
 
 CASES_A_CHUNK = 120
 COUNTED = 40
-"""Cases of a chunk in `make test`."""
+"""Cases per chunk in `make test`."""
 CHUNKS = 4
 
 OPTIMIZERS = st.one_of(
@@ -59,7 +59,8 @@ INITS = st.sampled_from([None, Uniform(0.5), Normal(0.3), Constant(0.25), Consta
 
 @st.composite
 def tables_of(draw) -> tuple[Table, ...]:
-    """One to four tables, mostly of few dims so that some share a bank; some too large for a plain array as index."""
+    """Draw one to four tables, mostly of few different dims so that some share a bank; some are too large for an array
+    index."""
     dims = draw(st.sampled_from([(3, 7), (4,), (16, 2, 5), (1,)]))
     return tuple(
         Table(
@@ -76,7 +77,8 @@ def tables_of(draw) -> tuple[Table, ...]:
 
 @st.composite
 def parts_of(draw) -> tuple[Part, ...]:
-    """One pass, several over a warm cache, a break and going on, batches without a lookahead, or all of these."""
+    """Draw the parts of a run: one pass, several over a warm cache, a break and a restart, batches without a lookahead,
+    or all."""
     n = draw(st.integers(8, 24))
     k = draw(st.integers(1, n - 1))
     return draw(
@@ -97,7 +99,7 @@ def parts_of(draw) -> tuple[Part, ...]:
 
 @st.composite
 def cases_of(draw) -> Case:
-    """Every option at once, the harder ones often."""
+    """Draw a case with every option at once, favouring the harder ones."""
     tables = draw(tables_of())
     unpooled = draw(st.sampled_from([False, False, False, True]))
     one_dim = len({table.dim for table in tables}) == 1
@@ -133,7 +135,7 @@ def cases_of(draw) -> Case:
 
 
 def count(tally: Counter[str], case: Case, report: Report) -> None:
-    """What a case was an example of."""
+    """Count which situations a case covered."""
     tally["cases"] += 1
     tally["fetched again inside the prefetch distance"] += report.near > 0
     tally["smallest capacity"] += case.spare == SMALLEST and report.tight
@@ -149,7 +151,7 @@ def count(tally: Counter[str], case: Case, report: Report) -> None:
     tally["several parts"] += len(case.parts) > 1 or len(case.parts[0].passes) > 1
 
 
-# About half of the least that was counted in 40 cases when this was written: notices that cases became trivial.
+# About half of the lowest counts seen in 40 cases when this was written. Shows when cases become trivial.
 QUOTAS = {
     "cases": COUNTED,
     "fetched again inside the prefetch distance": 3,
@@ -193,7 +195,7 @@ HARD = Case(
 
 @pytest.mark.parametrize("depth", [3, "auto", "epoch"])
 def test_timing_does_not_change_a_plan(depth):
-    """Steps are equal array by array, so the rows moved are too; the first run has no naps, the others have their own."""
+    """Steps are equal array by array, so the same rows move. The first run has no naps, the others have different ones."""
     plans = []
     for nap in (0.0, 0.001, 0.003):
         works = Run(replace(HARD, depth=depth, nap=nap, evaluate=1000 * nap / 10)).go().works

@@ -1,4 +1,4 @@
-"""Exact against plain PyTorch: sparse EmbeddingBags and torch's own optimizers, to rounding."""
+"""Exactness against plain PyTorch: sparse EmbeddingBags and torch's own optimizers, up to rounding."""
 
 from contextlib import nullcontext
 
@@ -26,7 +26,7 @@ OPTIMIZERS = {
 
 
 class Small(nn.Module):
-    """Any embeddings and an MLP on top."""
+    """Any embeddings with an MLP on top."""
 
     def __init__(self, embeddings: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Small(nn.Module):
 
 
 class Plain(nn.Module):
-    """The same tables as nn.EmbeddingBag, started from the same rows."""
+    """The same tables as nn.EmbeddingBag modules, starting from the same rows."""
 
     def __init__(self, dtype: torch.dtype, seed: int) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Plain(nn.Module):
 
 
 def train_both(name: str, dtype: torch.dtype, steps: int):
-    """`steps` steps of the model with our embeddings under lookahead, and with EmbeddingBags."""
+    """Train `steps` steps of the model with our embeddings under a lookahead, and with EmbeddingBags."""
     rule, make = OPTIMIZERS[name]
     stream = Stream(TABLES, seed=7, sizes=(4, 4), universe=40)
     items = [stream.draw(i) for i in range(steps)]
@@ -98,7 +98,7 @@ def train_both(name: str, dtype: torch.dtype, steps: int):
     return np.array(losses).T, np.concatenate(mine), np.concatenate(theirs), weights
 
 
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")  # torch.optim.Adagrad's own
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")  # raised by torch.optim.Adagrad itself
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize(
     ("dtype", "steps", "tolerance"), [(torch.float32, 1, 1e-5), (torch.float64, 100, 1e-12)], ids=["one", "hundred"]
@@ -117,7 +117,7 @@ def per_sample(sparse: KeyedJagged, weights: torch.Tensor) -> KeyedJagged:
 @pytest.mark.parametrize("device", ["cpu", "interpret"])
 @pytest.mark.parametrize("ahead", [False, True], ids=["alone", "ahead"])
 def test_trained_weights_get_the_gradient_of_per_sample_weights(ahead, device):
-    """Two steps over one batch: what the first taught the weights and the rows shows in the second."""
+    """Two steps over one batch: the second shows what the first changed in the weights and the rows."""
     dtype = torch.float64
     stream = Stream(TABLES, seed=1, sizes=(5, 5))
     sparse = stream.draw(0).sparse
@@ -143,7 +143,7 @@ def test_trained_weights_get_the_gradient_of_per_sample_weights(ahead, device):
 
 
 def weighted(plain: Plain, sparse: KeyedJagged, weights: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The bags by hand: nn.EmbeddingBag takes no weights for a mean."""
+    """Compute the bags by hand: nn.EmbeddingBag takes no weights for a mean."""
     batch, keys, offsets = sparse.stride(), sparse.keys(), sparse.offsets()
     out = {}
     for name, t in FEATURES.items():

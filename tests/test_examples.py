@@ -14,7 +14,7 @@ EXAMPLES = ROOT / "examples"
 
 @pytest.mark.parametrize("name", ["with_embedding_bag.py", "with_skirl.py", "with_lightning.py", "with_datasets.py"])
 def test_it_learns(warm_python: Python, name: str) -> None:
-    """Each prints a loss every 50 steps, and the last is below the first."""
+    """Each prints a loss every 50 steps, and the last is lower than the first."""
     done = warm_python.run("import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')", name, cwd=EXAMPLES)
     assert done.returncode == 0, done.stderr
     losses = [float(line.split()[-1]) for line in done.stdout.splitlines()]
@@ -23,7 +23,7 @@ def test_it_learns(warm_python: Python, name: str) -> None:
 
 
 def test_parts_of_a_grid_go_to_machines(warm_python: Python) -> None:
-    """Where Ray is not, the example is only compiled."""
+    """Without Ray, the example is only compiled."""
     path = EXAMPLES / "with_ray.py"
     compile(path.read_text(), str(path), "exec")
     pytest.importorskip("ray", reason="not installed: pip install 'ray[tune]'")
@@ -58,7 +58,7 @@ def test_two_trainers_end_with_the_weights_of_one(warm_python: Python) -> None:
 
 
 def test_the_readme_shows_every_line_that_differs() -> None:
-    """Imports, docstrings, the constructor's argument and the print apart, which say nothing about skirl."""
+    """Except imports, docstrings, the constructor's argument and the print, which say nothing about skirl."""
     block = re.search(r"```diff\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert block
     shown = {sign: {line[1:].strip() for line in block[1].splitlines() if line.startswith(sign)} for sign in "-+"}

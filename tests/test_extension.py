@@ -1,4 +1,4 @@
-"""What docs/extension.md adds to skirl passes the tests that the page names."""
+"""The code that docs/extension.md adds to skirl passes the tests that the page names."""
 
 import re
 from dataclasses import replace
@@ -28,7 +28,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "extension.md"
 
 @pytest.fixture(scope="module", autouse=True)
 def page():
-    """The names that the page defines, and its policy among the others."""
+    """Run the page's code and return the names that it defines, with its policy registered."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(policies, "POLICIES", dict(policies.POLICIES))
         names: dict[str, Any] = {"__name__": "page"}

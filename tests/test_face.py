@@ -1,8 +1,7 @@
-"""The face: the example that skirl was designed towards runs as it is written, and the README shows it.
+"""The face: the example that skirl was designed around runs as it is written, and the README shows it.
 
-One value is replaced because it needs a GPU, and raises a clear error without one (tested here too): `device="cuda"`. Two
-are replaced to have the test small: the size of the cache and how often the run is saved. MyModel and
-the loader are the reader's own.
+`device="cuda"` is replaced because it needs a GPU; without one it raises a clear error, also tested here. The cache
+size and the interval between saves are replaced to keep the test small. MyModel and the loader are left to the reader.
 """
 
 import ast
@@ -51,7 +50,7 @@ STEPS = 40
 
 
 def example(replacements: dict[str, str]) -> str:
-    """The face, with some values replaced."""
+    """Return the example with some values replaced."""
     code = FACE
     for old, new in replacements.items():
         assert code.count(old) == 1, f"{old} is not in the example"
@@ -60,7 +59,7 @@ def example(replacements: dict[str, str]) -> str:
 
 
 class MyModel(nn.Module):
-    """What the example leaves to its reader."""
+    """The model that the example leaves to its reader."""
 
     def __init__(self, embeddings: nn.Module) -> None:
         super().__init__()
@@ -79,7 +78,7 @@ class MyModel(nn.Module):
 
 
 def batches() -> list[skirl.Batch]:
-    """Users and items out of the whole tables, some of them often."""
+    """Return batches of users and items from the whole tables, some of them frequent."""
     chance = torch.Generator().manual_seed(0)
     users = torch.randint(0, 10_000_000, (30,), generator=chance)
     items = torch.randint(0, 50_000_000, (60,), generator=chance)
@@ -111,11 +110,11 @@ def test_the_example_runs(tmp_path, monkeypatch):
     assert counters.fetched > 100, "the cache was to be smaller than what is used"
     assert model.losses[-1] < model.losses[0]
     assert (tmp_path / "checkpoint").is_dir()
-    assert sum(p.numel() for p in model.parameters()) == 3 * 64 + 1  # rows are no Parameters
+    assert sum(p.numel() for p in model.parameters()) == 3 * 64 + 1  # rows are not Parameters
 
 
 def test_what_the_example_saved_goes_on_with_the_same_bits(tmp_path, monkeypatch):
-    """Saved at step 30 of 40, loaded into a new run of the same lines."""
+    """Saved at step 30 of 40, and loaded into a new run of the same code."""
     monkeypatch.chdir(tmp_path)
     code = example(NO_GPU | SMALLER | {"10_000 == 0": "30 == 0"})
     whole = run(code)["model"].losses
@@ -128,7 +127,7 @@ def test_what_the_example_saved_goes_on_with_the_same_bits(tmp_path, monkeypatch
 
 
 def test_the_readme_shows_it():
-    """The same statements, whatever their layout and comments, with rows on disk or in memory."""
+    """The same statements, ignoring layout and comments, with rows on disk or in memory."""
     block = re.search(r"```python\n(.*?)```", (Path(__file__).parents[1] / "README.md").read_text(), re.DOTALL)
     assert block
     faces = [example(some) for some in ({}, NO_GPU, NO_GPU | IN_MEMORY)]

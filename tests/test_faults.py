@@ -1,7 +1,7 @@
-"""The checker is checked: every planted fault must be caught by the suite's own checks, and nothing else may be.
+"""Check the checker: the suite's own checks must catch every planted fault, and nothing else.
 
-A battery of a few exactness runs, their plans compared with a search of the whole window, stands for the suite: it is
-made of the same helpers (tests/runs.py, tests/plans.py). A fault that it misses is a case that the suite lacks.
+A battery of a few exactness runs, with plans compared to a search of the whole window, stands for the suite: it uses
+the same helpers (tests/runs.py, tests/plans.py). A fault that it misses is a case that the suite lacks.
 """
 
 import ast
@@ -22,14 +22,14 @@ from tests.zygote import Python
 
 ROOT = Path(__file__).parents[1]
 UNCLEAR = ("NOT PLANTED", "HUNG", "CRASHED", "NameError", "AttributeError", "SyntaxError", "UnboundLocalError")
-"""A fault that is caught like this says nothing: it has to be written anew."""
+"""A fault caught in one of these ways proves nothing: it has to be rewritten."""
 
 
 SLICE, EVERY = 16, 32
-"""`make slice` plants one sixteenth of the faults, `make test` half of that, a campaign all."""
+"""`make slice` plants one in SLICE faults, `make test` one in EVERY, a campaign all."""
 
 FIRST = {"disk": 3, "frozen": 4}
-"""Where `make test` begins to count: a fault of a store that takes many crashes to show is for the others."""
+"""Where `make test` begins to count, by area. Faults of a store that need many crashes to show are left to the other two."""
 
 
 @pytest.mark.timeout(900)
@@ -58,7 +58,7 @@ FAULTS = [fault for area in AREAS.values() for fault in area]
 
 @pytest.mark.parametrize("module", sorted({fault.module for fault in FAULTS}))
 def test_every_fault_can_be_planted(module: str):
-    """What it replaces stands once in the source, and what it puts there is Python and something else."""
+    """The code that it replaces occurs once in the source, and the replacement is valid Python and different."""
     path = Path(skirl.__file__).parent / f"{module.replace('.', '/')}.py"
     source = (path if path.is_file() else path.with_suffix("") / "__init__.py").read_text()
     parsed = ast.parse(source)
@@ -69,7 +69,7 @@ def test_every_fault_can_be_planted(module: str):
 
 
 def alike(one: Any, other: Any) -> bool:
-    """Whether two trees are of the same nodes, wherever they stand in a file."""
+    """Return whether two trees have the same nodes, wherever they are in a file."""
     if type(one) is not type(other):
         return False
     if isinstance(one, list):
@@ -92,7 +92,7 @@ def test_trees_that_differ_anywhere_are_not_alike():
 
 
 MANY = 360
-"""As many as there are today: one that is taken out is missed."""
+"""The current number of faults, so that the test notices if one is removed."""
 
 
 def test_there_are_many_faults_and_none_twice():
@@ -152,10 +152,10 @@ def test_a_fault_is_found_as_parsed_python(where: str | None, old: str, new: str
 @pytest.mark.parametrize(
     "where, old",
     [
-        ("m:Cache", "self.count"),  # twice
-        ("m:Cache", "self.count = 2"),  # elsewhere
-        ("m:Cache", "rows > 1"),  # text of it, but no expression
-        ("m:Cache", "for row in rows:\n    b = 2"),  # more stands there
+        ("m:Cache", "self.count"),  # occurs twice
+        ("m:Cache", "self.count = 2"),  # is elsewhere
+        ("m:Cache", "rows > 1"),  # is in the text, but is not an expression
+        ("m:Cache", "for row in rows:\n    b = 2"),  # only part of what is there
         ("m:put.count", "rows"),
         ("m", "rows"),
     ],

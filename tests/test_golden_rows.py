@@ -1,11 +1,12 @@
-"""A golden trace of rows: the same on every machine, since rows need no matrix product.
+"""A golden trace of rows: equal on every machine, because rows need no matrix product.
 
-What their bits rest on is the same on every CPU: additions, multiplications, divisions and square roots that IEEE 754 rounds
-in one way each, with no fused multiply-add, in an order of summation that is part of the promise; integers; and values that
-are rounded to float32 once. No number here needs more: gradients, weights and ids come from integers, and Adam's betas are
-0.5 and 0.75, whose powers are exact, since `pow` of a C library need not be. One table starts from normals, whose tails need
-a logarithm; its last bit in float64 all but never reaches the float32 that it is rounded to (1 in 10,000, for all of them
-together). A machine that flushes denormal numbers to zero would differ; torch and Numba do so only when asked to.
+Their bits rest only on what is the same on every CPU: additions, multiplications, divisions and square roots, which
+IEEE 754 rounds in exactly one way, with no fused multiply-add and in a summation order that is part of the promise;
+integers; and values that are rounded to float32 once. The numbers here need nothing more: gradients, weights and ids
+come from integers, and Adam's betas are 0.5 and 0.75, whose powers are exact, because a C library's `pow` need not be.
+One table starts from normals, whose tails need a logarithm: its last bit in float64 almost never affects the float32
+that it is rounded to (1 in 10,000, for all of them together). A machine that flushes denormals to zero would differ;
+torch and Numba do so only on request.
 """
 
 import hashlib
@@ -42,13 +43,13 @@ OPTIMIZERS: dict[str, RowOptimizer] = {
 }
 SAMPLES = 4
 CACHE = 48
-"""Of some 90 rows: they come and go."""
+"""Rows in the cache, of about 90: they come and go."""
 STEPS = (1, 10, 30)
-"""Digests are taken after these."""
+"""Digests are taken after these steps."""
 
 
 def drawn(seed: int, n: int, below: int) -> list[int]:
-    """Numbers from a plain congruential generator: its upper bits."""
+    """Draw numbers from a plain congruential generator, using its upper bits."""
     out, state = [], seed * 2654435761 + 1
     for _ in range(n):
         state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
@@ -57,7 +58,7 @@ def drawn(seed: int, n: int, below: int) -> list[int]:
 
 
 def bags_of(step: int) -> dict[str, Bags]:
-    """Ids, offsets and weights of each feature; some bags are empty, and some ids are in two features."""
+    """Return ids, offsets and weights of each feature; some bags are empty, and some ids are in two features."""
     bags: dict[str, Bags] = {}
     for number, (name, table) in enumerate(FEATURES.items()):
         sizes = drawn(1000 * step + 10 * number, SAMPLES, 4)
@@ -69,7 +70,7 @@ def bags_of(step: int) -> dict[str, Bags]:
 
 
 def grads_of(step: int) -> dict[str, np.ndarray]:
-    """Sevenths: they are rounded, and so are their sums."""
+    """Return gradients in sevenths, so that they and their sums are rounded."""
     grads = {}
     for number, (name, table) in enumerate(FEATURES.items()):
         dim = TABLES[table].dim
@@ -89,7 +90,7 @@ def batch_of(step: int) -> KeyedJagged:
 
 
 def trained(optimizer: RowOptimizer) -> Iterator[dict[int, np.ndarray]]:
-    """All rows with their state after each of STEPS, trained with a small cache."""
+    """Yield all rows with their state after each of STEPS, trained with a small cache."""
     embeddings = skirl.EmbeddingBagCollection(TABLES, optimizer=optimizer, cache=CACHE, seed=5)
     for begin, end in zip((0, *STEPS), STEPS):
         with skirl.lookahead([batch_of(i) for i in range(begin, end)], embeddings, sparse=lambda ids: ids) as batches:
@@ -111,7 +112,7 @@ def plainly_trained(optimizer: RowOptimizer) -> Iterator[dict[int, np.ndarray]]:
 
 
 def digest(rows: dict[int, np.ndarray]) -> str:
-    """Of keys and records, in the order of keys, as little-endian bytes."""
+    """Return the digest of keys and records, in key order, as little-endian bytes."""
     sha = hashlib.sha256()
     for key in sorted(rows):
         sha.update(key.to_bytes(8, "little") + rows[key].astype("<f4").tobytes())
@@ -119,7 +120,7 @@ def digest(rows: dict[int, np.ndarray]) -> str:
 
 
 def trace(plain: bool) -> dict[str, str]:
-    """All digests, by the kernels and a small cache, or by the plain reference."""
+    """Return all digests, from the kernels with a small cache or from the plain reference."""
     digests = {}
     for t, table in enumerate(TABLES):
         keys = [t << 48 | i for i in range(30)]
@@ -134,13 +135,13 @@ def trace(plain: bool) -> dict[str, str]:
 
 @pytest.mark.parametrize("plain", [False, True], ids=["kernels", "reference"])
 def test_golden_rows(golden: Any, plain: bool) -> None:
-    """Each side alone has the recorded bits, so recording compares them as well."""
+    """Both sides have the recorded bits, so recording also compares them."""
     golden("rows", trace(plain), everywhere=True)
 
 
 @pytest.mark.slow
 def test_golden_rows_of_interpreted_kernels(golden: Any) -> None:
-    """The kernels as plain Python, which sums with numpy's scalars."""
+    """The kernels run as plain Python, which sums with numpy's scalars."""
     root = Path(__file__).parents[1]
     path = os.pathsep.join([str(Path(skirl.__file__).parents[1]), str(root)])
     code = "import json; from tests.test_golden_rows import trace; print(json.dumps(trace(False)))"

@@ -1,4 +1,4 @@
-"""Faults that a published implementation of many trainers has, by number: each is planted, and has tests of its own."""
+"""Faults known from a published implementation of many trainers, by number: each is planted, and has its own tests."""
 
 from dataclasses import dataclass
 from importlib import import_module
@@ -14,13 +14,13 @@ PLANTED = {fault.name for area in AREAS.values() for fault in area}
 
 @dataclass(frozen=True)
 class Known:
-    """What goes wrong there."""
+    """A fault of that implementation."""
 
     fault: str
     planted: tuple[str, ...]
-    """Faults of our catalogue that are the same mistake: each of them has to be caught."""
+    """Faults of our catalogue that are the same mistake; each of them has to be caught."""
     tests: tuple[str, ...]
-    """By module and name."""
+    """Tests that cover it, by module and name."""
 
 
 KNOWN = {
@@ -45,7 +45,7 @@ KNOWN = {
     7: Known(
         "a slow planner blocks all trainers for ever",
         ("rows and ids travel on one channel, in any order",),
-        (BITS, "test_robust:test_slow_stages_slow_the_others"),  # in the first, every exchange naps
+        (BITS, "test_robust:test_slow_stages_slow_the_others"),  # in the first, every exchange is delayed
     ),
     8: Known(
         "optimizer state belongs to the slot and not to the row", ("optimizer state stays with the slot",), (RETURN,)

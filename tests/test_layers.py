@@ -1,6 +1,6 @@
-"""The rule of the house: a room imports only from rooms on floors below its own, and no two files need each other.
+"""The rule of the house: a room imports only from rooms on lower floors, and no two files import each other.
 
-Imports inside functions and imports for types count like any other.
+Imports inside functions and for types count like any other.
 """
 
 import ast
@@ -28,21 +28,21 @@ FLOORS = (
     ("__init__", "cli", "torchrec", "lightning"),
     ("__main__",),
 )
-"""From the ground up."""
+"""The floors, from the ground up."""
 
 FILES = sorted(path.relative_to(HOUSE) for path in HOUSE.rglob("*.py"))
 MODULES = {".".join(("skirl", *path.with_suffix("").parts)).removesuffix(".__init__"): path for path in FILES}
 
 
 def floor_of(path: Path) -> int:
-    """The floor of the room that a file is in."""
+    """Return the floor of the room that a file is in."""
     room = path.parts[0].removesuffix(".py")
     return next(n for n, rooms in enumerate(FLOORS) if room in rooms)
 
 
 @cache
 def imports_of(path: Path) -> list[tuple[int, Path]]:
-    """The line and the file of everything of skirl's that a file imports."""
+    """Return the line and the file of each skirl module that a file imports."""
     return list(_imports(path))
 
 

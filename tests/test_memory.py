@@ -1,4 +1,4 @@
-"""A process that trains tables of 882.8 million rows takes what the rows in hand take, and stays there."""
+"""Training tables of 882.8 million rows takes only the memory that the rows in use need, and does not grow beyond it."""
 
 import json
 
@@ -47,8 +47,8 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def run(python: Python) -> dict:
-    """One run in a process of its own: peaks cannot be told apart in this one."""
-    for steps in (40, 500):  # kernels that are compiled take 100 MB, once: the next process finds them on disk
+    """Run in a separate process, because peaks of one process cannot be told apart."""
+    for steps in (40, 500):  # compiling kernels takes 100 MB, once: the next process finds them on disk
         result = python.run(RUN, *(str(size) for size in (BATCH, DEPTH, CACHE, DIM, steps)), timeout=140)
         assert result.returncode == 0, result.stderr
     said = json.loads(result.stdout)
@@ -57,7 +57,7 @@ def run(python: Python) -> dict:
 
 
 def test_the_peak_is_bit_map_cache_window_touched_rows_and_600_mb(run):
-    """Whole process, Python, torch and Numba included."""
+    """For the whole process, including Python, torch and Numba."""
     bit_map = sum(SHAPES["criteo-terabyte"].rows.values()) / 8
     cache = CACHE * run["record"]
     window = DEPTH * run["batch"]
@@ -68,7 +68,7 @@ def test_the_peak_is_bit_map_cache_window_touched_rows_and_600_mb(run):
 
 
 def test_a_long_stream_grows_by_the_rows_that_it_stores(run):
-    """From one half of the run to the other: the rows' payload, 20 bytes a row beside it, and 16 MB."""
+    """From one half of the run to the other: the payload of the new rows, 20 bytes per row besides, and 16 MB."""
     half = len(run["rows"]) // 2
     rows = run["rows"][-DEPTH] - run["rows"][half]
     grown = run["resident"][-DEPTH] - run["resident"][half]

@@ -1,6 +1,6 @@
-"""tests/ follows src/skirl: each module is tested in the file of its name, or by tests of its room that import it.
+"""tests/ mirrors src/skirl: each module is tested in the file of its name, or by tests of its room that import it.
 
-What is neither is listed here by name, with the tests that cover it and why.
+Any other module is listed here by name, with the tests that cover it and why.
 """
 
 import re
@@ -23,7 +23,7 @@ ELSEWHERE = {
     "checkpoint/cached_rows.py checkpoint/definition.py": "checkpoint/test_saving.py",
     "checkpoint/whole.py": "store/test_frozen.py",
     "checkpoint/keeper.py": "train/test_trainers.py",
-    # Nouns that every test uses; these are about them.
+    # Nouns that every test uses; these tests are about them.
     "core/jagged.py core/shared.py": "core/test_find.py",
     "core/batch.py": "data/test_share.py",
     "core/item.py": "pipeline/test_window.py",
@@ -32,10 +32,10 @@ ELSEWHERE = {
     "core/tree.py": "engine/kernels/test_cpu.py",
     "core/given.py": "habits/test_rows.py",
     "core/keys.py": "oracle/test_loops.py",
-    # Sources and what is held out of them: batches are compared.
+    # Sources and their held-out parts: batches are compared.
     "data/held_out.py data/source.py": "data/test_training.py",
     "data/encodings.py data/open.py": "data/test_vocab.py",
-    # Files are read whole, and malformed ones refused.
+    # Files are read in full, and malformed ones refused.
     "data/files/repeats.py": "data/files/test_encode.py",
     "data/files/dataset.py data/files/identity.py": "data/files/test_stream.py",
     "data/files/find.py": "data/files/test_text.py",
@@ -47,7 +47,7 @@ ELSEWHERE = {
     "dedup/asked.py dedup/folders.py dedup/how_far.py dedup/plan.py": "dedup/test_by_session.py",
     "dedup/tasks.py": "dedup/test_spark.py",
     "dedup/training.py": "measure/bench/test_dedup.py",
-    # Bits of a device and its kernels are those of the reference, whatever file they are computed in.
+    # Bits of a device and its kernels equal the reference's, whatever file they are computed in.
     "engine/cache_split.py": "engine/test_capacity.py",
     "engine/counters.py": "engine/test_engine.py",
     "engine/shared_gradients.py": "test_exact.py",
@@ -57,7 +57,7 @@ ELSEWHERE = {
     "engine/kernels/gpu_tree.py": "engine/kernels/test_gpu.py",
     "engine/kernels/wide_tree.py": "engine/kernels/test_hot_rows.py",
     "engine/kernels/shares.py": "test_exact.py",
-    # Benchmarks: what they print.
+    # Benchmarks: their output.
     "measure/bench/helpers.py": "measure/bench/test_disk.py",
     "measure/bench/nodes.py": "measure/bench/test_faults.py",
     "measure/bench/owners.py": "measure/bench/test_movement.py",
@@ -68,18 +68,18 @@ ELSEWHERE = {
     "measure/scaling/picture.py": "measure/scaling/test_commands.py",
     "measure/sizing/picture.py": "measure/sizing/test_size.py",
     "models/deep_cross.py": "models/test_all.py",
-    # What the modules are made of.
+    # The parts that the modules are made of.
     "nn/accumulation.py nn/alone.py nn/anchor.py nn/current_step.py nn/looked_up.py nn/lookup.py "
     "nn/optimizers.py nn/output.py nn/same_batch.py nn/sequences.py": "nn/test_collection.py",
     "nn/by_id.py": "test_trainers.py",
     # Policies are compared with a search of the whole window.
     "oracle/policies/lfu.py oracle/policies/lru.py oracle/policies/minimum.py "
     "oracle/policies/ttl.py": "oracle/test_policies.py",
-    # What ranks have of each other.
+    # What ranks know about each other.
     "peers/job.py": "peers/test_launch.py test_trainers.py",
     "peers/word.py": "peers/test_start.py",
     "pipeline/one_pass.py": "pipeline/test_lookahead.py",
-    # A plan is held to what an executed run counts.
+    # A plan is compared with the counts of an executed run.
     "placement/calibrate.py placement/flags.py placement/picture.py placement/place.py": "placement/test_commands.py",
     "placement/tables/balance.py": "placement/tables/test_check.py",
     "placement/tables/picture.py": "placement/tables/test_evenly.py",
@@ -94,7 +94,7 @@ ELSEWHERE = {
     "store/placed/mixed.py": "store/placed/test_store.py",
     "store/remote/started.py": "measure/bench/test_serve.py",
     "store/remote/bits.py store/remote/warm.py store/remote/warm_disk.py store/remote/wire.py": "store/remote/test_node.py",
-    # Variants are held to their lone runs, and loops that are wrong to a sentence each.
+    # Variants are compared with their lone runs, and wrong loops get a clear sentence each.
     "sweep/folder.py": "sweep/test_checkpoint.py",
     "sweep/entrant.py sweep/planned.py sweep/report.py sweep/run.py sweep/shown.py sweep/table.py "
     "sweep/resumed.py sweep/verify_command.py": "sweep/test_command.py",
@@ -112,7 +112,7 @@ ELSEWHERE = {
     "tools/lazily.py": "test_names.py",
     "tools/shape_of.py": "train/test_origin.py",
     "tools/in_thread.py": "train/test_scored.py",
-    # Commands: what they print is tested, and drawn pages.
+    # Commands: their output is tested, and so are the pages they draw.
     "train/resumed.py": "habits/test_resume.py",
     "train/flags.py": "test_cli.py",
     "train/chosen.py train/same_data.py train/saved_run.py": "train/test_predict.py",
@@ -120,7 +120,7 @@ ELSEWHERE = {
     "train/verify_nodes.py train/verify_trainer.py": "train/test_verify_trainers.py",
     "train/report/hyperparameters.py train/report/missing.py train/report/since.py": "train/report/test_run_folder.py",
 }
-"""Modules that no test file of their room imports, and the files that test them."""
+"""Modules that no test of their room imports, with the files that test them."""
 
 BY_HAND = {
     "measure/bench/checkpoint.py",
@@ -129,7 +129,7 @@ BY_HAND = {
     "placement/tables/bench_transfer.py",
     "sweep/bench_wall.py",
 }
-"""Measurements that print figures of this machine: they are run by hand, as docs/benchmarks.md says, and by no test."""
+"""Measurements that print figures of this machine: run by hand, as docs/benchmarks.md says, and not by tests."""
 
 FILES = {
     ".".join((root.name, *path.relative_to(root).with_suffix("").parts)).removesuffix(".__init__"): path
@@ -141,14 +141,14 @@ FILES = {
 
 @cache
 def modules() -> list[str]:
-    """All modules that hold more than a docstring and imports for others."""
+    """Return all modules that hold more than a docstring and re-exports."""
     return sorted(
         str(p.relative_to(SOURCE)) for p in SOURCE.rglob("*.py") if p.name not in ("__init__.py", "__main__.py")
     )
 
 
 def mirrored(module: str) -> bool:
-    """Whether a test file has its name."""
+    """Return whether a test file has the module's name."""
     path = Path(module)
     return (TESTS / path.parent / f"test_{path.name}").is_file()
 
@@ -163,7 +163,7 @@ IMPORT = re.compile(
 
 @cache
 def imports_of(path: Path) -> frozenset[Path]:
-    """The files that one imports, also in the code of a process that it starts, or names as text."""
+    """Return the files that a file imports, including in code for a process that it starts, or names as text."""
     names: list[str] = []
     for module, parts, alone, command in IMPORT.findall(path.read_text()):
         names += [f"{module}.{part}" for part in re.findall(r"\w+", parts)] if module else [alone or command]
@@ -178,7 +178,7 @@ def _file(name: str) -> Path | None:
 
 @cache
 def reached(path: Path) -> set[Path]:
-    """All files that one needs."""
+    """Return all files that a file needs, directly or not."""
     found, left = set(), [path]
     while left:
         if (path := left.pop()) not in found:
@@ -189,19 +189,19 @@ def reached(path: Path) -> set[Path]:
 
 @cache
 def imported_in(room: str) -> frozenset[Path]:
-    """What the tests of a room import themselves."""
+    """Return what the tests of a room import directly."""
     return frozenset(found for path in (TESTS / room).rglob("*.py") for found in imports_of(path))
 
 
 def by_its_room(module: str) -> bool:
-    """Whether a test of the module's room imports it."""
+    """Return whether a test of the module's room imports it."""
     path = Path(module)
     return len(path.parts) > 1 and SOURCE / path in imported_in(path.parts[0])
 
 
 @cache
 def listed() -> dict[str, list[str]]:
-    """Each module that is listed, and the files that test it."""
+    """Return each listed module with the files that test it."""
     return {module: files.split() for names, files in ELSEWHERE.items() for module in names.split()}
 
 

@@ -1,7 +1,7 @@
-"""Mistakes that people make, and the sentence that each gives: what was found, where, and what to do.
+"""Mistakes that people make, and the sentence that each one gives: what was found, where, and what to do.
 
-A line that begins with `skirl` is typed in a shell, in a folder with the files below; any other is Python. `...` stands for
-what differs between machines, or is long.
+A line that begins with `skirl` is typed in a shell, in a folder with the files below; any other line is Python. `...`
+stands for text that is long or differs between machines.
 """
 
 import copy
@@ -74,7 +74,7 @@ TINY = f"--data synthetic:tiny --model dlrm-tiny --dim 4 --batch 32 --steps 8 {Q
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files that the mistakes are made with."""
+    """Create the files that the mistakes are made with."""
     path = tmp_path_factory.mktemp("mistakes")
     for name, text in TEXTS.items():
         (path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -100,11 +100,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-# What Python users have at hand.
+# Names that Python users have at hand.
 
 
 def has() -> dict[str, Any]:
-    """The names that a line of Python below may use; tables and batches are made anew for each."""
+    """Return the names that a line of Python below may use; tables and batches are new for each line."""
     tables = [skirl.Table("item", rows=10, dim=4), skirl.Table("user", rows=20, dim=4)]
 
     def rows(*given: skirl.Table, **more: Any) -> skirl.EmbeddingBagCollection:
@@ -127,7 +127,7 @@ def has() -> dict[str, Any]:
                 torch.cat(list(model(ids).values())).sum().backward()
 
     class Drawn:
-        """A loader whose order is another in each pass."""
+        """A loader with a different order in each pass."""
 
         passes = 0
 
@@ -143,13 +143,13 @@ def has() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Mistake:
-    """A mistake."""
+    """A mistake and its sentence."""
 
     name: str
     done: str
-    """What is typed."""
+    """The line that is typed."""
     said: str
-    """The sentence."""
+    """The sentence that it gives."""
 
 
 M = Mistake
@@ -1243,7 +1243,7 @@ DO = re.compile(
     r"\b(add|call|did you mean|fix|get|give|install|iterate|leave|make|map|mend|name|pass|run|set|take|tell|unpack|use|write"
     r"|--help lists|goes around)\b|for instance"
 )
-"""Words of which a sentence has one, for it has to say what to do."""
+"""Every sentence must contain one of these words, because it has to say what to do."""
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
@@ -1257,7 +1257,7 @@ def test_a_mistake_and_its_sentence(
 
 
 def typed(line: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """What a command prints as its last word."""
+    """Return the first line that a command prints to stderr."""
     for name, flags in (("CSV", CSV), ("TINY", TINY), ("QUIET", QUIET)):
         line = line.replace(f"${name}", flags)
     code = main(shlex.split(line)[1:])
@@ -1268,7 +1268,7 @@ def typed(line: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def raised(code: str) -> str:
-    """What a line of Python raises."""
+    """Return the message of the exception that a line of Python raises."""
     with pytest.raises(Exception) as error:
         exec(code, has())
     return str(error.value.args[0]) if isinstance(error.value, KeyError) else str(error.value)

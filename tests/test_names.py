@@ -1,4 +1,4 @@
-"""The public names: each can be imported from where docs and users import it, and is in docs/api.md."""
+"""The public names: each can be imported from where docs and users import it, and is listed in docs/api.md."""
 
 import ast
 import re
@@ -18,7 +18,7 @@ PACKAGES = (
 
 
 def exported(package: str) -> list[str]:
-    """The names in `__all__`, read and not imported: some need a library that is large, or not there."""
+    """Return the names in `__all__` without importing: some modules need a library that is large or missing."""
     spec = find_spec(package)
     assert spec is not None and spec.origin is not None
     for node in ast.parse(Path(spec.origin).read_text()).body:

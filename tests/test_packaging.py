@@ -1,4 +1,4 @@
-"""What a user installs: it imports without any extra, has one version, and names nothing of our machines."""
+"""The package that a user installs: it imports without extras, has one version, and names none of our machines."""
 
 import importlib.metadata
 import re
@@ -17,14 +17,14 @@ EXTRAS = (
     "optuna",
 )  # fmt: skip
 
-# Written so that none of these patterns finds itself.
+# Written so that none of these patterns matches itself.
 MACHINE_PATH = re.compile(r"(?<![\w.~*-])/(?:home|root|work|Users|opt|mnt)/\w")
 REGISTRY_HOST = re.compile(r"pypi\.org|pythonhosted\.org|download\.pytorch\.org|registry\.npmjs|anaconda\.(?:org|com)")
 
 
 @pytest.mark.parametrize("module", ["skirl", "skirl.cli"])
 def test_imports_without_any_extra(python: Python, module: str):
-    # None in sys.modules makes an import fail as if the package were not there. torch comes first: it may try triton.
+    # None in sys.modules makes an import fail as if the package were missing. torch comes first, because it may try triton.
     code = f"""
 import sys
 import torch

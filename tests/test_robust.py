@@ -1,4 +1,4 @@
-"""Whatever fails, hangs or is interrupted: one clear error or correct bits, and no thread is left."""
+"""Whatever fails, hangs or is interrupted: there is one clear error or the bits are correct, and no thread is left."""
 
 import os
 import random
@@ -43,7 +43,7 @@ from tests.zygote import PIPE
 
 STEPS = 40
 SHORT = 0.4
-"""Seconds of patience where a stage hangs."""
+"""Seconds of patience in tests where a stage hangs."""
 
 
 @pytest.fixture(autouse=True)
@@ -66,14 +66,14 @@ class Data:
 @pytest.fixture(scope="module")
 def data():
     data = Data()
-    # Where kernels are compiled first, that alone is longer than the patience of some tests.
+    # Compiling kernels alone takes longer than the patience of some tests.
     for depth in ("auto", "epoch"):
         run(collection(), data.batches, depth=depth)
     return data
 
 
 def run_until_it_fails(embeddings, loader, error, **options):
-    """Train until `error` reaches the loop; how many steps were executed, and the error."""
+    """Train until `error` reaches the loop. Return the number of executed steps, and the error."""
     steps = 0
     with (
         pytest.raises(error) as caught,
@@ -86,7 +86,7 @@ def run_until_it_fails(embeddings, loader, error, **options):
 
 
 def goes_on(embeddings, data, steps, **options):
-    """Training after the failure, with a new lookahead, from where it stopped: correct to the last bit."""
+    """Assert that a new lookahead goes on from where training stopped after the failure, correct to the last bit."""
     batches, replay = data.batches, data.replay
     replay.check(embeddings, steps)
     with skirl.lookahead(batches[steps:], embeddings, **options) as ahead:
@@ -122,7 +122,7 @@ def test_a_loader_that_comes_back_late_ends_training(data, caplog, capfd):
     embeddings = collection()
     steps, error = run_until_it_fails(embeddings, loader(), StageStuck, patience=SHORT)
     assert re.search(r"the loader took \d\.\d s for batch 25, and patience is 0.4 s", str(error))
-    assert "the loader is at batch 25 for 0." in caplog.text  # told while it hung
+    assert "the loader is at batch 25 for 0." in caplog.text  # logged while it hung
     assert re.search(r"test_robust.py\", line \d+ in loader", capfd.readouterr().err)  # and where
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     goes_on(embeddings, data, steps)
@@ -218,7 +218,7 @@ def test_a_failing_read(data, prefetch):
 
 
 def test_a_read_fails_while_the_loop_is_moving_rows(data, monkeypatch):
-    """The rows that leave then have to be written, though all stages but the writer have ended."""
+    """The leaving rows must still be written, although all stages except the writer have ended."""
     store = ProbedStore()
     failed = threading.Event()
 
@@ -407,14 +407,14 @@ def test_a_hanging_kernel_of_the_planner(data, monkeypatch):
         embeddings(data[0][0].sparse)
 
 
-# Full queues: slow is not stuck.
+# Full queues: slow does not mean stuck.
 
 
 @pytest.mark.parametrize("slow", ["read", "write", "loop", "plan", "load"])
 @pytest.mark.parametrize("prefetch", [0, 1, 5])
 def test_slow_stages_slow_the_others(data, slow, prefetch):
     store = ProbedStore()
-    # With two record widths and a cache of bytes, staging holds a few rows only.
+    # With two record widths and a cache in bytes, staging holds only a few rows.
     embeddings = collection(store, cache="2500B")
 
     def nap(number):
@@ -452,13 +452,14 @@ def test_a_long_backlog_of_slow_writes_is_not_stuck(data):
 
 
 class Alarm:
-    """SIGINT after a time, as if typed; and again a second later, since Python drops one that comes inside a `__del__`."""
+    """Sends SIGINT after a time, as if typed, and again a second later, because Python drops one that comes inside a
+    `__del__`."""
 
     def __init__(self, seconds, again=1.0):
         self._seconds, self._again = seconds, again
 
     def __enter__(self):
-        self._hook = sys.unraisablehook  # pytest's may be interrupted itself
+        self._hook = sys.unraisablehook  # pytest's hook may be interrupted itself
         sys.unraisablehook = lambda raised: None if raised.exc_type is KeyboardInterrupt else self._hook(raised)
         self._before = signal.signal(signal.SIGALRM, lambda number, frame: signal.raise_signal(signal.SIGINT))
         signal.setitimer(signal.ITIMER_REAL, self._seconds, self._again)
@@ -487,7 +488,7 @@ def test_ctrl_c_at_a_random_moment(data, moment):
                 for batch in ahead:
                     begun[0] += 1
                     train(embeddings, batch)
-            time.sleep(30)  # too late: it comes here
+            time.sleep(30)  # if it comes late, it arrives here
             pytest.fail("the Ctrl-C was lost")
         except KeyboardInterrupt:
             alarm.stop()
@@ -518,7 +519,7 @@ def test_ctrl_c_at_a_random_moment_without_lookahead(data, moment):
 
 @pytest.mark.parametrize("moment", range(10))
 def test_many_ctrl_cs_in_a_row(data, moment):
-    """Fingers on the keys until the with-block is left, or until a sentence says how to leave it."""
+    """Someone hammers Ctrl-C until the with-block ends, or until a sentence says how to leave it."""
     batches, bags = data
     embeddings = collection()
     run(embeddings, batches[:2])
@@ -590,7 +591,7 @@ def test_a_pass_that_was_interrupted_refuses_to_go_on(data):
     def loader():
         yield from data[0][:20]
         raise KeyboardInterrupt
-        yield  # a generator that raised is over: without the refusal the data would just seem to end
+        yield  # a generator that raised has ended: if this were allowed, the data would just seem to end
 
     embeddings, steps = collection(), 0
     with skirl.lookahead(loader(), embeddings) as batches:
@@ -613,7 +614,7 @@ def test_the_users_own_handler_is_called_and_kept(data):
         mine = signal.getsignal(signal.SIGINT)
         embeddings = collection()
         with Alarm(0.002, again=0.002) as alarm:
-            assert run(embeddings, data[0]) == STEPS  # it only takes note: the loop goes on
+            assert run(embeddings, data[0]) == STEPS  # it only sets a flag: the loop goes on
             alarm.stop()
         assert calls
         assert signal.getsignal(signal.SIGINT) is mine
@@ -700,7 +701,7 @@ def test_a_forward_of_another_batch(data):
     goes_on(embeddings, data, 5)
 
 
-# Wrong uses.
+# Wrong use.
 
 
 def test_two_lookaheads_at_once(data):
@@ -737,7 +738,7 @@ def test_use_after_close(data):
 
 
 def test_an_error_in_the_loop_is_the_one_that_is_raised(data):
-    """Also when closing fails on top of it: that becomes a note."""
+    """Even if closing fails as well: that becomes a note."""
     store, hang = ProbedStore(), Hang(12)
     store.on_write = lambda number: (hang(number), fail_at(12)(number))
     embeddings = collection(store)
@@ -788,7 +789,7 @@ def test_a_forked_child_is_told(data):
                 with held_by_another_thread(batches._pipeline._lock):
                     pid = os.fork()
                 if pid == 0:
-                    signal.alarm(15)  # ends it, should it hang
+                    signal.alarm(15)  # kills it if it hangs
                     told = 0
                     for use in (
                         lambda: embeddings(data.batches[0].sparse),
@@ -837,7 +838,7 @@ def test_workers_of_a_dataloader_beside_our_threads(method, workers):
     )
 
     def started_late():
-        """Its workers start when our threads run, and it yields what lies in shared memory."""
+        """A loader whose workers start while our threads run, and which yields tensors in shared memory."""
         yield from loader
 
     embeddings, open_files = collection(), []
@@ -889,7 +890,7 @@ def test_the_process_exits_when_a_stage_hangs(warm_python, stage, body):
     done = warm_python.run(script, timeout=100, cwd=HERE)
     assert time.time() - float(done.stdout) < 5
     assert done.returncode == 1, done.stderr
-    assert "StageStuck" in done.stderr  # a note on the write-back that never ended may follow
+    assert "StageStuck" in done.stderr  # may be followed by a note on the write-back that never ended
 
 
 def test_ctrl_c_ends_a_process_whose_store_is_slow(warm_python):
@@ -913,7 +914,7 @@ def test_ctrl_c_ends_a_process_whose_store_is_slow(warm_python):
 
 
 def test_every_row_is_compared():
-    """The helper sees a change of any row."""
+    """The helper notices a change of any row."""
     batches, bags = stream(3)
     embeddings = collection()
     for batch in batches:

@@ -1,4 +1,4 @@
-"""The table of how long tests take."""
+"""The table of test durations."""
 
 from pathlib import Path
 
@@ -20,6 +20,6 @@ def test_what_ran_has_new_seconds_and_the_rest_keeps_its_own() -> None:
 
 
 def test_the_table_names_files_that_there_are() -> None:
-    """A test that is renamed begins like a brief one; one whose file is gone says that the table is old."""
+    """A renamed test is started like a short one; a missing file shows that the table is old."""
     root = Path(seconds.__file__).parents[1]
     assert [test for test in recorded(TABLE) if not (root / test.partition("::")[0]).is_file()] == []

@@ -50,7 +50,7 @@ def test_seconds_come_from_a_campaign_s_report(tmp_path: Path) -> None:
 
 
 def as_item(obj: object = None, name: str = "t", marks: tuple[str, ...] = ()) -> Any:
-    """As much of a collected test as a slice looks at."""
+    """Return the parts of a collected test that a slice uses."""
     closest = lambda mark: mark if mark in marks else None  # noqa: E731
     return SimpleNamespace(nodeid=name, obj=obj, function=obj, get_closest_marker=closest)
 

@@ -1,4 +1,4 @@
-"""Several trainers of one job: the bits of one process, whatever their number and whatever comes late."""
+"""Several trainers of one job: they have the bits of one process, whatever their number and whatever is late."""
 
 import itertools
 import random
@@ -33,24 +33,24 @@ from tests.pipeline import test_shards as one
 class Case(one.Case):
     trainers: int = 2
     slow: float = 0.0
-    """Seconds that a call to other trainers may wait before it begins."""
+    """Most seconds that a call to other trainers is delayed."""
     patience: float = 20.0
     device: str = "cpu"
     prefetch: int = 2
     hook: Any = None
-    """Hears of each call to other trainers before it begins."""
+    """Called before each call to other trainers."""
     looks: int = 0
-    """Steps between two looks at rows; 0: none."""
+    """Steps between two evaluations of rows; 0: none."""
     fetched: list[int] = field(default_factory=list)
-    """Of each trainer, once it ran: the rows that left its cache and came again,"""
+    """After a run, for each trainer: the number of rows that left its cache and came back."""
     moved: list[int] = field(default_factory=list)
-    """and the vectors that came to it early or late."""
+    """After a run, for each trainer: the number of vectors that it got early or late."""
 
 
 def of_rank(case, peers, folder=None, until=None, store="memory"):
-    """Losses, dense weights and owned rows of one trainer, by the README's loop.
+    """Train one trainer by the README's loop. Return its losses, dense weights and owned rows.
 
-    folder: to go on from, and to save to after the step `until`, which is then the last.
+    folder: to resume from, and to save to after the step `until`, which is then the last.
     """
     mine = block_of(peers.rank, peers.size, case.shards)
     torch.set_num_threads(1)
@@ -89,7 +89,7 @@ def of_rank(case, peers, folder=None, until=None, store="memory"):
                     nn.utils.clip_grad_norm_([model.first, model.second], 0.05)
                 dense.step()
                 dense.zero_grad()
-                if case.looks and batches.step % case.looks == 0:  # at rows, as evaluation does
+                if case.looks and batches.step % case.looks == 0:  # looks at rows, as evaluation does
                     with torch.no_grad():
                         model.embeddings.eval()(batch.sparse)
                         model.embeddings.train()
@@ -103,7 +103,7 @@ def of_rank(case, peers, folder=None, until=None, store="memory"):
 
 
 def rows_of(engine):
-    """All rows of a flushed store, by key."""
+    """Return all rows of a flushed store, by key."""
     keys = [*engine.store.keys()]
     keys = np.sort(np.concatenate(keys)) if keys else np.empty(0, np.int64)
     rows = {}
@@ -120,7 +120,7 @@ def same_bits(one_row, other):
 
 
 def together(case):
-    """All trainers in threads; their losses in the order of one process, and all their rows."""
+    """Train all trainers in threads. Return their losses in the order of one process, and all their rows."""
     naps = random.Random(case.seed)
     lock = threading.Lock()
 
@@ -186,7 +186,7 @@ RETURNING = [
     Case(trainers=2, shards=2, universe=50, cache=36, steps=12, optimizer=Adam(lr=0.05)),
     Case(trainers=3, shards=4, universe=50, cache=31, steps=8, depth=1, optimizer=SGD(lr=0.1, momentum=0.9), seed=2),
 ]
-"""Owners' caches are smaller than what they own, so that rows come and go."""
+"""Owners' caches are smaller than the rows they own, so that rows come and go."""
 
 
 @pytest.mark.parametrize("case", RETURNING, ids=lambda case: f"{case.trainers} trainers")
@@ -208,7 +208,7 @@ ON_GPU = [
 @pytest.mark.parametrize("case", ON_GPU, ids=["with several sums of one", "with several micro-batches"])
 @pytest.mark.parametrize("eager", [0.0, pytest.param(0.4, marks=pytest.mark.slow)])
 def test_the_kernels_and_streams_of_a_gpu(case, eager, monkeypatch):
-    """Streams run as late, and in as odd an order, as the events between them allow."""
+    """Streams run as late and in as odd an order as the events between them allow."""
     seeds, issued = itertools.count(), Issued()
     monkeypatch.setattr(
         "skirl.engine.device.gpu.no_streams", lambda: issued.noted(World(next(seeds), eager, 4).streams())
@@ -226,7 +226,8 @@ def test_doubles_and_weights_of_ids(trainers, monkeypatch):
 
 
 def asked_by_id(peers, state: Any = "keep", wrong=""):
-    """Rows that each trainer asks for, before, in and after a loop, and all rows at its end; one trainer asks for all."""
+    """Return the rows that each trainer asks for before, in and after a loop, and all rows at its end. A lone trainer
+    asks for all."""
     size, mine = max(peers.size, 2), peers.rank
     ranks = [mine] if peers.size > 1 else range(size)
     ids = {rank: np.random.default_rng(rank).integers(0, 50, 7 + 9 * rank) for rank in range(size)}
@@ -265,7 +266,7 @@ def asked_by_id(peers, state: Any = "keep", wrong=""):
 
 @pytest.mark.parametrize(("trainers", "state"), [(2, "keep"), (3, "reset")])
 def test_rows_by_id_are_those_of_one_process(trainers, state, monkeypatch):
-    monkeypatch.setattr("skirl.nn.by_id.PIECE", 5)  # some ask in more pieces than others
+    monkeypatch.setattr("skirl.nn.by_id.PIECE", 5)  # some need more pieces than others
     monkeypatch.setattr("skirl.checkpoint.import_rows.PIECE", 7)
     expected, rows = asked_by_id(Alone(), state)
     found = InProcess.run(trainers, partial(asked_by_id, state=state))
@@ -278,7 +279,7 @@ def test_rows_by_id_are_those_of_one_process(trainers, state, monkeypatch):
 
 
 def scaled(peers, apart=0):
-    """A loop with a GradScaler, in which a shard's dense gradients or its rows overflow."""
+    """Train with a GradScaler and let a shard's dense gradients or its rows overflow."""
     mine = block_of(peers.rank, peers.size, 4)
     with using(peers):
         rows = skirl.EmbeddingBagCollection(one.TABLES, optimizer=Adam(lr=0.05), cache=80, seed=7)
@@ -290,7 +291,7 @@ def scaled(peers, apart=0):
     with skirl.lookahead([data[n] for n in numbers], model, shards=4, depth=3) as batches:
         for n, batch in zip(numbers, batches, strict=True):
             loss = model.loss(batch, rare=False)
-            if n in (9, 22):  # of the third step and the sixth
+            if n in (9, 22):  # in the third step and the sixth
                 loss = loss + (rows(batch.sparse)["b"] if n == 9 else model.second).sum() * torch.inf
             scaler.scale(loss).backward()
             if batches.ends_step:
@@ -306,7 +307,7 @@ def scaled(peers, apart=0):
 @pytest.mark.parametrize("trainers", [2, 3])
 def test_a_step_that_overflows_on_one_trainer_is_skipped_by_all(trainers, monkeypatch):
     ahead = HostRows.values_ahead
-    if trainers == 2:  # values of the next step still travel when the one that is skipped ends
+    if trainers == 2:  # values of the next step are still in flight when the skipped one ends
         monkeypatch.setattr(HostRows, "values_ahead", lambda *given: time.sleep(0.05) or ahead(*given))
     expected, rows, steps = scaled(Alone())
     assert [scale for scale, *_ in expected] == [256, 512, 256, 256, 512, 256, 256, 512] and steps == [7, 7, 7]

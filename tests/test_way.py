@@ -1,4 +1,4 @@
-"""The way of a key, as docs/design.md tells it: every stop is there, and none comes twice."""
+"""The way of a key, as docs/design.md tells it: every stop exists, and none occurs twice."""
 
 import ast
 import re

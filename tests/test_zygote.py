@@ -1,4 +1,4 @@
-"""A process out of the zygote is what tests take it for."""
+"""A process from the zygote behaves as tests expect of a process."""
 
 import os
 import signal
@@ -74,7 +74,7 @@ def test_it_is_waited_for_signalled_and_killed(warm_python: Python):
             process.communicate(0.01)
         process.kill()
         assert process.wait() == -signal.SIGKILL == process.poll()
-        process.kill()  # nobody is there
+        process.kill()  # nobody answers any more
     with pytest.raises(KeyError), warm_python.start("import time; time.sleep(100)") as process:
         raise KeyError
     assert process.returncode == -signal.SIGKILL

@@ -1,9 +1,9 @@
 """`skirl train` killed while it trains and saves: `python -m tests.train_killed FOLDER KILLS SEED STORE`.
 
-Runs are forked from this process, which has imported and compiled everything and has no threads. Each goes on from the
-newest whole checkpoint, saves every other step in the background, and is killed at a random moment; now and then a file of
-the newest checkpoint is damaged before the next one starts. In the end the run is left to finish; two lines of JSON say what
-it came to, and what a run that was never killed came to.
+Runs are forked from this process, which has imported and compiled everything and has no threads. Each run resumes from
+the newest whole checkpoint, saves every other step in the background, and is killed at a random moment; now and then a
+file of the newest checkpoint is damaged before the next run starts. The last run is left to finish. Two lines of JSON
+give its result, and the result of a run that was never killed.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ def train(**flags: Any) -> Train:
 
 
 def state_of(saves: Path, store: str) -> dict[str, str]:
-    """Everything that the newest checkpoint holds, in digests."""
+    """Return digests of everything in the newest checkpoint."""
     command = train(store=store)
     recipe = command.recipe
     embeddings, meter = recipe.embeddings(400), Meter()
@@ -74,7 +74,7 @@ def state_of(saves: Path, store: str) -> dict[str, str]:
 
 
 def step_of(saves: Path) -> int:
-    """The step of the newest checkpoint that has a whole header."""
+    """Return the step of the newest checkpoint with a whole header."""
     for n in reversed(numbers(saves)):
         with contextlib.suppress(CheckpointError):
             return folders.read(folders.header(saves, n))["run"]["data"]["step"]
@@ -82,12 +82,12 @@ def step_of(saves: Path) -> int:
 
 
 def ended_well(child: Callable[[], object]) -> None:
-    """In a fork: something that needs threads of its own."""
+    """Run a function that needs its own threads in a fork, and fail unless it ends well."""
     assert ended(*forked(lambda begins: child())) == 0
 
 
 def damage(folder: Path, rng: random.Random) -> str:
-    """Spoil a file that only the newest checkpoint needs; the one before it is whole."""
+    """Damage a file that only the newest checkpoint needs, so that the one before stays whole."""
     newest, *others = (folders.read(folders.header(folder, n)) for n in reversed(numbers(folder)))
     own = folders.files(newest) - set().union(*map(folders.files, others))
     names = [f"{name}/model.safetensors" if name.startswith("dense-") else name for name in own]
@@ -106,7 +106,7 @@ def damage(folder: Path, rng: random.Random) -> str:
         case "remove":
             path.unlink()
             return path.name
-    other = path.with_name("copy")  # a file of the store's own may have the same content under another name
+    other = path.with_name("copy")  # one of the store's own files may have the same content under another name
     other.write_bytes(raw)
     os.replace(other, path)
     return path.name
@@ -129,7 +129,7 @@ def main() -> None:
     for _ in range(kills):
 
         def child(begins: Callable[[], object]) -> None:
-            wanted = max([0, *numbers(saves)]) + 2  # each process comes further than the one before
+            wanted = max([0, *numbers(saves)]) + 2  # each process gets further than the one before
 
             def look() -> None:
                 while max([0, *numbers(saves)]) < wanted:

@@ -1,8 +1,8 @@
-"""Processes that begin in a tenth of a second: forked from one that has imported torch, not started as an interpreter.
+"""Processes that start in a tenth of a second, because they are forked from one that has imported torch.
 
-`python.start(CODE, *args)` is `subprocess.Popen([sys.executable, "-c", CODE, *args])`, and `python.run` `subprocess.run`:
-a process of its own, with its own folder, environment, streams and signals, that ends as an interpreter ends. What depends
-on how an interpreter begins is tested with one that begins.
+`python.start(CODE, *args)` is `subprocess.Popen([sys.executable, "-c", CODE, *args])`, and `python.run` is
+`subprocess.run`: a separate process with its own folder, environment, streams and signals, that ends as an interpreter
+ends. Tests that depend on how an interpreter starts use a real one.
 """
 
 import contextlib
@@ -28,17 +28,17 @@ PIPE, DEVNULL = subprocess.PIPE, subprocess.DEVNULL
 SERVE = "from tests import serve; serve.serve()()"
 WARM = f"from tests import serve; serve.warm(); {SERVE}"
 COMMAND = "import sys; from skirl.cli import main; sys.exit(main())"
-"""What `skirl` runs."""
+"""The code that `skirl` runs."""
 
 
 class Process:
-    """What tests use of `subprocess.Popen`."""
+    """The parts of `subprocess.Popen` that tests use."""
 
     def __init__(self, pid: int, ends: int, stdout: IO[str] | None, stderr: IO[str] | None) -> None:
         self.pid, self.stdout, self.stderr = pid, stdout, stderr
         self.returncode: int | None = None
         self._ends = ends
-        """A pipe that says how it ended."""
+        """A pipe that reports the exit status."""
 
     def wait(self, timeout: float | None = None) -> int:
         if self.returncode is None:
@@ -63,7 +63,7 @@ class Process:
         self.send_signal(signal.SIGKILL)
 
     def communicate(self, timeout: float) -> tuple[str, str]:
-        """What it still writes, and nothing for a stream that is no pipe."""
+        """Wait, and return what it still writes; empty for a stream that is not a pipe."""
         until, parts = time.monotonic() + timeout, {s: b"" for s in (self.stdout, self.stderr) if s and not s.closed}
         left = set(parts)
         while left:
@@ -93,17 +93,17 @@ class Process:
 
 
 class Python:
-    """Starts processes; they are forked from the one that serves the other end of a socket."""
+    """Starts processes, which are forked by the server at the other end of a socket."""
 
     def __init__(self, talk: socket.socket) -> None:
         self._talk = talk
 
     def start(self, code: str, *args: str, **more: Any) -> Process:
-        """As `subprocess.Popen` of `python -c CODE ARGS`, in text mode."""
+        """Start a process, like `subprocess.Popen` of `python -c CODE ARGS` in text mode."""
         return self.order(code, *args, **more)()
 
     def start_module(self, module: str, *args: str, **more: Any) -> Process:
-        """As `subprocess.Popen` of `python -m MODULE ARGS`."""
+        """Start a module, like `subprocess.Popen` of `python -m MODULE ARGS`."""
         run = f"import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
         return self.start(run, *args, **more)
 
@@ -117,7 +117,7 @@ class Python:
         cwd: str | Path | None = None,
         env: Mapping[str, str] | None = None,
     ) -> Callable[[], Process]:
-        """As `start`, which waits only when the answer is called: the other end may not be there yet."""
+        """Order a process, like `start`, but wait only when the result is called: the server may not be up yet."""
         ours: list[IO[str] | None] = []
         theirs, close = [], []
         for given, own in ((stdin, 0), (stdout, 1), (stderr, 2)):
@@ -135,7 +135,7 @@ class Python:
         ends, tells = os.pipe()
         wanted = {"args": ["-c", *args], "code": code, "cwd": str(cwd or os.getcwd()), "env": {**(env or os.environ)}}
         text = json.dumps(wanted).encode()
-        # Fixed size first: a stream of bytes has no ends.
+        # The length comes first, in fixed size: a stream of bytes has no boundaries.
         socket.send_fds(self._talk, [len(text).to_bytes(4)], [*theirs, tells])
         self._talk.sendall(text)
         for file in (*close, tells):
@@ -149,7 +149,7 @@ class Python:
         return answer
 
     def run(self, code: str, *args: str, timeout: float = 250, **more: Any) -> subprocess.CompletedProcess[str]:
-        """As `subprocess.run` with `capture_output=True` and `text=True`."""
+        """Run a process to its end, like `subprocess.run` with `capture_output=True` and `text=True`."""
         with self.start(code, *args, **{"stdout": PIPE, "stderr": PIPE} | more) as process:
             out, err = process.communicate(timeout)
         assert process.returncode is not None
@@ -157,7 +157,7 @@ class Python:
 
 
 def interpreter(stdin: socket.socket) -> subprocess.Popen[bytes]:
-    """An interpreter that serves the other end of a socket, and ends with it."""
+    """Start an interpreter that serves the other end of a socket, and ends with it."""
     source = str(Path(skirl.__file__).parents[1])
     path = os.pathsep.join([source, str(ROOT), os.environ.get("PYTHONPATH", "")])
     code = f"from tests import serve; serve.prepare(); {SERVE}"
@@ -166,19 +166,19 @@ def interpreter(stdin: socket.socket) -> subprocess.Popen[bytes]:
 
 @pytest.fixture(scope="session")
 def python() -> Iterator[Python]:
-    """Processes that have imported torch and Numba, and nothing of skirl's."""
+    """Starts processes that have imported torch and Numba, but nothing of skirl's."""
     if GIVEN:
         yield Python(GIVEN[0])
         return
     ours, theirs = socket.socketpair()
-    with theirs, interpreter(theirs), ours:  # the process ends with its socket
+    with theirs, interpreter(theirs), ours:  # the server ends with its socket
         theirs.close()
         yield Python(ours)
 
 
 @pytest.fixture(scope="session")
 def warm_python(python: Python) -> Iterator[Python]:
-    """Processes that have skirl's kernels loaded besides."""
+    """Starts processes that have also loaded skirl's kernels."""
     if GIVEN:
         yield Python(GIVEN[1])
         return
@@ -190,7 +190,8 @@ def warm_python(python: Python) -> Iterator[Python]:
 
 @pytest.fixture
 def forked_trainers(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Trainers of `skirl verify` are forked here: interpreters take seconds to begin, those of the campaign's cases."""
+    """Fork the trainers of `skirl verify` here, because interpreters take seconds to start; those of the campaign's
+    cases too."""
     from skirl.train import verify_trainers
 
     def start(command: list[str], *, env: Mapping[str, str], stderr: int, text: bool) -> Process:
@@ -202,14 +203,14 @@ def forked_trainers(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequ
 
 
 GIVEN: list[socket.socket] = []
-"""In a process of tests/forks.py: where `python` and `warm_python` of this process are served."""
+"""In a process of tests/forks.py: the sockets whose servers back `python` and `warm_python`."""
 
 
 class Nest:
-    """Makes both kinds of processes once, and others of them for each process of tests/forks.py."""
+    """Makes one server of each kind, and copies of them for each process of tests/forks.py."""
 
     def __init__(self) -> None:
-        """Begin, and do not wait."""
+        """Begin without waiting."""
         ours, theirs = socket.socketpair()
         with theirs:
             self._interpreter = interpreter(theirs)
@@ -221,7 +222,7 @@ class Nest:
         self._kept: list[Process] = []
 
     def hatch(self) -> list[socket.socket]:
-        """What a process puts into `GIVEN`."""
+        """Return new sockets for a process's `GIVEN`."""
         if not self._kept:
             self._kept.append(self._began())
         given = []

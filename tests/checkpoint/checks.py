@@ -1,4 +1,4 @@
-"""Checks of checkpoints that the suite and the planted faults share; seconds, all of them together."""
+"""Checks of checkpoints, shared by the suite and the planted faults. Together they take seconds."""
 
 import json
 import os
@@ -49,7 +49,7 @@ def saves(run: Run, folder: Path, steps: list[int], **options: Any) -> list[skir
 
 
 def moments(store: str, cache: int, look: tuple[int, ...] = (1, 7, 12, 23)) -> None:
-    """A checkpoint after every step, all kept; each is of its own moment, and the run that saved was not disturbed."""
+    """A checkpoint after every step, all of them kept, holds exactly that step, and saving does not disturb the run."""
     setup = Setup(ROWS[2], "adamw", "list", batches=12, depth=4, cache=cache)
     whole = Run(setup).train()
     with scratch() as folder:
@@ -67,7 +67,7 @@ def moments(store: str, cache: int, look: tuple[int, ...] = (1, 7, 12, 23)) -> N
 
 
 def held_up() -> None:
-    """The writer waits for many steps, in which every row changes, leaves and comes back; it saves what it was to save."""
+    """A writer that is held up for many steps, while all rows change, leave and come back, still saves the right step."""
     go, setup = threading.Event(), Setup(batches=12)
     real = saving.Frozen.write
 
@@ -96,7 +96,7 @@ def held_up() -> None:
 
 
 def chain(store: str) -> None:
-    """Saved, resumed, saved, resumed: what is not written again is in files of earlier checkpoints."""
+    """Save, resume, save, resume: rows that have not changed stay in files of earlier checkpoints."""
     setup = Setup(batches=10, passes=2, cache=200)
     whole = Run(setup).train()
     with scratch() as folder:
@@ -115,7 +115,7 @@ def chain(store: str) -> None:
 
 
 def gaps() -> None:
-    """Some steps between two checkpoints, some of them without a backward: each holds what a look at every row says."""
+    """With any steps between two checkpoints, some without a backward, each checkpoint holds all rows as they were then."""
     tables = [skirl.Table("a", 300, 4), skirl.Table("b", 300, 2)]
 
     def made() -> skirl.EmbeddingBagCollection:
@@ -146,7 +146,7 @@ def gaps() -> None:
 
 
 def slow_writes() -> None:
-    """Rows that have left the cache and are on their way to the store are in no other place."""
+    """Rows that have left the cache and are on their way to the store are saved too: they are nowhere else."""
     setup = Setup(batches=6, passes=1)
     whole = Run(setup).train()
     with scratch() as folder:
@@ -155,13 +155,13 @@ def slow_writes() -> None:
 
 
 def synced(store: str) -> None:
-    """When a header gets its name, all that it names has been synced, and so were the names; then its own is."""
+    """A header gets its name only after it and all that it names are synced; then the folder is synced."""
     done: set[tuple[int, int, int]] = set()
     after: list[Any] = []
     fsync, rename = os.fsync, os.replace
 
     def identity(of: Any) -> tuple[int, int, int]:
-        stat = os.stat(of)  # with the size: the system gives the number of a file that is gone to the next one
+        stat = os.stat(of)  # with the size, because the system reuses inode numbers of deleted files
         return stat.st_dev, stat.st_ino, 0 if S_ISDIR(stat.st_mode) else stat.st_size
 
     def noted_fsync(file: int) -> None:
@@ -190,7 +190,7 @@ def synced(store: str) -> None:
 
 
 def damage(store: str) -> None:
-    """A flipped bit in any file of the newest checkpoint: the one before it is used, and counted on from then on."""
+    """With a flipped bit in any file of the newest checkpoint, the one before it is loaded, and later saves build on it."""
     setup = Setup(batches=8, passes=1)
     whole = Run(setup).train()
     with scratch() as folder:
@@ -217,7 +217,7 @@ def damage(store: str) -> None:
 
 
 def older_start() -> None:
-    """A start of a run that is not the newest any more: it adds and removes nothing, whenever it learns of it."""
+    """A start that is no longer the newest adds and removes nothing, whenever it finds out."""
     setup, real = Setup(batches=6, passes=1), saving.Frozen.write
 
     def save(run: Run, folder: Path) -> None:
@@ -226,7 +226,7 @@ def older_start() -> None:
     with scratch() as folder, pytest.MonkeyPatch.context() as patch:
         older = Run(setup).train()
         save(older, folder)
-        theirs = folder / "dense-0123456789abcdef"  # of a newer start, which has not named it yet
+        theirs = folder / "dense-0123456789abcdef"  # written by a newer start, which has not named it yet
         draft = folder / "checkpoint-000002.json-0123456789abcdef.tmp"
         draft.touch()
 
@@ -237,7 +237,7 @@ def older_start() -> None:
             return real(frozen)
 
         patch.setattr(saving.Frozen, "write", overtaken)
-        for _ in range(2):  # at its header, and then at once
+        for _ in range(2):  # first when it writes its header, then at once
             with pytest.raises(starts.Superseded, match="belongs to start 2 of the run, and this is start 1"):
                 save(older, folder)
             assert numbers(folder) == [1] and theirs.is_dir()
@@ -248,7 +248,7 @@ def older_start() -> None:
 
 
 def two_that_resume() -> None:
-    """Of two starts that go on at one time the one that began later has the folder, whichever is the first to save."""
+    """Of two starts that resume at the same time, the later one owns the folder, whichever saves first."""
     setup = Setup(batches=3, passes=1)
 
     def kept(run: Run, folder: Path) -> Keeper:
@@ -278,7 +278,7 @@ def two_that_resume() -> None:
             assert numbers(folder) == there and len(there) == 4 - begun
             assert {folders.read(folders.header(folder, n))["start"] for n in there[begun:]} == {2 + begun}
             folders.header(folder, there[-1]).write_text("damaged")
-            with kept(Run(setup), folder):  # what it trains anew is not to be skipped by who finds that one whole
+            with kept(Run(setup), folder):  # drops the damaged one: found whole later, it would hide this start's
                 assert numbers(folder) == there[:-1]
 
 

@@ -1,4 +1,4 @@
-"""The best checkpoint of a run: its files are the run's, whatever lay under their names before."""
+"""The best checkpoint of a run: its files belong to the run, whatever had their names before."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A run that is saved, killed, loaded and trained on has the bits of a run that never stopped."""
+"""A run that is saved, killed, loaded and trained further has the bits of a run that never stopped."""
 
 import json
 import logging
@@ -42,7 +42,7 @@ SETUPS = [
 
 @pytest.mark.parametrize("setup", SETUPS, ids=str)
 def test_resumed_after_any_step(setup: Setup, tmp_path: Path) -> None:
-    """Saved after every step, mid-pass and at a pass's end; the saving run itself is not disturbed."""
+    """Save after every step, in mid-pass and at a pass's end. The saving run itself is not disturbed."""
     whole = Run(setup).train()
     saving = Run(setup).train(saved=lambda step: tmp_path / str(step))
     assert_same(saving, whole)
@@ -76,7 +76,7 @@ def setups(draw: Any) -> Setup:
 @cases(20)
 @given(setups(), st.data())
 def test_a_resumed_run_resumed_again(tmp_path_factory: pytest.TempPathFactory, setup: Setup, data: Any) -> None:
-    """Two stops, each followed by a process with another cache and window."""
+    """Two stops, each followed by a process with a different cache and window."""
     whole = Run(setup).train()
     stops = sorted(data.draw(st.lists(st.integers(1, setup.steps), min_size=1, max_size=3, unique=True)))
     folder = tmp_path_factory.mktemp("resumed") / "checkpoint"
@@ -84,7 +84,7 @@ def test_a_resumed_run_resumed_again(tmp_path_factory: pytest.TempPathFactory, s
     for stop in stops:
         run.train(until=stop)
         done += run.losses
-        run.save(folder)  # after the with-block, or the break out of it
+        run.save(folder)  # after the with-block, or after the break out of it
         changed = replace(
             setup,
             depth=data.draw(st.sampled_from([1, 3, "auto", "epoch"])),
@@ -121,16 +121,16 @@ def test_rows_on_disk(tmp_path: Path) -> None:
     resumed = Run(replace(setup, store=f"disk:{tmp_path / 'second'}")).load(tmp_path / "checkpoint")
     assert_same(resumed.train(), whole)
     run.batches = run.lookahead()
-    run.load(tmp_path / "checkpoint").losses.clear()  # into the store that has gone on since
+    run.load(tmp_path / "checkpoint").losses.clear()  # into the store that has moved on since
     assert_same(run.train(), whole)
     in_memory = Run(setup)
     with pytest.raises(CheckpointError, match=r"holds the rows of a disk store, .*: set store='disk:FOLDER'"):
         in_memory.load(tmp_path / "checkpoint")
-    assert_same(in_memory.train(), whole)  # the refusal has changed nothing
+    assert_same(in_memory.train(), whole)  # the refused call changed nothing
 
 
 def test_left_at_the_top_of_the_loop(tmp_path: Path) -> None:
-    """A batch that was not looked up before the loop ended is yielded again by the run that resumes."""
+    """A batch that was not looked up before the loop ended is yielded again by the resumed run."""
     whole = Run(Setup()).train()
     run = Run(Setup())
     with run.batches as batches:
@@ -148,7 +148,7 @@ def test_left_at_the_top_of_the_loop(tmp_path: Path) -> None:
 
 
 def test_interrupted_before_the_backward(tmp_path: Path) -> None:
-    """A step cut short by an exception never happened: its batch is yielded again by the run that resumes."""
+    """A step cut short by an exception never happened: the resumed run yields its batch again."""
     setup = Setup(dense="momentum")
     run = Run(setup)
     before = None
@@ -167,12 +167,12 @@ def test_interrupted_before_the_backward(tmp_path: Path) -> None:
     resumed = Run(setup).load(tmp_path)
     assert resumed.begun == 3
     assert before is not None
-    rng_state.restore(before)  # dropout has drawn for the step that never happened
+    rng_state.restore(before)  # dropout has already drawn for the step that never happened
     assert resumed.train().losses == Run(setup).train().losses[3:]
 
 
 def test_a_pass_begun_anew_in_a_resumed_run(tmp_path: Path) -> None:
-    """After a break a loop begins with the loader's first batch, resumed or not."""
+    """After a break, a loop begins with the loader's first batch, resumed or not."""
     setup = Setup(loader="list")
     first = setup.data.batch(0)
     Run(setup).train(until=5).save(tmp_path)
@@ -185,7 +185,7 @@ def test_a_pass_begun_anew_in_a_resumed_run(tmp_path: Path) -> None:
 
 
 def test_without_a_lookahead(tmp_path: Path) -> None:
-    """Looked up batch by batch, a run has no place in the data; the plan of the run loaded into is dropped."""
+    """With batch-by-batch lookups, a run has no position in the data. The plan of the run loaded into is dropped."""
     setup = Setup()
     batches = list(setup.data)
 
@@ -206,10 +206,10 @@ def test_without_a_lookahead(tmp_path: Path) -> None:
     trained(again, batches[4:6])
     skirl.load(tmp_path, model=again.model, optimizers=[again.dense])
     assert trained(again, batches[3:]) == expected
-    skirl.load(tmp_path, model=again.model, optimizers=[again.dense])  # back, in a model with a warm cache
+    skirl.load(tmp_path, model=again.model, optimizers=[again.dense])  # back into a model with a warm cache
     assert trained(again, batches[3:]) == expected
     assert again.model.rows.engine.counters.fetched
-    other = Run(replace(setup, cache=400))  # a cache of another size, and warm
+    other = Run(replace(setup, cache=400))  # a warm cache of another size
     trained(other, batches[4:6])
     skirl.load(tmp_path, model=other.model, optimizers=[other.dense])
     assert trained(other, batches[3:]) == expected
@@ -267,7 +267,7 @@ def test_a_backward_after_the_save_is_refused(tmp_path: Path) -> None:
 
 
 def test_partial_gradients_count_as_at_the_next_batch(tmp_path: Path) -> None:
-    """The backward of a step's last micro-batch never comes: a save applies the others' gradients, as the loop would."""
+    """If the last micro-batch of a step has no backward, a save applies the gradients of the others, as the loop would."""
 
     def trained(save: bool) -> Run:
         run = Run(Setup(accumulate=2))
@@ -322,7 +322,7 @@ def test_a_resumed_cache_is_split_as_it_was(tmp_path: Path) -> None:
     assert other.model.rows.engine.caches == []
 
 
-# What is refused.
+# Refusals.
 
 
 @pytest.fixture(scope="module")
@@ -337,7 +337,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def refused(folder: Path, words: str, run: Run | None = None) -> None:
-    """Loading fails with these words, and the run is as it was."""
+    """Assert that loading fails with these words and leaves the run unchanged."""
     run = run or Run(Setup()).train(until=2)
     before = run.bits()
     with pytest.raises(CheckpointError, match=words):
@@ -438,7 +438,7 @@ def test_foreign_files_are_refused(saved: Path, tmp_path: Path) -> None:
 
 
 def test_a_header_that_lacks_what_a_run_needs_is_refused_before_anything_changes(saved: Path, tmp_path: Path) -> None:
-    """Found by an hour of fuzzing: they were loaded, and the next backward ended in a KeyError."""
+    """Found in an hour of fuzzing: such headers were loaded, and the next backward ended in a KeyError."""
     folder = tmp_path / "copy"
     shutil.copytree(saved, folder)
     body = json.loads((folder / HEADER).read_text())
@@ -610,7 +610,7 @@ def test_another_torch_is_noted(saved: Path, tmp_path: Path, caplog: pytest.LogC
     assert "saved with torch 1.2.3" in caplog.text
 
 
-# Whole or not at all.
+# All or nothing.
 
 
 def test_one_folder_holds_one_checkpoint(tmp_path: Path) -> None:
@@ -628,7 +628,7 @@ def test_one_folder_holds_one_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("failing", ["os.fsync", "os.replace", "pathlib.Path.open"])
 def test_a_failed_save_leaves_the_old_checkpoint(tmp_path: Path, failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each call in turn fails, as on a full disk; a save that then works follows."""
+    """Each call in turn fails, as on a full disk. The next save works."""
     run = Run(Setup()).train(until=2)
     run.save(tmp_path)
     real = {"os.fsync": os.fsync, "os.replace": os.replace}.get(failing, Path.open)
@@ -667,7 +667,7 @@ def killed(python: Python, folder: Path, *args: str) -> list[str]:
 
 
 def goes_on(folder: Path) -> None:
-    """The checkpoint that is left goes on with the bits of a run that never stopped."""
+    """Assert that the remaining checkpoint resumes with the bits of a run that never stopped."""
     from tests.killed import ENDLESS
 
     run = Run(ENDLESS).load(folder)
@@ -678,7 +678,7 @@ def goes_on(folder: Path) -> None:
 def test_killed_at_random(
     warm_python: Python, tmp_path: Path, request: pytest.FixtureRequest, campaign_seed: int
 ) -> None:
-    """kill -9, resume, kill -9 ...: the bits of a run never killed."""
+    """Kill -9, resume, kill -9 and so on: the bits equal those of a run that was never killed."""
     kills = 200 if request.config.getoption("--hypothesis-profile") == "campaign" else 5
     lines = killed(warm_python, tmp_path / "c", str(kills), str(campaign_seed))
     assert len(lines) == kills
@@ -686,7 +686,7 @@ def test_killed_at_random(
 
 
 def test_killed_at_every_touch_of_a_file(warm_python: Python, tmp_path: Path) -> None:
-    """At each point the old checkpoint is there whole, or the new one."""
+    """At each point, either the old checkpoint is there whole, or the new one."""
     lines = [[int(word) for word in line.split()] for line in killed(warm_python, tmp_path / "c", "everywhere", "0")]
     assert len(lines) > 20
     assert lines[0][1:] == [0, 0, 2]
@@ -699,7 +699,7 @@ def test_killed_at_every_touch_of_a_file(warm_python: Python, tmp_path: Path) ->
 
 
 def test_parameters_of_another_type_are_refused(saved: Path) -> None:
-    """Fuzzing found that they were rounded without a word."""
+    """Fuzzing found that they were rounded silently."""
     run = Run(Setup())
     run.model.top.double()
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""What is coded comes back: the same types, the same bits."""
+"""Encoded values decode to the same types and the same bits."""
 
 import json
 from collections import Counter, OrderedDict
@@ -42,7 +42,7 @@ values = st.recursive(
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equal in type and in every bit."""
+    """Return whether two values are equal in type and in every bit."""
     if type(a) is not type(b):
         return False
     if isinstance(a, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Rows move out to plain PyTorch and in from it, and predictions stay what they were."""
+"""Rows are exported to plain PyTorch and imported from it, and predictions stay the same."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ NAMES = ["user", "clicked"]
 
 
 class Model(nn.Module):
-    """The same model over skirl's rows or over plain ones."""
+    """One model, over skirl's rows or over plain ones."""
 
     def __init__(self, rows: nn.Module | None = None) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ def test_an_imported_model_predicts_the_same_and_trains_on(tmp_path: Path, suffi
     elif suffix:
         save_file(plain.state_dict(), source)
     model = Model(made())
-    model(batch(0, 3)).sum().backward()  # some rows are resident already
+    model(batch(0, 3)).sum().backward()  # some rows are already resident
     assert skirl.import_rows(model, source if suffix else plain.state_dict()) == {"user": 300, "item": 200}
     model.top.load_state_dict(plain.top.state_dict())
     with torch.no_grad():
@@ -124,11 +124,11 @@ def adaptive(rule: Any, name: str = "item") -> Any:
 
 
 def go_on(rows: Any, name: str = "item", steps: int = 6) -> torch.Tensor:
-    """Train; every row after it."""
+    """Train, and return every row afterwards."""
     for i in range(steps):
         ids = skirl.KeyedJagged.one_hot([name, "o"], torch.tensor([[i % 3, i], [i, i]]))
         out = rows.train()(ids)
-        ((out[name] - 1) ** 2 + (out["o"] if i % 2 else 0)).sum().backward()  # the other table has fewer steps
+        ((out[name] - 1) ** 2 + (out["o"] if i % 2 else 0)).sum().backward()  # the other table takes fewer steps
     return rows.eval()(skirl.KeyedJagged.one_hot([name, "o"], torch.arange(9)[:, None].expand(9, 2)))[name]
 
 
@@ -137,7 +137,7 @@ def go_on(rows: Any, name: str = "item", steps: int = 6) -> torch.Tensor:
 def test_our_own_file_brings_the_optimizer_state_along(
     tmp_path: Path, rule: Any, by: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Moments, and the steps that Adam and a decaying Adagrad count: training goes on with the same bits."""
+    """Moments, and the step counts of Adam and of a decaying Adagrad: training goes on with the same bits."""
     one, file = adaptive(rule), tmp_path / "rows.safetensors"
     go_on(one)
     skirl.save(tmp_path / "c", model=one)
@@ -169,9 +169,9 @@ def test_moments_without_their_steps_are_refused_and_other_optimizers_begin_anew
     weights = {name: tensor for name, tensor in load_file(file).items() if "exp_avg" not in name}
     anew = adaptive(RULES[3])
     assert skirl.import_rows(anew, weights) == {"item": 6, "o": 6} and not anew.engine.table_steps.any()
-    skirl.export(adaptive(RULES[3]), file)  # of no step, which is said too
+    skirl.export(adaptive(RULES[3]), file)  # at step 0, which is written too
     skirl.import_rows(adaptive(RULES[3]), file)
-    # A row's sum is one number for row-wise Adagrad and four for Adagrad, under the same name.
+    # A row's sum is one number in row-wise Adagrad and four in Adagrad, under the same name.
     go_on(rowwise := adaptive(RULES[1]))
     skirl.export(rowwise, file)
     skirl.import_rows(other := adaptive(RULES[2]), file)

@@ -1,4 +1,4 @@
-"""Exported rows are those of the plain reference, bit for bit."""
+"""Exported rows equal those of the plain reference, bit for bit."""
 
 import json
 import sys
@@ -30,7 +30,7 @@ FEATURES = ["a", "b1", "b2", "c", "never"]
 
 
 def batch(i: int) -> skirl.KeyedJagged:
-    """Ids that are skewed, so that some rows stay; the table `never` gets none."""
+    """Return skewed ids, so that some rows stay in the cache; the table `never` gets none."""
     rng = np.random.default_rng(i)
     lengths = rng.integers(0, 4, (5, 6))
     lengths[4] = 0
@@ -48,7 +48,7 @@ def bags(sparse: skirl.KeyedJagged) -> dict[str, Any]:
 
 
 class Both:
-    """The library and the reference, in step."""
+    """The library and the reference, stepping together."""
 
     def __init__(self, optimizer: RowOptimizer, dtype: torch.dtype = torch.float32, cache: int = 40) -> None:
         self.rows = skirl.EmbeddingBagCollection(TABLES, optimizer=optimizer, cache=cache, seed=9, dtype=dtype)
@@ -61,7 +61,7 @@ class Both:
         self.reference.backward({name: values + values for name, values in expected.items()})
 
     def check(self, path: Path, names: list[str] | None = None) -> None:
-        """A file of all tables, or of one."""
+        """Check a file of all tables, or of one."""
         found = load_file(path)
         expected = {}
         for t, table in enumerate(TABLES):
@@ -89,7 +89,7 @@ def test_rows_are_the_references(optimizer: RowOptimizer, dtype: torch.dtype, tm
 
     def slow(stage: str, number: int) -> None:
         if stage == "write":
-            time.sleep(0.03)  # so that write-backs are on their way when rows are exported
+            time.sleep(0.03)  # so that write-backs are in flight when rows are exported
 
     loader = [batch(i) for i in range(12)]
     with hooked(slow, loader, both.rows, sparse=lambda ids: ids, patience=30) as batches:
@@ -98,7 +98,7 @@ def test_rows_are_the_references(optimizer: RowOptimizer, dtype: torch.dtype, tm
             if batches.step in (
                 1,
                 7,
-            ):  # resident rows, rows in the store, write-backs on their way, steps planned ahead
+            ):  # resident rows, rows in the store, write-backs in flight, steps planned ahead
                 skirl.export(both.rows, path)
                 both.check(path)
     assert both.rows.engine.counters.fetched > 20
@@ -139,7 +139,7 @@ def test_untouched_rows_too(tmp_path: Path) -> None:
     with skirl.lookahead([batch(i) for i in range(9)], both.rows, sparse=lambda ids: ids, patience=30) as batches:
         for ids in batches:
             both.step(ids)
-            if batches.step == 3:  # the window knows rows that no step has used
+            if batches.step == 3:  # the window knows rows that no step has used yet
                 break
         skirl.export(both.rows, path, untouched=True)
     found = load_file(path)

@@ -1,4 +1,4 @@
-"""Rows from elsewhere: by whatever name, from whatever file, and refused where they do not fit."""
+"""Rows from elsewhere: under any name, from any file, and refused if they do not fit."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ def large() -> skirl.EmbeddingBagCollection:
 
 
 def rows_of(embeddings: skirl.EmbeddingBagCollection) -> dict[str, torch.Tensor]:
-    """What evaluation sees of every row of tables a and b."""
+    """Return every row of tables a and b, as evaluation sees it."""
     ids = skirl.KeyedJagged.one_hot(["a", "b"], torch.arange(6)[:, None].expand(6, 2))
     out = embeddings.eval()(ids)
     return {name: out[name].detach().clone() for name in ("a", "b")}
@@ -82,7 +82,7 @@ def test_a_name_that_the_source_has_not_is_refused() -> None:
 def test_tensors_of_another_form_are_refused_with_their_file(
     tmp_path: Path, tensors: dict[str, torch.Tensor], words: str
 ) -> None:
-    """What fuzzing found: a broadcast, a cast to whole numbers, an index out of range."""
+    """Fuzzing found a broadcast, a cast to whole numbers, and an index out of range."""
     save_file(tensors, tmp_path / "t.safetensors")
     torch.save(tensors, tmp_path / "t.pt")
     for name in ("t.safetensors", "t.pt"):
@@ -93,7 +93,7 @@ def test_tensors_of_another_form_are_refused_with_their_file(
 
 
 def test_a_flipped_bit_in_a_file_of_torch_is_found(tmp_path: Path) -> None:
-    """torch compares no checksum where it maps the file; fuzzing found other weights than were saved."""
+    """Torch checks no checksum when it maps the file: fuzzing found weights that differed from the saved ones."""
     state = {"a.weight": torch.ones(6, 2), "b.weight": torch.full((6, 4), 2.0)}
     path = tmp_path / "t.pt"
     torch.save(state, path)
@@ -132,7 +132,7 @@ def test_a_pickle_is_refused(tmp_path: Path) -> None:
     torch.save({"user.weight": nn.Module}, tmp_path / "in.pt")
     with pytest.raises(ValueError, match=r"no state dict that torch\.load") as refused:
         skirl.import_rows(large(), tmp_path / "in.pt")
-    assert len(str(refused.value)) < 500 and "\n" not in str(refused.value)  # torch's own sentence is a page
+    assert len(str(refused.value)) < 500 and "\n" not in str(refused.value)  # torch's own message takes a page
     (tmp_path / "in.safetensors").write_bytes(b"x" * 100)
     with pytest.raises(ValueError, match="no safetensors file"):
         skirl.import_rows(large(), tmp_path / "in.safetensors")

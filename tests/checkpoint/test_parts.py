@@ -1,4 +1,4 @@
-"""Checkpoints of several trainers, which are threads here: each trains rows of its own, and any number goes on with them."""
+"""Checkpoints of several trainers, here threads: each trains its own rows, and any number of trainers can resume."""
 
 import itertools
 import logging
@@ -40,7 +40,7 @@ State = dict[int, bytes]
 
 
 class Trainer:
-    """One of several, with embeddings of its own: only its own keys are in its batches."""
+    """One of several trainers, with its own embeddings: its batches contain only its own keys."""
 
     def __init__(self, peers: Peers, store: str, placement: Placement | None = None) -> None:
         self.peers, self.placement = peers, placement or Placement.even(peers.size)
@@ -76,7 +76,7 @@ class Trainer:
         return self
 
     def state(self) -> State:
-        """Every row that was used, with its optimizer's state."""
+        """Return every row that was used, with its optimizer's state."""
         return state_of(self.rows)
 
 
@@ -107,7 +107,7 @@ def jitter(seed: int) -> Callable[[int, str], None]:
 
 
 def saved(n: int, folder: Path, store: Callable[[int], str], seeds: tuple[int, ...], **more: Any) -> list[State]:
-    """N trainers train and save, once for each seed; the rows of all of them at each save."""
+    """Let N trainers train and save, once for each seed. Return the rows of all of them at each save."""
 
     def work(peers: Peers) -> list[State]:
         trainer, states = Trainer(peers, store(peers.rank)), []
@@ -115,7 +115,7 @@ def saved(n: int, folder: Path, store: Callable[[int], str], seeds: tuple[int, .
             trainer.train(seed)
             saving = trainer.save(folder, wait=False, keep=2)
             states.append(trainer.state())
-            trainer.train(seed + 50, 1)  # while it is written
+            trainer.train(seed + 50, 1)  # while the checkpoint is written
             saving.wait()
             assert saving.path.is_file() and (saving.bytes > 0 or n == 1)
         trainer.rows.close()
@@ -162,7 +162,7 @@ def test_n_trainers_save_and_m_go_on(
 
 
 def test_one_process_reads_the_parts_of_several(tmp_path: Path) -> None:
-    """What exports, looks at and evaluates a checkpoint knows nothing of trainers."""
+    """Code that exports, inspects or evaluates a checkpoint knows nothing of trainers."""
     for store in ("memory", "disk"):
         folder = tmp_path / store
         [state] = saved(3, folder, on(store, tmp_path / f"{store} rows"), (1,))
@@ -189,7 +189,7 @@ def test_counters_of_all_trainers_stay_with_some(tmp_path: Path) -> None:
 
 @contextmanager
 def failing(where: str, rank: int, trainer: Trainer) -> Iterator[None]:
-    """The disk of one trainer is full at one point of a save."""
+    """Make the disk of one trainer full at one point of a save."""
 
     def full(*args: Any, **options: Any) -> Any:
         raise OSError(28, "No space left on device")
@@ -224,7 +224,7 @@ def test_a_trainer_that_cannot_write_stops_the_checkpoint_of_all(tmp_path: Path,
             with failing(where, rank, trainer), pytest.raises(NotWritten) as error:
                 trainer.save(folder)
             told.append(str(error.value))
-            peers.channel("ids").exchange([np.zeros(0, np.int64)] * 2)  # the point stays until both have failed
+            peers.channel("ids").exchange([np.zeros(0, np.int64)] * 2)  # the point stays set until both have failed
         point["now"] = ("", -1)
         peers.channel("ids").exchange([np.zeros(0, np.int64)] * 2)
         trainer.train(2).save(folder)
@@ -270,7 +270,7 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
 
 @pytest.mark.parametrize("store", ["memory", "disk"])
 def test_a_kill_at_any_touch_of_a_file_leaves_a_whole_checkpoint(tmp_path: Path, store: str) -> None:
-    """What is in the folder before each touch is what a kill of all trainers there would leave."""
+    """The folder's content before each touch is what a kill of all trainers at that point would leave."""
     folder, busy, shots = tmp_path / "c", threading.RLock(), list[Path]()
 
     def shot(touched: str) -> None:
@@ -284,7 +284,7 @@ def test_a_kill_at_any_touch_of_a_file_leaves_a_whole_checkpoint(tmp_path: Path,
                         shutil.rmtree(tmp_path / "shot", ignore_errors=True)
                         shutil.copytree(folder, tmp_path / "shot")
                         break
-                    except (OSError, shutil.Error):  # another thread is in the midst of a call
+                    except (OSError, shutil.Error):  # another thread is in the middle of a call
                         continue
                 shots.append((tmp_path / "shot").rename(tmp_path / f"shot-{len(shots)}"))
             finally:
@@ -370,7 +370,8 @@ def _loaded_and_saved(peers: Peers, store: str, folder: Path) -> tuple[State, in
 
 
 def test_one_trainer_alone_sees_other_files(tmp_path: Path) -> None:
-    """A folder of its own is not the folder of all; damage that only one can see is all trainers' damage."""
+    """Separate copies of the folder do if they match: damage that one trainer sees counts for all. Different folders
+    are refused."""
     states = saved(2, tmp_path / "0", on("memory", tmp_path), (0, 1))
     shutil.copytree(tmp_path / "0", tmp_path / "1")
     body = folders.read(folders.header(tmp_path / "1", 2))

@@ -1,4 +1,4 @@
-"""Checkpoints written beside training: of one moment, of what has changed, several to a folder."""
+"""Checkpoints written alongside training: each of one step, with only what changed, and several in a folder."""
 
 import json
 import logging
@@ -34,7 +34,7 @@ def test_shared_with_the_planted_faults(check: str) -> None:
 @cases(8)
 @given(st.data())
 def test_any_steps_and_any_stop(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
-    """Checkpoints at any steps, resumed from the newest one, which goes on saving what has changed, several times."""
+    """Checkpoints at any steps. Runs resume from the newest one several times, and go on saving only what changed."""
     setup = Setup(
         batches=10, passes=2, cache=data.draw(st.sampled_from([200, 400])), rows=data.draw(st.sampled_from(ROWS))
     )
@@ -58,7 +58,7 @@ def test_any_steps_and_any_stop(tmp_path_factory: pytest.TempPathFactory, data: 
 
 
 def test_what_is_set_aside_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training waits for a writer that is too slow instead of keeping ever more rows."""
+    """Training waits for a writer that is too slow, instead of holding ever more rows."""
     monkeypatch.setattr(changes, "MOST_ASIDE", 1000)
     run, setup = Run(Setup()), Setup()
     real = saving.Frozen.write
@@ -88,7 +88,7 @@ def test_only_what_has_changed_is_written(tmp_path: Path) -> None:
     assert sizes[0] > 50_000 * record
     assert sizes[1] < 1000 * 8 + 20_000, "nothing but the keys of resident rows"
     assert 500 * record < sizes[2] < 3000 * record + 20_000
-    for _ in range(12):  # all rows change again and again: then files are written anew, and the folder stays bounded
+    for _ in range(12):  # all rows change again and again: then files are written in full, and the folder stays bounded
         for first in range(0, 50_000, 1000):
             step(first, 1000)
         skirl.save(tmp_path, model=rows, keep=2)
@@ -104,7 +104,7 @@ def test_only_what_has_changed_is_written(tmp_path: Path) -> None:
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
     tmp_path: Path, store: str, caplog: pytest.LogCaptureFixture, campaign_seed: int
 ) -> None:
-    """Each file of the newest one in turn: flipped, cut, a page zeroed, gone."""
+    """Each file of the newest one in turn: flipped, cut, a page zeroed, deleted."""
     setup, rng = Setup(batches=10, passes=1), np.random.default_rng(campaign_seed)
     saves(Run(replace(setup, store=on(store, tmp_path / "rows"))), tmp_path / "c", [2, 5, 7], keep=3)
     whole = Run(setup).train()
@@ -165,7 +165,7 @@ def test_a_failure_in_the_background_is_raised_by_the_next_save(
 def test_a_save_that_fails_at_once_takes_nothing_from_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, store: str
 ) -> None:
-    """Rows that the failed one froze have no mark any more: the next one must not believe that they are on disk."""
+    """Rows that the failed save froze have no mark any more. The next save must not assume that they are on disk."""
     run, folder = Run(replace(Setup(), store=on(store, tmp_path / "rows"))), tmp_path / "c"
     target = (save_run, "definition") if where == "definition" else (run.model.rows.engine.store, "freeze")
 
@@ -221,7 +221,7 @@ def test_the_dense_part_is_one_of_torch_distributed_checkpoint(tmp_path: Path) -
     dense = {name: p for name, p in run.model.named_parameters() if p.numel()}
     state = {f"model.state.{name}": torch.zeros_like(p) for name, p in dense.items()}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that there is no process group
+        warnings.simplefilter("ignore")  # that no process group was set up
         dcp.load(state, storage_reader=dcp.HuggingFaceStorageReader(str(folder)), no_dist=True)
     assert all(torch.equal(state[f"model.state.{name}"], p) for name, p in dense.items())
 
@@ -245,7 +245,7 @@ VALUES = st.one_of(
 def test_a_header_that_somebody_has_written_ends_in_a_clean_error_or_a_run(
     saved: Path, tmp_path_factory: pytest.TempPathFactory, data: Any
 ) -> None:
-    """Fuzz: any value anywhere, under a valid checksum. Nothing crashes, and nothing large is allocated."""
+    """Fuzzing: any value anywhere, under a valid checksum. Nothing crashes, and nothing large is allocated."""
     from skirl.tools.sealed_json import seal
 
     copy = tmp_path_factory.mktemp("fuzz")

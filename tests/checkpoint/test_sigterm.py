@@ -1,4 +1,4 @@
-"""SIGTERM: the run saves after the step it is in and exits with 0; resumed, it is the run that was never told to stop."""
+"""On SIGTERM the run saves after the current step and exits with 0. Resumed, it equals a run that was never stopped."""
 
 import json
 import signal
@@ -34,7 +34,7 @@ def test_it_saves_exits_with_0_and_goes_on_with_the_same_bits(warm_python: Pytho
     steps = str(stopped["steps"] + 5)
     assert main(["train", *FLAGS, "--steps", steps, "--save", str(saves), "--resume"]) == 0
     resumed = json.loads(capsys.readouterr().out)
-    assert resumed["begun_at"] == stopped["steps"]  # not of an interval before
+    assert resumed["begun_at"] == stopped["steps"]  # not from an earlier interval
     assert main(["train", *FLAGS, "--steps", steps]) == 0
     whole = json.loads(capsys.readouterr().out)
     for name in ("loss", "auc", "samples"):

@@ -1,4 +1,4 @@
-"""Two starts of one run write into one folder, the older one at any moment of the newer one's: those of the newer stay."""
+"""Two starts of one run write to one folder, the older one at any moment of the newer one: the newer one's files stay."""
 
 import threading
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from tests.checkpoint.test_parts import State, Trainer, union
 
 
 class NewerStart:
-    """A start of the run that loads, trains and saves twice, once, when it is called."""
+    """A newer start of the run. When first called, it loads, trains and saves twice."""
 
     def __init__(self, folder: Path, trainers: int) -> None:
         self.folder, self.trainers, self.ran = folder, trainers, False
@@ -72,7 +72,7 @@ def test_an_older_start_changes_nothing(tmp_path: Path, moment: str, trainers: i
             trainer.train(1).save(tmp_path)
         except (Superseded, PeerError, OSError) as error:
             told.append(str(error))
-        if newer.ran:  # an error or none: from here on it is told
+        if newer.ran:  # whether or not this failed, it knows from now on
             with pytest.raises(
                 (Superseded, PeerError), match="belongs to start 2 of the run, and this is start 1: end"
             ):
@@ -116,7 +116,7 @@ def test_a_start_goes_on_and_a_process_that_resumes_is_another(tmp_path: Path) -
 
 
 class Counted:
-    """Data that is a number of steps."""
+    """A data source that is just a step count."""
 
     step = 0
 
@@ -134,7 +134,7 @@ def kept(trainer: Trainer, folder: Path) -> Keeper:
 
 
 def test_trainers_that_resume_have_the_folder_before_any_of_them_saves(tmp_path: Path) -> None:
-    """So what one of them freezes early is not taken for a file that an older start has left."""
+    """So that files which one of them freezes early are not mistaken for those of an older start."""
     states = list[State]()
 
     def newer(peers: Peers) -> State:
@@ -162,7 +162,7 @@ def test_trainers_that_resume_have_the_folder_before_any_of_them_saves(tmp_path:
 
 
 def test_a_listing_that_is_old_tells_nothing_of_a_newer_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As network file systems show folders; a folder that somebody has cleared is still that of the start."""
+    """Network file systems show stale listings. A folder that somebody has cleared still belongs to the start."""
     assert starts.claim(tmp_path) == 1 and starts.is_newest(tmp_path, 1)
     with monkeypatch.context() as patch:
         starts.claim(tmp_path)

@@ -1,4 +1,4 @@
-"""kill -9 at any moment of `skirl train` with checkpoints, then --resume: the bits of a run that was never killed."""
+"""`skirl train`, killed by kill -9 at any moment and resumed, has the bits of a run that was never killed."""
 
 import json
 from pathlib import Path

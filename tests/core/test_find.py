@@ -1,4 +1,4 @@
-"""Repeated bags are found, whatever their hashes; what is found is the same batch."""
+"""Repeated bags are found, whatever their hashes, and the batch stays the same."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from tests.cases import cases
 
 
 def bags_of(ids: KeyedJagged) -> dict[str, list[list[tuple[int, float]]]]:
-    """Ids and weights of each sample, by feature, from values and lengths alone."""
+    """Return ids and weights of each sample, by feature, from values and lengths alone."""
     weights = [1.0] * len(ids.values()) if ids.weights_or_none() is None else ids.weights_or_none().tolist()  # type: ignore[union-attr]
     pairs, at = iter(zip(ids.values().tolist(), weights, strict=True)), 0
     bags: list[list[tuple[int, float]]] = []
@@ -29,7 +29,7 @@ def bags_of(ids: KeyedJagged) -> dict[str, list[list[tuple[int, float]]]]:
 
 
 def drawn(rng: np.random.Generator) -> KeyedJagged:
-    """Some features with few bags each, at random; empty lists among them."""
+    """Draw some features with few different bags each, including empty lists."""
     samples, weighted = int(rng.integers(1, 9)), rng.random() < 0.5
     values: list[int] = []
     lengths: list[int] = []
@@ -45,7 +45,7 @@ def drawn(rng: np.random.Generator) -> KeyedJagged:
 
 
 def found_in(ids: KeyedJagged, mask: int) -> KeyedJagged:
-    """`find` of all features, with the hashes that a mask leaves."""
+    """Run `find` on all features, with hashes reduced by a mask."""
     captured, finder = capture(ids, ()), _Finder(ids.stride(), mask)
     weights = NO_SCALE if captured.weights is None else captured.weights
     each = (finder.find(captured.values, weights.view(np.int32), captured.starts(f)) for f in range(len(ids.keys())))

@@ -1,4 +1,4 @@
-"""Tables by the patterns of their names."""
+"""Tables selected by patterns of their names."""
 
 import numpy as np
 import pytest

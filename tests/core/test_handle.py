@@ -1,4 +1,4 @@
-"""The rows' learning rates, driven and kept as torch does it."""
+"""The rows' learning rates, set and scheduled as torch does."""
 
 import math
 import warnings
@@ -23,7 +23,7 @@ def test_schedulers_drive_the_learning_rate_and_state_dict_keeps_it():
     schedule = torch.optim.lr_scheduler.StepLR(handle, step_size=2, gamma=0.5)
     rates = []
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # "lr_scheduler.step() before optimizer.step()": backward was the step
+        warnings.simplefilter("error")  # "lr_scheduler.step() before optimizer.step()": backward was already the step
         for _ in range(4):
             rates.append(handle.lr)
             schedule.step()

@@ -1,4 +1,4 @@
-"""Hashes of ids: equal for equal ids, whatever they are held in; different for anything else that a loop may do to them."""
+"""Hashes of ids: equal for equal ids, whatever holds them, and different after any change that a loop may make to them."""
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ NUMBERS = st.integers(0, 3) | st.integers(0, 2**48 - 1)
 
 @st.composite
 def batches(draw) -> tuple[dict[str, list[list[int]]], int]:
-    """Bags of ids, by feature, and how many samples there are."""
+    """Draw bags of ids, by feature, and the number of samples."""
     samples = draw(st.integers(0, 4))
     bags = st.lists(st.lists(NUMBERS, max_size=4), min_size=samples, max_size=samples)
     return draw(st.dictionaries(st.sampled_from("abc"), bags, min_size=1)), samples
@@ -64,7 +64,7 @@ def test_narrow_ids_have_the_same(batch):
 
 
 def test_batches_that_differ_in_one_id_differ():
-    """One id in one place: a hash that is linear in the ids takes a 2 in one place for a 1 in another."""
+    """One id in one place. A hash that is linear in the ids would mistake a 2 in one place for a 1 in another."""
     found, tried = set(), 0
     values, ends = np.zeros(1000, np.int64), np.array([0, 1000])
     for id in range(1, 201):

@@ -1,4 +1,4 @@
-"""From jagged ids to keys and bags: right against plain Python, and a clear refusal of everything else."""
+"""From jagged ids to keys and bags: correct compared with plain Python, and a clear error for anything else."""
 
 import re
 
@@ -22,7 +22,7 @@ SCHEMA = Schema.of(TABLES)
 
 
 class Given:
-    """Anything with the four methods, saying what a test wants."""
+    """An object with the four methods, which return what a test wants."""
 
     def __init__(self, keys=("a",), values=None, offsets=None, weights=None) -> None:
         self._keys, self._weights = keys, weights
@@ -47,7 +47,7 @@ ONE = Schema.of([Table("a", 10, 4)])
 
 @st.composite
 def jagged(draw: st.DrawFn) -> tuple[KeyedJagged, dict[str, list[list[tuple[int, float]]]]]:
-    """Ids of all features in any order, one that no table knows among them; and the same as lists."""
+    """Draw ids of all features in any order, including one that no table knows, and the same ids as lists."""
     batch = draw(st.integers(0, 4))
     names = draw(st.permutations(["a", "s1", "s2", "b", "unknown"]))
     rows = {feature: table.rows for table in TABLES for feature in table.features} | {"unknown": 1 << 60}

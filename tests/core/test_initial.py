@@ -1,4 +1,4 @@
-"""Initial values: their distribution, their bits, and that any device can make them."""
+"""Initial values: their distribution, their bits, and that every device can compute them."""
 
 import numpy as np
 import pytest
@@ -51,7 +51,7 @@ def test_kernel_equals_reference(key_list, initial, dim, seed, dtype):
 
 
 def torch_uniform(key_list, bound, dim, seed):
-    """The same values by torch's int64, whose right shift is arithmetic and has to be masked."""
+    """Compute the same values with torch's int64, whose right shift is arithmetic and needs a mask."""
 
     def shift(z, by):
         return (z >> by) & ((1 << 64 - by) - 1)

@@ -1,4 +1,4 @@
-"""A batch whose samples share bags: every operation keeps the samples' ids, and what is wrong is refused by name."""
+"""A batch whose samples share bags: every operation keeps the samples' ids, and errors name what is wrong."""
 
 import copy
 import pickle
@@ -65,7 +65,7 @@ def test_another_inverse_has_another_hash_and_another_digest(seed):
 @cases(60)
 @given(seed=st.integers(0, 1 << 30))
 def test_bags_that_no_sample_has_are_left_out(seed):
-    """Beside the batch that was made of the samples' bags alone; the order of the others is kept."""
+    """The result equals the batch made of the samples' bags alone; the order of the other bags is kept."""
     rng = np.random.default_rng(seed)
     ids = found_in(drawn(rng), -1)
     strides = dict(zip(ids.keys(), ids.stride_per_key(), strict=True))

@@ -1,4 +1,4 @@
-"""OncePerBag beside the same encoder run for every sample: in plain PyTorch, with autograd's own gradients."""
+"""OncePerBag compared with the same encoder run for every sample, in plain PyTorch with autograd's gradients."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ DIM = 4
 
 
 class Gru(nn.Module):
-    """The state behind each sequence's last row; zeros where it has none."""
+    """The state after each sequence's last row; zeros if it has none."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Gru(nn.Module):
 
 
 class Attention(nn.Module):
-    """Each row by how much it says, softmax over the bag's; two tensors, in a dict."""
+    """A softmax over each bag's rows, weighting them; two tensors, in a dict."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Attention(nn.Module):
 
 
 class Both(nn.Module):
-    """Of two features, jagged: sums of their rows, times each other."""
+    """Uses two features, jagged: the product of the sums of their rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def bags_of(lengths: list[int], inverse: list[int], seed: int) -> Distinct:
 
 
 def sample_by_sample(bags: Distinct) -> Distinct:
-    """The same as a plain batch: each sample with rows of its own, which are those of its bag."""
+    """Return the same as a plain batch, in which each sample has its own copy of its bag's rows."""
     parts = bags.rows.split(bags.offsets.diff().tolist())
     own = [parts[bag] for bag in bags.inverse.tolist()]
     return Distinct(torch.cat(own), torch.tensor([0, *np.cumsum([len(part) for part in own])]), torch.arange(len(own)))
@@ -75,7 +75,7 @@ def flat(made: Any) -> Tensor:
 
 
 def check(encoder: OncePerBag, features: list[Distinct]) -> None:
-    """Outputs and gradients, of rows and of weights, are those of the encoder over every sample."""
+    """Check that outputs and gradients, of rows and of weights, equal those of the encoder run over every sample."""
     weights = [feature.rows for feature in features] + list(encoder.parameters())
     plain = [sample_by_sample(feature) for feature in features]
     inputs = [
@@ -129,7 +129,7 @@ def test_any_batch(shape: tuple[list[int], list[int]]):
 
 
 def test_gradients_are_summed_sample_by_sample_from_zero():
-    """In floats of very different sizes every order has bits of its own."""
+    """With floats of very different sizes, every order has different bits."""
     draw = torch.Generator().manual_seed(1)
     inverse = torch.randint(0, 7, (300,), generator=draw)
     grad = torch.randn(300, 5, generator=draw) * 10.0 ** torch.randint(-6, 6, (300, 1), generator=draw)
@@ -143,7 +143,7 @@ def test_gradients_are_summed_sample_by_sample_from_zero():
 
 
 def test_over_a_collection_an_encoder_trains_the_rows_of_bags():
-    """Rows after a step are those of the expanded batch; an encoder that counts its rows saw each bag once."""
+    """Rows after a step equal those of the expanded batch. An encoder that counts its rows saw each bag once."""
     ids = skirl.KeyedJagged(
         ["item", "seen", "liked"], torch.arange(13), lengths=torch.tensor([1, 1, 1, 1, 3, 2, 2, 2]), strides=[4, 2, 2],
         inverse={("seen", "liked"): torch.tensor([0, 1, 0, 0])},

@@ -1,4 +1,4 @@
-"""Row optimizers against their references: torch.optim on coalesced sparse gradients, FBGEMM's row-wise Adagrad."""
+"""Row optimizers against their references: torch.optim on coalesced sparse gradients, and FBGEMM's row-wise Adagrad."""
 
 import math
 
@@ -27,7 +27,7 @@ TORCH = [
 
 
 def update(optimizer: RowOptimizer, cache, rows, positions, grads, step):
-    """One step of the kernel: row i's gradient is the sum of grads[positions[i]]."""
+    """Run one step of the kernel, in which row i's gradient is the sum of grads[positions[i]]."""
     start = np.concatenate([[0], np.cumsum([len(p) for p in positions])]).astype(np.int32)
     flat = np.concatenate(positions).astype(np.int32)
     bag_of = np.arange(len(grads), dtype=np.int32)
@@ -53,7 +53,7 @@ def new_cache(optimizer, dtype):
     return cache
 
 
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")  # torch.optim.Adagrad's own
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")  # raised by torch.optim.Adagrad itself
 @pytest.mark.parametrize(("optimizer", "make"), TORCH, ids=[repr(o) for o, _ in TORCH])
 @pytest.mark.parametrize(("dtype", "steps", "within"), [(np.float32, 1, 1e-5), (np.float64, 100, 1e-12)])
 def test_agrees_with_torch(optimizer, make, dtype, steps, within):
@@ -86,7 +86,7 @@ BY_ROW = [
 @pytest.mark.parametrize(("optimizer", "make"), BY_ROW, ids=[repr(o) for o, _ in BY_ROW])
 @pytest.mark.parametrize(("dtype", "steps", "within"), [(np.float32, 1, 1e-5), (np.float64, 100, 1e-12)])
 def test_agrees_with_torch_over_one_parameter_a_row(optimizer, make, dtype, steps, within):
-    """What torch does to a parameter whose gradient is None is what happens to a row that is not in the batch: nothing."""
+    """Torch does nothing to a parameter whose gradient is None; the same goes for a row that is not in the batch."""
     cache = new_cache(optimizer, dtype)
     parameters = [torch.nn.Parameter(torch.from_numpy(row.copy())) for row in cache[:, :DIM]]
     theirs = make(parameters)
@@ -119,7 +119,7 @@ def test_adam_decays_as_l2_in_the_gradient_of_sparse_adam(dtype, steps, within):
 
 
 def mcmahan(w, z, n, g, alpha, beta, l1, l2):
-    """Per-Coordinate FTRL-Proximal of McMahan et al., algorithm 1, for one number: w, z and n after the gradient g."""
+    """Return w, z and n of one number after gradient g, by Per-Coordinate FTRL-Proximal (McMahan et al., algorithm 1)."""
     sigma = (math.sqrt(n + g * g) - math.sqrt(n)) / alpha
     z, n = z + g - sigma * w, n + g * g
     w = 0.0 if abs(z) <= l1 else -(z - math.copysign(l1, z)) / ((beta + math.sqrt(n)) / alpha + l2)
@@ -128,7 +128,7 @@ def mcmahan(w, z, n, g, alpha, beta, l1, l2):
 
 @pytest.mark.parametrize("numbers", [(0.3, 1.0, 0.0, 0.0), (0.1, 0.5, 0.7, 0.2), (0.2, 0.0, 1.5, 0.5)])
 def test_ftrl_agrees_with_the_paper_number_by_number(numbers):
-    """From 0, as in the paper; and from other weights, with the z that they have by the paper's own formula for w."""
+    """From 0, as in the paper, and from other weights, with the z that the paper's own formula for w gives them."""
     alpha, beta, l1, l2 = numbers
     optimizer = FTRL(lr=alpha, beta=beta, l1=l1, l2=l2)
     cache = new_cache(optimizer, np.float64)
@@ -136,7 +136,7 @@ def test_ftrl_agrees_with_the_paper_number_by_number(numbers):
     w = cache[:, :DIM].copy()
     z, n = -(w * (beta / alpha + l2) + np.sign(w) * l1), np.zeros_like(w)
     for step, ids, rows, positions, grads in batches(np.float64, 60):
-        grads[:, 2] = 0 if step % 3 else grads[:, 2]  # some have no gradient at first
+        grads[:, 2] = 0 if step % 3 else grads[:, 2]  # some rows have no gradient at first
         update(optimizer, cache, rows, positions, grads, step)
         for row in rows:
             for d in range(DIM):
@@ -171,7 +171,7 @@ def test_rowwise_adagrad_agrees_with_its_definition(weight_decay, dtype, steps, 
 
 
 def test_rowwise_adagrad_agrees_with_fbgemm():
-    """Without weight decay: FBGEMM 1.8.0 takes the parameter on the CPU and ignores it (we follow its CUDA kernel)."""
+    """Without weight decay: FBGEMM 1.8.0 accepts the parameter on the CPU but ignores it (we follow its CUDA kernel)."""
     pytest.importorskip("fbgemm_gpu", reason="not installed: constraints/others.txt")
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation

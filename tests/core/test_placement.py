@@ -1,4 +1,4 @@
-"""The site of a row, against a splitmix64 generator in plain Python."""
+"""The site of a row, compared with a splitmix64 generator in plain Python."""
 
 import json
 from itertools import pairwise
@@ -16,7 +16,7 @@ keys = st.builds(lambda table, row: table << 48 | row, st.integers(0, 9), st.int
 
 
 def drawn(state: int, number: int) -> int:
-    """What a splitmix64 generator with this state draws, counted from 0."""
+    """Return number `number`, counted from 0, that a splitmix64 generator with this state draws."""
     z = (state + (number + 1) * 0x9E3779B97F4A7C15) % 2**64
     z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
     z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
@@ -24,7 +24,7 @@ def drawn(state: int, number: int) -> int:
 
 
 def test_the_generator_above_is_splitmix64():
-    """Its first numbers from 0, as they are published."""
+    """Its first numbers from seed 0, as published."""
     assert [drawn(0, i) for i in range(3)] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
 
 
@@ -41,7 +41,7 @@ def test_the_generator_above_is_splitmix64():
     ],
 )
 def test_where_these_rows_live_for_ever(sites, use, wanted):
-    """Stores and checkpoints rely on it: a change loses every row."""
+    """Stores and checkpoints rely on it: a change would lose every row."""
     five = np.array([0, 1, 12345, (1 << 48) - 1, 7 << 48 | 99])
     assert Placement.even(sites, use).site_of(five).tolist() == wanted
     by_hand = [drawn(key, SALTS[use]) * sites // 2**64 for key in five.tolist()]
@@ -114,7 +114,7 @@ def test_ranges_cover_the_hash_once():
 
 
 def test_rows_spread_evenly_and_by_no_other_hash():
-    """Rows of one rank fill its store's parts evenly, and the places of a hash index."""
+    """Rows of one rank fill the parts of its store evenly, and also the places of a hash index."""
     one_table = np.arange(200_000, dtype=np.int64)
     rank = Placement.even(8).site_of(one_table)
     mine = one_table[rank == 3]

@@ -1,4 +1,4 @@
-"""The file of a placement: it comes back as it was, and whatever is wrong with it is one sentence."""
+"""The file of a placement: it loads as it was written, and each thing wrong with it gives one sentence."""
 
 import json
 
@@ -21,7 +21,7 @@ def plans(draw: st.DrawFn) -> PlacementPlan:
         by = draw(st.sampled_from(["hash", "rows"]))
         inner = draw(st.sets(st.integers(1, (2**64 if by == "hash" else rows) - 1), max_size=4)) if rows > 1 else set()
         of = draw(st.lists(st.integers(0, sites - 1), min_size=len(inner) + 1, max_size=len(inner) + 1))
-        by = by if inner else "hash"  # one piece is whole
+        by = by if inner else "hash"  # a table in one piece counts as whole
         tables.append(PlacedTable(name, rows, draw(st.integers(1, 64)), Cut((0, *sorted(inner)), tuple(of), by)))
     memory, rate = st.none() | st.integers(1, 1 << 40), st.none() | st.floats(1, 1e12)
     return PlacementPlan(tuple(Site(f"s{n}", "memory", draw(memory), draw(rate)) for n in range(sites)), tuple(tables))
@@ -36,7 +36,7 @@ def test_what_is_written_comes_back_and_has_every_row_once(plan, seed):
     for number, (table, said) in enumerate(zip(plan.tables, body["tables"], strict=True)):
         rows = rng.integers(0, table.rows, 20)
         found = plan.placement.site_of(number << 48 | rows)
-        if said["by"] == "rows":  # read by hand: each row is in one piece
+        if said["by"] == "rows":  # checked by hand: each row is in one piece
             wanted = [[p["site"] for p in said["pieces"] if p["begin"] <= row < p["end"]] for row in rows.tolist()]
         elif said["by"] == "whole":
             wanted = [[said["pieces"][0]["site"]] for _ in rows]

@@ -1,4 +1,4 @@
-"""The reference itself: by hand, and against plain PyTorch."""
+"""The reference itself, checked by hand and against plain PyTorch."""
 
 import numpy as np
 import pytest
@@ -16,9 +16,9 @@ def ones(*shape):
 
 def test_tree_sum_folds_by_halves():
     big = np.float32(2**24)
-    # (big + -big) + (1 + 1), where a sum from the left loses the first 1: big + 1 = big.
+    # (big + -big) + (1 + 1), where summing from the left would lose the first 1: big + 1 = big.
     assert tree_sum(np.array([big, 1, -big, 1], np.float32)) == 2
-    # Five values: the fifth is added to the first, then halves of 2 and 1.
+    # Five values: the fifth is added to the first, then halves of two and one.
     assert tree_sum(np.array([big, 1, 0, 1, -big], np.float32)) == 2
     assert tree_sum(np.array([3], np.float32)) == 3
 
@@ -36,7 +36,7 @@ def test_evaluation_changes_nothing():
     reference.forward({"t": ([1], [0, 1], None)})
     reference.forward({"t": ([2], [0, 1], None)}, evaluate=True)
     assert list(reference.rows) == [1]
-    reference.backward({"t": ones(1, 2)})  # of the first forward
+    reference.backward({"t": ones(1, 2)})  # for the first forward
 
 
 def test_a_feature_without_gradient_is_not_updated():
@@ -66,7 +66,7 @@ def test_micro_batches_are_one_step():
 
 
 def test_a_feature_counts_in_the_micro_batches_that_gave_it_a_gradient():
-    """Adam moves a row with momentum even by a gradient of zero: that row 2 stays shows that its positions do not count."""
+    """Adam moves a row with momentum even for a zero gradient: since row 2 stays, its positions do not count."""
     table = Table("t", 10, 1, features=("a", "b"), init=Constant(0.0))
     reference = Reference([table], Adam())
     reference.forward({"a": ([1, 2, 3], [0, 3], None)})
@@ -85,7 +85,7 @@ def test_gradients_for_another_number_of_forwards_are_refused():
         reference.backward({"t": ones(1, 2)})
 
 
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")  # torch.optim.Adagrad's own
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")  # raised by torch.optim.Adagrad itself
 @pytest.mark.parametrize("pooling", ["sum", "mean"])
 @pytest.mark.parametrize(
     ("optimizer", "make"),

@@ -1,7 +1,7 @@
-"""Malformed files, each made by a few lines of Python, with what its error has to say.
+"""Malformed files, each made by a few lines of Python, and the errors they give.
 
-A case is a name, how its file is made, how it is opened, the words that have to be in the error, and how many rows
-are left out with `--bad-rows skip`, if that is possible.
+A case has a name, how its file is made and opened, the words that the error must contain, and how many rows `--bad-rows
+skip` leaves out, if it applies.
 """
 
 import gzip
@@ -54,14 +54,14 @@ class Case:
     kind: str = "criteo"
     schema: str | None = None
     skipped: int | None = None
-    """Rows that are left out on request; None: the file is refused all the same."""
+    """Rows that are left out on request; None: the file is refused even then."""
     flags: dict[str, Any] = field(default_factory=dict)
     rows: int | None = None
-    """Rows of the file, malformed ones too; of the usual ones of its kind if not set."""
+    """Rows of the file, including malformed ones; by default, as many as usual for its kind."""
 
     @property
     def left(self) -> int:
-        """Rows that are read if the others are left out."""
+        """Return how many rows are read if the malformed ones are left out."""
         assert self.skipped is not None
         usual = {"criteo": len(ROWS), "parquet": 4, "csv": 2}[self.kind]
         return (usual if self.rows is None else self.rows) - self.skipped
@@ -72,7 +72,7 @@ def text(rows: list[list[str]] = ROWS, delimiter: str = "\t", end: str = "\n") -
 
 
 def with_value(row: int, column: str, value: str) -> Callable[[Path], Any]:
-    """Criteo text with one other value."""
+    """Return a function that writes Criteo text with one changed value."""
     rows = [list(one) for one in ROWS]
     rows[row][CRITEO.index(column)] = value
     return lambda path: path.write_bytes(text(rows))
@@ -83,14 +83,14 @@ def raw(data: bytes) -> Callable[[Path], Any]:
 
 
 def line(number: int, data: bytes) -> Callable[[Path], Any]:
-    """Criteo text with one other line."""
+    """Return a function that writes Criteo text with one changed line."""
     lines = text().splitlines(keepends=True)
     lines[number] = data
     return raw(b"".join(lines))
 
 
 def parquet(**columns: Any) -> Callable[[Path], Any]:
-    """A Parquet file of SCHEMA's columns, with others in their place; None leaves one out."""
+    """Return a function that writes a Parquet file of SCHEMA with some columns replaced; None leaves a column out."""
     n = 4
     whole = {"y": [0, 1, 0, 1], "x": [0.5] * n, "item": [1, 2, 3, 4], "tags": [[1], [], [2, 3], None]}
     table = {name: values for name, values in {**whole, **columns}.items() if values is not None}
@@ -98,7 +98,7 @@ def parquet(**columns: Any) -> Callable[[Path], Any]:
 
 
 def cut(make: Callable[[Path], Any], keep: Callable[[bytes], bytes]) -> Callable[[Path], Any]:
-    """A file that is damaged after it was made."""
+    """Return a function that makes a file and then damages it."""
 
     def made(path: Path) -> None:
         make(path)
@@ -126,7 +126,7 @@ MANY = text(criteo_rows(3000))
 
 
 def value(name: str, row: int, column: str, found: str, *words: str) -> Case:
-    """Criteo text with one malformed value."""
+    """Return a case of Criteo text with one malformed value."""
     return Case(name, with_value(row, column, found), (f"line {row + 1}: ", column, *words, MEND), skipped=1)
 
 
@@ -285,4 +285,4 @@ SCHEMAS = {
                       '[[id]]\nname = "c"\ntable = "t"\nrows = 9',
                       "have different rows"),
 }  # fmt: skip
-"""Schema files that are refused, and what is said."""
+"""Schema files that are refused, with the expected error."""

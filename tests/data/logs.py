@@ -1,4 +1,4 @@
-"""Click logs in the layouts that skirl reads, made up; and a plain reading of them that shares no code with skirl's."""
+"""Synthetic click logs in the layouts that skirl reads, and a plain reading of them that shares no code with skirl's."""
 
 import csv
 import gzip
@@ -17,7 +17,7 @@ MASK = (1 << 64) - 1
 
 
 def criteo_rows(n: int, seed: int = 0) -> list[list[str]]:
-    """Rows of Criteo's layout as texts; '' is missing."""
+    """Return rows in Criteo's layout as text; '' means missing."""
     draw = random.Random(seed)
     rows = []
     for _ in range(n):
@@ -77,7 +77,7 @@ def row_of(fingerprint: int, rows: int) -> int:
 
 
 def criteo_sample(row: list[str], rows: int) -> tuple[float, list[float], list[int]]:
-    """Label, dense features and rows of one line."""
+    """Return label, dense features and rows of one line."""
     dense = [0.0 if not text else math.log1p(max(0, int(text))) for text in row[1:14]]
     ids = [
         0 if not text else row_of(number_hash(int(text, 16), name), rows) for name, text in zip(CRITEO[14:], row[14:])
@@ -86,7 +86,7 @@ def criteo_sample(row: list[str], rows: int) -> tuple[float, list[float], list[i
 
 
 def samples_of(batches: list[Batch]) -> list[tuple[float, list[float], list[int]]]:
-    """Batches of one id a feature as samples."""
+    """Convert batches with one id per feature to samples."""
     found = []
     for batch in batches:
         n = len(batch.labels)

@@ -1,4 +1,4 @@
-"""Every malformed file gives its own error: where, found, expected, what to do. Or its rows are left out and counted."""
+"""Each malformed file gives its own error: where, what was found, what was expected, what to do. Or its rows are skipped."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from tests.data.files.read import outcome
 
 
 def opened(case: Case, folder: Path, **flags: Any) -> Files:
-    """The case's file, made if it is not there yet."""
+    """Open the case's file, making it if it does not exist."""
     path = folder / "file"
     if not path.exists():
         case.make(path)
@@ -86,7 +86,7 @@ def test_the_first_malformed_row_is_the_one_that_is_named(tmp_path: Path) -> Non
         assert caught.value.where == "line 801"
 
 
-# Fuzzing: whatever the bytes are, an error of ours or a right result.
+# Fuzzing: whatever the bytes are, there is an error of ours or the right result.
 
 BYTES = st.binary(max_size=40)
 
@@ -112,7 +112,7 @@ def test_mutated_columns(tmp_path_factory: pytest.TempPathFactory, at: int, cut:
 
 
 def test_a_parquet_file_that_ends_early_is_refused(tmp_path: Path) -> None:
-    """Not by its footer, but in the middle of its pages."""
+    """Its footer is intact; it ends in the middle of its pages."""
     logs.write_parquet(tmp_path / "file", logs.criteo_rows(400))
     data = (tmp_path / "file").read_bytes()
     start = pq.read_metadata(tmp_path / "file").row_group(2).column(5).data_page_offset

@@ -1,4 +1,4 @@
-"""The batch sampler of several trainers: together the batches of one, each a micro-batch a shard."""
+"""The batch sampler of several trainers: together they get the batches of one, each shard a micro-batch."""
 
 import itertools
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.cases import cases
 
 
 class Backwards(Sampler[int]):
-    """A sampler of one's own, without a length."""
+    """A user-defined sampler without a length."""
 
     def __init__(self, samples: int) -> None:
         self.samples, self.epoch = samples, 0

@@ -1,4 +1,4 @@
-"""Synthetic sessions: any sample found anywhere, and lists that repeat as often as they are said to."""
+"""Synthetic sessions: any sample can be computed directly, and lists repeat as often as specified."""
 
 from itertools import chain, pairwise
 

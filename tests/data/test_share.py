@@ -1,4 +1,4 @@
-"""What trainers read of a stream: together all of it, sample for sample, and nobody what is another's."""
+"""The parts of a stream that trainers read: together all of it, sample by sample, and nothing twice."""
 
 import gzip
 import itertools
@@ -47,7 +47,7 @@ columns = ["y", "age", "item", "seen"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same rows as text, packed text, Parquet and Arrow, each in several files."""
+    """Write the same rows as text, packed text, Parquet and Arrow, each in several files."""
     folder = tmp_path_factory.mktemp("shares")
     (folder / "s.toml").write_text(SCHEMA)
     rows = [[str(i % 3 % 2), str(i), str(i * i % 97), "|".join("abcdefg"[: i % 5])] for i in range(ROWS)]
@@ -72,7 +72,7 @@ def opened(path: Path, batch: int, *, part_bytes: int = 700, **flags: Any) -> So
 
 
 def samples_of(batch: Batch) -> list[Sample]:
-    """Each sample by itself: nothing of the batch that it came in is left."""
+    """Return each sample by itself, without anything else from its batch."""
     n = len(batch.labels)
     lengths = batch.sparse.lengths().tolist()
     bags = [tuple(bag.tolist()) for bag in batch.sparse.values().split(lengths)]
@@ -85,13 +85,13 @@ def chained(parts: Iterable[list[Sample]]) -> list[Sample]:
 
 
 def place_of(stream: Source) -> Any:
-    """The numbers of a state; a vocabulary's arrays are left out."""
+    """Return the numbers in a stream's state, without a vocabulary's arrays."""
     state = stream.state_dict()
     return (state["files"], state["since"]) if "tables" in state else state
 
 
 def check_shards(stream: Source, batch: int, of: int, ranks: int) -> None:
-    """The shards of all trainers, one after the other in each batch, are the batches of one; so is the place."""
+    """Check that the shards of all trainers, joined batch by batch, equal the batches of one, and positions agree."""
     places, expected = [place_of(stream)], []
     for whole in stream:
         places.append(place_of(stream))
@@ -215,7 +215,7 @@ def test_no_row_of_another_is_encoded(folder: Path, name: str, shuffle: int, mon
         encoded.clear()
         read = sum(len(batch.labels) for batch in opened(folder / name, 40, shuffle=shuffle).sharded(rank, rank + 1, 4))
         assert read == sum(encoded) == ROWS // 40 * 10
-    if name == "parquet" and not shuffle:  # groups of at most 30 rows, shards of 60: some have nothing of a trainer's
+    if name == "parquet" and not shuffle:  # groups of 30 rows or less, shards of 60: some lack rows of a trainer
         encoded.clear()
         list(opened(folder / name, 120).sharded(0, 1, 2))
         assert len(encoded) < 11

@@ -1,4 +1,4 @@
-"""The power law is the one that is documented, and its hot rows lie anywhere."""
+"""The power law is the documented one, and its hot rows may be anywhere."""
 
 import numpy as np
 import pytest
@@ -10,13 +10,13 @@ from tests.cases import cases
 
 
 def rows_by_rank(rows: int, key: int, ranks: int | None = None) -> np.ndarray:
-    """The row of each rank, hottest first."""
+    """Return the row of each rank, hottest first."""
     bits = np.uint64(bits_for(rows))
     return np.array([scatter(rank, rows, bits, np.uint64(key)) for rank in range(ranks or rows)])
 
 
 def share(rows: int, below: np.ndarray) -> np.ndarray:
-    """The share of accesses that ranks below some take: the density's integral."""
+    """Return the share of accesses that go to ranks below some, from the integral of the density."""
 
     def integral(x: np.ndarray) -> np.ndarray:
         return (x + OFFSET) ** (1 - EXPONENT) - OFFSET ** (1 - EXPONENT)
@@ -55,6 +55,6 @@ def test_a_rows_number_says_nothing_about_its_heat(rows: int) -> None:
     assert abs(np.corrcoef(np.arange(2000), hot)[0, 1]) < 0.08  # 3.5 deviations
     counts, _ = np.histogram(hot, bins=20, range=(0, rows))
     assert np.abs(counts - 100).max() < 45
-    # Neighbours in heat are no neighbours in the table, and no arithmetic progression either.
+    # Rows of similar heat are neither neighbours in the table nor in an arithmetic progression.
     steps = np.diff(hot) % rows
     assert len(np.unique(steps)) > (1000 if rows < 10_000 else 1900)

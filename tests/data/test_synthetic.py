@@ -1,4 +1,4 @@
-"""The published counts of Criteo Kaggle, streams that resume bit for bit, and labels that can be learnt."""
+"""The published counts of Criteo Kaggle, streams that resume bit for bit, and labels that can be learned."""
 
 import threading
 import time
@@ -25,7 +25,7 @@ from skirl.train.metrics import StreamingAUC
 
 @kernel
 def mark(ids, base, samples, bitmap):
-    """Set each id's bit; return how many were not set before. `base` is the first bit of each table."""
+    """Set each id's bit, and return how many were not set before. `base` is the first bit of each table."""
     fresh = 0
     for position in range(ids.size):
         bit = base[position // samples] + ids[position]
@@ -37,7 +37,7 @@ def mark(ids, base, samples, bitmap):
 
 @kernel
 def among(ids, base, samples, bitmap):
-    """How many ids have their bit set."""
+    """Return how many ids have their bit set."""
     hits = 0
     for position in range(ids.size):
         bit = base[position // samples] + ids[position]
@@ -46,7 +46,7 @@ def among(ids, base, samples, bitmap):
 
 
 def ranks_in(data: Synthetic, number: int) -> list[int]:
-    """How many of the hottest `number` rows of all tables lie in each: those above one common probability."""
+    """Return how many of the hottest `number` rows of all tables are in each table: those above one common probability."""
 
     def ranks_above(p: float, rows: int) -> int:
         mass = (rows + OFFSET) ** (1 - EXPONENT) - OFFSET ** (1 - EXPONENT)
@@ -65,12 +65,12 @@ class Counts:
     hottest_share: float
     distinct_in_batch: float
     distinct: list[int]
-    """In the first 0, 1, 2, ... batches."""
+    """Distinct rows in the first 0, 1, 2, ... batches."""
 
 
 @pytest.fixture(scope="module")
 def counts() -> Counts:
-    """One pass over 50 batches of 16,384: 21 million ids."""
+    """Count one pass over 50 batches of 16,384: 21 million ids."""
     return counted(50)
 
 
@@ -227,9 +227,9 @@ def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
 
 
 def test_drawing_leaves_the_gil_alone() -> None:
-    """A Python thread goes on while a large batch is drawn."""
+    """A Python thread makes progress while a large batch is drawn."""
     data = Synthetic("criteo-kaggle", 200_000)
-    data.batch(0)  # compiled
+    data.batch(0)  # compiles
     ticks, done = [0], threading.Event()
 
     def count() -> None:
@@ -244,14 +244,14 @@ def test_drawing_leaves_the_gil_alone() -> None:
     after = ticks[0]
     done.set()
     thread.join()
-    assert after - before > 10  # of about 200: one core may be all there is
+    assert after - before > 10  # of about 200, since there may be only one core
 
 
 # The labels
 
 
 class Touched(nn.Module):
-    """Plain embeddings of the rows that some batches touch, so that tables of millions fit a test."""
+    """Plain embeddings of only the rows that some batches use, so that tables of millions fit into a test."""
 
     def __init__(self, data: Synthetic, batches: list[Batch], dim: int) -> None:
         super().__init__()
@@ -288,7 +288,7 @@ def test_a_small_dlrm_learns_the_labels_in_200_steps(name: str) -> None:
         loss.backward()
         dense.step()
         dense.zero_grad()
-        with torch.no_grad():  # steps of one size, whatever the gradient's: no state is needed to learn fast
+        with torch.no_grad():  # steps of a fixed size, whatever the gradient's: learns fast without optimizer state
             assert embeddings.weight.grad is not None
             gradient = embeddings.weight.grad.coalesce()
             embeddings.weight.index_add_(0, gradient.indices()[0], gradient.values().sign(), alpha=-0.02)

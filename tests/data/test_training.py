@@ -1,4 +1,4 @@
-"""Training on files: from the command line, resumed, and bit for bit like the plain reference."""
+"""Training on files: from the command line, resumed, and with the bits of the plain reference."""
 
 import json
 from pathlib import Path
@@ -84,7 +84,7 @@ def test_two_labels_are_refused_before_anything_is_read(tmp_path: Path, capsys: 
 def test_a_run_is_not_resumed_on_ids_read_otherwise(
     tsv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Tables of the same size, so that nothing but the data's own state can tell; nothing of the checkpoint is touched."""
+    """Tables of the same size, so that only the data's own state shows it. The checkpoint is not touched."""
     train = [
         "train",
         "--data",

@@ -1,4 +1,4 @@
-"""Vocabularies: exact counts in any memory, their file, and the rows they give."""
+"""Vocabularies: exact counts in any amount of memory, their file, and the rows they give."""
 
 import json
 from collections import Counter
@@ -238,7 +238,7 @@ def test_a_vocabulary_of_texts_fits_converted_fingerprints(tmp_path: Path) -> No
 
 
 def test_a_vocabulary_of_other_values_does_not_fit_converted_fingerprints(tsv: Path, tmp_path: Path) -> None:
-    """ "10" as text, as hexadecimal digits and as a number has three fingerprints; a file that keeps them says of what."""
+    """As text, as hexadecimal digits and as a number, "10" has three fingerprints; a file of fingerprints names its kind."""
     schema = BUILT_IN["criteo"].toml()
     (tmp_path / "texts.toml").write_text(schema.replace('type = "hex"', 'type = "string"'))
     texts, hexes, out, rows, old = (
@@ -254,12 +254,12 @@ def test_a_vocabulary_of_other_values_does_not_fit_converted_fingerprints(tsv: P
     Vocab(f"parquet:{out}", again, min_count=1, quiet=True).run()
     assert load(again).facts.types == load(hexes).facts.types and load(again).checksum == load(hexes).checksum
     list(DataFlags(f"criteo:{tsv}", vocab=again).stream())
-    # Of a file that does not say, as earlier ones, nothing is known.
+    # A file that does not say so, as earlier ones do not, could hold any of them.
     (tmp_path / "old.toml").write_text((embedded_schema(out) or "").replace('of = "hex"\n', ""))
     list(DataFlags(f"parquet:{out}", vocab=texts, schema=str(tmp_path / "old.toml")).stream())
     Vocab(f"parquet:{out}", old, schema=str(tmp_path / "old.toml"), min_count=1, quiet=True).run()
     list(DataFlags(f"criteo:{tsv}", vocab=old).stream())
-    # Rows are of one vocabulary or of one size, and no other one can be given.
+    # Rows come from one vocabulary or have one size, and no other can be given.
     Convert(f"criteo:{tsv}", rows, vocab=hexes, quiet=True).run()
     for vocab in (hexes, texts, "open"):
         with pytest.raises(ValueError, match=r"every id column holds rows already.*: leave vocab out"):
@@ -284,7 +284,7 @@ def test_numbers_in_a_column_of_texts_are_refused(tmp_path: Path, kind: str, val
 
 
 def test_a_vocabulary_of_other_types_is_refused(tmp_path: Path) -> None:
-    """Fuzzing found a type of safetensors that NumPy does not have, and names of types that are no texts."""
+    """Fuzzing found a safetensors type that NumPy lacks, and type names that are not text."""
     from safetensors.torch import save_file as save_torch
 
     facts = {"types": {"a": "texts"}, "min_count": 1, "samples": 1, "means": {}, "version": 1}

@@ -1,4 +1,4 @@
-"""Rows as plain Python: what data sets hold, and files of them."""
+"""Rows as plain Python, as data sets hold them, and files of them."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ TYPES = pa.schema(
 
 
 def write(path: Path, rows: Sequence[Row], group: int = 1 << 20) -> str:
-    """A Parquet file of rows; what a --data flag says of it."""
+    """Write a Parquet file of rows, and return its --data flag."""
     names = [name for name in TYPES.names if rows and name in rows[0]] or TYPES.names
     pq.write_table(
         pa.Table.from_pylist(list(rows), pa.schema([TYPES.field(n) for n in names])), path, row_group_size=group
@@ -47,12 +47,12 @@ def write(path: Path, rows: Sequence[Row], group: int = 1 << 20) -> str:
 
 
 def schema(folder: Path) -> str:
-    """The schema of these files."""
+    """Write the schema of these files, and return its path."""
     path = folder / "schema.toml"
     path.write_text(SCHEMA)
     return str(path)
 
 
 def counted(rows: Sequence[Row]) -> Counter[str]:
-    """Which rows there are, and how many of each."""
+    """Return which rows there are, and how many of each."""
     return Counter(repr(sorted(row.items())) for row in rows)

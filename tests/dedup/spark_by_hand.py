@@ -1,4 +1,4 @@
-"""What `skirl convert` uses of a SparkSession, in this process: partitions are fed one by one, in batches of any size."""
+"""The parts of a SparkSession that `skirl convert` uses, in one process: feeds single partitions in batches of any size."""
 
 import operator
 import pickle
@@ -13,7 +13,7 @@ Row = dict[str, Any]
 
 
 class Column:
-    """Of a row, what a function says."""
+    """A value that a function computes from a row."""
 
     def __init__(self, of: Callable[[Row], Any]) -> None:
         self.of = of
@@ -68,7 +68,7 @@ class Frame:
         return self
 
     def repartition(self, count: int, name: str) -> "Frame":
-        """As a shuffle brings them: in any order."""
+        """Redistribute rows as a shuffle does: in any order."""
 
         def change(parts: list[list[Row]]) -> list[list[Row]]:
             rows = [row for part in parts for row in part]
@@ -102,14 +102,14 @@ class Frame:
 
 
 class Session:
-    """Looks like a SparkSession."""
+    """Mimics a SparkSession."""
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
         self.conf, self.read = Conf(), Reader(self)
 
     def batches(self, rows: list[Row]) -> Iterator[Any]:
-        """Rows as Arrow batches, cut anywhere."""
+        """Yield rows as Arrow batches, cut anywhere."""
         while rows:
             few, rows = rows[: (size := self.draw.randrange(1, 9))], rows[size:]
             yield pa.RecordBatch.from_pylist(few)
@@ -136,7 +136,7 @@ class Conf(dict[str, str]):
 
 
 class Reader:
-    """Reads what was written."""
+    """Reads files written before."""
 
     def __init__(self, session: Session) -> None:
         self._session = session

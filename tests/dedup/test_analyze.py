@@ -1,4 +1,4 @@
-"""What `skirl analyze` says: of each column beside a plain count, of files beside those that convert writes."""
+"""`skirl analyze`: its figures for each column against a plain count, and for plain files against converted ones."""
 
 import json
 from pathlib import Path
@@ -50,7 +50,7 @@ def test_a_column_is_counted_as_plainly(rows: list[tuple[bool, list[int], int]])
 
 
 def written(path: Path, data: Sessions, samples: int) -> str:
-    """Samples of synthetic sessions in a random order, as a file."""
+    """Write samples of synthetic sessions to a file, in a random order."""
     of = schema_of(data, as_rows=False)
     table = pa.concat_tables(rows_of(data, samples, as_rows=False))
     table = table.take(pa.array(np.random.default_rng(0).permutation(samples)))

@@ -1,4 +1,4 @@
-"""Files by session, compared with a plain sort of rows in Python."""
+"""Files by session, compared with a plain sort of their rows in Python."""
 
 import errno
 import json
@@ -40,11 +40,11 @@ from tests.dedup.rows import SCHEMA, TYPES, Row, schema, write
 from tests.zygote import Python
 
 WANTED = Wanted(None, None, None, None, BASE, "rows", "zstd", False)
-"""So little memory that a few hundred rows are many files."""
+"""Has so little memory that a few hundred rows take many files."""
 
 
 def made(n: int, sessions: int, seed: int = 0, width: int = 60) -> list[Row]:
-    """Rows in a random order; `price` numbers them."""
+    """Return rows in a random order, numbered by `price`."""
     draw = random.Random(seed)
     lists = {v: [draw.randrange(1000) for _ in range(draw.randrange(width))] for v in range(sessions)}
     rows = []
@@ -60,7 +60,7 @@ def made(n: int, sessions: int, seed: int = 0, width: int = 60) -> list[Row]:
 def converted(
     folder: Path, rows: list[Row], wanted: Wanted, *, files: int = 2
 ) -> tuple[list[list[Row]], dict[str, Any]]:
-    """The rows of each file, and what the command says."""
+    """Convert rows, and return the rows of each file and the command's result."""
     each = -(-len(rows) // files)
     for k in range(files):
         write(folder / f"in-{k}.parquet", rows[k * each : (k + 1) * each], 50)
@@ -81,7 +81,7 @@ def test_a_folder_that_files_are_read_from_is_not_replaced(tmp_path: Path) -> No
 
 
 def expected(rows: list[Row], wanted: Wanted) -> Counter[tuple[float, ...]]:
-    """Sessions as the numbers of their rows in order: a plain sort."""
+    """Return sessions as the numbers of their rows in order, by a plain sort."""
     gap = int(wanted.gap[:-1]) if wanted.gap else None
     part = int(wanted.partition[:-1]) if wanted.partition else 1 << 30
     users: dict[Any, list[Row]] = defaultdict(list)
@@ -103,7 +103,7 @@ def expected(rows: list[Row], wanted: Wanted) -> Counter[tuple[float, ...]]:
 
 
 def sessions_in(files: list[list[Row]], wanted: Wanted) -> Counter[tuple[float, ...]]:
-    """The same of what was written: a session ends where another comes, or a file does."""
+    """Return the same for the files written: a session ends where another begins, or at the end of a file."""
     part = int(wanted.partition[:-1]) if wanted.partition else 1 << 30
     found = []
     for rows in files:
@@ -166,7 +166,7 @@ def test_a_session_that_is_too_long_is_cut(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("unit", ["milliseconds", "microseconds"])
 def test_times_count_what_the_schema_says(tmp_path: Path, unit: str) -> None:
-    """The same sessions and files as of seconds; and the file says what its times count."""
+    """The sessions and files are the same as with seconds, and the file names the unit of its times."""
     times = {"milliseconds": 1000, "microseconds": 1_000_000}[unit]
     wanted = replace(WANTED, user="user", gap="20s", partition="100s")
     rows = made(200, 12)
@@ -182,7 +182,7 @@ def test_times_count_what_the_schema_says(tmp_path: Path, unit: str) -> None:
 
 
 def test_days_and_sessions_of_avazu(tmp_path: Path) -> None:
-    """Its hours are YYMMDDHH: two users, each with two sessions a day, over a border of months."""
+    """Its hours are YYMMDDHH: two users, each with two sessions a day, across the end of a month."""
     columns = BUILT_IN["avazu"].text.columns
     lines = [",".join(columns)]
     for day in ("141030", "141031", "141101"):
@@ -204,7 +204,7 @@ def test_days_and_sessions_of_avazu(tmp_path: Path) -> None:
 
 
 def counting(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """How many frames are written, and read."""
+    """Count the frames that are written and read."""
     seen = dict.fromkeys(("written", "keys", "read"), 0)
 
     def wrapped(name: str, real: Any) -> Any:
@@ -221,7 +221,7 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 @pytest.mark.parametrize("timed", [True, False])
 def test_a_robot_is_read_piece_by_piece_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, timed: bool) -> None:
-    """One session has nearly all rows, narrow ones, in any order of time; or all at one time."""
+    """One session has nearly all rows. They are narrow, and in any order of time or all at one time."""
     rows = [row | {"visit": 1, "when": row["when"] if timed else 7} for row in made(3000, 1, width=2)]
     rows += [row | {"visit": 2 + i % 9, "price": 5000.0 + i} for i, row in enumerate(made(50, 1))]
     wanted = replace(WANTED, layout="once")
@@ -240,13 +240,13 @@ def test_a_robot_is_read_piece_by_piece_and_once(tmp_path: Path, monkeypatch: py
 
 
 def groups_in(folder: Path) -> list[list[int]]:
-    """Rows of each row group of each file."""
+    """Return the rows of each row group of each file."""
     metas = [pq.read_metadata(path) for path in sorted(folder.iterdir())]
     return [[meta.row_group(k).num_rows for k in range(meta.num_row_groups)] for meta in metas]
 
 
 def test_many_partitions_need_few_files_and_few_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows in any order of time: each load has rows of all partitions and buckets."""
+    """Rows come in any order of time, so each load has rows of all partitions and buckets."""
     seen, (soft, hard) = counting(monkeypatch), resource.getrlimit(resource.RLIMIT_NOFILE)
     rows, wanted = made(3000, 200), replace(WANTED, partition="20s")
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 12, hard))
@@ -259,7 +259,7 @@ def test_many_partitions_need_few_files_and_few_reads(tmp_path: Path, monkeypatc
 
 
 def test_files_are_planned_by_what_rows_take_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Input of which a Parquet file has a hundredth."""
+    """The Parquet input is a hundredth of the size in memory."""
     rows = [row | {"seen": [7] * 99, "user": ""} for row in made(3000, 200, width=2)]
     seen = counting(monkeypatch)
     files, told = converted(tmp_path, rows, WANTED)
@@ -270,7 +270,7 @@ def test_files_are_planned_by_what_rows_take_in_memory(tmp_path: Path, monkeypat
 
 
 def test_a_session_of_wide_rows_is_many_row_groups(tmp_path: Path) -> None:
-    """A row group is a quarter of what is sorted at once; the session is the same in all of them, and lists are whole."""
+    """A row group is a quarter of what is sorted at once. All have the same session, and lists stay whole."""
     seen = list(range(200))
     rows = [row | {"seen": seen, "bought": seen} for row in made(60, 1)]
     by, wanted = schema(tmp_path), replace(WANTED, layout="once", user="user", gap="1000s")
@@ -283,7 +283,7 @@ def test_a_session_of_wide_rows_is_many_row_groups(tmp_path: Path) -> None:
 
 
 def test_rows_are_decoded_a_few_at_a_time(tmp_path: Path) -> None:
-    """Of one row group, and of one that leaves lists out; of files of both kinds."""
+    """From one row group, with or without lists left out, in files of both kinds."""
     rows = [row | {"seen": [7] * 500} for row in made(400, 2, width=2)]
     write(tmp_path / "in.parquet", rows)
     table = pq.read_table(tmp_path / "in.parquet")
@@ -329,7 +329,7 @@ for name in ("few", "many"):
 
 
 def test_a_wide_row_group_takes_no_more_than_it_may(tmp_path: Path, warm_python: Python) -> None:
-    """192 MB of rows in one row group, which is how most writers write; the file has little of it."""
+    """192 MB of rows in one row group, as most writers write them; the file itself is small."""
     for name, rows, ids in (("few", 90, 40), ("many", 3000, 4000)):
         places = pa.array(np.arange(rows + 1, dtype=np.int32) * ids)
         lists = pa.ListArray.from_arrays(places, pa.array(np.zeros(rows * ids, np.int64)))
@@ -359,7 +359,7 @@ def test_same_says_that_nothing_else_changed(tmp_path: Path, capsys: pytest.Capt
 def test_same_compares_columns_and_not_what_they_stand_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], by: list[str], named: str
 ) -> None:
-    """Sessions made of users, and those of another column, are no column that the data has under this name."""
+    """Sessions computed from users, or taken from another column, match no column of that name in the data."""
     data, file = write(tmp_path / "in.parquet", made(60, 9)), Path(schema(tmp_path))
     if named != "visit":
         table = pq.read_table(tmp_path / "in.parquet")
@@ -406,7 +406,7 @@ sys.exit(code)
 
 @pytest.mark.parametrize("kills", [3, pytest.param(30, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
 def test_killed_and_begun_again_it_writes_the_same_bytes(tmp_path: Path, warm_python: Python, kills: int) -> None:
-    """Killed while rows go to disk, and twice while files are written, of which those that are there stay."""
+    """Killed while rows are spilled, and twice while files are written. Finished files stay as they are."""
     rows = made(600, 40)
     data, by = write(tmp_path / "in.parquet", rows, 50), schema(tmp_path)
     flags = ["--data", data, "--schema", by, "--by", "session", "--partition", "40s", "--quiet", "--json"]
@@ -424,7 +424,7 @@ def test_killed_and_begun_again_it_writes_the_same_bytes(tmp_path: Path, warm_py
     while len(ended) < kills:
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
         during = draw.randrange(spilled + (moments - spilled) // 4, spilled + (moments - spilled) // 2)
-        again = (moments - during) * 3 // 4  # a run that goes on does at least what was left
+        again = (moments - during) * 3 // 4  # a resumed run does at least what was left
         for moment in (draw.randrange(spilled), during, draw.randrange(again // 2, again)):
             assert not (tmp_path / "out").exists()
             ended.append(run("out", moment).returncode)
@@ -439,7 +439,7 @@ def test_killed_and_begun_again_it_writes_the_same_bytes(tmp_path: Path, warm_py
 
 
 def begun(folder: Path, rows: list[Row], wanted: Wanted = WANTED) -> DataFlags:
-    """What a convert leaves that was ended when rows had gone to their buckets."""
+    """Leave a convert that was interrupted once its rows had gone to their buckets."""
     data = DataFlags(write(folder / "in.parquet", rows), schema=schema(folder))
     with pytest.raises(KeyboardInterrupt), pytest.MonkeyPatch.context() as patch:
         patch.setattr("skirl.dedup.local.finish", _ended)
@@ -464,7 +464,7 @@ def test_another_command_does_not_go_on(tmp_path: Path) -> None:
 
 
 def test_files_that_are_there_stay(tmp_path: Path) -> None:
-    """Ended while the third is written."""
+    """Interrupted while the third is written."""
     data, ended = DataFlags(write(tmp_path / "in.parquet", made(60, 5)), schema=schema(tmp_path)), []
     parts = tmp_path / "out.unfinished" / "parts"
 
@@ -583,7 +583,7 @@ def test_two_converts_into_one_folder_are_refused(tmp_path: Path) -> None:
     data = DataFlags(write(tmp_path / "in.parquet", made(5, 2)), schema=schema(tmp_path))
     with pytest.raises(DiskError, match=r"out.unfinished is in use by process \d+"):
         convert_by_session(data.files(), str(tmp_path / "out"), WANTED, force=False, json=True, quiet=True)
-    (tmp_path / "out").mkdir()  # what a convert with --force replaces at its end
+    (tmp_path / "out").mkdir()  # a convert with --force replaces it at its end
     for force in (True, False):
         with pytest.raises(DiskError, match=r"out.unfinished is in use by process \d+"):
             Convert(data.data, str(tmp_path / "out"), by="session", schema=data.schema, force=force, quiet=True).run()
@@ -592,7 +592,7 @@ def test_two_converts_into_one_folder_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_goes_before_it_is_locked_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another convert may end between the two."""
+    """Another convert may finish in between."""
     data = DataFlags(write(tmp_path / "in.parquet", made(5, 2)), schema=schema(tmp_path))
     tries = []
 
@@ -634,7 +634,7 @@ def _ended_behind(path: Path, ignore_errors: bool = False) -> None:
 
 
 def test_a_slash_behind_out_changes_nothing(tmp_path: Path) -> None:
-    """As a shell completes a folder; the second time it is there."""
+    """As a shell completes a folder's name; the second time, the folder exists."""
     data, by = write(tmp_path / "in.parquet", made(50, 5)), schema(tmp_path)
     for force in (False, True):
         Convert(data, f"{tmp_path}/out/", by="session", schema=by, force=force, quiet=True).run()

@@ -1,4 +1,4 @@
-"""What `skirl bench dedup` says of files: it measures the same rows, and names its figures."""
+"""`skirl bench dedup` on files: it measures the same rows, and names its figures."""
 
 from pathlib import Path
 
@@ -22,11 +22,11 @@ def test_sizes_of_each_order_and_layout() -> None:
 
 
 TOOK = {"rows": [4.0, 6.0], "once": [2.0, 2.0], "window": [1.0, 1.0], "shuffled": [10.0, 6.0]}
-"""Seconds of each layout, in turns."""
+"""Seconds of each layout, by turn."""
 
 
 def test_ratios_are_those_of_the_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is the slower layout over the faster, the middle of those of each turn."""
+    """Each is the slower layout over the faster, as a median over turns."""
     monkeypatch.setattr(reading, "_in_turns", lambda paths, rounds: {name: TOOK[name] for name in paths})
     monkeypatch.setattr(reading, "shuffled_chunks", lambda *args, **given: {"x": 0.9})
     found = reading.read(200, 1.0, 2, "none")

@@ -1,4 +1,4 @@
-"""Files that leave lists out where they equal the row above's, beside the same rows with nothing left out."""
+"""Files that omit lists equal to those of the row above, compared with the same rows in full."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,7 +30,7 @@ ONCE = replace(WANTED, layout="once", memory=BASE + (24 << 20))
 
 
 def both(folder: Path, rows: list[Row]) -> tuple[str, str]:
-    """The same rows as two folders: lists once, and all of them."""
+    """Write the same rows to two folders, one with each list once and one with all of them."""
     source = DataFlags(write(folder / "in.parquet", rows), schema=schema(folder)).files()
     for layout in ("once", "rows"):
         wanted = replace(ONCE, layout=layout)
@@ -76,7 +76,7 @@ def test_batches_are_those_of_the_plain_rows(
 
 
 def test_repeats_are_found_in_clustered_files_of_others(tmp_path: Path) -> None:
-    """The same batches as of the plain rows, with the bags that the search finds, and from any state."""
+    """The same batches as of the plain rows, with the bags that the search finds, from any state."""
     _, whole = both(tmp_path, made(200, 10))
     stored, found = (DataFlags(whole, batch=50, repeats=repeats).stream() for repeats in ("stored", "find"))
     batches, left = list(found), 0
@@ -194,7 +194,7 @@ def test_an_empty_list_stays_one_and_columns_that_change_together_share(tmp_path
     groups = groups_found(table, named, new)
     assert groups == {"run": ["a", "b"]}
     assert once(table, groups, new).column("a").to_pylist() == [[], None, [5], None, []]
-    table = table.set_column(1, "b", pa.array([[1, 1], [9], [2], [2], [1, 1]], lists.type))  # no longer together
+    table = table.set_column(1, "b", pa.array([[1, 1], [9], [2], [2], [1, 1]], lists.type))  # no longer adjacent
     assert once(table, groups, new).column("a").to_pylist() == [[], [], [5], None, []]
     assert runs_of(np.array([True, True, False])).tolist() == [0, 0, 1]
 
@@ -216,7 +216,7 @@ def by_polars(path: Path) -> list[Any]:
 
 @pytest.mark.parametrize("by", [by_duckdb, by_polars])
 def test_other_programs_expand_it_in_a_line(tmp_path: Path, by: Callable[[Path], list[Any]]) -> None:
-    """The lines of docs/howto/sessions.md."""
+    """With the code in docs/howto/sessions.md."""
     rows = [row | {"seen": []} if k % 7 == 0 else row for k, row in enumerate(made(200, 10))]
     some, whole = both(tmp_path, rows)
     lists = table_of(Path(whole.partition(":")[2])).column("seen").to_pylist()
@@ -233,7 +233,7 @@ def test_a_batch_in_which_nothing_repeats_is_plain(tmp_path: Path) -> None:
 @given(st.data())
 @cases(60)
 def test_the_lists_that_some_row_has_are_those_of_the_rows(data: st.DataObject) -> None:
-    """Beside Python's lists, which each row has and which all rows have together, ascending."""
+    """Compared with Python's lists: those that each row uses, and those that all rows use, ascending."""
     sizes = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=8))
     values = np.arange(100, 100 + max(10, sum(sizes)))
     starts = data.draw(st.none() | st.tuples(*(st.integers(0, 10 - size) for size in sizes)))

@@ -1,4 +1,4 @@
-"""`skirl bench dedup --part order` and `--part cache`: what they compare, and what they say of it."""
+"""`skirl bench dedup --part order` and `--part cache`: what they compare, and what they report."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Rows that were packed are the same rows, also through the frames of a spill."""
+"""Packed rows unpack to the same rows, also through the frames of a spill."""
 
 from contextlib import closing
 from pathlib import Path
@@ -66,13 +66,13 @@ def test_nulls_are_refused() -> None:
 def test_a_stretch_gives_back_its_rows_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, largest: int
 ) -> None:
-    """However rows are cut into frames, whether all are held or some at a time; many are ordered by the same."""
+    """However rows are cut into frames, whether they are held all at once or in parts, and with many equal keys."""
     monkeypatch.setattr(frames, "TOGETHER", 3 * largest)
     check_a_stretch(tmp_path, most, largest)
 
 
 def check_a_stretch(tmp_path: Path, most: int, largest: int) -> None:
-    """Rows in frames of so many bytes, read with so many at a time, against a plain sort."""
+    """Compare rows in frames of up to `largest` bytes, read up to `most` bytes at a time, with a plain sort."""
     draw = np.random.default_rng(0)
     written, spill, schema = [], Spill(tmp_path), pa.schema([])
     for load in range(3):

@@ -1,4 +1,4 @@
-"""What files are planned by depends on the rows, not on how they come; and where sessions begin, on no row behind."""
+"""The plan of files depends on the rows, not their order. Where sessions begin does not depend on later rows."""
 
 import random
 from itertools import pairwise
@@ -17,7 +17,7 @@ from tests.cases import cases
 
 
 def rows_of(seed: int, rows: int, partitions: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Partitions, first halves of hashes, and sizes."""
+    """Draw partitions, first halves of hashes, and sizes."""
     draw = np.random.default_rng(seed)
     highs = draw.integers(0, 1 << 63, rows).astype(np.uint64) * np.uint64(2)
     return draw.integers(-partitions, partitions, rows), highs, draw.integers(1, 900, rows)
@@ -58,7 +58,7 @@ def test_a_plan_holds_each_row_once_and_does_not_depend_on_loads(
 
 
 def sessions(rows: list[tuple[int, int, int]], gap: float, longest: int) -> tuple[list[bool], list[int]]:
-    """Where sessions begin, and how many begin, are cut at borders, and for their length: row by row."""
+    """Return where sessions begin, and how many there are, are cut at borders, and are cut for their length: row by row."""
     new: list[bool] = []
     uncut, pieces = -1, -1
     borders, long = set(), set()
@@ -108,7 +108,7 @@ def test_row_groups_are_cut_alike_however_rows_come(rows: list[tuple[bool, int]]
         assert high - low <= most or not new[low + 1 : high].any()
         assert high == len(rows) or new[high] or sizes[low : high + 1].sum() > most_bytes
     begin, cuts = 0, [0]
-    for end in range(1, len(rows) + 1):  # rows that came, but for those of groups that are complete
+    for end in range(1, len(rows) + 1):  # rows that came, except those of complete groups
         own = groups_of_rows(new[begin:end], most, sizes[begin:end], most_bytes)
         cuts += [begin + cut for cut in own[1:-1]]
         begin = cuts[-1]

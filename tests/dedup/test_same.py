@@ -1,4 +1,4 @@
-"""Sums of hashes are the same where a plain multiset of rows is, and rows that differ are named."""
+"""Sums of hashes are equal exactly if plain multisets of the rows are, and rows that differ are named."""
 
 import json
 from pathlib import Path
@@ -102,7 +102,7 @@ def counted_(rows: list[Any]) -> Any:
 
 
 def test_sums_carry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sum is one of 128 bits, not two of 64."""
+    """The sum has 128 bits; it is not two sums of 64."""
     sums = Sums()
     sums.add(np.array([[3, 2**64 - 1], [4, 5]], np.uint64))
     assert module._total(sums) == (3 << 64) + 2**64 - 1 + (4 << 64) + 5

@@ -1,4 +1,4 @@
-"""Folders written with Spark have the bytes of those written without; where there is no Spark, its part is done by hand."""
+"""Folders written with Spark have the same bytes as those written without. Without Spark, a stand-in does its part."""
 
 import shutil
 from dataclasses import replace
@@ -164,7 +164,7 @@ def test_what_is_missing_is_said(
     find_spec("pyspark") is None or not spark._has_java(),
     reason="pyspark or Java is missing: pip install 'skirl[spark]'",
 )
-@pytest.mark.timeout(1200)  # its processes import torch one by one, which takes minutes where others have the cores
+@pytest.mark.timeout(1200)  # its processes import torch one by one, which takes minutes while others use the cores
 @pytest.mark.filterwarnings("ignore")  # Spark's
 def test_spark_writes_the_same_bytes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     data = inputs(tmp_path, made(2000, 100))

@@ -1,4 +1,4 @@
-"""The SQL that the docs give for a warehouse, run by DuckDB: its sessions are those of a plain sort."""
+"""The SQL that the docs give for a warehouse, run by DuckDB: its sessions equal those of a plain sort."""
 
 import re
 from collections import Counter, defaultdict

@@ -1,4 +1,4 @@
-"""Files whose lists are windows of a session's buffer, beside the same rows with nothing left out."""
+"""Files whose lists are windows of a session's buffer, compared with the same rows in full."""
 
 import random
 from collections.abc import Callable
@@ -33,7 +33,7 @@ SHIFTS = st.lists(
 
 
 def lists_of(steps: list[tuple[str, int]], seed: int) -> tuple[list[list[int]], np.ndarray]:
-    """Lists that each differ from the one before in the way that a step says, and where sessions begin."""
+    """Return lists that each differ from the one before as a step says, and where sessions begin."""
     draw, now = random.Random(seed), [1, 2, 3]
     lists, new = [], []
     for what, count in steps:
@@ -46,7 +46,7 @@ def lists_of(steps: list[tuple[str, int]], seed: int) -> tuple[list[list[int]], 
 
 
 def expanded(buffers: list[Any], starts: list[int], lengths: list[int]) -> list[list[int]]:
-    """What other programs make of it: the buffer above, and the window in it."""
+    """Expand windows as other programs do: from the buffer above, and the window in it."""
     found, last = [], []
     for buffer, start, length in zip(buffers, starts, lengths, strict=True):
         last = last if buffer is None else buffer
@@ -62,7 +62,7 @@ def test_windows_are_the_lists(steps: list[tuple[str, int]], seed: int) -> None:
 
 
 def check_windows(steps: list[tuple[str, int]], seed: int) -> None:
-    """Buffers hold the lists of all rows, and no more ids than they do."""
+    """Check that buffers hold the lists of all rows, and no more ids than the lists do."""
     lists, new = lists_of(steps, seed)
     laid = Buffers(pa.array(lists, pa.list_(pa.int64())), new)
     buffers = laid.column().to_pylist()
@@ -81,7 +81,7 @@ def test_a_row_adds_few_ids_at_one_end(behind: bool) -> None:
 
 
 def shifting(n: int, sessions: int, seed: int = 0) -> list[Row]:
-    """Rows whose lists shift, in no order."""
+    """Return rows whose lists shift, in random order."""
     rows, draw = made(n, sessions, seed), random.Random(seed)
     now: dict[Any, list[int]] = {}
     for row in sorted(rows, key=lambda row: (row["when"], row["item"])):
@@ -109,7 +109,7 @@ def test_batches_are_those_of_the_plain_rows(
 
 
 def check_batches(folder: Path, n: int, sessions: int, seed: int, batch: int, layout: str = "window") -> None:
-    """Batches of a layout are those of the rows with nothing left out."""
+    """Check that the batches of a layout equal those of the rows in full."""
     folders = [folder / name for name in ("a", "b")]
     for number, one in enumerate(folders):
         one.mkdir()
@@ -134,7 +134,7 @@ def test_workers_shards_and_a_growing_vocabulary_change_nothing(tmp_path: Path) 
     for mine, theirs in zip(*shards, strict=True):
         assert plain(mine) == plain(theirs)
     batch = next(iter(DataFlags(some, batch=130).stream()))
-    assert batch.sparse.stride_per_key()[1] < 100  # equal windows are one bag
+    assert batch.sparse.stride_per_key()[1] < 100  # equal windows share one bag
 
 
 def test_same_says_so_for_every_layout(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_a_schema_that_does_not_say_so_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def windows_and_lists(tmp_path: Path) -> tuple[Path, list[Any]]:
-    """A file of windows, and the lists that they stand for."""
+    """Write a file of windows, and return it with the lists that they stand for."""
     some, whole = both(tmp_path, shifting(200, 10))
     path, plain_rows = (Path(data.partition(":")[2]) / "part-00000.parquet" for data in (some, whole))
     return path, pq.read_table(plain_rows).column("seen").to_pylist()

@@ -1,4 +1,4 @@
-"""Rows that begin from an array or a file, through everything that a row goes through: the bits of the plain reference."""
+"""Rows that begin from an array or a file have the bits of the plain reference, whatever happens to them."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""How large the cache is, how it is split, and the mirror of what it holds."""
+"""The size of a cache, how it is split, and the mirror of its contents."""
 
 import re
 
@@ -107,7 +107,7 @@ def test_a_split_gives_every_bank_what_it_needs_and_no_more_than_there_is(cache,
         enough = re.search(r"set cache to (\d+) (bytes )?or more", str(refusal))
         assert enough, refusal
         cache = int(enough[1]) if kind != "bytes" else f"{enough[1]}B"
-        slots, staging = split_cache(cache, **banks)  # what the message says is enough
+        slots, staging = split_cache(cache, **banks)  # the size named in the message is enough
         kind, amount = parse_cache(cache)
     assert len(slots) == len(staging) == count
     for i in range(count):
@@ -121,10 +121,10 @@ def test_a_split_gives_every_bank_what_it_needs_and_no_more_than_there_is(cache,
     else:
         used, budget = sum(slots), amount if kind == "rows" else max(1, int(amount * sum(banks["rows"])))
         assert staging == [max(1, banks["in_flight"] * n) for n in banks["largest"]]
-    # A bank of which no batch has a row gets one slot all the same.
+    # A bank without rows in any batch still gets one slot.
     extra = sum(banks["record_bytes"][i] if kind == "bytes" else 1 for i in range(count) if not banks["largest"][i])
     assert used <= budget + extra
-    # Nothing that a bank could use is left over, but for rounding.
+    # Nothing is left over that a bank could use, except for rounding.
     if any(slots[i] < banks["rows"][i] for i in range(count)):
         assert budget - used < sum(banks["record_bytes"] if kind == "bytes" else [1] * count)
     assert (slots, staging) == split_cache(cache, **banks)

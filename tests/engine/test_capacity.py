@@ -1,4 +1,4 @@
-"""The size of a cache: what a number of rows, a share, bytes and "auto" mean to one trainer of several."""
+"""The size of a cache: what a number of rows, a share, bytes and "auto" mean for one of several trainers."""
 
 from typing import Any
 
@@ -17,14 +17,14 @@ WIDTH = 20
 @pytest.mark.parametrize(
     ("cache", "sites", "near", "rows"),
     [
-        (100, 4, 4, 100),  # each holds what is said
+        (100, 4, 4, 100),  # each holds as many as given
         ("10%", 1, 1, 800),
-        ("10%", 4, 4, 200),  # of the 2,000 rows that one owns
+        ("10%", 4, 4, 200),  # of the 2,000 rows that each owns
         ("10%", 3, 1, 266),
         ("0.01%", 4, 4, 1),
-        (f"{100 * WIDTH}B", 4, 4, 90),  # less what is on its way
-        ("auto", 1, 1, 990),  # half of what is free
-        ("auto", 2, 2, 490),  # of it half: two trainers share this memory
+        (f"{100 * WIDTH}B", 4, 4, 90),  # minus what is in flight
+        ("auto", 1, 1, 990),  # half of the free memory
+        ("auto", 2, 2, 490),  # half of that: two trainers share this memory
         ("auto", 4, 2, 490),
         ("auto", 3, 3, 323),
     ],

@@ -1,4 +1,4 @@
-"""The engine: what it counts, what it holds, and what it says when rows are lost."""
+"""The engine: its counters, the rows it holds, and its errors when rows are lost."""
 
 import numpy as np
 import pytest

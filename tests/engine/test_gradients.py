@@ -1,4 +1,4 @@
-"""Sums of gradients between trainers: steps over some of their requests, and over several sums a request."""
+"""Sums of gradients between trainers: steps narrowed to some requests, and several sums per request."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ EMPTY: Any = np.empty(0, np.int64)
 
 
 def step_of(rows: list[list[int]]) -> Step:
-    """Of the requests of each row."""
+    """Return a step with the requests of each row."""
     sizes, count = [len(of) for of in rows], sum(map(len, rows))
     slots, order = np.empty(count, np.int32), [pos for of in rows for pos in of]
     for row, of in enumerate(rows):
@@ -31,7 +31,7 @@ def step_of(rows: list[list[int]]) -> Step:
 
 @st.composite
 def requests(draw: st.DrawFn) -> tuple[list[list[int]], list[int], list[int]]:
-    """The requests of each row, which trainer each request is of, and the rows to keep."""
+    """Draw the requests of each row, the trainer of each request, and the rows to keep."""
     trainers, rows = draw(st.integers(1, 5)), draw(st.integers(1, 6))
     asked = [sorted(draw(st.sets(st.integers(0, trainers - 1), min_size=1))) for _ in range(rows)]
     pairs = sorted((trainer, row) for row, of in enumerate(asked) for trainer in of)
@@ -53,7 +53,7 @@ def test_some_rows_of_a_step_and_several_sums_of_a_request(case: Any, data: st.D
     assert [[int(old[pos]) for pos in group] for group in groups] == [rows[row] for row in kept]
     assert [int(slot) for slot in step.slots] == [10 * next(r for r in kept if pos in rows[r]) for pos in old.tolist()]
 
-    # Of each trainer several sums: those of its first subtree, then those of its next.
+    # Several sums of each trainer: those of its first subtree, then those of the next.
     blocks = [subtrees(0, data.draw(st.sampled_from([1, 2, 3, 7]))) for _ in range(max(trainer_of) + 1)]
     serve = begins(taken)[np.searchsorted(trainer_of, np.arange(len(blocks) + 1))]
     come = [

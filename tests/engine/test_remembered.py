@@ -1,4 +1,4 @@
-"""Rows at hand are the rows, also after some were forgotten, and after a store that failed."""
+"""Remembered rows equal the real rows, even after some were forgotten and after a store failed."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ TABLES = [skirl.Table("a", rows=30, dim=4), skirl.Table("b", rows=20, dim=4), sk
 
 @pytest.fixture(scope="module")
 def trained() -> skirl.EmbeddingBagCollection:
-    """Some rows are in the cache, some in the store, and some nobody has used."""
+    """Return a collection with some rows in the cache, some in the store, and some never used."""
     embeddings = skirl.EmbeddingBagCollection(TABLES, optimizer=skirl.Adagrad(lr=0.1), cache=25)
     draw = torch.Generator().manual_seed(0)
     for _ in range(6):

@@ -1,4 +1,4 @@
-"""Rows in an array have the numbers that an index of their keys gives them."""
+"""Rows in an array get the same numbers as from an index of their keys."""
 
 import numpy as np
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Staging: every buffer has one user, comes back with its last owner, and the sum is bounded."""
+"""Staging: every buffer has one user and comes back with its last owner, and their total is bounded."""
 
 import threading
 

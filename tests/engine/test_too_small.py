@@ -1,4 +1,4 @@
-"""A cache that is too small: the size that is asked for holds every batch that is known, and fewer rows do not."""
+"""A cache that is too small: the size that the error asks for holds every known batch, and fewer rows do not."""
 
 import re
 from typing import Any
@@ -30,7 +30,7 @@ def capacity(cache: int | str, banks: int) -> Capacity:
 
 
 def refused(cache: int | str, banks: int, batches: list[list[int]], at: int, whole: bool = False) -> int | str:
-    """The cache that the error asks for."""
+    """Return the cache size that the error asks for."""
     error = capacity(cache, banks).refusal(batches, in_flight=8, number=0, at=at, whole=whole)
     found = re.search(r"set cache to (\d+) (bytes )?or more", str(error))
     assert found, error
@@ -38,7 +38,7 @@ def refused(cache: int | str, banks: int, batches: list[list[int]], at: int, who
 
 
 def holds(cache: int | str, banks: int, batches: list[list[int]]) -> bool:
-    """Whether every batch fits: as the first of a run, and after all before it have decided on splits."""
+    """Return whether every batch fits, both as the first of a run and after all earlier ones have decided on splits."""
     together = capacity(cache, banks)
     try:
         for batch in batches:
@@ -59,7 +59,7 @@ def test_what_is_asked_for_holds_every_batch(run: Any, data: st.DataObject, in_b
     banks, batches = run
     at = data.draw(st.integers(0, len(batches) - 1))
     enough = refused("1B" if in_bytes else 1, banks, batches, at)
-    if enough == 0:  # no batch has a row
+    if enough == 0:  # no batch uses a row
         return
     assert holds(enough, banks, batches)
     if not in_bytes and isinstance(enough, int) and enough > 1:

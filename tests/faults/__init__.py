@@ -1,1 +1,1 @@
-"""Planted faults, and the compact battery of the suite's own checks that must catch every one of them."""
+"""Planted faults, and the compact battery of the suite's own checks that must catch each of them."""

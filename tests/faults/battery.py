@@ -1,4 +1,4 @@
-"""A few runs that together touch everything that a row goes through; seconds with compiled kernels, and without."""
+"""A few runs that together cover everything that happens to a row. They take seconds, with or without compiled kernels."""
 
 import tempfile
 from collections.abc import Callable, Sequence
@@ -87,7 +87,7 @@ CASES = {
 
 
 def too_large(ahead: bool) -> None:
-    """One row too many for the cache is refused, in the loop, by the right name."""
+    """Check that one row too many for the cache is refused, in the loop, by the right name."""
     embeddings = skirl.EmbeddingBagCollection([Table("a", 10, 2)], optimizer=SGD(), cache=3)
     batch = KeyedJagged.one_hot(["a"], torch.arange(4).reshape(-1, 1))
     with pytest.raises(DoesNotFit, match="batch 0 needs 4" if ahead else "this batch needs 4"):
@@ -98,7 +98,7 @@ def too_large(ahead: bool) -> None:
 
 
 def plans(shift: int) -> None:
-    """Steps carried out as late as they allow, whatever the timing of a run: rows return long after they left."""
+    """Carry out steps as late as they allow, independent of a run's timing: rows return long after they left."""
     rng = np.random.default_rng(shift)
     planner = BankPlanner(SCHEMA, 0, 6, depth=2, seen=Seen(SCHEMA), hold=1, hold_rows=2)
     world = Cache(6, hold=1, hold_rows=2)
@@ -111,7 +111,7 @@ def plans(shift: int) -> None:
 
 
 def both_views() -> None:
-    """A feature taken by name and again with all of them, in both orders: gradients add up."""
+    """Take a feature by name and again with all of them, in both orders: gradients must add up."""
     for by_name_first in (True, False):
         embeddings = skirl.EmbeddingBagCollection(TWO, optimizer=SGD(lr=1.0), cache=20)
         ids = KeyedJagged.one_hot(["a", "b"], torch.tensor([[1, 2]]))
@@ -125,14 +125,14 @@ def both_views() -> None:
 
 
 def other_inverse() -> None:
-    """A second pass with the same ids in other samples is no second pass."""
+    """Check that a second pass with the same ids in other samples is not taken for a repetition."""
     from tests.nn.test_shared import test_an_epoch_sees_the_inverse
 
     test_an_epoch_sees_the_inverse()
 
 
 def lines_of_two_starts() -> None:
-    """The log of a run that two starts write to has all lines of the newer one."""
+    """Check that the log of a run that two starts write to keeps all lines of the newer one."""
     from tests.train.report.test_run_folder import test_an_older_start_that_puts_its_lines_there_late_takes_none_away
 
     with tempfile.TemporaryDirectory() as folder:
@@ -140,7 +140,7 @@ def lines_of_two_starts() -> None:
 
 
 def found() -> None:
-    """Bags found to repeat are those that do: batches of few bags, and hashes that are all alike."""
+    """Check that the bags found to repeat really do: with few different bags, and with equal hashes."""
     from tests.core.test_find import check
 
     for seed in range(20):
@@ -148,14 +148,14 @@ def found() -> None:
 
 
 def weights_of_shared_bags() -> None:
-    """Those of a feature with a gradient, beside one without."""
+    """Check the weights of a feature with a gradient next to a feature without one."""
     from tests.nn.test_shared import test_weights_of_shared_bags_get_their_gradient_where_another_feature_has_none
 
     test_weights_of_shared_bags_get_their_gradient_where_another_feature_has_none()
 
 
 def unused_bags() -> None:
-    """Bags that no sample has train no row, and their weights get no gradient."""
+    """Check that bags which no sample uses train no row, and that their weights get no gradient."""
     from tests.nn import test_shared
 
     test_shared.test_bags_that_no_sample_has_are_not_trained(skirl.EmbeddingBagCollection, False)
@@ -163,7 +163,7 @@ def unused_bags() -> None:
 
 
 def encoded() -> None:
-    """Encoders, and models over histories, are those of every sample by itself."""
+    """Check that encoders, and models over histories, give what they give for every sample by itself."""
     from skirl.models import DCAT, DIN
     from tests.core import test_once
     from tests.models import test_dcat
@@ -179,7 +179,7 @@ def encoded() -> None:
 
 
 def battery(shift: int) -> dict[str, Callable[[], object]]:
-    """All checks; `shift` is added to the seeds of the runs."""
+    """Return all checks; `shift` is added to the seeds of the runs."""
     return {
         "plans": lambda: plans(shift),
         "batch too large": lambda: too_large(False),
@@ -198,7 +198,7 @@ def battery(shift: int) -> dict[str, Callable[[], object]]:
 
 
 def shards(shift: int) -> None:
-    """Steps of shards, with their dense gradients and random numbers; some shards have no backward."""
+    """Run steps of shards, with their dense gradients and random numbers; some shards have no backward."""
     from tests.pipeline.test_shards import Case, check_equal, in_plain_python, with_skirl
 
     case = Case(8, seed=shift, steps=3, lost=0.2, optimizer=SGD(lr=0.1))
@@ -206,7 +206,7 @@ def shards(shift: int) -> None:
 
 
 def tree(shift: int) -> None:
-    """Rows that are hot in each of several micro-batches, and rows without a gradient in some."""
+    """Sum rows that are hot in several micro-batches, and rows without a gradient in some."""
     from tests.engine.kernels.test_tree import Step, check, sums
 
     for hot in (True, False):
@@ -214,7 +214,8 @@ def tree(shift: int) -> None:
 
 
 def trainers(shift: int) -> dict[str, Callable[[], object]]:
-    """Several trainers in threads, some with shards that are no whole subtree, and the bits of the plain reference."""
+    """Return checks of several trainers in threads, some with shards that are not a whole subtree, against the plain
+    reference."""
     from skirl.data import Synthetic
     from skirl.measure.bench.train import TrainSpeed
     from tests.data.test_share import check_shards
@@ -255,7 +256,7 @@ def trainers(shift: int) -> dict[str, Callable[[], object]]:
 
 
 def gpu(shift: int, *, runs: int, whole: bool) -> dict[str, Callable[[], object]]:
-    """Every order that the pipeline allows, and runs of it."""
+    """Return checks of all orders that the pipeline allows, and whole runs."""
     on_gpu = {"seed": shift, "device": "interpret", "eager": 0.3}
     names = ("alone", "plain", "everything", "shared") if whole else ()
     return {
@@ -266,13 +267,13 @@ def gpu(shift: int, *, runs: int, whole: bool) -> dict[str, Callable[[], object]
 
 
 def in_folder(check: Callable[..., object], *args: object) -> None:
-    """Check in a folder of its own."""
+    """Run a check in a folder of its own."""
     with tempfile.TemporaryDirectory() as name:
         check(Path(name), *args)
 
 
 def sessions(shift: int) -> dict[str, Callable[[], object]]:
-    """Sessions shuffled in chunks, states of them, and what is found of their lists."""
+    """Return checks of sessions shuffled in chunks, of their states, and of the repeated lists found in them."""
     from tests.data.files.test_session_order import check_chunks, check_states, check_windows
     from tests.dedup.test_analyze import test_a_sample_has_whole_sessions_and_keeps_to_its_memory as sample
     from tests.dedup.test_by_session import test_times_count_what_the_schema_says as units
@@ -287,7 +288,7 @@ def sessions(shift: int) -> dict[str, Callable[[], object]]:
 
 
 def layouts(shift: int) -> dict[str, Callable[[], object]]:
-    """Files by session, of lists left out and of windows: what is read of them, and what is refused."""
+    """Return checks of files by session, with lists left out or as windows: what they read, and what they refuse."""
     import random
 
     from tests.dedup import test_by_session as by_session
@@ -307,7 +308,7 @@ def layouts(shift: int) -> dict[str, Callable[[], object]]:
         target.prepare(folder)
         for path in target.paths:
             data = path.read_bytes()
-            for at in range(120):  # of the first record and frame, and behind them
+            for at in range(120):  # in the first record and frame, and after them
                 path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
                 target.judge(folder)
             path.write_bytes(data)
@@ -333,7 +334,7 @@ def layouts(shift: int) -> dict[str, Callable[[], object]]:
 
 
 def crashes(shift: int, scripts: Sequence[str], kinds: Sequence[type[Hooked]] = KINDS) -> None:
-    """A store on disk that is killed, or loses power, at each call of some workloads."""
+    """Kill a store on disk, or cut its power, at each call of some workloads."""
     memory = Path("/dev/shm")
     folder = tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None)
     with pytest.MonkeyPatch.context() as patch, folder as name:
@@ -342,7 +343,7 @@ def crashes(shift: int, scripts: Sequence[str], kinds: Sequence[type[Hooked]] = 
 
 
 def placement(sound: bool) -> dict[str, Callable[[], object]]:
-    """Plans, shares, loads and stores of several sites; what they are held to is in the tests of each."""
+    """Return checks of plans, shares, loads and stores of several sites, as their own tests run them."""
     from tests.core import test_placement, test_placement_plan
     from tests.placement import test_commands, test_exchange, test_moves, test_shares
     from tests.placement.tables import test_check, test_evenly, test_nets, test_search, test_tables
@@ -458,44 +459,45 @@ def sweep(shift: int) -> dict[str, Callable[[], object]]:
 def run_battery(
     shift: int = 0, area: str = "", sound: bool = False, third: int | None = None, first: str = ""
 ) -> str | None:
-    """The first check that fails and its message; None when all pass. sound: no fault is planted, so be brief.
+    """Return the first check that fails, with its message; None if all pass. sound: no fault is planted, so be brief.
 
-    third: of a battery that three areas share, one has every third check. first: the check that comes before all others.
+    third: three areas share the battery, and this one runs every third check. first: the check to run before all
+    others.
     """
     checks = dict(list(battery(shift).items())[third::3]) if third is not None else battery(shift)
     if area in DISK_AREAS:
-        scripts = SCRIPTS if area == "disk" else SCRIPTS[:0:-1]  # the first has least to do with frozen rows
+        scripts = SCRIPTS if area == "disk" else SCRIPTS[:0:-1]  # the first script hardly touches frozen rows
         checks = {script: lambda script=script: crashes(shift, [script]) for script in scripts}
-        if sound:  # tests/store/disk/test_crash.py has all of them
+        if sound:  # tests/store/disk/test_crash.py runs all of them
             checks = {"sound": lambda: crashes(shift, scripts[:1], KINDS[:1])}
     if area == "checkpoints":
         checks = dict(
             list(CHECKS.items())[: 1 if third is not None else None]
-        )  # tests/checkpoint/test_saving.py has all
+        )  # tests/checkpoint/test_saving.py runs all
         checks |= {} if third is not None else {"lines of two starts": lines_of_two_starts}
     if area == "placement":
         checks = placement(sound)
     if area == "trainers":
         checks = trainers(shift)
-        if sound:  # tests/test_trainers.py has more of them
+        if sound:  # tests/test_trainers.py runs more of them
             checks = dict(list(checks.items())[:2])
     if area == "sessions":
         checks = sessions(shift)
-        if sound:  # the tests that they are of have more
+        if sound:  # their own tests run more
             checks = {"windows": checks["windows"]}
     if area == "layouts":
         checks = layouts(shift)
-        if sound:  # tests/dedup has more of them
+        if sound:  # tests/dedup runs more of them
             checks = dict(list(checks.items())[:2])
     if area == "sweep":
         checks = sweep(shift)
     if area == "gpu":
         checks = gpu(
             shift, runs=2 if sound else 12, whole=not sound and not shift
-        )  # tests of the device have whole runs
+        )  # tests of the device make whole runs
     if first and first not in checks:
         raise LookupError(f"no check is called {first!r}: there are {', '.join(checks)}")
-    for name in sorted(checks, key=lambda name: name != first):  # the others stay in order
+    for name in sorted(checks, key=lambda name: name != first):  # the others keep their order
         try:
             checks[name]()
         except BaseException as error:

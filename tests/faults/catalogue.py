@@ -1,7 +1,7 @@
-"""The faults: a few lines of the source, and what a tired author might have written in their place.
+"""The faults: a few lines of the source, and what a tired author might have written instead.
 
-tests/faults/plant.py says how they are written. What is not found exactly once fails a test: when the source changes, its
-fault is written anew so that it plants the same mistake.
+tests/faults/plant.py explains the format. Code that is not found exactly once fails a test: when the source changes,
+rewrite its fault so that it plants the same mistake.
 """
 
 # ruff: noqa: E501 - what is replaced stays on one line where it can
@@ -910,4 +910,4 @@ AREAS = {
     "layouts": LAYOUTS,
     "sweep": SWEEP + RACE,
 }
-"""One test each: they run beside each other."""
+"""One test for each area, run side by side."""

@@ -1,4 +1,4 @@
-"""Faults of a published implementation of many trainers that no other of ours is like: tests/test_known_faults.py."""
+"""Faults of a published implementation of many trainers that resemble none of our others: see tests/test_known_faults.py."""
 
 from tests.faults.plant import Fault
 

@@ -1,4 +1,4 @@
-"""Puts a fault into a module's source. What it replaces is found as parsed Python: layout and comments do not matter."""
+"""Plant a fault in a module's source. Code to replace is found as parsed Python: layout and comments do not matter."""
 
 import ast
 from collections.abc import Callable, Iterator
@@ -7,21 +7,22 @@ from textwrap import dedent
 from typing import Any
 
 DOTTED = ("body", "orelse", "finalbody", "args")
-"""Lists of an AST in which `...` stands for any number of nodes: elsewhere it is itself, as in `array[..., 0]`."""
+"""Lists of an AST in which `...` stands for any number of nodes. Elsewhere it is literal, as in `array[..., 0]`."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One planted fault: `new` in the place of `old`, which has to stand there exactly once.
+    """One planted fault: `new` in place of `old`, which must occur exactly once.
 
-    `where` is a module of skirl and a function or class in it, "oracle.bank:BankPlanner.plan"; the end of a dotted name is
-    enough where no other ends so, and "oracle.bank:" is the whole module. `old` and `new` are then Python, an expression or
-    statements, and `old` matches what is parsed alike. `...` as a statement or as an argument stands for any number of them;
-    the first `...` of `new` is what the first of `old` stood for, and so on. An empty `new` removes statements.
+    `where` is a module of skirl and a function or class in it, "oracle.bank:BankPlanner.plan". The end of a dotted name
+    is enough if no other one ends like that, and "oracle.bank:" is the whole module. `old` and `new` are then Python,
+    an expression or statements, and `old` matches any code that parses alike. `...` as a statement or as an argument
+    stands for any number of them; the first `...` of `new` is what the first of `old` matched, and so on. An empty
+    `new` removes statements.
 
-    Without a colon `where` is a module, and `old` is text of it.
+    Without a colon, `where` is a module and `old` is a piece of its text.
 
-    `by` is the check that catches it where others take seconds before it: it comes first, and the others after it.
+    `by` names a check that catches it, to run first where others would take seconds before it.
     """
 
     name: str
@@ -35,7 +36,7 @@ class Fault:
         return self.where.partition(":")[0]
 
     def plant(self, source: str) -> ast.Module:
-        """The module's parsed source with the fault in it; LookupError where `old` does not stand exactly once."""
+        """Return the module's parsed source with the fault in it. Raise LookupError unless `old` occurs exactly once."""
         _, colon, inside = self.where.partition(":")
         if not colon:
             self._once(source.count(self.old))
@@ -56,7 +57,7 @@ class Fault:
 
 
 def _named(tree: ast.Module, name: str) -> ast.AST:
-    """The one function or class whose dotted name ends with this one."""
+    """Return the one function or class whose dotted name ends with this one."""
     found = [node for dotted, node in _definitions(tree, "") if f".{dotted}".endswith(f".{name}")]
     if len(found) != 1:
         raise LookupError(f"{len(found)} functions or classes are called {name}: write this fault anew")
@@ -66,7 +67,7 @@ def _named(tree: ast.Module, name: str) -> ast.AST:
 def _definitions(node: ast.AST, above: str) -> Iterator[tuple[str, ast.AST]]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.expr):
-            continue  # nothing is defined in one
+            continue  # expressions define nothing
         dotted = above
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             dotted = f"{above}.{child.name}".lstrip(".")
@@ -75,11 +76,11 @@ def _definitions(node: ast.AST, above: str) -> Iterator[tuple[str, ast.AST]]:
 
 
 Place = tuple[ast.AST, Callable[[list[Any]], None], list[list[Any]]]
-"""A node that matches, how to replace it, and what each `...` stood for."""
+"""A node that matches, how to replace it, and what each `...` matched."""
 
 
 def _places(root: ast.AST, old: str, new: str) -> Iterator[tuple[ast.AST, Callable[[list[Any]], None], list[Any]]]:
-    """Where `old` stands under `root`: the node there, how to replace it, and by what."""
+    """Yield where `old` occurs under `root`: the node, how to replace it, and its replacement."""
     if _is_expression(old) and _is_expression(new):
         for node, put, stood in _expressions(root, _expression(old)):
             yield node, put, _filled([_expression(new)], stood)
@@ -96,7 +97,7 @@ def _expressions(root: ast.AST, old: ast.expr) -> Iterator[Place]:
                 if isinstance(node, ast.expr) and _matches(old, node, stood):
 
                     def put(new, parent=parent, field=field, value=value, i=i, node=node) -> None:
-                        if hasattr(node, "ctx"):  # a name that is set, not read
+                        if hasattr(node, "ctx"):  # a name that is assigned, not read
                             new[0].ctx = node.ctx
                         if isinstance(value, list):
                             value[i] = new[0]
@@ -123,7 +124,7 @@ def _statements(root: ast.AST, old: list[ast.stmt]) -> Iterator[Place]:
 
 
 def _matches(pattern: Any, node: Any, stood: list[list[Any]], field: str = "") -> bool:
-    """Whether a node is written as the pattern is; fills `stood`. Whether a name is read or set does not count."""
+    """Return whether a node has the pattern's form, and fill `stood`. Ignores whether a name is assigned or read."""
     if type(pattern) is not type(node):
         return False
     if isinstance(pattern, list):
@@ -143,7 +144,7 @@ def _list_matches(pattern: list[Any], nodes: list[Any], stood: list[list[Any]], 
     if not _is_dots(pattern[0], field):
         first = bool(nodes) and _matches(pattern[0], nodes[0], stood)
         return first and _list_matches(pattern[1:], nodes[1:], stood, field)
-    for n in range(len(nodes) + 1):  # `...` stands for as few as it can
+    for n in range(len(nodes) + 1):  # `...` matches as few as possible
         tried = [*stood, nodes[:n]]
         if _list_matches(pattern[1:], nodes[n:], tried, field):
             stood[:] = tried
@@ -152,7 +153,7 @@ def _list_matches(pattern: list[Any], nodes: list[Any], stood: list[list[Any]], 
 
 
 def _filled(new: list[Any], stood: list[list[Any]]) -> list[Any]:
-    """The nodes with what each `...` stood for in its place."""
+    """Return the nodes with each `...` replaced by what it matched."""
     rest = iter(stood)
 
     def fill(node: ast.AST) -> None:

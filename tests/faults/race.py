@@ -1,4 +1,4 @@
-"""Faults of the race of variants: what is summed, when a deficit is sure, and who leaves."""
+"""Faults in the race of variants: in the sums, in when a deficit is sure, and in who leaves."""
 
 from tests.faults.plant import Fault
 

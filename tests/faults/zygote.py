@@ -1,8 +1,8 @@
-"""Runs the battery under one fault after the other: each in a fork of this process, which has imported torch already.
+"""Run the battery under one fault after another, each in a fork of this process, which has already imported torch.
 
-`python -m tests.faults.zygote AREA [N [FIRST]]` prints a JSON object: what caught each fault, or each N-th, and null where
-nothing did. The sources are changed as they are imported, never on disk. Run it with NUMBA_DISABLE_JIT=1, so that kernels
-are their own source; faults of the disk store are none of kernels.
+`python -m tests.faults.zygote AREA [N [FIRST]]` prints a JSON object: what caught each fault, or every N-th fault, and
+null if nothing did. The sources are changed as they are imported, never on disk. Run it with NUMBA_DISABLE_JIT=1, so
+that kernels run from their source; faults of the disk store are in no kernel.
 """
 
 import importlib.abc
@@ -23,22 +23,21 @@ from tests.interpreter import quicken
 from tests.serve import prepare
 
 DISK_AREAS = ("disk", "frozen")
-"""Their faults are those of a store on disk: kernels have no part in them."""
+"""Areas with faults in a store on disk, which has no kernels."""
 
 ATTEMPTS = 3
-"""A fault that needs a race may get away with it once, on a busy machine. Each time in a process of its own: what one leaves
-behind is no reason for the next to fail."""
+"""A fault that needs a race may go unnoticed once on a busy machine. Each attempt has its own process, so that
+leftovers of one cannot fail the next."""
 COMPILED_AREAS = (*DISK_AREAS, "checkpoints", "gpu", "placement", "sweep")
-"""Their faults are in no kernel of Numba's, so those may be compiled."""
+"""Areas without faults in Numba's kernels, so these may be compiled."""
 LIMIT = 120.0
-"""Seconds for one fault, ten times what one takes on a machine with nothing else to do; longer is reported as a hang,
-which is no clear failure."""
+"""Seconds for one fault: ten times what it takes on an idle machine. Longer is a hang, and not a clear failure."""
 SLOW_LIMIT = 200.0
-"""Where thousands of stores are opened, or files synced, before a rare fault shows, or kernels are interpreted."""
+"""Seconds for faults that show only after thousands of opened stores or synced files, or with interpreted kernels."""
 
 
 class Planted(importlib.machinery.SourceFileLoader):
-    """Loads one module with a fault in it."""
+    """Loads one module with a fault planted in it."""
 
     def __init__(self, fullname: str, path: str, fault: Fault) -> None:
         super().__init__(fullname, path)
@@ -51,7 +50,7 @@ class Planted(importlib.machinery.SourceFileLoader):
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    """Finds that module."""
+    """Finds the module to plant the fault in."""
 
     def __init__(self, fault: Fault) -> None:
         self._fault = fault
@@ -66,7 +65,7 @@ class Finder(importlib.abc.MetaPathFinder):
 
 
 def outcome(fault: Fault | None, shift: int, area: str, third: int | None = None) -> str | None:
-    """In a fork: plant the fault, run the battery."""
+    """Plant the fault and run the battery, in a fork."""
     if fault:
         sys.meta_path.insert(0, Finder(fault))
     warnings.simplefilter("ignore")
@@ -78,7 +77,7 @@ def outcome(fault: Fault | None, shift: int, area: str, third: int | None = None
 
 
 def in_fork(fault: Fault | None, shift: int, area: str, third: int | None = None) -> str | None:
-    """The outcome, from a process of its own that may crash or hang."""
+    """Return the outcome from a separate process, which may crash or hang."""
     read, write = os.pipe()
     child = os.fork()
     if not child:
@@ -88,9 +87,9 @@ def in_fork(fault: Fault | None, shift: int, area: str, third: int | None = None
                 result = outcome(fault, shift, area, third)
             except LookupError as error:
                 result = f"NOT PLANTED: {error}"
-            except BaseException as error:  # the fault shows while importing
+            except BaseException as error:  # the fault shows already at import
                 result = f"import: {type(error).__name__}: {error}"
-            os.write(write, json.dumps(result and result[:900]).encode())  # fits the pipe's buffer
+            os.write(write, json.dumps(result and result[:900]).encode())  # fits into the pipe's buffer
         finally:
             os._exit(0)
     os.close(write)
@@ -118,8 +117,8 @@ def main() -> None:
         results[fault.name] = next(filter(None, tried), None)
         print(f"{time.monotonic() - started:5.1f} s  {fault.name}: {results[fault.name]}"[:300], file=sys.stderr)
     area = list(AREAS).index(sys.argv[1])
-    # Without a fault, each area with seeds of its own; where not all faults are planted, areas share the checks. Those that
-    # are compiled run as tests in the same suite.
+    # Run without a fault too, each area with its own seeds. If only some faults are planted, areas share the checks;
+    # those that are compiled then run as tests of the same suite.
     skipped = every > 1 and sys.argv[1] in COMPILED_AREAS
     third = None if every == 1 else area % 3
     results[""] = None if skipped else in_fork(None, area, sys.argv[1], third)

@@ -1,6 +1,8 @@
-"""Run a target for a while, or again: `python -m tests.fuzz TARGET --seconds 60`, `--seed S --case N`, `--input FOLDER`.
+"""Run a fuzz target for a while, or a case again: `python -m tests.fuzz TARGET --seconds 60`, `--seed S --case N`,
+`--input FOLDER`.
 
-`serve` answers requests line by line, for the tests: importing torch once for each target would take longer than fuzzing it.
+`serve` answers requests line by line, for the tests: importing torch once for each target would take longer than
+fuzzing it.
 """
 
 import argparse
@@ -21,7 +23,7 @@ from tests.fuzz.targets import TARGETS
 
 @contextmanager
 def prepared(name: str, scratch: Path) -> Iterator[tuple[loop.Target, Path]]:
-    """A target with its seeds, and a folder for its cases."""
+    """Yield a target with its seeds made, and a folder for its cases."""
     with tempfile.TemporaryDirectory(prefix="skirl-fuzz-", dir=scratch) as folder:
         (own := Path(folder) / "seeds").mkdir()
         TARGETS[name].prepare(own)
@@ -29,9 +31,9 @@ def prepared(name: str, scratch: Path) -> Iterator[tuple[loop.Target, Path]]:
 
 
 def serve(scratch: Path) -> None:
-    """Requests as JSON from standard input, what came of them to standard output."""
+    """Read requests as JSON from standard input, and write the results to standard output."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a loader prints is no answer
+    os.dup2(2, 1)  # whatever a loader prints is not an answer
     for line in sys.stdin:
         request = json.loads(line)
         with prepared(request["target"], scratch) as (target, folder):

@@ -1,4 +1,4 @@
-"""Targets of first values: .npy and .safetensors files that a table begins from."""
+"""Targets of initial values: .npy and .safetensors files that a table begins from."""
 
 import warnings
 from pathlib import Path
@@ -15,7 +15,7 @@ ROWS, DIM = 12, 3
 
 
 class FirstValues(Target):
-    """A matrix in a file; what is read of it has to be what NumPy reads, whole and not mapped."""
+    """A matrix in a file. Reading it must give what NumPy reads in full, without a memory map."""
 
     def __init__(self, suffix: str) -> None:
         self.name, self._suffix = f"first-values-{suffix}", suffix

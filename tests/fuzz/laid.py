@@ -1,4 +1,4 @@
-"""Targets of files by session: lists left out, windows, spilled rows, MIND's impressions."""
+"""Targets of files by session: omitted lists, windows, spilled rows, MIND's impressions."""
 
 import io
 import zlib
@@ -30,7 +30,7 @@ SCHEMA = FileSchema.parse(
 
 
 class Laid(Target):
-    """Lists left out where they equal the row above's, or windows of one buffer: damaged bytes, or other numbers."""
+    """Lists omitted where they equal the row above's, or windows of one buffer, with damaged bytes or changed values."""
 
     def __init__(self, layout: str) -> None:
         self.name, self._layout = f"layout-{layout}", LAYOUTS[layout]
@@ -61,7 +61,7 @@ class Laid(Target):
                 table.column_names.index(name), name, pa.array(values, table.schema.field(name).type)
             )
         out = io.BytesIO()
-        size = draw.choice([1 << 20, 1 << 20, 5])  # groups of five rows may begin with one that is left out
+        size = draw.choice([1 << 20, 1 << 20, 5])  # groups of five rows may begin with an omitted list
         pq.write_table(table.replace_schema_metadata({KEY: of.toml().encode()}), out, row_group_size=size)
         data = out.getvalue()
         (folder / "file").write_bytes(mutated(draw, data) if draw.random() < 0.4 else data)
@@ -71,7 +71,7 @@ class Laid(Target):
 
 
 class Spilled(Target):
-    """Rows on disk and their index: damaged bytes of the same length, or of another."""
+    """Rows on disk and their index, with damaged bytes of the same or another length."""
 
     name = "spill"
 
@@ -88,7 +88,7 @@ class Spilled(Target):
         self._rows = self._read(folder)
 
     def _read(self, folder: Path) -> list[tuple[int, Any]]:
-        told = self._told | {"sum": zlib.crc32((folder / "rows.index").read_bytes())}  # damaged before it was summed
+        told = self._told | {"sum": zlib.crc32((folder / "rows.index").read_bytes())}  # damaged before it is summed
         found = []
         with closing(spills.Spilled(folder, told, "remove it")) as spilled:
             records, _ = spilled.frames(None)
@@ -120,7 +120,7 @@ class Spilled(Target):
 
 
 class Mind(Target):
-    """Impressions: other fields, other lines, damaged bytes."""
+    """Impressions with changed fields, changed lines, or damaged bytes."""
 
     name = "mind"
 

@@ -1,10 +1,10 @@
-"""The loop: a target, a seed, some seconds; what came of each case, and a folder for each that went wrong.
+"""The fuzzing loop: a target, a seed and some seconds give the result of each case, and a folder for each that went wrong.
 
-A target makes valid seeds once, writes a mutated input into a folder for each case, and judges what the library makes of
-the folder. The judgement is "read" (and the result is right), "refused" (a documented error, in a sentence that names the
-file), or an exception, which is a finding: another class of error, a wrong result, more than `MEMORY` beside what was held
-before. A case that takes longer than `HANG` ends the process with the tracebacks of all threads, as a crash does; whoever
-started it (`child.py`) finds the input in its folder, since it is written before it is judged.
+A target makes valid seeds once, writes a mutated input into a folder for each case, and judges what the library makes
+of it. The judgement is "read" (with the right result), "refused" (a documented error, in a sentence that names the
+file), or an exception, which is a finding: another class of error, a wrong result, or more than `MEMORY` on top of what
+was held before. A case that takes longer than `HANG` ends the process with the tracebacks of all threads, as a crash
+does. Whoever started it (`test_fuzz.py`) finds the input in its folder, because it is written before it is judged.
 """
 
 import faulthandler
@@ -24,12 +24,12 @@ from typing import Any
 from tests.fuzz.mutate import Draw
 
 HANG = 60
-"""Seconds of a case, at most: hundreds of times what one takes, since others share the cores."""
+"""Most seconds of a case: hundreds of times the usual, because others share the cores."""
 MEMORY = 500 << 20
 """Bytes of address space that a case may add."""
 MOST_FINDINGS = 20
 WARM = 3
-"""Cases before the seconds begin: they compile what the others use."""
+"""Cases that run before the time starts: they compile what the others use."""
 READ, REFUSED = "read", "refused"
 
 
@@ -39,14 +39,14 @@ class Target:
     name: str
 
     def prepare(self, folder: Path) -> None:
-        """Make the valid seeds, and what a judgement compares with. The folder is the target's own."""
+        """Make the valid seeds, and what a judgement compares with. The target may keep files in the folder."""
 
     def draw(self, draw: Draw, folder: Path) -> None:
         """Write one case into an empty folder."""
         raise NotImplementedError
 
     def judge(self, folder: Path) -> str:
-        """READ or REFUSED; anything that is raised is a finding."""
+        """Return READ or REFUSED. Anything raised is a finding."""
         raise NotImplementedError
 
 
@@ -60,12 +60,12 @@ class Finding:
     what: str
     """The last line of its traceback."""
     where: str
-    """The innermost line of the library in it; findings of one place are one."""
+    """The innermost line of the library in it. Findings with the same place count as one."""
     folder: str
     text: str = field(repr=False, default="")
 
     def told(self) -> str:
-        """As a test shows it."""
+        """Return the finding as a test shows it."""
         again = f"python -m tests.fuzz {self.target} --seed {self.seed} --case {self.case}"
         return (
             f"{self.target}, seed {self.seed}, case {self.case}: {self.what}\n  at {self.where}\n  input: {self.folder}\n"
@@ -74,7 +74,7 @@ class Finding:
 
 
 def clean(error: BaseException, folder: Path, *kinds: type[BaseException]) -> str:
-    """REFUSED, if an error is of a documented class and its sentence names the file; else it is raised."""
+    """Return REFUSED if an error is of a documented class and names the file. Raise it otherwise."""
     text = str(error)
     if not isinstance(error, kinds):
         raise error
@@ -84,13 +84,13 @@ def clean(error: BaseException, folder: Path, *kinds: type[BaseException]) -> st
 
 
 def draw_of(target: Target, seed: int, case: int) -> Draw:
-    """What a case is drawn from: nothing but its target, its seed and its number."""
+    """Return the random draws of a case, which depend only on its target, seed and number."""
     return Draw((zlib.crc32(target.name.encode()) << 64) ^ (seed << 32) ^ case)
 
 
 @contextmanager
 def limited() -> Iterator[None]:
-    """Little memory, and little time."""
+    """Limit memory and time inside the block."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     with open("/proc/self/statm") as file:
         held = int(file.read().split()[0]) * resource.getpagesize()
@@ -104,13 +104,13 @@ def limited() -> Iterator[None]:
 
 
 def judged(target: Target, folder: Path) -> str:
-    """The judgement of one case."""
+    """Return the judgement of one case, under the limits."""
     with limited():
         return target.judge(folder)
 
 
 def run(target: Target, seed: int, seconds: float, scratch: Path, findings: Path, first: int = 0) -> dict[str, Any]:
-    """Cases from `first` on for so long; how many there were, and what went wrong."""
+    """Run cases from number `first` on for some seconds. Return how many there were, and what went wrong."""
     counts: dict[str, Any] = {"target": target.name, "seed": seed, "cases": 0, READ: 0, REFUSED: 0, "findings": []}
     seen: set[str] = set()
     end = time.monotonic() + seconds
@@ -118,7 +118,7 @@ def run(target: Target, seed: int, seconds: float, scratch: Path, findings: Path
     while time.monotonic() < end or case < first + WARM:
         folder = scratch / f"{target.name}-{seed}-{case}"
         folder.mkdir()
-        kept = folder.with_name(folder.name + ".kept")  # a loader may change what it opens
+        kept = folder.with_name(folder.name + ".kept")  # a loader may change the files that it opens
         (scratch / "now").write_text(f"{target.name} {seed} {case} {folder}")
         try:
             with limited():

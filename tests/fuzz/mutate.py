@@ -1,9 +1,9 @@
-"""Mutations, each drawn from a seed: of bytes, of the fields of text, of a tree of JSON.
+"""Mutations, each drawn from a seed: of bytes, of fields in text, of a JSON tree.
 
-A mutated input should get past the door: one flipped bit in a valid file reaches more of a parser than random bytes do. So
-each case begins with a valid seed and changes it in one to four places; pieces of the seeds themselves, and numbers at the
-limits of their types, are what is put in. Coverage feedback would find deeper paths for each CPU hour and needs an
-instrumented interpreter; most of what is parsed here is parsed in native code that it could not see.
+A mutated input should get past the first checks: one flipped bit in a valid file reaches more of a parser than random
+bytes do. So each case begins with a valid seed and changes it in one to four places, putting in pieces of the seeds
+themselves and numbers at the limits of their types. Coverage feedback would find deeper paths per CPU hour, but needs
+an instrumented interpreter, and most of the parsing here happens in native code that it could not see.
 """
 
 import copy
@@ -16,7 +16,7 @@ from typing import Any
 LIMITS = [0, 1, -1, 127, 128, 255, 256, 32767, 65535, 65536, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**40, 2**63 - 1]
 LIMITS += [2**63, 2**64 - 1, -(2**31), -(2**63), 1 << 20, 1 << 16]
 MOST = 1 << 20
-"""Bytes that a mutation makes of a tensor."""
+"""Most bytes of a tensor that a mutation makes."""
 TEXTS = [
     "", "0", "-0", "1", "-1", "+1", "2", "0.5", "1.", ".5", "1.0", "3.0", "1e5", "1E+3", "1e", "1e-400", "1e309", "-1e309",
     "3.4e38", "3.5e38", "nan", "NaN", "inf", "-Infinity", "NULL", "null", "0x1f", "0X1", "1_0", " 1", "1 ", " ", "00012",
@@ -34,14 +34,14 @@ VALUES: list[Any] = [
 
 
 class Draw(random.Random):
-    """What a case is drawn from."""
+    """The random choices of a case."""
 
     def some(self, most: int = 4) -> range:
-        """One to `most` times, mostly few."""
+        """Return a range of one to `most` repetitions, mostly few."""
         return range(min(most, 1 + int(self.expovariate(1.0))))
 
     def place(self, data: Sequence[Any]) -> int:
-        """An index, more often near the ends, where headers and footers are."""
+        """Return an index, more often near the ends, where headers and footers are."""
         n = len(data)
         if n == 0:
             return 0
@@ -53,13 +53,13 @@ class Draw(random.Random):
         return self.randrange(n)
 
     def piece(self, data: bytes, most: int = 64) -> bytes:
-        """Some of the data."""
+        """Return a piece of the data."""
         at = self.place(data)
         return data[at : at + self.randint(1, most)]
 
 
 def mutated(draw: Draw, data: bytes, others: Sequence[bytes] = (), most: int = 4) -> bytes:
-    """Bytes with one to four changes; pieces to put in come from `data` and `others`."""
+    """Return bytes with one to four changes; inserted pieces come from `data` and `others`."""
     for _ in draw.some(most):
         data = draw.choice(_BYTES)(draw, data, draw.choice([data, *others]))
     return data
@@ -127,7 +127,7 @@ _BYTES: list[Callable[[Draw, bytes, bytes], bytes]] = [
 
 
 def mutated_text(draw: Draw, data: bytes, delimiter: bytes) -> bytes:
-    """Text in lines with changed fields, moved fields, lines that are joined or come twice, other line ends."""
+    """Return text with changed or moved fields, with lines joined or repeated, or with other line ends."""
     for _ in draw.some():
         lines = data.split(b"\n")
         i = draw.randrange(len(lines))
@@ -160,7 +160,7 @@ def mutated_text(draw: Draw, data: bytes, delimiter: bytes) -> bytes:
 
 
 def mutated_tree(draw: Draw, value: Any, most: int = 3) -> Any:
-    """JSON with other values, with entries moved, doubled, renamed or gone."""
+    """Return JSON with other values, or with entries moved, duplicated, renamed or removed."""
     value = copy.deepcopy(value)
     nodes = [(value, key) for key in _keys(value)]
     for _ in draw.some(most):
@@ -209,24 +209,24 @@ def _places(value: Any) -> list[tuple[Any, Any]]:
 
 
 def mutated_json(draw: Draw, data: bytes) -> bytes:
-    """A JSON text: its tree, or its bytes."""
+    """Return a JSON text with its tree or its bytes changed."""
     if draw.random() < 0.3:
         return mutated(draw, data)
     try:
         tree = json.loads(data)
-    except ValueError:  # mutated before
+    except ValueError:  # already mutated
         return mutated(draw, data)
     return json.dumps(mutated_tree(draw, tree), indent=draw.choice([None, 1])).encode()
 
 
 def safetensors(header: Any, body: bytes) -> bytes:
-    """A safetensors file out of its parts."""
+    """Return a safetensors file made of its parts."""
     text = json.dumps(header).encode()
     return struct.pack("<Q", len(text)) + text + body
 
 
 def mutated_safetensors(draw: Draw, data: bytes, others: Sequence[bytes] = ()) -> bytes:
-    """A safetensors file: its bytes, its header, or its tensors."""
+    """Return a safetensors file with its bytes, its header or its tensors changed."""
     n = struct.unpack("<Q", data[:8])[0]
     header, body = data[8 : 8 + n], data[8 + n :]
     match draw.randrange(4):
@@ -253,7 +253,7 @@ def mutated_safetensors(draw: Draw, data: bytes, others: Sequence[bytes] = ()) -
             entry["shape"], size = [0], 0
         entry["data_offsets"] = [0, size]
     end, at = 0, []
-    for name in names:  # one after the other, so that sizes agree and what is meant is reached
+    for name in names:  # one after another, so that sizes agree and the change gets past the header
         size = tree[name]["data_offsets"][1] - tree[name]["data_offsets"][0]
         tree[name]["data_offsets"] = [end, end + size]
         at.append((name, size))

@@ -1,7 +1,7 @@
-"""A plain reading of click logs, to judge the library's by: Python's own types, a line and a value at a time.
+"""A plain reading of click logs to compare the library with, using Python's own types, one line and one value at a time.
 
-It shares no code with the readers: text is split by `split`, numbers are Python's, ids are hashed by `tests.data.logs`.
-What a schema says is taken from `FileSchema`, which has a target of its own.
+It shares no code with the readers: text is split by `split`, numbers are Python's, and ids are hashed by
+`tests.data.logs`. The schema's contents come from `FileSchema`, which has its own target.
 """
 
 import math
@@ -24,20 +24,20 @@ _MAGIC = (b"PAR1", b"ARROW1", b"\x1f\x8b", b"PK\x03\x04", b"BZh", b"\x28\xb5\x2f
           b"\xfe\xff", b"\xff\xff\xff\xff")  # fmt: skip
 
 Sample = tuple[list[float], list[float], list[list[int]]]
-"""Labels, dense features, the rows of each id feature."""
+"""Labels, dense features, and the rows of each id feature."""
 
 
 class Refused(Exception):
-    """The whole file is."""
+    """Raised if the whole file is refused."""
 
 
 class Bad(Exception):
-    """A row is."""
+    """Raised if a row is malformed."""
 
 
 @dataclass
 class Reading:
-    """What a file holds: a sample for each row, None for a malformed one; lines before the first row."""
+    """The contents of a file: a sample for each row, None for a malformed one; and the lines before the first row."""
 
     rows: list[Sample | None]
     before: int = 0
@@ -52,7 +52,7 @@ class Reading:
 
 
 def read_text(data: bytes, schema: FileSchema, rows: dict[str, int], packed: bool = False) -> Reading:
-    """What a text file holds; Refused where none of it is read."""
+    """Return the contents of a text file. Raise Refused if none of it is read."""
     if not data or (not packed and data.startswith(_MAGIC)) or b"\0" in data[:_HEAD]:
         raise Refused
     delimiter = b"\t" if schema.text.delimiter == "tab" else schema.text.delimiter.encode()
@@ -84,7 +84,7 @@ def _line(line: bytes, delimiter: bytes, names: list[str], schema: FileSchema, r
 
 
 def read_row(values: dict[str, Any], schema: FileSchema, rows: dict[str, int]) -> Sample | None:
-    """A sample of a row's values: bytes, numbers, lists of them, or None."""
+    """Return the sample of a row's values, which are bytes, numbers, lists of them, or None."""
     missing = {text.encode() for text in schema.missing}
 
     def of(name: str) -> Any:
@@ -199,7 +199,7 @@ def _signed(number: Any) -> int:
 
 
 def samples_of(batches: list[Batch]) -> list[Sample]:
-    """Batches as samples."""
+    """Convert batches to samples."""
     found: list[Sample] = []
     for batch in batches:
         n, keys = len(batch.labels), batch.sparse.keys()
@@ -219,7 +219,7 @@ def samples_of(batches: list[Batch]) -> list[Sample]:
 
 
 def assert_equal(found: list[Sample], expected: list[Sample]) -> None:
-    """Labels and rows to the last bit, dense features but for the rounding of a logarithm."""
+    """Assert equal labels and rows, to the last bit, and dense features up to the rounding of a logarithm."""
     assert len(found) == len(expected), f"{len(found)} samples, {len(expected)} expected"
     for i, (ours, theirs) in enumerate(zip(found, expected)):
         assert ours[0] == [float(np.float32(x)) for x in theirs[0]], f"sample {i}: labels {ours[0]}, not {theirs[0]}"

@@ -1,8 +1,8 @@
 """Targets of rows: checkpoints in memory and on disk, a keeper's folder, a disk store, imports.
 
-A damaged byte has to be found by a checksum, so the newest checkpoint that is whole is used, or none; which one that is, is
-known when the case is drawn, and stands beside it. Behind the checksums there are parsers too: some cases change a header, a
-tensor or a record and seal it again, and what is loaded has to be what a reading of the files by `plain_rows` says.
+A checksum must find any damaged byte, so that the newest whole checkpoint is used, or none. Which one that is, is known
+when the case is drawn, and written next to it. There are parsers behind the checksums too: some cases change a header,
+a tensor or a record and seal it again, and the result of loading must be what `plain_rows` reads from the files.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ Rows = dict[int, bytes]
 
 
 class Loader:
-    """Batches that are the same each time."""
+    """A loader with the same batches each time."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(7)
@@ -80,10 +80,10 @@ class Run:
         self.dense.zero_grad()
 
     def close(self) -> None:
-        self.rows.engine.store.close()  # what is damaged is not flushed
+        self.rows.engine.store.close()  # damaged files must not be flushed to
 
     def held(self) -> tuple[Rows, dict[str, bytes]]:
-        """All rows, and the dense parameters."""
+        """Return all rows, and the dense parameters."""
         found: Rows = {}
         for bank, members in enumerate(self.rows.engine.schema.banks):
             for table in members.tables:
@@ -95,14 +95,14 @@ class Run:
 
 
 def train(folder: Path, store: str) -> list[tuple[Rows, dict[str, bytes]]]:
-    """Three checkpoints; what each holds."""
+    """Save three checkpoints, and return what each holds."""
     run, states = Run(store), []
     with run.batches as batches:
         for ids in batches:
             run.step(ids)
             if batches.step in (4, 5, 9):
                 skirl.save(folder, **run.whole(), keep=3)
-                rows, dense = run.held()  # rows that were planned ahead too, which are no part of the checkpoint
+                rows, dense = run.held()  # without rows that were only planned ahead, which are not in the checkpoint
                 saved = plain_rows(folder, body_of(folders.header(folder, len(states) + 1)))
                 assert saved and all(rows[key] == row for key, row in saved.items())
                 states.append((saved, dense))
@@ -111,7 +111,7 @@ def train(folder: Path, store: str) -> list[tuple[Rows, dict[str, bytes]]]:
 
 
 def plain_rows(folder: Path, body: Any) -> Rows:
-    """The rows that a checkpoint's files hold, by nothing but docs/checkpoints.md."""
+    """Return the rows in a checkpoint's files, read by docs/checkpoints.md alone."""
     found: Rows = {}
     store = body["rows"]["rows"]["store"]
     for entry in store.get("files", []):
@@ -133,7 +133,7 @@ def plain_rows(folder: Path, body: Any) -> Rows:
 
 
 def segments(folder: Path, entries: list[str]) -> Rows:
-    """The rows of a disk store's segments."""
+    """Return the rows in a disk store's segments."""
     found: Rows = {}
     for text in entries:
         name, width, _, count, *_ = text.split(" ")
@@ -145,7 +145,7 @@ def segments(folder: Path, entries: list[str]) -> Rows:
 
 
 def resealed_segment(draw: Draw, folder: Path, text: str) -> str:
-    """Change keys or rows of a segment, and its checksums with them; its line for the manifest."""
+    """Change keys or rows of a segment, with its checksums. Return its new line for the manifest."""
     name, width, dtype, count, _, rows_bytes, keys_bytes = text.split(" ")
     n, words = int(count), int(width)
     keys_path, rows_path = folder / f"{name}.keys", folder / f"{name}.rows"
@@ -171,7 +171,7 @@ def resealed_segment(draw: Draw, folder: Path, text: str) -> str:
 
 
 def damage(draw: Draw, folder: Path) -> str:
-    """One file other than it was; which."""
+    """Damage one file, and return its name."""
     paths = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != "lock")
     headers = [p for p in paths if p.suffix == ".json"]
     path = draw.choice(headers if headers and draw.random() < 0.3 else paths)
@@ -189,10 +189,10 @@ def body_of(path: Path) -> Any:
 
 
 class Checkpoint(Target):
-    """A folder of three checkpoints, each with what has changed since the one before."""
+    """A folder of three checkpoints, each with only what changed since the one before."""
 
     def __init__(self, name: str, store: str, *, sealed: bool = False, keeper: bool = False, into: str = "") -> None:
-        """into: the kind of store that loads, where it is another than the one that saved."""
+        """into: the kind of store to load into, if it is not the one that saved."""
         self.name, self._store, self._sealed, self._keeper = name, store, sealed, keeper
         self._into = into or store
 
@@ -245,12 +245,12 @@ class Checkpoint(Target):
             self._reseal(draw, copy / "rows" / entry["file"], entry)
         try:
             header.write_bytes(seal(body))
-        except (ValueError, TypeError):  # no header at all, such as a list
+        except (ValueError, TypeError):  # no longer a header at all, but a list, for example
             header.write_text(json.dumps(body))
         (folder / "whole").write_text("sealed")
 
     def _rearrange(self, draw: Draw, copy: Path) -> None:
-        """Names that a folder may hold and no run has given."""
+        """Add names that a folder may hold but that no run has given."""
         for _ in draw.some():
             name = draw.choice(["checkpoint-000009.json", "checkpoint-999999999999999999.json", "checkpoint.json",
                                 "checkpoint-000004.json-0123456789abcdef.tmp", "rows/x.rows", "dense-x"])  # fmt: skip
@@ -267,7 +267,7 @@ class Checkpoint(Target):
 
     @staticmethod
     def _reseal(draw: Draw, path: Path, entry: Any) -> None:
-        """Other numbers in a tensor, with its checksum."""
+        """Change numbers in a tensor, with its checksum."""
         data = path.read_bytes()
         n = struct.unpack("<Q", data[:8])[0]
         header, body = json.loads(data[8 : 8 + n]), bytearray(data[8 + n :])
@@ -318,7 +318,7 @@ class Checkpoint(Target):
 
 
 class RowsOnly(Checkpoint):
-    """Rows of a checkpoint without their model: what `skirl export` and `skirl import` read."""
+    """The rows of a checkpoint without their model, as `skirl export` and `skirl import` read them."""
 
     def judge(self, folder: Path) -> str:
         whole, copy = (folder / "whole").read_text(), folder / "c"
@@ -345,7 +345,7 @@ class RowsOnly(Checkpoint):
 
 
 def fill(store: Any) -> Rows:
-    """Rows in a store, some of them written twice; what it holds."""
+    """Put rows into a store, some of them twice, and return its contents."""
     rng, found = np.random.default_rng(2), dict[int, bytes]()
     for n in (30, 20, 25):
         for table, record in LAYOUT.items():
@@ -358,7 +358,7 @@ def fill(store: Any) -> Rows:
 
 
 def all_of(store: Any) -> Rows:
-    """What a store holds."""
+    """Return the contents of a store."""
     found: Rows = {}
     for keys in store.keys():  # noqa: SIM118
         width = LAYOUT[int(keys[0] >> 48)].width
@@ -415,7 +415,7 @@ class Store(Target):
         return READ
 
     def _expected(self, copy: Path) -> Rows | None:
-        """What the files hold now; None where they hold nothing that one could say."""
+        """Return the rows that the files hold now; None if that is undefined."""
         try:
             return segments(copy, body_of(copy / "store.json")["facts"]["segments"])
         except (KeyError, TypeError, ValueError, AttributeError, OSError):
@@ -461,7 +461,7 @@ class Import(Target):
             except (ValueError, CheckpointError) as error:
                 return clean(error, path, ValueError, CheckpointError)
             if self._pickled:
-                read = torch.load(path, weights_only=True, map_location="cpu")  # a bit makes "cpu" another device
+                read = torch.load(path, weights_only=True, map_location="cpu")  # a bit turns "cpu" into another device
                 read = {
                     n: t.float().numpy() for n, t in read.get("state_dict", read).items() if isinstance(t, torch.Tensor)
                 }

@@ -1,4 +1,4 @@
-"""Targets that are no data: schema files, vocabularies, the places of streams, open vocabularies, run folders."""
+"""Targets other than data: schema files, vocabularies, positions of streams, open vocabularies, run folders."""
 
 import json
 import math
@@ -81,7 +81,7 @@ def _same(ours: Any, theirs: Any) -> bool:
 
 
 def safetensors_of(data: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Metadata and tensors (as uint8, float32, ... arrays) of a safetensors file, by nothing but its format."""
+    """Return metadata and tensors (as uint8, float32, ... arrays) of a safetensors file, read by its format alone."""
     n = struct.unpack("<Q", data[:8])[0]
     header = json.loads(data[8 : 8 + n])
     metadata = header.pop("__metadata__", {}) or {}
@@ -123,7 +123,7 @@ class Vocabulary(Target):
 
     def draw(self, draw: Draw, folder: Path) -> None:
         data = self._seed
-        if draw.random() < 0.3:  # the JSON inside of the JSON
+        if draw.random() < 0.3:  # the JSON inside the JSON
             n = struct.unpack("<Q", data[:8])[0]
             header = json.loads(data[8 : 8 + n])
             header["__metadata__"]["skirl"] = mutated_json(draw, header["__metadata__"]["skirl"].encode()).decode(
@@ -161,7 +161,7 @@ class Vocabulary(Target):
 
 
 class State(Target):
-    """The place of a stream over files."""
+    """The position of a stream over files."""
 
     name = "stream-state"
     batch, epochs = 7, 2
@@ -215,7 +215,7 @@ class State(Target):
         return READ
 
     def _expected(self, state: dict[str, Any]) -> list[Any]:
-        """All from the place on, but for the batch that was handed out."""
+        """Return all samples from the position on, except the batch that was already yielded."""
         file, part = state["file"], state["part"]
         after = [at for (f, p), at in self._begins.items() if (f, p) > (file, part)]
         beyond = min(after, default=len(self._samples))
@@ -228,7 +228,7 @@ class State(Target):
 
 
 class Open(Target):
-    """An open vocabulary, with the place of its stream."""
+    """An open vocabulary, with the position of its stream."""
 
     name = "open-vocabulary"
     admit, stale, rows, batch = 2, 6, 60, 5
@@ -293,7 +293,7 @@ class Open(Target):
         return READ
 
     def _expected(self, state: dict[str, Any]) -> list[list[int]]:
-        """The same by a dict."""
+        """Return the same, computed with a dict."""
         table, files, mask = state["tables"]["a"], state["files"], (1 << 64) - 1
         held = {
             key & mask: [row, count, last]
@@ -376,7 +376,8 @@ class RunFolder(Target):
 
 
 class Placement(Target):
-    """The file of a placement, mostly without its digest: what is read has every row once, as another reading says."""
+    """The file of a placement, mostly without its digest. If it is read, it has every row once, as an independent
+    reading says."""
 
     name = "placement"
 

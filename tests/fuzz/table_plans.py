@@ -1,4 +1,4 @@
-"""Targets of tables over ranks: their list, their costs, and a plan, of which each cell is counted."""
+"""Targets of tables over ranks: their list, their costs, and a plan, of which every cell is counted."""
 
 import json
 from dataclasses import replace
@@ -19,7 +19,7 @@ PIECES = [[(0, 0, 40, 0, 8), (1, 40, 60, 0, 8), (2, 0, 60, 8, 12)], [(1, 0, 9, 0
 
 
 class _Json(Target):
-    """A file of JSON, changed as a tree and as bytes, mostly without its digest."""
+    """A JSON file, changed as a tree or as bytes, mostly without its digest."""
 
     seed: Any
 
@@ -54,7 +54,7 @@ class Tables(_Json):
 
 
 class MeasuredCosts(_Json):
-    """Costs with nets, small ones in the places of those that are trained."""
+    """Costs with nets, using small ones in place of trained ones."""
 
     name = "costs"
 

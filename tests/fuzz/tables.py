@@ -1,4 +1,4 @@
-"""Targets of columns: Parquet and Arrow of any types, what `skirl convert` wrote, Criteo as Parquet."""
+"""Targets of columns: Parquet and Arrow of any types, output of `skirl convert`, Criteo as Parquet."""
 
 import io
 from pathlib import Path
@@ -98,7 +98,7 @@ _OTHERS = [
 
 
 def values(draw: Draw, kind: pa.DataType, n: int) -> pa.Array:
-    """n values of a type, some of them missing."""
+    """Draw n values of a type, some of them missing."""
     hole = draw.choice([0, 0, 0.2, 1])
 
     def one() -> Any:
@@ -127,7 +127,7 @@ def values(draw: Draw, kind: pa.DataType, n: int) -> pa.Array:
 
 
 def column(draw: Draw, name: str, n: int) -> pa.Array:
-    """A column, mostly of a type that its name asks for."""
+    """Draw a column, mostly of a type that its name suggests."""
     if name == "y":
         kind = draw.choice([*_INTS, *_REALS, pa.bool_()]) if draw.random() < 0.9 else draw.choice(_OTHERS + _TEXTS)
         if kind in _OTHERS + _TEXTS and not pt.is_boolean(kind):
@@ -154,7 +154,7 @@ def column(draw: Draw, name: str, n: int) -> pa.Array:
 
 
 def table(draw: Draw, n: int) -> pa.Table:
-    """A table for SCHEMA, with a column of nobody's, perhaps without one, perhaps with one twice."""
+    """Draw a table for SCHEMA with an unused column, and perhaps with a column missing or repeated."""
     names = ["y", "x", "z", "item", "name", "tags", "user", "other"]
     draw.shuffle(names)
     if draw.random() < 0.03:
@@ -163,7 +163,7 @@ def table(draw: Draw, n: int) -> pa.Table:
 
 
 def write(draw: Draw, made: pa.Table) -> bytes:
-    """Parquet, as somebody's writer may write it."""
+    """Return a Parquet file with options that some writer may use."""
     out = io.BytesIO()
     pq.write_table(
         made, out, row_group_size=draw.choice([1, 3, 10, 1 << 20]),
@@ -175,7 +175,7 @@ def write(draw: Draw, made: pa.Table) -> bytes:
 
 
 def write_arrow(draw: Draw, made: pa.Table) -> bytes:
-    """An Arrow file."""
+    """Return an Arrow file."""
     out = io.BytesIO()
     options = ipc.IpcWriteOptions(compression=draw.choice([None, "lz4", "zstd"]), unify_dictionaries=True)
     with ipc.new_file(out, made.schema, options=options) as writer:
@@ -185,7 +185,7 @@ def write_arrow(draw: Draw, made: pa.Table) -> bytes:
 
 
 def reading(data: bytes, schema: FileSchema, rows: dict[str, int], arrow: bool) -> plain.Reading:
-    """All rows of a file by Arrow's reader for whole files, and Python for the rest; raises where it cannot."""
+    """Read all rows of a file with Arrow's whole-file reader and plain Python. Raise if that fails."""
     if arrow:
         found = ipc.open_file(pa.BufferReader(data)).read_all()
         found = found.select([found.schema.get_field_index(name) for name in schema.needed])
@@ -201,7 +201,7 @@ def reading(data: bytes, schema: FileSchema, rows: dict[str, int], arrow: bool) 
 
 
 def put_back(columns: dict[str, list[Any]], schema: FileSchema, groups: list[int]) -> None:
-    """Write lists out that a file leaves out, or has a window of; one that contradicts itself may not be read."""
+    """Put back lists that a file omits or stores as windows. Raise if the file contradicts itself."""
     first = {sum(groups[:number]) for number in range(len(groups))}
     for spec in schema.ids:
         if not spec.run:
@@ -220,7 +220,7 @@ def put_back(columns: dict[str, list[Any]], schema: FileSchema, groups: list[int
 
 
 def _python(array: Any) -> list[Any]:
-    """Texts as bytes, whatever they are."""
+    """Convert an array to Python values, with any text as bytes."""
     if pt.is_dictionary(array.type):
         array = pa.chunked_array([chunk.dictionary_decode() for chunk in array.chunks], array.type.value_type)
     if pt.is_list(array.type) or pt.is_large_list(array.type):
@@ -259,7 +259,7 @@ class Columns(Target):
 
 
 def judged_table(data: str, folder: Path, schema: FileSchema, arrow: bool, rows: str | None = str(ROWS)) -> str:
-    """Read a file both ways, and compare with `reading` where that is right in its types."""
+    """Read a file both ways, and compare with `reading` if its types are right."""
     path = folder / "file"
     outcome = ""
     for bad_rows in ("refuse", "skip"):
@@ -280,7 +280,7 @@ def judged_table(data: str, folder: Path, schema: FileSchema, arrow: bool, rows:
 
 
 class Converted(Target):
-    """What `skirl convert` wrote, ids as rows or as fingerprints: damaged, or with another schema in its metadata."""
+    """The output of `skirl convert`, with ids as rows or as fingerprints: damaged, or with a changed schema inside."""
 
     name = "converted"
 
@@ -312,7 +312,7 @@ class Converted(Target):
 
 
 class CriteoParquet(Target):
-    """Criteo's columns as texts in Parquet."""
+    """Criteo's columns as text in Parquet."""
 
     name = "criteo-parquet"
 

@@ -1,4 +1,4 @@
-"""Every target by its name."""
+"""Every target, by name."""
 
 from tests.fuzz import arrays, laid, rows, states, table_plans, tables, texts
 from tests.fuzz.loop import Target

@@ -1,7 +1,7 @@
-"""Every parser and loader under mutated input, for seconds in all; an hour in `make campaign`.
+"""Every parser and loader under mutated input, for seconds in total, or for an hour in `make campaign`.
 
-The cases run in a process of their own: a crash in native code, a hang and an allocation beyond its limit end that process,
-and the input that did it is on disk. The time is shared out evenly; how many cases that were is in a campaign's report.
+The cases run in their own process: a crash in native code, a hang or an allocation beyond the limit ends that process,
+and the input that caused it is on disk. The time is shared evenly; a campaign's report tells how many cases that gave.
 """
 
 import json
@@ -24,7 +24,7 @@ SHORT, LONG = 6.0, 3600.0
 
 
 class Fuzzer:
-    """The process that judges."""
+    """The process that judges the cases."""
 
     def __init__(self, python: Python, scratch: Path) -> None:
         self._scratch = scratch
@@ -39,7 +39,7 @@ class Fuzzer:
         os.close(reads)
 
     def __call__(self, target: str, seed: int, seconds: float) -> dict[str, Any]:
-        """What came of a target."""
+        """Fuzz a target, and return the result."""
         assert self._process.stdout is not None
         request = {"target": target, "seed": seed, "seconds": seconds, "findings": str(FINDINGS)}
         self._requests.write(json.dumps(request) + "\n")
@@ -53,7 +53,7 @@ class Fuzzer:
         )
 
     def _last(self) -> str:
-        """The case that it was at, kept."""
+        """Keep the case that was running, and return how to run it again."""
         for now in self._scratch.glob("*/now"):
             name, seed, case, folder = now.read_text().split(" ", 3)
             kept = FINDINGS / Path(folder).name
@@ -62,7 +62,7 @@ class Fuzzer:
         return "before any case"
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         assert self._process.stdout is not None
         self._requests.close()
         self._process.wait(timeout=60)
@@ -104,11 +104,11 @@ def test_a_clean_error_or_a_right_result(
     assert found["cases"] >= loop.WARM and found[loop.READ] + found[loop.REFUSED] == found["cases"]
 
 
-# What the loop is worth: it has to find what is wrong.
+# Check the loop itself: it has to find what is wrong.
 
 
 class Wrong(loop.Target):
-    """A parser with a fault of each kind."""
+    """A parser with one bug of each kind."""
 
     name = "wrong"
 
@@ -119,9 +119,9 @@ class Wrong(loop.Target):
         kind = int((folder / "file").read_text())
         try:
             if kind == 0:
-                raise KeyError("x")  # another class
+                raise KeyError("x")  # another class of error
             if kind == 1:
-                raise ValueError("it is damaged")  # which file?
+                raise ValueError("it is damaged")  # does not name the file
             if kind == 2:
                 bytearray(loop.MEMORY * 2)
         except (ValueError, KeyError) as error:

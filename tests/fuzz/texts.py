@@ -63,7 +63,7 @@ type = "float"
 
 
 def csv_text(draw: Draw, n: int, header: bool) -> bytes:
-    """Valid text of CSV."""
+    """Return valid CSV text."""
     out = ["y,hour,x,z,item,seen,user,ratio,note"] if header else []
     for _ in range(n):
         seen = "|".join(str(draw.randrange(99)) for _ in range(draw.randrange(4)))
@@ -79,7 +79,7 @@ def csv_text(draw: Draw, n: int, header: bool) -> bytes:
 
 
 def avazu_text(draw: Draw, n: int, header: bool) -> bytes:
-    """Valid text in Avazu's layout."""
+    """Return valid text in Avazu's layout."""
     schema = BUILT_IN["avazu"]
     out = [",".join(schema.text.columns)] if header else []
     whole = {column.name for column in schema.ids if column.type == "int"}
@@ -94,14 +94,14 @@ def avazu_text(draw: Draw, n: int, header: bool) -> bytes:
 
 
 def criteo_text(draw: Draw, n: int, header: bool) -> bytes:
-    """Valid text in Criteo's layout."""
+    """Return valid text in Criteo's layout."""
     lines = ["\t".join(row) for row in criteo_rows(n, draw.randrange(1 << 30))]
     names = ["\t".join(BUILT_IN["criteo"].text.columns)] if header else []
     return ("\n".join(names + lines) + "\n").encode()
 
 
 class Text(Target):
-    """One text file; packed: by gzip, before or after it is mutated."""
+    """One text file. packed: compressed with gzip, before or after it is mutated."""
 
     def __init__(self, name: str, kind: str, made: Any, *, packed: bool = False, toml: str | None = None) -> None:
         self.name, self._kind, self._made, self._packed, self._toml = name, kind, made, packed, toml
@@ -125,7 +125,7 @@ class Text(Target):
 
     def judge(self, folder: Path) -> str:
         data = (folder / "file").read_bytes()
-        loose = packed = data[:2] == b"\x1f\x8b"  # of what is packed anything may be refused
+        loose = packed = data[:2] == b"\x1f\x8b"  # packed files may be refused for any damage
         expected: plain.Reading | None = None
         rows = self._schema.rows_of(str(ROWS))
         try:
@@ -139,7 +139,7 @@ class Text(Target):
 def judged_text(
     data: str, folder: Path, expected: plain.Reading | None, *, loose: bool = False, one: bool = True
 ) -> str:
-    """Read files both ways, refusing and leaving out what is malformed, and compare with what is expected."""
+    """Read files twice, refusing malformed rows and skipping them, and compare with what is expected."""
     flags: dict[str, Any] = {"rows": str(ROWS), "batch": 7}
     if (folder / "schema.toml").exists():
         flags["schema"] = str(folder / "schema.toml")
@@ -173,7 +173,7 @@ def judged_text(
 
 
 class Terabyte(Target):
-    """Days of text, some packed, in the order of their numbers."""
+    """Days of text, some packed, in numerical order."""
 
     name = "terabyte"
 
@@ -207,7 +207,7 @@ class Terabyte(Target):
 
 
 class Quoted(Target):
-    """CSV in quotes: lines whose quotes are well-formed are read as Python's csv reads them."""
+    """Quoted CSV: lines with well-formed quotes must be read as Python's csv reads them."""
 
     name = "csv-in-quotes"
 
@@ -247,7 +247,7 @@ class Quoted(Target):
 
 
 def _sound(data: str, folder: Path) -> str:
-    """Nothing is known of what it holds: a clean error, or batches in their bounds."""
+    """Judge a file of unknown content: there must be a clean error, or batches with valid rows."""
     part = int((folder / "part").read_text())
     flags = DataFlags(data, rows=str(ROWS), schema=str(folder / "schema.toml"), bad_rows="skip", batch=7)
     try:

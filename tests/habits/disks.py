@@ -1,4 +1,4 @@
-"""A disk that can be full: a small file system of its own, where this process may mount one."""
+"""A disk that can be full: a small file system, if this process is allowed to mount one."""
 
 import contextlib
 import subprocess
@@ -8,7 +8,7 @@ import pytest
 
 
 class Disk:
-    """A folder on 48 MB of its own; a test that needs it is skipped where none can be mounted."""
+    """A folder on its own file system of 48 MB. A test that needs it is skipped if none can be mounted."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -18,7 +18,7 @@ class Disk:
         self._filler = path / "filler"
 
     def fill(self) -> None:
-        """No byte is left."""
+        """Fill the disk to the last byte."""
         with self._filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
             while file.write(bytes(1 << 20)) == 1 << 20:
                 pass
@@ -26,19 +26,19 @@ class Disk:
                 pass
 
     def free(self) -> None:
-        """There is room again."""
+        """Make room again."""
         self._filler.unlink()
 
     def make_read_only(self) -> None:
-        """From here on nothing can be written; no file may be open for writing."""
+        """Make it read-only; no file on it may be open for writing."""
         assert not _run("mount", "-o", "remount,ro", str(self.path))
 
     def make_writable(self) -> None:
-        """It can be written to again."""
+        """Make it writable again."""
         assert not _run("mount", "-o", "remount,rw", str(self.path))
 
     def close(self) -> None:
-        """Let it go, with all that it holds."""
+        """Unmount it, discarding all that it holds."""
         _run("umount", "-l", str(self.path))
 
 

@@ -15,7 +15,7 @@ TABLES = [Table("user", ROWS, DIM), Table("item", ROWS, DIM, features=("clicked"
 
 
 def batches(number: int, samples: int = 8) -> list[KeyedJagged]:
-    """Ids of one user and any number of items a sample."""
+    """Return ids of one user and any number of items per sample."""
     chance = torch.Generator().manual_seed(number)
     out = []
     for _ in range(number):
@@ -26,7 +26,7 @@ def batches(number: int, samples: int = 8) -> list[KeyedJagged]:
 
 
 def first_rows(table: str) -> Tensor:
-    """The initial rows of a table, as skirl makes them."""
+    """Return the initial rows of a table, as skirl makes them."""
     rows = skirl.EmbeddingBagCollection(TABLES, optimizer=skirl.SGD(), cache="100%", dtype=torch.float64)
     feature = next(name for name, of in FEATURES.items() if of == table)
     with torch.no_grad():
@@ -34,7 +34,7 @@ def first_rows(table: str) -> Tensor:
 
 
 class Tower(nn.Module):
-    """A loss over three features, with rows of skirl's."""
+    """A loss over three features, with skirl's rows."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -73,13 +73,13 @@ class Plain(nn.Module):
 
 
 def top() -> nn.Linear:
-    """The dense part, always the same."""
+    """Return the dense part, always the same."""
     torch.manual_seed(0)
     return nn.Linear(DIM, 1, dtype=torch.float64)
 
 
 def loss_of(layer: nn.Linear, out: dict[str, Tensor]) -> Tensor:
-    """A loss in which each feature has a part of its own."""
+    """Return a loss to which each feature contributes."""
     return layer(out["user"] * (out["clicked"] - 2 * out["bought"])).square().sum() + out["clicked"].square().sum()
 
 
@@ -91,7 +91,7 @@ def _forward(model: Any, ids: KeyedJagged) -> Tensor:
 
 
 def skirl_run(data: list[KeyedJagged], *, forward: Forward = _forward, **options: Any) -> dict[str, Tensor]:
-    """All weights after training with skirl."""
+    """Return all weights after training with skirl."""
     tower = Tower()
     dense = torch.optim.SGD(tower.parameters(), lr=RATE)
     with skirl.lookahead(data, tower, sparse=lambda ids: ids, **options) as ahead:
@@ -107,7 +107,7 @@ def skirl_run(data: list[KeyedJagged], *, forward: Forward = _forward, **options
 
 
 def plain_run(data: list[KeyedJagged], *, forward: Forward = _forward, accumulate: int = 1) -> dict[str, Tensor]:
-    """The same in plain PyTorch; rows and dense weights have one optimizer."""
+    """Do the same in plain PyTorch, with one optimizer for rows and dense weights."""
     model = Plain()
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     for step, ids in enumerate(data, 1):
@@ -120,7 +120,7 @@ def plain_run(data: list[KeyedJagged], *, forward: Forward = _forward, accumulat
 
 
 def equal(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
-    """Whether all weights agree to float64's last digits, and moved at all."""
+    """Return whether all weights agree to float64's last digits, and have changed at all."""
     assert ours.keys() == theirs.keys()
     moved = not torch.equal(theirs["item"], first_rows("item"))
     return moved and all(torch.allclose(ours[name], theirs[name], rtol=1e-12, atol=1e-14) for name in ours)

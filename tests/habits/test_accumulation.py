@@ -1,4 +1,4 @@
-"""Gradients that a loop accumulates by itself: refused where rows would be stepped alone, and nowhere else."""
+"""Gradients that a loop accumulates by itself: refused where rows would still be stepped alone, and nowhere else."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ REFUSED = r"added to the dense gradients of the batch before.*pass accumulate=k 
 
 
 def train(step: Callable[[int, Tensor], Any], tower: nn.Module, number: int = 6) -> int:
-    """Call `step(number, loss)` for each batch; how many steps it took."""
+    """Call `step(number, loss)` for each batch, and return the number of steps."""
     with skirl.lookahead(batches(number), tower, sparse=lambda ids: ids) as ahead:
         for i, ids in enumerate(ahead):
             step(i, tower(ids))
@@ -55,8 +55,8 @@ def test_accumulated_by_the_lookahead():
 
 
 def test_zero_grad_forgotten():
-    """Gradients add up although each batch steps: torch trains so, and dense weights do here; rows never had a gradient that
-    stays."""
+    """Gradients add up although each batch steps. Torch trains like this, and so do dense weights here; rows never keep
+    a gradient."""
     tower = Tower()
     dense = torch.optim.SGD(tower.parameters(), lr=RATE)
     assert train(lambda i, loss: (loss.backward(), dense.step()), tower) == 6
@@ -75,13 +75,13 @@ def test_an_order_of_step_and_zero_grad(order):
     tower = Tower()
     dense = torch.optim.SGD(tower.parameters(), lr=RATE)
     (sum(p.sum() for p in tower.parameters())).backward()
-    dense.step()  # it is known from here on
+    dense.step()  # it is noticed from here on
     dense.zero_grad()
     assert train(lambda i, loss: ORDERS[order](dense, loss), tower) == 6
 
 
 def test_weights_stepped_by_hand():
-    """`weight.data -= lr * weight.grad`, as old tutorials have it: no version changes."""
+    """`weight.data -= lr * weight.grad`, as in old tutorials: no version counter changes."""
     tower = Tower()
     torch.optim.SGD(tower.parameters(), lr=0.0).step()
 
@@ -104,12 +104,12 @@ def test_a_model_without_dense_weights():
 
 
 def test_dense_weights_that_no_optimizer_has():
-    """They gather gradients that nobody uses."""
+    """They collect gradients that nobody uses."""
     assert train(lambda i, loss: loss.backward(), Tower()) == 6
 
 
 def test_a_step_that_the_grad_scaler_skips():
-    """A loss scale so high that gradients are not finite."""
+    """The loss scale is so high that gradients are not finite."""
     tower = Tower(dtype=torch.float32)
     tower.top.float()
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
@@ -178,7 +178,7 @@ def test_optimizers_that_step_all_weights_at_once(kind, way):
 
 
 def test_another_model_that_accumulates_beside():
-    """Its gradients are none of ours, although its optimizer has stepped."""
+    """Its gradients do not concern us, although its optimizer has stepped."""
     other, rows = (
         nn.Linear(2, 1),
         skirl.EmbeddingBagCollection(Tower().rows.tables, optimizer=skirl.SGD(lr=RATE), cache=70),

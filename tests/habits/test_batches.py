@@ -1,4 +1,4 @@
-"""Which batch a forward gets: habits that would look up, and train, rows of another batch than the one in the loop."""
+"""The batch that a forward gets: habits that would look up, and train, rows of a batch other than the one in the loop."""
 
 from collections.abc import Iterator
 
@@ -58,7 +58,7 @@ def test_another_batch_of_the_same_size(tower):
 
 
 def test_ids_dropped_in_forward(tower):
-    """Id dropout: ids are replaced by 0 after the batch came."""
+    """Id dropout: ids are replaced by 0 after the batch arrived."""
     with looped(tower, batches(1)) as ahead, pytest.raises(ValueError, match=CHANGED):
         for ids in ahead:
             values = ids.values().clone()
@@ -68,7 +68,7 @@ def test_ids_dropped_in_forward(tower):
 
 @pytest.mark.parametrize("how", ["torch", "data", "numpy"])
 def test_ids_dropped_in_place(tower, how):
-    """The tensor that the lookahead yielded is written to, in each way that torch has."""
+    """Write to the tensor that the lookahead yielded, in every way that torch has."""
     with looped(tower, batches(1)) as ahead, pytest.raises(ValueError, match=CHANGED):
         for ids in ahead:
             values = ids.values()
@@ -86,7 +86,7 @@ def test_ids_in_another_order(tower):
 
 
 def test_half_a_batch(tower):
-    """A batch is cut by samples inside the loop, to save memory."""
+    """A batch is split by samples inside the loop, to save memory."""
     with looped(tower, [KeyedJagged.one_hot(["user", "clicked", "bought"], torch.zeros(8, 3).long())]) as ahead:
         for _ in ahead:
             with pytest.raises(ValueError, match="whole: it has 8 samples, and forward got 4"):
@@ -94,7 +94,7 @@ def test_half_a_batch(tower):
 
 
 def test_a_lookahead_wrapped_by_what_reads_ahead(tower):
-    """As Lightning does with a loader whose length it does not know: it takes one batch more than it gives."""
+    """Lightning does this to a loader of unknown length: it takes one batch more than it passes on."""
 
     def one_ahead(source: Iterator[KeyedJagged]) -> Iterator[KeyedJagged]:
         held = next(source)
@@ -121,14 +121,14 @@ def test_ids_of_another_dtype_are_the_same_ids(tower):
 
 
 def test_ids_rebuilt_with_features_in_another_order():
-    """What counts is each feature's ids, by name."""
+    """Only each feature's ids count, by name."""
     data = batches(3)
     backwards = ["bought", "clicked", "user"]
     assert equal(skirl_run(data, forward=lambda m, ids: m(ids.select(backwards))), plain_run(data))
 
 
 def test_weights_changed_in_place():
-    """A loop that drops ids out by their weight, in the tensor that the batch holds."""
+    """A loop that drops ids through their weights, in the tensor that the batch holds."""
     table = Table("a", 10, 2, init=skirl.Constant(1.0))
     rows = skirl.EmbeddingBagCollection([table], optimizer=skirl.SGD(lr=1.0), cache=10)
     ids = KeyedJagged(["a"], torch.tensor([1, 2]), lengths=torch.ones(2).long(), weights=torch.ones(2))
@@ -180,7 +180,7 @@ def test_a_batch_size_of_each_feature_is_refused_by_name():
 
 
 def test_ids_on_a_device_are_refused_at_a_later_step(monkeypatch):
-    """Where comparing would wait for a GPU the error comes later, and says that wrong rows were trained."""
+    """Where comparing would wait for a GPU, the error comes later, and says that wrong rows were trained."""
     tower = Tower()
     same = tower.rows.same
     monkeypatch.setattr(same, "check", lambda sparse, captured, coming: same._compare_there(sparse, captured) or True)
@@ -198,7 +198,7 @@ def weighted(values: list[int], weights: torch.Tensor, keys: tuple[str, ...] = (
 
 
 def test_weights_that_are_trained_and_features_in_another_order():
-    """`select` in forward: each weight gets the gradient of its own id, as without a lookahead."""
+    """`select` in forward: each weight gets the gradient of its own id, as it would without a lookahead."""
     grads = []
     for order in (("a", "b"), ("b", "a")):
         tables = [Table("a", 10, 2, init=skirl.Normal(1.0)), Table("b", 10, 2, init=skirl.Normal(1.0))]
@@ -227,7 +227,7 @@ def test_weights_made_in_the_loop_for_a_part():
 
 
 def test_a_checkpoint_while_ids_on_a_device_are_compared(monkeypatch, tmp_path):
-    """The newest checkpoint would be the one of wrong rows."""
+    """Otherwise the newest checkpoint would hold wrong rows."""
     tower = Tower()
     same = tower.rows.same
     monkeypatch.setattr(same, "check", lambda sparse, captured, coming: same._compare_there(sparse, captured) or True)

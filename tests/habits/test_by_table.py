@@ -1,4 +1,4 @@
-"""Another optimizer, learning rate, weight decay or clip for another table, as people use param groups in PyTorch."""
+"""A different optimizer, learning rate, weight decay or clip for each table, as people use param groups in PyTorch."""
 
 from pathlib import Path
 from typing import Any
@@ -82,10 +82,10 @@ def test_a_rate_set_by_hand() -> None:
     equal(*found)
 
 
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")  # torch.optim.Adagrad's own
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")  # raised by torch.optim.Adagrad itself
 def test_another_optimizer_for_another_table_of_the_same_dim() -> None:
     class Both:
-        """Two optimizers of torch as one."""
+        """Two torch optimizers as one."""
 
         def __init__(self, model: Model) -> None:
             bags = model.rows.bags
@@ -111,7 +111,7 @@ def test_another_optimizer_for_another_table_of_the_same_dim() -> None:
 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_stacked_over_tables_of_several_optimizers(frozen: bool) -> None:
-    """Their rows lie in caches of their own; the tensor and its gradient are as if they did not."""
+    """Their rows are in separate caches, but the tensor and its gradient do not show it."""
     found = []
     for use in ("stacked", "by name"):
         model = Model(collection({"item": skirl.Adagrad(lr=0.1), "user": skirl.SGD(lr=0.1)}))
@@ -129,7 +129,7 @@ def test_stacked_over_tables_of_several_optimizers(frozen: bool) -> None:
 
 
 class EachRow:
-    """Plain rows, each a parameter of its own, whose gradient is None where a batch does not have it."""
+    """Plain rows, each a parameter whose gradient is None if a batch does not contain it."""
 
     def __init__(self, model: Model, make: Any) -> None:
         self.weights = [bag.weight for bag in model.rows.bags.values()]
@@ -179,7 +179,7 @@ def test_sgd_with_momentum(nesterov: bool) -> None:
 
 def test_ftrl() -> None:
     class Paper:
-        """McMahan's algorithm, number by number."""
+        """McMahan's algorithm, one number at a time."""
 
         def __init__(self, model: Model) -> None:
             self.weights = [bag.weight for bag in model.rows.bags.values()]
@@ -215,7 +215,7 @@ def test_a_clip_for_one_table() -> None:
 
 
 def test_clip_grad_norm_leaves_rows_out() -> None:
-    """As the docs say: rows are no parameters, and have been updated in backward by then."""
+    """As the docs say: rows are not parameters, and backward has already updated them by then."""
     ours, plain, ids = Model(collection()), Model(Bags()), loader(1)[0]
     before = rows_of(ours)
     norms = []

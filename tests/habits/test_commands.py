@@ -1,4 +1,4 @@
-"""What people do with a trained model, with their own files and with skirl's: predict, look, export, convert."""
+"""What people do with a trained model, their own files and skirl's: predict, look up, export, convert."""
 
 import hashlib
 import random
@@ -85,7 +85,7 @@ def run(folder: Path) -> dict[str, Any]:
 
 
 def by_hand(folder: Path, run: dict[str, Any], name: str = "run", **data: Any) -> list[torch.Tensor]:
-    """The logits of held-out batches, or of `data`, out of a loop that looks rows up as the model asks for them."""
+    """Return the logits of held-out batches, or of `data`, from a loop in which the model looks its rows up."""
     recipe = Train.of(**flags_of(folder, **{"epochs": 2, **run.get("flags", {})})).recipe
     embeddings = recipe.embeddings(50)
     model, _ = recipe.model_over(embeddings)

@@ -1,4 +1,4 @@
-"""A disk fails under a run: what is logged or saved is missing, in a sentence, and training goes on."""
+"""A disk fails during a run: a sentence names what could not be logged or saved, and training goes on."""
 
 import errno
 import json
@@ -42,7 +42,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 @pytest.fixture(scope="module")
 def undisturbed() -> dict[str, Any]:
-    """The same run on a disk that works."""
+    """Return the result of the same run on a working disk."""
     return Train.of(**SMALL).run()
 
 
@@ -51,7 +51,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def at_steps(monkeypatch: pytest.MonkeyPatch, does: Mapping[int, Callable[[], Any]]) -> None:
-    """Do something after steps of the next run, before they are logged and saved."""
+    """Call a function after steps of the next run, before they are logged and saved."""
     real = loop.steps
 
     def steps(*args: Any) -> Iterator[Any]:
@@ -63,7 +63,7 @@ def at_steps(monkeypatch: pytest.MonkeyPatch, does: Mapping[int, Callable[[], An
 
 
 def refuse_dense(monkeypatch: pytest.MonkeyPatch, number: int = errno.ENOSPC) -> None:
-    """The dense part of the next checkpoints meets what safetensors says of a full disk."""
+    """Make writing the dense part of a checkpoint fail with safetensors' message for a full disk."""
 
     def save_file(*args: Any, **kwargs: Any) -> None:
         raise SafetensorError(f"Error while serializing: I/O error: {os.strerror(number)} (os error {number})")
@@ -72,7 +72,7 @@ def refuse_dense(monkeypatch: pytest.MonkeyPatch, number: int = errno.ENOSPC) ->
 
 
 def written() -> None:
-    """Wait until the checkpoint on its way is written, or is not."""
+    """Wait until the checkpoint being written is done, or has failed."""
     for thread in threading.enumerate():
         if thread.name == "skirl checkpoint":
             thread.join()
@@ -95,7 +95,7 @@ def test_a_full_disk_under_the_run_folder(disk, undisturbed, monkeypatch, caplog
         f"in {folder} could not be written, the disk is full. Training goes on, and its end says what is missing"
     )
     assert len(result["missing"]) == 2 and is_plain(warning, *result["missing"], capfd.readouterr().err)
-    # What was written before and after is whole, for us and for TensorBoard; what is missing is what is said to be.
+    # Lines from before and after are whole, for us and for TensorBoard, and exactly what is missing is reported.
     steps = {
         "metrics.jsonl": [line["step"] for line in skirl.lines_of(folder)],
         "TensorBoard's events": steps_in_tensorboard(folder),
@@ -220,7 +220,7 @@ def test_a_full_disk_up_to_the_end_is_exit_code_1_and_the_checkpoint_before_stay
 def test_what_refuses_a_checkpoint_is_told_and_the_next_one_is_whole(
     number, tmp_path, undisturbed, monkeypatch, caplog
 ):
-    """As above where no disk can be mounted: the error of the system that safetensors makes a text of."""
+    """As above, where no disk can be mounted: with the system error that safetensors turns into text."""
     with monkeypatch.context() as patch:
         at_steps(monkeypatch, {7: lambda: refuse_dense(patch, number), 13: lambda: (written(), patch.undo())})
         result = Train.of(**SMALL, save=tmp_path, save_every=8).run()
@@ -246,7 +246,7 @@ def test_a_folder_of_checkpoints_that_never_could_be_written(tmp_path, undisturb
 
 
 def test_a_folder_of_checkpoints_that_was_removed_gets_whole_ones_again(tmp_path, undisturbed, monkeypatch, caplog):
-    """What the next checkpoint would build on is gone: it has to have all rows, not what has changed."""
+    """The files that the next checkpoint would build on are gone, so it has to hold all rows, not only changed ones."""
     at_steps(monkeypatch, {12: lambda: (written(), shutil.rmtree(tmp_path / "saved"))})
     result = Train.of(**SMALL, save=tmp_path / "saved", save_every=8).run()
     monkeypatch.undo()
@@ -271,7 +271,7 @@ def test_checkpoints_removed_before_the_end_are_exit_code_1(tmp_path, monkeypatc
     assert "of step 24, was removed by someone else; no step of this run is saved" in result["failed"]
 
 
-# A loop of one's own.
+# A user's own loop.
 
 
 @pytest.mark.parametrize("wait", [True, False])

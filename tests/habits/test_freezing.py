@@ -1,4 +1,4 @@
-"""Rows that are looked up and not trained, as people freeze weights in PyTorch."""
+"""Rows that are looked up but not trained, as people freeze weights in PyTorch."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ def plain_sgd(model: Model) -> torch.optim.Optimizer:
 
 @pytest.mark.parametrize("what", ["the collection", "the model that holds it"])
 def test_requires_grad_false(what: str) -> None:
-    """Rows stay bitwise as they are, through cache and store; the dense part trains as in plain PyTorch."""
+    """Rows keep their bits through cache and store, and the dense part trains as in plain PyTorch."""
     ours, plain = both(skirl.Adam(weight_decay=0.1))
     before = rows_of(ours)
     for model in (ours, plain):
@@ -179,7 +179,7 @@ def test_a_checkpoint_knows_what_was_frozen(tmp_path: Path) -> None:
 
 
 def two_lookups(between: Any, *, stacked: bool = False) -> Any:
-    """A loss over two lookups, before the second of which something happens, and after."""
+    """Return a loss over two lookups; `between` is called before and after the second one."""
 
     def of(model: Model, ids: Any) -> torch.Tensor:
         out = model.rows(ids)
@@ -218,7 +218,7 @@ def test_freezing_between_two_lookups_of_a_batch(freeze: Any, stacked: bool) -> 
 
 @pytest.mark.parametrize("stacked", [False, True])
 def test_unfreezing_all_between_two_lookups_of_a_batch(stacked: bool) -> None:
-    """The first is a look without a gradient, as a teacher's is."""
+    """The first lookup has no gradient, like a teacher's."""
     ours, plain = both()
     again = two_lookups(lambda model, begins: freeze_all(model, False), stacked=stacked)
 

@@ -1,4 +1,4 @@
-"""Habits of those who train with Lightning, beside a run of Lightning that has nn.EmbeddingBag and its plain loader."""
+"""Habits of Lightning users, compared with a Lightning run that uses nn.EmbeddingBag and its plain loader."""
 
 import logging
 from pathlib import Path
@@ -29,13 +29,13 @@ EXACT: dict[str, Any] = {"rtol": 1e-12, "atol": 1e-13}
 
 
 def sparse_of(batch: list[Tensor]) -> skirl.KeyedJagged:
-    """Two ids a sample, out of 60."""
+    """Return two ids per sample, out of 60."""
     ids = batch[0]
     return skirl.KeyedJagged(["a"], ids.reshape(-1), lengths=torch.full((len(ids),), 2))
 
 
 class Bag(nn.Module):
-    """The usual way."""
+    """The usual way, with nn.EmbeddingBag."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ TRAINED, HELD_OUT = samples(1, 8), samples(2, 2)
 
 
 def made(ours: bool, store: str = "memory", rows: bool = True) -> Model:
-    """Equal models; `rows=False` leaves ours at other values than plain's."""
+    """Make equal models. With `rows=False`, ours starts from other rows than plain's."""
     torch.manual_seed(0)
     weight = torch.rand(60, 3, dtype=torch.float64)
     model = Model(Ours(weight if rows else None, store) if ours else Bag(weight))
@@ -120,7 +120,7 @@ def shuffled() -> DataLoader:
 
 
 def both(*callbacks: Any, loader: Any = shuffled, held_out: bool = False, **options: Any) -> tuple[Model, Model]:
-    """The same run twice: plain, and ours."""
+    """Train the same run twice, plain and ours."""
     plain, ours, rows = made(ours=False), made(ours=True), Rows(sparse=sparse_of)
     after = DataLoader(HELD_OUT, batch_size=4) if held_out else None
     torch.manual_seed(5)
@@ -139,7 +139,7 @@ def check_same(plain: Model, ours: Model) -> None:
 
 
 def rows_of(model: Model) -> Tensor:
-    """All rows; looking them up changes nothing."""
+    """Return all rows; looking them up changes nothing."""
     with torch.no_grad():
         return model.rows.embeddings(skirl.KeyedJagged.one_hot(["a"], torch.arange(60)[:, None]))["a"]
 
@@ -149,7 +149,7 @@ def test_fit_with_a_shuffled_loader():
 
 
 def test_accumulate_grad_batches():
-    """The last step of an epoch has two micro-batches."""
+    """The last step of an epoch has only two micro-batches."""
     check_same(*both(accumulate_grad_batches=3))
 
 
@@ -177,7 +177,7 @@ def test_limit_train_batches(limit):
 
 
 def test_max_steps_and_fitting_again():
-    """A second fit goes on with the same rows. Those of Adagrad would keep its state too, which Lightning makes anew."""
+    """A second fit goes on with the same rows. With Adagrad their state would stay too, which Lightning resets."""
 
     def run(ours: bool) -> Model:
         weight = torch.rand(60, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -209,7 +209,7 @@ def test_a_data_module_that_makes_its_loader_anew_each_epoch():
 
 
 class Epochs(RandomSampler):
-    """As a DistributedSampler: another order in each epoch, if it is told which."""
+    """Like a DistributedSampler: a different order in each epoch, if told which epoch it is."""
 
     def set_epoch(self, epoch: int) -> None:
         self.generator = torch.Generator().manual_seed(epoch)
@@ -220,7 +220,7 @@ def test_a_sampler_that_is_told_the_epoch():
 
 
 class Endless(IterableDataset):
-    """Has no length."""
+    """A loader without a length."""
 
     def __iter__(self):
         yield from (TRAINED[n] for n in range(len(TRAINED)))
@@ -264,7 +264,7 @@ SAVES = {
 
 @pytest.mark.parametrize(("when", "store"), [*((when, "memory") for when in SAVES), ("within an epoch", "disk")])
 def test_resume_from_ckpt_path(tmp_path, when, store):
-    """In another process rows would be at other values: the model that resumes begins with others."""
+    """In another process, rows would have other values; so the model that resumes starts from different ones."""
 
     def run(folder: str, **fit: Any) -> tuple[Model, list[Path]]:
         where = f"disk:{tmp_path / folder}-rows" if store == "disk" else "memory"
@@ -286,7 +286,7 @@ def test_resume_from_ckpt_path(tmp_path, when, store):
 
 
 class Stateful:
-    """Goes on where it was, as a StatefulDataLoader."""
+    """A loader that resumes where it was, like a StatefulDataLoader."""
 
     def __init__(self) -> None:
         self.at = 0
@@ -309,7 +309,7 @@ class Stateful:
 
 @pytest.mark.parametrize("limit", [1.0, 6])
 def test_resume_with_a_loader_that_has_a_state(tmp_path, limit, caplog):
-    """It is not read from its start again, and limit_train_batches counts from the beginning of the epoch."""
+    """The loader is not read from its start again, and limit_train_batches counts from the beginning of the epoch."""
     whole, rows = made(ours=True), Rows(sparse=sparse_of)
     options = {"limit_train_batches": limit, "max_epochs": 1, "accumulate_grad_batches": 2}
     keep = ModelCheckpoint(tmp_path, every_n_train_steps=2, save_top_k=-1, filename="{step}")
@@ -322,7 +322,7 @@ def test_resume_with_a_loader_that_has_a_state(tmp_path, limit, caplog):
 
 
 def test_the_best_checkpoint_is_kept_and_tested(tmp_path):
-    """Of each checkpoint that the trainer removes the rows go too; last.ckpt may be a link."""
+    """When the trainer removes a checkpoint, its rows go too. last.ckpt may be a link."""
     model, rows = made(ours=True), Rows(sparse=sparse_of)
     best = ModelCheckpoint(tmp_path, monitor="held_out", mode="max", save_top_k=1, save_last="link")
     trainer = trainer_of(rows, best, max_epochs=4)
@@ -356,7 +356,7 @@ def test_checkpoints_without_rows_are_refused(tmp_path):
 
 
 class Saves(lightning.Callback):
-    """Saves by hand after one micro-batch."""
+    """Saves by hand, after a micro-batch."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -384,7 +384,7 @@ def test_a_checkpoint_within_an_epoch_is_not_resumed_with_another_accumulation(t
 
 
 def test_save_checkpoint_by_hand_once_max_steps_are_done(tmp_path):
-    """For Lightning the epoch is over then, and the next begins with the first batch."""
+    """Lightning then considers the epoch over, so the next one begins with the first batch."""
 
     def run(ours: bool) -> Model:
         model, rows = made(ours), Rows(sparse=sparse_of)
@@ -406,19 +406,19 @@ def test_save_checkpoint_by_hand_once_max_steps_are_done(tmp_path):
 
 
 class Stops(lightning.Callback):
-    """As EarlyStopping would after the fifth batch."""
+    """Stops after the fifth batch, as EarlyStopping might."""
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         trainer.should_stop = batch_idx == 4
 
 
 def test_stopping_between_micro_batches():
-    """Neither trains on the fifth batch, whose step is not complete."""
+    """Neither trains on the fifth batch, because its step is not complete."""
     check_same(*both(Stops(), accumulate_grad_batches=2))
 
 
 def test_mixed_precision_with_a_scaler():
-    """Lightning's scaler multiplies the loss by 65,536: the rows' gradients are divided by that again."""
+    """Lightning's scaler multiplies the loss by 65,536, and the rows' gradients are divided by it again."""
     plain, ours = both(plugins=[MixedPrecision("16-mixed", "cpu")])
     check_same(plain, ours)
 
@@ -458,7 +458,7 @@ def test_predict_looks_rows_up_and_changes_nothing():
     torch.testing.assert_close(torch.cat(found), plain, **EXACT)
     assert torch.equal(rows_of(model), before)
     rows = Rows(sparse=sparse_of)
-    trainer_of(rows).fit(model, rows.loader(in_order()))  # nothing of inference mode is left
+    trainer_of(rows).fit(model, rows.loader(in_order()))  # nothing of inference mode remains
 
 
 def test_several_processes_are_refused():

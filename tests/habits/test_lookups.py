@@ -1,4 +1,4 @@
-"""Several lookups in one step: towers, in-batch negatives, parts of a batch; against plain PyTorch."""
+"""Several lookups in one step: towers, in-batch negatives, parts of a batch. Compared with plain PyTorch."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ Model = Tower | Plain
 
 
 def two_towers(model: Model, ids: KeyedJagged) -> Tensor:
-    """A lookup for each tower; in-batch negatives: each user against each item."""
+    """One lookup for each tower, with in-batch negatives: each user against each item."""
     user = model.look_up(ids.select(["user"]))["user"]
     items = model.look_up(ids.select(["bought", "clicked"]))
     scores = user @ (items["clicked"] + items["bought"]).t()
@@ -21,25 +21,25 @@ def two_towers(model: Model, ids: KeyedJagged) -> Tensor:
 
 
 def twice(model: Model, ids: KeyedJagged) -> Tensor:
-    """The whole batch, and once more."""
+    """Look up the whole batch, twice."""
     return model(ids) + 3 * model(ids)
 
 
 def overlapping(model: Model, ids: KeyedJagged) -> Tensor:
-    """Two parts that share a feature, and the whole."""
+    """Look up two parts that share a feature, and the whole."""
     one = model.look_up(ids.select(["user", "clicked"]))
     other = model.look_up(ids.select(["clicked", "bought"]))
     return model(ids) + (one["user"] * one["clicked"]).sum() - (other["clicked"] * other["bought"]).sum()
 
 
 def one_unused(model: Model, ids: KeyedJagged) -> Tensor:
-    """A lookup whose result goes nowhere."""
+    """Look up twice, and use only one result."""
     model.look_up(ids.select(["clicked"]))
     return model(ids)
 
 
 def one_without_grad(model: Model, ids: KeyedJagged) -> Tensor:
-    """A second look in torch.no_grad(), for a target say."""
+    """Look up a second time in torch.no_grad(), for a target, say."""
     with torch.no_grad():
         target = model.look_up(ids.select(["user"]))["user"].sum()
     return model(ids) * target
@@ -101,7 +101,7 @@ def test_a_part_of_other_ids():
 
 
 def test_a_part_by_samples():
-    """Only features can be chosen: rows of a bag's half are not told apart."""
+    """Only whole features can be selected: rows of half a batch cannot be told apart."""
     tower = Tower()
     with skirl.lookahead(batches(1), tower, sparse=lambda ids: ids) as ahead:
         for ids in ahead:
@@ -119,7 +119,7 @@ def test_a_feature_of_nobody():
 
 
 def test_a_backward_for_each_loss():
-    """The lookups of a step share one node: the second backward would update its rows a second time."""
+    """The lookups of a step share one node, so a second backward would update its rows twice."""
     tower = Tower()
     with skirl.lookahead(batches(1), tower, sparse=lambda ids: ids) as ahead:
         for ids in ahead:
@@ -141,7 +141,7 @@ def test_a_lookup_after_backward():
 
 
 def test_two_lookups_without_a_lookahead():
-    """Each is a step there, and the first one's rows may be gone."""
+    """Without a lookahead each is its own step, and the first one's rows may be gone."""
     tower, ids = Tower(), batches(1)[0]
     first = tower(ids)
     tower(ids)
@@ -152,7 +152,7 @@ def test_two_lookups_without_a_lookahead():
 
 
 def test_an_output_changed_in_place():
-    """Another lookup would see it: torch refuses, as for any view that a function returned."""
+    """Another lookup would see the change: torch refuses, as for any view that a function returned."""
     tower = Tower()
     with skirl.lookahead(batches(1), tower, sparse=lambda ids: ids) as ahead:
         for ids in ahead:

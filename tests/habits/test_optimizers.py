@@ -1,4 +1,4 @@
-"""Optimizers, clipping, GradScaler and autograd over a model's parameters, as people use them: rows are none of these."""
+"""Optimizers, clipping, GradScaler and autograd over a model's parameters, as people use them: rows are not among these."""
 
 import logging
 import math
@@ -27,7 +27,7 @@ def items(tower: Tower) -> Tensor:
     return tower.rows.rows("item", range(ROWS))
 
 
-# An optimizer of torch over rows.
+# A torch optimizer over rows.
 
 
 def test_an_optimizer_over_embeddings_alone_is_refused_at_its_first_step():
@@ -74,7 +74,7 @@ def test_an_optimizer_over_the_whole_model_is_fine(caplog: pytest.LogCaptureFixt
 
 
 def test_an_optimizer_for_each_parameter_in_backward_is_fine():
-    """As torch's tutorial has it: `register_post_accumulate_grad_hook(lambda p: optimizers[p].step())`."""
+    """As in torch's tutorial: `register_post_accumulate_grad_hook(lambda p: optimizers[p].step())`."""
     tower, plain = Tower(), Plain()
     for model in (tower, plain):
         own = {p: torch.optim.SGD([p], lr=RATE) for p in model.parameters()}
@@ -97,7 +97,7 @@ def test_an_optimizer_for_each_parameter_in_backward_is_fine():
 
 @pytest.mark.parametrize("frozen_before", [False, True])
 def test_autograd_grad_of_all_parameters(frozen_before: bool):
-    """Rows are updated as by backward; what stands for them has a gradient of no numbers."""
+    """Rows are updated as by backward; the parameter that stands for them gets an empty gradient."""
     tower, plain = Tower(), Plain()
     tower.requires_grad_(not frozen_before)
     tower.requires_grad_(True)
@@ -113,7 +113,7 @@ def test_autograd_grad_of_all_parameters(frozen_before: bool):
 
 
 def test_the_parameter_of_rows_never_has_a_gradient():
-    """Norms and maxima over gradients are those of the dense part, to the last bit."""
+    """Norms and maxima over gradients equal those of the dense part alone, to the last bit."""
     tower = Tower(optimizer=skirl.SGD(lr=RATE, clip=1e9))
 
     def step(tower: Tower, loss: Tensor) -> None:
@@ -172,7 +172,7 @@ def test_clipping_says_nothing_where_rows_are_clipped_frozen_or_not_meant(caplog
 
 
 def scaled(parameters: Callable[[Tower], Any], more: Any, scaler: Any) -> Tower:
-    """Trained with a GradScaler that steps the dense optimizer alone."""
+    """Train with a GradScaler that steps only the dense optimizer."""
     tower = Tower(dtype=torch.float32, **more)
     tower.top.float()
     dense = torch.optim.SGD(parameters(tower), lr=RATE)
@@ -215,7 +215,7 @@ def test_a_scheduler_between_a_grad_scaler_and_its_optimizer_hides_nothing():
 
 @pytest.mark.parametrize("parameters", [OF_ALL, OF_TOP], ids=["all", "dense"])
 def test_a_grad_scaler_that_rows_know_or_that_is_off_trains_as_without(parameters: Any):
-    """A scale of a power of two changes no bit."""
+    """A scale that is a power of two changes no bit."""
     scaler, off = torch.amp.GradScaler("cpu", init_scale=4.0), torch.amp.GradScaler("cpu", enabled=False)
     runs = [
         scaled(parameters, {"grad_scaler": scaler}, scaler),
@@ -235,7 +235,7 @@ def test_a_grad_scaler_that_is_off_skips_no_step():
 
 
 def test_another_model_with_a_grad_scaler_is_none_of_ours():
-    """One after the other in one process, and by turns: the rows' own dense part is stepped in between."""
+    """One after the other in one process, and alternating; the rows' own dense part is stepped in between."""
     tower, other, scaler = Tower(), nn.Linear(DIM, 1), torch.amp.GradScaler("cpu")
     dense, theirs = (torch.optim.SGD(model.parameters(), lr=RATE) for model in (tower, other))
 
@@ -247,5 +247,5 @@ def test_another_model_with_a_grad_scaler_is_none_of_ours():
     train(tower, lambda tower, loss: (loss.backward(), dense.step(), dense.zero_grad(), step_theirs()))
     step_theirs()
     rows = Tower()
-    train(rows, lambda tower, loss: loss.backward())  # without any optimizer of torch
+    train(rows, lambda tower, loss: loss.backward())  # without any torch optimizer
     step_theirs()

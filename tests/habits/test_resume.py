@@ -1,4 +1,4 @@
-"""A run goes on, with other flags, from its best checkpoint, or as the beginning of another; or its loss is no number."""
+"""Runs resumed with other flags, from the best checkpoint, or as the start of another run; losses that are not numbers."""
 
 import json
 import os
@@ -28,7 +28,7 @@ JUDGED: dict[str, Any] = {**SMALL, "valid": "20%", "eval_every": 4}
 
 @pytest.fixture(scope="module")
 def halfway(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The checkpoints of a run of 10 steps."""
+    """Return the checkpoints of a run of 10 steps."""
     saved = tmp_path_factory.mktemp("halfway") / "saved"
     Train.of(**{**SMALL, "steps": 10}, save=saved).run()
     return saved
@@ -36,12 +36,12 @@ def halfway(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def saved(halfway: Path, tmp_path: Path) -> Path:
-    """The same in a folder of one's own."""
+    """Return a private copy of them."""
     return Path(shutil.copytree(halfway, tmp_path / "saved"))
 
 
 def by_hand(steps: int, rates: dict[int, tuple[float, float]]) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """A plain loop of torch over the run's model and data, whose rates are set before some steps: losses, dense weights."""
+    """Train the run's model by a plain torch loop, setting rates before some steps. Return losses and dense weights."""
     recipe = Recipe.of(**{name: v for name, v in SMALL.items() if name not in ("quiet", "steps")}, steps=steps)
     recipe.use_threads()
     embeddings = recipe.embeddings(300)
@@ -61,7 +61,7 @@ def by_hand(steps: int, rates: dict[int, tuple[float, float]]) -> tuple[list[flo
 
 
 def losses_of(monkeypatch: pytest.MonkeyPatch, command: Train) -> tuple[list[float], dict[str, Any]]:
-    """The loss of each step of a run, and its result."""
+    """Return the loss of each step of a run, and its result."""
     found: list[float] = []
     real = loop.steps
 
@@ -90,7 +90,7 @@ def test_another_learning_rate_holds_from_the_step_where_the_run_goes_on(saved, 
     assert command.summary(result)["changed"].splitlines() == ["--steps is 20 from step 10 on, it was 10", *said]
     config = json.loads((run / "config.json").read_text())
     assert config["flags"]["lr"] == 0.5 and told(config["changes"]) == command.summary(result)["changed"].splitlines()
-    # A second time nothing is new, and what was is still known.
+    # The second time there is nothing new, and earlier changes are still known.
     again = Train.of(**{**SMALL, "steps": 22}, save=saved, resume=True, lr=0.5, dense_lr=0.03, run=str(run)).run()
     assert told(again["changes"]) == ["--steps is 22 from step 20 on, it was 20"]
     kept = json.loads((run / "config.json").read_text())["changes"]
@@ -193,12 +193,12 @@ def test_another_model_in_a_loop_of_ones_own_names_what_differs(tmp_path):
             skirl.load(tmp_path, model=model)
 
 
-# The best.
+# The best checkpoint.
 
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], Train]:
-    """A run whose held-out loss gets better, then worse: its dense rate is far too high."""
+    """A run whose held-out loss first falls and then rises: its dense learning rate is far too high."""
     saved = tmp_path_factory.mktemp("judged") / "saved"
     command = Train.of(**{**JUDGED, "dense_lr": 0.2, "steps": 28}, save=saved, keep=1, keep_best=True,
                        run=str(saved.parent / "run"))  # fmt: skip
@@ -214,7 +214,7 @@ def test_the_best_checkpoint_is_kept_beside_the_last(judged, monkeypatch):
     said = f"step {step}, log loss {loss:.4f} on the samples held out, in {saved / 'best'}"
     assert command.summary(result)["best"] == said
     assert len(numbers(saved)) == len(numbers(saved / "best")) == 1
-    # Its bits are those of a run that ended there.
+    # It has the bits of a run that ended there.
     plain = Train.of(
         **{**JUDGED, "dense_lr": 0.2, "steps": 28}, save=saved.parent / "plain", save_every=step, keep=9
     ).run()
@@ -254,7 +254,7 @@ def test_keep_best_says_what_it_needs():
 
 
 class Killed(BaseException):
-    """Nothing is done any more."""
+    """Raised in place of a system call: the process is as good as dead."""
 
 
 @pytest.mark.parametrize("store", ["memory", "disk"])
@@ -339,7 +339,7 @@ def test_the_best_of_another_run_is_not_written_over(judged, tmp_path):
 
 
 def test_a_new_run_from_another_runs_rows_and_weights(halfway, tmp_path, monkeypatch):
-    """As plain PyTorch does it by hand: the same weights, another seed of data, a fresh optimizer of the dense part."""
+    """As by hand in plain PyTorch: the same weights, another data seed, and a fresh optimizer for the dense part."""
     flags = {**SMALL, "steps": 6, "seed": 3, "lr": 0.3}
     command = Train.of(**flags, from_=halfway, save=tmp_path / "tuned")
     found, result = losses_of(monkeypatch, command)
@@ -364,7 +364,7 @@ def test_a_new_run_from_another_runs_rows_and_weights(halfway, tmp_path, monkeyp
     rows = result["from"]["rows"]
     said = f"with {rows:,} rows out of {halfway}, with their optimizer's state"
     assert command.summary(result)["begun"] == said and rows > 0
-    # Killed, it goes on as any other run.
+    # When killed, it resumes like any other run.
     more = Train.of(**{**flags, "steps": 8}, save=tmp_path / "tuned", resume=True).run()
     assert more["begun_at"] == 6
 
@@ -415,7 +415,7 @@ def test_ids_that_would_become_other_rows_are_refused(tmp_path):
         Train.of(**read, vocab="open", from_=tmp_path / "hashed").run()
 
 
-# No number.
+# Loss that is not a number.
 
 
 def test_a_loss_that_is_no_number_stops_the_run_and_names_the_step(tmp_path, caplog, capsys):
@@ -428,7 +428,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_the_step(tmp_path, cap
     assert result["failed"].startswith(("the loss is ", "predictions are not finite"))
     assert f" at step {step}, for the first time, and training stopped" in result["failed"]
     assert "Set --lr and --dense-lr lower, or --warmup higher, and start over" in result["failed"]
-    # The step itself is not saved. What was saved before it gave that loss, and is named as of no use, too.
+    # The step itself is not saved. The checkpoint before it led to that loss, so it is named as useless too.
     steps = [at for at, _ in best.headers_with_steps(tmp_path / "saved")]
     assert steps == list(range(step - 1, -1, -1))
     broken = folder.header(tmp_path / "saved", numbers(tmp_path / "saved")[-1])
@@ -437,7 +437,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_the_step(tmp_path, cap
             f"or go on from step {step - 2} in {tmp_path / 'saved'} with --resume once {broken} is removed"
             in result["failed"]
         )
-    # What was logged until then are numbers, and the report says how it ended.
+    # Everything logged until then is a number, and the report says how the run ended.
     assert all(np.isfinite(line["loss"]) for line in skirl.lines_of(tmp_path / "run"))
     assert main(["report", str(tmp_path / "run")]) == 0
     assert "failed" in capsys.readouterr().out

@@ -1,5 +1,5 @@
-"""Rows by their ids, and first values out of arrays and files: what `weight[ids]`, `weight[ids] = values` and
-`from_pretrained` are in PyTorch.
+"""Rows by their ids, and initial values from arrays and files: PyTorch's `weight[ids]`, `weight[ids] = values` and
+`from_pretrained`.
 
 All numbers are small multiples of 1/8 and the rate is 1/2, so that sums are exact in any order, and bits can be compared.
 """
@@ -28,7 +28,7 @@ EIGHTHS = torch.randint(-40, 40, (ROWS, DIM), generator=torch.Generator().manual
 
 
 def batches(count: int = 12, seed: int = 0) -> list[skirl.KeyedJagged]:
-    """Two samples each, with no, one or two ids."""
+    """Return batches of two samples with zero, one or two ids each."""
     draw = torch.Generator().manual_seed(seed)
     made = []
     for _ in range(count):
@@ -74,7 +74,7 @@ class Plain:
 
 @pytest.fixture(params=[(cache, store) for cache in CACHES for store in STORES], ids=lambda p: f"{p[0]}-{p[1]}")
 def made(request: Any, tmp_path: Path) -> Iterator[Callable[..., skirl.EmbeddingBagCollection]]:
-    """Makes collections with caches of several sizes, over each store."""
+    """Return a function that makes collections, for several cache sizes and each store."""
     cache, store = request.param
     yield lambda **options: collection(tmp_path, store, cache, **options)
 
@@ -88,7 +88,7 @@ def test_weight_of_ids_is_as_after_each_step_of_a_lookahead_and_moves_nothing(ma
     with skirl.lookahead(batches(), embeddings, sparse=lambda batch: batch) as loop:
         for batch in loop:
             out = embeddings(batch)["item"]
-            assert torch.equal(embeddings.rows("item", ids), plain.weight[ids])  # its backward has not come
+            assert torch.equal(embeddings.rows("item", ids), plain.weight[ids])  # before its backward
             (out * FACTORS).sum().backward()
             plain.train(batch)
             resident = embeddings.engine.caches[0].resident()
@@ -131,7 +131,7 @@ def test_writing_weight_of_ids_before_between_and_after_lookaheads(made: Any) ->
                 plain.train(batch)
             embeddings.set_rows(
                 "item", ids.numpy() + seed, (some + seed).numpy()
-            )  # the lookahead is open, and its pass over
+            )  # the lookahead is open, but its pass is over
             plain.bag.weight.data[ids + seed] = some + seed
     train(embeddings, batches()[1])  # without a lookahead
     plain.train(batches()[1])
@@ -146,7 +146,7 @@ def test_writing_weights_of_a_row_that_was_never_used_between_two_steps(tmp_path
     first, other = (skirl.KeyedJagged.one_hot(["item"], torch.tensor([[row]])) for row in (1, 5))
     train(embeddings, first)
     embeddings.set_rows("item", [5], EIGHTHS[:1])
-    out = embeddings(other)["item"]  # it is not made anew
+    out = embeddings(other)["item"]  # it is not initialized again
     assert torch.equal(out, EIGHTHS[:1])
 
 
@@ -182,7 +182,7 @@ def test_a_checkpoint_after_writing_weights_has_them(made: Any, tmp_path: Path) 
     embeddings.set_rows("item", [0, 9], EIGHTHS[:2] * 2)
     plain.bag.weight.data[[0, 9]] = EIGHTHS[:2] * 2
     skirl.save(tmp_path / "c", model=embeddings)
-    embeddings.set_rows("item", [0, 9], EIGHTHS[:2] * 4)  # what comes after is in no checkpoint
+    embeddings.set_rows("item", [0, 9], EIGHTHS[:2] * 4)  # later changes are not in the checkpoint
     skirl.load(tmp_path / "c", model=embeddings)
     assert torch.equal(embeddings.rows("item", range(ROWS)), plain.weight)
 
@@ -252,7 +252,7 @@ def test_a_feature_is_not_taken_for_a_table() -> None:
 
 
 def written(path: Path, form: str) -> Any:
-    """The first values in each form that they can be given in."""
+    """Return the initial values in each form that they can be given in."""
     if form == "npy":
         np.save(path / "item.npy", EIGHTHS.numpy())
         return str(path / "item.npy")
@@ -273,7 +273,7 @@ def test_from_pretrained_and_training_bit_for_bit(made: Any) -> None:
                 train(embeddings, batch)
                 plain.train(batch)
                 if loop.step == 7:
-                    break  # what was planned beyond it has not begun
+                    break  # rows planned beyond this step have not begun
     train(embeddings, batches()[5])
     plain.train(batches()[5])
     assert torch.equal(embeddings.rows("item", range(ROWS)), plain.weight)
@@ -324,7 +324,7 @@ def test_an_array_is_copied_so_that_training_its_owner_changes_nothing(tmp_path:
 
 
 def test_a_file_of_many_gigabytes_is_mapped_and_not_read(tmp_path: Path) -> None:
-    rows = 1 << 25  # 8 GiB, of which no block is on the disk
+    rows = 1 << 25  # 8 GiB, of which no block is allocated on disk
     header = np.lib.format.open_memmap(tmp_path / "large.npy", mode="w+", dtype=np.float32, shape=(rows, 64))
     header[rows - 3] = 5.0
     del header
@@ -349,7 +349,7 @@ def test_a_resumed_run_goes_on_from_the_array(made: Any, tmp_path: Path) -> None
         plain.train(batch)
     skirl.save(tmp_path / "c", model=embeddings)
     for batch in stream[4:10]:
-        train(embeddings, batch)  # never happened: rows that began here begin again
+        train(embeddings, batch)  # this step never happened: rows that began here begin again
     embeddings.close()
     resumed = made(resume=True)
     skirl.load(tmp_path / "c", model=resumed)
@@ -390,7 +390,7 @@ def test_a_checkpoint_is_refused_with_another_array_or_none(tmp_path: Path) -> N
         skirl.load(tmp_path / "c", model=collection(tmp_path, init=other))
     with pytest.raises(skirl.CheckpointError, match=r"table 'item'\.init"):
         skirl.load(tmp_path / "c", model=collection(tmp_path, init=None))
-    same = collection(tmp_path, init=written(tmp_path, "npy"))  # whatever it is in
+    same = collection(tmp_path, init=written(tmp_path, "npy"))  # whatever form they are given in
     skirl.load(tmp_path / "c", model=same)
     assert torch.equal(same.rows("item", range(ROWS)), embeddings.rows("item", range(ROWS)))
 
@@ -426,9 +426,9 @@ def test_rows_on_disk_that_began_without_an_array_are_refused_with_one(tmp_path:
 
 @pytest.mark.parametrize("kind", ["disk", "link", "memory"])
 def test_rows_in_a_store_are_refused_with_another_seed_or_initialiser(kind: str, tmp_path: Path) -> None:
-    """Rows that were never used would begin otherwise than those beside them did."""
+    """Otherwise rows never used so far would begin differently from the rest."""
     store: Any = {"disk": "disk", "link": f"link:10Gbit,0ms:disk:{tmp_path}/rows"}.get(kind)
-    if kind == "memory":  # a store of one's own that outlives the embeddings
+    if kind == "memory":  # the user's own store, which outlives the embeddings
         store = skirl.store.MemoryStore({0: skirl.store.Record(DIM)})
     embeddings = collection(tmp_path, store, init=None, seed=1)
     train(embeddings, batches()[0])

@@ -1,4 +1,4 @@
-"""Sequences as models take them: padded with a mask, nested, flat; against nn.Embedding over padded ids in float64."""
+"""Sequences as models use them, padded with a mask, nested or flat: compared with nn.Embedding in float64."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ LAYERS = nn.GRU(DIM, 3, batch_first=True, dtype=torch.float64), nn.Linear(DIM, 1
 
 
 def ids_of(seen: list[list[int]]) -> skirl.KeyedJagged:
-    """`seen` between two other features."""
+    """Return `seen` between two other features."""
     bought, shop = [[1, 2] for _ in seen], [[3] for _ in seen]
     bags = [*bought, *seen, *shop]
     values = torch.tensor([i for bag in bags for i in bag], dtype=torch.int64)
@@ -35,7 +35,7 @@ def collection() -> skirl.EmbeddingCollection:
 
 
 class Plain:
-    """nn.Embedding over padded ids: row 0 is padding, row i + 1 is id i."""
+    """Uses nn.Embedding over padded ids: row 0 is padding, row i + 1 is id i."""
 
     def __init__(self, rows: skirl.EmbeddingCollection) -> None:
         first = rows.rows("item", range(ROWS))
@@ -59,7 +59,7 @@ class Plain:
 
 
 def loss_of(rows: Tensor, mask: Tensor) -> Tensor:
-    """Attention over what is there, and a sum over everything, padding too: nothing may flow back from it."""
+    """Return attention over real entries plus a sum over everything, including padding, from which no gradient may flow."""
     scores = LAYERS[1](rows).squeeze(2).masked_fill(~mask, -1e9)
     return (scores.softmax(1).unsqueeze(2) * rows).square().sum() + rows.sum() + (rows + 1).prod(2).sum()
 
@@ -88,7 +88,7 @@ def test_nested_rows_are_those_of_each_sample(seen: list[list[int]]) -> None:
     assert nested.is_nested and nested.layout == torch.jagged and nested.shape[0] == len(seen)
     for part, rows, there in zip(nested.unbind(), expected, mask, strict=True):
         assert torch.equal(part, rows[there])
-    second = embeddings.eval()(ids_of(seen)).nested("bought")  # it begins behind the other one
+    second = embeddings.eval()(ids_of(seen)).nested("bought")  # it starts after the other one
     assert all(torch.equal(part, embeddings.rows("item", [1, 2])) for part in second.unbind())
     assert second.offsets().tolist() == [2 * sample for sample in range(len(seen) + 1)]
     embeddings.train()
@@ -134,7 +134,7 @@ def test_flat_padded_and_nested_of_one_lookup_add_their_gradients() -> None:
     plain.step()
     torch.testing.assert_close(embeddings.rows("item", range(ROWS)), plain.weight, rtol=1e-12, atol=1e-15)
     untouched = embeddings.rows("shop", range(ROWS))
-    assert torch.equal(untouched, collection().rows("shop", range(ROWS)))  # nobody asked for its feature
+    assert torch.equal(untouched, collection().rows("shop", range(ROWS)))  # nobody used its feature
 
 
 def test_sequences_of_a_model_in_eval_mode_and_in_a_lookahead() -> None:
@@ -164,7 +164,8 @@ def test_a_feature_that_is_not_there_is_named() -> None:
 @pytest.mark.parametrize("mode", ["sum", "mean"])
 @pytest.mark.parametrize("seen", SAMPLES.values(), ids=SAMPLES.keys())
 def test_a_table_with_bags_and_sequences(seen: list[list[int]], mode: str) -> None:
-    """One table, `seen` as a sequence and as a bag: both train its rows, as Embedding and EmbeddingBag of one weight do."""
+    """One table with `seen` as a sequence and as a bag: both train its rows, like Embedding and EmbeddingBag with one
+    weight."""
     embeddings = collection()
     plain = Plain(embeddings)
     flat = torch.tensor([id for bag in seen for id in bag], dtype=torch.int64) + 1

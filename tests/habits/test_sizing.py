@@ -1,4 +1,4 @@
-"""Habits about sizes and scales: a first guess at the cache, and a GradScaler as plain PyTorch has it."""
+"""Habits around sizes and scales: a first guess at the cache size, and a GradScaler as in plain PyTorch."""
 
 import re
 

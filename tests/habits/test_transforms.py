@@ -1,4 +1,4 @@
-"""Raw values to ids in a Dataset or a collate function: the ids that the command makes of the same file."""
+"""From raw values to ids in a Dataset or a collate function: the same ids that the command makes from the same file."""
 
 import csv
 import pickle
@@ -53,7 +53,7 @@ NAMES = ["item", "shop", "price", "size", "seen", "user"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A CSV file with missing values in every form, its schema, and a vocabulary of it."""
+    """Write a CSV file with missing values of every form, its schema, and a vocabulary of it."""
     path = tmp_path_factory.mktemp("raw")
     (path / "s.toml").write_text(SCHEMA)
     draw = random.Random(3)
@@ -73,7 +73,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Lines(Dataset[dict[str, str]]):
-    """The lines of a CSV file, as anybody would read them; the ids of some columns are made here, in a worker."""
+    """The lines of a CSV file, read as anybody would. Ids of some columns are made here, in a worker."""
 
     def __init__(self, path: Path, encodings: dict[str, Any] | None = None) -> None:
         with path.open(newline="") as file:
@@ -88,7 +88,7 @@ class Lines(Dataset[dict[str, str]]):
 
 
 class Collate:
-    """Makes the ids of whole columns."""
+    """Makes the ids of whole columns at once."""
 
     def __init__(self, encodings: dict[str, Any]) -> None:
         self.encodings = encodings
@@ -125,7 +125,7 @@ def by_hash() -> dict[str, Any]:
         "price": skirl.Hashed(70, "price", type="int", **common),
         "size": skirl.Hashed(1000, "size", type="float", **common),
         "seen": skirl.Hashed(1000, "item", separator="|", **common),
-        "user": np.int64,  # a row already
+        "user": np.int64,  # already a row
     }
     return made | {"user": _whole}
 
@@ -201,7 +201,7 @@ def test_a_growing_vocabulary_goes_on_where_it_was_saved() -> None:
     first, second = skirl.Grown(15, "item", admit=3), skirl.Grown(15, "item", admit=3)
     begun = first(values[:90]).tolist()
     state = first.state_dict()
-    first(values)  # what comes after a state does not change it
+    first(values)  # later calls do not change a state
     second.load_state_dict(state)
     assert begun + second(values[90:]).tolist() == expected
     with pytest.raises(
@@ -211,7 +211,7 @@ def test_a_growing_vocabulary_goes_on_where_it_was_saved() -> None:
 
 
 def test_a_growing_vocabulary_forgets_what_is_stale_as_the_command_does(folder: Path, tmp_path: Path) -> None:
-    """One call a batch; without forgetting, or with another count, ids would be others."""
+    """One call per batch: without forgetting, or with another batch count, the ids would differ."""
     draw = random.Random(5)
     items = [f"v{draw.randrange(3 * (1 + n // 200), 25)}" for n in range(480)]
     (tmp_path / "d.csv").write_text("y,item\n" + "".join(f"1,{item}\n" for item in items))
@@ -235,7 +235,7 @@ def test_a_growing_vocabulary_forgets_what_is_stale_as_the_command_does(folder: 
     ):
         skirl.Grown(40, "item").load_state_dict(state)
     del state["stale"]
-    skirl.Grown(40, "item").load_state_dict(state)  # from before there was stale
+    skirl.Grown(40, "item").load_state_dict(state)  # a state from before `stale` existed
 
 
 @pytest.mark.parametrize("start", ["fork", "pickle"])
@@ -275,7 +275,7 @@ def test_values_may_be_a_list_an_array_a_tensor_or_arrow() -> None:
     assert torch.equal(item(np.array(["a", "b"])), item([b"a", b"b"])) and item(None) == item("") == price(None) == 0
 
 
-# Lists of a sample.
+# Lists in a sample.
 
 
 def test_a_list_keeps_its_first_or_its_last_entries() -> None:
@@ -313,7 +313,7 @@ def test_steps_after_each_other_in_a_dataset_give_a_batch_that_trains() -> None:
     assert embeddings.engine.counters.new == 4
 
 
-# What is refused.
+# Refusals.
 
 
 def test_transforms_say_what_they_are():

@@ -1,4 +1,4 @@
-"""A model over two tables of one dim, with skirl's rows and with `nn.EmbeddingBag`, both in float64."""
+"""A model over two tables with the same dim, with skirl's rows and with `nn.EmbeddingBag`, both in float64."""
 
 from collections.abc import Callable
 from typing import Any
@@ -62,7 +62,7 @@ def collection(optimizer: Any = None, cache: int | str = 16, **options: Any) -> 
 
 
 def rows_of(model: Model) -> dict[str, Tensor]:
-    """Every row, by table."""
+    """Return every row, by table."""
     with torch.no_grad():
         return {name: rows.clone() for name, rows in model.rows(EVERY).items()}
 
@@ -75,7 +75,8 @@ def train(
     loss: Any = None,
     steps: int = 12,
 ) -> dict[str, Tensor]:
-    """Weights after the steps. each: called before each step; rows: an optimizer of plain rows; loss: of model and ids."""
+    """Return the weights after some steps. each: called before each step; rows: an optimizer of plain rows; loss: of
+    model and ids."""
     dense = torch.optim.SGD(model.top.parameters(), lr=0.1)
     ours = isinstance(model.rows, skirl.EmbeddingBagCollection)
     data = loader(steps)

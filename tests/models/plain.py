@@ -1,4 +1,4 @@
-"""A model over skirl's rows, trained in step with its formula: plain PyTorch over nn.EmbeddingBag tables."""
+"""A model over skirl's rows, trained in step with its formula in plain PyTorch over nn.EmbeddingBag tables."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,26 +12,26 @@ from skirl.models import Model
 
 
 class Rows(dict[str, Tensor]):
-    """Each feature's pooled rows [batch, dim], and where they are from."""
+    """The pooled rows [batch, dim] of each feature, with the ids and the tables they come from."""
 
     def __init__(self, sparse: KeyedJagged, tables: list[Tensor]) -> None:
         self.sparse, self.tables = sparse, tables
 
 
 Formula = Callable[[dict[str, Tensor], Tensor, Rows], Tensor]
-"""The model's parameters by name, dense features, rows -> logits."""
+"""Computes logits from the model's parameters by name, dense features and rows."""
 
 DENSE = 4
 FEATURES = ("user", "clicked", "bought")
 
 
 def tables(dim: int) -> list[skirl.Table]:
-    """Two tables, three features."""
+    """Return two tables with three features."""
     return [skirl.Table("user", 30, dim, pooling="mean"), skirl.Table("item", 20, dim, features=("clicked", "bought"))]
 
 
 def batches(number: int = 3, samples: int = 16, longest: int = 3, one: Sequence[str] = ()) -> list[Batch]:
-    """Bags of 0 to `longest` ids; exactly one id in features named by `one`."""
+    """Return batches with bags of 0 to `longest` ids, and exactly one id in the features named by `one`."""
     made = []
     for seed in range(number):
         draw = torch.Generator().manual_seed(seed)
@@ -46,13 +46,13 @@ def batches(number: int = 3, samples: int = 16, longest: int = 3, one: Sequence[
 
 
 def collection(dim: int, pooled: bool = True) -> skirl.EmbeddingBagCollection | skirl.EmbeddingCollection:
-    """skirl's rows, updated by SGD, with a cache too small for all of them."""
+    """Return skirl's rows, updated by SGD, with a cache that is too small for all of them."""
     kind = skirl.EmbeddingBagCollection if pooled else skirl.EmbeddingCollection
     return kind(tables(dim), optimizer=skirl.SGD(lr=0.5), cache=45, seed=3)
 
 
 class Bags(nn.Module):
-    """The same tables as nn.EmbeddingBag, the first rows of a collection copied in."""
+    """The same tables as nn.EmbeddingBag modules, with the initial rows of a collection copied in."""
 
     def __init__(self, rows: skirl.EmbeddingBagCollection | skirl.EmbeddingCollection) -> None:
         super().__init__()
@@ -72,13 +72,13 @@ class Bags(nn.Module):
 
 
 def weights_of(rows: skirl.EmbeddingBagCollection | skirl.EmbeddingCollection, table: int) -> Tensor:
-    """All rows of a table as they are now."""
+    """Return all current rows of a table."""
     keys = torch.arange(rows.tables[table].rows).numpy() | table << 48
     return torch.tensor(peek(rows.engine, keys, 0)[0])[:, : rows.tables[table].dim].clone()
 
 
 def agree(model: Model, formula: Formula, data: Sequence[Batch]) -> None:
-    """Train both on the data: every logit, every gradient of dense weights and all rows agree to 1e-5."""
+    """Train both on the data, and check that every logit, dense gradient and row agrees to 1e-5."""
     rows = model.embeddings
     assert isinstance(rows, (skirl.EmbeddingBagCollection, skirl.EmbeddingCollection))
     bags = Bags(rows)
@@ -109,7 +109,7 @@ def agree(model: Model, formula: Formula, data: Sequence[Batch]) -> None:
 
 
 def mlp(p: dict[str, Tensor], name: str, x: Tensor, relu_at_end: bool = True) -> Tensor:
-    """The layers p["name.0.weight"], p["name.2.weight"] and so on with ReLU between them."""
+    """Apply the layers p["name.0.weight"], p["name.2.weight"] and so on, with ReLU between them."""
     places = sorted({int(key.split(".")[1]) for key in p if key.startswith(name + ".") and key.endswith("weight")})
     for place in places:
         x = x @ p[f"{name}.{place}.weight"].T + p[f"{name}.{place}.bias"]
@@ -118,12 +118,12 @@ def mlp(p: dict[str, Tensor], name: str, x: Tensor, relu_at_end: bool = True) ->
 
 
 def sizes(layers: nn.Module) -> list[tuple[int, int]]:
-    """(in, out) of each linear layer."""
+    """Return (in, out) of each linear layer."""
     return [(layer.in_features, layer.out_features) for layer in layers.modules() if isinstance(layer, nn.Linear)]
 
 
 class OfKaggle:
-    """26 tables of the given dim, and no rows."""
+    """Has 26 tables of the given dim, and no rows."""
 
     tables = property(lambda self: [skirl.Table(f"C{i}", rows=10, dim=self.dim) for i in range(26)])
 

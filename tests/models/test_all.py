@@ -30,7 +30,7 @@ def losses(**flags: Any) -> list[float]:
 
 
 def falls(found: list[float]) -> bool:
-    """The last fifth is below the first tenth; what is not finite is below nothing."""
+    """Return whether the mean of the last fifth is below that of the first tenth; False if one is not finite."""
     first, last = found[: len(found) // 10], found[-len(found) // 5 :]
     return sum(last) / len(last) < sum(first) / len(first)
 
@@ -47,7 +47,7 @@ def test_bits_are_those_of_the_plain_reference(model: Any) -> None:
 
 @pytest.mark.parametrize("model", TINY)
 def test_learns_what_is_planted(model: Any) -> None:
-    """The click rate of 1/4 has 0.562."""
+    """Predicting the click rate of 1/4 gives 0.562."""
     found = losses(data="synthetic:tiny", model=model, batch=256, steps=120)
     assert falls(found) and sum(found[-40:]) / 40 < 0.55
 
@@ -132,7 +132,7 @@ rows = 100
 
 @pytest.fixture
 def log(tmp_path: Path) -> dict[str, str]:
-    """A log where a click is likely if the item was in the history."""
+    """Write a log in which a click is likely if the item was in the history."""
     draw = random.Random(0)
     lines = ["click,age,item,history,tags,user"]
     for _ in range(2400):
@@ -168,7 +168,7 @@ def test_models_over_lists_have_the_bits_of_the_plain_reference(log: dict[str, s
 
 @pytest.mark.parametrize(("model", "least"), [("din-tiny", 0.37), ("dcat-tiny", 0.47)])
 def test_learns_from_a_history(log: dict[str, str], model: Any, least: float) -> None:
-    """Who knows the click rate alone has 0.519; the pooled vectors of Wide & Deep had 0.426 after as many steps."""
+    """Predicting the click rate gives 0.519; the pooled vectors of Wide & Deep gave 0.426 after as many steps."""
     found = losses(**log, model=model, batch=50, epochs=4, dim=8, cache="100%", lr=0.2, dense_lr=0.005)
     assert sum(found[-24:]) / 24 < least
 

@@ -1,4 +1,4 @@
-"""What all models do with wrong and with missing inputs, over any of them."""
+"""What all models do with wrong and with missing inputs."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ ALL = [DLRM, WideDeep, DeepCross, DeepFM, DCNv2, DIN]
 
 
 class OfDims:
-    """Tables of the given dims, and no rows."""
+    """Has tables of the given dims, and no rows."""
 
     def __init__(self, *dims: int) -> None:
         self.tables = [skirl.Table(f"t{i}", rows=10, dim=dim) for i, dim in enumerate(dims)]
@@ -67,7 +67,7 @@ def test_the_same_seed_gives_the_same_model(kind: type[Model]) -> None:
 
 @pytest.mark.parametrize("kind", ALL)
 def test_a_models_state_goes_to_another(kind: type[Model]) -> None:
-    """Dense weights alone: rows are not in a state dict."""
+    """Only dense weights: rows are not in a state dict."""
     data = batches(1)[0]
     first, second = (kind.tiny(collection(kind.row_dim(8)), DENSE).eval() for _ in range(2))
     assert not torch.equal(first(data), second(data))

@@ -1,4 +1,4 @@
-"""DCAT beside an ordinary causal transformer over [history, target], run for each sample by itself."""
+"""DCAT compared with an ordinary causal transformer over [history, target], run for each sample by itself."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ def normed(p: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
 
 
 def last_state(p: dict[str, Tensor], history: Tensor, target: Tensor) -> Tensor:
-    """All of one sample, in order: the ordinary transformer, which knows of no target and shares nothing."""
+    """Run the ordinary transformer on one whole sample, in order: it has no notion of a target and shares nothing."""
     rows = torch.cat([history[-NEWEST:], target[None]])
     n = len(rows)
     ages = torch.arange(n - 1, -1, -1.0)[:, None] / 10_000 ** (torch.arange(WIDTH // 2) / (WIDTH // 2))
@@ -59,7 +59,7 @@ def head(p: dict[str, Tensor], x: Tensor) -> Tensor:
 
 
 def test_a_history_agrees_with_an_ordinary_transformer() -> None:
-    """Lists of up to five ids, of which the transformer sees three."""
+    """Lists of up to five ids, of which the transformer uses three."""
 
     def formula(p: dict[str, Tensor], dense: Tensor, rows: Rows) -> Tensor:
         logits = []

@@ -1,4 +1,4 @@
-"""DCNv2 against its formula, and Deep & Cross, which has its layers."""
+"""DCNv2 against its formula, and Deep & Cross, which uses its layers."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ D = 6
 
 
 def crossed(p: dict[str, Tensor], x0: Tensor, layers: int, rank: int | None) -> Tensor:
-    """Element i of a layer is x0_i (sum_j W_ij x_j + b_i) + x_i."""
+    """Apply cross layers: element i of each is x0_i (sum_j W_ij x_j + b_i) + x_i."""
     x = x0
     for at in range(layers):
         name = f"cross.layers.{at}"

@@ -1,4 +1,4 @@
-"""DIN against its formula, sample by sample, id by id."""
+"""DIN against its formula, sample by sample and id by id."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def deep(p: dict[str, Tensor], x: Tensor) -> Tensor:
 
 
 def unit(p: dict[str, Tensor], name: str, h: Tensor, t: Tensor) -> Tensor:
-    """One behaviour, one target: the paper's layer over the vectors side by side."""
+    """Apply the paper's layer to one behaviour and one target, over the concatenated vectors."""
     parts = [p[f"{name}.{part}.weight"] for part in ("of_behaviour", "of_target", "of_product")]
     hidden = torch.hstack(parts) @ torch.cat([h, t, h * t]) + p[f"{name}.of_behaviour.bias"]
     return p[f"{name}.rest.1.weight"][0] @ prelu(hidden, p[f"{name}.rest.0.weight"]) + p[f"{name}.rest.1.bias"]
@@ -41,7 +41,7 @@ def test_attention_over_features_agrees_with_its_formula() -> None:
     torch.manual_seed(0)
     model = DIN(collection(D), DENSE, target="bought", activation=7, deep=(9, 5))
     agree(model, formula, batches())
-    assert DIN.tiny(collection(D), DENSE).target == FEATURES.index("user")  # the table of most rows
+    assert DIN.tiny(collection(D), DENSE).target == FEATURES.index("user")  # the table with most rows
 
 
 def history_of(sparse: skirl.KeyedJagged, feature: str, b: int) -> Tensor:
@@ -50,7 +50,7 @@ def history_of(sparse: skirl.KeyedJagged, feature: str, b: int) -> Tensor:
 
 
 def test_attention_over_a_history_agrees_with_its_formula() -> None:
-    """What was bought is the target, what was clicked before the behaviour; the user has lists and no target."""
+    """The bought item is the target, the clicked ones the behaviour; the user has lists and no target."""
     data = batches(one=["bought"])
     torch.manual_seed(0)
     model = DIN(collection(D, pooled=False), DENSE, lists=["user", "clicked"], activation=7, deep=(9, 5))
@@ -70,7 +70,7 @@ def test_attention_over_a_history_agrees_with_its_formula() -> None:
 
 def test_a_single_feature_with_lists_is_refused() -> None:
     data = batches(1)[0]
-    model = DIN(collection(D, pooled=False), DENSE, lists=["clicked"])  # "bought" is single, "user" too
+    model = DIN(collection(D, pooled=False), DENSE, lists=["clicked"])  # "bought" has one id, and so has "user"
     with pytest.raises(ValueError, match=r"feature 'user' has \d+ ids for 16 samples and is not among the lists"):
         model(data)
 

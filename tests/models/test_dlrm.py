@@ -1,4 +1,4 @@
-"""DLRM against an implementation with nothing but loops and matrix products."""
+"""DLRM against an implementation with only loops and matrix products."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +13,7 @@ from skirl.models import DLRM
 
 
 class Fake(nn.Module):
-    """Vectors of one-hot ids out of plain tensors."""
+    """Returns vectors of one-hot ids from plain tensors."""
 
     def __init__(self, tables: list[Table]) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ def batch(samples: int = 6) -> Batch:
 
 
 def by_hand(model: DLRM, data: Batch, sample: int) -> torch.Tensor:
-    """One sample's logit, as the paper says it."""
+    """Compute one sample's logit by the paper."""
 
     def mlp(layers: nn.Sequential, x: torch.Tensor, relu_at_end: bool) -> torch.Tensor:
         linears = [layer for layer in layers if isinstance(layer, nn.Linear)]
@@ -104,5 +104,5 @@ def test_tables_of_two_dims_are_refused() -> None:
 
 
 def test_the_index_of_pairs_is_no_state() -> None:
-    """A checkpoint holds what training changes."""
+    """A checkpoint holds only what training changes."""
     assert not [name for name in DLRM.tiny(Fake(TABLES)).state_dict() if "pairs" in name]

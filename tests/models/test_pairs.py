@@ -1,4 +1,4 @@
-"""The products of pairs against sums written out, bit for bit, and against torch's own operations."""
+"""The products of pairs, compared bit for bit with written-out sums and with torch's own operations."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ COMPILED = not config.DISABLE_JIT  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def drawn(seed: int, batch: int, n: int, dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """x, vectors and a gradient of the result."""
+    """Draw x, vectors, and a gradient of the result."""
     draw = torch.Generator().manual_seed(seed)
     sizes = ((batch, dim), (batch, n, dim), (batch, dim + n * (n + 1) // 2))
     x, vectors, grad = (torch.randn(size, generator=draw).to(dtype) for size in sizes)
@@ -25,7 +25,7 @@ def drawn(seed: int, batch: int, n: int, dim: int, dtype: torch.dtype) -> tuple[
 
 
 def written_out(x: Any, vectors: Any, grad: Any) -> tuple[Any, Any, Any]:
-    """Result and gradients, one multiplication and one addition after the other."""
+    """Return result and gradients, computed by one multiplication and one addition after another."""
     rows = np.concatenate([x[:, None], vectors], 1)
     pair = [(i, j) for i in range(rows.shape[1]) for j in range(i)]
     out = np.zeros_like(grad)

@@ -1,7 +1,7 @@
-"""Stochastic rounding in plain numpy: what the kernels' bit tricks are compared with.
+"""Stochastic rounding in plain numpy, to compare with the kernels' bit tricks.
 
-A number between two neighbours of the half-precision type goes to the one away from zero when the fraction that it is past
-the other, plus a random fraction, comes to one. Everything here is float64, in which all of it is exact.
+A number between two neighbours of the half-precision type is rounded away from zero if its fraction of the gap, plus a
+random fraction, reaches one. Everything here is float64, in which all of it is exact.
 """
 
 import numpy as np
@@ -10,11 +10,11 @@ import torch
 from skirl.core.reference import _mix
 
 FORMATS = {torch.bfloat16: (8, -126, 3.3895313892515355e38), torch.float16: (11, -14, 65504.0)}
-"""Bits of the significand, the exponent of the smallest normal, the largest number."""
+"""Bits of the significand, the exponent of the smallest normal, and the largest number."""
 
 
 def random_bits(seed: int, step: int, key: int, part: int, n: int) -> np.ndarray:
-    """24 bits for each of n elements of a part of a record."""
+    """Return 24 random bits for each of n elements in a part of a record."""
     golden = 0x9E3779B97F4A7C15
     base = _mix(int(key) ^ _mix((_mix(seed) + (step + 1) * golden) % 2**64))
     pairs = [_mix((base + (part * 2**32 + j + 1) * golden) % 2**64) for j in range((n + 1) // 2)]
@@ -22,7 +22,7 @@ def random_bits(seed: int, step: int, key: int, part: int, n: int) -> np.ndarray
 
 
 def rounded(x: np.ndarray, bits: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """float32 numbers that dtype can hold, from float32 numbers."""
+    """Round float32 numbers to float32 numbers that dtype can hold."""
     precision, least, largest = FORMATS[dtype]
     size = np.abs(x.astype(np.float64))
     finite = np.isfinite(size)
@@ -30,7 +30,7 @@ def rounded(x: np.ndarray, bits: np.ndarray, dtype: torch.dtype) -> np.ndarray:
     exponent = np.maximum(np.frexp(size)[1] - 1, least)
     gap = 2.0 ** (exponent - precision + 1)
     low = np.floor(size / gap)
-    # As many random bits as a float32 has below the last one that stays: 16 or 13, and 24 below float16's normals.
+    # As many random bits as float32 has below the last bit kept: 16 or 13, and 24 below float16's normals.
     used = 24 if dtype == torch.float16 else 16
     kept = np.where((dtype == torch.float16) & (size >= 2.0**least), 13, used)
     fraction = np.floor((size / gap - low) * 2.0**kept)

@@ -1,4 +1,4 @@
-"""`skirl.EmbeddingBag` beside nn.EmbeddingBag: the same calls, outputs and gradients."""
+"""`skirl.EmbeddingBag` compared with nn.EmbeddingBag: the same calls, outputs and gradients."""
 
 from typing import Any
 

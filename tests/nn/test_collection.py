@@ -45,7 +45,7 @@ def ahead(embeddings, batches: list[KeyedJagged], **options) -> Iterator[Iterato
 
 
 def weight(embeddings, row: int, table: int = 0) -> list[float]:
-    """A row's weight, as evaluation sees it."""
+    """Return a row's weight, as evaluation sees it."""
     place = embeddings.engine.schema.banks[0]
     names = embeddings.tables[table].features
     others = [f.name for f in place.features if f.name not in names]
@@ -120,7 +120,7 @@ class TestOneBatchOneStep:
         assert weight(embeddings, 1) == [1.0, 1.0]
 
     def test_a_late_backward_among_micro_batches_is_refused(self):
-        """It would be dropped without a word otherwise: its step has been applied already."""
+        """Otherwise it would be dropped silently, because its step has already been applied."""
         embeddings = made()
         with ahead(embeddings, [one_hot((i, i, i)) for i in range(6)], accumulate=3) as batches:
             late = embeddings(next(batches))["x"].sum()
@@ -237,10 +237,10 @@ class TestAsAModule:
 
     @pytest.mark.parametrize("how", [copy.deepcopy, copy.copy, pickle.dumps])
     def test_a_copy_is_refused(self, how):
-        """Two modules over one cache would each plan for themselves, and a copy of the store is a store of its own."""
+        """Two modules over one cache would plan independently, and a copy of the store would be a separate store."""
         for module in (made(), nn.Sequential(made())):
             if how is copy.copy and isinstance(module, nn.Sequential):
-                continue  # shares its children, as torch does it
+                continue  # shares its children, as copy.copy does with any module
             with pytest.raises(TypeError, match=r"embeddings cannot be copied or pickled.*skirl\.save and skirl\.load"):
                 how(module)
 
@@ -266,7 +266,7 @@ class TestTraining:
         with ahead(embeddings, [one_hot((1, 2, 3))] * 3, depth=3, prefetch=2) as batches:
             for ids in batches:
                 embeddings(ids)["x"].sum().backward()
-                embeddings.optimizer.step()  # does nothing, and may be called
+                embeddings.optimizer.step()  # does nothing, but may be called
                 seen.append(weight(embeddings, 1)[0])
                 schedule.step() if len(seen) < 3 else None
         assert seen == [0.0, -0.25, -0.25]
@@ -282,10 +282,10 @@ class TestTraining:
         out = embeddings(one_hot((1, 2, 3)))
         (3 * out["x"][:, 0] + 4 * out["x"][:, 1] + 0.1 * out["y"][:, 0]).sum().backward()
         np.testing.assert_allclose(weight(embeddings, 1), [1 - 0.3, 1 - 0.4], rtol=1e-6)  # norm 5 becomes 0.5
-        np.testing.assert_allclose(weight(embeddings, 2), [1 - 0.1, 1.0], rtol=1e-6)  # norm 0.1 stays
+        np.testing.assert_allclose(weight(embeddings, 2), [1 - 0.1, 1.0], rtol=1e-6)  # norm 0.1 is kept
 
     def test_amp_skips_what_gradscaler_skips(self):
-        """Scaled losses train rows as plain ones do, bit for bit; an overflow is a step that never was, for rows too."""
+        """Scaled losses train rows as plain ones do, bit for bit. An overflow skips the step, for rows too."""
         plain, scaled = made(optimizer=Adam(lr=0.1)), made(optimizer=Adam(lr=0.1))
         tops = [nn.Linear(2, 1), nn.Linear(2, 1)]
         tops[1].load_state_dict(tops[0].state_dict())
@@ -294,7 +294,7 @@ class TestTraining:
         scaled.grad_scaler = scaler
         for step in range(4):
             ids = one_hot((1, 2, step))
-            if step == 2:  # overflows, and is skipped in both: by hand in the plain run
+            if step == 2:  # overflows: both skip it, the plain run by hand
                 before = tops[1].weight.clone(), weight(scaled, 1)
                 scaler.scale(tops[1](scaled(ids)["x"]).sum() * torch.inf).backward()
                 scaler.step(dense[1])
@@ -318,7 +318,7 @@ class TestTraining:
             np.testing.assert_array_equal(ours[key], expected[key])
 
     def test_amp_needs_every_gradient_of_a_step_to_be_finite(self):
-        """One bank overflows: the rows of the other wait too."""
+        """If one bank overflows, the other's rows are not updated either."""
         embeddings = made(A, WIDE, grad_scaler=torch.amp.GradScaler("cpu", init_scale=1.0))
         out = embeddings(one_hot((1, 2, 3), keys=("x", "y", "wide")))
         embeddings.grad_scaler.scale(out["x"].sum() + torch.nan * out["wide"].sum()).backward()
@@ -356,7 +356,7 @@ class TestTraining:
 
 @pytest.mark.parametrize("by_name_first", [True, False])
 def test_a_feature_by_name_and_all_stacked_add_up_as_in_torch(by_name_first):
-    """One loss may use both views: a feature without a gradient of its own still has that of the stacked output."""
+    """One loss may use both views: a feature without its own gradient still gets that of the stacked output."""
     embeddings, ids = made(optimizer=SGD(lr=1.0)), one_hot((1, 2, 3), (4, 2, 3))
     plain = {name: nn.Embedding(100, 2) for name in ("a", "b")}
     for table in plain.values():
@@ -377,7 +377,7 @@ def test_a_feature_by_name_and_all_stacked_add_up_as_in_torch(by_name_first):
 
 
 def test_a_ctrl_c_as_backward_ends_finds_the_step_done(monkeypatch):
-    """Between the last gradient and the update there is no moment for it: a later lookahead would apply the step late."""
+    """It cannot come between the last gradient and the update, or a later lookahead would apply the step late."""
     embeddings, ids = made(), one_hot((1, 2, 3))
     update = embeddings.current._update
 

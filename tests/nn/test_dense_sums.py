@@ -1,4 +1,4 @@
-"""When dense gradients leave for other trainers; their sums are tested by tests/pipeline/test_shards.py."""
+"""When dense gradients are sent to other trainers. Their sums are tested by tests/pipeline/test_shards.py."""
 
 import threading
 
@@ -19,7 +19,7 @@ def doubled(weight):
 
 
 def of_rank(peers, hooked):
-    """The gradients of three steps of two shards; hooked: a hook of the user's doubles one of them."""
+    """Return the gradients of three steps of two shards. hooked: a user's hook doubles one of them."""
     with using(peers):
         embeddings = skirl.EmbeddingBagCollection(TABLES, optimizer=SGD(lr=0.1), cache=90, seed=7)
     model, found = Model(embeddings, dropout=0.0), []
@@ -30,13 +30,13 @@ def of_rank(peers, hooked):
                 model.first.register_post_accumulate_grad_hook(doubled)
             model.loss(batch).backward()
             found.append([weight.grad for weight in (model.first, model.second, model.rare)])
-            model.zero_grad()  # which lets go of them
+            model.zero_grad()  # drops its own references to them
     return threading.get_ident(), found
 
 
 @pytest.fixture
 def told(monkeypatch):
-    """What each thread does: its dense gradients leave, or it sums rows."""
+    """Record, by thread, when dense gradients are sent and when rows are summed."""
     log = []
     for owner, name, what in ((OfAllTrainers, "start", "dense"), (HostRows, "sums", "rows")):
         real = getattr(owner, name)
@@ -46,7 +46,7 @@ def told(monkeypatch):
 
 
 def test_they_leave_before_rows_are_summed(told):
-    """But where a hook of the user's may still change them; there each has what the hook made of it."""
+    """Except when a user's hook may still change them: then each trainer gets the hook's result."""
     plain = InProcess.run(2, lambda peers: of_rank(peers, False))
     assert_order(told, plain, ["dense first"] * 3)
     told.clear()

@@ -1,4 +1,4 @@
-"""Modules with parts of one collection share its tables: bags beside sequences, against nn.Embedding in float64."""
+"""Modules with parts of one collection share its tables: bags and sequences, compared with nn.Embedding in float64."""
 
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ class Profile(nn.Module):
 
 
 class History(nn.Module):
-    """Another one: sequences, the same feature among them, and bags of it."""
+    """Another one: sequences that share a feature with it, and bags of that feature."""
 
     def __init__(self, rows: skirl.EmbeddingCollection) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ def train(model: Both) -> None:
 
 
 class Plain(nn.Module):
-    """One nn.Embedding for each table, used by feature and sample."""
+    """One nn.Embedding for each table, applied by feature and sample."""
 
     def __init__(self, rows: skirl.EmbeddingCollection) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ def test_parts_in_two_modules_train_one_table_as_plain_torch_does(optimizer: Any
             loss.backward()
             expected.backward()
             plain_optimizer.step()
-    assert model.rows.engine.counters.steps == 8  # one update a step
+    assert model.rows.engine.counters.steps == 8  # one update per step
     for name, table in (("user", plain.user), ("item", plain.item)):
         found = model.rows.rows(name, range(len(table.weight)))
         torch.testing.assert_close(found, table.weight.detach(), rtol=1e-11, atol=1e-14)

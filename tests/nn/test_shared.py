@@ -1,4 +1,4 @@
-"""Batches whose samples share bags, beside the same ones expanded: same outputs, and same rows where sums are exact."""
+"""Batches whose samples share bags, compared with expanded ones: equal outputs, and equal rows if sums are exact."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ NAMES = [name for table in TABLES for name in table.features]
 
 
 def plain(seed: int, samples: int = 12, weights: bool = False) -> KeyedJagged:
-    """A session of samples after the other: `seen` and `liked` change together, `word` by itself, the rest each time."""
+    """Return samples of sessions: `seen` and `liked` change together, `word` by itself, the rest in every sample."""
     rng = np.random.default_rng(seed)
     bags: dict[str, list[Any]] = {name: [] for name in NAMES}
     for sample in range(samples):
@@ -62,7 +62,7 @@ def train(embeddings: Any, batches: list[KeyedJagged], loss: Any, **options: Any
 
 
 def whole_numbers(out: Any) -> torch.Tensor:
-    """Each sample's gradient is a whole number, whatever the order of sums."""
+    """Return a loss with whole numbers as each sample's gradient, so that the order of sums does not matter."""
     return sum(
         (out[name].round().detach() + torch.arange(len(out[name]))[:, None] % 7 - 3).mul(out[name]).sum()
         for name in NAMES
@@ -105,7 +105,7 @@ def test_one_step_from_equal_state(kind, weights):
         took.append([a - b for a, b in zip(before, rows_of(embeddings), strict=True)])
     assert all(torch.equal(a, b) for a, b in zip(*outs, strict=True))
     for a, b in zip(*took, strict=True):
-        assert (a - b).abs().max() <= 1e-6 * b.abs().max() + 1e-7  # a difference of rows is rounded as well
+        assert (a - b).abs().max() <= 1e-6 * b.abs().max() + 1e-7  # the difference of rows is rounded too
 
 
 @pytest.mark.parametrize("kind", [EmbeddingBagCollection, EmbeddingCollection])
@@ -125,7 +125,7 @@ def test_bags_are_given_out_once(kind):
     once, plainly = collection(SGD(lr=1.0), kind), ids.expanded()
     times = torch.zeros(40)
     for bag, length in zip(ids.select(["seen"]).values().split(ids.select(["seen"]).lengths().tolist()), range(99)):
-        times[bag] += 0  # a row that is there
+        times[bag] += 0  # the rows exist
         for i in bag:
             times[i] += 1 + int((ids.groups["seen", "liked"] == length).sum())
     before = collection(SGD(lr=1.0), kind)
@@ -180,7 +180,7 @@ def test_weights_of_shared_bags_get_the_sum_of_their_samples():
 
 
 def with_unused(seed: int, weights: bool) -> KeyedJagged:
-    """Samples have one of a feature's last two bags; the others are nobody's."""
+    """Return samples that use only the last two bags of a feature, so that nobody uses the others."""
     ids, rng = shared(seed, weights=weights), np.random.default_rng(seed)
     bags = dict(zip(ids.keys(), ids.stride_per_key(), strict=True))
     groups = {
@@ -194,7 +194,7 @@ def with_unused(seed: int, weights: bool) -> KeyedJagged:
 @pytest.mark.parametrize("weights", [False, True])
 @pytest.mark.parametrize("kind", [EmbeddingBagCollection, EmbeddingCollection])
 def test_bags_that_no_sample_has_are_not_trained(kind, weights):
-    """Adam moves a row without a gradient too: rows of such bags are left alone, as in the expanded batch."""
+    """Adam moves a row even without a gradient: rows of such bags must be left alone, as in the expanded batch."""
     batches = [with_unused(seed, weights) for seed in range(5)]
     assert len(batches[0].values()) > len(batches[0].samples(0, 12).values())
     runs = []
@@ -232,7 +232,7 @@ def test_a_grad_scaler_changes_nothing():
 
 
 def other(ids: KeyedJagged) -> KeyedJagged:
-    """The same bags, and one sample has another one."""
+    """Return the same bags with one sample assigned to another bag."""
     groups = {names: inverse.clone() for names, inverse in ids.groups.items()}
     groups["word",][-1] = 0
     return KeyedJagged(ids.keys(), ids.values(), lengths=ids.lengths(), strides=ids.stride_per_key(), inverse=groups)
@@ -280,7 +280,7 @@ def test_triton_pools_copies_and_sums_shared_bags_to_the_bit(weights):
 
 
 def test_weights_of_shared_bags_get_their_gradient_where_another_feature_has_none():
-    """Beside the same samples with a bag each, whose weights' gradients are summed by bag."""
+    """Compared with the same samples with one bag each, whose weights' gradients are summed by bag."""
     ids = shared(0, weights=True)
     found = []
     for sparse in (ids, ids.expanded()):

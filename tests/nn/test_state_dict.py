@@ -1,4 +1,4 @@
-"""A collection's state dict names its rows, and is refused where these are others."""
+"""A collection's state dict names its rows, and is refused if these differ."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A model of TorchRec's whose rows skirl has taken over, beside the model as it was."""
+"""A TorchRec model whose rows skirl has taken over, compared with the original model."""
 
 import copy
 from typing import Any

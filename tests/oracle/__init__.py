@@ -1,1 +1,1 @@
-"""The oracle, against short and slow Python that shares no line with it."""
+"""The oracle, compared with short and slow Python that shares no code with it."""

@@ -1,7 +1,7 @@
-"""What a batch-level cache does, in plain Python: slow, obvious, and without a line of skirl.
+"""The behaviour of a batch-level cache in plain Python: slow, obvious, and without any skirl code.
 
-All distinct ids of a batch must be resident together; a victim is chosen among the residents outside the batch. Every
-function returns the ids brought in, first uses included, as a list for each batch, or victims likewise.
+All distinct ids of a batch must be resident together, and a victim is chosen among the residents outside the batch.
+Every function returns the ids brought in, including first uses, as a list for each batch, or victims in the same form.
 """
 
 import heapq
@@ -13,13 +13,13 @@ Trace = Sequence[Sequence[int]]
 
 
 def distinct(batch: Sequence[int]) -> list[int]:
-    """The ids of a batch by table (the bits from 48 on), and in each by their last position."""
+    """Return the distinct ids of a batch, by table (the bits from 48 on) and then by their last position."""
     last = {key: position for position, key in enumerate(batch)}
     return sorted(last, key=lambda key: (key >> 48, last[key]))
 
 
 def lru(trace: Trace, capacity: int) -> list[list[int]]:
-    """Arrivals under least recently used."""
+    """Return the arrivals under least recently used."""
     cache: OrderedDict[int, None] = OrderedDict()
     out = []
     for batch in trace:
@@ -34,7 +34,7 @@ def lru(trace: Trace, capacity: int) -> list[list[int]]:
 
 
 def belady(trace: Trace, capacity: int) -> list[list[int]]:
-    """Arrivals under the farthest next batch, with a heap; ties as they come, they cannot change a count."""
+    """Return the arrivals under the farthest next batch, using a heap. Ties are arbitrary: they cannot change a count."""
     uses: dict[int, list[int]] = {}
     for number in reversed(range(len(trace))):
         for key in set(trace[number]):
@@ -59,7 +59,7 @@ def belady(trace: Trace, capacity: int) -> list[list[int]]:
 
 
 def least_arrivals(trace: Trace, capacity: int) -> int:
-    """The fewest arrivals of any choice of victims: all of them are tried."""
+    """Return the fewest arrivals over all choices of victims, all of which are tried."""
     states = {frozenset[int](): 0}
     for batch in trace:
         need = frozenset(batch)
@@ -76,7 +76,7 @@ def least_arrivals(trace: Trace, capacity: int) -> int:
 
 
 def victims(trace: Trace, capacity: int, ends: Sequence[int], cached: Sequence[int] = ()) -> list[list[int]]:
-    """Victims, in order, when the choice for batch t knows the batches before `ends[t]`.
+    """Return the victims, in order, if the choice for batch t knows the batches before `ends[t]`.
 
     Unknown futures leave first, by least recent use; then the farthest next batch, ties by least recent use. `cached` ids
     are resident at the start, the least recently used first.
@@ -114,7 +114,7 @@ def window_ends(
     nbytes: Callable[[int], int] = lambda number: 0,
     window_bytes: int = 1 << 60,
 ) -> list[int]:
-    """Where the window ends when each batch is planned, by the rules of `Plan`."""
+    """Return where the window ends when each batch is planned, by the rules of `Plan`."""
     ends, end = [], 0
     for number in range(len(trace)):
         while end < len(trace):
@@ -132,12 +132,12 @@ def window_ends(
 
 
 def refetches(arrivals: list[list[int]]) -> int:
-    """Arrivals that are no first uses."""
+    """Count the arrivals that are not first uses."""
     return sum(map(len, arrivals)) - len({key for batch in arrivals for key in batch})
 
 
 def longest_reuse(trace: Trace) -> int:
-    """The most batches between two uses of one id, the later one included."""
+    """Return the most batches between two uses of one id, including the later one."""
     last: dict[int, int] = {}
     longest = 1
     for number, batch in enumerate(trace):

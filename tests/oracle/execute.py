@@ -1,7 +1,7 @@
-"""Executes Steps on dicts, as slowly and as early as the Steps allow, and checks every promise that they make.
+"""Execute Steps on dicts, as slowly and as early as the Steps allow, and check every promise that they make.
 
-A row's value here is how often it was used, so a row lost, stale or in a wrong slot shows. A fetch sees the store with
-exactly the write-backs that it waits for, a write-back is as late as that allows.
+A row's value here is how often it was used, so that a row lost, stale or in a wrong slot shows. A fetch sees the store
+with exactly the write-backs that it waits for, and each write-back is as late as that allows.
 """
 
 from collections import defaultdict
@@ -18,20 +18,20 @@ class Cache:
     def __init__(self, capacity: int, *, hold: int, hold_rows: int) -> None:
         self.capacity = capacity
         self.slots: dict[int, tuple[int, int]] = {}
-        """By slot: the key there, and its value."""
+        """By slot: the key in it, and the row's value."""
         self.store: dict[int, tuple[int, int]] = {}
         """By key: the step of its last write-back, and the value written."""
         self.left: dict[int, list[tuple[int, int]]] = {}
-        """By step: rows that left, and their values."""
+        """By step: rows that left, with their values."""
         self.uses: dict[int, int] = defaultdict(int)
         self.order: dict[int, int] = {}
-        """By key: when it was used last."""
+        """By key: when it was last used."""
         self.steps = 0
         self.new = self.fetched = self.forwarded = 0
         self._hold, self._hold_rows, self._hold_from = hold, hold_rows, 0
 
     def run(self, step: Step, batch: np.ndarray) -> None:
-        """One Step, for the keys of its batch."""
+        """Execute one Step for the keys of its batch."""
         assert step.number == self.steps
         self._evict(step, set(batch.tolist()))
         self._forward(step)
@@ -105,7 +105,7 @@ class Cache:
             assert getattr(step, name).dtype == np.int32, name
 
     def next_pass(self) -> None:
-        """All write-backs are in the store; steps are counted from 0 again."""
+        """Begin the next pass: all write-backs reach the store, and steps are counted from 0 again."""
         self.steps = self._hold_from = 0
         self.left.clear()
         self.order = {key: place for place, (key, _) in enumerate(self.resident)}
@@ -113,6 +113,6 @@ class Cache:
 
     @property
     def resident(self) -> list[tuple[int, int]]:
-        """Keys and slots, from the least recently used."""
+        """Return keys and slots, least recently used first."""
         held = [(key, slot) for slot, (key, _) in self.slots.items()]
         return sorted(held, key=lambda row: self.order[row[0]])

@@ -1,4 +1,4 @@
-"""One bank's planner: every Step keeps every promise, and victims are exactly those of the rule."""
+"""One bank's planner: every Step keeps every promise, and the victims are exactly those of the rule."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def test_every_step_keeps_its_promises(data, trace, policy, hold, hold_rows):
 
 
 def test_the_traces_above_reach_every_kind_of_arrival():
-    """A promise about something that never happens is no promise."""
+    """A promise about something that never happens would be tested by nothing."""
     rng = np.random.default_rng(5)
     fetched = forwarded = 0
     for _ in range(100):
@@ -58,7 +58,7 @@ def test_the_traces_above_reach_every_kind_of_arrival():
 @cases(300)
 @given(data=st.data(), trace=traces())
 def test_victims_are_exactly_those_of_the_rule(data, trace):
-    """Whatever the window: unknown futures by least recent use, then the farthest; ties by least recent use; in order."""
+    """For any window: unknown futures by least recent use, then the farthest; ties by least recent use; in this order."""
     capacity = largest(trace) + data.draw(st.integers(0, 6))
     ends = data.draw(windows(len(trace)))
     batches = [keys_of(batch) for batch in trace]
@@ -68,7 +68,7 @@ def test_victims_are_exactly_those_of_the_rule(data, trace):
 
 
 def test_ties_are_by_least_recent_use_also_when_the_window_grows_before_they_matter():
-    """Rows 1, 2, 3 are called by batch 4 in the other order; then far batches enter, and one of the three must go."""
+    """Batch 4 uses rows 1, 2, 3 in the opposite order. Then distant batches enter, and one of the three must go."""
     trace = [[1], [2], [3], [4], [3, 2, 1], *[[4]] * 60]
     ends = [1, 2, 3, 65, *[65] * 61]
     batches = [keys_of(batch) for batch in trace]
@@ -124,7 +124,7 @@ def test_what_is_rolled_back_never_happened(data, trace):
 
 @pytest.mark.parametrize("policy", ["min", "lru"])
 def test_memory_follows_cache_and_window_however_long_the_stream(policy):
-    """Rows known are exactly those resident, in the window, or evicted in the last `hold` steps."""
+    """The rows known are exactly those resident, in the window, or evicted in the last `hold` steps."""
     rng = np.random.default_rng(1)
     capacity, window, hold = 60, 5, 3
     planner = planner_of(capacity, depth=window, hold=hold, policy=policy)
@@ -145,7 +145,7 @@ def test_memory_follows_cache_and_window_however_long_the_stream(policy):
 
 
 def test_everything_grows_with_the_window_and_nothing_is_lost():
-    """A window of rows far beyond every first size: entries, hash, ring, lists."""
+    """The window holds far more rows than any initial size: entries, hash, ring, lists."""
     rng = np.random.default_rng(2)
     batches = [rng.integers(0, 40, 50) for _ in range(20)]
     batches += [np.append(np.int64(2) << ROW_BITS | rng.integers(0, 20_000, 3000), [5, 39]) for _ in range(30)]
@@ -189,13 +189,13 @@ def test_threads_change_nothing():
 
 
 def test_an_old_eviction_is_not_taken_for_a_late_one_when_numbers_come_round():
-    """A row in the array of states keeps the number of its eviction; after 2**30 others another row has the same."""
+    """A row in the array of states keeps the number of its eviction; after 2**30 others, another row has the same number."""
     planner = planner_of(2, hold=2, depth=1)
     cache = Cache(2, hold=2, hold_rows=2)
     batches = [keys_of(ids) for ids in ([0], [3], [6], [9], [12], [15], [0], [3])]
     for number, batch in enumerate(batches):
         planner.enter(batch)
-        if number == 6:  # row 0 left long ago: pretend that its number is that of the row which left last
+        if number == 6:  # row 0 left long ago: pretend that its number equals that of the row which left last
             states = planner._known.dense
             handle = planner._uses.handle[planner._window[0].place]
             assert states[handle] > 0

@@ -1,4 +1,4 @@
-"""A trainer's half of a step, what it asks for, and how that is written, against plain Python."""
+"""A trainer's half of a step, its requests, and their encoding, compared with plain Python."""
 
 from collections import defaultdict
 from itertools import pairwise
@@ -54,7 +54,7 @@ def test_what_a_trainer_reads(seed, ranks):
 
 
 def test_features_of_one_table_in_any_order():
-    """Positions are numbered as the parts come, whatever their tables."""
+    """Positions are numbered in the order of the parts, whatever their tables."""
     schema = Schema.of([Table("a", 10, 4), Table("b", 10, 4)])
     parts = [[1, 0, 2, 0], [0, 2, 4, 0], [1, 4, 6, 0]]
     reads, given_to = Asking(schema, 0, Placement.even(1)).of(Positions(np.array([3, 4, 5, 6, 3, 7]), np.array(parts)))

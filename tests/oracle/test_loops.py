@@ -1,4 +1,4 @@
-"""The planner's loops, each against dicts: a window is entered, then planned with victims that chance chooses."""
+"""The planner's loops, each compared with dicts: a window is entered, then planned with randomly chosen victims."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ batches = st.lists(st.lists(rows, min_size=1, max_size=9), min_size=1, max_size=
 
 
 class Planned:
-    """The loops, called as `BankPlanner` calls them, and beside them what a dict knows of every row."""
+    """The loops, called as `BankPlanner` calls them, and a dict that tracks every row."""
 
     def __init__(self, window: list[list[int]], capacity: int, residents: list[int]) -> None:
         self.rows, self.uses, self.seen = RowStates(SCHEMA, (0, 1, 2), room=50), Uses(len(window)), Seen(SCHEMA)
@@ -36,8 +36,8 @@ class Planned:
         self.free = np.arange(capacity - 1, -1, -1, dtype=np.int32)
         self.slot_of = {key: slot for slot, key in enumerate(residents)}
         self.left: list[tuple[int, int, np.ndarray]] = []
-        """Of each step: its number, the number of its first eviction, keys."""
-        self.evictions = EVICTED - 3  # numbers begin again soon
+        """For each step: its number, the number of its first eviction, and the keys."""
+        self.evictions = EVICTED - 3  # numbers wrap around soon
         self.exist = set(residents)
         self.finder, self.window = Finder(SCHEMA, 0), window
         self.planned = 0
@@ -58,7 +58,8 @@ class Planned:
         self.seen.add(keys)
 
     def enter(self, number: int) -> None:
-        """`link`: which resident rows nobody wanted until now, and how many rows are fresh in the window."""
+        """Enter a batch, and check `link`: the resident rows that nobody wanted before, and the number of fresh rows in
+        the window."""
         batch = Positions.of(np.array(self.window[number], np.int64))
         _, found = self.finder.find_all(batch)
         first, total = found.first, int(found.first[-1])
@@ -88,7 +89,7 @@ class Planned:
         self.place.append(place)
 
     def chained(self) -> None:
-        """Every use of the window knows the next use of its row."""
+        """Check that every use in the window knows the next use of its row."""
         for number, keys in list(enumerate(self.keys))[self.planned :]:
             for i, key in enumerate(keys.tolist()):
                 later = [(n, k.tolist().index(key)) for n, k in enumerate(self.keys) if n > number and key in k]

@@ -1,5 +1,5 @@
-"""All banks together: how far the window reaches, and what that knowledge is worth: never more fetches than LRU, the least
-of all when the future is known."""
+"""All banks together: how far the window reaches, and what that knowledge is worth: never more fetches than LRU, and
+the fewest possible if the future is known."""
 
 import zlib
 
@@ -32,7 +32,7 @@ def made(schema: Schema, capacities: list[int], plan: Plan, seen: Seen, **option
 def plan_all(
     schema: Schema, batches: list[list[np.ndarray]], capacities: list[int], plan: Plan, **options
 ) -> list[list[Step]]:
-    """Steps of a whole stream, by bank."""
+    """Return the Steps of a whole stream, by bank."""
     planner = made(schema, capacities, plan, options.pop("seen", None) or Seen(schema), **options)
     for batch in batches:
         planner.add(None, batch, 1)
@@ -45,7 +45,7 @@ def plan_one(trace: list[list[int]], capacity: int, plan: Plan) -> list[Step]:
 
 
 def plan_epoch(batches: list[list[np.ndarray]], capacities: list[int], residents: list[Resident] | None = None):
-    """Steps of a stream whose next uses come from a spool."""
+    """Return the Steps of a stream whose next uses come from a spool."""
     with Epoch(SCHEMA) as epoch:
         for batch in batches:
             epoch.add(batch)
@@ -59,12 +59,12 @@ def plan_epoch(batches: list[list[np.ndarray]], capacities: list[int], residents
 
 
 def two_banks(trace: list[list[int]]) -> list[list[np.ndarray]]:
-    """The ids for the bank of three tables, and every other one for the bank of one."""
+    """Return all ids for the bank of three tables, and every second one for the bank of one."""
     return [[keys_of(batch), np.int64(1) << 48 | np.array(batch[::2], np.int64)] for batch in trace]
 
 
 def test_never_more_fetches_than_lru_at_any_depth(pytestconfig):
-    """The promise, on many random traces, each at a random depth and the smallest caches most often."""
+    """The promise, on many random traces, each at a random depth, and with the smallest cache most often."""
     traces = IN_A_CAMPAIGN if pytestconfig.getoption("--hypothesis-profile") == "campaign" else RANDOM_TRACES
     rng = np.random.default_rng(20)
     count = better = 0
@@ -80,13 +80,13 @@ def test_never_more_fetches_than_lru_at_any_depth(pytestconfig):
         better += fetches < lru
         count += 1
     assert count == traces
-    assert better > 0.3 * traces  # the window did know something
+    assert better > 0.3 * traces  # the window did help
 
 
 @cases(150)
 @given(data=st.data(), trace=traces(rows=7))
 def test_brute_force_agrees_with_itself(data, trace):
-    """The yardsticks below, against a search through every choice of victims, and each other."""
+    """The yardsticks below agree with each other, and with a search through every choice of victims."""
     trace = [batch[:3] for batch in trace[:9]]
     capacity = largest(trace) + data.draw(st.integers(0, 2))
     ends = [len(trace)] * len(trace)
@@ -111,7 +111,7 @@ def test_the_least_fetches_of_all_when_depth_reaches_the_longest_reuse(data, tra
 @cases(200)
 @given(data=st.data(), trace=traces())
 def test_the_least_fetches_of_all_over_an_epoch(data, trace):
-    """Of each bank, and by Steps that keep their promises."""
+    """In each bank, and by Steps that keep their promises."""
     batches = two_banks(trace)
     sides = [[batch[bank].tolist() for batch in batches] for bank in (0, 1)]
     capacities = [largest(side) + data.draw(st.integers(0, 6)) for side in sides]
@@ -156,7 +156,7 @@ def test_an_epoch_knows_the_future_of_rows_that_are_resident_at_its_start(data, 
     window_bytes=st.sampled_from([1, 30, 1 << 40, 1 << 40]),
 )
 def test_the_window_follows_its_rules(data, trace, depth, ramp, window_bytes):
-    """min(depth, 2t + 8) batches; auto: until it has four times the cache in rows; never beyond its bytes. Victims too."""
+    """min(depth, 2t + 8) batches; auto: until its rows are four times the cache; never more than its bytes. Victims too."""
     capacity = largest(trace) + data.draw(st.integers(0, 2))
     sizes = [zlib.crc32(bytes(batch)) % 10 for batch in trace]
     planner = made(ONE, [capacity], Plan(depth, ramp=ramp, window_bytes=window_bytes), Seen(ONE))
@@ -176,7 +176,7 @@ def test_the_window_follows_its_rules(data, trace, depth, ramp, window_bytes):
 
 
 def test_auto_counts_a_row_of_the_window_once_however_often_it_is_used():
-    """Also when its first use is planned and others are still to come."""
+    """Even if its first use is planned and others are still to come."""
     planner = made(ONE, [3], Plan("auto", ramp=False), Seen(ONE))
     trace = [[number % 3, 100 + number // 2] for number in range(60)]
     for batch in trace:

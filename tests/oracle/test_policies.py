@@ -1,4 +1,4 @@
-"""LRU, LFU and BagPipe's rule leave the very rows, in the very order, that an obvious version in plain Python does."""
+"""LRU, LFU and BagPipe's rule evict the same rows, in the same order, as obvious plain Python."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ Batches = list[list[int]]
 
 
 class Obvious:
-    """A cache of keys under a rule: who is worth least leaves first."""
+    """A cache of keys under a rule: the key worth least leaves first."""
 
     def __init__(self, rule: str, depth: int, resident: list[int]) -> None:
         self.rule, self.interval, self.depth = rule, max(1, depth // 4), depth
@@ -27,7 +27,7 @@ class Obvious:
         self.clock = 0
 
     def step(self, t: int, batches: Batches, capacity: int) -> list[int]:
-        """The keys that leave for batch t."""
+        """Return the keys that leave for batch t."""
         batch = set(batches[t])
         need = max(0, len(self.resident | batch) - capacity)
         others = sorted(self.resident - batch, key=lambda key: self.worth(key, t))
@@ -60,7 +60,7 @@ class Obvious:
 def victims(
     policy: str, batches: Batches, capacity: int, depth: int, resident: list[int], rows: int = 100
 ) -> list[list[int]]:
-    """The keys that leave for each batch, by skirl's planner with its window kept full."""
+    """Return the keys that leave for each batch, by skirl's planner with its window kept full."""
     schema = Schema.of([Table("a", rows, 4)])
     start = Resident(np.array(resident, np.int64), np.arange(len(resident), dtype=np.int32))
     planner = BankPlanner(schema, 0, capacity, depth=depth, seen=Seen(schema), policy=policy, resident=start)
@@ -92,7 +92,7 @@ def test_the_rows_that_leave_are_those_of_the_obvious_version(policy, batches, s
 
 @pytest.mark.parametrize("policy", ["lru", "lfu", "ttl"])
 def test_with_thousands_of_rows_too(policy):
-    # More rows than the planner has room for at its start, so that every column grows on the way.
+    # More rows than the planner initially has room for, so that every column grows along the way.
     rng = np.random.default_rng(5)
     batches = [(rng.zipf(1.2, 64) % 20_000).tolist() for _ in range(300)]
     obvious = Obvious(policy, 60, [])
@@ -104,7 +104,7 @@ def test_with_thousands_of_rows_too(policy):
 
 def test_a_time_to_live_is_not_lengthened_by_a_batch_that_enters_later():
     # Row 7 expires after batch 0: the window of two batches does not show its next use then. It leaves at the clean-up
-    # before batch 1, although batch 2, which uses it, has entered by then.
+    # before batch 1, although by then batch 2, which uses it, has entered.
     assert victims("ttl", [[7], [8], [7], [9]], 4, 2, []) == [[], [7], [8], [7]]
 
 

@@ -1,4 +1,4 @@
-"""When a window of several owners is full, from what each says: decided step by step by a rule that knows all of them."""
+"""When a window of several owners is full, by what each reports: compared step by step with a rule that sees them all."""
 
 import numpy as np
 from hypothesis import given

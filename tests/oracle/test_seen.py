@@ -1,4 +1,4 @@
-"""Which rows exist, against a set."""
+"""The record of which rows exist, compared with a set."""
 
 import numpy as np
 import pytest
@@ -61,13 +61,13 @@ def test_rebuilt_from_a_store():
 
 
 class Bitmaps(MemoryStore):
-    """A store that says which rows it holds with bits, for every table, in pieces or at once."""
+    """A store that reports the rows it holds as bits, for every table, in pieces or at once."""
 
     def held(self):
         for keys in super().held():
             for table in np.unique(table_of(keys)).tolist():
                 held = row_of(keys[table_of(keys) == table])
-                held = held[held < 1 << 20]  # the bits of a row of 2**47 would not fit in memory: those come as keys
+                held = held[held < 1 << 20]  # the bits of a row of 2**47 would not fit in memory: it comes as a key
                 words = np.zeros(int(held.max(initial=-1)) // 64 + 2, np.uint64)
                 np.bitwise_or.at(words, held // 64, np.uint64(1) << (held % 64).astype(np.uint64))
                 yield table, words
@@ -82,7 +82,7 @@ def test_a_store_that_answers_with_bits_gives_the_same(keys):
         store = kind(dict.fromkeys(range(len(ROWS)), Record(1)))
         store.write(np.unique(keys), np.zeros((len(np.unique(keys)), 1), np.float32))
         seen.append(Seen(SCHEMA))
-        seen[-1].add(np.array([3 << 48 | 5]))  # before: forgotten
+        seen[-1].add(np.array([3 << 48 | 5]))  # rows from before are forgotten
         seen[-1].rebuild(store.held())
     assert seen[0].bits.tobytes() == seen[1].bits.tobytes()
     assert len(seen[0]) == len(seen[1]) == len(set(keys.tolist()))
@@ -91,7 +91,7 @@ def test_a_store_that_answers_with_bits_gives_the_same(keys):
 
 def test_bits_beyond_their_table_are_refused():
     seen = Seen(SCHEMA)
-    seen.rebuild([(1, np.array([1 << 62], np.uint64))])  # its last row
+    seen.rebuild([(1, np.array([1 << 62], np.uint64))])  # the table's last row
     with pytest.raises(ValueError, match="row 63 of table 't1' is there, which has rows 0 to 62"):
         seen.rebuild([(1, np.array([1 << 63], np.uint64))])
     with pytest.raises(ValueError, match="row 0 of table number 7 is there"):
@@ -99,7 +99,7 @@ def test_bits_beyond_their_table_are_refused():
 
 
 def test_the_bits_of_an_engine_are_what_its_store_says(monkeypatch):
-    """An engine that opens a store asks for `held` and for nothing else."""
+    """An engine that opens a store asks for `held` and nothing else."""
     store = Bitmaps({0: Record(4)})
     store.write(np.array([3, 99]), np.ones((2, 4), np.float32))
     monkeypatch.setattr(Bitmaps, "keys", lambda self: pytest.fail("the keys were streamed"))
@@ -119,7 +119,7 @@ def test_the_bits_of_an_engine_are_what_its_store_says(monkeypatch):
     ],
 )
 def test_rows_that_the_tables_do_not_have_are_refused(key, message):
-    """They come from a store that was filled with larger tables; their bits would be another row's."""
+    """They come from a store filled with larger tables, and their bits would stand for other rows."""
     seen = Seen(SCHEMA)
     with pytest.raises(ValueError, match=message):
         seen.rebuild([np.array([0, key, 1 << 48])])

@@ -1,4 +1,4 @@
-"""An owner's rows are numbered as a list of them is; a planner that numbers them plans what one that hashes them does."""
+"""An owner's rows are numbered like a list of them, and planners that number rows plan the same as ones that hash them."""
 
 from dataclasses import astuple
 
@@ -52,7 +52,7 @@ def test_numbers_are_those_of_a_list(share, tables):
 @cases(40)
 @given(share=shares(), room=st.sampled_from([0, 40, 600, 2000]), seed=st.integers(0, 99))
 def test_each_row_has_a_handle_of_its_own(share, room, seed):
-    """Of rows in the array, numbered ones and hashed ones; and the key of each row outside the array is known."""
+    """For numbered and hashed rows, in the array and outside. Rows outside the array also know their keys."""
     rng, states = np.random.default_rng(seed), RowStates(SCHEMA, ALL, room, share)
     far = np.array([key_of(3, row) for row in range(0, 1 << 33, 1 << 24)])
     far = far[share.placement.site_of(far) == share.site]

@@ -1,4 +1,4 @@
-"""Several trainers plan together: what each reads is what its owner serves, and every owner plans as if it were alone."""
+"""Several trainers plan together: each reads what its owners serve, and every owner plans as if it were alone."""
 
 from collections import defaultdict
 
@@ -24,7 +24,7 @@ DEPTHS = st.sampled_from([1, 2, 5, 30, "auto", "auto"])
 
 
 def execute(run: Run, plan: Plan) -> None:
-    """Run every Step and look at every value that is served, and at who leaves when."""
+    """Run every Step, and check every value served, and who leaves when."""
     caches = [[Cache(capacity, hold=plan.hold, hold_rows=capacity) for capacity in of] for of in run.capacities]
     uses: dict[int, int] = defaultdict(int)
     wanted_ends = run.window_ends(plan)
@@ -41,7 +41,7 @@ def execute(run: Run, plan: Plan) -> None:
                 wanted, cache = run.asked[owner][bank][number], caches[owner][bank]
                 assert joined.banks[bank].keys().tolist() == wanted
                 cache.run(steps[bank], np.array(wanted, np.int64))
-                # The value of a row is how often it was used before this step; by now it is one more.
+                # The value of a row is how often it was used before this step; by now it is one higher.
                 served.append([(key, used - 1) for key, used in (cache.slots[s] for s in steps[bank].slots.tolist())])
             for rank, (_, joined, _, _) in enumerate(planned):
                 reads = joined.reads[bank]
@@ -60,12 +60,12 @@ def execute(run: Run, plan: Plan) -> None:
 @cases(40)
 @given(run=runs(), depth=DEPTHS, ramp=st.booleans(), window_bytes=st.sampled_from([1, 30, 1 << 40, 1 << 40]))
 def test_what_is_read_is_what_is_served_and_fresh(run, depth, ramp, window_bytes):
-    """And every owner evicts what a plan of its requests alone would."""
+    """And every owner evicts what a plan for its requests alone would evict."""
     execute(run, Plan(depth, ramp=ramp, window_bytes=window_bytes))
 
 
 def check_victims(run: Run, planned, ends: list[int]) -> None:
-    """Those of a plan of each owner's requests alone."""
+    """Check that the victims are those of a plan for each owner's requests alone."""
     for owner, of in enumerate(run.capacities):
         for bank, capacity in enumerate(of):
             evicted = [step[owner][2][bank].evict_keys.tolist() for step in planned]

@@ -1,4 +1,4 @@
-"""Traces for the oracle's tests: ids of the kinds that tell good eviction from bad."""
+"""Traces for the oracle's tests: ids of kinds that tell good eviction from bad."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,13 +10,13 @@ from skirl.core.tables import ROW_BITS, Schema
 from skirl.oracle.bank import BankPlanner
 from skirl.oracle.step import Step
 
-# The bank of dim 4 has tables 0, 2 and 3: two whose states lie in an array, one that is too large for it.
+# The bank of dim 4 has tables 0, 2 and 3: two whose states are in an array, and one that is too large for it.
 SCHEMA = Schema.of([Table("a", 40, 4), Table("other", 50, 8), Table("b", 100_000_000, 4), Table("c", 7, 4)])
 BANK = 0
 
 
 def keys_of(ids: Sequence[int]) -> np.ndarray:
-    """Small numbers as keys of three tables."""
+    """Return small numbers as keys of three tables."""
     ids = np.asarray(ids, np.int64)
     table = np.array([0, 2, 3])[ids % 3]
     row = ids // 3
@@ -24,7 +24,7 @@ def keys_of(ids: Sequence[int]) -> np.ndarray:
 
 
 def random_trace(rng: np.random.Generator, most_rows: int = 20) -> list[list[int]]:
-    """A short trace: uniform, skewed, a loop longer than most caches, or drifting; batches of uneven size."""
+    """Draw a short trace: uniform, skewed, a loop longer than most caches, or drifting; with batches of uneven size."""
     rows = int(rng.integers(3, most_rows + 1))
     batch = int(rng.integers(1, 7))
     count = int(rng.integers(4, 24))
@@ -43,12 +43,12 @@ def random_trace(rng: np.random.Generator, most_rows: int = 20) -> list[list[int
 
 
 def largest(trace: Sequence[Sequence[int]]) -> int:
-    """The smallest cache that holds each batch."""
+    """Return the size of the smallest cache that holds each batch."""
     return max(1, *(len(set(batch)) for batch in trace))
 
 
 def drive(planner: BankPlanner, batches: Sequence[np.ndarray], ends: Sequence[int]) -> Iterator[Step]:
-    """Plan all batches from the next one on, each when those before `ends[number]` have entered."""
+    """Plan all batches from the next one on, each once those before `ends[number]` have entered."""
     for number in range(planner.planned, len(batches)):
         while planner.entered < ends[number]:
             planner.enter(batches[planner.entered])
@@ -56,13 +56,13 @@ def drive(planner: BankPlanner, batches: Sequence[np.ndarray], ends: Sequence[in
 
 
 def traces(rows: int = 20) -> st.SearchStrategy[list[list[int]]]:
-    """Traces that shrink."""
+    """Traces that Hypothesis can shrink."""
     return st.lists(st.lists(st.integers(0, rows - 1), max_size=6), min_size=1, max_size=25)
 
 
 @st.composite
 def windows(draw: st.DrawFn, batches: int) -> list[int]:
-    """Window ends that never move back."""
+    """Draw window ends that never move back."""
     ends, end = [], 0
     for number in range(batches):
         end = min(batches, max(end, number + 1) + draw(st.sampled_from([0, 0, 1, 1, 2, 5])))

@@ -1,4 +1,4 @@
-"""Several trainers that plan together, in lockstep in one thread; and what they should come to, in plain Python."""
+"""Several trainers that plan together, in lockstep in one thread, and the expected results in plain Python."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,27 +15,27 @@ from skirl.oracle.options import Plan
 from skirl.oracle.step import Step
 from skirl.oracle.together import Joined
 
-# Three banks: dim 4 has small tables and a large one, dim 8 one whose rows need 48 bits, dim 16 one between.
+# Three banks: dim 4 has small tables and a large one, dim 8 one whose rows need 48 bits, dim 16 one in between.
 TABLES = (("a", 40, 4), ("b", 50, 8), ("c", 1_000_000_000, 4), ("d", 7, 4), ("e", 1 << 48, 8), ("f", 1 << 32, 16))
 SCHEMA = Schema.of([Table(name, rows, dim) for name, rows, dim in TABLES])
 BANKS = [bank.tables for bank in SCHEMA.banks]
 
 NextUses = Callable[[list[Positions]], list[np.ndarray]]
-"""Of the requests of the next batch, by bank: the number of the next batch that uses each of their rows."""
+"""By bank, for each request of the next batch: the number of the next batch that uses its row."""
 Ids = list[list[int]]
-"""One trainer's keys of one batch, by bank."""
+"""One trainer's keys in one batch, by bank."""
 Batch = list[Ids]
-"""Those of all trainers."""
+"""The keys of all trainers in one batch."""
 
 
 def key_of(table: int, row: int) -> int:
-    """Small numbers spread over a table's rows."""
+    """Return a key, with small numbers spread over a table's rows."""
     rows = TABLES[table][1]
     return table << ROW_BITS | (row % rows if rows < 100 else row * 987_654_321_987 % rows)
 
 
 def random_ids(rng: np.random.Generator, most: int = 8, rows: int = 12) -> Ids:
-    """A trainer's ids: features may be absent, and all of them."""
+    """Draw a trainer's ids; some features, or all, may be absent."""
     if rng.random() < 0.1:
         return [[] for _ in BANKS]
     out = []
@@ -50,7 +50,7 @@ def positions(part: Sequence[int]) -> Positions:
 
 
 def asked(part: Sequence[int], owner: int, placement: Placement) -> list[int]:
-    """What a trainer asks an owner for: each row once, by table, and by its last position."""
+    """Return what a trainer asks an owner for: each row once, by table and then by its last position."""
     last = {key: position for position, key in enumerate(part)}
     sites = dict(zip(last, placement.site_of(np.array(list(last), np.int64)).tolist(), strict=True))
     mine = [key for key in last if sites[key] == owner]
@@ -64,9 +64,9 @@ class Run:
     placement: Placement
     batches: list[Batch]
     more: Sequence[int] = (0,)
-    """Slots beyond what a cache needs, one after the other."""
+    """Slots to add to what the caches need, used in turn."""
     nbytes: list[list[int]] = field(init=False)
-    """By rank: what each batch weighs."""
+    """By rank: the bytes of each batch."""
 
     def __post_init__(self) -> None:
         self.ranks = self.placement.sites
@@ -86,7 +86,7 @@ class Run:
         return [key for part in batch for key in asked(part[bank], owner, self.placement)]
 
     def window_ends(self, plan: Plan) -> list[int]:
-        """Where the window ends when each batch is planned, by the rule: rows of all owners, or bytes of any."""
+        """Return where the window ends when each batch is planned, by the rule: rows of all owners, or bytes of any."""
         ends, end = [], 0
         for number in range(len(self.batches)):
             while end < len(self.batches) and not self._is_full(plan, range(number, end)):
@@ -112,7 +112,8 @@ class Run:
 
 @st.composite
 def runs(draw: st.DrawFn, most_ranks: int = 8) -> Run:
-    """Ranks, batches, and capacities that hold them. Ids come from one number: drawn one by one they took all the time."""
+    """Draw ranks, batches, and capacities that hold them. One number seeds all ids, because drawing each one took all
+    the time."""
     ranks, count = draw(st.integers(1, most_ranks)), draw(st.integers(1, 12))
     rng = np.random.default_rng(draw(st.integers(0, 1 << 30)))
     rows = draw(st.sampled_from([3, 12, 40]))
@@ -133,7 +134,7 @@ class Trainers:
         self._next_uses = next_uses
 
     def swap(self, batch: Batch | None) -> list[list[np.ndarray]]:
-        """What every rank is given, by rank."""
+        """Exchange requests, and return what every rank gets, by rank."""
         out = [
             owner.together.ask(None if batch is None else [positions(part) for part in batch[rank]], owner.vote())
             for rank, owner in enumerate(self.owners)
@@ -143,7 +144,7 @@ class Trainers:
     def run(
         self, batches: Sequence[Batch], nbytes: Sequence[Sequence[int]]
     ) -> Iterator[list[tuple[int, Joined, list[Step], int]]]:
-        """By rank: the batch's number, its exchange, the Steps, and where the window ended."""
+        """Yield, by rank, a batch's number, its exchange, its Steps, and where the window ended."""
         for number, batch in enumerate(batches):
             for rank, (owner, given) in enumerate(zip(self.owners, self.swap(batch), strict=True)):
                 joined = owner.together.answer(given)
@@ -157,7 +158,7 @@ class Trainers:
         yield from self.ready()
 
     def ready(self) -> Iterator[list[tuple[int, Joined, list[Step], int]]]:
-        """All that is planned now; every rank has planned as much."""
+        """Yield all that can be planned now; every rank has planned equally far."""
         while True:
             planned = [owner.next() for owner in self.owners]
             if None in planned:

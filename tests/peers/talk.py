@@ -1,4 +1,4 @@
-"""Exchanges of random uneven and empty parts, and what has to come of them: for every kind of peers the same."""
+"""Exchanges of random parts, uneven or empty, and the results that every kind of peers must give."""
 
 import hashlib
 
@@ -11,18 +11,18 @@ KINDS = ("<i8", "<i4", "|u1", "<f4")
 
 
 def drawn(size: int, seed: int, call: int) -> np.ndarray:
-    """How much each rank sends to each in one call: [ranks, ranks], many of them nothing."""
+    """Return how much each rank sends to each other one in a call: [ranks, ranks], often nothing."""
     rng = np.random.default_rng((seed, call))
     return rng.integers(0, 200, (size, size)) * (rng.random((size, size)) < 0.7)
 
 
 def part(seed: int, call: int, sender: int, receiver: int, length: int, kind: str = "<f4") -> np.ndarray:
-    """What one rank sends to another one."""
+    """Return what one rank sends to another."""
     return np.random.default_rng((seed, call, sender, receiver)).integers(0, 100, length).astype(kind)
 
 
 def talk(peers: Peers, seed: int, calls: int = 6) -> list[str]:
-    """Exchange and swap; a digest of what came in each call."""
+    """Exchange and swap, and return digests of what arrived in each call."""
     size, mine, said = peers.size, peers.rank, []
     for call in range(calls):
         counts = drawn(size, seed, call)
@@ -44,7 +44,7 @@ def talk(peers: Peers, seed: int, calls: int = 6) -> list[str]:
 
 
 def expected(rank: int, size: int, seed: int, calls: int = 6) -> list[str]:
-    """The same, by what everybody was to send."""
+    """Return the digests that a rank should get, worked out from what all ranks send."""
     said = []
     for call in range(calls):
         counts, kind = drawn(size, seed, call)[:, rank], KINDS[call % len(KINDS)]

@@ -1,4 +1,4 @@
-"""The mean of dense gradients is that of one tree over the shards, bit for bit, however many trainers hold them."""
+"""The mean of dense gradients equals that of one tree over the shards, bit for bit, however many trainers hold them."""
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ WEIGHTS = [
 
 
 def tree(parts: list[np.ndarray | None]) -> np.ndarray | None:
-    """The plain sum: halves, and halves of halves; what is not there adds nothing."""
+    """Return the plain sum by halves, and halves of halves. Missing parts add nothing."""
     if len(parts) == 1:
         return parts[0]
     left, right = tree(parts[: len(parts) // 2]), tree(parts[len(parts) // 2 :])
@@ -25,7 +25,7 @@ def tree(parts: list[np.ndarray | None]) -> np.ndarray | None:
 
 
 def gradients(leaves: int, seed: int) -> list[list[np.ndarray | None]]:
-    """Of each leaf, those of all weights: small, large, zeros of both signs, and some that are not there."""
+    """Return gradients of all weights for each leaf: small, large, zeros of both signs, and some missing."""
     rng = np.random.default_rng(seed)
     found = []
     for _ in range(leaves):
@@ -47,7 +47,7 @@ def bits(grad: np.ndarray | torch.Tensor | None) -> bytes | None:
 
 
 def summed(peers, shards: int, accumulate: int, steps: list[list[list[np.ndarray | None]]]) -> list[list[bytes | None]]:
-    """The means that a trainer gets, step by step; from the third step on of fewer weights."""
+    """Return the means that a trainer gets, step by step; from the third step on for fewer weights."""
     sums, found, kept = OfAllTrainers(peers, shards, accumulate), [], []
     for number, step in enumerate(steps):
         some = slice(number // 2, None)
@@ -77,7 +77,7 @@ def test_bits_are_those_of_the_tree(size, height, accumulate, seed):
 
 
 def test_work_goes_on_while_a_sum_travels():
-    """Trainers talk over another channel between the beginning and the end, and no graph of autograd is kept."""
+    """Trainers use another channel between the beginning and the end, and no autograd graph is kept."""
 
     def work(peers):
         sums = OfAllTrainers(peers, 2)
@@ -96,7 +96,7 @@ def test_work_goes_on_while_a_sum_travels():
 
 
 def test_what_a_trainer_receives():
-    """Of each other trainer the sums of its subtrees, of a piece; then the means of the other pieces."""
+    """From each other trainer: the sums of its subtrees, for one piece, and then the means of another piece."""
     numbers = sum(weight.numel() for weight in WEIGHTS if weight.dtype == torch.float32)
     piece = -(-(numbers + 3) // 3)
 
@@ -109,5 +109,5 @@ def test_what_a_trainer_receives():
         sums.start(grads, block.totals()).wait()
         return [count // 4 for count in peers.channel("dense").counters.bytes_received]
 
-    # Of 4 shards trainers have 0; 1; 2 and 3, a subtree each.
+    # Of 4 shards, the trainers have 0; 1; and 2 and 3, which are one subtree each.
     assert InProcess.run(3, work) == [[0 if a == b else 2 * piece for a in range(3)] for b in range(3)]

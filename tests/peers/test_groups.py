@@ -1,4 +1,4 @@
-"""Real processes: what comes is what was sent, and a rank that is killed, hangs or fails ends the others within seconds."""
+"""Real processes: data arrives as it was sent, and a rank that is killed, hangs or fails ends the others within seconds."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def start(
     started: int | None = None,
     code: str = TALK,
 ):
-    """The processes of a job, of which one does something; started: how many of them, if not all."""
+    """Start the processes of a job, one of which misbehaves. started: how many of them to start, if not all."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

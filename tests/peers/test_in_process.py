@@ -1,4 +1,4 @@
-"""Channels between threads: what comes is what was sent, whatever the delays, and one that fails or hangs ends all."""
+"""Channels between threads: what arrives is what was sent, whatever the delays, and one that fails or hangs ends all."""
 
 import contextlib
 import random

@@ -1,4 +1,4 @@
-"""Trainers of one machine: they find each other where nobody else reaches them, and end together."""
+"""Trainers on one machine: they find each other where nobody else can reach them, and end together."""
 
 import os
 import signal
@@ -40,12 +40,12 @@ with join(patience=30) as peers:
     peers.channel("votes").exchange([np.array([peers.rank])] * peers.size)
 """
 LOOPBACK = "0100007F"
-"""127.0.0.1, as the kernel lists the addresses that a process listens at."""
+"""127.0.0.1, as the kernel prints the addresses on which a process listens."""
 
 
 @pytest.fixture
 def launched(python: Python, tmp_path: Path):
-    """`launched(how)`: the process of a launch of two trainers; their files are in `tmp_path`."""
+    """Return `launched(how)`, which gives the process of a launch of two trainers; their files are in `tmp_path`."""
     (tmp_path / "trainer.py").write_text(TRAINER)
 
     def start(how: str):
@@ -56,7 +56,7 @@ def launched(python: Python, tmp_path: Path):
 
 
 def up(folder: Path) -> list[list[str]]:
-    """What both trainers have written, once they have."""
+    """Wait until both trainers have written their files, and return the contents."""
     until = time.monotonic() + 100
     while not all((folder / name).is_file() for name in "01"):
         assert time.monotonic() < until

@@ -1,4 +1,4 @@
-"""Messages between ranks: whole arrays come back, and bytes that are no message are refused before memory is taken."""
+"""Messages between ranks: arrays come back whole, and bytes that are not a message are refused before any allocation."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,5 @@
-"""Trainers end with their launcher. One that waits for others when its own are through is ended, with patience."""
+"""Trainers end with their launcher. A launcher that waits for others after its own trainers are done is ended, with
+patience."""
 
 import os
 import signal
@@ -18,7 +19,7 @@ WATCHES = {"TORCHELASTIC_RUN_ID": "job", "GROUP_WORLD_SIZE": "2", "LOCAL_RANK": 
 
 
 def launched(then: str, patience: float = 0.2, **changes: str) -> subprocess.CompletedProcess[str]:
-    """A shell as launcher: it has a trainer that ends, and does something then."""
+    """Run a shell as launcher: its trainer ends, and then it runs `then`."""
     trainer = f"{sys.executable} -c '{TRAINER.format(patience=patience)}'"
     return subprocess.run(
         ["sh", "-c", f"{trainer}; {then}"],
@@ -38,7 +39,7 @@ def test_a_launcher_that_waits_for_others_is_ended_and_it_is_said():
 @pytest.mark.parametrize(
     ("then", "changes"),
     [
-        ("sleep 0.7; true", {}),  # it has begun again
+        ("sleep 0.7; true", {}),  # it has started again
         ("exec sleep 0.7", {"GROUP_WORLD_SIZE": "1"}),
         ("exec sleep 0.7", {"LOCAL_RANK": "1"}),
     ],
@@ -55,7 +56,7 @@ def test_one_that_ends_in_time_is_let_be():
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("lost", [True, False])
 def test_a_launcher_that_starts_trainers_again_is_not_watched(monkeypatch, whole, lost):
-    """It has none while launchers meet, which takes as long as they wait for more."""
+    """It has no trainers while launchers meet, for as long as they wait for more of them."""
 
     def close() -> None:
         if lost:
@@ -69,7 +70,7 @@ def test_a_launcher_that_starts_trainers_again_is_not_watched(monkeypatch, whole
     except PeerError:
         assert lost
     assert watched == [7.0] * (whole and not lost)
-    job._left()  # of a loop of one's own, which ends with success whatever the others did
+    job._left()  # as in a user's own loop, which ends successfully whatever the others did
     assert watched[-1] == 7.0
 
 

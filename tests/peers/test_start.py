@@ -1,4 +1,4 @@
-"""What a launcher says is read and checked; without one nothing is started."""
+"""What a launcher passes on is read and checked; without a launcher nothing is started."""
 
 import pytest
 import torch.distributed

@@ -1,4 +1,5 @@
-"""Mistakes of several trainers: other dense weights, or the same data on all, are noticed; what is right is not."""
+"""Mistakes of several trainers, such as different dense weights or the same data on all: mistakes are noticed, and only
+they."""
 
 import logging
 import re
@@ -15,7 +16,7 @@ from skirl.peers.job import using
 
 
 def train(peers, *, same_data, dense=lambda rank: 0.5, rows=1000):
-    """Six steps of one trainer."""
+    """Train six steps of one trainer."""
     with using(peers):
         embeddings = skirl.EmbeddingBagCollection([skirl.Table("a", rows, 4)], optimizer=skirl.SGD(lr=0.1), cache=400)
     model = torch.nn.ModuleDict({"rows": embeddings, "top": torch.nn.Linear(4, 1)})
@@ -65,7 +66,7 @@ def test_a_loop_that_all_leave_early_ends_and_may_begin_again(depth):
 
 
 def left(peers, where, shards=4):
-    """A trainer that leaves its loop where it is told to; what it hears of it."""
+    """Run a trainer that leaves its loop where it is told to, and return what it hears of that."""
     with using(peers):
         embeddings = skirl.EmbeddingBagCollection([skirl.Table("a", 99, 4)], optimizer=skirl.SGD(lr=0.1), cache=90)
     draw = torch.Generator().manual_seed(peers.rank)
@@ -96,7 +97,7 @@ def test_a_loop_that_one_leaves_before_the_others_is_said_soon(monkeypatch, capl
     with caplog.at_level(logging.WARNING, "skirl"):
         said = InProcess.run(2, lambda peers: left(peers, {1: 5}), patience=2)
     assert "rank 1 has left its loop after step 3 and waits for others" in caplog.text
-    # Whoever has waited longest says for what: the end of the loop, ids of the batches ahead, or rows of the next step.
+    # Whoever has waited longest says for what: the end of the loop, ids of later batches, or rows of the next step.
     assert re.match(
         r"rank 1 waited \d\.\d s for rank 0 in channel "
         r"(lookups, exchange \d+ \(the end of a loop\) of step [34]|ids, exchange \d+ \(ids\) of step \d+): it hangs, or|"
@@ -118,7 +119,7 @@ def test_an_error_that_all_raise_on_purpose_ends_the_job_and_says_what_to_do_ins
             for ids in batches:
                 embeddings(ids)["a"].sum().backward()
                 if batches.step == 3:
-                    there.wait(60)  # or the error of one would end the other's step
+                    there.wait(60)  # otherwise one trainer's error would end the other's step
                     raise StopIteration("enough")
         try:
             embeddings.rows("a", [1])

@@ -1,4 +1,4 @@
-"""Copies of batches, and their weight."""
+"""Copies of batches, and their size in memory."""
 
 import copy
 from collections import OrderedDict, namedtuple
@@ -51,7 +51,7 @@ def test_one_tensor_in_two_places_stays_one():
 def test_gradients_wanted_stay_wanted():
     leaf = torch.ones(3, requires_grad=True)
     assert own(leaf).requires_grad and own(leaf).is_leaf
-    assert own(leaf * 2).requires_grad  # deepcopy alone refuses
+    assert own(leaf * 2).requires_grad  # plain deepcopy refuses
 
 
 def test_sparse_tensors_and_parameters_are_copied_by_torch():

@@ -1,4 +1,4 @@
-"""The whole epoch's future, against a search for each next use; and a second pass that brings something else."""
+"""The future of the whole epoch, compared with a search for each next use; and a second pass that differs."""
 
 import numpy as np
 import pytest
@@ -67,7 +67,7 @@ def test_another_batch_is_refused_and_named(second):
 
 
 def test_ids_that_move_from_one_bank_to_the_other_are_noticed():
-    """Two banks' keys, one after the other, could be the same in both passes."""
+    """The keys of two banks, one after another, could be the same in both passes."""
     one, two = np.array([1, 2]), np.array([3])
     with Epoch(SCHEMA) as epoch:
         epoch.add([one, two])

@@ -1,4 +1,4 @@
-"""A watched loader: left alone however long it takes, told of while it hangs, an error once it comes back too late."""
+"""A watched loader: left alone however long it takes, reported while it hangs, and an error once it comes back too late."""
 
 import math
 import os
@@ -35,7 +35,7 @@ def hangs_here(go):
 
 
 def test_a_hanging_loader_is_told_of_while_it_hangs(capfd, caplog):
-    """Once after the patience, and again after twice the time; nothing is raised in it."""
+    """Once after the patience, and again after twice that time; nothing is raised inside the loader."""
     watch, go = Watch(0.2), threading.Event()
     sentence = r"the loader took \d\.\d s for batch 7, and patience is 0.2 s: mend it, or raise"
     with pytest.raises(StageStuck, match=sentence), uninterrupted() as hold, watch.reading(hold, 7):
@@ -52,7 +52,7 @@ def test_a_hanging_loader_is_told_of_while_it_hangs(capfd, caplog):
 
 
 def test_a_step_of_the_loader_that_came_late_is_an_error(caplog):
-    """Inside of one read, as in the first pass of an epoch; the batch that was late is named."""
+    """Within a single read, as in the first pass of an epoch. The error names the late batch."""
     watch = Watch(0.2)
     with pytest.raises(StageStuck, match="for batch 1,"), uninterrupted() as hold, watch.reading(hold, 0):
         watch.moved(1)
@@ -72,7 +72,7 @@ def test_the_loaders_own_error_is_not_hidden():
 
 @pytest.mark.parametrize("wait", [0.0, 0.3])
 def test_ctrl_c_ends_a_loader_at_once(wait):
-    """Whether it hangs for longer than the patience or not."""
+    """Whether it has hung for longer than the patience or not."""
     watch = Watch(0.1)
     with pytest.raises(KeyboardInterrupt), uninterrupted() as hold, watch.reading(hold, 0):
         timer = threading.Timer(wait, signal.pthread_kill, (threading.get_ident(), signal.SIGINT))

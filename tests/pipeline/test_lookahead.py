@@ -86,7 +86,7 @@ def test_the_end_is_the_end(data):
 
 
 def test_an_iterator_goes_on_where_it_is(data):
-    """As any iterator: a for-loop over one that has begun does not begin anew."""
+    """As with any iterator: a for-loop does not restart one that has begun."""
     embeddings = collection()
     with skirl.lookahead(data[0], embeddings) as batches:
         rest = iter(batches)
@@ -228,7 +228,7 @@ def test_a_batch_that_cannot_be_copied(data):
 
 
 class Reusing:
-    """A loader that fills the same buffers again."""
+    """A loader that refills the same buffers."""
 
     def __init__(self, batches, fresh):
         self.batches = batches
@@ -250,7 +250,7 @@ def test_batches_are_copied_unless_the_loader_yields_fresh_ones(data):
 
 
 def test_the_window_is_capped_by_what_its_batches_weigh(data):
-    """Each brings 80 KB beside its ids, and the window may hold 400."""
+    """Each holds 80 KB besides its ids, and the window may hold 400."""
 
     class Loader:
         read = 0
@@ -264,7 +264,7 @@ def test_the_window_is_capped_by_what_its_batches_weigh(data):
     with skirl.lookahead(loader, embeddings, window_bytes=400_000, ramp=False) as batches:
         for batch in batches:
             train(embeddings, batch)
-            assert loader.read - batches.step <= 5 + 4 + 3 + 2  # window, backlog, planned, at hand
+            assert loader.read - batches.step <= 5 + 4 + 3 + 2  # window, backlog, planned, ready
             if batches.step == 40:
                 break
 
@@ -281,7 +281,7 @@ def test_nothing_of_a_step_is_kept_by_who_keeps_its_loss(data):
             del batch, out, loss
     gc.collect()
     assert [number for number, seen in enumerate(batches_seen) if seen() is not None] == []
-    with pytest.raises(RuntimeError):  # torch's own or ours: a graph is used once
+    with pytest.raises(RuntimeError):  # torch's error or ours: a graph is used once
         kept[-1].backward()
 
 
@@ -321,7 +321,7 @@ def test_a_batch_looked_up_alone_does_not_decide_the_split(data):
     train(plain, Batch(torch.zeros(1, 1), tiny, torch.zeros(1)))
     assert len(tried.engine.caches) == 2
     for embeddings in (plain, tried):
-        if embeddings is plain:  # a split that never was
+        if embeddings is plain:  # a split that never happened
             embeddings.engine.forget_split()
         with skirl.lookahead(batches, embeddings) as ahead:
             for batch in ahead:
@@ -346,7 +346,7 @@ def test_a_model_in_eval_mode_is_refused(data):
 
 
 def test_ids_made_out_of_a_batch_count_as_memory(data):
-    """Each of these batches brings 800 bytes of its own and 800 of ids: three fill the window."""
+    """Each of these batches takes 800 bytes itself and 800 for ids: three fill the window."""
     embeddings = skirl.EmbeddingBagCollection([skirl.Table("x", 100, 2)], optimizer=skirl.SGD(), cache=100)
     loader = [torch.arange(100)[:, None] for _ in range(40)]
     windows = []

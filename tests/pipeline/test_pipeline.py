@@ -18,7 +18,7 @@ def no_thread_is_left():
 
 
 class Counting:
-    """A loader that counts what was read of it."""
+    """A loader that counts how much was read from it."""
 
     def __init__(self, batches):
         self.batches = batches
@@ -76,7 +76,7 @@ def test_a_stuck_fetch_bounds_what_is_read_of_the_loader(depth):
             if reads:
                 break
     watcher.join()
-    assert reads[0] == reads[1]  # all stand still
+    assert reads[0] == reads[1]  # all stages are idle
     window = 8 + 2 * batches.step if depth == "auto" else depth
     assert reads[1] <= batches.step + window + BACKLOG + 2 * 3 + 2
 

@@ -1,4 +1,4 @@
-"""Reading ahead for an evaluation: the same rows, one batch early, and nothing else."""
+"""Reading ahead during an evaluation: the same rows one batch early, and nothing else changes."""
 
 import copy
 import itertools
@@ -19,7 +19,7 @@ from skirl.train.evaluation import evaluate
 
 
 def made(store: Any = "memory", *, pooled: bool = True) -> tuple[nn.Module, list[skirl.Batch]]:
-    """A model that has trained, and batches to evaluate on; most of their rows are not resident."""
+    """Return a model that has been trained, and batches to evaluate it on; most of their rows are not resident."""
     data = Synthetic("tiny", batch_size=64, batches=12, pooling_factor=3, held_out_batches=6)
     kind = skirl.EmbeddingBagCollection if pooled else skirl.EmbeddingCollection
     rows = kind(data.tables(4), optimizer=skirl.Adagrad(lr=0.1), cache=1500, store=store)
@@ -57,7 +57,7 @@ def test_rows_read_ahead_are_the_rows(store, pooled, tmp_path):
     reused = copy.deepcopy(batches[0])
 
     def filled_anew():
-        """A loader that gives the same tensors each time, with other numbers in them."""
+        """A loader that yields the same tensors each time, with new numbers in them."""
         for batch in batches:
             reused.sparse = KeyedJagged(reused.sparse.keys(), buffer[: len(batch.sparse.values())], offsets=offsets)
             reused.sparse.values().copy_(batch.sparse.values())
@@ -103,7 +103,7 @@ def test_a_model_that_changes_its_ids_or_has_no_rows_is_evaluated_all_the_same()
     model, batches = made()
 
     class Shifted(nn.Module):
-        """Gives its embeddings ids of its own."""
+        """Gives its embeddings changed ids."""
 
         def __init__(self) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""Where in a loader a run goes on: exactly, by the loader's own state, or skipped ahead with a word."""
+"""The position in a loader from which a run resumes: exact, by the loader's own state, or skipped ahead with a warning."""
 
 import logging
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ def batches() -> list[skirl.KeyedJagged]:
 
 
 class Plain:
-    """Counts what is read of it."""
+    """Counts how much is read from it."""
 
     def __init__(self) -> None:
         self.read = 0
@@ -27,7 +27,7 @@ class Plain:
 
 
 class Stateful:
-    """Knows where it is, as StatefulDataLoader does."""
+    """Knows its position, as StatefulDataLoader does."""
 
     def __init__(self) -> None:
         self.read = self.place = 0
@@ -47,7 +47,7 @@ class Stateful:
 
 
 def ids_after(loader: Any, state: dict[str, Any] | None = None, *, stop: int | None = None, **flags: Any) -> Any:
-    """The ids that a loop sees, and the state at its end; it breaks after `stop` batches."""
+    """Return the ids that a loop sees, and the state at its end. It breaks after `stop` batches."""
     embeddings = skirl.EmbeddingBagCollection([skirl.Table("a", 100, 2)], optimizer=skirl.SGD(lr=0.1), cache=20)
     seen = []
     with skirl.lookahead(loader, embeddings, sparse=lambda ids: ids, **flags) as ahead:
@@ -63,12 +63,12 @@ def ids_after(loader: Any, state: dict[str, Any] | None = None, *, stop: int | N
 
 @pytest.mark.parametrize("flags", [{}, {"depth": 1, "prefetch": 0}, {"depth": 20}, {"depth": "epoch"}])
 def test_a_loader_with_a_state_goes_on_exactly_and_reads_nothing_twice(flags, caplog):
-    first, state = ids_after(Stateful(), stop=5, **flags)  # more were read ahead, and do not count
+    first, state = ids_after(Stateful(), stop=5, **flags)  # batches read ahead do not count
     loader = Stateful()
     with caplog.at_level(logging.INFO, "skirl"):
         rest, _ = ids_after(loader, state, **flags)
     assert first + rest == list(range(12))
-    passes = 2 if flags.get("depth") == "epoch" else 1  # it is read once more, for its ids
+    passes = 2 if flags.get("depth") == "epoch" else 1  # the loader is read once more, for its ids
     assert loader.read == passes * 7 and not caplog.records
 
 

@@ -1,4 +1,4 @@
-"""Steps of several shards: the bits of the plain reference and a plain tree, whatever is read ahead."""
+"""Steps of several shards: they have the bits of the plain reference and a plain tree, whatever is read ahead."""
 
 from dataclasses import dataclass
 
@@ -29,7 +29,8 @@ class Data:
 
 
 def draw(seed, batches, size=4, universe=12):
-    """Batches in which most rows are in some shards of a step and not in others; of every third seed, samples share bags."""
+    """Draw batches in which most rows are in some shards of a step and not in others. For every third seed, samples
+    share bags."""
     rng = np.random.default_rng(seed)
     made = []
     for _ in range(batches):
@@ -69,7 +70,7 @@ class Plain(nn.Module):
         super().__init__()
         self.reference = reference
         self.first = True
-        """Whether the next micro-batch begins a step."""
+        """True if the next micro-batch begins a step."""
 
     def forward(self, sparse):
         offsets, ids, strides = sparse.offsets().tolist(), sparse.values().tolist(), sparse.stride_per_key()
@@ -86,7 +87,7 @@ class Plain(nn.Module):
 
 
 def over_tree(parts):
-    """Neighbours are added until one is left; None where there is nothing."""
+    """Add neighbours until one is left. Return None if there is nothing to add."""
     while len(parts) > 1:
         pairs = [(parts[i], parts[i + 1] if i + 1 < len(parts) else None) for i in range(0, len(parts), 2)]
         parts = [a if b is None else b if a is None else a + b for a, b in pairs]
@@ -106,9 +107,9 @@ class Case:
     lost: float = 0.0
     clip: bool = False
     guarded: bool = False
-    """Whether the loop steps its dense weights after the last shard only, or after each."""
+    """Whether the loop steps its dense weights only after the last shard, or after each one."""
     universe: int = 12
-    """Rows of a table that are used."""
+    """Number of rows of a table that are used."""
 
     @property
     def micros(self):
@@ -122,7 +123,7 @@ class Case:
 
 
 def with_skirl(case):
-    """Losses, dense weights and rows of the README's loop."""
+    """Return losses, dense weights and rows of the README's loop."""
     embeddings = skirl.EmbeddingBagCollection(
         TABLES, optimizer=case.optimizer, cache=case.cache, seed=7, dtype=case.dtype
     )
@@ -141,7 +142,7 @@ def with_skirl(case):
                 loss.backward()
             if not case.guarded or batches.ends_step:
                 if case.clip:
-                    batches.reduce()  # the last shard may have had no backward
+                    batches.reduce()  # the last shard may have no backward
                     nn.utils.clip_grad_norm_([model.first, model.second], 0.05)
                 dense.step()
                 dense.zero_grad()
@@ -158,7 +159,7 @@ def with_skirl(case):
 
 
 def in_plain_python(case):
-    """The same by the reference, autograd of each micro-batch by itself, and a tree of its own."""
+    """Do the same with the reference, autograd for each micro-batch by itself, and a separate tree."""
     numbers = np.float32 if case.dtype == torch.float32 else np.float64
     reference = Reference(TABLES, case.optimizer, seed=7, dtype=numbers)
     plain = Plain(reference)
@@ -238,7 +239,7 @@ def test_micro_batches_that_make_no_whole_tree(accumulate):
 
 
 def test_shards_are_no_batch():
-    """Other bits than one batch, or nothing here would prove anything; and the same numbers but for rounding."""
+    """Their bits differ from those of one batch, or nothing here would prove anything; the numbers agree up to rounding."""
     case = Case(dtype=torch.float64, optimizer=SGD(lr=0.1))
     other = Case(shards=2, accumulate=2, dtype=torch.float64, optimizer=SGD(lr=0.1))
     assert with_skirl(case)[1][0].ne(with_skirl(other)[1][0]).any()
@@ -257,7 +258,7 @@ def refusal(run):
 
 
 def loop(model, dense, loader, each=lambda batch, batches: None, **options):
-    """The README's loop, and something else in its body; the steps begun."""
+    """Run the README's loop with an extra call in its body, and return the steps begun."""
     with skirl.lookahead(loader, model, shards=2, **options) as batches:
         for batch in batches:
             model.loss(batch).backward()
@@ -268,7 +269,7 @@ def loop(model, dense, loader, each=lambda batch, batches: None, **options):
 
 
 def test_what_makes_no_step_is_left_out_and_said(caplog):
-    """Fewer shards than a step has, or a last one that is smaller; with the epoch known as without."""
+    """Fewer shards than a step has, or a smaller last shard; whether or not the epoch is known."""
     for depth in (4, "epoch"):
         for rest in (draw(1, 1), draw(1, 2, size=4)[:1] + draw(2, 1, size=3)):
             model, dense = made()
@@ -301,7 +302,7 @@ def test_data_parallel(monkeypatch):
 
 
 def test_weights_that_the_lookahead_does_not_know():
-    """They would be stepped by the gradients of one shard. Another model that is trained beside may do what it likes."""
+    """They would be stepped by the gradients of one shard. Another model, trained alongside, may do what it likes."""
     model, dense = made()
     top = nn.Linear(1, 1)
     other, beside = torch.optim.SGD(top.parameters(), lr=0.1), torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
@@ -338,7 +339,7 @@ def test_gradients_that_nobody_clears():
 
 
 def test_random_numbers_are_those_of_the_shard(tmp_path):
-    """The loader draws what it would without, whatever the loop draws; a checkpoint has the run's own state."""
+    """The loader draws what it would without shards, whatever the loop draws. A checkpoint has the run's own state."""
     drawn = []
 
     class Shuffled:
@@ -376,7 +377,7 @@ def test_random_numbers_are_those_of_the_shard(tmp_path):
 
 
 def test_random_numbers_do_not_depend_on_the_trainer():
-    """Shards 2 and 3 draw the same where a trainer has only them."""
+    """Shards 2 and 3 draw the same if a trainer has only these."""
     drawn = []
     for mine, micros in ((range(4), (2, 3)), (range(2, 4), (0, 1))):
         loop = ShardsInLoop(made()[0], 4, 1, 7, mine)
@@ -402,7 +403,7 @@ def test_a_step_that_is_left_in_the_middle_never_happened():
 
 
 def test_a_save_waits_for_the_last_shard(tmp_path):
-    """A loop that saves by its step does so once; one that never asks in the last shard is stopped."""
+    """A loop that saves by its step saves once. One that never asks in the last shard is stopped."""
     model, dense = made()
 
     def each(batch, batches):

@@ -1,4 +1,4 @@
-"""The simulator counts what the planner's Steps say; MIN and LRU are those of independent code."""
+"""The simulator's counts match the planner's Steps, and its MIN and LRU match independent code."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Stages: what fails in one is known to all, slow is not stuck, and stuck has a name."""
+"""Stages: all learn of a failure in one of them, slow is not stuck, and a stuck one is named."""
 
 import logging
 import threading
@@ -168,7 +168,7 @@ def test_hidden_is_the_share_not_waited_for():
 
 
 def test_who_worked_while_the_loop_waited_is_to_blame():
-    """plan works before the loop waits and on into it, fetch from there until after, write never."""
+    """plan works before the loop waits and into the wait, fetch from then until after the wait, and write never."""
     stages, ready, go_on = make(), threading.Event(), threading.Event()
 
     def plan():

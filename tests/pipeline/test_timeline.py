@@ -1,4 +1,4 @@
-"""The timeline: every step in every lane, honest times, and a file that opens however the run ended."""
+"""The timeline: every step in every lane, correct times, and a file that opens however the run ended."""
 
 import json
 import logging
@@ -32,7 +32,7 @@ def end(event: dict[str, Any]) -> float:
 def test_a_run_has_every_step_in_every_lane(tmp_path):
     path = tmp_path / "run.json"
     result = Train.of(**TINY, steps=40, quiet=True, trace=path).run()
-    whole = json.loads(path.read_text())  # strictly valid once closed
+    whole = json.loads(path.read_text())  # strictly valid JSON once closed
     assert [e["args"]["name"] for e in whole if e["name"] == "thread_name"] == list(LANES)
     events = read(path)
     for what in ("plan", "fetch", "load", "compute"):
@@ -47,7 +47,7 @@ def test_a_run_has_every_step_in_every_lane(tmp_path):
     for lane in LANES:  # a thread does one thing at a time
         mine = sorted((e for e in events if e["lane"] == lane), key=lambda e: e["ts"])
         assert mine and all(end(a) <= b["ts"] + 0.2 for a, b in pairwise(mine)), lane
-    # The same times as those of the result.
+    # The times equal those of the result.
     waited = sum(e["dur"] for e in events if e["name"] == "wait") / 1e6
     assert waited == pytest.approx(result["movement"]["stall"], abs=1e-4)
 
@@ -58,7 +58,7 @@ def test_a_timeline_changes_no_bit(tmp_path):
 
 
 def loop(trace, *, batches=12, hook=None, each=lambda ahead: None, **flags):
-    """A loop of a user's own over one table, whose rows are fetched again and again."""
+    """A user's own loop over one table, whose rows are fetched again and again."""
     embeddings = skirl.EmbeddingBagCollection([skirl.Table("a", 100, 2)], optimizer=skirl.SGD(lr=0.1), cache=4)
     loader = [skirl.KeyedJagged.one_hot(["a"], torch.tensor([[i % 6]])) for i in range(batches)]
     with hooked(hook, loader, embeddings, sparse=lambda ids: ids, trace=trace, **flags) as ahead:
@@ -117,7 +117,7 @@ def test_the_file_of_a_killed_run_opens(warm_python, tmp_path):
     events = read(path)
     assert done(events, "compute")[:50] == list(range(1, 51))
     text = path.read_text()
-    assert text.endswith(",\n")  # what viewers take: an array that lacks its bracket
+    assert text.endswith(",\n")  # viewers accept an array without its closing bracket
     assert len(json.loads(text[:-2] + "]")) > len(events)
 
 
@@ -184,5 +184,5 @@ def test_a_file_that_cannot_be_made_is_told_at_once(tmp_path):
         skirl.lookahead([], embeddings, trace=tmp_path / "nowhere" / "run.json"),
     ):
         pass
-    with skirl.lookahead([], embeddings):  # the embeddings were let go
+    with skirl.lookahead([], embeddings):  # the embeddings were closed
         pass

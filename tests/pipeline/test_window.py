@@ -1,4 +1,4 @@
-"""The window of a pass: when planning starts, and what it holds."""
+"""The window of a pass: when planning starts, and what the window holds."""
 
 import numpy as np
 import torch
@@ -61,7 +61,7 @@ def test_heavy_batches_end_the_first_window_and_every_other():
         window.enter([micro])
         while window.next() is not None:
             planned += 1
-        assert entered - planned == min(entered, 2)  # the third fills the window, and one step is planned
+        assert entered - planned == min(entered, 2)  # the third batch fills the window, and one step is planned
 
 
 def test_a_batch_weighs_what_the_user_and_the_planner_hold_of_it():
@@ -73,7 +73,7 @@ def test_a_batch_weighs_what_the_user_and_the_planner_hold_of_it():
         window = Window([embeddings.engine], Plan(depth=1000, ramp=False, window_bytes=bound))
         window.enter(micros(embeddings, [batch], nbytes=3000))
         weights.append(window.next() is not None)
-    assert weights == [True, True, False]  # 16 bytes an id beside the user's batch
+    assert weights == [True, True, False]  # 16 bytes per id besides the user's batch
 
 
 def test_micro_batches_of_a_step_are_planned_as_one():

@@ -1,4 +1,4 @@
-"""Windows of several trainers: each plans the requests for its rows, all the same batches, and all end together."""
+"""Windows of several trainers: each plans the requests for its rows, all plan the same batches, and all end together."""
 
 import threading
 from collections.abc import Callable
@@ -53,7 +53,7 @@ def item(ids: Ids) -> Item:
 def run(
     batches: list[list[Ids]], plan: Plan, cache: int
 ) -> tuple[list[list[Flight]], list[BaseException | None], list[Window]]:
-    """What each rank's window gives for its batches, and what it ends with."""
+    """Run each rank's window. Return what it gives for its batches, how it ends, and the window."""
     ranks = len(batches)
     meeting, placement = Meeting(ranks), Placement.even(ranks)
     engines = [collection(cache=cache).engine for _ in batches]
@@ -83,7 +83,8 @@ def run(
 
 
 def check(flights: list[list[Flight]]) -> int:
-    """Every id's place leads to a slot with its row, at the owner that serves it; how often caches were split anew."""
+    """Check that every id leads to a slot with its row, at the owner that serves it. Return how often caches were split
+    again."""
     count = len(flights[0])
     assert [[flight.number for flight in of] for of in flights] == [list(range(count))] * len(flights)
     caches: list[list[dict[int, int]]] = [[{}, {}] for _ in flights]
@@ -120,7 +121,7 @@ def check(flights: list[list[Flight]]) -> int:
 
 
 def random_batches(rng: np.random.Generator, ranks: int, count: int) -> list[list[Ids]]:
-    """First mostly rows of the wide tables, then mostly of the narrow one."""
+    """Draw batches that first use mostly the wide tables' rows, and then mostly the narrow one's."""
 
     def ids(number: int) -> Ids:
         many, few = (6, 1) if number < count // 2 else (1, 6)

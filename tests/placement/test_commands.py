@@ -1,4 +1,4 @@
-"""`skirl place`: a plan that fits, what it prints, what it refuses; and loads as an executed run counts them."""
+"""`skirl place`: plans that fit, its output, its refusals; and loads as an executed run counts them."""
 
 import json
 from typing import Any
@@ -71,7 +71,7 @@ def test_the_fewest_sites_that_hide(tmp_path, capsys):
 
 
 def test_few_numbers_are_tried_for_the_fewest():
-    """Each of them is a pass over the run."""
+    """Each number tried takes a pass over the run."""
     for least, wanted, most in [(1, 1, 9), (1, 2, 9), (5, 9, 9), (7, 7, 7), (3, 700, 1024), (1, 1024, 1024)]:
         tried: list[int] = []
         assert fewest(lambda n, tried=tried, wanted=wanted: tried.append(n) or n >= wanted, least, most) == wanted
@@ -130,7 +130,7 @@ def test_a_store_is_measured_and_nothing_stays(tmp_path):
 
 
 class Clock:
-    """Time that passes where something sleeps, and a second in each draw by chance."""
+    """A clock that advances when something sleeps, and by a second for each random draw."""
 
     now = 0.0
 
@@ -152,7 +152,8 @@ class Clock:
 
 
 def test_the_rate_of_a_link_is_found_and_memory_is_bounded(monkeypatch):
-    """Nothing but the store's calls is between the two times of the clock, and rows are written anew from some number on."""
+    """Only the store's calls are between the two readings of the clock, and after some number of rows, earlier ones are
+    rewritten."""
     clock, written = Clock(), set[int]()
 
     class Watched(MemoryStore):
@@ -165,13 +166,13 @@ def test_the_rate_of_a_link_is_found_and_memory_is_bounded(monkeypatch):
     monkeypatch.setattr(np.random, "default_rng", clock.default_rng)
     monkeypatch.setattr(calibrate, "_MOST_BYTES", 4 * 10_000 + 100)
     monkeypatch.setattr(calibrate, "open_store", lambda spec, layout: LinkStore(Watched(layout), Link(rate=1e6)))
-    found = Calibrate("link:8Mbit,0us:memory", width=25, rows=100, seconds=0.1).run()  # 10 ms a call
+    found = Calibrate("link:8Mbit,0us:memory", width=25, rows=100, seconds=0.1).run()  # 10 ms per call
     for name in ("read", "written", "bytes_a_second"):
         assert found[name] == pytest.approx(1e6, rel=0.1)
     assert found["rate"] == "8Mbit" and len(written) == 400
 
 
-# Plans of loads made by hand
+# Plans for loads made by hand
 
 
 def loads_of(rng, tables: int, steps: int = 6) -> Loads:
@@ -236,7 +237,7 @@ def test_no_site_is_over_its_memory_by_a_byte(seed):
 
 
 def test_the_bound_is_that_of_the_memory_there_is():
-    """And not of what a plan leaves free, so that rows divided by chance pass no site's memory."""
+    """Not the memory that a plan leaves free, so that rows divided by chance exceed no site's memory."""
     with loads_of(np.random.default_rng(2), 4) as loads:
         which = slice(2, None)
         read, written, held = loads.of_tables(which)

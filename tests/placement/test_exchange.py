@@ -17,7 +17,7 @@ TABLES = [Table("a", 20, 4, features=("x", "y")), Table("b", 9, 8)]
 
 
 def by_hand(batches, trainers: int) -> dict[str, list[int]]:
-    """batches: of each feature, of each sample its ids."""
+    """Count by hand. batches: for each feature, the ids of each sample."""
     vectors = {way: [0, 0] for way in ("rows", "hashed", "pooled")}
     keys = np.concatenate([np.arange(20), 1 << 48 | np.arange(9)])
     owners = dict(zip(keys.tolist(), Placement.even(trainers).site_of(keys).tolist(), strict=True))

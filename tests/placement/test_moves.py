@@ -1,4 +1,4 @@
-"""`skirl place --from`: as few rows move as can be, no more than may, counted key by key; and the page."""
+"""`skirl place --from`: as few rows move as possible, and no more than allowed, counted key by key; and the page."""
 
 import json
 from dataclasses import replace
@@ -46,7 +46,7 @@ def some_shares() -> None:
 
 def check_shares(before: list[int], after: list[int]) -> None:
     sites = max(len(before), len(after))
-    old = shifted(Cut.weighted(before), [*before[::-1], *[0] * sites])  # in several ranges a site
+    old = shifted(Cut.weighted(before), [*before[::-1], *[0] * sites])  # in several ranges per site
     goal = [part / sum(after) for part in [*after, *[0] * (sites - len(after))]]
     new = shifted(old, goal)
     assert new.starts[0] == 0 and np.allclose(shares_of(new, sites), goal, atol=1e-8)
@@ -65,7 +65,7 @@ def loads_of(seed: int, tables: int = 3, keys: int = 400) -> Loads:
     for step in range(4):
         rows = step * keys + np.arange(keys)
         new = np.sort(rng.integers(0, tables, keys) << 48 | rows)
-        often = new[rng.random(keys) < (1 + (new >> 48)) / tables]  # later tables move more for a byte held
+        often = new[rng.random(keys) < (1 + (new >> 48)) / tables]  # later tables move more per byte held
         loads.add(Moves([often], [often], [new]))
     return loads
 
@@ -134,7 +134,7 @@ def test_sites_that_are_left_out_are_emptied_and_memory_is_kept_to():
 
 
 def test_memory_is_kept_to_where_rows_will_be():
-    """Near an old plan sites have other ranges of the hash than the shares alone would give them: by chance more rows."""
+    """Near an old plan, sites get other ranges of the hash than by the shares alone, and may get more rows by chance."""
     tables, passed = [Table(f"t{n}", 1 << 20, 1) for n in range(3)], 0
     for seed in range(4):
         with loads_of(seed) as loads:
@@ -181,7 +181,7 @@ def test_from_a_plan_with_a_bound_and_a_page(tmp_path, capsys):
 
 
 def old_plan(path: Path, rows: int = 0) -> None:
-    """Of two sites with rates; `rows`: how many more than the model each table has."""
+    """Write a plan of two sites with rates. `rows`: how many more rows each table has than in the model."""
     tables = Recipe.of(data="synthetic:tiny", model="dlrm-tiny", dim=4).tables()
     sites = tuple(Site(f"site-{n}", rate=5e8) for n in range(2))
     PlacementPlan(sites, tuple(PlacedTable(t.name, t.rows + rows, t.dim, Cut.even(range(2))) for t in tables)).save(
@@ -190,7 +190,7 @@ def old_plan(path: Path, rows: int = 0) -> None:
 
 
 def test_rates_of_some_sites_are_refused(tmp_path, capsys):
-    """A site without one would count as one byte a second."""
+    """A site without a rate would count as one byte per second."""
     old_plan(tmp_path / "old.json")
     flags = ["place", *TINY, "--from", str(tmp_path / "old.json"), "--out", str(tmp_path / "new.json"), "--sites", "3"]
     assert main(flags) in (1, 2)

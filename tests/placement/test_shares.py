@@ -1,4 +1,4 @@
-"""The least time of the busiest site, against what no placement can beat: bounds from each set of sites."""
+"""The least time of the busiest site, compared with what no placement can beat: bounds from each set of sites."""
 
 from itertools import combinations
 
@@ -12,7 +12,7 @@ from tests.cases import cases
 
 
 def bound(moved, held, rates, caps) -> float:
-    """Whatever some sites hold, the others move the rest: the most of that over all sets of sites, by hand."""
+    """Compute the bound by hand: whatever some sites hold, the others move the rest; the largest of these over all sets."""
     most = 0.0
     for count in range(len(rates)):
         for some in combinations(range(len(rates)), count):
@@ -41,7 +41,7 @@ def test_no_placement_is_faster_and_no_cap_is_exceeded(tables, sites, full):
     order = np.random.default_rng(0).permutation(len(moved))
     again, same = least_busy(moved[order], held[order], rates, caps)
     assert same == pytest.approx(seconds, rel=1e-5)
-    if len(set(moved / held)) == len(moved):  # tables of one density may take each other's place
+    if len(set(moved / held)) == len(moved):  # tables of equal density could be swapped
         assert np.allclose(again, shares[order], atol=1e-5)
 
 

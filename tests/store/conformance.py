@@ -1,4 +1,4 @@
-"""What every store has to pass: subclass `StoreConformance` in its test module and say how one is made."""
+"""The tests that every store has to pass: subclass `StoreConformance` in its test module and say how to make one."""
 
 import threading
 from collections.abc import Callable
@@ -41,7 +41,7 @@ def blank(table: int, n: int) -> np.ndarray:
 
 
 def random_rows(table: int, n: int, seed: int) -> np.ndarray:
-    """Any bits at all: NaNs with payloads, infinities, denormals, minus zero."""
+    """Return rows of arbitrary bits: NaNs with payloads, infinities, denormals, minus zero."""
     record = LAYOUT.records[table]
     out = np.frombuffer(
         np.random.default_rng(seed).bytes(n * record.width * np.dtype(record.dtype).itemsize), record.dtype
@@ -54,7 +54,7 @@ def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def contents(store: Store) -> dict[int, bytes]:
-    """Every row by key, read the way an export would."""
+    """Return every row by key, read as an export would."""
     held: dict[int, bytes] = {}
     for keys in store.keys():  # noqa: SIM118
         assert keys.dtype == np.int64 and keys.size
@@ -76,7 +76,7 @@ def filled(make: Callable[[Layout], Store], n: int = 50) -> Store:
 
 class StoreConformance:
     def make(self, layout: Layout) -> Store:
-        """An empty store."""
+        """Return an empty store."""
         raise NotImplementedError
 
     # Reading and writing
@@ -215,7 +215,7 @@ class StoreConformance:
             with pytest.raises(ValueError, match="closed"):
                 call()
 
-    # What is held
+    # The rows held
 
     def test_held_says_which_rows_there_are(self):
         store, found = filled(self.make), set[int]()
@@ -255,7 +255,7 @@ class StoreConformance:
         store, over = filled(self.make), [(table_keys(t, [97, 5000]), random_rows(t, 2, seed=5)) for t in TABLES[:2]]
         held = contents(store)
         facts = frozen.save(store, tmp_path)
-        for twice in (False, True):  # what is laid over is no part of the frozen files, and is saved with the next
+        for twice in (False, True):  # rows laid over are not in the frozen files, and are saved the next time
             other = self.make(LAYOUT)
             frozen.load(other, tmp_path, [] if twice else over)
             for keys, rows in over:
@@ -270,7 +270,7 @@ class StoreConformance:
         assert len(store) == 0 and contents(store) == {}
 
     def test_frozen_is_what_was_held_then(self, tmp_path):
-        """Rows are overwritten, added and moved about between the freeze and the files."""
+        """Rows are overwritten, added and moved between the freeze and the writing of the files."""
         store = filled(self.make)
         since = frozen.save(store, tmp_path)
         for seed in range(3):
@@ -297,7 +297,7 @@ class StoreConformance:
             generations.append(store.generation)
 
     def test_a_frozen_state_that_is_given_up(self, tmp_path):
-        """The next one does not build on it."""
+        """The next one must not build on it."""
         store = filled(self.make)
         since = frozen.save(store, tmp_path)
         files = _files(tmp_path)
@@ -326,7 +326,7 @@ class StoreConformance:
             other = self.make(LAYOUT)
             frozen.load(other, tmp_path)
             assert contents(other) == held
-        store.write(table_keys(0, np.arange(5000)), random_rows(0, 5000, seed=1))  # and the store still grows
+        store.write(table_keys(0, np.arange(5000)), random_rows(0, 5000, seed=1))  # while the store still grows
         assert store.read(np.arange(5000), out := blank(0, 5000)).all() and same_bits(out, random_rows(0, 5000, seed=1))
 
     def test_any_flipped_bit_is_refused(self, tmp_path):
@@ -449,7 +449,7 @@ ROWS = st.lists(st.integers(0, 60), max_size=20, unique=True)
 
 
 class AgainstDict(RuleBasedStateMachine):
-    """A store and a dict given the same calls hold the same bits."""
+    """A store and a dict that get the same calls hold the same bits."""
 
     def __init__(self, make: Callable[[Layout], Store], folder: Path) -> None:
         super().__init__()

@@ -1,9 +1,10 @@
-"""A disk that loses power: what may be on it after any prefix of what a store did.
+"""A disk that loses power: the contents that it may have after any prefix of a store's calls.
 
-`Recorder` does what the store asks and writes it down. `Disk` is given the first k of these calls, and then says what a
-machine switched off there may find when it comes up again: a file's bytes as of its last sync and any part of what was
-written since, in any order, torn at sectors or bytes; a folder's names as of its last sync and any of the changes since.
-That is more than any journaling file system does, and what POSIX allows. A kill -9 is the case where nothing is lost.
+`Recorder` does what the store asks and records it. `Disk` takes the first k of these calls, and tells what a machine
+that was switched off there may find when it comes up again: a file's bytes as of its last sync, plus any part of what
+was written since, in any order, torn at sectors or bytes; and a folder's names as of its last sync, plus any of the
+changes since. That is more than any journaling file system does, and all that POSIX allows. A kill -9 is the case in
+which nothing is lost.
 """
 
 import itertools
@@ -21,7 +22,7 @@ Op = tuple[Any, ...]
 
 
 class Unsynced(Files):
-    """Waits for no disk."""
+    """Skips all syncs."""
 
     def sync(self, file: int) -> None:
         pass
@@ -31,24 +32,24 @@ class Unsynced(Files):
 
 
 class Recorder(Files):
-    """Does what it is asked, and keeps a list of it. Syncs nothing: the disk it is about is made up."""
+    """Carries out calls and records them. Syncs nothing, because the disk in question is simulated."""
 
     def __init__(self, root: Path, first: "Disk | None" = None) -> None:
-        """first: what lasts of what is in `root`; all of it when None."""
+        """first: the durable part of what is in `root`; None: all of it."""
         self.root = root
         self.ops: list[Op] = []
         self.first = first or Disk.of(root)
-        # Numbers of our own: the system gives that of a file that went to a new one.
+        # Our own inode numbers: the system reuses those of deleted files.
         self.inodes = {root / path: inode for path, inode in self.first.killed().names.items()}
         self.files: dict[int, int] = {}
         self.made = itertools.count(1 << 64)
 
     def note(self, *op: Any) -> None:
-        """One more call, paths relative to the root; tests hook in here."""
+        """Record one more call, with paths relative to the root. Tests hook in here."""
         self.ops.append(tuple(part.relative_to(self.root) if isinstance(part, Path) else part for part in op))
 
     def path_of(self, file: int) -> str:
-        """The name of a file's path."""
+        """Return the name of a file."""
         return next(path.name for path, inode in self.inodes.items() if inode == self.files[file])
 
     def make_one_folder(self, path: Path) -> None:
@@ -96,7 +97,7 @@ class Recorder(Files):
         self.note("remove", path)
 
     def disk(self, k: int) -> "Disk":
-        """The disk after the first k calls."""
+        """Return the disk after the first k calls."""
         disk = self.first.copy()
         for op in self.ops[:k]:
             disk.do(op)
@@ -105,7 +106,7 @@ class Recorder(Files):
 
 @dataclass
 class Disk:
-    """What lasts, and what was done since the sync that would have made it last."""
+    """The durable contents, and the calls since the sync that would have made them durable."""
 
     contents: dict[int, bytes] = field(default_factory=dict)
     names: dict[Path, int] = field(default_factory=dict)
@@ -115,7 +116,7 @@ class Disk:
 
     @classmethod
     def of(cls, root: Path) -> "Disk":
-        """All that is in a folder, for a start."""
+        """Return a disk with all that is in a folder, to start from."""
         disk = cls()
         for path in root.rglob("*"):
             if path.is_dir():
@@ -160,7 +161,7 @@ class Disk:
                 raise AssertionError(op)
 
     def power_off(self, rng: np.random.Generator) -> "Disk":
-        """One of the disks that may be found."""
+        """Return one of the disks that may be found after a power loss."""
         after = self.copy()
         keep = rng.choice([0.0, 0.5, 1.0])
         for op in self.unnamed:
@@ -172,7 +173,7 @@ class Disk:
         return after
 
     def killed(self) -> "Disk":
-        """What is found after a kill: all that was asked for."""
+        """Return the disk found after a kill, which has all that was asked for."""
         after = self.copy()
         for op in self.unnamed:
             after.name(op)
@@ -182,17 +183,17 @@ class Disk:
         return after
 
     def as_found(self) -> tuple[object, ...]:
-        """All that a process can find on it: folders, names, bytes, and which names are of one file."""
+        """Return all that a process can find on it: folders, names, bytes, and which names share a file."""
         first: dict[int, Path] = {}
         names = [(p, first.setdefault(i, p), self.contents.get(i, b"")) for p, i in sorted(self.names.items(), key=str)]
         return tuple(sorted(self.folders, key=str)), tuple(names)
 
     def write_to(self, root: Path) -> None:
-        """Make it real."""
+        """Write it out as real files."""
         there: dict[int, str] = {}
         folders = {""}
         root.mkdir()
-        for folder in sorted(map(str, self.folders)):  # text and not paths: this is done for each crash
+        for folder in sorted(map(str, self.folders)):  # as text, not paths: this runs for each crash
             if os.path.dirname(folder) in folders:
                 os.mkdir(f"{root}/{folder}")
                 folders.add(folder)
@@ -219,7 +220,7 @@ def _apply(content: bytearray, op: Op) -> None:
 
 
 def _survivors(before: bytes, ops: list[Op], rng: np.random.Generator) -> bytes:
-    """A file of which some writes arrived."""
+    """Return a file that only some of the writes have reached."""
     content, way = bytearray(before), int(rng.integers(5))
     if way == 0:
         return before
@@ -227,7 +228,7 @@ def _survivors(before: bytes, ops: list[Op], rng: np.random.Generator) -> bytes:
         for op in ops:
             _apply(content, op)
         return bytes(content)
-    if way == 2:  # all in order up to one that is torn at a byte
+    if way == 2:  # all writes in order, up to one that is torn at a byte
         last = int(rng.integers(len(ops)))
         for op in ops[:last]:
             _apply(content, op)
@@ -235,7 +236,7 @@ def _survivors(before: bytes, ops: list[Op], rng: np.random.Generator) -> bytes:
             _, inode, offset, data = ops[last]
             _apply(content, ("write", inode, offset, data[: int(rng.integers(len(data) + 1))]))
         return bytes(content)
-    for i in rng.permutation(len(ops)):  # sectors of all writes, in any order
+    for i in rng.permutation(len(ops)):  # sectors of all writes, in random order
         if ops[i][0] == "truncate":
             if rng.random() < 0.5:
                 _apply(content, ops[i])
@@ -246,7 +247,7 @@ def _survivors(before: bytes, ops: list[Op], rng: np.random.Generator) -> bytes:
             stop = min(len(data), (offset + start) // SECTOR * SECTOR + SECTOR - offset)
             if rng.random() < 0.5:
                 _apply(content, ("write", inode, offset + start, data[start:stop]))
-            elif way == 4 and rng.random() < 0.5:  # the size arrived, the bytes are of someone else's old file
+            elif way == 4 and rng.random() < 0.5:  # the new size arrived, but the bytes are from somebody's old file
                 _apply(content, ("write", inode, offset + start, rng.bytes(stop - start)))
             start = stop
     return bytes(content)

@@ -1,4 +1,4 @@
-"""Frozen rows in a folder under a header, which a checkpoint would have besides much else: the least that a test needs."""
+"""Frozen rows in a folder under a header: a minimal checkpoint for tests."""
 
 import secrets
 from collections.abc import Callable, Iterable
@@ -24,7 +24,7 @@ def facts_in(folder: Path) -> Facts:
 
 
 def files_of(facts: Facts) -> set[str]:
-    """What a frozen state's facts name."""
+    """Return the names of the files of a frozen state."""
     names = {entry["file"] for entry in facts.get("files", [])}
     return names | {
         f"{text.split(' ')[0]}.{suffix}" for text in facts.get("segments", []) for suffix in ("rows", "keys")
@@ -36,7 +36,7 @@ def put(folder: Path, facts: Facts) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what the header does not name."""
+    """Remove the files that the header does not name."""
     known = {HEADER} | (files_of(facts_in(folder)) if (folder / HEADER).exists() else set())
     for path in folder.iterdir():
         if path.name not in known:
@@ -44,7 +44,7 @@ def sweep(folder: Path) -> None:
 
 
 def finish(frozen: Frozen, folder: Path, put: Callable[[Path, Facts], None] = put) -> Facts:
-    """Write a frozen state and its header; whatever fails, the folder then holds this state or the one before."""
+    """Write a frozen state and its header. Whatever fails, the folder then holds this state or the one before."""
     try:
         try:
             facts = frozen.write()
@@ -57,13 +57,13 @@ def finish(frozen: Frozen, folder: Path, put: Callable[[Path, Facts], None] = pu
 
 
 def save(store: Store, folder: Path, since: Facts | None = None) -> Facts:
-    """Make the rows of a store those in a folder. since: what the last call for this store and folder gave."""
+    """Save the rows of a store to a folder. since: what the last call for this store and folder returned."""
     folder.mkdir(parents=True, exist_ok=True)
     return finish(store.freeze(folder, since), folder)
 
 
 def load(store: Store, folder: Path, over: Iterable[tuple[np.ndarray, Any]] = ()) -> None:
-    """Give a store the rows of a folder, which is checked first, as a checkpoint is."""
+    """Load the rows of a folder into a store, after checking them as for a checkpoint."""
     facts = facts_in(folder)
     whole.check(folder, facts)
     store.thaw(folder, facts, over)

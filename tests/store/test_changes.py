@@ -1,4 +1,4 @@
-"""What changed since the last checkpoint, against a dict of copies."""
+"""The changes since the last checkpoint, compared with a dict of copies."""
 
 import threading
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Landing:
 
 
 class Elsewhere:
-    """Records that are not in the host's memory, as those of a GPU."""
+    """Records outside the host's memory, like those of a GPU."""
 
     def __init__(self, rows: np.ndarray) -> None:
         self.rows, self.shape, self.dtype, self.itemsize = rows, rows.shape, rows.dtype, rows.itemsize

@@ -1,4 +1,4 @@
-"""Rows of N stores that M stores take: each its own, compared with a dict."""
+"""Rows saved by N stores and loaded by M stores: each takes its own, compared with a dict."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +25,7 @@ def made(kind: str, folder: Path) -> Store:
 
 
 def drawn(rng: np.random.Generator, table: int, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Keys, distinct, and rows."""
+    """Draw distinct keys, and their rows."""
     keys = np.unique(rng.integers(0, 400, n)) | (table << 48)
     return keys, rng.random((keys.size, LAYOUT.records[table].width), np.float32)
 
@@ -41,7 +41,8 @@ def mine_of(here: Placement, site: int) -> Mine:
 def parts_for(
     here: Placement, site: int, saved: Placement, facts: list[Facts], over: list[Any], share: bool
 ) -> list[Part]:
-    """What a store takes of those that were saved; share: parts that are all its own without a look at their keys."""
+    """Return the saved parts that a store takes. share: whether it takes parts that are all its own without checking
+    their keys."""
     return [
         Part(facts[of], over[of], None if share and saved.meets(of, here) == [site] else mine_of(here, site))
         for of in here.meets(site, saved)
@@ -61,7 +62,7 @@ def test_rows_of_n_stores_go_to_m(
     facts: list[Facts] = [{} for _ in stores]
     (root / "rows").mkdir()
     (root / "again").mkdir()
-    for twice in range(2):  # the second frozen states are in several files
+    for twice in range(2):  # the second frozen states have several files
         for _ in range(3):
             keys, rows = drawn(rng, int(rng.integers(3)), 200)
             for i, store in enumerate(stores):
@@ -93,7 +94,7 @@ def test_rows_of_n_stores_go_to_m(
                 found |= held
                 taken = dict(held)
                 keys, rows = drawn(rng, 1, 20)
-                store.write(keys, rows)  # it goes on
+                store.write(keys, rows)  # the store goes on
                 put(held, keys, rows)
                 state = store.freeze(root / "again", facts[0])
                 again = made(kind, root / f"again {site}")

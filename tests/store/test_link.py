@@ -1,4 +1,4 @@
-"""The emulated link: a store like any other, whose calls take what delay and rate say."""
+"""The emulated link: a store like any other, whose calls take as long as delay and rate say."""
 
 import threading
 import time
@@ -17,7 +17,7 @@ class TestLinkStore(StoreConformance):
 
 
 class Clock:
-    """Time that passes only where somebody sleeps."""
+    """A clock that advances only when somebody sleeps."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -39,7 +39,7 @@ def clock(monkeypatch):
 
 
 def store_over(link: Link) -> LinkStore:
-    return LinkStore(MemoryStore({0: Record(25)}), link)  # 100 bytes a row
+    return LinkStore(MemoryStore({0: Record(25)}), link)  # 100 bytes per row
 
 
 def test_a_call_takes_delay_and_bytes(clock):
@@ -47,7 +47,7 @@ def test_a_call_takes_delay_and_bytes(clock):
     keys, rows = np.arange(3), np.zeros((3, 25), np.float32)
     store.write(keys, rows)
     assert clock.now == pytest.approx(100 + 0.5 + 0.3)
-    store.read(np.array([0, 1, 7]), rows)  # row 7 is not held: nothing of it comes back
+    store.read(np.array([0, 1, 7]), rows)  # row 7 is not held, so nothing is sent back for it
     assert clock.now == pytest.approx(100 + 0.5 + 0.3 + 0.5 + 0.2)
     assert (store.sent.nbytes, store.received.nbytes) == (300, 200)
     assert (store.sent.calls, store.received.calls) == (1, 1)

@@ -1,4 +1,4 @@
-"""A job whose trainers come and go finds its folders on disk again."""
+"""A job finds its folders on disk again, although its trainers come and go."""
 
 from skirl.store.own_folder import own_folder
 

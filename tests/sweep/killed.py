@@ -40,13 +40,13 @@ def command(folder: Path, kills: int, processes: int) -> SweepCommand:
 
 
 def step_of(folder: Path) -> int:
-    """Of the checkpoint that counts."""
+    """Return the step of the checkpoint that counts; -1 if there is none."""
     header = folder / "saves" / HEADER
     return json.loads(header.read_bytes())["step"] if header.is_file() else -1
 
 
 def left_behind(folder: Path) -> dict[str, Any]:
-    """What a sweep came to: who left when, where all stood, and every loss of every variant, in a digest."""
+    """Return the results of a sweep: who left when, where all stood, and the losses of every variant."""
     result = json.loads((folder / "run" / "result.json").read_text())
     lines = [json.loads(line) for line in (folder / "run" / "race.jsonl").read_text().splitlines()]
     own = {name: json.loads((folder / "run" / name / "result.json").read_text()) for name in result["by_variant"]}
@@ -79,7 +79,7 @@ def in_a_rung(begins: Callable[[], object]) -> None:
 
 
 def before_the_first_header(begins: Callable[[], object]) -> None:
-    """From here on: killed when the checkpoint of a sweep would count."""
+    """Kill this process when a sweep's checkpoint is about to count."""
 
     def killing(*_: object) -> None:
         begins()
@@ -89,7 +89,7 @@ def before_the_first_header(begins: Callable[[], object]) -> None:
 
 
 CHOSEN = (before_the_first_header, in_a_rung)
-"""Where the first runs are killed."""
+"""Moments at which the first runs are killed."""
 
 
 def main() -> None:
@@ -99,7 +99,7 @@ def main() -> None:
     for kill in range(kills):
 
         def child(begins: Callable[[], object], kill: int = kill) -> None:
-            wanted = step_of(folder) + 2  # each process comes further than the one before
+            wanted = step_of(folder) + 2  # each process gets further than the one before
 
             def look() -> None:
                 while step_of(folder) < wanted:

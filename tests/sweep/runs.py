@@ -1,4 +1,4 @@
-"""Variants trained in a sweep, alone, and over the plain reference: what each leaves behind, bit for bit."""
+"""Train variants in a sweep, alone, and over the plain reference, and compare every bit of what they leave."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -32,7 +32,7 @@ BATCH = 4
 
 @dataclass(frozen=True)
 class Of:
-    """What one variant has: all that may differ."""
+    """The settings of one variant: everything that may differ."""
 
     dim: int | None = None
     lr: float = 0.1
@@ -41,12 +41,12 @@ class Of:
     width: int = 4
     dropout: float = 0.0
     noise: float = 0.0
-    """Drawn by no module."""
+    """Scale of random numbers that no module draws."""
     norm: bool = False
     only: tuple[str, ...] = ("x", "y", "b", "c")
     """Features with a gradient."""
     nan: int | None = None
-    """The batch in which its loss becomes no number."""
+    """The batch in which its loss becomes NaN or infinite."""
     dense_lr: float = 0.01
     dropped: int | None = None
     """The batch after which it is dropped."""
@@ -67,7 +67,7 @@ class Of:
 
 @dataclass(frozen=True)
 class Case:
-    """A sweep, and all that may not change its bits."""
+    """A sweep, with all the options that must not change its bits."""
 
     variants: tuple[Of, ...]
     seed: int = 0
@@ -80,23 +80,23 @@ class Case:
     depth: Any = 4
     prefetch: int = 2
     own_loop: bool = False
-    """Whether the loop trains each variant itself, and not by `sweep.step`."""
+    """Whether the loop trains each variant itself, rather than calling `sweep.step`."""
     kind: str = "memory"
-    """Of store."""
+    """Kind of store."""
     resumed: int | None = None
-    """The batch after which it is saved, let go, and made again."""
+    """The batch after which it is saved, closed, and made again."""
     folder: Any = None
-    """For stores on disk and checkpoints."""
+    """Folder for stores on disk and checkpoints."""
 
 
 class Net(nn.Module):
-    """A small model with all that a variant may have otherwise."""
+    """A small model that uses every setting of a variant."""
 
     def __init__(self, embeddings: Any, overrides: Mapping[str, Any]) -> None:
         super().__init__()
         self.embeddings = embeddings
         self.only, self.nan, self.noise = overrides["only"], overrides["nan"], overrides["noise"]
-        self.register_buffer("batches", torch.zeros((), dtype=torch.int64))  # a checkpoint has it
+        self.register_buffer("batches", torch.zeros((), dtype=torch.int64))  # part of a checkpoint
         dims = {name: table.dim for table in embeddings.tables for name in table.features}
         width = overrides["width"]
         self.first = nn.Linear(sum(dims[name] for name in self.only), width)
@@ -125,11 +125,11 @@ def make(variant: Any, embeddings: Any = None) -> tuple[Any, torch.optim.Optimiz
 
 @dataclass
 class Left:
-    """What a training leaves behind."""
+    """The results that a training run leaves."""
 
     losses: list[float] = field(default_factory=list)
     dense: list[bytes] = field(default_factory=list)
-    """After each batch."""
+    """Dense state after each batch."""
     rows: dict[int, np.ndarray] = field(default_factory=dict)
 
     def note(self, model: nn.Module, loss: float) -> None:
@@ -146,7 +146,7 @@ class Left:
 
 
 def batches_of(case: Case) -> list[Any]:
-    """Ids that crowd, so that rows leave the caches and return; one row that all batches have."""
+    """Return ids that crowd together, so that rows leave the caches and return; one row is in all batches."""
     rng = np.random.default_rng(case.seed)
     names = [name for table in TABLES for name in table.features]
     rows = [table.rows for table in TABLES for _ in table.features]
@@ -166,7 +166,7 @@ def batches_of(case: Case) -> list[Any]:
 
 
 class Kept(MemoryStore):
-    """A store that naps, and can be read once it is let go."""
+    """A store that sleeps, and can still be read once it is closed."""
 
     def __init__(self, layout: Any, nap: float, seed: int) -> None:
         super().__init__(layout)
@@ -212,8 +212,8 @@ def train(case: Case, sweep: skirl.Sweep, batch: Any) -> None:
 
 
 def in_sweep(case: Case, made: Any = make) -> tuple[list[Left], skirl.Sweep]:
-    """What each variant leaves behind that trains beside the others."""
-    torch.manual_seed(99)  # what the loop draws itself is nobody's
+    """Train all variants in a sweep. Return what each leaves, and the sweep."""
+    torch.manual_seed(99)  # the loop's own draws belong to no variant
     others: list[float] = []
     left = {f"v{n}": Left() for n in range(len(case.variants))}
     end: dict[str, dict[int, np.ndarray]] = {}
@@ -238,7 +238,7 @@ def _part(
     *,
     resume: bool,
 ) -> tuple[skirl.Sweep, bool]:
-    """Train to the end, or to a batch after which all is saved and let go; whether it was."""
+    """Train to the end, or up to a batch after which all is saved and closed. Return the sweep, and whether it was saved."""
     of = dict(zip(left, case.variants, strict=True))
     sweep = skirl.Sweep(
         made, [skirl.Variant(name, of[name].overrides) for name in of], TABLES, cache=case.slots, form=case.form,
@@ -282,7 +282,7 @@ def _part(
 
 
 def alone(case: Case, of: Of, steps: int, *, plain: bool, made: Any = make) -> Left:
-    """What a variant leaves behind that trains without others, over embeddings of its own or the plain reference."""
+    """Train one variant alone, over its own embeddings or the plain reference, and return what it leaves."""
     found, reference = Left(), Reference(tables_of(of), rules_of(of), seed=of.seed)
     names = [table.name for table in TABLES]
     embeddings: Any = PlainRules(reference)
@@ -315,7 +315,7 @@ def alone(case: Case, of: Of, steps: int, *, plain: bool, made: Any = make) -> L
 
 
 class PlainRules(PlainEmbeddings):
-    """Over a reference whose tables have optimizers of their own."""
+    """Uses a reference whose tables have different optimizers."""
 
     def __init__(self, reference: Reference) -> None:
         super().__init__(Reference(reference.tables, SGD()))
@@ -324,7 +324,7 @@ class PlainRules(PlainEmbeddings):
 
 
 def check(case: Case, *, plain: bool = True, made: Any = make) -> skirl.Sweep:
-    """Every variant leaves behind what it leaves behind alone."""
+    """Check that every variant leaves what it leaves alone."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,4 +1,4 @@
-"""Parts of `skirl bench sweep` that count and compare: on worlds that take a second."""
+"""The parts of `skirl bench sweep` that count and compare, on problems that take a second."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def test_what_is_read_hashed_and_planned_is_that_of_one():
 
 
 def test_all_models_beside_each_other_have_the_bits_of_lone_runs(monkeypatch: pytest.MonkeyPatch):
-    """Rows pooled and not; the whole is `skirl bench sweep --part exact`."""
+    """With rows pooled and not. The full check is `skirl bench sweep --part exact`."""
     monkeypatch.setattr("skirl.sweep.verify.FORMS", ("lanes",))
     monkeypatch.setattr("skirl.sweep.verify.DEPTHS", (1,))
     monkeypatch.setattr("skirl.sweep.verify.STORES", ("memory",))
@@ -50,5 +50,5 @@ def test_pruners_of_optuna_beside_ours():
     found = pruned(Truth([f"v{n}" for n in range(8)], losses, 1.0))
     assert set(found) == {f"{name}{way}" for name in ("median", "halving", "hyperband") for way in ("", "_at_once")}
     assert all(0 < one["cost"] <= 1 and one["regret"] < 0.05 for one in found.values())
-    assert found["median_at_once"]["cost"] == 1.0  # it compares with trials that have ended
+    assert found["median_at_once"]["cost"] == 1.0  # it compares only with finished trials
     assert found["halving"]["cost"] < 0.7

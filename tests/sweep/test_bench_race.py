@@ -1,4 +1,4 @@
-"""What the benchmark of a race says, over losses whose answer is known."""
+"""The benchmark of a race, on losses for which the answer is known."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the bench of sweeps times, and how it counts."""
+"""The benchmark of sweeps: what it times, and how it computes ratios."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""A sweep that was saved at any step goes on with the bits of one that was not; a variant of it goes on alone."""
+"""A sweep saved at any step resumes with the bits of one that never stopped, and a variant of it can resume alone."""
 
 import json
 import re
@@ -27,7 +27,7 @@ def made(**options: Any) -> skirl.Sweep:
 
 
 def train(folder: Path, *, save_at: int | None = None, stop: bool = False, resume: bool = False, **options: Any) -> Any:
-    """Losses by step of each variant, and all rows at the end; v3 leaves after step 3."""
+    """Return each variant's losses by step, and all rows at the end; v3 leaves after step 3."""
     torch.manual_seed(5)
     losses: dict[str, dict[int, float]] = {name: {} for name in NAMES}
     with made(**options, resume=resume) as sweep, skirl.lookahead(batches_of(CASE), sweep) as batches:

@@ -1,4 +1,4 @@
-"""`skirl sweep`: what it prints and leaves behind, beside lone runs; and what it refuses."""
+"""`skirl sweep`: what it prints and leaves, compared with lone runs, and what it refuses."""
 
 import errno
 import json
@@ -147,7 +147,7 @@ def test_a_plan_says_rows_and_bytes_and_trains_nothing(tmp_path: Path):
     command = SweepCommand.of(**flags, vary=("dim=4,8", "optimizer=sgd,adam"), rungs="10,20", plan=True)
     plan = command.run()
     assert not (tmp_path / "s").exists()
-    assert [one["record_bytes"] for one in plan["packs"]] == [16, 48, 32, 96]  # adam has two numbers beside each
+    assert [one["record_bytes"] for one in plan["packs"]] == [16, 48, 32, 96]  # adam keeps two more numbers for each
     assert plan["rows"] == 64 * 1024 // (16 + 48 + 32 + 96)
     assert plan["cache_bytes"] == plan["rows"] * (16 + 48 + 32 + 96)
     assert plan["store_bytes"] == plan["rows_of_all"] * (16 + 48 + 32 + 96 + 4 * 19)
@@ -174,7 +174,7 @@ def test_the_page_of_a_sweep_has_all_of_them(ran: tuple, tmp_path: Path, capsys:
     assert result["winner"] in said
     for name in result["by_variant"]:
         assert name in text
-    assert text.count("<polygon") == 3  # of those that were there at the first line, all but the winner
+    assert text.count("<polygon") == 3  # variants there at the first line, except the winner
     assert "diverged at step" in text
     assert cli.main(["report", str(folder / result["winner"]), "--page", str(page)]) == 0
     capsys.readouterr()
@@ -212,7 +212,7 @@ def test_a_sweep_that_was_told_to_stop_goes_on_with_the_same_race(store: str, tm
             runs["part"].run()
         stopped = again.run()
     assert stopped["stopped_by"] == "SIGTERM"
-    assert saved_step(tmp_path / "part" / "saved") == stopped["steps"] == 12  # it came while step 11 was kept
+    assert saved_step(tmp_path / "part" / "saved") == stopped["steps"] == 12  # it came while step 11 was being saved
     again = again.run()
     assert again["steps"] == 20
     for name in ("winner", "standing", "variant_steps", "seed_noise"):
@@ -232,8 +232,9 @@ def saved_step(folder: Path) -> int:
 
 
 def goes_on_alone(folder: Path, store: str, stayed: list[str]) -> None:
-    """A variant's rows are those of its lone run, and so is every loss of `skirl train --resume` with it."""
-    [first] = [name for name in stayed if "seed=0" in name]  # its data is the sweep's
+    """Check that a variant's rows are those of its lone run, and so is every loss when `skirl train --resume` goes on
+    with it."""
+    [first] = [name for name in stayed if "seed=0" in name]  # its seed is also that of the sweep's data
     part = folder / "part"
     own = json.loads((part / "run" / first / "config.json").read_text())["flags"] | {"run": "none", "quiet": True}
     lone = own | {"save": str(folder / "lone"), "store": "memory"}
@@ -308,7 +309,7 @@ def test_a_disk_that_refuses_a_checkpoint_ends_no_sweep(tmp_path: Path, monkeypa
         write(path, body, mark)
 
     monkeypatch.setattr(checkpoint, "write_sealed", full)
-    monkeypatch.setattr(sweep_flags, "_FIRST_SHARE", 2.0)  # more steps have another first stretch
+    monkeypatch.setattr(sweep_flags, "_FIRST_SHARE", 2.0)  # more steps would make the first stretch longer
     flags = FLAGS | {"steps": 6, "valid": None, "run": "none"}
     result = SweepCommand.of(**flags, vary=("lr=0.1,0.2",), save=tmp_path, save_every=2).run()
     assert steps == [0, 2, 4, 6] and result["failed"] is None and saved_step(tmp_path) == 6

@@ -1,4 +1,4 @@
-"""Dropout in lanes, beside torch's own."""
+"""Dropout in lanes, compared with torch's own."""
 
 import pytest
 import torch

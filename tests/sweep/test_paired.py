@@ -1,4 +1,4 @@
-"""Paired losses: sums, errors and the bound, each against a few plain lines; and how often the best is dropped."""
+"""Paired losses: sums, errors and the bound, each compared with a few plain lines; and how often the best is dropped."""
 
 import math
 import statistics
@@ -57,7 +57,7 @@ def test_sums_of_two_stretches_are_those_of_both(losses: np.ndarray):
 
 
 def mixture(total: float, squares: float, r: float) -> float:
-    """The mean of exp(h d - h^2 d^2 / 2) over h, half-normal of variance r, added up on a fine grid."""
+    """Return the mean of exp(h d - h^2 d^2 / 2) over h, half-normal with variance r, summed on a fine grid."""
     h = np.linspace(0, 12 * math.sqrt(r), 400_001)
     density = np.sqrt(2 / (math.pi * r)) * np.exp(-(h**2) / (2 * r))
     return float(np.trapezoid(density * np.exp(h * total - h**2 * squares / 2), h))
@@ -74,7 +74,7 @@ def test_the_bound_is_where_the_mixture_reaches_one_over_alpha(alpha: float, squ
 
 
 def test_products_of_such_differences_are_no_more_than_1_on_average():
-    """What the proof rests on, for differences of both signs alike around a mean of 0 or less."""
+    """The basis of the proof, for differences that are symmetric around a mean of 0 or less."""
     for half in (0.01, 0.3, 1.0, 5.0):
         for mean in (0.0, -0.1, -1.0, -10.0):
             for h in np.linspace(0, 4, 81):
@@ -135,7 +135,7 @@ KINDS = ("normal", "heavy", "skewed", "drifting")
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_best_is_dropped_no_oftener_than_alpha(kind: str):
-    """A rate of 0.5, which is reached sooner: so few races say something about it."""
+    """Uses a rate of 0.5, because it takes few races to test it."""
     found = simulate(300, 3, 60, alpha=0.5, kind=kind, seed=5)
     assert found.wrong <= 0.5
     assert simulate(100, 3, 60, alpha=0.5, gap=1.0, kind=kind, seed=6).left > 0.5
@@ -158,4 +158,4 @@ FOR_FAULTS = (
     test_each_of_the_others_has_its_part_of_alpha,
     lambda: test_stretches_double_and_each_begins_anew(made()),
 )
-"""Those that planted faults have to be caught by."""
+"""Tests that must catch the planted faults."""

@@ -1,4 +1,4 @@
-"""The race: who leaves and when, against plain counting; seeds, rungs, divergence, checkpoints."""
+"""The race: who leaves and when, compared with plain counting; seeds, rungs, divergence, checkpoints."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from skirl.sweep.race import Race, Rules
 
 
 def noisy(step: int, means: list[float], spread: float = 0.01) -> list[float]:
-    """Losses of one batch: a part that all share, and one of each."""
+    """Return the losses of one batch: a part that all share, plus one for each."""
     random = np.random.default_rng(step)
     return (np.array(means) + random.normal(0, 1) + random.normal(0, spread, len(means))).tolist()
 
@@ -20,7 +20,7 @@ def test_rungs_halve_by_the_loss_of_late():
     names = [f"v{k}" for k in range(9)]
     race = Race(names, rules=Rules(alpha=0, rungs=(10, 20, 30), keep=2))
     for step in range(1, 41):
-        means = [float(k if step > 3 else -k) for k in range(9)]  # who is worst at first is best later
+        means = [float(k if step > 3 else -k) for k in range(9)]  # the worst at first are best later
         gone = {left.variant for left in race.see(noisy(step, means))}
         assert gone == {10: {"v5", "v6", "v7", "v8"}, 20: {"v3", "v4"}, 30: {"v2"}}.get(step, set())
     assert race.racing == ["v0", "v1"]
@@ -45,7 +45,7 @@ def test_what_is_shown_of_a_place_is_the_paired_difference_written_out():
     for step in range(1, 21):
         seen.append(noisy(step, [0.6, 0.5]))
         race.see(seen[-1])
-    recent = seen[4:]  # stretches of 4, 8, and 8 of the 16 of the third
+    recent = seen[4:]  # stretches of 4 and 8, and 8 of the third one's 16
     first, second = race.standing()
     assert (first.variant, first.state, first.difference) == ("b", "leads", 0.0)
     differences = [a - b for a, b in recent]
@@ -161,4 +161,4 @@ FOR_FAULTS = (
     lambda: test_a_race_goes_on_from_its_state_as_if_it_had_not_stopped(17),
     test_a_longer_race_keeps_its_stretches_and_the_rungs_that_it_has_passed,
 )
-"""Those that planted faults have to be caught by."""
+"""Tests that must catch the planted faults."""

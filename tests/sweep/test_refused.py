@@ -1,4 +1,4 @@
-"""What a sweep refuses, in one sentence each."""
+"""Mistakes that a sweep refuses, with one sentence each."""
 
 import re
 from contextlib import nullcontext
@@ -93,7 +93,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("options", "says"), REFUSED)
 def test_a_sweep_that_cannot_be_made(options, says):
-    for _ in range(2):  # faults are tried several times
+    for _ in range(2):  # planted faults are tried several times
         with pytest.raises((ValueError, TypeError), match=re.escape(says)) as caught:
             made(**options)
         if options.get("make") is fails:
@@ -269,7 +269,7 @@ def test_a_cache_without_room_for_one_batch_of_every_variant(cache):
             sweep.step(ids)
         taken = [engine.capacity.split for engine in sweep.fleet.live.values()]
         assert taken[0] == taken[1]
-        if isinstance(cache, str):  # all of it, of both
+        if isinstance(cache, str):  # all of it, for both
             size = sum(size.nbytes for engine in sweep.fleet.live.values() for size in engine.sizes())
             assert size <= int(str(enough)[:-1])
 

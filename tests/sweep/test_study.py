@@ -1,4 +1,4 @@
-"""Variants that Optuna draws: what is drawn and told, what a later sweep learns from, and what is refused."""
+"""Variants drawn by Optuna: what is drawn and reported, what a later sweep learns from, and what is refused."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Variants of a sweep leave behind the bits of their lone runs, whatever the others are; and what is refused."""
+"""Variants of a sweep leave the bits of their lone runs, whatever the others are; and what is refused."""
 
 import gc
 import os
@@ -26,7 +26,7 @@ from tests.sweep.runs import TABLES, Case, Of, batches_of, check, in_sweep, make
 
 MIXED = (
     Of(),
-    Of(lr=0.5, rule=Adam(), seed=3, only=("c", "y")),  # rows of x have no gradient, and their moments stay
+    Of(lr=0.5, rule=Adam(), seed=3, only=("c", "y")),  # rows of x have no gradient, so their moments stay
     Of(dim=6, rule=Adagrad(), width=8, dropout=0.5),
     Of(rule={"a": RowwiseAdagrad(), "*": SGD(momentum=0.9)}, dropout=0.3, only=("x", "b"), dropped=5),
     Of(lr=0.0, norm=True, seed=1),
@@ -49,7 +49,7 @@ def test_lanes(kind, tmp_path):
 
 
 def test_forms_are_timed_again_now_and_then():
-    """Lanes are faster for 100 rounds, then the loop is; one disturbed round in ten decides nothing."""
+    """Lanes are faster for 100 rounds, and then the loop is. One disturbed round in ten decides nothing."""
     choice, taken = Choice("auto"), []
     for number in range(1000):
         form = choice.next()
@@ -83,7 +83,7 @@ RULES = (SGD(), SGD(momentum=0.9), Adagrad(), Adam(), RowwiseAdagrad(), FTRL(), 
 
 @st.composite
 def variants(draw: st.DrawFn) -> Of:
-    """One variant: most are plain, for these may be in lanes."""
+    """Draw a variant, mostly a plain one, because these may run in lanes."""
     features = draw(st.sampled_from([("x", "y", "b", "c"), ("x", "b"), ("c", "y")]))
     rule = draw(st.sampled_from(RULES))
     return Of(
@@ -124,7 +124,7 @@ def cases_of(draw: st.DrawFn, folder: Path) -> Case:
 
 
 def count(tally: Counter[str], case: Case, sweep: Sweep) -> None:
-    """What a case was an example of."""
+    """Count which situations a case covered."""
     each = case.variants
     tally["cases"] += 1
     tally["several variants"] += len(each) > 1
@@ -145,14 +145,14 @@ def count(tally: Counter[str], case: Case, sweep: Sweep) -> None:
     tally["on disk"] += case.kind == "disk"
 
 
-# About half of the least that was counted in ten chunks when this was written: notices that cases became trivial.
+# About half of the lowest counts seen in ten chunks when this was written. Shows when cases become trivial.
 QUOTAS = {
     "cases": 30, "several variants": 6, "other dims": 4, "other optimizers": 4, "other seeds": 4, "other models": 4,
     "no number": 3, "a rate of 0": 2, "dropout": 4, "a feature without gradient": 7, "dropped": 1, "resumed": 2,
     "other first rows": 2, "resumed after one had left": 1, "lanes": 1, "fetched again": 3, "on disk": 1,
 }  # fmt: skip
 CHUNKS, SMALL = 10, 4
-"""A chunk has as many cases as `QUOTAS` says, all chunks 300; in `make test` there are a few cases, and no quotas."""
+"""A chunk has as many cases as `QUOTAS` says, all chunks 300. `make test` runs a few cases, without quotas."""
 
 
 @pytest.mark.timeout(1800)
@@ -174,7 +174,7 @@ def test_bits_are_those_of_lone_runs(chunk, campaign_seed, tmp_path):
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_variants_whose_rows_begin_otherwise(order, tmp_path):
-    """From an array, drawn, or set by hand: what one has from the start, another begins when it first comes."""
+    """From an array, drawn, or set by hand: a row that one variant has from the start begins in another when first used."""
 
     def made(variant):
         model, dense = make(variant)
@@ -190,7 +190,7 @@ def test_variants_whose_rows_begin_otherwise(order, tmp_path):
 
 
 def test_rows_that_are_set_between_two_passes_are_those_of_one_variant():
-    """The other begins them as it would have."""
+    """The other variant begins them as it would have anyway."""
     each, batches = {"v0": Of(), "v1": Of(seed=1)}, batches_of(Case((), steps=6))
     rows = {"a": range(40), "b": range(60), "c": [1_250_000 * i for i in range(24)]}
     with Sweep(make, [Variant(name, of.overrides) for name, of in each.items()], TABLES, cache=40) as sweep:
@@ -215,7 +215,7 @@ def test_rows_that_are_set_between_two_passes_are_those_of_one_variant():
 
 
 def test_one_reader_one_hash_one_plan(monkeypatch):
-    """As much is read, hashed and planned for many variants as for one."""
+    """Many variants read, hash and plan no more than one."""
     counts = dict.fromkeys(("read", "checked", "planned"), 0)
 
     def counted(owner, name, what):

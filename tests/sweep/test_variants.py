@@ -1,4 +1,4 @@
-"""Variants: products of lists, files, and what is refused of them."""
+"""Variants: products of lists, files, and which of them are refused."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Flags out of a file: what is taken, and what is refused in one sentence."""
+"""Flags from a file: what is accepted, and what is refused in one sentence."""
 
 import json
 from dataclasses import dataclass

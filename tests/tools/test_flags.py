@@ -1,4 +1,4 @@
-"""Flags of dataclasses in dataclasses, seen as one flat list."""
+"""Flags of nested dataclasses, seen as one flat list."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field
@@ -45,7 +45,7 @@ def test_flags_come_in_order_with_their_groups_defaults_and_texts():
 
 def test_flat_flags_reach_their_parts_and_come_back():
     made = Outer.of(path=Path("x"), name="n")
-    assert made == Outer(Path("x"), Inner(size=5), "n")  # a name of the whole is not told to the part
+    assert made == Outer(Path("x"), Inner(size=5), "n")  # a name given to the whole is not passed to the part
     assert made.flat() == {"path": "x", "size": 5, "name": "n"}
     assert Outer.of(**{**made.flat(), "path": Path("x")}) == made
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from skirl.tools.hash_index import EMPTY, HashIndex, find, insert, mix, probe, remove
 from tests.zygote import Python
 
-# Few distinct keys over all bits: collisions, removals of what is there, and equal low or high halves are the rule.
+# Few distinct keys, spread over all bits: collisions, removals of existing keys, and equal halves are common.
 KEYS = st.one_of(
     st.integers(0, 40),
     st.builds(lambda table, row: table << 48 | row, st.integers(0, 3), st.integers(0, 9)),
@@ -22,7 +22,7 @@ def int64(keys) -> np.ndarray:
 
 
 def whole(index: HashIndex, expected: dict[int, int]) -> None:
-    """Every key is found with its value, nothing else is there, and every run of places is unbroken."""
+    """Check that every key is found with its value, nothing else is there, and every run of places is unbroken."""
     assert len(index) == len(expected) == np.count_nonzero(index.keys != EMPTY)
     assert 2 * len(index) <= index.keys.size
     assert dict(zip(*(a[index.keys != EMPTY].tolist() for a in (index.keys, index.values)), strict=True)) == expected
@@ -63,7 +63,7 @@ def test_numbers_are_given_in_the_order_of_first_appearance(batches):
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 30)), min_size=20, max_size=200))
 def test_kernels_in_a_small_full_index(operations):
-    """16 places and up to 15 keys: long runs around the end, where moving back goes wrong first."""
+    """16 places and up to 15 keys give long runs around the end, where moving entries back goes wrong first."""
     index, expected = HashIndex(), {}
     for put, key in operations:
         if put and (len(expected) < 15 or key in expected):
@@ -96,7 +96,7 @@ def test_bytes_a_key():
 
 @pytest.mark.parametrize("shift", [0, 4, 12, 20, 31, 48])
 def test_keys_spread_whatever_their_pattern(shift):
-    """Random places would give 1.5 probes at half full; a pattern that the mixing does not break gives many."""
+    """Random places would take 1.5 probes at half full; a pattern that survives the mixing takes many."""
     keys = np.arange(1 << 13, dtype=np.int64) << shift
     index = HashIndex()
     index.put(keys, np.arange(keys.size, dtype=np.int32))
@@ -117,7 +117,7 @@ def test_refuses_what_it_cannot_mark():
 
 
 def test_same_places_in_plain_python(python: Python):
-    """Kernels step through in a debugger: the same arrays, and no overflow warning on the way."""
+    """Kernels can be stepped through in a debugger: the arrays are the same, without overflow warnings."""
     code = (
         "import warnings; warnings.simplefilter('error');"
         "import numpy as np; from skirl.tools.hash_index import HashIndex; i = HashIndex();"

@@ -1,4 +1,4 @@
-"""Ctrl-C held back, let through, and handed on to whoever was there before."""
+"""Ctrl-C held back, let through, and passed on to the previous handler."""
 
 import signal
 import threading
@@ -97,11 +97,11 @@ def test_released_code_is_interrupted_and_then_left_in_peace(monkeypatch):
             press()
         except KeyboardInterrupt:
             seen.append("first")
-        press()  # at once: the way out of the block is not to be interrupted
+        press()  # at once: the exit from the block must not be interrupted
         seen.append("held")
         time.sleep(0.15)
         try:
-            press()  # the code has swallowed the first
+            press()  # the code swallowed the first one
         except KeyboardInterrupt:
             seen.append("second")
     assert seen == ["first", "held", "second"]
@@ -115,7 +115,7 @@ def test_an_interrupt_before_the_release_is_raised_there():
 
 
 def test_a_release_that_is_collected_late_changes_nothing():
-    """A Ctrl-C between the release and its block: nobody leaves the release before the garbage collector does."""
+    """A Ctrl-C between the release and its block: only the garbage collector leaves the release then."""
     with uninterrupted() as hold:
         release = hold.released()
         release.__enter__()

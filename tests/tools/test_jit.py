@@ -1,4 +1,4 @@
-"""The kernels are plain Python: they run uncompiled, with the same bits and without a warning."""
+"""The kernels are plain Python: uncompiled, they have the same bits and give no warning."""
 
 import os
 import signal
@@ -63,11 +63,11 @@ def test_what_is_only_read_is_of_one_kind():
     kept = np.arange(3)
     with pytest.raises(ValueError, match="read-only"):
         read_only(kept)[0] = 1
-    kept[0] = 1  # the array itself is as it was
+    kept[0] = 1  # the array itself is unchanged
 
 
 def test_a_ctrl_c_waits_for_the_compiler():
-    """Raised inside it, it leaves Numba's registries half filled, and a later kernel does not compile."""
+    """Raised inside the compiler, it would leave Numba's registries half filled, and later kernels would not compile."""
     inside, counts = [], []
 
     class Press(event.Listener):
@@ -92,7 +92,7 @@ def test_a_ctrl_c_waits_for_the_compiler():
             plus(x, 0, 3)
     finally:
         event.unregister("numba:compiler_lock", press)
-    assert inside and len(counts) == len(inside)  # the handler did not raise where the signal came
+    assert inside and len(counts) == len(inside)  # the handler did not raise where the signal arrived
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     plus(x, 0, 3)
     assert x.tolist() == [1, 1, 1]

@@ -1,4 +1,4 @@
-"""Compiled kernels never outlive what they were compiled from."""
+"""Compiled kernels never outlive the sources they were compiled from."""
 
 import os
 import pickle
@@ -42,7 +42,7 @@ print(np.float32(total(np.full(600, 0.1, np.float32))).tobytes().hex(), len(geta
 
 
 def test_a_changed_constant_of_another_file_gives_new_bits(tmp_path):
-    """As cpu.py, whose sums take their stretches from hot_rows.py; but without torch, and so in a second."""
+    """Like cpu.py, whose sums take their stretches from hot_rows.py, but without torch, and so in a second."""
     shutil.copytree(HOUSE, tmp_path / "skirl", ignore=shutil.ignore_patterns("__pycache__"))
     kernels = tmp_path / "skirl/engine/kernels"
     (kernels / "summing.py").write_text(SUMMING)
@@ -74,14 +74,14 @@ def test_the_stretch_is_set_in_one_file():
 
 
 def test_every_import_counts_as_a_source():
-    """What the digest reads as an import, held against Python's own parser."""
+    """The imports that the digest finds, compared with Python's own parser."""
     for path in FILES:
         wanted = {HOUSE / path} | {HOUSE / imported for _, imported in imports_of(path)}
         assert wanted <= sources_of(HOUSE / path), path
 
 
 def test_one_constant_changes_few_kernels():
-    """A kernel's sources are what it imports, not the whole package: a change elsewhere compiles nothing anew."""
+    """A kernel's sources are the files that it imports, not the whole package: a change elsewhere recompiles nothing."""
     assert HOUSE / "engine/kernels/hot_rows.py" in sources_of(HOUSE / "engine/kernels/cpu.py")
     assert HOUSE / "engine/kernels/hot_rows.py" not in sources_of(HOUSE / "oracle/loops.py")
 
@@ -89,7 +89,7 @@ def test_one_constant_changes_few_kernels():
 def test_nothing_is_kept_in_a_cache_of_numbas_own():
     keepers = re.compile(r"cache=True|\bnjit\(")
     assert [str(path) for path in FILES if keepers.search((HOUSE / path).read_text())] == [
-        "measure/bench/stalls.py",  # two kernels that are not kept
+        "measure/bench/stalls.py",  # two kernels that are not cached
         "tools/jit.py",
     ]
 
@@ -122,7 +122,7 @@ def test_folders_that_may_be_in_use_stay(tmp_path):
 
 @pytest.fixture
 def places(tmp_path, monkeypatch):
-    """Where kernels may lie: a folder of the package's and the user's."""
+    """The places where kernels may be stored: a folder in the package, and the user's."""
     (tmp_path / "package").mkdir()
     monkeypatch.setattr(kernel_cache, "PACKAGE", tmp_path / "package")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
@@ -178,7 +178,7 @@ def files_of(folder):
 
 def test_two_processes_that_keep_two_signatures_do_not_mix_them(tmp_path):
     one, other = files_of(tmp_path), files_of(tmp_path)
-    assert one.load("float32") is None and other.load("float64") is None  # both begin before either has ended
+    assert one.load("float32") is None and other.load("float64") is None  # both start before either has finished
     one.save("float32", b"single")
     other.save("float64", b"double")
     assert files_of(tmp_path).load("float32") == b"single"
@@ -210,6 +210,6 @@ def test_a_folder_that_goes_away_costs_a_warning(tmp_path, caplog, monkeypatch):
     kernel._cache = KernelCache(plus, tmp_path / "gone")
     assert kernel(np.float32(1)) == 2
     assert "is not kept on disk" in caplog.text
-    (tmp_path / "gone").unlink()  # a folder that another process has cleared is made again
+    (tmp_path / "gone").unlink()  # a folder that another process has removed is made again
     assert kernel(np.float64(1)) == 2
     assert list((tmp_path / "gone").iterdir())

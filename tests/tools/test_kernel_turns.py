@@ -1,4 +1,4 @@
-"""Processes that want one kernel at the same time compile it once."""
+"""Processes that need the same kernel at the same time compile it once."""
 
 import json
 import os

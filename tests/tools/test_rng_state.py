@@ -1,4 +1,4 @@
-"""All generators go on as they would have."""
+"""All random generators go on as if they had not been used."""
 
 import random
 
@@ -16,8 +16,8 @@ def draws() -> list[float]:
 
 
 def test_restored_through_a_checkpoint() -> None:
-    draws()  # leaves a second normal number waiting in two of them
+    draws()  # leaves a second normal number pending in two of them
     coded = encode(rng_state.capture(), "x")
-    expected = [draws() for _ in range(400)]  # past the point where the words are made anew
+    expected = [draws() for _ in range(400)]  # past the point where the state words are regenerated
     rng_state.restore(decode(*coded))
     assert [draws() for _ in range(400)] == expected

@@ -1,4 +1,4 @@
-"""A sealed header is what was written, or it is refused."""
+"""A sealed header reads as it was written, or it is refused."""
 
 import errno
 import hashlib
@@ -26,7 +26,7 @@ def read(path: Path) -> dict[str, Any]:
     return read_sealed(path, format="f", version=1, what="thing")
 
 
-@cases(30)  # each waits for the disk
+@cases(30)  # each one syncs to disk
 @given(st.dictionaries(st.text(), texts), st.data())
 def test_written_and_changed(tmp_path_factory: pytest.TempPathFactory, content: dict[str, Any], data: Any) -> None:
     path = tmp_path_factory.mktemp("sealed") / "header.json"
@@ -42,7 +42,7 @@ def test_written_and_changed(tmp_path_factory: pytest.TempPathFactory, content: 
 
 
 def test_nothing_is_sealed_and_read(tmp_path: Path) -> None:
-    """By the checksum of what stands before it, made here by hand."""
+    """Checked by the checksum of the text before it, computed here by hand."""
     for body in ({}, {"a": [], "~sha256": {}, "b": ',\n "~sha256": "'}):
         raw = sealed_json.seal(body)
         text = json.dumps(body, indent=1)
@@ -59,7 +59,7 @@ def test_a_number_that_json_has_not_is_no_header(tmp_path: Path) -> None:
 def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "header.json"
     with path.open("wb") as file:
-        file.truncate(1 << 40)  # sparse: takes no room
+        file.truncate(1 << 40)  # sparse: takes no space
     with pytest.raises(CheckpointError, match="is damaged"):
         read(path)
 

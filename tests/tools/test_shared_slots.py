@@ -1,4 +1,4 @@
-"""Arrays in shared memory are there for a process that was forked before they came, each place on its own."""
+"""Arrays in shared memory reach a process that was forked before they existed, each in its own slot."""
 
 import os
 

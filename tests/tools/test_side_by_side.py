@@ -1,4 +1,4 @@
-"""Results come in the order of the items, whichever thread was first, and errors where their result would have come."""
+"""Results come in the order of the items, whichever thread finished first, and errors in place of their result."""
 
 import threading
 import time
@@ -13,7 +13,7 @@ def test_two_items_are_worked_on_at_once_and_come_in_order() -> None:
     met = threading.Barrier(2, timeout=10)
 
     def work(n: int) -> int:
-        met.wait()  # breaks where one thread works alone
+        met.wait()  # fails if a single thread does all the work
         time.sleep(0.002 if n % 2 == 0 else 0)
         return -n
 

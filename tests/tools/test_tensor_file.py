@@ -1,4 +1,4 @@
-"""Tensors in files: against safetensors' own reader, in pieces of any size, and damaged at any byte."""
+"""Tensors in files: compared with safetensors' own reader, in pieces of any size, and damaged at any byte."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ DTYPES = ["float32", "float64", "int64"]
 
 @st.composite
 def tensors_of(draw: Any) -> dict[str, np.ndarray]:
-    """Tensors of as many rows each, some of them without any."""
+    """Draw tensors with equally many rows, some of them with none."""
     rows = draw(st.integers(0, 9))
     names = draw(st.lists(st.text(min_size=1, max_size=4), min_size=1, max_size=3, unique=True))
     draws = np.random.default_rng(draw(st.integers(0, 99)))
@@ -28,7 +28,7 @@ def tensors_of(draw: Any) -> dict[str, np.ndarray]:
 
 
 def write(path: Path, tensors: dict[str, np.ndarray], piece: int = 4) -> dict[str, Any]:
-    """In turns, a piece of each."""
+    """Write the tensors in turns, one piece at a time."""
     columns = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
     with Writer(path, columns, {"about": "a test"}) as writer:
         for start in range(0, max(len(t) for t in tensors.values()), piece):

@@ -1,4 +1,4 @@
-"""Threads: every index once, errors and interrupts after all parts have ended, forks."""
+"""Threads: every index runs once, errors and interrupts come after all parts have ended, and forks work."""
 
 import os
 import threading
@@ -126,7 +126,7 @@ def test_many_callers_at_once():
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_makes_its_own_threads():
     run(lambda lo, hi: None, 4, threads=4)
-    with threads._threads.lock:  # as held by another thread at the moment of the fork
+    with threads._threads.lock:  # as if another thread held it at the moment of the fork
         pid = os.fork()
         if pid == 0:
             visits = np.zeros(8)

@@ -1,4 +1,4 @@
-"""`--config`: a run is repeated by what it left, with flags over it."""
+"""`--config`: repeat a run from the files it left, with some flags changed."""
 
 import json
 from pathlib import Path
@@ -51,7 +51,7 @@ def test_toml_is_read_and_verify_and_size_pass_over_flags_of_training_alone(run,
     )
     told = ["--config", str(file), "--no-resume", "--quiet", "--json"]
     assert result(capsys, "train", *told)["loss"] == first["loss"]
-    told.remove("--no-resume")  # they pass over it
+    told.remove("--no-resume")  # they ignore resume
     verified = result(capsys, "verify", *told)
     assert (verified["dim"], verified["runs"][0]["losses"], verified["failed"]) == (4, 12, None)
     sized = result(capsys, "size", *told)

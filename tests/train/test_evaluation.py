@@ -1,4 +1,4 @@
-"""Evaluation while training: what it finds, that it changes nothing, and when it stops a run."""
+"""Evaluation during training: its results, that it changes nothing, and when it stops a run."""
 
 import itertools
 import math

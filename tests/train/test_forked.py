@@ -1,4 +1,4 @@
-"""Processes that predict: the logits of one batch after the other, and an end whatever happens to them."""
+"""Processes that predict: they give the logits of batches run one after another, and end whatever happens to them."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ def model() -> nn.Module:
 
 
 class Told(nn.Module):
-    """Logits that tell how many threads had a batch, where `when` says so; and where each was computed."""
+    """Adds to the logits, where `when` says so, the number of threads in use, and notes which batches were computed here."""
 
     def __init__(self, model: nn.Module, when: str) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Told(nn.Module):
 
 
 def batches(count: int = 10) -> list[Batch]:
-    """So many of one size, and one that is left over; some with weights."""
+    """Return `count` batches of one size and a smaller one; some have weights."""
     found = [*Synthetic("tiny", batch_size=64, batches=count), *Synthetic("tiny", batch_size=17, batches=1, seed=1)]
     for batch in found[3:5]:
         ids = batch.sparse
@@ -60,7 +60,7 @@ def test_logits_are_those_of_one_batch_after_the_other(model: nn.Module, when: s
     for (batch, logits), plain in zip(found, expected, strict=True):
         said = 2000 if when == "always" or (when == "odd" and len(batch.labels) == 17) else 0
         assert torch.equal(logits, plain + said)
-    # The first one twice and the odd one here, all others in the processes; or all here.
+    # The first batch runs here twice, and the odd one once, all others in the processes; or all run here.
     assert told.here == ([64, 64, 17] if when != "always" else [64] * 11 + [17])
 
 
@@ -103,7 +103,7 @@ def test_one_of_them_that_dies_is_named(model: nn.Module, at: int) -> None:
 
 
 def test_who_takes_no_more_ends_them(model: nn.Module) -> None:
-    """Also where a process waits to give what nobody takes, and the thread that reads for the process."""
+    """Even if a process is waiting to hand over a result, or the thread that reads for it is."""
 
     class Large(nn.Module):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The meter: what it counts is the same wherever the numbers come from, and it waits for a GPU as late as it can."""
+"""The meter: its counts are the same wherever the numbers come from, and it waits for a GPU as late as possible."""
 
 from types import SimpleNamespace
 
@@ -10,12 +10,12 @@ from skirl.train.meter import Meter
 
 @pytest.fixture(autouse=True)
 def nothing_is_sent(monkeypatch):
-    """There is no GPU to send it from."""
+    """Replace the transfer from a GPU, which is not there."""
     monkeypatch.setattr("skirl.train.meter.sent", lambda *tensors: lambda: tensors)
 
 
 class OnGpu:
-    """A loss that says when it is asked for."""
+    """A loss that records when its value is asked for."""
 
     device = SimpleNamespace(type="cuda")
 
@@ -63,7 +63,7 @@ def test_a_checkpoint_takes_the_place_of_what_was_not_counted_yet():
 
 
 def test_predictions_of_another_trainer_that_are_not_finite():
-    """This one has no logits, and as many samples as the step has."""
+    """This trainer has no logits, and as many samples as the step."""
     none, meter = torch.empty(0), Meter()
     meter.add(torch.tensor(0.5), none, none, samples=8)
     assert meter.samples == 8 and not meter.diverged(last=True) and meter.result()["auc"] is None

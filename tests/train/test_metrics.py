@@ -1,4 +1,4 @@
-"""Streaming metrics against the definitions, on samples few enough for them."""
+"""Streaming metrics, compared with their definitions on few samples."""
 
 import math
 
@@ -13,7 +13,7 @@ from tests.cases import cases
 
 
 def plain_auc(scores: np.ndarray, labels: np.ndarray) -> float:
-    """The definition: over all pairs of a click and another sample, how often the click scores above."""
+    """Return the AUC by definition: over all pairs of a click and another sample, how often the click scores higher."""
     clicks, others = scores[labels == 1, None], scores[labels == 0]
     return float(np.mean((clicks > others) + 0.5 * (clicks == others)))
 
@@ -33,7 +33,7 @@ def test_auc_is_the_definition_within_its_own_bound(scale: float) -> None:
     assert auc.error_bound() < 5e-4
 
 
-# Of 9 bits after the leading one: these scores never share a bin, so the result has to be exact.
+# With 9 bits after the leading one, these scores never share a bin, so the result has to be exact.
 coarse = st.builds(math.ldexp, st.integers(-1023, 1023), st.integers(-20, 20))
 
 
@@ -99,10 +99,10 @@ def test_metrics_go_on_from_a_checkpoint_with_every_bit(sizes: list[int], saved:
         resumed.update(torch.tensor(x), torch.tensor(y))
         if number == saved:
             state, resumed = resumed.state_dict(), Metrics()
-            resumed.update(np.zeros(3), np.ones(3))  # replaced by the state
+            resumed.update(np.zeros(3), np.ones(3))  # overwritten by the state
             resumed.load_state_dict(state)
         if number % 2:
-            resumed.scores()  # asking changes nothing
+            resumed.scores()  # asking for scores changes nothing
     found = whole.scores()
     assert resumed.scores() == found
     loss = torch.nn.functional.binary_cross_entropy_with_logits(torch.tensor(logits), torch.tensor(labels))

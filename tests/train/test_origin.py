@@ -1,4 +1,4 @@
-"""A run with another one's rows that is killed before its first checkpoint, and goes on with --resume."""
+"""A run that starts from another run's rows, is killed before its first checkpoint, and is resumed with --resume."""
 
 import shutil
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ class Killed(BaseException):
 
 @pytest.fixture(scope="module")
 def base_and_losses(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[float]]:
-    """The checkpoints of a run, and the losses of one with its rows that nobody disturbs."""
+    """Return a run's checkpoints, and the losses of an undisturbed run that starts from its rows."""
     saved = tmp_path_factory.mktemp("base") / "saved"
     Train.of(**SMALL, save=saved).run()
     with pytest.MonkeyPatch.context() as patch:
@@ -35,7 +35,7 @@ def base_and_losses(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, lis
 
 @pytest.fixture
 def base(base_and_losses: tuple[Path, list[float]], tmp_path: Path) -> Path:
-    """The checkpoints in a folder of one's own."""
+    """Return a private copy of the checkpoints."""
     return Path(shutil.copytree(base_and_losses[0], tmp_path / "base"))
 
 
@@ -45,7 +45,7 @@ def expected(base_and_losses: tuple[Path, list[float]]) -> list[float]:
 
 
 def losses_of(patch: pytest.MonkeyPatch, **flags: Any) -> tuple[list[float], dict[str, Any]]:
-    """The loss of each step of a run, and its result."""
+    """Return the loss of each step of a run, and its result."""
     found: list[float] = []
     real = loop.steps
 
@@ -60,7 +60,7 @@ def losses_of(patch: pytest.MonkeyPatch, **flags: Any) -> tuple[list[float], dic
 
 
 def killed(**flags: Any) -> None:
-    """A run that is killed while it takes rows."""
+    """Raise in place of taking rows, as if the run were killed there."""
 
     def kill(*args: Any) -> None:
         raise Killed
@@ -78,7 +78,7 @@ def test_resume_alone_begins_with_the_rows_that_the_killed_run_began_with(
     killed(from_=base, save=tuned)
     Train.of(
         **{**SMALL, "steps": 8}, save=base, resume=True
-    ).run()  # the other run goes on: its newest is another one now
+    ).run()  # the other run has moved on: its newest checkpoint is another one now
     found, result = losses_of(monkeypatch, save=tuned, resume=True)
     assert found == expected and result["from"]["rows"] > 0 and result["from"]["folder"] == str(base)
     assert f"{tuned} holds no checkpoint: the run begins again, from {base / 'checkpoint-000002.json'}" in caplog.text

@@ -1,4 +1,4 @@
-"""Metrics of several trainers: the bits of one process, whoever had which batch."""
+"""Metrics of several trainers: they have the bits of one process, whoever had which batch."""
 
 from typing import Any
 
@@ -84,7 +84,7 @@ def test_trainers_evaluate_together_as_one(kind: Any) -> None:
 
     alone = evaluate(model, data)
     for rank in range(3):
-        if rank < 2:  # the others are not there yet: what is merged lacks batches
+        if rank < 2:  # the others are not merged yet, so batches are missing
             with pytest.raises(ValueError, match="batches"):
                 evaluate(model, data.dealt(rank, 3), rank=rank, ranks=3, exchange=exchange)
         else:

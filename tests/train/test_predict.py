@@ -1,4 +1,4 @@
-"""Predictions of saved runs over real click logs, and those of numbered batches."""
+"""Predictions of saved runs on real click logs, and on numbered batches."""
 
 from collections.abc import Iterator
 from typing import Any

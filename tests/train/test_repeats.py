@@ -1,4 +1,4 @@
-"""How often lists come in a batch, told while a run goes on, in its metrics, its result and its report."""
+"""How often lists repeat within a batch, as shown during a run, in its metrics, its result and its report."""
 
 import json
 from itertools import pairwise
@@ -15,7 +15,7 @@ FLAGS = [
 
 
 def counted(first, last):
-    """The same from the ids of plain batches: a list that equals the one above, in its batch, is not looked up."""
+    """Count the same from the ids of plain batches: a list equal to the one above it in its batch is not looked up."""
     ids = held = 0
     for number in range(first, last):
         batch = Sessions(batch_size=32, pooling_factor=9, histories=2, once=False).batch(number).sparse

@@ -1,4 +1,4 @@
-"""Learning rates over a run, of rows and dense weights."""
+"""Learning rates over a run, for rows and dense weights."""
 
 import math
 from typing import Any
@@ -80,7 +80,7 @@ def test_a_resumed_run_goes_on_with_the_schedule(tmp_path):
         return Train.of(**TINY, steps=20, quiet=True, schedule="cosine", warmup=3, **flags).run() | {"asked": steps}
 
     whole = train(20)
-    # Cut in the middle by a save that is not the last: the run to its end goes on from it.
+    # Interrupted after a save that is not the last: the resumed run goes on from that one to the end.
     recipe = Train.of(**TINY, steps=20, quiet=True, schedule="cosine", warmup=3, save=tmp_path, save_every=9)
     cut(recipe, 9)
     resumed = train(20, save=tmp_path, resume=True)
@@ -88,7 +88,7 @@ def test_a_resumed_run_goes_on_with_the_schedule(tmp_path):
 
 
 def cut(recipe: Train, after: int) -> None:
-    """Run until the step after a checkpoint, then fail as a kill would."""
+    """Run until the step after a checkpoint, and then fail as if killed."""
 
     class Killed(Exception):
         pass

@@ -1,4 +1,4 @@
-"""Batches that several threads compute at once have the logits of one after the other, whatever bits threads make."""
+"""Batches computed by several threads at once give the same logits as one after another, whatever bits threads produce."""
 
 import threading
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ def model() -> nn.Module:
 
 
 class Told(nn.Module):
-    """Logits that tell how many threads had a batch, where `when` says so."""
+    """Adds to the logits, where `when` says so, the number of threads in use."""
 
     def __init__(self, model: nn.Module, when: str) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Told(nn.Module):
 
 
 def batches() -> list[Batch]:
-    """Ten of one size, and one that is left over."""
+    """Return ten batches of one size, and a smaller one."""
     return [*Synthetic("tiny", batch_size=64, batches=10), *Synthetic("tiny", batch_size=17, batches=1, seed=1)]
 
 

@@ -1,4 +1,4 @@
-"""`--shards`: the samples of a step are the same for every number of them, and its bits those of the plain reference."""
+"""`--shards`: the samples of a step are the same for any number of shards, and its bits are those of the plain reference."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def test_verify(optimizer):
 
 
 def test_train_goes_on_with_its_shards(tmp_path):
-    """The bits of a run that was never ended; another number of shards is refused before anything is read."""
+    """It has the bits of a run that never stopped. Another number of shards is refused before anything is read."""
     run = {**TINY, "run": "none", "shards": 2, "cache": "touched:50%"}
     whole = Train.of(**run, steps=6).run()
     first = Train.of(**run, steps=3, save=tmp_path).run()

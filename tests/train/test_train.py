@@ -1,4 +1,4 @@
-"""The training loop: what it computes, whatever watches it, and golden traces of its losses."""
+"""The training loop: its results, whatever watches it, and golden traces of its losses."""
 
 import itertools
 from typing import Any
@@ -60,7 +60,7 @@ def test_the_loop_is_the_loop_of_the_readme():
     embeddings = skirl.EmbeddingBagCollection(data.tables(8), optimizer=skirl.RowwiseAdagrad(lr=0.02), cache=500)
     torch.manual_seed(0)
     model = DLRM.tiny(embeddings, dense_features=4)
-    dense = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)  # other bits than a tensor after the other
+    dense = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)  # other bits than one tensor at a time
     expected = []
     with skirl.lookahead(data, model) as batches:
         for batch in batches:
@@ -74,7 +74,7 @@ def test_the_loop_is_the_loop_of_the_readme():
 
 @pytest.fixture(scope="module")
 def plain() -> dict[str, Any]:
-    """A run with every row resident."""
+    """Return the result of a run with every row resident."""
     return train(cache="100%")
 
 
@@ -106,7 +106,7 @@ def test_a_report_counts_what_happened():
     assert rows["cache"] == touched.rows // 4 == rows["in_cache"]
     assert rows["tables"] == 72_327
     assert report["cache_bytes"] == rows["cache"] * (8 + 1) * 4
-    # What came in and is not in the cache any more was written.
+    # Rows that came in and are no longer in the cache were written.
     assert moved["new"] + moved["fetched"] - moved["written"] == rows["in_cache"]
     assert report["samples"] == 40 * 64
 
@@ -122,7 +122,7 @@ def test_the_report_sums_the_losses_up():
 def test_training_learns():
     report = train(steps=600, batch=128, cache="5000", lr=0.05)
     assert report["auc"] > 0.65
-    assert report["loss"]["mean"] < 0.56  # always predicting the click rate of 1/4 has 0.562
+    assert report["loss"]["mean"] < 0.56  # always predicting the click rate of 1/4 gives 0.562
 
 
 def test_touched_counts_distinct_rows_over_batches():

@@ -1,4 +1,4 @@
-"""What a run does as one of several trainers: counts of all, the same on each, and the bits of one process."""
+"""A run as one of several trainers: counts over all, the same on each, and the bits of one process."""
 
 import json
 import os
@@ -44,7 +44,7 @@ JUDGED: dict[str, Any] = {**SMALL, "valid": "20%", "eval_every": 2, "keep_best":
 
 @pytest.fixture
 def by_trainers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]:
-    """`by_trainers(n, **flags)`: the results of n trainers, threads of this process."""
+    """Return `by_trainers(n, **flags)`, which gives the results of n trainers, run as threads of this process."""
     making, made = threading.Lock(), Recipe.model_over
 
     def model_over(recipe: Recipe, embeddings: Any) -> Any:
@@ -64,7 +64,7 @@ def by_trainers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str,
 
 
 def learned(saved: Path) -> dict[Any, bytes]:
-    """All rows with their state, and the dense weights, of the newest checkpoint."""
+    """Return all rows with their state, and the dense weights, of the newest checkpoint."""
     with opened(saved) as (rows, dense, *_):
         found: dict[Any, bytes] = {name: value.numpy().tobytes() for name, value in dense.items()}
         for place, collection in collections_of(rows).items():
@@ -76,11 +76,11 @@ METRICS = ("loss", "auc", "logloss", "samples", "steps", "from", "best", "test_l
 
 
 OF_FIRST = ("auc", "logloss")
-"""Metrics of predictions, which the first trainer has, and shows."""
+"""Metrics of predictions, which only the first trainer has and shows."""
 
 
 def same(results: list[dict[str, Any]], one: dict[str, Any], *but: str) -> None:
-    """Whether all trainers have what one process has."""
+    """Check that all trainers have what one process has."""
     for rank, result in enumerate(results):
         for name in METRICS:
             if name not in but:
@@ -94,7 +94,7 @@ def test_what_travelled_is_that_of_all_trainers() -> None:
 
     first, *others = InProcess.run(3, work)
     assert all(other == first for other in others)
-    # Of each of 6 pairs of ranks a head of 128 bytes and 100 floats.
+    # For each of 6 pairs of ranks, a header of 128 bytes and 100 floats.
     assert first["votes"]["bytes"] == 6 * (128 + 800) and first["votes"]["vectors"] == 0
     assert first["rows"]["bytes"] == 0 and first["votes"]["seconds"] > 0
 
@@ -104,7 +104,7 @@ def test_one_trainer_has_no_network() -> None:
 
 
 def steps_of(first: int, last: int) -> list[Done]:
-    """Some of the 4 shards of 5 steps, 6 samples each."""
+    """Return some of the 4 shards of 5 steps, with 6 samples each."""
     drawn = torch.Generator().manual_seed(0)
     found = []
     for _ in range(5):
@@ -117,7 +117,7 @@ def steps_of(first: int, last: int) -> list[Done]:
 
 
 def measured(peers) -> tuple[dict, list[int]]:
-    """What a trainer's meter counts, but for times, and the bytes that it was sent."""
+    """Return what a trainer's meter counts, except times, and the bytes that it received."""
     share, meter = Share(peers), Meter()
     for done in steps_of(*block(peers.rank, peers.size, 4)):
         of_all, _ = share.whole(done)
@@ -149,7 +149,7 @@ def test_all_trainers_hear_of_a_stop_and_of_predictions_that_are_not_finite() ->
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The checkpoints of a run whose rows others begin with."""
+    """Return the checkpoints of a run whose rows others start from."""
     path = tmp_path_factory.mktemp("base")
     Train.of(**SMALL, save=path / "saved", store=f"disk:{path / 'rows'}").run()
     return path / "saved"
@@ -157,7 +157,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tuned(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[Any, bytes]]:
-    """What one process makes of them: its result, and what it has learned."""
+    """Return the result of one process that starts from them, and what it has learned."""
     save = tmp_path_factory.mktemp("tuned") / "saved"
     return Train.of(**TUNED, from_=base, save=save).run(), learned(save)
 
@@ -225,7 +225,7 @@ def test_minutes_are_those_of_the_first(by_trainers, tmp_path, monkeypatch):
 
 
 def test_all_end_at_the_step_at_which_one_is_told_to(by_trainers, tmp_path, monkeypatch):
-    """Whenever the signal comes: one that comes after all have agreed waits for the next step."""
+    """Whenever the signal comes: if all have already agreed on a step, it waits for the next one."""
     real = Share.whole
 
     def late(share: Share, *given: Any) -> Any:
@@ -249,14 +249,14 @@ def test_all_end_at_the_step_at_which_one_is_told_to(by_trainers, tmp_path, monk
     assert 2 <= step < 6
     assert [result["checkpoints"]["newest"] for result in results] == [step] * 2
     assert [result["checkpoints"]["stopped_by"] for result in results] == ["SIGTERM"] * 2
-    assert [result["begins_again"] for result in results] == [False] * 2  # on one machine it was meant
+    assert [result["begins_again"] for result in results] == [False] * 2  # on a single machine it was meant
     Train.of(**SMALL, save=tmp_path, resume=True).run()
     Train.of(**SMALL, save=tmp_path / "one").run()
     assert learned(tmp_path) == learned(tmp_path / "one")
 
 
 def test_a_signal_to_one_process_ends_all_at_one_step(warm_python: Python, tmp_path):
-    """As success would end launchers on machines that nobody has stopped, they hear of none."""
+    """No launcher hears of success, because it would end launchers on machines that nobody has stopped."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     flags = {**SMALL, "steps": 100_000, "save": tmp_path / "saved", "save_every": 5}

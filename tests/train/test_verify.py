@@ -1,4 +1,4 @@
-"""`skirl verify` says equal where runs are equal; with a planted fault it names table, row and step, and exits with 1."""
+"""`skirl verify` reports equal runs as equal. For a planted fault it names table, row and step, and exits with 1."""
 
 import json
 from collections.abc import Callable
@@ -63,7 +63,7 @@ def test_equal_runs(flags):
 
 
 def test_kaggle_like_tables_with_a_cache_of_1_percent_of_the_touched_rows():
-    """A campaign has all optimizers, `make test` the one whose row is a number longer and the one with the widest."""
+    """A campaign runs all optimizers, `make test` the one with one more number per row and the one with the widest rows."""
     flags = {"data": "synthetic:criteo-kaggle", "batch": 2, "steps": 230, "cache": "touched:1%", "threads": 1}
     campaign = settings.get_current_profile_name() == "campaign"
     for name in ROW_OPTIMIZERS if campaign else ("rowwise-adagrad", "adam"):
@@ -86,14 +86,14 @@ def test_the_command_says_what_it_compared(capsys):
     assert (
         "equal, bit for bit" in out and "25 losses" in out and "10 dense parameters" in out and "fetched again" in out
     )
-    few = ["--steps", "4", "--cache", "100"]  # all optimizers over many steps: the test above
+    few = ["--steps", "4", "--cache", "100"]  # the test above runs all optimizers over many steps
     assert cli.main(["verify", *FLAGS, *few, "--json", "--optimizer", "all"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert [run["optimizer"] for run in report["runs"]] == list(ROW_OPTIMIZERS)
     assert [run["difference"] for run in report["runs"]] == [None] * len(ROW_OPTIMIZERS)
 
 
-# Planted faults. Each returns (step, table, row), found out by the fault itself, for the command to name.
+# Planted faults. Each returns a function that gives the step, table and row that the command has to name.
 
 Place = tuple[int, str, int]
 SCHEMA = Schema.of(Verify.of(**SMALL).recipe.tables())
@@ -104,7 +104,7 @@ def place(step: int, key: int) -> Place:
 
 
 def a_fetched_row_with_one_wrong_bit(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Place]:
-    """The row is wrong before the step that it was fetched for."""
+    """Make a row wrong before the step that it was fetched for."""
     fetch, hit = Engine.fetch, []
 
     def faulty(self, work):
@@ -119,7 +119,7 @@ def a_fetched_row_with_one_wrong_bit(monkeypatch: pytest.MonkeyPatch) -> Callabl
 
 
 def a_state_that_is_not_updated(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Place]:
-    """The last row of step 12 loses what the optimizer added to its state."""
+    """Undo what the optimizer added to the state of step 12's last row."""
     update, hit, calls = Engine.update, [], []
 
     def faulty(self, work, *how):
@@ -138,7 +138,7 @@ def a_state_that_is_not_updated(monkeypatch: pytest.MonkeyPatch) -> Callable[[],
 
 
 def a_new_row_with_another_seed(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Place]:
-    """The rows made in step 5 are those of another seed: the lowest key among them differs first."""
+    """Make the new rows of step 5 with another seed: the lowest key among them differs first."""
     load, hit = Engine.load, []
 
     def faulty(self, work):
@@ -156,7 +156,7 @@ def a_new_row_with_another_seed(monkeypatch: pytest.MonkeyPatch) -> Callable[[],
 
 
 def a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Place]:
-    """Pooling is wrong in the first sample of step 3, in both caches: only the reference can tell."""
+    """Make pooling wrong in the first sample of step 3, with both caches: only the reference shows it."""
     pool, calls = cpu.pool, []
 
     def faulty(cache, dim, slots, offsets, features, scale, out, lo, hi):
@@ -171,7 +171,7 @@ def a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Place]:
 
 
 def a_write_back_that_is_lost_at_the_end(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Place]:
-    """One row is not written when it is flushed, so that the store keeps an older one."""
+    """Skip one row when flushing, so that the store keeps an older one."""
     write, flush, hit, flushing = MemoryStore.write, Engine.flush, [], []
 
     def faulty_flush(self):
@@ -201,7 +201,7 @@ def a_write_back_that_is_lost_at_the_end(monkeypatch: pytest.MonkeyPatch) -> Cal
 
 
 def a_wrong_reference(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Place]:
-    """The reference itself skips a row: neither side is above suspicion."""
+    """Make the reference itself skip a row: neither side is above suspicion."""
     backward, hit, calls = Reference.backward, [], []
 
     def faulty(self, *grads, **options):
@@ -249,7 +249,7 @@ def test_a_fault_in_one_optimizer_fails_the_command_and_names_it(monkeypatch, ca
     )
 
 
-# What no fault of the engine reaches.
+# Differences that no fault of the engine causes.
 
 
 def trace(command: Verify) -> Trace:

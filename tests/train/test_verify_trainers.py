@@ -1,4 +1,4 @@
-"""`skirl verify` of several trainers and over memory nodes: real processes beside the plain reference."""
+"""`skirl verify` with several trainers and over memory nodes: real processes compared with the plain reference."""
 
 import time
 
@@ -63,7 +63,7 @@ def test_rows_on_two_memory_nodes_are_equal():
     assert (found["failed"], found["runs"][0]["moved"]["fetched"] > 0) == (None, True)
 
 
-@pytest.mark.slow  # 54 runs, each in processes of its own
+@pytest.mark.slow  # 54 runs, each in its own processes
 @pytest.mark.timeout(1800)
 def test_trainers_over_memory_nodes_are_equal():
     flags = {**TINY, "batch": 64, "steps": 20, "shards": 4, "cache": "touched:40%"}
@@ -71,7 +71,7 @@ def test_trainers_over_memory_nodes_are_equal():
     assert (found["runs"], found["failed"]) == (54, None) and found["fetched"] > 0
 
 
-@pytest.mark.slow  # real processes for a sentence
+@pytest.mark.slow  # real processes for one sentence
 def test_a_cache_that_is_too_small_is_told_in_a_sentence(one_case, capsys):
     flags = [
         "--data",

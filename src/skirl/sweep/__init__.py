@@ -1,1 +1,1 @@
-"""Several variants of a model on one stream of data, with one plan."""
+"""Train several variants of a model on one stream of data, with one plan."""

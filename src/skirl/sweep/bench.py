@@ -1,4 +1,4 @@
-"""`skirl bench sweep`: what several variants on one stream save."""
+"""`skirl bench sweep`: measure what training several variants on one stream saves."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,12 +13,12 @@ from skirl.train.recipe import Recipe
 
 Part = Literal["race", "speed", "once", "exact", "pruners", "wall"]
 _KEYS = ("bits_equal", "differences", "read_batches", "hashed_ids", "plans")
-"""Of a part, also in the result itself."""
+"""Keys of a part's result that are copied to the top level of the whole result."""
 
 
 @dataclass(frozen=True)
 class SweepBench(Composed):
-    """What a race of variants saves: trained to the end once for the truth, then raced over the same losses."""
+    """Measure what a race of variants saves: train all to the end once for the truth, then race on those losses."""
 
     group: ClassVar[str] = "sweep"
     common: ClassVar[tuple[str, ...]] = ("part", "data", "model", "dim", "batch", "steps", "variants", "races", "alpha")
@@ -33,35 +33,35 @@ class SweepBench(Composed):
     recipe: Recipe = field(default_factory=Recipe)
     show: ShowFlags = field(default_factory=ShowFlags)
     part: tuple[Part, ...] = ("race",)
-    """race: cost and regret of a race of 16 and of 32 variants, and how often simulated ones drop the best. pruners: those
-    of Optuna on the same losses. wall: a race on a clock beside lone runs of all. speed: variants on one stream beside lone
-    runs, one after the other and as many at a time as cores. once: what is read, hashed and planned for 1, 8 and 32. exact:
-    every bit of all models beside each other, alone and in plain Python."""
+    """race: cost and regret of races of 16 and 32 variants, and how often simulated races drop the best. pruners: Optuna's
+    pruners on the same losses. wall: wall-clock time of a race against lone runs of all variants. speed: variants on one
+    stream against lone runs, one after the other and one per core at a time. once: what is read, hashed and planned for 1,
+    8 and 32 variants. exact: compare every bit of all models trained together, alone and in plain Python."""
     variants: tuple[int, ...] = (16, 32)
-    """Numbers of variants of the races."""
+    """How many variants race: 16, 32 or both."""
     counts: tuple[int, ...] = (1, 8, 32)
-    """For part once: numbers of variants."""
+    """For part once: numbers of variants to compare."""
     races: int = 10_000
     """Simulated races for each kind of noise."""
     alpha: float = 0.05
     """The highest probability that a variant is dropped by mistake."""
     losses: Path | None = None
-    """A .npz file that keeps the losses of all variants; if it exists, they are read from it and nothing is trained."""
+    """A .npz file for the losses of all variants; if it exists, they are read from it and nothing is trained."""
 
     together: tuple[int, ...] = (8,)
-    """For speed: how many variants train on one stream; of several numbers each is held against the same lone runs."""
+    """For part speed: how many variants train on one stream; each number given is compared with the same lone runs."""
     models: tuple[str, ...] = ("dlrm-tiny", "wide-deep-tiny", "deepfm-tiny", "dcnv2-tiny")
-    """For speed: with each of these models,"""
+    """For part speed: models to measure."""
     batches: tuple[int, ...] = (128, 512, 2048)
-    """batch sizes"""
+    """For part speed: batch sizes to measure."""
     stores: tuple[Literal["memory", "disk"], ...] = ("memory", "disk")
-    """and stores."""
+    """For part speed: stores to measure."""
     timed: int = 30
     """For part speed: steps of each run that are timed, after as many to warm up."""
     processes: int | Literal["auto"] = "auto"
     """For part speed: processes that train the variants, as in `skirl sweep`."""
     repeats: int = 3
-    """For part speed: runs of each kind; medians are reported."""
+    """For part speed: how often each run is repeated; medians are reported."""
 
     def __post_init__(self) -> None:
         at_least_one(self, "races", "timed", "repeats")
@@ -144,7 +144,7 @@ class SweepBench(Composed):
         }
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """The result as people read it."""
+        """Return the result as lines of text, by title."""
         lines = self._summary_of_speed(result) if "speed" in self.part else {}
         if "once" in self.part:
             for one in result["once"]["by_variants"]:

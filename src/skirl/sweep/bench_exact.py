@@ -1,4 +1,4 @@
-"""`skirl verify --vary` over all models, and over the ways to look rows up: whether every bit is that of a lone run."""
+"""Run `skirl verify --vary` over all models and all ways to look rows up: every bit must equal that of a lone run."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,16 +9,16 @@ from skirl.train.recipe import Recipe
 
 POOLED = ("dlrm-tiny", "wide-deep-tiny", "deep-cross-tiny", "deepfm-tiny", "dcnv2-tiny")
 OF_LISTS = ("din-tiny", "dcat-tiny")
-"""Models that attend to a list, whose rows are not pooled then."""
+"""Models that attend to a list, so its rows are not pooled."""
 SETS = {
     "one id": ({"data": "synthetic:tiny"}, (*POOLED, *OF_LISTS)),
     "bags": ({"data": "synthetic:tiny", "pooling_factor": 3}, (*POOLED, *OF_LISTS)),
     "sessions": ({"data": "synthetic:sessions", "pooling_factor": 4}, POOLED),
     "unpooled sessions": ({"data": "synthetic:sessions", "pooling_factor": 4}, OF_LISTS),
 }  # fmt: skip
-"""Data, and the models that are trained beside each other on it."""
+"""Kinds of data, each with the models that train together on it."""
 CACHE = "touched:60%"
-"""Where the recipe has a cache that may hold all rows: so they leave it, and come back."""
+"""Used instead of a cache that might hold all rows, so that rows leave the cache and come back."""
 
 
 def exact(recipe: Recipe, steps: int, dims: Sequence[int] = (4, 6)) -> dict[str, Any]:
@@ -26,9 +26,9 @@ def exact(recipe: Recipe, steps: int, dims: Sequence[int] = (4, 6)) -> dict[str,
 
     **Arguments**
 
-    - `recipe`: batch, cache and optimizer.
-    - `steps`: of each run.
-    - `dims`: of rows.
+    - `recipe`: gives the batch size, cache and optimizer.
+    - `steps`: steps of each run.
+    - `dims`: dims of rows to try.
     """
     found = {}
     tight = {} if recipe.cache.parsed()[0] in ("rows", "touched") else {"cache": CACHE}

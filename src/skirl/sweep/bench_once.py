@@ -1,4 +1,4 @@
-"""How much is read, hashed and planned for several variants on one stream: what is for one."""
+"""Check that several variants on one stream read, hash and plan no more than one variant does."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -13,7 +13,7 @@ from skirl.train.recipe import Recipe
 
 
 class _Counted:
-    """A stream that counts what is taken from it."""
+    """A stream that counts the batches and ids taken from it."""
 
     def __init__(self, stream: Source) -> None:
         self._stream = stream
@@ -28,13 +28,13 @@ class _Counted:
 
 
 def once(recipe: Recipe, counts: Sequence[int], steps: int) -> dict[str, Any]:
-    """For each number of variants: batches read, ids in them, ids checked and hashed, steps planned.
+    """Count, for each number of variants, batches read, ids in them, ids checked and hashed, and steps planned.
 
     **Arguments**
 
-    - `recipe`: what they have in common; they differ in their learning rates.
-    - `counts`: how many variants.
-    - `steps`: batches of the stream.
+    - `recipe`: what the variants have in common; they differ in their learning rates.
+    - `counts`: numbers of variants to try.
+    - `steps`: batches in the stream.
     """
     recipe = replace(recipe, data=replace(recipe.data, steps=steps))
     found = [_of(recipe, count) for count in counts]

@@ -1,4 +1,4 @@
-"""Optuna's pruners over losses that are known, beside our race: what they cost, and how good their winner is."""
+"""Replay Optuna's pruners over known losses, to compare their cost and their winner with those of our race."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -9,17 +9,17 @@ import numpy as np
 from skirl.sweep.bench_race import Truth
 
 REPORTS = 50
-"""Times in a run that each trial says its loss: the mean of the last half of its batches, as our race has it."""
+"""How often each trial reports its loss in a run: the mean over the last half of its batches, as in our race."""
 ORDERS = 3
-"""Orders of the trials that a figure is the mean of."""
+"""Each figure is a mean over this many orders of the trials."""
 
 
 def pruned(found: Truth) -> dict[str, dict[str, float]]:
-    """Of each pruner, with trials one after the other and all at once: its cost, and its regret.
+    """Return cost and regret of each pruner, with trials one after the other and all at once.
 
     **Arguments**
 
-    - `found`: the losses of all.
+    - `found`: the losses of all variants.
     """
     optuna = import_module("optuna")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -35,7 +35,7 @@ def pruned(found: Truth) -> dict[str, dict[str, float]]:
         for way, race in (("", _one_after_another), ("_at_once", _at_once)):
             costs, regrets = [], []
             for order in range(ORDERS):
-                # its hash says which of its brackets a trial is in
+                # Hyperband picks a trial's bracket by a hash of this name
                 study = optuna.create_study(study_name=f"{name}-{order}", pruner=make())
                 turns = np.random.default_rng(order).permutation(len(found.names))
                 reports, winner = race(optuna, study, told[turns])
@@ -47,14 +47,14 @@ def pruned(found: Truth) -> dict[str, dict[str, float]]:
 
 
 def _reports(found: Truth) -> np.ndarray:
-    """[variants, REPORTS]."""
+    """Return the reported losses, [variants, REPORTS]."""
     losses = found.losses
     ends = np.linspace(0, losses.shape[1], REPORTS + 1).astype(int)[1:]
     return np.stack([losses[:, end // 2 : end].mean(1) for end in ends], axis=1)
 
 
 def _one_after_another(optuna: Any, study: Any, told: np.ndarray) -> tuple[int, int]:
-    """Reports in all, and which trial won: as a study is used where one machine trains one trial at a time."""
+    """Run a study that trains one trial at a time. Return the total number of reports, and the winning trial."""
     spent = 0
     for losses in told:
         trial = study.ask()
@@ -72,7 +72,7 @@ def _one_after_another(optuna: Any, study: Any, told: np.ndarray) -> tuple[int, 
 
 
 def _at_once(optuna: Any, study: Any, told: np.ndarray) -> tuple[int, int]:
-    """The same with all trials beside each other, as those of a sweep are."""
+    """Do the same with all trials side by side, as in a sweep."""
     trials = {n: study.ask() for n in range(len(told))}
     spent = 0
     for number in range(1, told.shape[1] + 1):

@@ -1,4 +1,4 @@
-"""What a race saves: all variants trained to the end once for the truth, and the race replayed over their losses."""
+"""Measure what a race saves: train all variants to the end once for the truth, then replay races over their losses."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,28 +15,28 @@ from skirl.sweep.variants import Varied, checked_variants, text_of
 from skirl.train.recipe import Recipe
 
 ROW_RATES = (0.003, 0.006, 0.01, 0.02, 0.03, 0.06, 0.1, 0.2)
-"""Of 32 variants; 16 have every second of them."""
+"""Learning rates of rows for 32 variants; 16 variants use every second one."""
 DENSE_RATES = (0.0003, 0.001, 0.003, 0.01)
 TWICE = 4
-"""Configurations that a second seed is trained of, for what the seed alone changes."""
+"""Configurations that are trained with a second seed too, to see what the seed alone changes."""
 RUNGS = {16: (0.05, 0.1, 0.2, 0.3), 32: (0.04, 0.08, 0.13, 0.2, 0.3)}
-"""Shares of the stream."""
+"""By the number of variants: the rungs, as shares of the stream."""
 LAST = 0.2
-"""The share of the stream, at its end, whose loss is the truth about a variant."""
+"""The last share of the stream, whose mean loss counts as the truth about a variant."""
 
 
 @dataclass(frozen=True)
 class Truth:
-    """The losses of all variants on all batches, each before it was trained on."""
+    """The losses of all variants on all batches, each taken before the variant trained on the batch."""
 
     names: list[str]
     losses: NDArray[np.float64]
     """[variants, batches]."""
     seconds: float
-    """That one sweep of all took, without a race."""
+    """Wall-clock time of one sweep of all variants without a race."""
 
     def of(self, names: Sequence[str]) -> "Truth":
-        """That of some of them."""
+        """Return the truth about some of the variants."""
         return Truth(list(names), self.losses[[self.names.index(name) for name in names]], self.seconds)
 
     @property
@@ -46,12 +46,12 @@ class Truth:
 
 
 def grid(recipe: Recipe, count: int) -> list[Varied]:
-    """16 or 32 configurations, and a second seed of some of them behind these.
+    """Return 16 or 32 configurations, followed by a second seed of some of them.
 
     **Arguments**
 
-    - `recipe`: what they have in common.
-    - `count`: of configurations.
+    - `recipe`: what the variants have in common.
+    - `count`: number of configurations, 16 or 32.
     """
     rows = ROW_RATES[:: 32 // count]
     named = [(lr, dense, 0) for lr in rows for dense in DENSE_RATES]
@@ -61,12 +61,12 @@ def grid(recipe: Recipe, count: int) -> list[Varied]:
 
 
 def truth(recipe: Recipe, variants: Sequence[Varied]) -> Truth:
-    """Train all to the end.
+    """Train all variants to the end and return their losses.
 
     **Arguments**
 
     - `recipe`: what the variants have in common.
-    - `variants`: its variants.
+    - `variants`: the variants to train.
     """
     from skirl.pipeline.lookahead import lookahead
 
@@ -80,13 +80,13 @@ def truth(recipe: Recipe, variants: Sequence[Varied]) -> Truth:
 
 
 def kept(path: Path | None, recipe: Recipe, variants: Sequence[Varied]) -> Truth:
-    """The truth out of a file, or trained and kept there.
+    """Return the truth from a file; if there is none, train for it and save it there.
 
     **Arguments**
 
-    - `path`: of the file; None: it is kept nowhere.
+    - `path`: the file; None: train, and save nothing.
     - `recipe`: what the variants have in common.
-    - `variants`: its variants.
+    - `variants`: the variants to train.
     """
     names = [variant.name for variant in variants]
     if path is not None and path.is_file():
@@ -104,13 +104,13 @@ def kept(path: Path | None, recipe: Recipe, variants: Sequence[Varied]) -> Truth
 
 
 def replayed(found: Truth, rules: Rules, configurations: Sequence[int] | None = None) -> dict[str, Any]:
-    """The race over losses that are known: what it costs and how good its winner is.
+    """Replay a race over known losses. Return its cost, its winner and how much worse that is than the best.
 
     **Arguments**
 
-    - `found`: the losses of all.
+    - `found`: the losses of all variants.
     - `rules`: when variants leave.
-    - `configurations`: seeds of one; by default each variant is one of its own.
+    - `configurations`: the configuration number of each variant; by default each variant is its own configuration.
     """
     race, spent = Race(found.names, configurations, rules), 0
     for losses in found.losses.T:
@@ -125,33 +125,34 @@ def replayed(found: Truth, rules: Rules, configurations: Sequence[int] | None = 
 
 
 def rules_of(variants: int, batches: int, alpha: float) -> Rules:
-    """Those that are measured: a deficit that is sure, and rungs at shares of the stream.
+    """Return the rules that are measured: sure deficits, and rungs at shares of the stream.
 
     **Arguments**
 
-    - `variants`: 16 or 32, whose rungs they are.
-    - `batches`: of the stream.
-    - `alpha`: of a deficit.
+    - `variants`: 16 or 32, which picks the rungs.
+    - `batches`: batches in the stream.
+    - `alpha`: the probability of dropping the best for a deficit.
     """
     rungs = tuple(max(1, int(batches * share)) for share in RUNGS[variants])
     return Rules(alpha=alpha, rungs=tuple(sorted(set(rungs))), first=max(8, batches // 50))
 
 
 def seed_noise(found: Truth) -> float:
-    """How far two seeds of one configuration end apart, as a share of the least loss: the mean over those trained twice."""
+    """Return how far apart two seeds of a configuration end, on average over those with two, as a share of the best loss."""
     final, at = found.final, {name: k for k, name in enumerate(found.names)}
     pairs = [(at[name.replace("seed=1", "seed=0")], k) for name, k in at.items() if name.endswith("seed=1")]
     return float(np.mean([abs(final[i] - final[j]) for i, j in pairs]) / final.min())
 
 
 def paired_gain(found: Truth) -> float:
-    """How many times the batches an unpaired test of two variants needs: the median over pairs, the first tenth left out.
+    """Return how many times more batches an unpaired test of two variants needs: the median over pairs.
 
-    It is the ratio of variances: of a difference of losses on other samples, to that of one on the same.
+    It is a ratio of variances: of a difference between losses on different samples, to one between losses on the same
+    samples. The first tenth of the batches is left out.
 
     **Arguments**
 
-    - `found`: the losses of all.
+    - `found`: the losses of all variants.
     """
     losses = found.losses[:, found.losses.shape[1] // 10 :]
     alone = losses.var(axis=1, ddof=1)

@@ -1,4 +1,4 @@
-"""How fast variants train on one stream, beside the same runs alone: one after the other, and as many at a time as cores."""
+"""Time variants on one stream against the same runs alone, one after the other and one per core at a time."""
 
 import json
 import subprocess
@@ -18,9 +18,9 @@ from skirl.tools.machine import cores
 from skirl.train.recipe import Recipe
 
 _ENDLESS = 1_000_000
-"""Steps of a run that is ended before."""
+"""More steps than any run takes: it is stopped earlier."""
 _SETTLED = 10
-"""Steps without growth after which the window has its depth."""
+"""Steps without growth after which the window counts as settled."""
 _CODE = "from skirl.sweep.bench_speed import main; main()"
 
 
@@ -37,8 +37,8 @@ def speed(
 ) -> dict[str, Any]:
     """Time every cell; ratios are geometric means over them.
 
-    Each time is that of so many steps in a process of its own, all with the same rows in the cache of each variant. Before
-    them come as many that warm up, and more until the window has its depth: then each step reads and plans one.
+    Each run times `steps` steps in its own process, with the same number of cached rows for each variant. At least as many
+    steps come first to warm up, until the window has settled: from then on each step reads and plans one batch.
 
     **Arguments**
 
@@ -134,7 +134,7 @@ def _timed(
             )
         try:
             for one in started:
-                _line(one)  # it is warm
+                _line(one)  # says that it is warm
             for one in started:
                 assert one.stdin is not None
                 one.stdin.write("go\n")

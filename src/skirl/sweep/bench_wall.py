@@ -1,4 +1,4 @@
-"""How much sooner a race has its winner than lone runs of all variants, one after the other, on a clock."""
+"""Time a race to its winner against lone runs of all variants, one after the other, in wall-clock time."""
 
 from typing import Any
 
@@ -10,19 +10,19 @@ from skirl.train.commands import Train
 from skirl.train.recipe import Recipe
 
 LONE = 3
-"""Variants that are timed alone, the first, one in the middle and the last; that of all is as many times their mean."""
+"""How many variants are timed alone (the first, a middle one and the last); the time of all is scaled up from their mean."""
 _WARM = 20
-"""Steps before anything is timed: kernels are compiled then."""
+"""Steps before anything is timed, in which kernels are compiled."""
 
 
 def wall(recipe: Recipe, count: int, alpha: float) -> dict[str, Any]:
-    """Seconds of the race of 16 or 32, and of lone runs of all, each by its command in this process.
+    """Time the race of 16 or 32 variants and lone runs of them, each through its command in this process.
 
     **Arguments**
 
-    - `recipe`: what they have in common.
-    - `count`: how many variants.
-    - `alpha`: of a deficit.
+    - `recipe`: what the variants have in common.
+    - `count`: number of variants, 16 or 32.
+    - `alpha`: the probability of dropping the best for a deficit.
     """
     variants = grid(recipe, count)[:count]
     steps = recipe.stream().steps or sum(1 for _ in recipe.stream())

@@ -1,4 +1,4 @@
-"""A checkpoint of a sweep: one of each variant still in the race, and a header that names those that belong together."""
+"""A checkpoint of a sweep: a checkpoint of each variant still in the race, and a header that names those of one step."""
 
 import base64
 import difflib
@@ -29,13 +29,13 @@ HEADER = "sweep-checkpoint.json"
 FORMAT = "skirl-sweep-checkpoint"
 _VERSION = 1
 _ALL = 1 << 30
-"""Checkpoints of a variant that stay while one is written: a header names one of them until the next is there."""
+"""How many older checkpoints of a variant to keep while one is written: all, since the old header still names one."""
 
 Parts = Callable[[Contender], Sequence[Any]]
 
 
 def optimizers_of(contender: Contender) -> list[Any]:
-    """What is saved of a variant beside its model and rows.
+    """Return what is saved of a variant besides its model and rows: its optimizer, if it has one.
 
     **Arguments**
 
@@ -68,16 +68,16 @@ class SweepSaving:
 
     @property
     def done(self) -> bool:
-        """Whether it is on disk, or has failed."""
+        """True once it is on disk or has failed."""
         return not self._thread.is_alive()
 
     def ended(self) -> None:
-        """Return when it is on disk, or has failed."""
+        """Wait until it is on disk or has failed."""
         while self._thread.is_alive():
-            self._thread.join(0.1)  # briefly, again and again, so that Ctrl-C gets through
+            self._thread.join(0.1)  # in short waits, so that Ctrl-C gets through
 
     def wait(self) -> "SweepSaving":
-        """Return when the checkpoint is on disk; raises the error if it could not be written, once."""
+        """Wait until the checkpoint is on disk. Raise the error if it could not be written, but only once."""
         self.ended()
         if self.failure is not None and not self._told:
             self._told = True
@@ -88,7 +88,7 @@ class SweepSaving:
         for saving in self._savings.values():
             try:
                 saving.wait()
-            except BaseException as error:  # told once, for all
+            except BaseException as error:  # only the first is reported
                 self.failure = self.failure or error
         if self.failure is not None or self._body is None:
             return
@@ -144,7 +144,7 @@ def write_header(path: Path, body: Mapping[str, Any], names: Mapping[str, str]) 
 
 
 def not_written(path: Path, error: BaseException) -> BaseException:
-    """What to raise where the header could not be put in place: a sentence, if the system refused to write it."""
+    """Return the error to raise when the header could not be written: a `NotWritten` with advice if the system refused."""
     found = of_system(error)
     if found is None:
         return error
@@ -187,12 +187,12 @@ def save_all(
 
 
 def read_header(path: Path, names: Sequence[str]) -> dict[str, Any]:
-    """The header of a sweep's checkpoint; that of another sweep is refused.
+    """Read the header of a sweep's checkpoint. Raise if it is of another sweep.
 
     **Arguments**
 
     - `path`: the folder.
-    - `names`: of the variants that are to go on.
+    - `names`: names of the variants that are to go on.
     """
     header = _header(path)
     there = {*header["variants"], *header["left"]}
@@ -212,7 +212,7 @@ def _header(path: Path) -> dict[str, Any]:
 
 
 def forget(path: Path) -> None:
-    """A sweep came to nothing: no header names the checkpoints that it began with.
+    """Remove the header of a sweep that failed before its first batch, so that nothing resumes from it.
 
     **Arguments**
 
@@ -223,7 +223,7 @@ def forget(path: Path) -> None:
 
 
 def saved_with(path: Path) -> dict[str, Any]:
-    """What the checkpoint of a sweep keeps beside its variants.
+    """Return the facts that a sweep's checkpoint keeps besides its variants.
 
     **Arguments**
 
@@ -233,12 +233,12 @@ def saved_with(path: Path) -> dict[str, Any]:
 
 
 def of_one(path: Path, name: str) -> Path:
-    """The header of a variant's checkpoint, as `skirl.load` takes it.
+    """Return the path of the header of a variant's checkpoint, as `skirl.load` takes it.
 
     **Arguments**
 
-    - `path`: of the sweep, or of its checkpoints.
-    - `name`: of the variant. Of one that has left before the sweep was saved, its last one.
+    - `path`: the folder of the sweep, or of its checkpoints.
+    - `name`: the variant. If it left before the sweep was last saved, its own last checkpoint is taken.
     """
     saves = path
     if not (path / HEADER).is_file() and (path / SWEEP).is_file():
@@ -269,15 +269,15 @@ def of_one(path: Path, name: str) -> Path:
 def load_all(
     path: Path, header: Mapping[str, Any], variants: Sequence[Contender], data: Lookahead | None, parts: Parts
 ) -> None:
-    """Load every variant that was in the race.
+    """Load every variant that was in the race, and the random generator of torch.
 
     **Arguments**
 
     - `path`: the folder.
-    - `header`: of the checkpoint.
+    - `header`: the checkpoint's header.
     - `variants`: those that were in the race.
     - `data`: the lookahead.
-    - `parts`: what else was saved of a variant.
+    - `parts`: gives what else was saved of a variant.
     """
     for contender in variants:
         with contender.drawing():

@@ -1,4 +1,4 @@
-"""The command `skirl sweep`: its flags, and what it prints. What it does is imported when it runs."""
+"""The command `skirl sweep`: its flags and what it prints. The code that trains is imported only when it runs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -53,7 +53,7 @@ class SweepCommand(Composed):
     """Processes that train variants, each reading the stream for itself; auto: one for each core, if the sweep takes more
     than some seconds."""
     plan: bool = False
-    """Print variants, rows, bytes, memory and a predicted time, and train nothing."""
+    """Print variants, rows, bytes, memory and a predicted time, without training."""
 
     def __post_init__(self) -> None:
         self.recipe.check_labels()
@@ -71,11 +71,11 @@ class SweepCommand(Composed):
                 raise ValueError(MISSING)
 
     def made(self) -> list[Varied]:
-        """The variants, where none is drawn."""
+        """Return the variants if they are given rather than drawn."""
         return variants_of(self.recipe, self.vary.vary, self.vary.variants)
 
     def _seeds(self) -> list[int]:
-        """Those that each trial is trained with; the only flag that may be given beside a search."""
+        """Return the seeds that each trial is trained with. Only seed may be varied alongside a search."""
         if self.vary.variants is not None:
             raise ValueError(
                 "variants and search are both set: give the variants of the file by --search, or leave one out"
@@ -86,9 +86,9 @@ class SweepCommand(Composed):
         return axes.get("seed", [])
 
     def run(self) -> dict[str, Any]:
-        """Train, showing progress; what came of it."""
+        """Train, showing progress, and return the result."""
         device = self.recipe.device
-        if device.threads is None:  # bits depend on their number, so what is written down has it
+        if device.threads is None:  # bits depend on the thread count, so it is written down
             return replace(self, recipe=replace(self.recipe, device=replace(device, threads=1))).run()
         saved = self._saved()
         drawn = self._drawn(saved) if self.search.search else None
@@ -107,12 +107,12 @@ class SweepCommand(Composed):
                 processes=self.processes,
             )  # fmt: skip
         except BaseException:
-            if drawn is not None and not self.save.there:  # no other start will tell what became of its trials
+            if drawn is not None and not self.save.there:  # no resumed run will tell the study about these trials
                 drawn.fail()
             raise
 
     def _saved(self) -> dict[str, Any] | None:
-        """What the checkpoint that the sweep goes on from keeps beside variants; None: it begins."""
+        """Return the facts in the checkpoint that the sweep resumes from; None if it starts afresh."""
         if not self.save.goes_on or self.save.save is None:
             return None
         from skirl.sweep.checkpoint import saved_with
@@ -133,7 +133,7 @@ class SweepCommand(Composed):
         return Search(self.recipe, self.search, seeds=self._seeds(), saved=trials, keep=not self.plan)
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """The result as people read it."""
+        """Return the result as lines of text, by title."""
         if self.plan:
             from skirl.sweep.planned import as_lines
 
@@ -189,7 +189,7 @@ class Export(ExportRows):
     """The variant of a sweep whose rows are exported."""
 
     def run(self) -> dict[str, Any]:
-        """Write it."""
+        """Write the file."""
         if self.variant is None:
             return super().run()
         from skirl.sweep.checkpoint import of_one
@@ -198,14 +198,14 @@ class Export(ExportRows):
         return replace(self, checkpoint=header, variant=None).run() | {"checkpoint": str(header)}
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """The result as people read it."""
+        """Return the result as lines of text, by title."""
         lines = super().summary(result)
         return lines if self.variant is None else {"out of": result["checkpoint"], **lines}
 
 
 @dataclass(frozen=True)
 class Report(ReportOfRun):
-    """What a run or a sweep did, with a page."""
+    """Summarize what a run or a sweep did, and write a page about it."""
 
     def run(self) -> dict[str, Any]:
         """Read the folder and write the page."""
@@ -218,7 +218,7 @@ class Report(ReportOfRun):
         return report(self.folder, self.page)
 
     def summary(self, result: Mapping[str, Any]) -> dict[str, str]:
-        """The facts as people read them."""
+        """Return the facts as lines of text, by title."""
         if result["command"] != "report of a sweep":
             return super().summary(dict(result))
         from skirl.sweep.report import as_text

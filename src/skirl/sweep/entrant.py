@@ -1,4 +1,4 @@
-"""A variant of a recipe while it is trained: its logits and losses, metrics, rates, and folder."""
+"""A variant of a recipe while it is trained: its losses, metrics, learning rates and folder."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,24 +27,24 @@ from skirl.train.scored import Fresh
 
 
 def loss_of(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
-    """The loss that `skirl train` has, and the logits."""
+    """Return the loss that `skirl train` uses, and the logits."""
     logits = model(batch)
     return binary_cross_entropy_with_logits(logits, moved(batch.labels, logits.device, logits.dtype)), logits.detach()
 
 
 class Entrant:
-    """One variant, and what is kept of its run.
+    """A variant in training, with the metrics and the folder of its run.
 
     **Arguments**
 
-    - `variant`: what it is.
-    - `contender`: itself, in the sweep.
+    - `variant`: the variant, with its recipe.
+    - `contender`: the same variant in the sweep.
     - `rates`: its learning rates.
-    - `lists`: features with any number of ids a sample.
-    - `folder`: of its run, or "none".
+    - `lists`: features with any number of ids per sample.
+    - `folder`: the folder of its run, or "none".
     - `every`: steps between two lines of metrics.
-    - `resume`: whether it will go on from a checkpoint.
-    - `table`: what differs between variants, of each by its name.
+    - `resume`: whether it resumes from a checkpoint.
+    - `table`: by variant, the flags in which variants differ.
     """
 
     def __init__(
@@ -65,70 +65,70 @@ class Entrant:
         self.flags = Train(recipe=variant.recipe, log=LogFlags(run=folder, log_every=every)).flat()
         self.run = RunFolder(folder, name=variant.name, flags=self.flags, every=every, resume=resume, table=table)
         self.auc: float | None = None
-        """Of all its predictions, once it is done."""
+        """AUC over all its predictions, once it is done."""
         self.done = False
-        """It is not trained any more, and all is written down."""
+        """True once its training is over and everything is written down."""
         self._written = 0
-        """The last step that a line of metrics tells of."""
+        """Last step covered by a line of metrics."""
 
     @property
     def parts(self) -> list[Any]:
-        """What a checkpoint has of it, as one of `skirl train` has."""
+        """What a checkpoint saves besides its model, as `skirl train` does."""
         return [self.contender.dense, self.rates, self.meter, self.judge, self.run]
 
     def step(self, batch: Batch) -> float:
-        """It was trained on a batch; its loss.
+        """Update rates and metrics after training on a batch, and return its loss.
 
         **Arguments**
 
-        - `batch`: that batch.
+        - `batch`: the batch that it was trained on.
         """
         loss = nan if self.contender.loss is None else self.contender.loss
         self.rates.step()
-        # Of one that has diverged, and has left, no prediction counts.
+        # Predictions of a variant that has diverged and left do not count.
         logits = self.contender.kept if self.contender.left is None else torch.empty(0)
         self.meter.add(torch.tensor(loss), logits, batch.labels)
         return loss
 
     def evaluation(self, step: int, held_out: Iterable[Batch]) -> Iterator[None]:
-        """Predict what is held out, a batch with each `next`; at the end there are scores of it.
+        """Predict the held-out samples, one batch per `next`, and record their scores at the end.
 
         **Arguments**
 
-        - `step`: after which it is.
-        - `held_out`: batches.
+        - `step`: the step after which this happens.
+        - `held_out`: the held-out batches.
         """
         metrics, began = Metrics(), time.monotonic()
-        with suppress(NotFinite), closing(predicted(self.contender.model, held_out)) as found:  # there is no score then
+        with suppress(NotFinite), closing(predicted(self.contender.model, held_out)) as found:  # no scores then
             for batch, logits in found:
                 metrics.update(logits, batch.labels)
                 yield
             self.judge.add(step, metrics.scores(), time.monotonic() - began)
 
     def after_step(self, batches: Lookahead, *, last: bool = False) -> None:
-        """Write what is due."""
+        """Write the line of metrics if it is due, or if this is the last step."""
         if last and self._written == self.meter.steps:
             return
         self._written = self.meter.steps if last or batches.step % self.run.every == 0 else self._written
         self.run.after_step(batches, self.meter, self.rates.now, last=last, evaluation=self.judge)
 
     def end(self, auc: float | None) -> None:
-        """All is known of it: its optimizers, and with them its weights, are let go.
+        """Mark it as done and drop its learning rates, which hold its optimizers and thus its weights.
 
         **Arguments**
 
-        - `auc`: of all its predictions.
+        - `auc`: the AUC over all its predictions.
         """
         self.auc, self.done = auc, True
         del self.rates
 
     def finish(self, batches: Lookahead, left: str | None) -> dict[str, Any]:
-        """It is not trained any more; what came of it.
+        """Close its run, write its result and return it.
 
         **Arguments**
 
-        - `batches`: of the sweep.
-        - `left`: why it left; None: it was trained to the end.
+        - `batches`: the lookahead of the sweep.
+        - `left`: why it left; None if it was trained to the end.
         """
         self.after_step(batches, last=True)
         self.run.__exit__(None, None, None)
@@ -151,18 +151,18 @@ class Entrant:
 
 
 def evaluate(entrants: Sequence[Entrant], step: int, held_out: Iterable[Batch]) -> None:
-    """Predict what is held out with all of them; each batch is read once.
+    """Predict the held-out samples with all of them, reading each batch once.
 
     **Arguments**
 
-    - `entrants`: those that are still trained.
-    - `step`: after which it is.
-    - `held_out`: batches.
+    - `entrants`: those still in training.
+    - `step`: the step after which this happens.
+    - `held_out`: the held-out batches.
     """
     with rng_state.unchanged(), ExitStack() as stack:
         for entrant in entrants:
             stack.enter_context(entrant.meter.paused())
-        copies = tee(held_out, len(entrants))  # they go on together, so that no batch is kept for long
+        copies = tee(held_out, len(entrants))  # they advance together, so no batch is kept for long
         going = [entrant.evaluation(step, Fresh(copy)) for entrant, copy in zip(entrants, copies, strict=True)]
         del copies
         while going:
@@ -170,6 +170,6 @@ def evaluate(entrants: Sequence[Entrant], step: int, held_out: Iterable[Batch]) 
 
 
 def facts(result: Mapping[str, Any]) -> dict[str, Any]:
-    """What a sweep's result has of a variant's."""
+    """Return the entries of a variant's result that go into the sweep's result."""
     names = ("steps", "samples", "loss", "auc", "logloss", "ne", "test_auc", "test_logloss", "left", "run")
     return {name: result[name] for name in names if name in result}

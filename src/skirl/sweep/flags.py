@@ -1,4 +1,4 @@
-"""The flags of a sweep, but for those of training; each part is checked when it is made."""
+"""The flags of a sweep, except those of training. Each part is checked when it is made."""
 
 import re
 from dataclasses import dataclass
@@ -9,18 +9,18 @@ from skirl.sweep.race import FIRST, Rules
 
 _RUNG = re.compile(r"(\d+)|(\d+(?:\.\d+)?)%")
 _FIRST_SHARE = 0.02
-"""Of a run's steps, the first stretch of its race."""
+"""Length of a race's first stretch, as a share of the steps."""
 
 
 MISSING = (
     "search is set, and Optuna, which draws, is not there: pip install 'skirl[sweep]', or give the values with --vary"
 )
 FEWEST, MOST, USUAL = 100, 200, 50
-"""Lines of metrics in a sweep whose steps are known, at least and at most; steps between two where that gives as many."""
+"""Least and most lines of metrics if the number of steps is known; steps between two lines if that gives as many."""
 
 
 def points(steps: int | None) -> int:
-    """Steps between two lines of metrics, such that curves can be drawn of a short sweep, and quickly of a long one.
+    """Return the steps between two lines of metrics: enough lines for a short sweep's curves, not too many for a long one.
 
     >>> [points(steps) for steps in (5, 100, 400, 5_000, 100_000, None)]
     [1, 1, 4, 50, 500, 50]
@@ -46,7 +46,7 @@ class VaryFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchFlags:
-    """Variants that are drawn.
+    """How variants are drawn.
 
     >>> SearchFlags(search=("lr=log:1e-3..1",))
     Traceback (most recent call last):
@@ -59,9 +59,9 @@ class SearchFlags:
     """A flag and what Optuna draws its value from: lr=log:1e-3..1, lr=0.1..0.5 or optimizer=sgd,adam. Given several
     times, each trial has a value for each; with --vary seed=0,1 it is trained with each seed. Needs skirl[sweep]."""
     trials: int | None = None
-    """How many variants are drawn."""
+    """How many trials to draw."""
     sampler: Literal["tpe", "random", "qmc"] = "tpe"
-    """How they are drawn: tpe learns from the trials of earlier sweeps in the study; random does not; qmc covers the
+    """How values are drawn: tpe learns from the trials of earlier sweeps in the study; random does not; qmc covers the
     space evenly, and needs scipy."""
     study: str | None = None
     """Where Optuna keeps the trials for later sweeps to learn from: a file, or one of its URLs, such as
@@ -103,18 +103,18 @@ class RaceFlags:
     group: ClassVar[str] = "sweep"
 
     alpha: float = 0.05
-    """The highest probability that the best variant is dropped by mistake; 0: none is dropped for a deficit."""
+    """The highest probability that the best variant is dropped by mistake; 0: no variant is dropped for a deficit."""
     keep: int = 1
     """How many configurations are trained to the end; the seeds of one configuration leave and stay together."""
     rungs: str | None = None
-    """After each of these only half as many configurations go on: steps, or shares of the run, such as 5%,10%,20%,30%."""
+    """Steps, or shares of the run, such as 5%,10%,20%,30%: after each one, only half of the configurations go on."""
 
     def __post_init__(self) -> None:
         Rules(alpha=self.alpha, keep=self.keep)
         self.rules(100)
 
     def rules(self, steps: int | None) -> Rules:
-        """The rules of a race over so many steps; None: not known before."""
+        """Return the rules of a race over `steps` steps; None if their number is unknown."""
         rungs = []
         for word in [] if self.rungs is None else self.rungs.split(","):
             found = _RUNG.fullmatch(word.strip())

@@ -23,15 +23,15 @@ SWEEP, RACE, RESULT = "sweep.json", "race.jsonl", "result.json"
 
 
 class SweepFolder:
-    """Writes the folder of a sweep, in its with-block; None as its path: nothing is written.
+    """Writes the folder of a sweep, inside its with-block. If its path is None, nothing is written.
 
-    What cannot be written is missing there, and ends no sweep: a warning says so, and `missing` has it.
+    A file that cannot be written does not end the sweep: a warning says so, and `missing` lists it.
 
     **Arguments**
 
-    - `where`: a folder; "auto": a new one under runs/; "none": none.
-    - `name`: what a new one is named after.
-    - `resume`: whether a sweep goes on in it.
+    - `where`: a folder; "auto": a new one under runs/; "none": write nothing.
+    - `name`: prefix for the name of a new folder.
+    - `resume`: whether a sweep resumes in it.
     """
 
     def __init__(self, where: str, name: str, *, resume: bool = False) -> None:
@@ -60,28 +60,28 @@ class SweepFolder:
         if not isinstance(error, Exception) or self._begun_at:
             return
         with suppress(OSError):
-            if not (self.path / RACE).stat().st_size:  # nothing came of it: the next try may have the folder
+            if not (self.path / RACE).stat().st_size:  # the sweep failed at once: leave the folder to the next try
                 (self.path / SWEEP).unlink(missing_ok=True)
                 (self.path / RACE).unlink(missing_ok=True)
 
     @property
     def name(self) -> str | None:
-        """As results have it."""
+        """The path as text, as results name it."""
         return None if self.path is None else str(self.path)
 
     def of(self, variant: str) -> str:
-        """The folder of a variant's run."""
+        """Return the folder of a variant's run, or "none"."""
         return "none" if self.path is None else str(self.path / variant)
 
     def begin(self, flags: Mapping[str, Any], variants: Sequence[Varied], race: Race, step: int) -> None:
-        """Write what the sweep is; of one that goes on, lines after the step that it goes on from are dropped.
+        """Write sweep.json and begin race.jsonl. A sweep that resumes drops the lines after the step that it resumes from.
 
         **Arguments**
 
-        - `flags`: of the command.
-        - `variants`: all of them.
-        - `race`: theirs.
-        - `step`: that it goes on from; 0: it begins.
+        - `flags`: flags of the command.
+        - `variants`: all variants.
+        - `race`: their race.
+        - `step`: the step to resume from; 0 if the sweep starts afresh.
         """
         if self.path is None:
             return
@@ -107,13 +107,13 @@ class SweepFolder:
             self._race = Lines(self.path / RACE)
 
     def left(self, left: Left) -> None:
-        """A variant has left."""
+        """Record that a variant has left."""
         self._write({"event": "left", **asdict(left)})
 
     def standing(
         self, step: int, seconds: float, places: Sequence[Place], aucs: Callable[[], Mapping[str, float | None]]
     ) -> None:
-        """Where all stand after a step; `aucs` gives those of all, which takes milliseconds each."""
+        """Record where all stand after a step. `aucs` is called only if needed: it takes milliseconds per variant."""
         if self._race is None:
             return
         of = aucs()
@@ -122,11 +122,11 @@ class SweepFolder:
 
     @property
     def missing(self) -> list[str]:
-        """What could not be written down, a sentence for each part."""
+        """What could not be written, a sentence for each part."""
         return self._missing.told()
 
     def finish(self, result: Mapping[str, Any], page: Callable[[Path], str]) -> str | None:
-        """The sweep is over; its page, where it could be drawn."""
+        """Write the result and draw the page. Return the page's path, or None if there is none."""
         if self.path is None:
             return None
         with self._missing.tried(RESULT, self.path):

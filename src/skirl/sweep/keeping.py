@@ -1,4 +1,4 @@
-"""When a sweep is saved: at its beginning and end, every so many steps, and when SIGTERM or Ctrl-C ends it."""
+"""When a sweep is saved: at its start and end, every `save_every` steps, and when SIGTERM or Ctrl-C ends it."""
 
 import math
 import os
@@ -24,8 +24,8 @@ class KeepFlags:
     group: ClassVar[str] = "save"
 
     save: Path | None = None
-    """A folder for checkpoints, with one of each variant in it; the sweep is saved at its end, and at SIGTERM or
-    Ctrl-C, which end it."""
+    """A folder for checkpoints, with a subfolder for each variant. The sweep is saved at its end, and when SIGTERM or
+    Ctrl-C ends it."""
     save_every: int | None = None
     """Steps between two checkpoints."""
     resume: bool = False
@@ -42,37 +42,37 @@ class KeepFlags:
             )
 
     def due(self, step: int) -> bool:
-        """Whether a checkpoint is due after a step."""
+        """Return whether a checkpoint is due after a step."""
         return self.save_every is not None and step % self.save_every == 0
 
     @property
     def goes_on(self) -> bool:
-        """Whether there is something to go on from."""
+        """True if resuming was asked for and there is a checkpoint to resume from."""
         return self.resume and self.there
 
     @property
     def there(self) -> bool:
-        """Whether the folder has a checkpoint of a sweep."""
+        """True if the folder has a checkpoint of a sweep."""
         if self.save is None or not self.save.is_dir():
             return False
-        from skirl.sweep.checkpoint import HEADER  # torch takes 1.4 s, which help and a wrong flag do without
+        from skirl.sweep.checkpoint import HEADER  # imports torch (1.4 s), which help need not wait for
 
         return (self.save / HEADER).is_file()
 
 
 class Told:
-    """Whether SIGTERM or Ctrl-C came in its block, where the sweep is saved; a second one ends it at once.
+    """Catches SIGTERM and Ctrl-C inside its block, so that the sweep is saved first; a second signal ends it at once.
 
     **Arguments**
 
-    - `on`: whether it is saved at all; if not, both do what they did.
+    - `on`: whether the sweep is saved at all; if not, the signals keep their handlers.
     """
 
     def __init__(self, on: bool) -> None:
         self._on = on and threading.current_thread() is threading.main_thread()
         self._before: dict[int, Any] = {}
         self.by: str | None = None
-        """Which of the two came."""
+        """The signal that came, SIGTERM or Ctrl-C; None so far."""
 
     def __enter__(self) -> Self:
         if self._on:
@@ -97,7 +97,7 @@ class Told:
 
 
 def plain(value: Any) -> Any:
-    """What JSON holds in every reader: a number that is none is null.
+    """Return `value` as JSON that every reader takes: numbers that are not finite become null, paths become text.
 
     >>> plain({"loss": float("nan"), "run": Path("runs")})
     {'loss': None, 'run': 'runs'}

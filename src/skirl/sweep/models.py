@@ -1,4 +1,4 @@
-"""The models of a sweep: made one after the other, and held to share nothing."""
+"""The models of a sweep: each is made in turn, and checked to share nothing with the others."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,12 +14,12 @@ from skirl.sweep.contender import Contender
 def made_of(
     contender: Contender, make_model: Callable[[Contender], Any]
 ) -> tuple[nn.Module, torch.optim.Optimizer | None]:
-    """A variant's model, and the optimizer of its weights; by default Adam, and none where it has no weights.
+    """Make a variant's model and the optimizer of its weights: Adam by default, None if it has no weights.
 
     **Arguments**
 
     - `contender`: the variant.
-    - `make_model`: as given to the sweep.
+    - `make_model`: the function given to the sweep.
     """
     try:
         made = make_model(contender)
@@ -47,7 +47,7 @@ def made_of(
 
 
 def check_apart(contenders: Sequence[Contender]) -> None:
-    """Refuse models that share a module, a weight or an optimizer: one variant's training would change another.
+    """Raise if models share a module, a weight or an optimizer: training one variant would then change another.
 
     **Arguments**
 
@@ -77,6 +77,6 @@ def check_apart(contenders: Sequence[Contender]) -> None:
 
 
 def _own(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """What training changes: parameters, and buffers of floating-point numbers."""
+    """Return the tensors that training may change, by name: parameters and floating-point buffers."""
     found = [*model.named_parameters(), *((name, b) for name, b in model.named_buffers() if b.is_floating_point())]
     return [(name, tensor) for name, tensor in found if tensor.numel()]

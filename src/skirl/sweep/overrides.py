@@ -1,4 +1,4 @@
-"""What a variant's overrides make of the sweep's tables, row optimizer and store; what is wrong is told with its name."""
+"""Apply a variant's overrides to the sweep's tables, row optimizer and store; errors name the variant."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -15,11 +15,11 @@ T = TypeVar("T")
 
 
 def check_names(variants: Sequence[Variant]) -> None:
-    """Refuse no variants, and two of one name.
+    """Raise if there are no variants, or if two have the same name.
 
     **Arguments**
 
-    - `variants`: all of a sweep.
+    - `variants`: all variants of a sweep.
     """
     if not variants:
         raise ValueError("a sweep has no variants: give it at least one skirl.Variant")
@@ -31,12 +31,12 @@ def check_names(variants: Sequence[Variant]) -> None:
 
 
 def of_variant(variant: Variant, make: Callable[[], T]) -> T:
-    """Make something of a variant; what is wrong with it is told with the variant's name.
+    """Call `make`, and put the variant's name in front of a TypeError or ValueError that it raises.
 
     **Arguments**
 
-    - `variant`: whose it is.
-    - `make`: makes it.
+    - `variant`: the variant to name.
+    - `make`: makes something for that variant.
     """
     try:
         return make()
@@ -46,12 +46,12 @@ def of_variant(variant: Variant, make: Callable[[], T]) -> T:
 
 
 def tables_of(overrides: Mapping[str, Any], tables: Sequence[Table]) -> list[Table]:
-    """A variant's tables. Whatever a plan depends on they have in common with those of all.
+    """Return a variant's tables. Raise if they differ from the sweep's in anything that the plan depends on.
 
     **Arguments**
 
-    - `overrides`: of the variant.
-    - `tables`: those of the sweep.
+    - `overrides`: the variant's overrides.
+    - `tables`: the sweep's tables.
     """
     dim, own = overrides.get("dim"), list(overrides.get("tables", tables))
     if [*map(_planned, own)] != [*map(_planned, tables)]:
@@ -67,13 +67,13 @@ def _planned(table: Table) -> tuple[Any, ...]:
 
 
 def optimizer_of(overrides: Mapping[str, Any], default: RowOptimizers | None, tables: Sequence[Table]) -> RowOptimizers:
-    """A variant's row optimizers, with its learning rate.
+    """Return a variant's row optimizers, with its learning rate.
 
     **Arguments**
 
-    - `overrides`: of the variant.
-    - `default`: what it has without.
-    - `tables`: its tables.
+    - `overrides`: the variant's overrides.
+    - `default`: used if they name no optimizer.
+    - `tables`: the variant's tables.
     """
     rule = overrides.get("optimizer", default)
     rule = RowwiseAdagrad() if rule is None else rule
@@ -87,12 +87,12 @@ def optimizer_of(overrides: Mapping[str, Any], default: RowOptimizers | None, ta
 
 
 def store_of(store: str | Callable[[str], str | Store], name: str) -> str | Store:
-    """Where a variant's rows are: in a folder of its name.
+    """Return a variant's store: the sweep's, with a folder named after the variant.
 
     **Arguments**
 
-    - `store`: as given to the sweep.
-    - `name`: of the variant.
+    - `store`: the store given to the sweep.
+    - `name`: the variant's name.
     """
     if not isinstance(store, str):
         return store(name)

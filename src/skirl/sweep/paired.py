@@ -1,6 +1,6 @@
-"""Losses of several models on the same batches, compared in pairs: sums, errors, and when a deficit is sure.
+"""Compare losses of several models on the same batches in pairs: sums, errors, and when a deficit is sure.
 
-Every array may have dimensions before those that are named: so many comparisons side by side.
+Every array may have leading dimensions before those that are named: then as many comparisons run side by side.
 """
 
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Sums:
-    """Over some batches that all have seen before they were trained on them.
+    """Sums of losses over batches, each loss taken before the model was trained on the batch.
 
     >>> sums = added(added(no_sums(2), np.array([1.0, 3.0])), np.array([2.0, 3.0]))
     >>> sums.batches, sums.losses.tolist(), sums.differences[1, 0].item(), sums.squares[1, 0].item()
@@ -24,24 +24,24 @@ class Sums:
     losses: Floats
     """[models]."""
     differences: Floats
-    """[models, models]: how much more the first lost than the second."""
+    """[models, models]: the loss of the first minus that of the second."""
     squares: Floats
-    """[models, models]: of that, batch by batch."""
+    """[models, models]: the squares of these differences, batch by batch."""
 
 
 def no_sums(*shape: int) -> Sums:
-    """Over no batch. The last number is that of the models."""
+    """Return sums over no batches. The last number of `shape` is the number of models."""
     pairs = np.zeros((*shape, shape[-1]))
     return Sums(0, np.zeros(shape), pairs, pairs)
 
 
 def added(sums: Sums, losses: Floats) -> Sums:
-    """With one more batch; nan where a model has not seen it: it and its pairs stay as they are.
+    """Return the sums with one more batch. Where a loss is nan, that model and its pairs keep their sums.
 
     **Arguments**
 
-    - `sums`: of the batches before.
-    - `losses`: [models], the mean over the samples of this batch.
+    - `sums`: sums over the batches before.
+    - `losses`: [models], the mean loss over the samples of this batch; nan if the model has not seen it.
     """
     seen = np.isfinite(losses)
     one = np.where(seen, losses, 0.0)
@@ -50,7 +50,7 @@ def added(sums: Sums, losses: Floats) -> Sums:
 
 
 def together(first: Sums, then: Sums) -> Sums:
-    """Over the batches of both."""
+    """Return sums over the batches of both."""
     return Sums(
         first.batches + then.batches,
         first.losses + then.losses,
@@ -60,7 +60,7 @@ def together(first: Sums, then: Sums) -> Sums:
 
 
 def errors(sums: Sums) -> Floats:
-    """[models, models]: the standard error of the mean difference of a pair; nan below two batches."""
+    """Return [models, models]: the standard error of each pair's mean difference; nan with fewer than two batches."""
     n = sums.batches
     if n < 2:
         return np.full_like(sums.differences, np.nan)
@@ -69,18 +69,18 @@ def errors(sums: Sums) -> Floats:
 
 
 def bound(squares: Floats, before: Floats, alpha: float) -> Floats:
-    """What a sum of differences ever exceeds with a probability of `alpha` at most, if their mean is 0 or less.
+    """Return the value that a sum of differences ever exceeds with probability `alpha` at most, if their mean is 0 or less.
 
-    At any number of batches: one may look after each. It holds for differences that are as often above their mean as below
-    it by the same amount, whatever their spread, and however that changes. Proof: for d of that kind and h above 0,
+    It holds over all numbers of batches at once, so one may look after each batch. It assumes differences that are
+    symmetric around their mean, whatever their spread and however that changes. Proof: for d of that kind and h above 0,
     exp(h d - h^2 d^2 / 2) is 1 or less on average, so products over batches are no more than 1 on average; so is their
     mixture over h, half-normal of variance r, which is 2 Phi(x) exp(x^2 / 2) / sqrt(1 + r squares) with x = sum
     sqrt(r / (1 + r squares)); by Ville's inequality it ever exceeds 1 / alpha with a probability of alpha at most.
 
     **Arguments**
 
-    - `squares`: the sum of their squares so far.
-    - `before`: about how large that will be when it matters, known beforehand; 0: nothing is ever sure.
+    - `squares`: the sum of the squared differences so far.
+    - `before`: a guess, made beforehand, of how large that sum will be when it matters; 0: nothing is ever sure.
     - `alpha`: the probability.
     """
     tuned = -2.0 * np.log(alpha)
@@ -93,15 +93,15 @@ def bound(squares: Floats, before: Floats, alpha: float) -> Floats:
 
 
 def surely_behind(sums: Sums, before: Sums, racing: NDArray[np.bool_], alpha: float) -> NDArray[np.bool_]:
-    """[models]: those that lost more on average than another one that still races, as far as can be sure.
+    """Return bool [models]: those whose mean loss is surely higher than that of another model still in the race.
 
-    Whichever is the best of all, it is in this list at any time with a probability of `alpha` at most: it would have to
-    exceed the bound against one of the others, and each has its part of alpha.
+    The probability that the best model is ever among them is `alpha` at most: it would have to exceed the bound against
+    one of the others, and each of these gets an equal part of alpha.
 
     **Arguments**
 
-    - `sums`: of the batches that count.
-    - `before`: of batches before these, which say how large differences are.
+    - `sums`: sums over the batches that count.
+    - `before`: sums over earlier batches, which tell how large differences are.
     - `racing`: bool [models]: those that have not left.
     - `alpha`: the probability of an error.
     """
@@ -111,7 +111,7 @@ def surely_behind(sums: Sums, before: Sums, racing: NDArray[np.bool_], alpha: fl
 
 
 def share_of_alpha(part: int) -> float:
-    """The share of alpha for the n-th comparison, from 1, of any number of them: all together are 1.
+    """Return the share of alpha for the n-th comparison, counted from 1. All shares, however many, sum up to at most 1.
 
     >>> [round(share_of_alpha(n), 4) for n in (1, 2, 3)]
     [0.5, 0.1667, 0.0833]
@@ -121,44 +121,44 @@ def share_of_alpha(part: int) -> float:
 
 @dataclass(frozen=True)
 class Course:
-    """What is compared as batches come: those of the last stretch. Each stretch has twice the batches of the one before.
+    """The stretch of batches over which models are compared. Each stretch has twice as many batches as the one before.
 
-    The first stretch says how large differences are, and nobody leaves in it. Later ones compare anew, since who learns
-    slowly at first may be the best in the end.
+    The first stretch measures how large differences are, and nobody leaves in it. Each later one starts its comparison
+    from scratch, because a model that learns slowly at first may be the best in the end.
     """
 
     first: int
     """Batches of the first stretch."""
     stretch: int
-    """Which one it is, from 0."""
+    """Index of the current stretch, from 0."""
     now: Sums
-    """Of this stretch."""
+    """Sums over the current stretch."""
     before: Sums
-    """Of the one before."""
+    """Sums over the stretch before it."""
 
     @classmethod
     def begin(cls, first: int, *shape: int) -> "Course":
-        """Before the first batch.
+        """Return the state before the first batch.
 
         **Arguments**
 
         - `first`: batches of the first stretch.
-        - `shape`: the last number is that of the models.
+        - `shape`: leading dimensions, and last the number of models.
         """
         return cls(first, 0, no_sums(*shape), no_sums(*shape))
 
     def after(self, losses: Floats) -> "Course":
-        """After one more batch."""
+        """Return the state after one more batch."""
         if self.now.batches < self.first << self.stretch:
             return replace(self, now=added(self.now, losses))
         return replace(self, stretch=self.stretch + 1, now=added(no_sums(*losses.shape), losses), before=self.now)
 
     def recent(self) -> Sums:
-        """Of this stretch and the one before: the last half of all batches, or more."""
+        """Return sums over this stretch and the one before: the last half of all batches, or more."""
         return together(self.before, self.now)
 
     def out(self, racing: NDArray[np.bool_], alpha: float) -> NDArray[np.bool_]:
-        """[models]: those that are surely behind now."""
+        """Return bool [models]: those that are surely behind now."""
         if not self.stretch:
             return np.zeros_like(racing)
         return surely_behind(self.now, self.before, racing, alpha * share_of_alpha(self.stretch))

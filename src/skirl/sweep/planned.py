@@ -1,4 +1,4 @@
-"""`skirl sweep --plan`: what a sweep takes, before room is made for it: rows, bytes, steps, and about how long."""
+"""`skirl sweep --plan`: predict the rows, bytes, steps and time of a sweep without allocating memory for it."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -17,11 +17,11 @@ from skirl.train.train import steps
 from skirl.train.verify import touched_rows
 
 TRIED = 6
-"""Batches that one variant of each shape is timed on; the first, which compiles, does not count."""
+"""Batches on which one variant of each shape is timed; the first compiles and does not count."""
 
 
 _OF_A_ROW = 19
-"""Bytes at most that a store in memory keeps of a row beside its record: how it finds it."""
+"""Most bytes of index that a store in memory needs per row besides the row's record."""
 
 
 def planned(
@@ -32,7 +32,7 @@ def planned(
     **Arguments**
 
     - `recipe`: what the variants have in common.
-    - `variants`: its variants.
+    - `variants`: the variants of the sweep.
     - `race`: when they leave.
     - `flags`: all of the command's, to write down.
     - `processes`: how many train the variants.
@@ -79,7 +79,7 @@ def planned(
 
 
 def pack(variant: Varied) -> dict[str, Any]:
-    """A variant's own rows and weights: bytes of a record on average, and of weights, gradients and moments."""
+    """Return a variant's mean bytes per record, and the bytes of its dense weights, gradients and moments."""
     recipe, tables = variant.recipe, variant.recipe.tables()
     embeddings = recipe.embeddings(1, store="memory")
     try:
@@ -97,12 +97,12 @@ def pack(variant: Varied) -> dict[str, Any]:
 
 
 def cache_rows(recipe: Recipe, record_bytes: float) -> int | None:
-    """Rows of each variant that the cache has room for; None where that is decided by what is free at the start.
+    """Return how many rows of each variant fit into the cache; None if that depends on the free memory at the start.
 
     **Arguments**
 
-    - `recipe`: whose cache it is.
-    - `record_bytes`: of one row of every variant together.
+    - `recipe`: gives the cache.
+    - `record_bytes`: bytes of one row, summed over all variants.
     """
     from skirl.engine.capacity import parse_cache
 
@@ -116,7 +116,7 @@ def cache_rows(recipe: Recipe, record_bytes: float) -> int | None:
 
 
 def most_steps(configurations: Sequence[int], rules: Rules, steps: int) -> int:
-    """Steps of variants if nobody leaves but at the rungs, and the largest configurations stay.
+    """Return the steps of variants if they leave only at rungs, and the configurations with the most seeds stay.
 
     >>> most_steps([0, 1, 2, 3], Rules(rungs=(10, 20)), 100)
     140
@@ -130,7 +130,7 @@ def most_steps(configurations: Sequence[int], rules: Rules, steps: int) -> int:
 
 
 def as_lines(plan: Mapping[str, Any]) -> dict[str, str]:
-    """The plan as people read it."""
+    """Return the plan as lines of text, by title."""
     packs = plan["packs"]
     names = max(len(one["name"]) for one in packs)
     lines = {
@@ -166,7 +166,7 @@ def _rows_of(recipe: Recipe, batch: Any) -> int:
 
 
 def _seconds_a_step(recipe: Recipe, rows: int) -> float:
-    """Of a lone run over the first batches, with room for all rows of these."""
+    """Time a step of a lone run over the first batches, with room for all their rows."""
     import torch
 
     recipe = replace(recipe, data=replace(recipe.data, steps=TRIED, valid=None))

@@ -1,4 +1,4 @@
-"""The race: who leaves, and when, by the losses of all on the same batches. It knows no model and no clock."""
+"""The race: decides who leaves, and when, by the losses of all on the same batches. It knows no model and no clock."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -9,7 +9,7 @@ import numpy as np
 from skirl.sweep.paired import Course, Sums, errors
 
 FIRST = 8
-"""Batches before which nobody leaves, at least."""
+"""Least number of batches in the first stretch, in which nobody leaves for a deficit."""
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,11 @@ class Rules:
     """
 
     alpha: float = 0.05
-    """The probability that the best is ever dropped for a deficit that was taken for sure; 0: nobody leaves for one."""
+    """Highest probability that the best is ever dropped for a deficit that looks sure; 0: nobody leaves for a deficit."""
     keep: int = 1
     """Configurations that stay to the end."""
     rungs: tuple[int, ...] = ()
-    """Steps after each of which only half as many configurations as before may go on."""
+    """Steps after which only half as many configurations as before may go on."""
     first: int = FIRST
     """Batches of the first stretch, in which nobody leaves for a deficit."""
 
@@ -40,11 +40,11 @@ class Rules:
             raise ValueError(f"rungs are {', '.join(map(str, self.rungs))}: set them to steps that rise, from 1 on")
 
     def without_rungs(self) -> "Rules":
-        """The same, and variants leave for a deficit alone."""
+        """Return the same rules without rungs: variants leave only for a deficit."""
         return replace(self, rungs=())
 
     def going_on(self, was: "Rules", step: int) -> "Rules":
-        """These rules for a race that had others up to a step: its stretches stay, and the rungs that it has passed.
+        """Return these rules for a race that ran by `was` up to a step: its stretches stay, and the rungs that it passed.
 
         >>> Rules(rungs=(20, 40, 80), first=20).going_on(Rules(rungs=(10, 20, 40), first=10), step=15)
         Rules(alpha=0.05, keep=1, rungs=(10, 40, 80), first=10)
@@ -54,7 +54,7 @@ class Rules:
         return replace(self, rungs=(*passed, *sorted(coming)), first=was.first)
 
     def most(self, configurations: int, step: int) -> int:
-        """How many configurations may go on after a step.
+        """Return how many configurations may go on after a step.
 
         >>> [Rules(rungs=(10, 20, 30), keep=2).most(9, step) for step in (9, 10, 20, 30)]
         [9, 5, 3, 2]
@@ -65,46 +65,46 @@ class Rules:
 
 @dataclass(frozen=True)
 class Left:
-    """A variant has left the race."""
+    """A variant that has left the race, and why."""
 
     step: int
     variant: str
     why: str
-    """As people read it."""
+    """The reason, in words."""
     kind: str
     """diverged, sure or rung."""
     leader: str | None = None
     difference: float | None = None
-    """To the leader of then, in mean loss over the batches of the comparison,"""
+    """Mean loss of its configuration minus that of the leader's at that time, over the recent batches."""
     error: float | None = None
-    """and its standard error."""
+    """Standard error of that difference."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a variant stands."""
+    """A variant's place in the standing."""
 
     rank: int
     variant: str
     loss: float | None
-    """Mean over the recent batches; of one that has left, over those before it did."""
+    """Mean over the recent batches; if it has left, over those before it left."""
     difference: float | None
-    """Of its configuration to the leading one, on the same batches; of one that has left, as it was then."""
+    """Mean loss of its configuration minus that of the leading one, on the same batches; if it has left, as of then."""
     error: float | None
-    """The standard error of that."""
+    """Standard error of that difference."""
     state: str
     """leads, races, or why it left."""
 
 
 class Race:
-    """Variants that see the same batches, each before it is trained on them.
+    """A race of variants, compared by their losses on the same batches, taken before they train on them.
 
-    Variants that differ in nothing but the seed are one configuration: their losses are averaged, and they leave together.
+    Variants that differ only in the seed are one configuration: their losses are averaged, and they leave together.
 
     **Arguments**
 
-    - `names`: of the variants.
-    - `configurations`: for each variant the number of its configuration, from 0; by default each is one of its own.
+    - `names`: names of the variants.
+    - `configurations`: the configuration number of each variant, from 0; by default each is its own configuration.
     - `rules`: when they leave.
 
     >>> race = Race(["a", "b"], rules=Rules(first=4))
@@ -129,11 +129,11 @@ class Race:
         self.left: list[Left] = []
         self._of = np.array(numbers)
         self._racing = np.ones(len(names), bool)
-        """Of variants."""
+        """By variant: whether it is still in the race."""
         self._course = Course.begin(self.rules.first, max(numbers) + 1)
-        """Of configurations."""
+        """Losses by configuration, which decide who leaves."""
         self._single = Course.begin(self.rules.first, len(names))
-        """Of variants, for what seeds alone change and for what is shown."""
+        """Losses by variant, for the noise of seeds and for display."""
         self._gone: dict[int, Place] = {}
 
     @property
@@ -143,15 +143,15 @@ class Race:
 
     @property
     def configurations(self) -> list[int]:
-        """For each variant the number of its configuration."""
+        """The configuration number of each variant."""
         return self._of.tolist()
 
     def see(self, losses: Sequence[float]) -> list[Left]:
-        """One more batch; who leaves after it.
+        """Take the losses on one more batch, and return those that leave after it.
 
         **Arguments**
 
-        - `losses`: of every variant, the mean over the batch's samples; of those that have left it is not looked at.
+        - `losses`: the mean loss of every variant over the batch; entries of variants that have left are ignored.
         """
         self.step += 1
         values = np.where(self._racing, np.asarray(losses, np.float64), np.nan)
@@ -168,16 +168,16 @@ class Race:
         return gone + self._behind()
 
     def leader(self) -> int:
-        """The number of the configuration with the least loss of late."""
+        """Return the number of the configuration with the lowest recent loss."""
         return self._order()[0]
 
     def winner(self) -> str:
-        """The best variant of the leading configuration."""
+        """Return the best variant of the leading configuration."""
         own = [k for k in np.flatnonzero(self._of == self.leader()) if self._racing[k]]
         return self.names[min(own, key=lambda k: self._single.recent().losses[k])]
 
     def standing(self) -> list[Place]:
-        """All variants, the best first; those that have left follow, the last to leave first."""
+        """Return the places of all variants, best first. Those that have left follow, the last to leave first."""
         configurations, places = self._order(), []
         for c in configurations:
             own = [int(k) for k in np.flatnonzero(self._of == c) if self._racing[k]]
@@ -189,7 +189,7 @@ class Race:
         return places
 
     def seed_noise(self) -> float | None:
-        """The standard deviation that the seed alone gives a variant's mean loss of late; None without several seeds."""
+        """Return the standard deviation of the recent mean loss over seeds; None if no configuration has several."""
         means = self._single.recent().losses / max(1, self._single.recent().batches)
         spreads = [
             (np.var(means[own], ddof=1), own.sum() - 1)
@@ -200,7 +200,7 @@ class Race:
         return float(np.sqrt(sum(v * n for v, n in spreads) / free)) if free else None
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return {
             "names": list(self.names),
             "of": self._of.tolist(),
@@ -214,7 +214,7 @@ class Race:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint of the same race, which may end at another step now, with other rungs to come."""
+        """Resume from a checkpoint of the same race. Its end and its coming rungs may have changed since."""
         was = Rules(**state["rules"] | {"rungs": tuple(state["rules"]["rungs"])})
         for what, theirs, own in (
             ("variants", state["names"], list(self.names)),
@@ -235,23 +235,23 @@ class Race:
         self._course, self._single = _read(state["course"]), _read(state["single"])
 
     def _pooled(self, values: np.ndarray) -> np.ndarray:
-        """The mean of the seeds of each configuration; nan where none races."""
+        """Return the mean loss over the seeds of each configuration; nan if none of them races."""
         seen = np.isfinite(values)
         many = np.bincount(self._of, seen)
         total = np.bincount(self._of, np.where(seen, values, 0.0))
         return np.where(many > 0, total / np.maximum(many, 1), np.nan)
 
     def _on(self) -> np.ndarray:
-        """The configurations of which a variant races."""
+        """Return, for each configuration, whether any of its variants races."""
         return np.bincount(self._of, self._racing) > 0
 
     def _order(self) -> list[int]:
-        """The configurations that race, the best first."""
+        """Return the configurations that race, best first."""
         losses = self._course.recent().losses
         return sorted(np.flatnonzero(self._on()).tolist(), key=lambda c: (losses[c], c))
 
     def _behind(self) -> list[Left]:
-        """Those that leave for their losses."""
+        """Remove the variants that leave for their losses, and return them."""
         order, rules = self._order(), self.rules
         room = len(order) - rules.keep
         gone: list[Left] = []
@@ -285,12 +285,12 @@ class Race:
         return left
 
     def _leading(self) -> str | None:
-        """The variant that leads, of the leading configuration the first that races."""
+        """Return the leading variant: the first of the leading configuration that races. None if nobody races."""
         order = self._order()
         return self.names[int(np.flatnonzero((self._of == order[0]) & self._racing)[0])] if order else None
 
     def _place(self, k: int, rank: int, state: str) -> Place:
-        """A variant beside the leading configuration: its own loss, and the difference of its configuration."""
+        """Return the place of a variant: its own loss, and its configuration's difference to the leading one."""
         own, pooled = self._single.recent(), self._course.recent()
         n = pooled.batches
         if not n:

@@ -1,4 +1,4 @@
-"""The page of a whole sweep: who won, losses with the steps at which variants left, and differences with their errors."""
+"""The page of a whole sweep: the winner, losses, when variants left, and differences with their errors."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,9 +16,9 @@ from skirl.train.report.plot import Chart
 from skirl.train.report.run_folder import lines_of
 
 DRAWN = 6
-"""Variants whose lines are drawn, the best ones, as many as there are colours; the tables have all."""
+"""How many variants have lines in the charts, the best ones: as many as there are colours. The tables list all."""
 ERRORS = 2.0
-"""Standard errors on each side of a difference, in its band."""
+"""Half the width of a difference's band, in standard errors."""
 OF_SWEEP = {"flags": {...: ANY}, "variants": [{"name": TEXT, "overrides": {...: ANY}}], "started": TEXT}
 OF_LEFT = {"event": TEXT, "step": COUNT, "variant": TEXT, "why": TEXT, "kind": TEXT}
 OF_STANDING = {
@@ -29,12 +29,12 @@ OF_STANDING = {
 
 
 def report(folder: Path, page: Path | None) -> dict[str, Any]:
-    """Read the folder of a sweep and write its page; the facts.
+    """Read the folder of a sweep, write its page and return the facts.
 
     **Arguments**
 
-    - `folder`: of the sweep.
-    - `page`: its file; report.html in the folder if None.
+    - `folder`: the folder of the sweep.
+    - `page`: the file to write; report.html in the folder if None.
     """
     sweep = _whole(folder / SWEEP, OF_SWEEP)
     result = _whole(folder / RESULT, {"failed": ANY, "winner": ANY}) if (folder / RESULT).is_file() else None
@@ -65,7 +65,7 @@ def report(folder: Path, page: Path | None) -> dict[str, Any]:
 
 
 def as_text(facts: Mapping[str, Any]) -> dict[str, str]:
-    """The facts as people read them."""
+    """Return the facts as lines of text, by title."""
     flags, k = facts["flags"], len(facts["variants"])
     state = ("failed" if facts["failed"] else "ended") if facts["ended"] else "still going on, killed, or failed"
     lines = {
@@ -95,7 +95,7 @@ def drawn(
     standings: Sequence[Mapping[str, Any]],
     losses: Mapping[str, Sequence[tuple[float, float]]],
 ) -> Page:
-    """The page."""
+    """Draw the page of a sweep."""
     page = Page(f"Sweep {name}")
     if facts["winner"]:
         page.lead(f"{facts['winner']} is the best of {len(facts['variants'])} variants.")
@@ -177,7 +177,7 @@ def _losses(folder: Path) -> list[tuple[float, float]]:
 
 
 def _race(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Who left, and where all stood, without a half line that a kill left."""
+    """Read who left and where all stood, ignoring a partial last line."""
     found: dict[str, list[dict[str, Any]]] = {"left": [], "standing": []}
     forms = {"left": OF_LEFT, "standing": OF_STANDING}
     data = path.read_bytes() if path.is_file() else b""

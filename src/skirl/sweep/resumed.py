@@ -1,4 +1,4 @@
-"""Whether a sweep may go on: with the flags and the variants that it was saved with, but for what may change on the way."""
+"""Checks before a sweep resumes: flags and variants must be those it was saved with, except for what may change."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,23 +14,23 @@ _THEN = "go on with that, or begin another sweep in another --save"
 
 
 def check_same(saved: Mapping[str, Any], flags: Mapping[str, Any]) -> None:
-    """Refuse flags of another sweep, by name and with both values.
+    """Raise if a flag differs from the saved sweep's, naming the flag and both values.
 
     **Arguments**
 
-    - `saved`: what a checkpoint keeps beside variants.
-    - `flags`: those of the command now.
+    - `saved`: the facts that a checkpoint keeps besides variants.
+    - `flags`: the flags of the command now.
     """
     check_flags(saved.get("flags", {}), plain(dict(flags)), may=MAY, then=_THEN)
 
 
 def check_variants(saved: Mapping[str, Any], variants: Sequence[Variant]) -> None:
-    """Refuse variants whose values are not those that were saved.
+    """Raise if a variant's values differ from the saved ones.
 
     **Arguments**
 
-    - `saved`: what a checkpoint keeps beside variants.
-    - `variants`: those that are to go on, of the same names.
+    - `saved`: the facts that a checkpoint keeps besides variants.
+    - `variants`: the variants that are to go on, with the saved names.
 
     >>> check_variants({"overrides": {"slow": {"lr": 0.005}}}, [Variant("slow", {"lr": 0.5})])
     Traceback (most recent call last):

@@ -1,4 +1,4 @@
-"""Train all variants of a recipe on one stream, race them, and write down what comes of it."""
+"""Train all variants of a recipe on one stream, race them, and write down the results."""
 
 import logging
 import sys
@@ -44,14 +44,14 @@ def run(
     *,
     processes: int | str = 1,
 ) -> dict[str, Any]:
-    """Train the variants, showing progress; what came of it.
+    """Train the variants, showing progress, and return the result.
 
     **Arguments**
 
-    - `recipe`: what they have in common.
-    - `variants`: its variants.
+    - `recipe`: what the variants have in common.
+    - `variants`: the variants of the sweep.
     - `race_flags`: when they leave.
-    - `keeping`: where they are saved.
+    - `keeping`: where they are saved, and when.
     - `logged`: what is written down.
     - `show`: what is shown.
     - `flags`: all of the command's, to write down.
@@ -105,9 +105,9 @@ class _Going:
             check_variants(saved, variants)
         check_pooled(variants)
         self.stream = recipe.stream()
-        steps = self.stream.steps or recipe.data.steps  # of files that nobody has counted, as many as were asked for
+        steps = self.stream.steps or recipe.data.steps  # files are not counted beforehand: take the number asked for
         self.every = points(steps) if flags["log_every"] is None else flags["log_every"]
-        """Steps between two lines."""
+        """Steps between two lines of metrics."""
         self.race = Race([variant.name for variant in variants], seeds_of_one(variants), race_flags.rules(steps))
         if saved:
             self.race.load_state_dict(saved["race"])

@@ -8,7 +8,7 @@ from skirl.sweep.race import Race
 from skirl.sweep.table import as_facts, drawn
 
 _AUCS_EVERY = 2.0
-"""Seconds between two looks at the AUCs of all, which take a millisecond each."""
+"""Seconds between two computations of the AUCs, which take a millisecond per variant."""
 
 
 class Shown:
@@ -57,9 +57,9 @@ class Shown:
         return (self._samples - self._before) / max(time.monotonic() - self._began, 1e-9)
 
     def table(self) -> Any:
-        """On a terminal."""
+        """Return the table for a terminal."""
         return drawn(self._race.standing(), self.aucs(), self.rate())
 
     def facts(self) -> Any:
-        """Elsewhere."""
+        """Return the facts for one line, shown where there is no terminal."""
         return as_facts(self._race.standing(), self.aucs(), self.rate())

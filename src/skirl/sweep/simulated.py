@@ -1,4 +1,4 @@
-"""Races of made-up losses, many at once: how often the rule drops the best of all."""
+"""Simulate many races of random losses at once, to see how often the rule drops the best variant."""
 
 from dataclasses import dataclass
 
@@ -7,19 +7,19 @@ import numpy as np
 from skirl.sweep.paired import Course
 
 KINDS = ("normal", "heavy", "skewed", "drifting")
-"""Of noise."""
+"""Kinds of noise."""
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """What came of many races."""
+    """Result of many simulated races."""
 
     wrong: float
-    """The share of races in which the best was ever dropped,"""
+    """Share of the races in which the best was ever dropped."""
     left: float
-    """the share of all others that left,"""
+    """Share of all others that left."""
     cost: float
-    """and the batches that variants were trained on, for each that they would have been without a race."""
+    """Steps that variants trained, as a share of those without a race."""
 
 
 def simulate(
@@ -33,17 +33,17 @@ def simulate(
     first: int = 8,
     seed: int = 0,
 ) -> Simulated:
-    """Race variants whose mean losses differ by `gap` a place; the first is the best.
+    """Race variants whose mean losses rise by `gap` from one to the next; the first is the best.
 
     **Arguments**
 
-    - `races`, `variants`, `batches`: how many.
-    - `alpha`: of the rule.
-    - `gap`: in standard deviations of a difference; 0: all are as good, which is where mistakes are likeliest.
-    - `kind`: of noise: normal, heavy (few large ones), skewed, or drifting, which falls as training goes on and has a part
-      that all variants share.
+    - `races`, `variants`, `batches`: numbers of each.
+    - `alpha`: the rule's probability of an error.
+    - `gap`: in standard deviations of a difference; 0: all are equally good, and mistakes are likeliest.
+    - `kind`: kind of noise: normal, heavy (heavy-tailed), skewed, or drifting, which falls as training goes on and has a
+      part that all variants share.
     - `first`: batches of the first stretch.
-    - `seed`: of the noise.
+    - `seed`: seed of the noise.
     """
     random = np.random.default_rng(seed)
     draws = {
@@ -68,13 +68,13 @@ def simulate(
 
 
 def worst(races: int, *, alpha: float, variants: int = 6, batches: int = 500) -> dict[str, float]:
-    """By kind of noise: the larger share of races that drop the best, where all are as good and where they differ a little.
+    """Return the share of races that drop the best, by kind of noise: the larger of two, for equal and for close variants.
 
     **Arguments**
 
-    - `races`: of each.
-    - `alpha`: of the rule.
-    - `variants`, `batches`: of each race.
+    - `races`: number of races for each kind and gap.
+    - `alpha`: the rule's probability of an error.
+    - `variants`, `batches`: numbers of each in a race.
     """
     parts = [min(1000, races - begin) for begin in range(0, races, 1000)]
     found = {}

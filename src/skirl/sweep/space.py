@@ -1,4 +1,4 @@
-"""What the value of a flag is drawn from: a range, a range of logarithms, or some values."""
+"""Search spaces: the range, logarithmic range or choices that a flag's value is drawn from."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,21 +12,21 @@ LOG, TO = "log:", ".."
 
 @dataclass(frozen=True)
 class Space:
-    """Of one flag: a range, or else choices."""
+    """The search space of one flag: a range, or else choices."""
 
     name: str
     text: str
-    """As it was given."""
+    """The text that was given."""
     low: float | None = None
     high: float | None = None
     log: bool = False
     whole: bool = False
-    """Whether it takes whole numbers alone."""
+    """True if the flag takes only whole numbers."""
     choices: tuple[Any, ...] = ()
 
 
 def spaces_of(texts: Sequence[str]) -> list[Space]:
-    """What is drawn, out of what --search was given.
+    """Parse the values given to --search.
 
     **Arguments**
 
@@ -50,7 +50,7 @@ def spaces_of(texts: Sequence[str]) -> list[Space]:
 
 
 def combinations(spaces: Sequence[Space]) -> int | None:
-    """How many different variants can be drawn; None: any number.
+    """Return how many different variants can be drawn; None if unlimited.
 
     >>> combinations(spaces_of(["dim=4..7", "optimizer=sgd,adam"]))
     8

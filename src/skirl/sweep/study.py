@@ -1,5 +1,5 @@
-"""Variants that Optuna draws: its samplers and storage, and our race. All trials of a sweep are asked for before it begins,
-and told when it is over.
+"""Variants drawn by Optuna: its samplers and storage, with our race. A sweep asks for all its trials before it begins, and
+reports their results when it is over.
 """
 
 import warnings
@@ -19,11 +19,11 @@ from skirl.tools.flags import flags_of, read_as
 from skirl.train.recipe import Recipe
 
 NAME, OURS = "skirl", "skirl"
-"""Of the study, and of what it keeps for us."""
+"""Name of the study, and of the attribute in which it keeps our facts."""
 _ASKED = 100
-"""Times as many trials as wanted, after which no other one is expected that was not drawn before."""
+"""Give up after drawing this many times the wanted number of trials: new ones are too rare."""
 _FREE = ("cache", "movement", "device")
-"""Parts of a recipe that change no result."""
+"""Parts of a recipe that do not change results."""
 
 
 class Search:
@@ -33,9 +33,9 @@ class Search:
 
     - `base`: what the variants have in common.
     - `flags`: what is drawn, how, and where it is kept.
-    - `seeds`: each trial is trained with each of these seeds; none: with that of the recipe.
-    - `saved`: what `also` was in the checkpoint that the sweep goes on from; None: it begins.
-    - `keep`: whether the trials are kept; without, they are only drawn.
+    - `seeds`: each trial is trained with each of these seeds; if empty, with that of the recipe.
+    - `saved`: the value of `also` in the checkpoint that the sweep resumes from; None if it starts afresh.
+    - `keep`: whether to keep the trials in the study; if False, they are only drawn.
     """
 
     def __init__(
@@ -67,17 +67,17 @@ class Search:
 
     @property
     def also(self) -> dict[str, Any]:
-        """What a checkpoint keeps of it."""
+        """The trials, as a checkpoint keeps them."""
         return {"asked": [{"trial": number, "overrides": over} for number, over in self._asked]}
 
     def tell(self, race: Race, *, failed: bool = False) -> None:
-        """The sweep is over: a trial that was trained to the end has the mean loss of late; one that left is pruned at the
-        step at which it did, with its loss of then; one that diverged has failed.
+        """Report the results of the sweep to the study. A trial that was trained to the end gets its recent mean loss; one
+        that left is pruned at that step, with its loss at that time; one that diverged has failed.
 
         **Arguments**
 
-        - `race`: of all variants.
-        - `failed`: whether those that have not left have diverged, too.
+        - `race`: the race of all variants.
+        - `failed`: whether all variants that have not left have diverged.
         """
         if self._study is None:
             return
@@ -86,7 +86,7 @@ class Search:
         places = {place.variant: place for place in race.standing()}
         left = {one.variant: one for one in race.left}
         for number, _ in self._asked:
-            if number in told:  # by a run of this sweep that had fewer steps
+            if number in told:  # by an earlier run of this sweep with fewer steps
                 continue
             own = [name for trial, name, _ in self._named if trial == number]
             losses = [loss for name in own if (loss := places[name].loss) is not None and isfinite(loss)]
@@ -101,7 +101,7 @@ class Search:
                 self._study.tell(number, sum(losses) / len(losses))
 
     def fail(self) -> None:
-        """The sweep came to nothing: its trials have failed."""
+        """Mark the trials of the sweep as failed in the study."""
         if self._study is None:
             return
         for trial in self._study.get_trials(deepcopy=False):
@@ -113,7 +113,7 @@ class Search:
         return self._optuna.trial.Trial(self._study, frozen._trial_id)
 
     def _opened(self, base: Recipe, where: str | None, may: Sequence[str] = ()) -> Any:
-        """The study; one of another sweep is refused, but for what may be another one."""
+        """Open or create the study. Raise if it is of a sweep that differs in anything but `may`."""
         optuna, storage = self._optuna, None
         with _quiet(optuna):
             if where is not None and "://" in where:
@@ -144,7 +144,7 @@ class Search:
         return study
 
     def _ask(self, base: Recipe) -> list[tuple[int, dict[str, Any]]]:
-        """As many different trials as wanted."""
+        """Ask for the wanted number of different trials."""
         found: list[tuple[int, dict[str, Any]]] = []
         assert self._flags.trials is not None
         with _quiet(self._optuna):
@@ -166,14 +166,14 @@ class Search:
 
     @staticmethod
     def _drawn(trial: Any, space: Space) -> Any:
-        if space.choices:  # Optuna keeps texts: a list of sizes is none of its values
+        if space.choices:  # as text, because Optuna cannot keep a list of sizes
             texts = [text_of({"": choice})[1:] for choice in space.choices]
             return space.choices[texts.index(trial.suggest_categorical(space.name, texts))]
         draw = trial.suggest_int if space.whole else trial.suggest_float
         return draw(space.name, space.low, space.high, log=space.log)
 
     def _names(self) -> Iterator[tuple[int, str, dict[str, Any]]]:
-        """Of each variant its trial, a name in four digits, and what it has otherwise."""
+        """Yield the trial of each variant, its name with values of four digits, and its overrides."""
         known: set[str] = set()
         for number, drawn in self._asked:
             short = text_of({name: _short(value) for name, value in drawn.items()})
@@ -190,13 +190,13 @@ def _short(value: Any) -> Any:
 
 
 def _as_flags(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Overrides out of JSON, where a list of sizes is another kind of list."""
+    """Return overrides read from JSON with the types of their flags, such as tuples instead of lists."""
     known = flags_of(Recipe)
     return {name: read_as(known[name].type, value) for name, value in overrides.items()}
 
 
 def _about(base: Recipe, spaces: Sequence[Space]) -> dict[str, Any]:
-    """What two sweeps have in common that learn from each other."""
+    """Return the facts that two sweeps must share to use one study."""
     parts = {part.name: getattr(base, part.name) for part in fields(base) if part.name not in _FREE}
     flags = {flag.name: getattr(owner, flag.name) for owner in parts.values() for flag in fields(owner)}
     drawn = {space.name for space in spaces}
@@ -215,7 +215,7 @@ def _optuna() -> Any:
 
 @contextmanager
 def _quiet(optuna: Any) -> Iterator[None]:
-    """Without its warnings that something of it may change."""
+    """Suppress Optuna's warnings about experimental features."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         yield

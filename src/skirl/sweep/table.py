@@ -1,4 +1,4 @@
-"""The standing of a race as people read it: a live table on a terminal, one line elsewhere."""
+"""Show the standing of a race: a live table on a terminal, one line elsewhere."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,11 +10,11 @@ from skirl.tools.progress import Facts
 
 HEAD = ("rank", "variant", "loss", "to the leader", "AUC", "state")
 MOST_ROWS = 24
-"""More do not fit most terminals; those that have left are shown last, and left out first."""
+"""Most rows of the live table: more do not fit most terminals. Variants that have left come last, and are cut first."""
 
 
 def cells(place: Place, auc: float | None) -> tuple[str, ...]:
-    """A line of the table.
+    """Return the cells of a line of the table.
 
     >>> cells(Place(2, "lr=0.1", 0.5, 0.0123, 0.0004, "races"), 0.75)
     ('2', 'lr=0.1', '0.50000', '+0.01230 ± 0.00040', '0.7500', 'races')
@@ -30,7 +30,7 @@ def cells(place: Place, auc: float | None) -> tuple[str, ...]:
 
 
 def difference(place: Place) -> str:
-    """What it lost more than the leader, and the standard error of that.
+    """Return how much higher its loss is than the leader's, with the standard error, as text.
 
     >>> difference(Place(1, "lr=0.1", 0.5, 0.0, 0.0, "leads"))
     ''
@@ -45,7 +45,7 @@ def difference(place: Place) -> str:
 
 
 def drawn(places: Sequence[Place], aucs: Mapping[str, float | None], rate: float) -> Table:
-    """The table on a terminal."""
+    """Return the table for a terminal."""
     racing = sum(place.state in ("leads", "races") for place in places)
     caption = f"{racing} of {len(places)} race, {rate:,.0f} samples/s"
     table = Table(box=None, padding=(0, 2), header_style="dim", caption=caption, caption_justify="left")
@@ -60,7 +60,7 @@ def drawn(places: Sequence[Place], aucs: Mapping[str, float | None], rate: float
 
 
 def as_facts(places: Sequence[Place], aucs: Mapping[str, float | None], rate: float) -> Facts:
-    """The same in one line.
+    """Return the standing as the facts of one line.
 
     >>> places = [Place(1, "a", 0.5, 0.0, None, "leads"), Place(2, "b", 0.6, 0.1, 0.01, "races")]
     >>> list(as_facts(places, {"a": 0.7}, 1000.0).values())
@@ -81,7 +81,7 @@ def as_facts(places: Sequence[Place], aucs: Mapping[str, float | None], rate: fl
 
 
 def as_text(places: Sequence[Place], aucs: Mapping[str, float | None]) -> str:
-    """The table in plain text.
+    """Return the table as plain text.
 
     >>> print(as_text([Place(1, "a", 0.5, 0.0, None, "leads")], {}))
     rank  variant     loss  to the leader  AUC  state

@@ -1,4 +1,4 @@
-"""Variants: a name, and what differs from a recipe; as a product of lists of values, or out of a file."""
+"""Variants of a recipe: a name and overrides, made by combining lists of values or read from a file."""
 
 import difflib
 import re
@@ -19,9 +19,9 @@ _SHARED = {
     "movement": "rows of all variants move together",
     "device": "all variants compute in one place, in the same numbers",
 }
-"""Parts of a recipe that are the same for all, and why."""
+"""Parts of a recipe that all variants must share, and why."""
 VARIES_OF_SHARED = ("seed",)
-"""What may vary of these: the seed of initial rows and weights. The data keeps the seed of the recipe."""
+"""Flags in those parts that may vary after all: the seed of initial rows and weights. The data keeps the recipe's seed."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,=+-]{0,199}")
 
 
@@ -31,9 +31,9 @@ class Variant:
 
     **Arguments**
 
-    - `name`: tells it from the others.
-    - `overrides`: what it has otherwise, by name. `skirl.Sweep` takes `lr` and `optimizer` of its rows, `seed`, `dim` and
-      `tables`, which differ in nothing but dim and initial values; all others are for who makes its model.
+    - `name`: a name that no other variant has.
+    - `overrides`: values that differ from the sweep's, by name. `skirl.Sweep` uses `lr` and `optimizer` (of its rows),
+      `seed`, `dim` and `tables`, which may differ only in dim and initial values; all others are for `make_model`.
 
     >>> Variant("small", {"dim": 8}).overrides["dim"]
     8
@@ -45,20 +45,20 @@ class Variant:
 
 @dataclass(frozen=True)
 class Varied(Variant):
-    """A variant of a recipe: its overrides are flags."""
+    """A variant of a recipe, whose overrides are flags."""
 
     recipe: Recipe = field(kw_only=True)
-    """With these flags. Its data is that of the sweep: a seed here is that of rows and weights alone."""
+    """The recipe with these flags. Its data is the sweep's: `seed` is only that of its rows and weights."""
 
 
 def variants_of(base: Recipe, vary: Sequence[str] = (), file: Path | None = None) -> list[Varied]:
-    """The variants: every one of the file with every combination of the lists.
+    """Return the variants: each variant of the file combined with every combination of the lists.
 
     **Arguments**
 
-    - `base`: what they differ from.
-    - `vary`: lists such as "lr=0.01,0.02"; the sizes of layers have an x between: "top=64x32,128x64".
-    - `file`: TOML, CSV or JSON lines.
+    - `base`: the recipe that they vary.
+    - `vary`: lists such as "lr=0.01,0.02"; sizes of layers are joined by x: "top=64x32,128x64".
+    - `file`: a file of variants in TOML, CSV or JSON lines.
 
     >>> [v.name for v in variants_of(Recipe.of(data="synthetic:tiny"), ["lr=0.01,0.02", "dim=8,16"])]
     ['lr=0.01,dim=8', 'lr=0.01,dim=16', 'lr=0.02,dim=8', 'lr=0.02,dim=16']
@@ -85,7 +85,7 @@ def variants_of(base: Recipe, vary: Sequence[str] = (), file: Path | None = None
 
 
 def checked_variants(base: Recipe, named: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Varied]:
-    """Variants of names and overrides; two alike or of one name are refused, and values that their owner refuses."""
+    """Make variants of names and overrides. Raise if two are alike or share a name, or if a value is not valid."""
     if not named:
         raise ValueError("a sweep has no variant: name one or more")
     variants: list[Varied] = []
@@ -109,7 +109,7 @@ def checked_variants(base: Recipe, named: Sequence[tuple[str, Mapping[str, Any]]
 
 
 def varied(base: Recipe, overrides: Mapping[str, Any]) -> Recipe:
-    """A recipe with other flags.
+    """Return a recipe with some flags replaced.
 
     >>> varied(Recipe.of(data="synthetic:tiny"), {"lr": 0.5, "dim": 8}).rates.lr
     0.5
@@ -124,13 +124,13 @@ def varied(base: Recipe, overrides: Mapping[str, Any]) -> Recipe:
 
 
 def varying() -> dict[str, Flag]:
-    """The flags that may differ between variants, by name."""
+    """Return the flags that may differ between variants, by name."""
     shared = _shared()
     return {name: flag for name, flag in flags_of(Recipe).items() if name not in shared}
 
 
 def refuse_shared(overrides: Mapping[str, Any]) -> None:
-    """Refuse what cannot differ between variants, by its name."""
+    """Raise if an override is no flag, or a flag that cannot differ between variants."""
     known, shared = flags_of(Recipe), _shared()
     for name in overrides:
         if name in shared:
@@ -142,7 +142,7 @@ def refuse_shared(overrides: Mapping[str, Any]) -> None:
 
 
 def seeds_of_one(variants: Sequence[Varied]) -> list[int]:
-    """For each variant the number of its configuration: variants that differ in nothing but the seed have one.
+    """Return the configuration number of each variant. Variants that differ only in the seed share one.
 
     >>> seeds_of_one(variants_of(Recipe.of(data="synthetic:tiny"), ["lr=0.01,0.02", "seed=0,1"]))
     [0, 0, 1, 1]
@@ -158,7 +158,7 @@ def seeds_of_one(variants: Sequence[Varied]) -> list[int]:
 
 
 def hyperparameters(variants: Sequence[Varied]) -> dict[str, dict[str, Any]]:
-    """Of each variant, by its name, all flags in which any of them differs; lists of sizes as texts.
+    """Return, by variant, the values of all flags that any variant overrides; lists of sizes become text.
 
     >>> hyperparameters(variants_of(Recipe.of(data="synthetic:tiny"), ["lr=0.01,0.02"]))
     {'lr=0.01': {'lr': 0.01}, 'lr=0.02': {'lr': 0.02}}
@@ -173,7 +173,7 @@ def hyperparameters(variants: Sequence[Varied]) -> dict[str, dict[str, Any]]:
 
 
 def text_of(overrides: Mapping[str, Any]) -> str:
-    """A name made of what differs.
+    """Return a name made of the overrides.
 
     >>> text_of({"lr": 0.01, "top": (64, 32), "model": "dlrm-tiny"})
     'lr=0.01,top=64x32,model=dlrm-tiny'
@@ -185,7 +185,7 @@ def text_of(overrides: Mapping[str, Any]) -> str:
 
 
 def _shared() -> dict[str, str]:
-    """Flags that cannot vary, and why."""
+    """Return the flags that cannot vary, each with the reason."""
     return {
         flag.name: _SHARED[part.name]
         for part in fields(Recipe)
@@ -196,13 +196,13 @@ def _shared() -> dict[str, str]:
 
 
 def axis(text: str, can: Mapping[str, Flag], flag: str = "vary") -> tuple[str, list[Any]]:
-    """A flag and its values, out of "lr=0.01,0.02".
+    """Parse a flag and its values, such as "lr=0.01,0.02".
 
     **Arguments**
 
-    - `text`: as it was given.
+    - `text`: the text that was given.
     - `can`: the flags that may differ.
-    - `flag`: that it was given with.
+    - `flag`: the flag it was given to, for error messages.
     """
     name, equals, values = text.partition("=")
     name = name.strip().replace("-", "_")
@@ -214,7 +214,7 @@ def axis(text: str, can: Mapping[str, Flag], flag: str = "vary") -> tuple[str, l
 
 
 def _read(where: str, found: Mapping[str, Any], can: Mapping[str, Flag]) -> dict[str, Any]:
-    """The overrides of one variant in a file, each as its flag takes it."""
+    """Return the overrides of one variant in a file, each with the type of its flag."""
     values = {}
     for key, value in found.items():
         name = key.strip().replace("-", "_")

@@ -1,4 +1,4 @@
-"""Reads variants out of a file: TOML, CSV or JSON lines."""
+"""Read variants from a file of TOML, CSV or JSON lines."""
 
 import csv
 import json
@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 Found = tuple[str, str | None, dict[str, Any]]
-"""Where it stands in the file, its name if it has one, and its values by the names that the file gives them."""
+"""A variant's place in the file, its name if it has one, and its values under the names used in the file."""
 
 
 def read_file(path: Path) -> list[Found]:
-    """The variants in a file, in order.
+    """Return the variants in a file, in order.
 
     **Arguments**
 
-    - `path`: of TOML with a table a variant, of CSV with a line a variant, or of JSON with an object a line. A column or key
-      `name` is the variant's name; an empty cell leaves the recipe's value.
+    - `path`: TOML with a table per variant, CSV with a line per variant, or JSON lines with an object per variant. A column
+      or key `name` gives the variant's name; an empty cell keeps the recipe's value.
     """
     readers = {".toml": _toml, ".csv": _csv, ".jsonl": _json, ".json": _json}
     reader = readers.get(path.suffix)

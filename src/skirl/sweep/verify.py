@@ -1,4 +1,4 @@
-"""The variants of a recipe trained beside each other, alone and in plain Python: every bit compared."""
+"""Train the variants of a recipe together, alone and in plain Python, and compare every bit."""
 
 import tempfile
 import time
@@ -28,16 +28,16 @@ from skirl.train.verify import PlainEmbeddings, touched_rows
 
 FORMS, DEPTHS, STORES = (LOOP, LANES), (1, "auto"), ("memory", "disk")
 LATE = 0.002
-"""Seconds that a stage may be late on purpose."""
+"""Most seconds that a stage is delayed on purpose."""
 
 
 def verify_variants(recipe: Recipe, variants: Sequence[Varied]) -> dict[str, Any]:
-    """Train them in each form, with two caches and depths and both stores, stages late on purpose; what differs.
+    """Train the variants in each form, with two caches, two depths, both stores and delayed stages. Return the differences.
 
     **Arguments**
 
-    - `recipe`: what they have in common.
-    - `variants`: its variants; each is also trained alone and over the plain reference.
+    - `recipe`: what the variants have in common.
+    - `variants`: the variants; each is also trained alone, and over the plain reference.
     """
     started, touched = time.monotonic(), touched_rows(recipe)
     least = recipe.cache_size(touched)
@@ -74,7 +74,7 @@ def verify_variants(recipe: Recipe, variants: Sequence[Varied]) -> dict[str, Any
 
 
 class _Watched:
-    """One variant of a run, and what it leaves behind."""
+    """One variant of a run, and the trace that it leaves."""
 
     def __init__(self, name: str, variant: Varied, contender: Contender) -> None:
         self.trace, self.contender = Trace(name), contender
@@ -82,11 +82,11 @@ class _Watched:
         self._rates = variant.recipe.rates_of(contender.embeddings, contender.dense)  # type: ignore[arg-type]
 
     def before(self, keys: np.ndarray) -> None:
-        """A batch of these rows is to come."""
+        """Record the rows that the next batch uses."""
         self.trace.before.append(fingerprints(peek(self.engine, keys, 0)[0]))
 
     def after(self, keys: np.ndarray) -> None:
-        """It was trained on."""
+        """Record loss, weights and rows after training on the batch."""
         trace, contender = self.trace, self.contender
         self._rates.step()
         assert contender.loss is not None
@@ -95,7 +95,7 @@ class _Watched:
         trace.after.append(fingerprints(peek(self.engine, keys, 0)[0]))
 
     def end(self) -> Trace:
-        """All is trained."""
+        """Flush the rows to the store, record them all and return the trace."""
         trace, engine = self.trace, self.engine
         engine.flush()
         trace.keys = np.sort(np.concatenate([np.empty(0, np.int64), *engine.store.keys()]))
@@ -107,7 +107,7 @@ class _Watched:
 def _together(
     recipe: Recipe, variants: Sequence[Varied], form: str, cache: CacheSize, depth: Any, store: str
 ) -> tuple[dict[str, Trace], int]:
-    """What each variant leaves behind, and how many rows were fetched again."""
+    """Train all variants in one sweep. Return the trace of each, and how many rows were fetched again."""
     with tempfile.TemporaryDirectory(prefix="skirl-verify-") as folder:
         spec = store if store == "memory" else f"disk:{folder}"
         own = replace(recipe, cache=replace(recipe.cache, store=spec, cache=str(cache), depth=depth))
@@ -138,7 +138,7 @@ def _ahead(recipe: Recipe, sweep: Sweep) -> Iterator[Any]:
 
 
 def _alone(recipe: Recipe, variant: Varied, cache: CacheSize) -> Trace:
-    """What the variant leaves behind that trains without others."""
+    """Train one variant alone and return its trace."""
     embeddings = variant.recipe.embeddings(cache, store="memory")
     model, dense = variant.recipe.model_over(embeddings)
     rates, engine, trace = variant.recipe.rates_of(embeddings, dense), embeddings.engine, Trace("alone")
@@ -154,7 +154,7 @@ def _alone(recipe: Recipe, variant: Varied, cache: CacheSize) -> Trace:
 
 
 def _in_plain_python(recipe: Recipe, variant: Varied) -> Trace:
-    """What it leaves behind over the plain reference."""
+    """Train one variant over the plain reference and return its trace."""
     own = variant.recipe
     reference = Reference(own.tables(), own.row_optimizer(), own.data.seed)
     embeddings = PlainEmbeddings(reference, own.pooled)

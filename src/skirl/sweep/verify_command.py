@@ -1,4 +1,4 @@
-"""`skirl verify`, which knows variants: that of one model, and with --vary of several beside each other."""
+"""`skirl verify` with variants: without --vary it verifies one model, with it several that train together."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,11 +38,11 @@ class VerifyVariants(Verify):
         self.made()
 
     def made(self) -> list[Varied]:
-        """The variants."""
+        """Return the variants."""
         return variants_of(self.recipes()[0], self.vary)
 
     def run(self) -> dict[str, Any]:
-        """Train and compare."""
+        """Train, compare and return the result."""
         if not self.vary:
             return super().run()
         from skirl.sweep.verify import verify_variants
@@ -53,7 +53,7 @@ class VerifyVariants(Verify):
         return {"command": "verify", **self.flat(), **found, "machine": machine(), "failed": said}
 
     def summary(self, result: Mapping[str, Any]) -> dict[str, str]:
-        """The result as people read it."""
+        """Return the result as lines of text, by title."""
         if not self.vary:
             return super().summary(dict(result))
         beside = f"{result['runs']:,} runs of {result['steps']:,} steps beside each other"

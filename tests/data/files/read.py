@@ -8,7 +8,7 @@ from skirl.data.files.errors import BadFile, BadRow, BadSchema
 
 CLEAN = (BadFile, BadRow, BadSchema)
 INTS = '[[label]]\nname = "y"\nkind = "number"\n[[id]]\nname = "item"\ntype = "int"\n[file]\ncolumns = ["y", "item"]\n'
-"""A schema of two columns without a header."""
+"""A schema with two columns and no header."""
 
 
 def ids_of(folder: Path, text: bytes, schema: str, **flags: Any) -> list[int]:
@@ -19,7 +19,7 @@ def ids_of(folder: Path, text: bytes, schema: str, **flags: Any) -> list[int]:
 
 
 def outcome(path: Path, kind: str, schema: str | None = None) -> int | None:
-    """Samples that are read, None where the file is refused; checks that every batch is sound."""
+    """Return the number of samples read, or None if the file is refused, after checking that every batch is sound."""
     count = 0
     try:
         files = DataFlags(f"{kind}:{path}", rows="100", schema=schema, bad_rows="skip").files(700)

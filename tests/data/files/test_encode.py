@@ -1,4 +1,4 @@
-"""Columns become labels, numbers and rows: against a plain reading of each value."""
+"""Columns become labels, numbers and rows: compared with a plain reading of each value."""
 
 import math
 from pathlib import Path
@@ -62,7 +62,7 @@ def encoder(**other: Any) -> Encoder:
 
 
 def plainly(row: tuple[str, ...]) -> tuple[float, float, float, int, list[int]] | None:
-    """Label, number, whether it is missing, row, rows of tags; None where the row is malformed."""
+    """Return label, number, whether it is missing, row, and rows of tags; None if the row is malformed."""
     y, x, item, tags = row
     if y not in ("0", "1", "1.0") or x in ("nan", "y") or item not in ("0", "39", "7"):
         return None
@@ -144,7 +144,7 @@ def test_nan_may_stand_for_nothing(tmp_path: Path) -> None:
 
 
 def test_hexadecimal_digits_are_no_whole_number(tmp_path: Path) -> None:
-    """Arrow's cast takes 0x1f for 31."""
+    """Arrow's cast reads 0x1f as 31."""
     for value in (b"0x1f", b"0X1"):
         with pytest.raises(BadRow, match=rf"line 2: column item is '{value.decode()}', expected a whole number"):
             ids_of(tmp_path, b"1,7\n0," + value + b"\n", INTS)

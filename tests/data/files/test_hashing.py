@@ -1,4 +1,4 @@
-"""Fingerprints and rows beside plain Python's whole numbers."""
+"""Fingerprints and rows compared with plain Python integers."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def test_numbers(values: list[int], table: str) -> None:
 
 
 def test_zero_is_the_fingerprint_of_nothing() -> None:
-    """The bijection has one number that would have it."""
+    """The bijection maps one number to 0; its fingerprint is 1 instead."""
     out = np.empty(1, np.uint64)
     hash_numbers(seed_of("a").reshape(1).view(np.int64), seed_of("a"), out)
     assert logs.number_hash(int(seed_of("a")), "a") == 0 and out[0] == 1

@@ -1,4 +1,4 @@
-"""MIND's impressions: each item that a line shows is a sample."""
+"""MIND's impressions: each item shown in a line is a sample."""
 
 from dataclasses import replace
 from pathlib import Path

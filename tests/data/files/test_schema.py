@@ -1,4 +1,4 @@
-"""Schema files: what is refused, what survives being written and read, and what a schema says of its tables."""
+"""Schema files: which are refused, what survives a round trip through a file, and what a schema says about its tables."""
 
 import re
 from typing import Any
@@ -17,7 +17,7 @@ NAMES = st.lists(st.text(min_size=1, max_size=6), min_size=2, max_size=7, unique
 
 @st.composite
 def schemas(draw: Any) -> FileSchema:
-    """Any schema that means something: names of any characters, tables that several columns share."""
+    """Draw any valid schema: names of any characters, and tables that several columns share."""
     names = draw(NAMES)
     n_ids = draw(st.integers(1, len(names) - 1))
     tables = draw(st.lists(st.sampled_from(["", "", "shared"]), min_size=n_ids, max_size=n_ids))

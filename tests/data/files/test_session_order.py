@@ -1,4 +1,4 @@
-"""Sessions shuffled in chunks: each row once an epoch, what was promised of chunks, and the same rows for any reader."""
+"""Sessions shuffled in chunks: each row comes once an epoch, chunks are as promised, and any reader gets the same rows."""
 
 import random
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ type = "int"
 
 
 def drawn(n: int, longest: int, seed: int) -> list[int]:
-    """The session of each of n rows: one that was there may come again."""
+    """Draw the session of each of n rows; a session may come back later."""
     draw, sessions = random.Random(seed), list[int]()
     while len(sessions) < n:
         sessions += [draw.randrange(n)] * draw.randint(1, longest)
@@ -39,7 +39,7 @@ def drawn(n: int, longest: int, seed: int) -> list[int]:
 
 
 def written(folder: Path, sessions: Sequence[int], group: int = 40, files: int = 1) -> str:
-    """Rows that know their number, in files of several parts; what a --data flag says of them."""
+    """Write numbered rows to files of several parts, and return their --data flag."""
     (folder / "schema.toml").write_text(SCHEMA)
     for number, rows in enumerate(np.array_split(np.arange(len(sessions)), files)):
         table = pa.table(
@@ -64,7 +64,7 @@ def rows_of(batches: Sequence[Batch]) -> list[int]:
 
 
 def plain_chunks(sessions: Sequence[int], low: int, high: int, most: int) -> set[tuple[int, ...]]:
-    """The chunks of a window, one row after the other."""
+    """Return the chunks of a window, found row by row."""
     chunks: list[list[int]] = []
     for row in range(low, high):
         goes_on = chunks and sessions[chunks[-1][-1]] == sessions[row] and (not most or len(chunks[-1]) < most)
@@ -96,7 +96,7 @@ def check_chunks(folder: Path, n: int, longest: int, most: Any, mix: int, batch:
     for low in range(0, n, size):
         left = plain_chunks(sessions, low, min(low + size, n), 0 if most == "all" else most)
         at = low
-        while left:  # each chunk comes whole and in order, one after the other
+        while left:  # each chunk comes whole and in order, one after another
             chunk = next((c for c in left if c[0] == rows[at]), None)
             assert chunk is not None and rows[at : at + len(chunk)] == list(chunk)
             left.remove(chunk)

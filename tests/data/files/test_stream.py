@@ -1,4 +1,4 @@
-"""Batches out of files: the same rows as a plain reading, in the same order for any workers, resumed at any batch."""
+"""Batches from files: the same rows as a plain reading, in the same order with any workers, resumed at any batch."""
 
 import csv
 import itertools
@@ -24,7 +24,7 @@ from tests.data import logs
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same 1,000 rows as text, packed text and Parquet, each in several files."""
+    """Write the same 1,000 rows as text, packed text and Parquet, each in several files."""
     folder = tmp_path_factory.mktemp("logs")
     rows = logs.criteo_rows(1000)
     for name in ("text", "packed", "parquet"):
@@ -255,7 +255,7 @@ def test_a_state_that_is_none_is_refused(tmp_path: Path, change: dict[str, Any])
 
 
 def test_a_state_of_another_schema_rows_or_vocabulary_is_refused(tmp_path: Path) -> None:
-    """Each gives other batches out of the same files; what differs is named, and the flag that puts it right."""
+    """Each of these changes the batches of the same files. The error names the difference, and the flag that fixes it."""
     logs.write_tsv(tmp_path / "day_0", logs.criteo_rows(200))
     whole = BUILT_IN["criteo"].toml()
 

@@ -1,4 +1,4 @@
-"""Text files: lines, parts and what stands at a line's begin and end."""
+"""Text files: lines, parts, and the beginning and end of a line."""
 
 import gzip
 import math
@@ -34,7 +34,7 @@ FIELD = st.text("ab é\u20ac7", max_size=9)
 def test_parts_of_any_size_are_the_lines_of_the_file(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]], end: str, last: bool, packed: bool, part: int
 ) -> None:
-    """A line is of the part that its first byte lies in: each is read once, in order, and none is torn."""
+    """A line belongs to the part with its first byte: each is read once, in order, and none is split."""
     data = end.join(",".join(row) for row in rows) + (end if last else "")
     path = tmp_path_factory.getbasetemp() / "lines"
     path.write_bytes(gzip.compress(data.encode(), 1) if packed else data.encode())
@@ -52,7 +52,7 @@ def test_parts_of_any_size_are_the_lines_of_the_file(
 
 
 def test_what_looks_odd_and_is_right(tmp_path: Path) -> None:
-    """A byte order mark, CRLF, no line end at the end, a header, odd numbers: all of them are read."""
+    """A byte order mark, CRLF, no newline at the end, a header, odd numbers: all of these are read."""
     expected = [logs.criteo_sample(row, 1000) for row in ROWS]
     header = "\t".join(CRITEO).encode() + b"\n"
     forms = {
@@ -86,7 +86,7 @@ def test_mutated_text(tmp_path_factory: pytest.TempPathFactory, at: int, cut: in
 
 
 def plain_count(data: bytes) -> int:
-    """How many lines of Criteo text are right, by Python alone."""
+    """Count the valid lines of Criteo text with plain Python."""
     data = data.removeprefix(b"\xef\xbb\xbf")
     lines = data.split(b"\n")
     if lines[-1] in (b"", b"\r"):

@@ -1,4 +1,4 @@
-"""Dates as times: the same rows are held out whether a file has texts, timestamps or numbers."""
+"""Dates as times: the same rows are held out whether a file has text, timestamps or numbers."""
 
 import csv
 from datetime import UTC, datetime, timedelta, timezone
@@ -104,7 +104,7 @@ def test_digits_are_the_hours_that_python_reads(drawn):
 
 
 def written(folder, form: str) -> DataFlags:
-    """200 rows; the item of each is its number."""
+    """Write 200 rows; the item of each is its number."""
     (folder / "schema.toml").write_text(SCHEMA)
     if form in FORMS:
         with open(folder / "clicks.csv", "w", newline="") as file:

@@ -1,4 +1,4 @@
-"""An open vocabulary beside a dict; its state goes on at any batch, and evaluation sees it as it was."""
+"""An open vocabulary compared with a dict. Its state resumes at any batch, and evaluation sees it as it was."""
 
 import copy
 import json
@@ -97,7 +97,7 @@ def test_a_state_goes_on_at_its_batch(tsv: Path, flags: dict[str, Any]) -> None:
 
 
 def test_states_share_a_vocabulary_that_was_loaded(tsv: Path) -> None:
-    """Each batch of the window keeps one: copies would be as many vocabularies."""
+    """Each batch of the window keeps one, so copies would take as many vocabularies."""
     first = opened(tsv)
     next(iter(first))
     tensors = copy.deepcopy(first.state_dict())
@@ -168,7 +168,7 @@ def test_training_is_the_same_whatever_is_read_ahead(
     ],
 )  # fmt: skip
 def test_a_state_that_is_no_vocabulary_is_refused(name: str, values: Any) -> None:
-    """Fuzzing found that rows beyond the table came out of it."""
+    """Fuzzing found that it gave rows beyond the table."""
     growth = Growth(rows=10, admit=1)
     state = {"keys": [5, 6, 7], "rows": [2, 3, 0], "counts": [1, 1, 1], "last": [1, 1, 1], "next": 4}
     growth.load_state_dict(state, [5, 6])
@@ -192,7 +192,7 @@ def test_a_state_beyond_the_end_is_refused(tmp_path: Path) -> None:
 def test_exported_rows_have_their_ids(
     tsv: Path, tmp_path: Path, stale: int | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of every step, not of the last copy of the vocabulary; beside a plain count of the values."""
+    """The ids of the last step, not those in the last copy of the vocabulary, compared with a plain count of the values."""
     schema = BUILT_IN["criteo"].toml()
     of_text = '[[id]]\nname = "C3"\ncolumn = ""\ntype = "{}"'
     (tmp_path / "s.toml").write_text(schema.replace(of_text.format("hex"), of_text.format("string")))

@@ -1,4 +1,4 @@
-"""CUDA's streams, each of them held up at random, so that a copy or a kernel that no event protects comes too late."""
+"""CUDA streams that are delayed at random, so that a copy or a kernel that no event protects comes too late."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ LONGEST = 2_000_000
 
 
 class DelayedStream(CudaStream):
-    """Sleeps on the device before what it is given."""
+    """Sleeps on the device before its work, at random."""
 
     def __init__(self, stream: torch.cuda.Stream, rng: np.random.Generator, share: float) -> None:
         super().__init__(stream)
@@ -35,7 +35,7 @@ class DelayedStream(CudaStream):
 
 
 class DelayedStreams(CudaStreams):
-    """share: of what is put on a stream, how much has to wait."""
+    """share: the share of work that is delayed."""
 
     def __init__(self, device: torch.device, seed: int, share: float) -> None:
         super().__init__(device)

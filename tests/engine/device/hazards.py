@@ -1,7 +1,7 @@
-"""The stages of a GPU's cache in one thread, in an order that the dice choose; the streams lag behind as they like.
+"""The stages of a GPU's cache in one thread, in random order, over streams that lag behind at random.
 
-Threads that race for real meet a missing event once in a thousand steps. Here every order that the pipeline allows is as
-likely as any other, a block that is let go of is taken again at once, and the outcome is compared with a dict of rows.
+Threads that really race hit a missing event once in a thousand steps. Here every order that the pipeline allows can
+occur, a released block is reused at once, and the outcome is compared with a dict of rows.
 """
 
 from collections.abc import Callable
@@ -65,11 +65,11 @@ class Stages:
         self.leaving: list[tuple[int, list]] = []
 
     def go(self) -> int:
-        """Until all steps are done; the rows that were read from the store."""
+        """Run until all steps are done, and return how many rows were read from the store."""
         fetched = 0
         haste = np.ones(3)
         while self.loading < len(self.works):
-            if self.rng.random() < 0.3:  # now one of them is quick, now another
+            if self.rng.random() < 0.3:  # now and then another stage becomes fast
                 haste = self.rng.exponential(size=3) ** 3
             turns = list(self.turns())
             likely = (haste + 1e-9) * [turn is not None for turn in turns]
@@ -79,7 +79,7 @@ class Stages:
         return fetched
 
     def turns(self):
-        """What may be done next."""
+        """Yield, for each stage, its next action, or None if it may not act."""
         yield self.fetch if self.may_fetch() else None
         yield self.compute if self.stage[1] != "load" or self.fetching > self.loading else None
         yield self.write if self.leaving else None
@@ -145,7 +145,7 @@ class Stages:
 
 
 def poisoned(take: Callable[[int], Block]) -> Callable[[int], Block]:
-    """New memory is full of NaN: a row that is read before it is there shows."""
+    """Fill new memory with NaN, so that reading a row before it arrives shows."""
 
     def taken(nbytes: int) -> Block:
         block = take(nbytes)
@@ -158,7 +158,7 @@ def poisoned(take: Callable[[int], Block]) -> Callable[[int], Block]:
 
 
 def hazards(seeds: range) -> int:
-    """Many short runs; how many rows were fetched."""
+    """Run many short runs, and return how many rows were fetched."""
     fetched = 0
     for seed in seeds:
         fetched += Stages(seed, eager=(0.0, 0.4, 0.8)[seed % 3], prefetch=(2, 5)[seed % 2]).go()

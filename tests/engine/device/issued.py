@@ -1,4 +1,4 @@
-"""What each trainer's loop gives to its streams and to the other trainers, in the order in which it does."""
+"""Records the work that each trainer's loop issues to its streams and to the other trainers, in order."""
 
 import threading
 from collections.abc import Callable
@@ -9,12 +9,12 @@ from skirl.peers.base import ON_DEVICE
 
 
 class Issued:
-    """One list for each thread that made streams, which is a trainer's loop."""
+    """One list for each thread that made streams: each is a trainer's loop."""
 
     def __init__(self) -> None:
         self.of: dict[int, list[tuple[str, str, Any]]] = {}
         self.elsewhere: list[str] = []
-        """Calls of other threads."""
+        """Calls from other threads."""
 
     def noted(self, streams: Streams) -> Streams:
         log = self.of.setdefault(threading.get_ident(), [])
@@ -30,7 +30,8 @@ class Issued:
             self.elsewhere.append(doing) if log is None else log.append(("call", doing, rank))
 
     def check(self) -> None:
-        """All trainers issue the same in one order, and each stream waits for what it needs of the other."""
+        """Check that all trainers issue the same calls in the same order, and that each stream waits for what it needs
+        of the other."""
         calls = [[doing for what, doing, _ in log if what == "call"] for log in self.of.values()]
         assert len(calls) > 1 and all(each == calls[0] for each in calls), calls
         assert not self.elsewhere
@@ -44,7 +45,7 @@ class Issued:
 def _check_waits(log: list[tuple[str, str, Any]]) -> None:
     done, seen = {"compute": 0, "aside": 0}, {"compute": 0, "aside": 0}
     sent = 0
-    """Work of the loop's stream up to the values of the step in the loop."""
+    """Items of work on the loop's stream up to the values of the step in the loop."""
     for what, name, fact in log:
         if what == "work":
             done[name] += 1
@@ -57,7 +58,7 @@ def _check_waits(log: list[tuple[str, str, Any]]) -> None:
 
 
 class Noted:
-    """A stream whose work and waits are noted; of events, those of the other noted stream count."""
+    """A stream that records its work and its waits. Of events, only those of the other recorded stream count."""
 
     def __init__(self, stream: Any, name: str, log: list, events: dict[int, tuple[str, int, Any]]) -> None:
         self._stream, self._name, self._log, self._events = stream, name, log, events

@@ -1,8 +1,8 @@
-"""Streams in the place of CUDA's that run what they are given as late, or in as odd an order, as the events allow.
+"""Stand-ins for CUDA streams that run their work as late, or in as odd an order, as events allow.
 
-Nothing runs when it is put on a stream. It runs when somebody waits for an event behind it, when the loop needs a result, or
-when the dice say so; in the order of its stream, and after the events that the stream was told to wait for. A copy that no
-event protects will sooner or later read what was overwritten, or be read before it was made.
+Work that is put on a stream does not run at once. It runs when somebody waits for an event after it, when the loop
+needs a result, or at random; in the order of its stream, and after the events that the stream was told to wait for. A
+copy that no event protects will sooner or later read overwritten data, or be read before it was made.
 """
 
 import threading
@@ -17,7 +17,7 @@ from tests.interpreter import quicken
 
 
 class LazyEvent:
-    """Passed once the stream has got there."""
+    """An event; it has passed once the stream has got there."""
 
     def __init__(self, stream: "LazyStream") -> None:
         self.stream = stream
@@ -29,7 +29,7 @@ class LazyEvent:
 
 
 class LazyStream:
-    """A queue of work, of events to pass and of events to wait for."""
+    """A queue of work, of events to pass, and of events to wait for."""
 
     def __init__(self, world: "World") -> None:
         self.world = world
@@ -63,12 +63,12 @@ class LazyStream:
             self.world.stir()
 
     def advance(self, event: LazyEvent) -> None:
-        """Up to an event of this stream."""
+        """Run up to an event of this stream."""
         while not event.passed:
             self.step()
 
     def step(self) -> None:
-        """One item, whatever other streams have to do first."""
+        """Run one item, after whatever other streams have to do first."""
         item = self.queue[0]
         if isinstance(item, tuple):
             what, event = item
@@ -83,16 +83,17 @@ class LazyStream:
 
     @property
     def blocked(self) -> bool:
-        """Whether there is nothing to do, or nothing yet."""
+        """True if there is nothing to run, or nothing that may run yet."""
         head = self.queue[0] if self.queue else None
         return head is None or (isinstance(head, tuple) and head[0] == "wait" and not head[1].passed)
 
 
 class World:
-    """Some streams and the dice."""
+    """Some streams, and a random generator."""
 
     def __init__(self, seed: int, eager: float, streams: int = 3) -> None:
-        """eager: the chance that some stream gets on whenever there is something new; 0: all is as late as can be.
+        """eager: the chance that some stream advances whenever something new is queued; 0: everything runs as late as
+        possible.
 
         streams: 4 where several trainers share rows.
         """
@@ -105,7 +106,7 @@ class World:
         self._stirring = False
 
     def streams(self) -> Streams:
-        """For a Gpu."""
+        """Return the streams as a Gpu takes them."""
         return Streams(*self.all)
 
     def stir(self) -> None:
@@ -114,7 +115,7 @@ class World:
         self._stirring = True
         try:
             while self.rng.random() < self.eager:
-                if self.rng.random() < 0.1:  # now one of them is quick, now another
+                if self.rng.random() < 0.1:  # now and then another stream becomes fast
                     self._haste = self.rng.dirichlet([0.2] * len(self.all))
                 stream = self.all[self.rng.choice(len(self.all), p=self._haste)]
                 if not stream.blocked:

@@ -1,4 +1,4 @@
-"""What needs a GPU: `make test-gpu` runs it, `make test` does not."""
+"""Tests that need a GPU: `make test-gpu` runs them, `make test` does not."""
 
 import shutil
 import subprocess
@@ -30,14 +30,14 @@ pytestmark = [
 @given(cases_of(), st.sampled_from([0.0, 0.5]))
 @cases(60)
 def test_every_bit_is_that_of_the_reference(case, delayed):
-    """The streams are held up at random in half of the cases."""
-    Run(replace(case, device="cuda", eager=delayed, shared=0.0)).go()  # samples share no bags there
+    """The streams are delayed at random in half of the cases."""
+    Run(replace(case, device="cuda", eager=delayed, shared=0.0)).go()  # samples share no bags here
 
 
 @pytest.mark.parametrize("delayed", [0.2, 0.8, 1.0])
 @pytest.mark.parametrize("prefetch", [0, 1, 5])
 def test_rows_are_not_read_while_a_stream_still_writes_them(delayed, prefetch):
-    """The fault of TorchRec's issue 4191."""
+    """The bug in TorchRec's issue 4191."""
     for seed in range(3):
         case = replace(BUSY, seed=seed, universe=12, prefetch=prefetch, eager=delayed, device="cuda", nap=0.002)
         assert Run(case).go().forwarded
@@ -56,11 +56,11 @@ def test_verify(optimizer):
 @pytest.mark.skipif(shutil.which("compute-sanitizer") is None, reason="compute-sanitizer is not installed")
 @pytest.mark.parametrize("tool", ["racecheck", "memcheck"])
 def test_the_sanitizer_finds_nothing(tool, monkeypatch):
-    """Each tensor is memory of its own here: in torch's large blocks an access past the end would hit a neighbour."""
+    """Each tensor has its own memory here; in torch's large blocks, an access past the end would hit a neighbour."""
     monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
     quiet = (
         ["--report-api-errors", "no"] if tool == "memcheck" else []
-    )  # torch and Triton ask for what may not be there
+    )  # torch and Triton look for things that may be missing
     command = ["compute-sanitizer", "--tool", tool, *quiet, "--error-exitcode", "9"]
     command += [sys.executable, "-m", "skirl.cli", "verify"]
     flags = "--device cuda --data synthetic:tiny --model dlrm-tiny --dim 16 --batch 64 --steps 6 --cache touched:40% --quiet"
@@ -84,15 +84,15 @@ def test_memory_is_bounded_by_the_cache():
     with skirl.lookahead(loader, embeddings, sparse=lambda ids: ids) as batches:
         for ids in batches:
             embeddings(ids)["a"].sum().backward()
-            ids_bytes = 4096 * 40  # of a plan, and some are on their way
+            ids_bytes = 4096 * 40  # of one plan; some plans are in flight
             assert torch.cuda.memory_allocated() - before < (64 << 20) + 4096 * 64 * 4 * 2 + 16 * ids_bytes + (1 << 20)
     embeddings.close()
 
 
-@pytest.mark.filterwarnings("ignore")  # the compiler's, of TF32 and of gradients that it looks at
+@pytest.mark.filterwarnings("ignore")  # the compiler warns about TF32 and about gradients that it inspects
 @pytest.mark.parametrize("mode", [None, "reduce-overhead"])
 def test_a_compiled_dense_part_trains_the_same_rows(mode):
-    """The dense part under torch.compile; reduce-overhead puts it into CUDA graphs."""
+    """The dense part runs under torch.compile; reduce-overhead puts it into CUDA graphs."""
     losses = []
     for compiled in (False, True):
         data = skirl.data.Synthetic("tiny", batch_size=256, batches=20)
@@ -116,7 +116,7 @@ def test_a_compiled_dense_part_trains_the_same_rows(mode):
 
 
 def test_a_model_that_attends_to_lists_trains_as_on_the_cpu():
-    """Rows id by id: their gradients, and what the model does with a batch's lengths, are where the rows are."""
+    """Unpooled rows: their gradients, and what the model does with a batch's lengths, stay on the rows' device."""
     tables = [skirl.Table("item", 50, 8, features=("item", "clicked")), skirl.Table("user", 20, 8, pooling="mean")]
     rng = torch.Generator().manual_seed(0)
     batches = []
@@ -145,7 +145,7 @@ def test_a_model_that_attends_to_lists_trains_as_on_the_cpu():
 
 
 def test_a_loop_on_a_stream_of_its_own_finds_its_rows():
-    """The batch is taken on the default stream, looked up and trained on another, which the GPU holds up."""
+    """The batch is taken on the default stream, but looked up and trained on another, which the GPU delays."""
     data = list(skirl.data.Synthetic("tiny", batch_size=256, batches=12))
     losses = []
     for other in (False, True):
@@ -168,5 +168,5 @@ def test_a_loop_on_a_stream_of_its_own_finds_its_rows():
 
 
 def test_several_trainers_on_one_gpu(monkeypatch):
-    """Their vectors are on the GPU; they reach each other within a process, since NCCL wants a GPU for each."""
+    """Their vectors stay on the GPU and are exchanged within a process, because NCCL needs one GPU for each."""
     check(trainers.Case(trainers=3, shards=4, universe=50, cache=31, steps=8, depth=1, device="cuda"), monkeypatch)

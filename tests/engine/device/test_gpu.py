@@ -1,6 +1,6 @@
-"""A cache on a GPU: the bits of the plain reference, on streams that are as late and as odd as their events allow.
+"""A cache on a GPU: it has the bits of the plain reference, with streams as late and in as odd an order as events allow.
 
-The kernels run in Triton's interpreter, so this shows logic and hazards, not a GPU's arithmetic.
+The kernels run in Triton's interpreter, so this tests logic and hazards, not a GPU's arithmetic.
 """
 
 from dataclasses import replace
@@ -63,7 +63,7 @@ def test_every_order_that_the_pipeline_allows(seed):
 
 
 def trained(embeddings, batches, until=None, saved=None):
-    """Rows after some steps; saves after the third without waiting, while training goes on."""
+    """Train up to a step, and return the rows. Saves after the third step without waiting, while training goes on."""
     with skirl.lookahead(batches, embeddings, sparse=lambda ids: ids, depth=3) as ahead:
         for ids in ahead:
             (embeddings(ids)["a"] ** 2).sum().backward()
@@ -81,7 +81,7 @@ def every_row(embeddings):
 
 @pytest.mark.parametrize(("first", "then"), [("interpret", "cpu"), ("cpu", "interpret"), ("interpret", "interpret")])
 def test_a_checkpoint_made_in_the_background_goes_on_anywhere(first, then, tmp_path, monkeypatch):
-    """It has the rows of its step, though later steps change them before they have left the device."""
+    """It has the rows of its step, although later steps change them before they have left the device."""
     monkeypatch.setattr("skirl.engine.device.gpu.no_streams", World(1, 0.3).streams)
     tables = [Table("a", 60, 4)]
     rng = np.random.default_rng(0)
@@ -103,7 +103,7 @@ def test_a_checkpoint_made_in_the_background_goes_on_anywhere(first, then, tmp_p
     np.testing.assert_array_equal(every_row(resumed)[1], every_row(whole)[1])
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # the compiler looks, and hides it
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # the compiler reads .grad
 def test_a_compiled_model_breaks_its_graph_at_the_embeddings_and_trains_the_same_rows():
     losses = []
     for compiled in (False, True):

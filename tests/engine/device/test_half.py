@@ -1,4 +1,4 @@
-"""Rows of half precision: they travel as bits, are computed on in float32, and rounded so that a run repeats."""
+"""Rows in half precision: they move as bits, are computed in float32, and are rounded so that a run is repeatable."""
 
 import numpy as np
 import pytest
@@ -70,7 +70,7 @@ def test_the_bits_do_not_depend_on_the_cache(half, optimizer):
 
 @pytest.mark.parametrize("half", HALVES)
 def test_a_step_is_that_of_float32_to_one_of_the_two_neighbours(half):
-    """The reference: float32 arithmetic in numpy over the numbers as they are held."""
+    """The reference is float32 arithmetic in numpy on the numbers as stored."""
     embeddings = embeddings_of(half, 100)
     start = torch.from_numpy(first_rows(range(60), TABLE.initial, 5, 3)).to(half).to(torch.float32).numpy()
     ids = loader()[0]
@@ -89,7 +89,7 @@ def test_a_step_is_that_of_float32_to_one_of_the_two_neighbours(half):
 
 
 def test_small_updates_are_not_lost():
-    """Steps of a sixteenth of what separates two neighbours: to nearest, nothing would ever move."""
+    """Steps of a sixteenth of the gap between two neighbours: rounding to nearest would never move."""
     table = Table("a", 256, 8, init=skirl.Constant(1.0))
     embeddings = skirl.EmbeddingBagCollection(
         [table], optimizer=SGD(lr=2.0**-12), cache=256, dtype=torch.bfloat16, device="interpret"
@@ -98,7 +98,7 @@ def test_small_updates_are_not_lost():
     for _ in range(16):
         embeddings(every)["a"].sum().backward()
     rows = peek(embeddings.engine, np.arange(256), 0)[0]
-    assert 0.55 < (rows != 1).mean() < 0.73  # 1 - (15/16)**16: each step throws dice of its own
+    assert 0.55 < (rows != 1).mean() < 0.73  # 1 - (15/16)**16: each step draws its own random bits
     mean = float(rows.mean())
     assert abs(mean - (1 - 16 * 2.0**-12)) < 4e-4
 

@@ -1,4 +1,4 @@
-"""A plan's arrays in one buffer: each comes out as it went in."""
+"""A plan's arrays packed into one buffer: each comes out as it went in."""
 
 import numpy as np
 import torch

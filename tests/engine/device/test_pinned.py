@@ -1,4 +1,4 @@
-"""Blocks: pairs of buffers with owners, bounded."""
+"""Blocks: pairs of buffers with owners, in limited number."""
 
 import numpy as np
 import pytest

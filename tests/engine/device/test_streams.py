@@ -1,4 +1,4 @@
-"""The loop's stream follows the loop: whoever looks rows up or comes back on another one finds them in order."""
+"""The compute stream follows the loop: a lookup or a backward on another stream finds its rows in order."""
 
 from dataclasses import dataclass
 
@@ -27,7 +27,7 @@ def test_the_stream_is_asked_for_at_every_use_of_rows(monkeypatch):
     )
     ids = skirl.KeyedJagged.one_hot(["a"], torch.tensor([[1], [2]]))
     out = embeddings(ids)["a"]
-    assert streams.begun == 2  # rows come, and are pooled
+    assert streams.begun == 2  # rows arrive, and are pooled
     out.sum().backward()
     assert streams.begun == 3
     with torch.no_grad():
@@ -50,7 +50,7 @@ def test_the_old_cache_is_gone_before_a_lookahead_makes_its_own(device):
 
 
 def test_a_default_device_of_torch_is_not_that_of_what_stays_on_the_host():
-    """`meta` stands for a GPU: what is made there without a word has no numbers."""
+    """`meta` stands for a GPU: a tensor made there by default has no numbers."""
     embeddings = skirl.EmbeddingBagCollection(
         [skirl.Table("a", 10, 3)], optimizer=skirl.SGD(lr=0.1), cache=2, dtype=torch.bfloat16, device="interpret"
     )

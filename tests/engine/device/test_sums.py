@@ -1,4 +1,4 @@
-"""The halves of an update, as several trainers use them: values out, sums of blocks of shards, sums of others, apply."""
+"""The halves of an update, as several trainers use them: send values, sum blocks of shards, add others' sums, apply."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def rows(device):
 
 @DEVICES
 def test_sums_of_others_are_combined_and_applied(device):
-    """Three trainers' sums: of shards 0 and 1, of shard 2, of shard 3; each position is a request of one of them."""
+    """The sums of three trainers: of shards 0 and 1, of shard 2, of shard 3. Each position is a request of one of them."""
     embeddings, rng = rows(device), np.random.default_rng(0)
     (ids,) = batches(1, size=20)
     with skirl.lookahead([ids], embeddings, sparse=lambda ids: ids) as ahead:
@@ -52,7 +52,7 @@ def test_sums_of_others_are_combined_and_applied(device):
 
 @DEVICES
 def test_sums_of_blocks_make_the_sum(device):
-    """Blocks of shards that are no power of two send the sums of whole subtrees, which make up the sum of all."""
+    """Blocks whose number of shards is no power of two send sums of whole subtrees, which combine to the sum of all."""
     embeddings, rng = rows(device), np.random.default_rng(0)
     with skirl.lookahead(batches(8), embeddings, sparse=lambda ids: ids, shards=8) as ahead:
         for ids in ahead:

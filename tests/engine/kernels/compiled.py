@@ -1,9 +1,9 @@
-"""Compile what the launchers launch, for a GPU that is not there; prints what became of each kernel, one line of JSON each.
+"""Compile what the launchers launch, for a GPU that is not present; print one line of JSON for each kernel.
 
     python -m tests.engine.kernels.compiled CAPABILITY [DIM DTYPE]...
 
-Run as a process of its own, without TRITON_INTERPRET: a kernel is either interpreted or compiled, from its decoration on.
-Triton asks a driver what to compile for; a stand-in answers, and `warmup` goes the whole way of a launch but the last step.
+Run it as its own process, without TRITON_INTERPRET: a kernel is either interpreted or compiled, from its decoration on.
+Triton asks a driver what to compile for, and a stand-in answers; `warmup` does all of a launch except the last step.
 """
 
 import json
@@ -24,7 +24,7 @@ FORMS = {KIND_SGD: 1, KIND_ADAGRAD: 2, KIND_ROWWISE_ADAGRAD: 1, KIND_ADAM: 3, KI
 
 
 class NoGpu:
-    """A driver for compiling only."""
+    """A driver that can only compile."""
 
     def __init__(self, capability: int) -> None:
         self.target = GPUTarget("cuda", capability, 32)
@@ -40,11 +40,11 @@ class NoGpu:
 
 
 LOGS: dict[str, str] = {}
-"""What ptxas has told Triton of each text that it was given; one that comes again is not compiled again."""
+"""The log of ptxas for each text that Triton gave it. A text that comes again is not compiled again."""
 
 
 def usage(ptx: str) -> dict[str, int]:
-    """Registers and spilled bytes."""
+    """Return the number of registers and of spilled bytes."""
     numbers = {
         "registers": r"Used (\d+) registers",
         "spilled": r"(\d+) bytes spill stores",
@@ -56,7 +56,7 @@ def usage(ptx: str) -> dict[str, int]:
 
 
 def told(kernel, n, *args, tiles=1, **options):
-    """In place of `launch`."""
+    """Replaces `launch`: compile the kernel and print what became of it."""
     with redirect_stdout(StringIO()) as log:
         made = kernel.warmup(*args, grid=(1, tiles), enable_fp_fusion=False, **options)
     ptx = made.asm["ptx"]
@@ -83,7 +83,7 @@ def compile_all(dim: int, dtype: torch.dtype) -> None:
     out, stretches = torch.zeros(n, dim, dtype=real), torch.zeros(4, 3, dtype=torch.int32)
     for kind, forms in FORMS.items():
         cache = torch.zeros(n, dim * forms + (kind == KIND_ROWWISE_ADAGRAD), dtype=dtype)
-        plain = kind == KIND_ROWWISE_ADAGRAD  # once as most runs have it, else with all that a kernel can do
+        plain = kind == KIND_ROWWISE_ADAGRAD  # this kind as most runs use it, the others with all that a kernel can do
         gpu.update(
             cache, dim, kind, index, keys, index, index, index, none if plain else numbers, out,
             live[:0] if plain else live, torch.zeros(16, 6, dtype=real), not plain, stretches, out, index,
@@ -101,7 +101,7 @@ def compile_all(dim: int, dtype: torch.dtype) -> None:
 
 def main() -> None:
     driver.set_active(NoGpu(int(sys.argv[1])))
-    knobs.nvidia.dump_ptxas_log = True  # to standard output
+    knobs.nvidia.dump_ptxas_log = True  # prints to standard output
     gpu.launch = gpu_update.launch = told
     for dim, dtype in zip(sys.argv[2::2], sys.argv[3::2], strict=True):
         compile_all(int(dim), getattr(torch, dtype))

@@ -1,4 +1,4 @@
-"""Memory is used again when nobody holds it, and never before."""
+"""Memory is reused when nobody holds it any more, and never before."""
 
 import gc
 import random
@@ -64,7 +64,7 @@ def test_two_threads_never_hold_one_buffer():
         thread.start()
     for thread in threads:
         thread.join()
-    assert not twice and len(reused._free) <= KEPT + 2  # threads that give back at once may keep one more each
+    assert not twice and len(reused._free) <= KEPT + 2  # threads that release at the same time may keep one more each
 
 
 def test_a_loop_faults_no_new_memory_in_and_an_output_that_is_kept_stays_what_it_was():

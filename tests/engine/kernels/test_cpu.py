@@ -1,4 +1,4 @@
-"""The kernels, bit for bit against the plain reference, however a step is split among threads."""
+"""The CPU kernels have the bits of the plain reference, however a step is split among threads."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -38,7 +38,7 @@ OPTIMIZERS: list[RowOptimizer] = [
 
 @dataclass
 class World:
-    """All rows of a bank in one array, in shuffled slots, and the kernels called as a module would call them."""
+    """All rows of a bank in one array, in shuffled slots, with the kernels called as a module calls them."""
 
     tables: list[Table]
     optimizer: RowOptimizer
@@ -66,7 +66,7 @@ class World:
         run(kernel, n, *args, threads=self.threads, work=work)
 
     def step(self, micro_batches, grads, shards=1):
-        """Forward and backward of one step; the outputs of each micro-batch."""
+        """Run forward and backward of one step, and return the outputs of each micro-batch."""
         features, dim = self.bank.features, self.bank.dim
         keys, scale, bag_of, lengths = [], [], [], []
         first_bag = 0
@@ -97,7 +97,7 @@ class World:
             self.run(cpu.pool, len(mine), self.cache, dim, slots, offsets, len(features), scale, out)
             outs.append({f.name: out[f.column :: len(features)] for f in features})
 
-        live = np.zeros(first_bag, np.bool_)  # a bag each: micro-batches may differ in which features got a gradient
+        live = np.zeros(first_bag, np.bool_)  # by bag: micro-batches may differ in which features got a gradient
         stacked = np.zeros((first_bag, dim), self.dtype)
         first_bag = 0
         for batch, g in zip(micro_batches, grads):
@@ -162,7 +162,7 @@ def test_every_bit_equals_the_reference(data):
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     dtype = draw(st.sampled_from([np.float32, np.float64]))
     optimizer = draw(st.sampled_from(OPTIMIZERS))
-    # Past 16 the loops over a row run in vectors, with a remainder where dim is odd.
+    # Above 16, the loops over a row are vectorized, with a remainder if dim is odd.
     tables = draw_tables(draw, draw(st.sampled_from([1, 2, 3, 4, 5, 8, 13, 16, 33, 64, 100])))
     world = World(tables, optimizer, dtype, draw(st.integers(1, 4)), rng)
     reference = Reference(tables, optimizer, seed=5, dtype=dtype)

@@ -1,8 +1,8 @@
-"""The Triton kernels give the bits of the CPU's, which test_cpu.py holds to the reference.
+"""The Triton kernels have the bits of the CPU kernels, which test_cpu.py compares with the reference.
 
-Without a GPU they run in Triton's interpreter, which proves their logic, not how a GPU rounds: for that test_gpu_code.py
-reads what they are compiled to. `make test-gpu` runs the same tests on a GPU. Every array lies between poisoned margins:
-an index read past its end leads to a row of NaN, and nothing may be written there.
+Without a GPU they run in Triton's interpreter. That proves their logic, but not how a GPU rounds: for this,
+test_gpu_code.py reads what they compile to. `make test-gpu` runs the same tests on a GPU. Every array lies between
+poisoned margins: an index read past its end leads to a row of NaN, and nothing may be written there.
 """
 
 import mmap
@@ -54,7 +54,7 @@ on_devices = pytest.mark.parametrize(
 
 
 class Arena:
-    """Puts arrays on a device, each in the middle of a larger one that is poison outside of it."""
+    """Puts arrays on a device, each in the middle of a larger one that is poisoned outside of it."""
 
     def __init__(self, device):
         self.device = device
@@ -75,7 +75,7 @@ class Arena:
 
 
 def same_bits(got, expected):
-    """NaN is NaN: its bits are the processor's own."""
+    """Compare bits, except that any NaN equals any other: its bits depend on the processor."""
     got = got.cpu().numpy()
     assert got.dtype == expected.dtype and got.shape == expected.shape
     if got.dtype.kind == "f":
@@ -85,13 +85,13 @@ def same_bits(got, expected):
 
 
 def numbers(rng, shape, dtype):
-    """Some of them -0.0: a sum from zero forgets it, a copy does not."""
+    """Draw numbers, some of them -0.0: summing from zero loses its sign, a copy does not."""
     x = rng.standard_normal(shape).astype(dtype)
     return np.where(rng.random(shape) < 0.1, dtype(-0.0), x)
 
 
 def draw_records(rng, rows, dim, width, dtype):
-    """A cache whose last row is poison; slots are drawn from the others."""
+    """Draw a cache whose last row is poisoned, and slots among the other rows."""
     cache = numbers(rng, (rows + 1, width), dtype)
     cache[:, dim:] = np.abs(cache[:, dim:])
     cache[rows] = np.nan
@@ -126,7 +126,7 @@ def test_pool(device, seed, dim, dtype, features, batch, one, scaled):
 
 
 class Grouped:
-    """The positions of one step by row, as the oracle hands them to backward."""
+    """The positions of one step grouped by row, as the oracle hands them to backward."""
 
     def __init__(self, rng, counts, dim, optimizer, dtype, features=3, scaled=False, dead=False):
         n, rows = int(sum(counts)), len(counts) + 2
@@ -192,7 +192,7 @@ def test_hot_rows_are_summed_in_stretches(device, dead):
 @on_devices
 @pytest.mark.parametrize("alive", [0, 1, 2, None])
 def test_a_hot_row_counts_if_any_of_its_stretches_does(device, alive):
-    """Adam moves a row whose gradient is 0, and leaves one that has none."""
+    """Adam moves a row whose gradient is 0, but not one without a gradient."""
     drawn = Grouped(np.random.default_rng(0), [3 * STRETCH], 4, Adam(lr=0.1), np.float32, features=2, dead=True)
     drawn.live = np.array([True, False])
     drawn.bag_of[drawn.pos] = 1
@@ -272,7 +272,7 @@ def test_fill(device, seed, dim, state, n, dtype, normal):
 @on_devices
 @pytest.mark.parametrize("optimizer", [Adam(lr=0.1), RowwiseAdagrad(lr=0.1, weight_decay=0.1, clip=0.5)], ids=repr)
 def test_a_step_equals_the_reference(device, optimizer):
-    """Pool and update of one table with two features, one of them without gradient, and a row in 300 places."""
+    """Pool and update one table with two features, one of them without a gradient, and a row at 300 positions."""
     rng, dim, batch = np.random.default_rng(1), 8, 60
     table = Table("t", rows=9, dim=dim, features=("a", "b"), init=Uniform(0.5))
     reference = Reference([table], optimizer, seed=3)
@@ -317,10 +317,10 @@ def test_a_step_equals_the_reference(device, optimizer):
 
 
 def huge(rows, width, device):
-    """Memory that is not there until it is touched, on a CPU."""
+    """Return memory that, on a CPU, is not allocated until it is touched."""
     if device != "cpu":
         return torch.empty(rows, width, device=device)
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE, which Python has no name for before 3.13
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE, which Python does not name before 3.13
     return torch.frombuffer(mmap.mmap(-1, rows * width * 4, flags=flags), dtype=torch.float32).view(rows, width)
 
 
@@ -392,7 +392,7 @@ HALVES = [torch.bfloat16, torch.float16]
 @cases(12)
 @given(SEEDS, st.sampled_from([1, 3, 16, 100]), st.sampled_from(OPTIMIZERS), st.sampled_from([1e-6, 1.0, 3e4]))
 def test_half_precision_rows_are_rounded_at_random(device, half, seed, dim, optimizer, size):
-    """float32 arithmetic on rows that are exact in the half type, and then plain stochastic rounding."""
+    """Float32 arithmetic on rows that are exact in the half type, followed by plain stochastic rounding."""
     rng, arena = np.random.default_rng(seed), Arena(device)
     drawn = Grouped(rng, [1, 3, 1, 2, 6], dim, optimizer, np.float32, dead=True)
     drawn.grads *= np.float32(size)
@@ -413,7 +413,7 @@ def test_half_precision_rows_are_rounded_at_random(device, half, seed, dim, opti
 @on_devices
 @pytest.mark.parametrize("half", HALVES, ids=str)
 def test_rounding_is_fair(device, half):
-    """Ones lose 2**-12 in each of 40 steps, at most half of what the type can tell apart: to nearest they lost none."""
+    """Ones lose 2**-12 in each of 40 steps, at most half the type's resolution: rounding to nearest would lose nothing."""
     n, dim, steps = 16, 64, 40
     cache = torch.ones(n, dim, dtype=half, device=device)
     whole = torch.arange(n, dtype=torch.int32, device=device)

@@ -1,6 +1,6 @@
-"""What the Triton kernels are compiled to, read off where there is no GPU: the part of equal bits that no interpreter shows.
+"""The code that the Triton kernels compile to, read without a GPU: the part of equal bits that no interpreter shows.
 
-Compiling is as real as on a GPU: Triton carries its own ptxas. What is not shown is that the machine does what it is told.
+Compiling is as real as on a GPU, because Triton carries its own ptxas. It does not show that the machine does as told.
 """
 
 import json
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def compiled(tmp_path, capability, *wanted):
-    """What compiled.py tells of each kernel."""
+    """Return what compiled.py prints for each kernel."""
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     env |= {
         "TRITON_CACHE_DIR": str(tmp_path),
@@ -48,7 +48,7 @@ def check(kernels):
         name, operations = kernel["kernel"], kernel["operations"]
         about = f"{name} of {kernel['cache']} {kernel['options']}"
         assert not kernel["fused"], about
-        # The rare path of a division is a call, for which ptxas may put a register or two aside.
+        # The rare path of a division is a call, for which ptxas may reserve a register or two.
         assert kernel["spilled"] <= 16, f"{about}: {kernel['spilled']} bytes spilled"
         assert kernel["registers"] <= 168, f"{about}: {kernel['registers']} registers"
         for operation in operations:
@@ -57,7 +57,7 @@ def check(kernels):
             assert not (floating and what in ("fma", "mad")), f"{about}: {operation}"
             assert not {"approx", "full", "ftz", "local"} & set(form.split(".")), f"{about}: {operation}"
             if floating and what in ("add", "sub", "mul", "div", "sqrt"):
-                # Said outright: ptxas may fuse an add that says nothing.
+                # The rounding has to be explicit, or ptxas may fuse the add.
                 assert form.startswith("rn."), f"{about}: {operation}"
         if name == "_update" and (kernel["options"]["KIND"] != "0" or kernel["options"]["CLIPS"] == "True"):
             real = "f64" if "float64" in kernel["cache"] else "f32"
@@ -72,7 +72,8 @@ def loads(kernels, name, **options):
 
 
 def check_width(kernels, dim):
-    """16 bytes a load where rows begin at a multiple of that: not for row-wise Adagrad's records, which are dim + 1 wide."""
+    """Check for loads of 16 bytes if rows begin at multiples of 16: not for row-wise Adagrad, whose records have dim +
+    1 numbers."""
     assert loads(kernels, "_pool", ONE=False, dim=dim) == {"ld.global.v4.b32", "st.global.v4.b32"}
     assert loads(kernels, "_pool", ONE=True, dim=dim) == {"st.global.v4.b32"}
     assert loads(kernels, "_copy", width=3 * dim) == {"ld.global.v4.b32", "st.global.v4.b32"}

@@ -1,4 +1,4 @@
-"""Hot rows: every kernel and the reference sum a row's positions in the same stretches."""
+"""Hot rows: every kernel and the reference sum the positions of a row in the same stretches."""
 
 import numpy as np
 import pytest
@@ -47,7 +47,7 @@ def summed(terms, live, length):
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize(("which", "dim", "dtype"), KERNELS)
 def test_sums(which, dim, dtype, scaled, dead):
-    """With weights of -0.0 and a learning rate of -1, what is left in the cache is the sum, its sign included."""
+    """With weights of -0.0 and a learning rate of -1, the cache ends up with the sum, including its sign."""
     rng = np.random.default_rng(0)
     start = np.concatenate([[0], np.cumsum(COUNTS)]).astype(np.int32)
     n, u = start[-1], len(COUNTS)
@@ -57,7 +57,7 @@ def test_sums(which, dim, dtype, scaled, dead):
     live = np.array([True, True, not dead])
     pos, scale = rng.permutation(n).astype(np.int32), rng.standard_normal(n if scaled else 0).astype(dtype)
     cache, rows = np.full((u, dim), -0.0, dtype), rng.permutation(u).astype(np.int32)
-    bag_of = np.argsort(pos).astype(np.int32)  # the i-th place in group_pos has bag i
+    bag_of = np.argsort(pos).astype(np.int32)  # index i in group_pos is in bag i
     kernel = cpu.update if which == "plain" else choice.update_for(dim, np.dtype(dtype), KIND_SGD)
     kernel(
         cache, dim, KIND_SGD, rows, np.zeros(u, np.int64), start, pos, bag_of, scale, grads, live,
@@ -68,13 +68,13 @@ def test_sums(which, dim, dtype, scaled, dead):
         terms = grads[mine] * scale[pos[mine], None] if scaled else grads[mine]
         counts = live[np.arange(start[i], start[i + 1]) % 3]
         assert_same_bits(cache[rows[i]], summed(terms, counts, STRETCH), f"{count} positions")
-        if count > 2 * STRETCH:  # the order shows, or this test would prove nothing
+        if count > 2 * STRETCH:  # the order must matter, or this test would prove nothing
             assert (cache[rows[i]] != summed(terms, counts, count)).any()
 
 
 @pytest.mark.parametrize("optimizer", [Adam(lr=0.1, clip=0.5), RowwiseAdagrad(lr=0.1)], ids=repr)
 def test_the_reference_has_the_same_borders(optimizer):
-    """A feature without gradient in one micro-batch, in the middle of the row's positions: it moves no border."""
+    """A feature without a gradient in one micro-batch, in the middle of the row's positions, moves no border."""
     tables = [Table("t", 3, 4, features=("a", "b", "c"))]
     rng = np.random.default_rng(2)
     world, reference = World(tables, optimizer, np.float32, 1, rng), Reference(tables, optimizer, seed=5)

@@ -1,4 +1,4 @@
-"""Sums over micro-batches: every kernel adds a row's parts in the order of one tree, written down here as halves."""
+"""Sums over micro-batches: every kernel adds a row's parts in the order of one tree, written here as recursive halves."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from tests.engine.kernels.test_gpu import Arena, on_devices
 
 
 def halves(parts, begin, end):
-    """The sum of leaves begin..end as its two halves; None where there is nothing."""
+    """Return the sum of leaves begin..end as the sum of its two halves; None if there are no terms."""
     if end - begin == 1:
         return parts.get(begin)
     both = [halves(parts, begin, (begin + end) // 2), halves(parts, (begin + end) // 2, end)]
@@ -27,7 +27,7 @@ def halves(parts, begin, end):
 
 
 def stretched(terms):
-    """The sum of one part's terms by stretches; None of those without a gradient."""
+    """Return the sum of one part's terms, stretch by stretch; None stands for a term without a gradient."""
     total = np.zeros_like(next(term for term in terms if term is not None))
     for begin in range(0, len(terms), STRETCH):
         part = np.zeros_like(total)
@@ -39,14 +39,14 @@ def stretched(terms):
 
 
 class Step:
-    """Positions of some rows in some parts, and what their sums are."""
+    """Positions of some rows in some parts, with their sums."""
 
     def __init__(self, seed, dim, dtype, leaves, *, scaled, dead, hot=False, skip=()):
         rng = np.random.default_rng(seed)
         self.leaves, rows, features = leaves, 7, 3
         each = rng.integers(0, 12, len(leaves)) if not hot else rng.integers(300, 900, len(leaves))
         row_of = np.concatenate([np.minimum(rng.geometric(0.4, n) - 1, rows - 1) for n in each]).astype(np.int64)
-        row_of = np.concatenate([row_of, np.arange(rows)])  # every row of a step has a position
+        row_of = np.concatenate([row_of, np.arange(rows)])  # every row of a step has at least one position
         each[-1] += rows
         n = len(row_of)
         self.parts = Parts(np.cumsum(each), np.array([NOWHERE if leaf in skip else leaf for leaf in leaves]))
@@ -112,7 +112,7 @@ def test_rows_as_one_value(step):
 
 @pytest.mark.parametrize("dim", [3, 16])
 def test_hot_rows(dim):
-    """Of several stretches in one part: each part begins its stretches anew."""
+    """Several stretches in one part: each part starts its stretches afresh."""
     step = Step(0, dim, np.float32, [0, 1, 2, 5], scaled=True, dead=True, hot=True)
     assert np.diff(step.start).max() > 3 * STRETCH
     check(step, sums)
@@ -153,7 +153,7 @@ OPTIMIZERS = [SGD(lr=0.1, clip=0.5), RowwiseAdagrad(lr=0.1), Adam(lr=0.1, clip=0
 @cases(60)
 @given(st.data())
 def test_a_step_of_shards_equals_the_reference(data):
-    """Shards, micro-batches of a shard, rows that are absent from some, features without gradient in some."""
+    """Shards, micro-batches of a shard, rows that some of them lack, and features without a gradient in some."""
     draw, rng = data.draw, np.random.default_rng(data.draw(st.integers(0, 2**32)))
     dtype, dim = draw(st.sampled_from([np.float32, np.float64])), draw(st.sampled_from([2, 16]))
     optimizer, tables = draw(st.sampled_from(OPTIMIZERS)), draw_tables(draw, dim)
@@ -178,7 +178,7 @@ def test_a_step_of_shards_equals_the_reference(data):
 
 
 def test_the_order_shows():
-    """Another order gives other bits, or nothing here would prove anything."""
+    """Another order gives other bits; otherwise nothing here would prove anything."""
     step = Step(3, 8, np.float32, list(range(8)), scaled=False, dead=False)
     chain = np.zeros_like(step.sums)
     for u in range(len(chain)):

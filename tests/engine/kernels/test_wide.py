@@ -1,4 +1,4 @@
-"""The loops that are compiled by dim give the bits of the plain ones, which test_cpu.py holds to the reference."""
+"""The loops compiled for one dim have the bits of the plain loops, which test_cpu.py compares with the reference."""
 
 import os
 import sys
@@ -20,7 +20,7 @@ from tests.zygote import Python
 pytestmark = pytest.mark.skipif(config.DISABLE_JIT, reason="the plain loops are taken then")
 
 WHOLE = settings.get_current_profile_name() == "campaign"
-DIMS = [17, 48, 113] if WHOLE else [16, 17, 48]  # 113: seven vectors, and one number
+DIMS = [17, 48, 113] if WHOLE else [16, 17, 48]  # 113: seven vectors and one number
 OPTIMIZERS: list[RowOptimizer] = [
     SGD(lr=0.1, clip=0.5),
     Adagrad(lr=0.1, weight_decay=0.01),
@@ -33,7 +33,7 @@ OPTIMIZERS: list[RowOptimizer] = [
 BOOLS = [False, True]
 POOLED = [how for how in product(DIMS, BOOLS, BOOLS, BOOLS) if how[0] % 16 == 0 or not how[3]]
 UPDATED = list(product(DIMS, OPTIMIZERS))
-"""Each is compiled for seconds: a campaign has all, `make test` each optimizer, and each way to pool, with one dim."""
+"""Each takes seconds to compile: a campaign runs all, `make test` each optimizer and each way to pool with one dim."""
 if not WHOLE:
     POOLED = [(48 if how[2] else DIMS[sum(how) % 3], *how) for how in product(BOOLS, repeat=3)]
     UPDATED = [(DIMS[number % 3], optimizer) for number, optimizer in enumerate(OPTIMIZERS)]
@@ -44,7 +44,7 @@ def bits(array):
 
 
 class Drawn:
-    """A cache and the jagged ids of one step: some rows hot, some bags empty, -0.0 and inf among the numbers."""
+    """A cache and the jagged ids of one step: some rows hot, some bags empty, with -0.0 and inf among the numbers."""
 
     def __init__(self, data, dim, width, one):
         rng = self.rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
@@ -140,7 +140,7 @@ assert cache[:, 0].tolist() == [-299, 0]
 
 @pytest.mark.skipif(config.DISABLE_JIT, reason="nothing is compiled")
 def test_the_next_process_compiles_nothing(python: Python, tmp_path):
-    """A kernel made in a function that calls another one made there is never found in Numba's cache again."""
+    """Numba's cache never finds a kernel again that was made inside a function and calls another one made there."""
     env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_DEBUG_CACHE": "1"}
     first, second = python.run(UPDATE, env=env), python.run(UPDATE, env=env)
     assert first.returncode == second.returncode == 0, first.stderr + second.stderr
@@ -160,7 +160,7 @@ def asked_anew():
     "broken", ["a vector that LLVM does not take", "a name that Numba has no more", "wrong numbers"]
 )
 def test_where_vectors_cannot_be_built_rows_take_the_plain_loops(broken, monkeypatch, caplog, asked_anew):
-    """One warning, and the same bits: those of `cpu`."""
+    """There is one warning, and the bits are those of `cpu`."""
     if broken.startswith("a vector"):
 
         def load(context, builder, *args):

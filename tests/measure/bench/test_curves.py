@@ -1,4 +1,4 @@
-"""Cost curves, tiny: every axis is walked, and a point above linear is noticed."""
+"""Cost curves, tiny: every axis is measured, and a point above linear is noticed."""
 
 from xml.etree import ElementTree
 

@@ -1,4 +1,4 @@
-"""`skirl bench dedup`: what it counts is right, and it says a figure for each factor."""
+"""`skirl bench dedup`: its counts are right, and it prints a figure for each factor."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def test_every_factor_has_its_figures():
 
 
 def test_training_has_figures_by_model_and_factor():
-    """Losses on both files agree, or there would be no ratio."""
+    """Losses on both files agree; otherwise there would be no ratio."""
     bench = Training((1.0, 4.0), ("din",), batch=64, steps=2, ids=6, dim=8, rows=500, rounds=1)
     found = bench.measure()
     assert found["x"].keys() == {"1", "4"} and min(found["x"].values()) > 0

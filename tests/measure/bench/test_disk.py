@@ -1,4 +1,4 @@
-"""The disk benchmark: it measures what it says, on rows that come back, and leaves nothing behind."""
+"""The disk benchmark: it measures what it claims, on rows that come back, and leaves nothing behind."""
 
 import json
 
@@ -20,7 +20,7 @@ def test_it_measures_and_leaves_nothing_behind(tmp_path, capsys):
         assert store[name]["rows_s"] > 0 and store[name]["mb_s"] == pytest.approx(
             store[name]["rows_s"] * 16e-6, abs=0.1
         )
-    # A record of 16 bytes has 4 of checksum and 8 of key; small ones have slack enough that none is cleaned.
+    # A record of 16 bytes adds 4 of checksum and 8 of key. Small segments have enough slack that none is cleaned.
     assert store["overwrite"]["amplification"] == pytest.approx(28 / 16, abs=0.1)
     assert store["index_bytes_a_row"] > 6
     assert min(result["ratios"].values()) >= 0 and min(result["device"].values()) > 0

@@ -1,4 +1,4 @@
-"""Nodes of a job that lose processes, and each other, at random moments: they end by themselves, with the same bits."""
+"""Nodes of a job lose processes, and each other, at random moments: they end by themselves, with the same bits."""
 
 import json
 
@@ -21,7 +21,7 @@ def check(result, runs: int) -> None:
     assert {run["fault"][0] for run in result["of_each"]} == {what for what, *_ in FAULTS[:runs]}
 
 
-@pytest.mark.timeout(900)  # it waits for patience to end, again and again, and needs little of the processor
+@pytest.mark.timeout(900)  # it waits for patience to run out, again and again, using little CPU
 def test_five_faults_change_no_bit(warm_python: Python, tmp_path):
     flags = [*FLAGS, "--runs", "5", "--steps", "16", "--every", "4", "--batch", "32", "--at-once", "5"]
     flags += ["--silence", "12", "--folder", str(tmp_path)]
@@ -33,7 +33,7 @@ def test_five_faults_change_no_bit(warm_python: Python, tmp_path):
     assert "5 of 5 runs" in Faults(runs=5).summary(result)["same bits"]
 
 
-@pytest.mark.slow  # an hour: launchers and trainers start as users start them
+@pytest.mark.slow  # an hour: launchers and trainers start as they do for users
 @pytest.mark.timeout(0)
 def test_sixty_faults_change_no_bit(python: Python, tmp_path, campaign_seed):
     flags = [*FLAGS, "--runs", "60", "--seed", str(campaign_seed), "--folder", str(tmp_path), "--cold"]

@@ -1,4 +1,4 @@
-"""The benchmark of a GPU's kernels, in the interpreter: it counts what has to move, and times all of it."""
+"""The benchmark of GPU kernels, in the interpreter: it counts the bytes that have to move, and times all kernels."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Training over a limited link: bytes are those of the plan, bits those of any way, a roof the largest of three."""
+"""Training over a limited link: bytes match the plan, bits are equal in all ways, and the roof is the largest of three."""
 
 import json
 import time
@@ -28,7 +28,7 @@ def ranks():
 
 
 def test_bytes_are_those_of_the_plan(ranks):
-    """A value and a gradient of each row that a trainer reads of the other; half of the dense part there and back."""
+    """A value and a gradient for each row read from the other trainer, and half of the dense part in each direction."""
     schema, placement = Schema.of(JOB.source.tables(JOB.dim)), Placement.even(2)
     vectors = 0
     for reader in range(2):
@@ -94,7 +94,7 @@ def test_the_command(ranks, ways, monkeypatch, tmp_path):
     assert json.loads(json.dumps(result)) and f"vs_roof {point['vs_roof']:.2f}, critical_share" in text
     drawn = (tmp_path / "link.svg").read_text()
     assert f"600, {short(point['vs_roof'])}<" in drawn and ("vs_all_critical" in drawn) == (len(ways) == 2)
-    assert drawn.count("<polyline") == 2 * len(ways) + 2  # each ratio of one link; each way and the roof
+    assert drawn.count("<polyline") == 2 * len(ways) + 2  # each ratio of one link, each way and the roof
 
 
 def test_wrong_flags_are_named(monkeypatch):
@@ -109,7 +109,7 @@ def test_wrong_flags_are_named(monkeypatch):
 
 @pytest.mark.slow
 def test_over_a_limited_link():
-    """The bytes of loopback, at no more than the link's rate; times are printed, and judged by people."""
+    """The bytes are those over loopback, at no more than the link's rate. Times are printed for people to judge."""
     if why := why_not():
         pytest.skip(why)
     rate, job = 1.25e7, Job(dense=20_000, batch=256, dim=16, rows_scale=0.01, read=4, steps=8, rounds=2)

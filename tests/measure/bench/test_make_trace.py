@@ -1,4 +1,4 @@
-"""Public traces in their own formats become the arrays that the benchmark reads."""
+"""Public traces in their own formats are converted to the arrays that the benchmark reads."""
 
 import bz2
 import gzip

@@ -1,4 +1,4 @@
-"""Memory nodes that are hit: the seed says which and when; every run ends with the bits of the undisturbed one."""
+"""Faults in memory nodes: the seed decides which and when, and every run ends with the bits of the undisturbed one."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""What schemes move between trainers, against obvious loops over sets."""
+"""The movement of different schemes between trainers, compared with obvious loops over sets."""
 
 import itertools
 
@@ -21,12 +21,12 @@ from tests.oracle import brute
 SCHEMA = Schema.of([Table("a", 40, 4), Table("b", 7, 4)])
 
 Step = list[list[int]]
-"""The keys that each trainer uses in one step, by table."""
+"""The keys that each trainer uses in one step."""
 
 
 @st.composite
 def streams(draw) -> list[Step]:
-    """Some steps of some trainers."""
+    """Draw some steps of some trainers."""
     rng = np.random.default_rng(draw(st.integers(0, 1 << 30)))
     ranks, steps, most = draw(st.integers(1, 5)), draw(st.integers(1, 9)), draw(st.integers(1, 8))
 
@@ -50,14 +50,14 @@ def owners_of(ranks: int) -> dict[int, int]:
 
 
 def asked(step: Step, owner: int, owners: dict[int, int]) -> list[int]:
-    """The rows that one owner is asked for, trainer after trainer."""
+    """Return the rows that one owner is asked for, trainer after trainer."""
     return [key for part in step for key in brute.distinct(part) if owners[key] == owner]
 
 
 @cases(60)
 @given(steps=streams(), more=st.integers(0, 6), window=st.integers(1, 5), begin=st.integers(0, 3))
 def test_vectors_of_owners(steps, more, window, begin):
-    """A value before and a gradient behind each step; critical where a neighbour in time needs it."""
+    """Each step has a value before it and a gradient after it, which are critical if an adjacent step needs them."""
     ranks, owners = len(steps[0]), owners_of(len(steps[0]))
     most = max(len(set(asked(step, o, owners))) for step in steps for o in range(ranks))
     capacity, chosen = max(1, most) + more, range(begin, len(steps))
@@ -119,10 +119,10 @@ def test_rows_that_the_published_rule_synchronises(steps, window, begin):
 @cases(60)
 @given(steps=streams(), moves=st.lists(st.integers(0, 30), min_size=1, max_size=3))
 def test_no_owners_move_less_than_the_best(steps, moves):
-    """All sequences of owners of a row are tried, for its first four uses."""
+    """Tries all sequences of owners of a row, for its first four uses."""
     ranks, owners, dim, seen = len(steps[0]), owners_of(len(steps[0])), 4, dict[int, int]()
     uses: dict[int, list[set[int]]] = {}
-    for step in steps:  # no row is used more than four times: there would be too many sequences to try
+    for step in steps:  # rows used more than four times would have too many sequences to try
         for key in {key for part in step for key in part}:
             seen[key] = seen.get(key, 0) + 1
         for part in step:
@@ -169,7 +169,7 @@ def test_the_ratios_are_those_of_the_counts(ranks):
     for t in range(2, 6):
         for reader, part in enumerate(steps[t]):
             owners += 2 * sum(site[key] != reader for key in set(part))
-            for feature in range(26):  # table-wise: each trainer has some features; the last of them fewer
+            for feature in range(26):  # table-wise: each trainer has some features, the last one fewer
                 for home in range(ranks):
                     pooled += 2 * 8 * (home != reader) / ranks * (feature < 26)
     found = schemes(task)

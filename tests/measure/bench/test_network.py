@@ -1,4 +1,4 @@
-"""`skirl bench network`: what it measures has the bits that it should; times are not tested."""
+"""`skirl bench network`: its measurements have the right bits; times are not tested."""
 
 import json
 
@@ -44,7 +44,7 @@ def test_the_sum_has_the_bits_of_the_tree(warm_python: Python, monkeypatch):
 
 
 def counted(count, *stream):
-    """What trainers in threads count."""
+    """Run `count` trainers in threads, and return what each counted."""
 
     def work(peers):
         with using(peers):

@@ -1,4 +1,4 @@
-"""The planner's benchmark: it times what it says, and counts what a run would move."""
+"""The planner's benchmark: it times what it claims, and counts the rows that a run would move."""
 
 import json
 
@@ -30,7 +30,7 @@ def test_it_counts_what_the_rule_says(ids, threads):
 
 
 def refetched(trace: list[list[int]], capacity: int, depth: int) -> int:
-    """Rows brought in again, when batch t knows those before t + depth."""
+    """Return how many rows are brought in again if batch t knows the batches before t + depth."""
     ends = [min(n + depth, len(trace)) for n in range(len(trace))]
     left = sum(map(len, brute.victims(trace, capacity, ends)))
     resident, arrived = set[int](), 0
@@ -43,7 +43,7 @@ def refetched(trace: list[list[int]], capacity: int, depth: int) -> int:
 
 
 def test_owners_beside_one_planner(tmp_path, capsys):
-    """Fetches of both are those of the rule, on requests found by hand."""
+    """Both fetch by the rule, checked on requests that are worked out by hand."""
     ids = np.random.default_rng(3).zipf(1.3, 1000) % 90
     np.save(tmp_path / "trace.npy", ids)
     flags = ["bench", "oracle", "--trainers", "4", "--trace", str(tmp_path / "trace.npy"), "--batch", "50"]
@@ -61,7 +61,7 @@ def test_owners_beside_one_planner(tmp_path, capsys):
     assert result["fetches_vs_one"] == round(result["fetched"]["owners"] / result["fetched"]["one"], 4)
     requests = sum(map(len, (batch for trace in asked for batch in trace)))
     assert result["rows_a_trainer"] == requests / 20 / 4
-    words = requests + 20 * 4 * 4 * (4 + 1)  # of each letter: what it is, number, vote, and one table's count
+    words = requests + 20 * 4 * 4 * (4 + 1)  # in each message: its kind, number, vote, and one table's count
     assert result["id_bytes_a_row"] == round(4 * words / requests, 3)
     assert result["cpu_vs_one"] > 0
     assert main([*flags, "--cache", "60", "--depth", "3"]) == 0

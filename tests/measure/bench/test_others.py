@@ -1,4 +1,5 @@
-"""What we rely on in TorchRec and FBGEMM, which skirl accepts by duck typing and compares with, and never imports."""
+"""The parts of TorchRec and FBGEMM that we rely on. Skirl accepts them by duck typing or compares with them; it never
+imports them."""
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ def test_keyed_jagged_tensor_has_the_methods_we_read(given, weighted):
     assert sparse.keys() == ["user", "item"]
     assert sparse.values().tolist() == [7, 8, 9, 7]  # feature-major: both samples of user, then both of item
     assert sparse.lengths().tolist() == [2, 0, 1, 1]
-    assert sparse.offsets().tolist() == [0, 2, 2, 3, 4]  # features * batch + 1, from 0
+    assert sparse.offsets().tolist() == [0, 2, 2, 3, 4]  # features * batch + 1 of them, from 0
     assert sparse.stride() == 2
     if weights is None:
         assert sparse.weights_or_none() is None

@@ -1,4 +1,4 @@
-"""The readers' benchmark, small: what it counts, never how fast it is."""
+"""The readers' benchmark, small: its counts, never its speed."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def test_it_reads_each_form() -> None:
 
 @pytest.mark.parametrize("leaks", [False, True], ids=["as it is", "a reader that keeps what it reads"])
 def test_memory_stays_flat(leaks: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    """Over 100 MB of text it may grow by 10 MB; who keeps the columns that it reads grows by more than the text."""
+    """For 100 MB of text it may grow by 10 MB; a reader that kept its columns would grow by more than the text."""
     kept, read = [], Dataset.read
     if leaks:
         monkeypatch.setattr(Dataset, "read", lambda self, *which: kept.append(raw := read(self, *which)) or raw)

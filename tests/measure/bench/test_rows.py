@@ -22,7 +22,7 @@ TINY = {"data": "tiny", "rows_scale": 0.01, "batch": (16,), "dim": (16,), "round
 def result():
     threads = torch.get_num_threads()
     try:
-        yield Rows(**TINY, threads=2).measure()  # in this process: a child compiles and imports anew
+        yield Rows(**TINY, threads=2).measure()  # in this process, because a child would import and compile again
     finally:
         torch.set_num_threads(threads)
 
@@ -107,7 +107,7 @@ def test_bad_flags_are_refused_with_what_to_set(flags, says):
 
 def test_the_command_measures_in_child_processes_and_prints_one_json_line(warm_python: Python, capsys, monkeypatch):
     def child(arguments: list[str], env: dict[str, str]) -> Any:
-        """Where memory is the system's, from a process that is a fork: an interpreter takes seconds to begin."""
+        """Run the child that uses the system's memory allocator as a fork, because an interpreter takes seconds to start."""
         if env:
             return real(arguments, env)
         _, module, flags = arguments

@@ -1,4 +1,4 @@
-"""`skirl bench serve`: what it counts, and what it refuses. Times are not checked."""
+"""`skirl bench serve`: its counts and refusals. Times are not checked."""
 
 import json
 import multiprocessing

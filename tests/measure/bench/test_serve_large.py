@@ -1,4 +1,4 @@
-"""Memory of all processes while many times the caches are touched: what is refused, and a small run of it."""
+"""Memory of all processes while many times the caches' rows are touched: refusals, and a small run."""
 
 import pytest
 

@@ -1,4 +1,5 @@
-"""Training over a network to a memory node: one model in all ways, bytes beside those on demand, a roof that counts both."""
+"""Training over a network to a memory node: one model in all ways, bytes compared with loading on demand, and a roof
+for both."""
 
 import os
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""`skirl bench start`: what compiling costs is found, and is gone once kernels are cached."""
+"""`skirl bench start`: it finds the cost of compiling, which is gone once kernels are cached."""
 
 import json
 
@@ -8,12 +8,12 @@ from skirl.cli import main
 from skirl.measure.bench.start import Start
 
 
-@pytest.mark.slow  # 20 s; that nothing is compiled twice is seen in tests/nn/test_wide.py too
+@pytest.mark.slow  # 20 s; tests/nn/test_wide.py also checks that nothing is compiled twice
 def test_a_second_process_loads_what_the_first_compiled(capsys):
     assert main(["bench", "start", "--dim", "16", "--json"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     result = json.loads(line)
-    # The one time that a test may look at: compiling all kernels takes longer than loading them, by far.
+    # The only time that a test may judge: compiling all kernels takes far longer than loading them.
     assert result["cold_kernels"] > 2 * result["warm_kernels"] > 0
     assert result["cache_bytes"] > 0
     assert f"{result['cold_kernels']:.2f} s" in Start().summary(result)["cold"]

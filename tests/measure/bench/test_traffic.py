@@ -1,4 +1,4 @@
-"""The traffic benchmark: what an executed run moves is what its plan says, and MIN is reached."""
+"""The traffic benchmark: an executed run moves exactly what its plan says, and reaches MIN."""
 
 import importlib.util
 import json
@@ -41,7 +41,7 @@ def skewed():
 
 
 def longest_reuse(ids: np.ndarray, batch: int) -> int:
-    """Batches from a use to the next use of the same id, the most there are."""
+    """Return the most batches between a use of an id and its next use."""
     last, longest = {}, 0
     for i, key in enumerate(ids[: len(ids) // batch * batch].tolist()):
         longest = max(longest, i // batch - last.get(key, i // batch))
@@ -55,12 +55,12 @@ def test_the_whole_trace_as_window_reaches_min(trace, skewed):
     assert result["to_min"]["skirl"] == 1
     assert result["first_uses"] == result["distinct"] == len(np.unique(skewed))
     assert result["min"] < result["lru"] and result["min"] < result["lfu"] and result["min"] < result["ttl"]
-    # What came in either left or is still in the cache, which is full.
+    # Every row that came in has either left or is still in the cache, which is full.
     assert result["written"] == result["skirl"] + result["first_uses"] - 120
 
 
 def test_a_window_as_long_as_the_longest_reuse_reaches_min_too(trace, skewed):
-    depth = longest_reuse(skewed, 50) + 1  # the window counts the batch in the loop
+    depth = longest_reuse(skewed, 50) + 1  # the window includes the batch in the loop
     path = trace(skewed)
     assert Traffic(path, 50, 120, depth).run()["skirl"] == Traffic(path, 50, 120, "epoch").run()["min"]
 
@@ -73,7 +73,7 @@ def test_more_depth_is_less_traffic_here_and_never_more_than_lru(trace, skewed):
 
 
 def test_a_window_that_grows_knows_less_at_the_start(trace):
-    # 40 batches of fresh ids in threes of which one set comes back after 30 batches: the first 8 batches do not show it.
+    # 40 batches of fresh ids in threes, one set of which returns after 30 batches: the first 8 batches do not show it.
     path = trace(np.concatenate([np.arange(30), np.arange(100, 400), np.arange(30)]))
     at_once = Traffic(path, batch=10, capacity=40, depth=50).run()
     grows = Traffic(path, batch=10, capacity=40, depth=50, ramp=True).run()
@@ -180,7 +180,7 @@ def test_the_command_prints_one_json_line(trace, skewed, capsys):
     assert "set --capacity to" in capsys.readouterr().err
 
 
-# The counts of code written for nothing else, by others: MIN, LRU.
+# Counts by other people's single-purpose code: MIN, LRU.
 KNOWN = [
     pytest.param("scarab_first_half.i64be.xz", 512, 7_872, 157_446, 70_061, 176_940, marks=pytest.mark.slow),
     pytest.param("scarab_first_half.i64be.xz", 512, 31_489, 157_446, 4_613, 74_387, marks=pytest.mark.slow),
@@ -207,7 +207,7 @@ def test_real_traces(data_folder, tmp_path, name, batch, capacity, first_uses, l
 @pytest.mark.parametrize("which", [0, 0.5, 1])
 @pytest.mark.parametrize("call", ["read", "write"])
 def test_a_store_that_loses_one_call_is_noticed(trace, skewed, monkeypatch, call, which):
-    """Counts are those of the store, not of the plan: a write that is lost at the end is missed by nothing else."""
+    """Counts come from the store, not the plan: nothing else would notice a write lost at the end."""
     path, real, calls = trace(skewed), getattr(MemoryStore, call), []
 
     def run(lost):
@@ -225,6 +225,6 @@ def test_a_store_that_loses_one_call_is_noticed(trace, skewed, monkeypatch, call
     run(lost=None)
     moved = [number for number, count in enumerate(calls) if count]
     if call == "write":
-        moved = moved[:-1]  # the last one is the flush when the embeddings close
+        moved = moved[:-1]  # the last one is the flush when the embeddings are closed
     with pytest.raises((AssertionError, Damaged), match=r"its plan says|not in the store"):
         run(lost=moved[round(which * (len(moved) - 1))])

@@ -1,4 +1,4 @@
-"""The independent counts are what their words say: MIN is the best of all choices, LRU is LRU."""
+"""The independent counts mean what they say: MIN is the best of all choices, LRU is LRU."""
 
 from functools import cache
 from itertools import combinations
@@ -14,7 +14,7 @@ counted = independent_counts()
 
 
 def best(batches: list[frozenset[int]], capacity: int) -> int:
-    """The fewest rows brought in again, over every choice of what leaves."""
+    """Return the fewest rows brought in again, over every choice of rows to leave."""
 
     @cache
     def from_here(t: int, resident: frozenset[int], seen: frozenset[int]) -> int:
@@ -51,7 +51,7 @@ def test_lru_on_batches_of_one_is_the_lru_that_everyone_knows(trace, capacity):
 
 
 def test_lru_of_a_batch_goes_by_last_position():
-    # Row 1 comes first and last in its batch: row 2 leaves, and 1 is still there.
+    # Row 1 comes first and last in its batch: row 2 leaves, and 1 stays.
     assert counted.least_recent(np.array([1, 2, 1, 3, 3, 3, 1, 1, 1]), 3, 2) == 0
     assert counted.least_recent(np.array([1, 2, 1, 3, 3, 3, 2, 2, 2]), 3, 2) == 1
 

@@ -1,4 +1,4 @@
-"""The training benchmark, tiny: every mode trains the same model, and the figures are what the slices say."""
+"""The training benchmark, tiny: every mode trains the same model, and the figures match the slices."""
 
 import json
 import math

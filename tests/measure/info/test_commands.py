@@ -1,4 +1,4 @@
-"""What `skirl info` says of what it does not know; what it says of the rest is in tests/habits/test_commands.py."""
+"""What `skirl info` says about things it does not know; tests/habits/test_commands.py covers the rest."""
 
 from pathlib import Path
 

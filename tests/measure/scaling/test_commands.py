@@ -1,4 +1,4 @@
-"""`skirl simulate`: what is counted is what sets say, and times are sums and maxima that a reader can do by hand."""
+"""`skirl simulate`: its counts match plain sets, and its times are sums and maxima that a reader can check by hand."""
 
 import json
 
@@ -52,7 +52,7 @@ def test_the_time_of_a_step_by_hand():
     link, costs = Link(1000.0, 0.01), Costs(0.5, 0.4, 0.001, 0.0001, 2.0, 0.05)
     given = Traffic(3, NONE | {"values_critical": 50.0, "dense": 50.0, "gradients_late": 300.0}, 10.0, 1.0, 0.0)
     step = step_of(given, costs, link)
-    waits = 5 * 2 * 0.001 + 4 * 0.01  # five messages to each of two others, four times a delay
+    waits = 5 * 2 * 0.001 + 4 * 0.01  # five messages to each of the two others, and four times the delay
     assert step.parts["critical_wire"] == pytest.approx(0.1) and step.parts["messages"] == pytest.approx(waits)
     assert step.seconds == pytest.approx(0.5 + 0.1 + waits) and step.bound == "compute"
     assert step.parts["planning"] == pytest.approx(0.05 + 6 * 2 * 0.001)

@@ -1,4 +1,4 @@
-"""What is advised, on curves drawn by hand, and against a scan of every cache."""
+"""The advice given, on curves drawn by hand and against a scan of all cache sizes."""
 
 import numpy as np
 import pytest
@@ -48,7 +48,7 @@ def test_the_smallest_cache_that_brings_in_few_and_the_smallest_depth_near_the_l
 
 
 def test_a_link_and_a_step_decide_by_what_hides():
-    # 100 bytes a row at 1000 bytes a second: 400 rows a step take 40 s, 41 take 4.1, 10 take 1.
+    # 100 bytes per row at 1000 bytes per second: 400 rows per step take 40 s, 41 take 4.1, 10 take 1.
     slow, fast = (Conditions(100, 2, Link(rate=1000.0), step) for step in (3.0, 50.0))
     assert advise(CURVES, 10_000, 1000, fast).cache == 200
     assert advise(CURVES, 10_000, 1000, slow).cache == 400
@@ -62,7 +62,7 @@ def test_the_depth_keeps_the_reason_for_the_cache():
     assert (advice.depth, advice.moved) == (
         200,
         0.049,
-    )  # 5.7% of a window of 50 would be near the least, and not "at most 5%"
+    )  # a window of 50 has 5.7%, close to the least, but not "at most 5%"
 
 
 def test_no_cache_is_enough():
@@ -111,13 +111,13 @@ def test_the_cache_that_is_advised_is_the_smallest_of_all_by_brute_force(trace):
         advice = advise(with_cache(found, survey, asked, prefetch=2), used, touched, conditions)
     enough = {cache for cache in range(least, touched + 1) if brought_again(trace, cache) <= FEW * used}
     assert advice.cache in enough and advice.cache - 1 not in enough
-    if len(enough) == touched - min(enough) + 1:  # a window may bring in more with a larger cache, if seldom
+    if len(enough) == touched - min(enough) + 1:  # rarely, a window brings in more with a larger cache
         assert advice.cache == min(enough)
     assert advice.moved <= FEW and "the smallest cache that brings in again at most 5%" in advice.why
 
 
 def brought_again(trace: list[list[int]], cache: int) -> int:
-    """Rows that a window of at most 200 batches brings in again, by the farthest next use of those that it knows."""
+    """Return how many rows a window of up to 200 batches brings in again, by the farthest next use that it knows."""
     ends = brute.window_ends(trace, depth=200, capacity=cache)
     resident: set[int] = set()
     arrivals = []

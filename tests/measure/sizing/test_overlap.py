@@ -1,4 +1,4 @@
-"""The pipeline of three clocks, against one that ticks."""
+"""The pipeline's three clocks, compared with a simulation that ticks."""
 
 import numpy as np
 from hypothesis import given
@@ -12,11 +12,11 @@ BYTES = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, ma
 
 
 def ticking(read: list[int], written: list[int], step: int, prefetch: int) -> int:
-    """One byte a tick in each direction: who can work does, until all is done."""
+    """Simulate one byte per tick in each direction: every stage that can work does, until all is done."""
     left_in, left_out, left_step = list(read), list(written), [step] * len(read)
     now = 0
     while any(left_in) or any(left_out) or any(left_step):
-        reached = sum(left == 0 for left in left_step)  # the step that the loop is at
+        reached = sum(left == 0 for left in left_step)  # the step that the loop has reached
         waiting = next((t for t, left in enumerate(left_in) if left), None)
         can_read = waiting is not None and waiting - prefetch <= reached
         can_compute = reached < len(read) and not any(left_in[: reached + 1])

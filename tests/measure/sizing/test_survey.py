@@ -1,4 +1,4 @@
-"""A survey, against sets and counters over the same ids."""
+"""A survey, compared with sets and counters over the same ids."""
 
 from collections import Counter
 
@@ -17,7 +17,7 @@ NAMES = ["a", "other", "b", "c"]
 
 
 def sparse_of(ids: list[int]) -> tuple[KeyedJagged, list[list[int]]]:
-    """Small numbers as ids of four features, and each feature's."""
+    """Return small numbers as ids of four features, and the ids of each feature."""
     rows = [[i // 4 % 7 for i in ids if i % 4 == f] for f in range(4)]
     rows[2] = [row * 87_654_321 % 100_000_000 for row in rows[2]]  # a table far too large for an array
     lengths = [[len(part)] for part in rows]
@@ -48,7 +48,7 @@ def test_counts_are_those_of_sets(trace):
             whole = len(keys) // window
             parts = [set().union(*map(set, keys[i * window : (i + 1) * window])) for i in range(whole)]
             assert mean == sum(map(len, parts)) / whole
-        # The numbers keep the order that decides ties, and which row is which.
+        # The numbers keep the order that decides ties, and the mapping to rows.
         number: list[dict] = [{}, {}]
         for batch, (_, rows) in zip(survey.batches(), drawn, strict=True):
             for bank, features in enumerate(((0, 2, 3), (1,))):

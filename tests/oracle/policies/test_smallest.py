@@ -1,4 +1,4 @@
-"""The smallest by two keys are those that a full sort gives."""
+"""The smallest elements by two keys are those that a full sort gives."""
 
 import numpy as np
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""`skirl place tables --check`: plans are judged by what was measured, and what is said of them is what was measured."""
+"""`skirl place tables --check`: plans are judged by measurements, and the measurements are reported."""
 
 import itertools
 import json
@@ -43,7 +43,7 @@ def found() -> Found:
 
 
 class Told(Bench):
-    """A machine that is told what a piece takes: its rows, and some tables more than costs say."""
+    """A fake machine: a piece takes what costs say, but those of some tables take longer."""
 
     def __init__(self, problem: Problem, slow: dict[str, float]) -> None:
         super().__init__(problem, 0, arena=Arena(1 << 10))
@@ -58,7 +58,7 @@ class Told(Bench):
 
 
 def real(problem: Problem, placed: Any, slow: dict[str, float]) -> float:
-    """The busiest rank of a plan on that machine, added up piece by piece."""
+    """Return the time of a plan's busiest rank on that machine, added up piece by piece."""
     ms = [0.0, 0.0, 0.0]
     for item, rank in zip(placed.items, placed.at.tolist(), strict=True):
         for piece in item:
@@ -86,7 +86,7 @@ def test_the_best_measured_is_given_out_and_climbed_from():
 
 
 class Slow:
-    """Costs that know of some tables what costs do not."""
+    """Costs that know how slow some tables really are."""
 
     def __init__(self, slow: dict[str, float]) -> None:
         self.slow, self.by_net, self.exchange = slow, False, ADDITIVE.exchange
@@ -99,7 +99,7 @@ class Slow:
 
 
 class Together(Told):
-    """A machine on which parts together take what a net says, each as its table does, and half as much again."""
+    """A fake machine on which parts together take what a net says, scaled by their tables, and half as much again."""
 
     def ms(self, pieces: Any, late: Any) -> np.ndarray:
         self.noise.append(0.0)
@@ -189,7 +189,7 @@ def test_what_tables_forbid_is_told():
 
 
 def test_what_takes_less_and_is_forbidden_is_not_given_out(tmp_path, capsys, monkeypatch):
-    """Neither a round robin that breaks pins, nor a plan with columns that would train another model."""
+    """Neither a round robin that breaks pins, nor a plan with columns that would train a different model."""
     monkeypatch.setattr("skirl.placement.tables.check.Arena", lambda: Arena(1 << 16))
     listed, out, old = (tmp_path / name for name in ("t.json", "p.json", "old.json"))
     specs = [replace(spec, optimizer="rowwise-adagrad", rank=0) for spec in SPECS[3:]]

@@ -1,4 +1,4 @@
-"""Tables cut by rows only evenly over all ranks: every row once, no cap passed, and no worse than any such placement."""
+"""Tables cut by rows only evenly over all ranks: every row once, no cap exceeded, and no worse than any such placement."""
 
 import itertools
 from dataclasses import replace
@@ -103,7 +103,7 @@ def test_it_is_about_the_best_of_all():
         of = task(made, 4, 2, rng, full=0.7)
         problem = Problem([of.specs[n] for n in canonical(of.specs)], of.ranks, shipped(1e9, 2))
         best = np.inf
-        for where in itertools.product((0, 1, None), repeat=4):  # at a rank, or cut over both
+        for where in itertools.product((0, 1, None), repeat=4):  # on one rank, or cut over both
             load, used = np.zeros(2), np.zeros(2)
             for spec, at in zip(problem.specs, where, strict=True):
                 parts = (
@@ -124,7 +124,7 @@ def test_it_is_about_the_best_of_all():
 
 
 def test_it_ends_in_time_whatever_takes_it(monkeypatch):
-    """A clock that costs of parts and moves set forward: of many tables on many ranks not every block is asked for."""
+    """Asking for costs and moves advances the clock: with many tables on many ranks, not every block is asked for."""
     at, improve = [0.0], balance.improve
 
     class Slow(Costs):
@@ -140,7 +140,7 @@ def test_it_ends_in_time_whatever_takes_it(monkeypatch):
     of = task(pool(60, batch=512, max_dim=64, seed=1), 150, 64, np.random.default_rng(1), full=0.9)
     problem = Problem([of.specs[n] for n in canonical(of.specs)], of.ranks, Slow(shipped(1e9, 64).ms, 1e9, 64))
     short = search_evenly(problem, seconds=1.5, now=lambda: at[0])
-    assert at[0] == pytest.approx(short.seconds + 0.3) and 1.2 <= short.seconds <= 1.5  # 0.3: of whole tables, before
+    assert at[0] == pytest.approx(short.seconds + 0.3) and 1.2 <= short.seconds <= 1.5  # 0.3: for whole tables, before
     assert not short.in_time and short.placed.score[0] == 0
 
 

@@ -1,4 +1,4 @@
-"""Costs are measured on the engine's kernels: what they compute is right, and a killed measurement goes on."""
+"""Costs are measured on the engine's kernels: they compute the right results, and a killed measurement can be resumed."""
 
 import json
 from dataclasses import replace
@@ -39,7 +39,7 @@ def test_what_is_timed_is_a_step(arena, monkeypatch, optimizer, plain):
     before = part.cache.copy()
     part.forward()
     wanted = np.zeros((32, 8))
-    np.add.at(wanted, bags, before[ids, :8])  # this piece begins where the arena does
+    np.add.at(wanted, bags, before[ids, :8])  # this piece begins where the arena begins
     assert np.allclose(part.out, wanted, rtol=1e-4)
     part.backward()
     changed = np.flatnonzero((part.cache != before).any(axis=1))
@@ -69,7 +69,7 @@ def test_a_killed_measurement_goes_on(arena, tmp_path):
     ready = [c.ready(arena) for c in training("sgd", 2, 0, batches=(16,))]
     path, what = tmp_path / "r", {"seed": 0}
     first = rounds_of(arena, ready, 3, 0, known=Rounds(path, what))
-    path.write_text(path.read_text() + "[0.1, 0.")  # killed in a line
+    path.write_text(path.read_text() + "[0.1, 0.")  # killed while writing a line
     again = rounds_of(arena, ready, 5, 0, known=Rounds(path, what))
     assert again.shape == (5, 2) and (again[:3] == first).all()
     assert len(path.read_text().splitlines()) == 6 and noise_of(again) >= 0
@@ -192,7 +192,7 @@ def test_what_is_not_run_on_a_gpu_says_so(monkeypatch, there, why):
 
 
 def test_plans_are_measured_until_it_has_settled(monkeypatch):
-    """The least of each rank's rounds, of as many as it takes; what is exchanged is counted beside it."""
+    """The minimum of each rank's rounds, for as many rounds as it takes. Exchanges are counted separately."""
     made = task(pool(3, batch=16, max_dim=16, seed=1), 3, 2, np.random.default_rng(0))
     problem = problem_of(made)
     plan = problem.at(problem.root(), np.array([0, 1, 1]))

@@ -1,4 +1,4 @@
-"""Nets of costs: what they compute, learn and refuse; a search that goes by one; and exchanges over a wire."""
+"""Nets that predict costs: what they compute, learn and refuse; a search that uses one; and exchanges over a wire."""
 
 import itertools
 import json
@@ -47,7 +47,7 @@ def spec(n: int, rows: int = 3000, dim: int = 16, pooling: float = 6.0, **more) 
 
 
 def by_hand(net: ComputeNet, parts: list[tuple[TableSpec, int, int]]) -> float:
-    """Milliseconds of parts on one rank, in plain Python."""
+    """Return the milliseconds of parts on one rank, in plain Python."""
 
     def layers(mlp: Mlp, x: list[float]) -> list[float]:
         hidden = [max(0.0, sum(a * b for a, b in zip(w, x)) + c) for w, c in zip(mlp.first, mlp.first_bias)]
@@ -103,7 +103,7 @@ def test_a_search_goes_by_what_ranks_have_together():
 
 
 def known(sets: int, seed: int) -> Sets:
-    """Sets whose time is the sum of their parts times what a known function of their number and dims makes of it."""
+    """Return sets whose time is the sum of their parts times a known function of their number and dims."""
     rng = np.random.default_rng(seed)
     sizes = rng.integers(1, 8, sets)
     of = np.repeat(np.arange(sets), sizes)
@@ -130,7 +130,7 @@ def test_a_net_learns_what_a_sum_cannot_say(monkeypatch):
 
     assert off(made) < 0.03 < 0.15 < off(None)
     monkeypatch.setattr(training, "TUNED", 5)
-    assert off(trained(known(40, 2), 0, made)) < 0.04  # it goes on, and does not begin again
+    assert off(trained(known(40, 2), 0, made)) < 0.04  # training continues rather than starting over
 
 
 def test_ties_go_to_the_sum():
@@ -139,7 +139,7 @@ def test_ties_go_to_the_sum():
     assert chosen(off, off - 0.01)[0] == "net"
     assert [chosen(off, off + by)[0] for by in (wobble - 0.001, wobble + 0.001, 0.01)] == ["additive"] * 3
     assert "a tie goes to the sum" in chosen(off, off + wobble - 0.001)[1] and "tie" not in chosen(off, off + 0.01)[1]
-    one = np.append(off, 0.1), np.append(off - 0.001, 9.0)  # one that is far off does not decide
+    one = np.append(off, 0.1), np.append(off - 0.001, 9.0)  # one outlier does not decide
     assert chosen(*one)[0] == "additive" and chosen(*one)[1].count("+-") == 1
 
 
@@ -219,7 +219,8 @@ def test_costs_that_were_changed_or_cut_are_refused(tmp_path):
 
 
 def exchanges(cases: int, jitter: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Two ranks whose exchange takes 1 ms and 2 ms a MB of the one with most, half as much again where both have alike."""
+    """Return exchanges of two ranks that take 1 ms plus 2 ms per MB of the larger one, and half as much again if both
+    are equal."""
     rng = np.random.default_rng(5)
     dims, starts = wire_fit.cases_of(2, cases, rng)
     nbytes = sent(dims, 512)

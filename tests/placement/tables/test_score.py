@@ -1,4 +1,4 @@
-"""`skirl place score`: a plan that is there is told by rank, held to memory, and beside one that is searched."""
+"""`skirl place score`: an existing plan is reported by rank, checked against memory, and compared with a searched one."""
 
 import json
 from dataclasses import replace

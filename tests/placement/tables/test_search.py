@@ -1,4 +1,5 @@
-"""Tables over ranks: every row and column once, no byte over a cap, one plan whatever the order; against all placements."""
+"""Tables over ranks: every row and column once, no cap exceeded, one plan in any order of tables. Compared with all
+placements."""
 
 import itertools
 from dataclasses import replace
@@ -49,7 +50,7 @@ def task(seed: int, full: float, tables: int = 6, ranks: int = 3) -> tuple[list[
 
 
 def ranks_by_cell(specs, plan) -> list[np.ndarray]:
-    """Of each table a rank for every row and column, counted one by one."""
+    """Return, for each table, the rank of every row and column, counted one by one."""
     found = [np.full((s.rows, s.dim), -1) for s in specs]
     for number, pieces in enumerate(plan.pieces):
         for piece, rank in pieces:
@@ -72,7 +73,7 @@ def every_cell(seed: int, full: float) -> None:
     assert all((of >= 0).all() for of in cells)
     used = [0, 0, 0]
     for s, pieces in zip(specs, plan.pieces):
-        for piece, rank in pieces:  # a piece holds the state of its rows as a table of its own
+        for piece, rank in pieces:  # a piece holds the state of its rows like a separate table
             state = {"sgd": 0, "rowwise-adagrad": 1, "adagrad": piece.dim}[s.optimizer]
             used[rank] += piece.rows * (piece.dim + state) * 4
         ends = {at for piece, _ in pieces for at in (piece.col, piece.col_end)} - {s.dim}
@@ -105,7 +106,7 @@ def test_the_order_of_tables_changes_nothing_but_their_numbers():
 
 
 SMALL = [(3, 4, 0.95), *((seed, 3, 0.6) for seed in range(5))]
-"""Seed, tables, and how full: the first fits only with cuts that no start has."""
+"""Seed, number of tables, and how full: the first fits only with cuts that no start has."""
 
 
 @pytest.mark.parametrize(("seed", "tables", "full"), SMALL)
@@ -113,7 +114,7 @@ def test_no_placement_of_halves_is_much_better(seed, tables, full):
     specs, ranks = task(seed, full, tables=tables, ranks=2)
     problem = Problem([specs[n] for n in canonical(specs)], ranks, costs(2))
     best = np.inf
-    for way in itertools.product(("", "rows", "columns"), repeat=tables):  # by hand: each cut, each place
+    for way in itertools.product(("", "rows", "columns"), repeat=tables):  # exhaustively: each cut, each place
         pieces = []
         for n, cut in enumerate(way):
             piece = Piece(n, 0, problem.specs[n].rows, 0, problem.specs[n].dim)
@@ -184,7 +185,7 @@ def test_rows_are_given_so_that_two_ranks_are_busy_alike(seed):
     problem = Problem(specs, Ranks((1 << 40,) * 2, (1.0, 2.0), (1.0, 1.0)), costs(2))
     gift = _Gift(problem, problem.at(problem.root(), np.array([0, 1])), problem.root()[0][0], 0, 1, None)
     [(stays, goes)] = gift.cuts(("rows",))
-    apart = [abs(np.subtract(*gift.loads(gift.cut(moved)))) for moved in range(1, big.rows)]  # every one of them
+    apart = [abs(np.subtract(*gift.loads(gift.cut(moved)))) for moved in range(1, big.rows)]  # all of them
     assert stays.rows + goes.rows == big.rows and abs(goes.rows - 1 - int(np.argmin(apart))) <= 1
 
 
@@ -194,7 +195,7 @@ def test_a_state_that_is_over_leads_back():
     ranks = Ranks((3 * each // 2, 3 * each // 2), (1.0, 1.0), (1.0, 1.0))
     problem = Problem(big, ranks, costs(2))
     found = search(problem, uneven=False)
-    assert found.placed.score[0] == 0 and found.curve[0][1] > 0  # halves alone bring it within
+    assert found.placed.score[0] == 0 and found.curve[0][1] > 0  # only halves bring it below the cap
 
 
 def test_what_is_over_is_made_to_fit_without_time_for_moves(monkeypatch):

@@ -1,4 +1,4 @@
-"""`skirl place tables`: what it reads, prints and refuses; costs and their file; tables made by chance."""
+"""`skirl place tables`: what it reads, prints and refuses; costs and their file; randomly generated tables."""
 
 import json
 
@@ -144,7 +144,7 @@ def test_a_fit_finds_what_times_were_made_of():
     terms = rng.random((40, len(TERMS)))
     ms = np.array([0.1, 0, 2, 0, 0.5, 1, 0, 0, 3, 0.2])
     assert np.allclose(fitted(terms, terms @ ms), ms, atol=1e-6)
-    longer = np.where(np.arange(40) % 5 == 2, 1.5, 1.0)  # a neighbour was busy: squares would be off by a tenth
+    longer = np.where(np.arange(40) % 5 == 2, 1.5, 1.0)  # disturbed: least squares would be off by a tenth
     assert np.median(np.abs(terms @ fitted(terms, terms @ ms * longer) / (terms @ ms) - 1)) < 0.01
     assert min(fitted(terms, terms @ np.array([1, -0.3, 2, 0, 0.5, 1, 0, 0, 0, 0]))) >= 0
 

@@ -1,4 +1,4 @@
-"""`skirl bench place --part torchrec`: plans that TorchRec runs train what plain torch does; what it prints."""
+"""`skirl bench place --part torchrec`: plans that TorchRec runs train the same as plain torch; and its output."""
 
 from typing import Any
 
@@ -24,11 +24,11 @@ def alone(tmp_path, monkeypatch):
 
 
 def test_what_torchrec_trains_is_what_plain_torch_trains(alone):
-    """With one rank nothing is exchanged, but kernels, optimizers and the dense part are those of two."""
+    """With one rank nothing is exchanged, but kernels, optimizers and the dense part are those used with two."""
     found = bench_rank.differences(2, 0)
     assert set(found) == {f"{k}, {o}" for k in ("whole", "rows", "columns", "planned") for o in bench_rank.OPTIMIZERS}
     adagrad = found.pop("columns, rowwise-adagrad")
-    assert 0 < max(found.values()) < 1e-5 < 1e-3 < adagrad  # each part of a row has a number of its own
+    assert 0 < max(found.values()) < 1e-5 < 1e-3 < adagrad  # each part of a row has a different number
 
 
 @pytest.mark.slow

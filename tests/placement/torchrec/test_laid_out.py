@@ -1,4 +1,4 @@
-"""How a table is cut, as TorchRec calls it; what it would run otherwise. None of this needs TorchRec."""
+"""How a table is cut, in TorchRec's terms, and what TorchRec would do differently. None of this needs TorchRec."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def test_ways_have_torchrecs_names_and_order():
     kind, shards = laid_out(
         "t", 5, 8, [(Piece(0, 0, 2, 0, 8), 0), (Piece(0, 2, 4, 0, 8), 1), (Piece(0, 4, 5, 0, 8), 2)], 4
     )
-    assert kind == "row_wise" and shards[3] == (Piece(0, 5, 5, 0, 8), 3)  # a rank without rows has a shard all the same
+    assert kind == "row_wise" and shards[3] == (Piece(0, 5, 5, 0, 8), 3)  # a rank without rows still has a shard
 
 
 def test_what_torchrec_would_run_otherwise_is_refused():

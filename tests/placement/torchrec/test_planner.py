@@ -1,4 +1,5 @@
-"""Plans for TorchRec: every number of every table once, what it would run otherwise refused, plans of its own read."""
+"""Plans for TorchRec: every number of every table once, refusal of what TorchRec would run differently, and reading its
+plans."""
 
 from collections import OrderedDict
 from dataclasses import replace
@@ -23,7 +24,7 @@ Config = torchrec.EmbeddingBagConfig
 
 
 def model_of(*tables: tuple[int, int, int], device: str = "meta") -> torch.nn.Module:
-    """Tables of so many rows, columns and features."""
+    """Return a model with tables of known rows, columns and features."""
     configs, feature = [], 0
     for n, (rows, dim, features) in enumerate(tables):
         names = [f"f{feature + k}" for k in range(features)]
@@ -92,7 +93,7 @@ def test_memory_constraints_pins_and_groups_are_kept(tmp_path):
 
 
 def test_sharding_types_are_those_that_constraints_allow():
-    """One table beside small ones, which everything would have cut by columns."""
+    """One large table next to a small one; it would be cut by columns if all types were allowed."""
     model = model_of((4000, 64, 1), (50, 4, 1))
     for types, kinds in (
         (["table_wise", "column_wise"], {"column_wise"}),
@@ -301,7 +302,7 @@ def test_cache_statistics_are_those_of_an_lru_cache():
 
 @pytest.mark.parametrize("wrong", [50, -1])
 def test_ids_that_are_no_rows_are_refused(wrong):
-    """Of TorchRec's ids nothing is known before: a compiled loop would write beside its array."""
+    """Nothing is known about TorchRec's ids beforehand: a compiled loop would write outside of its array."""
     batches, model = [batch(n) for n in range(2)], model_of((50, 8, 2), (60, 4, 1))
     first = int(batches[1]["f0"].values().numel())
     batches[1].values()[first] = wrong  # of f1

@@ -1,4 +1,4 @@
-"""Plans go from the first rank to the others as text."""
+"""Plans are sent from the first rank to the others as text."""
 
 import json
 from typing import Any

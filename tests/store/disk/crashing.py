@@ -1,7 +1,7 @@
-"""Stores that are crashed: what a store was asked to do, what may be found after it, and whether it is.
+"""Crash stores: what a store was asked to do, what may be found after the crash, and whether it is.
 
-`crash_all` crashes long random workloads at random calls; `crash_everywhere` short ones that are written out, at each call.
-The first finds what nobody thought of, the second is sure to find what somebody did.
+`crash_all` crashes long random workloads at random calls, `crash_everywhere` short scripted ones at every call. The
+first finds what nobody thought of, the second is sure to find what somebody did.
 """
 
 import errno
@@ -29,14 +29,14 @@ from tests.store.crash import Disk, Recorder, Unsynced
 
 
 def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Segments of a few records and no slack: every other write cleans, and makes a point that nobody asked for."""
+    """Use segments of a few records without slack: every second write cleans, and makes a point that nobody asked for."""
     monkeypatch.setattr(room_module, "SLACK", 0)
     monkeypatch.setattr(log_module, "SMALLEST", 16)
 
 
 @dataclass
 class Point:
-    """A header that was renamed into place: from then on it may be what is found, once `done` it or a later one is.
+    """A header that was renamed into place: it may be found from then on, and is durable once it or a later one is `done`.
 
     The header is a store's manifest, or that of frozen rows.
     """
@@ -49,7 +49,7 @@ class Point:
 
 
 class Hooked(Recorder):
-    """Tells when a header is renamed."""
+    """Reports when a header is renamed."""
 
     on_rename = staticmethod(lambda path: None)
 
@@ -60,14 +60,14 @@ class Hooked(Recorder):
 
 
 class Copying(Hooked):
-    """Frozen rows are on another file system."""
+    """Frozen rows are on another file system, so they are copied."""
 
     def link(self, old, new):
         raise OSError(errno.EXDEV, "Invalid cross-device link")
 
 
 def finish(state: Frozen, folder: Path, files: Files) -> None:
-    """Write frozen rows and their header, as a checkpoint does; then what the header does not name may go."""
+    """Write frozen rows and their header, as a checkpoint does. Then remove what the header does not name."""
     facts = state.write()
     state.release()
     links.replace(files, folder, frozen.HEADER, seal(frozen.body_of(facts)))
@@ -75,7 +75,7 @@ def finish(state: Frozen, folder: Path, files: Files) -> None:
 
 
 class Workload:
-    """Random calls on a store that is written down, and what the store may be found to hold after a crash."""
+    """Random calls on a recorded store, and the contents that it may have after a crash."""
 
     def __init__(self, root: Path, rng: np.random.Generator, recorder: type[Hooked], counts: Counter) -> None:
         self.root, self.rng, self.counts = root, rng, counts
@@ -133,7 +133,7 @@ class Workload:
         self.content.update((k, row.tobytes()) for k, row in zip(keys.tolist(), rows, strict=True))
 
     def overwrite(self) -> None:
-        """All rows of a table: those there were are garbage now, with their segments."""
+        """Overwrite all rows of a table, so that their old segments become garbage."""
         keys, rows = table_keys(0, range(30)), random_rows(0, 30, int(self.rng.integers(1 << 30)))
         self.store.write(keys, rows)
         self.content.update((k, row.tobytes()) for k, row in zip(keys.tolist(), rows, strict=True))
@@ -142,7 +142,7 @@ class Workload:
         self.store.flush()
 
     def freeze(self) -> None:
-        """What is held now, for a header that comes later; one that is not there yet is given up."""
+        """Freeze the rows held now, for a later header. An earlier frozen state without a header is released."""
         if self.state:
             self.state[0].release()
         folder = self.root / f"frozen{self.rng.integers(2)}"
@@ -163,7 +163,7 @@ class Workload:
             self.store.thaw(folder, frozen.facts_in(folder), [])
 
     def adopt(self) -> None:
-        """Take what a store in memory has frozen."""
+        """Load the frozen state of a store in memory."""
         folder = self.root.with_name("memory")
         with MemoryStore(LAYOUT) as memory:
             for table in TABLES[:2]:
@@ -187,14 +187,14 @@ class Workload:
         assert contents(self.store) == self.content
 
     def allowed(self, header: Path, k: int) -> tuple[list[Point], bool]:
-        """The points that may be found at `header` after k calls, and whether one has to be."""
+        """Return the points that may be found at `header` after k calls, and whether one of them must be."""
         begun = [p for p in self.points if p.header == header and p.at < k]
         last = max((i for i, p in enumerate(begun) if p.done is not None and p.done <= k), default=None)
         return begun[last or 0 :], last is not None
 
 
 def try_thaw(root: Path, folder: Path) -> tuple[dict[int, bytes], int] | None:
-    """What is frozen in a folder; None where it has no header."""
+    """Return the rows frozen in a folder; None if it has no header."""
     other = DiskStore(root / "other", LAYOUT, files=Unsynced())
     try:
         frozen.load(other, folder)
@@ -208,7 +208,7 @@ def try_thaw(root: Path, folder: Path) -> tuple[dict[int, bytes], int] | None:
 
 
 def killed_and_opened(disk: Disk, rng: np.random.Generator, root: Path) -> Disk:
-    """Kill, open again, and then lose the power: what the first life did not sync may be lost still."""
+    """Kill, reopen, and then lose power: writes that the first process did not sync may still be lost."""
     disk.killed().write_to(root)
     files = Recorder(root, disk)
     DiskStore(root / "store", LAYOUT, files=files)._let_go()
@@ -218,22 +218,22 @@ def killed_and_opened(disk: Disk, rng: np.random.Generator, root: Path) -> Disk:
 
 FROZEN = ("frozen0", "frozen1")
 Held = tuple[dict[int, bytes], int]
-"""What is found: rows, and their generation."""
+"""The rows found, and their generation."""
 
 
 Known = dict[object, Held | None]
-"""What was found of each part of a disk: the store, and what is frozen in a folder. Most crashes change one of them."""
+"""The rows found in each part of a disk: the store, and each folder of frozen rows. Most crashes change only one part."""
 
 
 def part_of(found: Any, folder: str) -> object:
-    """What a process can find in a folder, and which names elsewhere are of its files; found: on the whole disk."""
+    """Return what a process can find in a folder, including which names share a file. found: all that is on the disk."""
     folders, names = found
     inside = [path for path in folders if path.parts[0] == folder]
     return folder, tuple(inside), tuple(name for name in names if name[0].parts[0] == folder)
 
 
 def found_on(disk: Disk, root: Path, known: Known) -> tuple[Held, list[Held | None]]:
-    """Open the store and thaw what is frozen on a disk after a crash."""
+    """Open the store and thaw the frozen rows on a disk after a crash."""
     disk.write_to(root)
     on_disk = disk.as_found()
     parts = {folder: part_of(on_disk, folder) for folder in ("store", *FROZEN)}
@@ -250,7 +250,7 @@ def found_on(disk: Disk, root: Path, known: Known) -> tuple[Held, list[Held | No
 
 
 def is_allowed(work: Workload, k: int, found: Held, thawed: list[Held | None]) -> None:
-    """Compare what is found with what was promised to last."""
+    """Check that what was found is something promised to be durable."""
     points, surely = work.allowed(work.root / "store" / "store.json", k)
     assert not surely or found in [(p.content, p.generation) for p in points]
     assert surely or found in [*[(p.content, p.generation) for p in points], ({}, 0)]
@@ -261,14 +261,14 @@ def is_allowed(work: Workload, k: int, found: Held, thawed: list[Held | None]) -
 
 
 class UnsyncedCopies(Unsynced):
-    """Waits for no disk, and has frozen rows on another file system."""
+    """Skips all syncs, and has frozen rows on another file system."""
 
     def link(self, old, new):
         raise OSError(errno.EXDEV, "Invalid cross-device link")
 
 
 def goes_on(root: Path, files: Unsynced, thawed: list[Held | None]) -> None:
-    """What is found can be thawed and frozen again, over what there is of an earlier frozen state."""
+    """Check that the rows found can be thawed, and frozen again over what is left of an earlier frozen state."""
     with DiskStore(root / "store", LAYOUT, files=files) as store:
         for folder, found in zip(FROZEN, thawed, strict=True):
             assert (root / folder / frozen.HEADER).is_file() == (found is not None)
@@ -280,7 +280,7 @@ def goes_on(root: Path, files: Unsynced, thawed: list[Held | None]) -> None:
 
 
 def crash_all(tmp: Path, seed: int, workloads: int, crashes: int, recorder: type[Hooked] = Hooked) -> Counter:
-    """Crash at random calls of random workloads, each second one on a disk that has crashed before."""
+    """Crash at random calls of random workloads, every second one on a disk that has crashed before."""
     counts = Counter()
     start = tmp / "start"
     for number in range(workloads):
@@ -295,7 +295,7 @@ def crash_all(tmp: Path, seed: int, workloads: int, crashes: int, recorder: type
         for crash in range(crashes):
             k = int(rng.integers(len(work.files.ops) + 1))
             renames = [point.at + 1 for point in work.points if point.at >= 0]
-            if crash % 10 == 1 and renames:  # between a point and its sync, which is rarely hit by chance
+            if crash % 10 == 1 and renames:  # between a point and its sync, rarely hit by chance
                 k = int(rng.choice(renames))
             disk = work.files.disk(k)
             counts["calls"] += 1
@@ -324,16 +324,17 @@ SCRIPTS = [
 
 
 KINDS: tuple[type[Hooked], ...] = (Hooked, Copying)
-"""Frozen rows share files with the store, or are copies."""
+"""Frozen rows share files with the store, or are copied."""
 
 
 def crash_everywhere(
     tmp: Path, seed: int, times: int, scripts: Iterable[str] = SCRIPTS, kinds: Iterable[type[Hooked]] = KINDS
 ) -> int:
-    """Crash at each call of some workloads, `times` in each way; how many crashes that were.
+    """Crash at each call of some workloads, `times` in each way. Return the number of crashes.
 
-    Most disks are found after several crashes: each is opened once, and compared with what each of these crashes may leave.
-    Not between two writes in a row: any of them may be lost after both. Nor where nothing waits for a sync, but for a kill.
+    Most disks result from several crashes: each is opened once, and compared with what each of these crashes may leave.
+    Skips the gap between two writes, since after both either may be lost. If nothing awaits a sync, only a kill is
+    tried.
     """
     crashes = 0
     for number, script in enumerate(scripts):
@@ -352,7 +353,7 @@ def crash_everywhere(
                 if before == after == "write":
                     continue
                 disk = work.files.disk(k)
-                turns = (8 if before == "rename" else 2) * times  # a point that does not last yet: most can go wrong
+                turns = (8 if before == "rename" else 2) * times  # a point not durable yet: most can go wrong
                 for turn in range(before.startswith("sync"), 1 + turns * bool(disk.unnamed or disk.unsynced)):
                     if turn == 0:
                         found = disk.killed()

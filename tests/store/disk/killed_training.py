@@ -1,9 +1,10 @@
 """Training runs over a store on disk that are killed: `python -m tests.store.disk.killed_training FOLDER KILLS SEED`.
 
-Each process goes on from the last checkpoint, trains, saves now and then, and is killed at a random moment. Beside the
-store it keeps a journal: what was appended to the store's logs, and each point just before its manifest is renamed. A
-write needs no sync to survive a kill, so the journal says what every point held, and the store is compared with the last of
-them. In the end the run that was killed so often is compared, bit by bit, with one that never was. One line a kill.
+Each process resumes from the last checkpoint, trains, saves now and then, and is killed at a random moment. It keeps a
+journal next to the store: what was appended to the store's logs, and each point just before its manifest is renamed.
+Writes survive a kill without a sync, so the journal says what every point held, and the store is compared with the last
+of them. In the end the run that was killed so often is compared, bit by bit, with one that never was. Prints one line
+per kill.
 """
 
 import os
@@ -32,11 +33,11 @@ from tests.killed import ENDLESS, ended, forked
 from tests.resume import Run, assert_same
 
 SAVED_EVERY = 9
-"""Steps, on average."""
+"""Mean number of steps between saves."""
 
 
 def contents(store: DiskStore) -> dict[int, bytes]:
-    """All rows, by key."""
+    """Return all rows, by key."""
     held: dict[int, bytes] = {}
     for keys in store.keys():  # noqa: SIM118
         record = store.layout.records[int(keys[0] >> 48)]
@@ -47,7 +48,7 @@ def contents(store: DiskStore) -> dict[int, bytes]:
 
 
 def keep_journal(path: Path, store: DiskStore) -> None:
-    """From now on, note what a store is given, and its points."""
+    """From now on, record the rows that a store is given, and its points."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     append, rename = Log.append, Files.rename
 
@@ -69,7 +70,7 @@ def keep_journal(path: Path, store: DiskStore) -> None:
 
 
 def points(path: Path) -> Iterator[tuple[bytes, dict[int, bytes]]]:
-    """The manifest and the rows of each point in a journal; the last entry may be cut short."""
+    """Yield the manifest and the rows of each point in a journal. The last entry may be cut off."""
     content: dict[int, bytes] = {}
     with path.open("rb") as file:
         while True:
@@ -84,13 +85,13 @@ def points(path: Path) -> Iterator[tuple[bytes, dict[int, bytes]]]:
 
 
 def resumed(folder: Path) -> Run:
-    """The run, from where its last checkpoint is, over the store that the killed process has left."""
+    """Return a run that resumes from its last checkpoint, over the store that the killed process left."""
     run = Run(replace(ENDLESS, store=f"disk:{folder / 'rows'}", resume=True))
     return run.load(folder / "checkpoint") if numbers(folder / "checkpoint") else run
 
 
 def trains(folder: Path, seed: int) -> Callable[[Callable[[], object]], None]:
-    """The process that is killed."""
+    """Return the work of the process that is killed."""
 
     def child(begins: Callable[[], object]) -> None:
         rng, run = random.Random(seed), resumed(folder)
@@ -99,7 +100,7 @@ def trains(folder: Path, seed: int) -> Callable[[Callable[[], object]], None]:
         keep_journal(folder / "journal", store)
 
         def saved(step: int) -> Path | None:
-            if step == run.begun + 2:  # one save is through, so that each process comes further than the one before
+            if step == run.begun + 2:  # one save is complete, so that each process gets further than the one before
                 begins()
             return folder / "checkpoint" if step <= run.begun + 2 or rng.random() < 1 / SAVED_EVERY else None
 
@@ -109,10 +110,10 @@ def trains(folder: Path, seed: int) -> Callable[[Callable[[], object]], None]:
 
 
 def compares(folder: Path) -> Callable[[Callable[[], object]], None]:
-    """A process that opens what was left, and compares."""
+    """Return the work of a process that opens what was left, and compares it."""
 
     def child(begins: Callable[[], object]) -> None:
-        noted = list(points(folder / "journal"))[-2:]  # the rename of the last may not have come through
+        noted = list(points(folder / "journal"))[-2:]  # the last one may not have been renamed
         found = (folder / "rows" / NAME).read_bytes()
         content = next(content for header, content in reversed(noted) if header == found)
         with DiskStore(folder / "rows", Manifest.read(folder / "rows" / NAME).layout) as store:
@@ -125,7 +126,7 @@ def compares(folder: Path) -> Callable[[Callable[[], object]], None]:
 
 
 def goes_on(folder: Path) -> Callable[[Callable[[], object]], None]:
-    """A process that trains a little further and compares with a run that was never killed."""
+    """Return the work of a process that trains a little further and compares with a run that was never killed."""
 
     def child(begins: Callable[[], object]) -> None:
         run = resumed(folder)
@@ -138,10 +139,10 @@ def goes_on(folder: Path) -> Callable[[Callable[[], object]], None]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    room_module.SLACK, log_module.SMALLEST = 0, 16  # cleaned at every other write
+    room_module.SLACK, log_module.SMALLEST = 0, 16  # cleaned at every second write
     folder, kills, rng = Path(sys.argv[1]), int(sys.argv[2]), random.Random(int(sys.argv[3]))
     model = Run(replace(ENDLESS, store=f"disk:{folder / 'warm'}")).model
-    for i in range(30):  # without a lookahead there are no threads: compile what can be
+    for i in range(30):  # without a lookahead there are no threads: compile everything now
         model.loss(ENDLESS.data.batch(i)).backward()
     model.rows.flush()
     model.rows.close()

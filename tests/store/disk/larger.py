@@ -1,15 +1,15 @@
-"""Trains rows on disk that are many times what the process may hold in memory, and compares a sample with the reference.
+"""Train rows on disk that take many times the memory that the process may use, and compare a sample with the reference.
 
     python -m tests.store.disk.larger FOLDER --gigabytes 20 --limit 1024 --seconds 480
 
-The limit is enforced by the system (RLIMIT_DATA): whoever allocates beyond it gets a MemoryError. It counts private memory
-that can be written to, touched or not, stacks and the heap included; it counts neither the page cache, which the system
-takes back when it needs it, nor the code of libraries (some 120 MB of torch's), which is shared. So it is stricter than a
-limit of resident anonymous memory, and needs no right that a test may lack, as a cgroup does.
+The system enforces the limit (RLIMIT_DATA): allocating beyond it gives a MemoryError. It counts private writable
+memory, touched or not, including stacks and the heap. It counts neither the page cache, which the system can take back,
+nor the code of libraries (some 120 MB of torch's), which is shared. So it is stricter than a limit on resident
+anonymous memory, and unlike a cgroup it needs no privileges.
 
-Gradients are known beforehand: the loss is a sum of outputs with weights drawn from the batch's number. So each row has a
-history of its own, and those of a sample can be computed alone, by the plain reference, from seeds. Ends with one line of
-JSON.
+Gradients are known beforehand: the loss is a sum of outputs with weights drawn from the batch's number. So each row has
+its own history, and the plain reference can compute a sample of rows alone, from seeds. Prints one line of JSON at the
+end.
 """
 
 import argparse
@@ -29,7 +29,7 @@ RECORD = 4 * (DIM + 1)
 
 
 def status(name: str) -> int:
-    """Bytes, of this process, as Linux counts them."""
+    """Return a figure in bytes from the process's status, as Linux reports it."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
@@ -47,7 +47,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.limit:
         resource.setrlimit(resource.RLIMIT_DATA, (given.limit * MIB, given.limit * MIB))
-    threading.stack_size(MIB)  # a stack counts whole: 8 MiB for each of some 20 threads, by default
+    threading.stack_size(MIB)  # a stack counts in full: 8 MiB for each of some 20 threads, by default
     given.folder.mkdir(parents=True)
     try:
         print(json.dumps(measure(given)))
@@ -73,14 +73,14 @@ def measure(given: argparse.Namespace) -> dict[str, object]:
 
     @dataclass(frozen=True)
     class Stream:
-        """15 ids of each 16 in a batch are of rows that were in none before, spread over the table; one was before."""
+        """Of every 16 ids in a batch, 15 are of rows not used before, spread over the table; one was used before."""
 
         touched: int
         batch: int
 
         @property
         def rows(self) -> int:
-            """Of the table: a third more than are touched."""
+            """Number of rows of the table: a third more than are touched."""
             return self.touched * 4 // 3 | 1
 
         @property
@@ -92,14 +92,14 @@ def measure(given: argparse.Namespace) -> dict[str, object]:
             return -(-self.touched // self.fresh)
 
         def numbers(self, step: int) -> np.ndarray:
-            """Which of the touched rows: 0 is touched first."""
+            """Return the indices of the touched rows, in the order of first touch."""
             rng = np.random.default_rng((1, step))
             first = step * self.fresh
             new = np.arange(first, min(first + self.fresh, self.touched))
             return np.concatenate([new, rng.integers(0, new[-1] + 1, self.batch - self.fresh)])
 
         def ids(self, numbers: np.ndarray) -> np.ndarray:
-            """A bijection while the factor, a prime, divides not the rows."""
+            """Map numbers to ids, a bijection as long as the factor, which is prime, does not divide the rows."""
             return numbers * 2_654_435_761 % self.rows
 
         def gradients(self, step: int, n: int) -> np.ndarray:
@@ -141,7 +141,7 @@ def measure(given: argparse.Namespace) -> dict[str, object]:
     torch.set_num_threads(1)
     optimizer = skirl.RowwiseAdagrad(lr=0.1)
     tables = {0: Record(DIM + 1)}
-    if given.above:  # what does it take to train a few rows?
+    if given.above:  # how much memory does training a few rows take?
         small = Stream(20 * given.batch, given.batch)
         warm = DiskStore(given.folder / "warm", tables, rows={0: small.rows})
         train(small, warm, float("inf"), time.monotonic())[1].close()
@@ -214,7 +214,7 @@ def measure(given: argparse.Namespace) -> dict[str, object]:
 
 
 def sequential(path: Path, gigabytes: float) -> dict[str, float]:
-    """MB/s of one file written and synced, and of reading it when the page cache has forgotten it."""
+    """Return MB/s of writing and syncing one file, and of reading it once the page cache has dropped it."""
     import os
 
     piece, count = bytes(4 * MIB), max(1, int(gigabytes * 1e9) // (4 * MIB))

@@ -1,4 +1,4 @@
-"""Power loss and kill -9, at any moment: what is found is a durable point, whole, and none older than was promised."""
+"""Power loss and kill -9 at any moment: what is found is a durable point, whole, and no older than promised."""
 
 import shutil
 import time
@@ -43,7 +43,7 @@ EACH_WAY = [
     for number, script in enumerate(SCRIPTS)
     for kinds, kind in enumerate(KINDS)
 ]
-"""Each script in one way; in a campaign in both."""
+"""Each script in one way; a campaign runs both."""
 
 
 @pytest.mark.parametrize("script, kind", EACH_WAY)
@@ -53,7 +53,7 @@ def test_a_crash_at_each_call_of_a_script(script, kind, tmp_path, monkeypatch, c
 
 
 def forgetful(monkeypatch) -> dict[str, type[Hooked]]:
-    """Ways to get it wrong: a sync left out, or done too late."""
+    """Return ways to get it wrong: a sync that is left out or comes too late."""
 
     class NoRows(Hooked):
         def sync(self, file):
@@ -71,21 +71,21 @@ def forgetful(monkeypatch) -> dict[str, type[Hooked]]:
                 super().sync(file)
 
     class NoNames(Hooked):
-        """The folder is synced after a rename only."""
+        """Syncs the folder only after a rename."""
 
         def sync_folder(self, path):
             if self.ops and self.ops[-1][0] == "rename":
                 super().sync_folder(path)
 
     class NoRename(Hooked):
-        """The folder is synced before a rename only."""
+        """Syncs the folder only before a rename."""
 
         def sync_folder(self, path):
             if not (self.ops and self.ops[-1][0] == "rename"):
                 super().sync_folder(path)
 
     class Early(Hooked):
-        """The manifest is renamed before it is synced."""
+        """Renames the manifest before it is synced."""
 
         def put(self, path, data):
             file = self.create(path)
@@ -114,7 +114,7 @@ def test_cutting_a_file_that_frozen_rows_share_is_found(tmp_path, monkeypatch):
 
 def test_opening_at_a_point_that_does_not_last_yet_is_found(tmp_path, monkeypatch):
     make_small(monkeypatch)
-    # The first thing that an opened store does is to sync its folder: here it does not.
+    # An opened store first syncs its folder: here it does not.
     monkeypatch.setattr(Recorder, "sync_folder", lambda self, path: self.ops and self.note("sync folder", path))
     with pytest.raises(DiskError, match="missing"):
         crash_all(tmp_path, 0, workloads=10, crashes=52)
@@ -148,7 +148,7 @@ def test_power_loss_and_kills_in_numbers(tmp_path, monkeypatch, campaign_seed):
 
 
 class FailsOnce(Hooked):
-    """A sync fails, and the system forgets what it should have written, as Linux does: the next one succeeds."""
+    """A sync fails, and the system forgets the data to be written, as Linux does: the next sync succeeds."""
 
     failing = ".rows"
 
@@ -160,7 +160,7 @@ class FailsOnce(Hooked):
         super().sync(file)
 
     def disk(self, k):
-        """Bytes that were forgotten never come to the disk."""
+        """Return a disk that the forgotten bytes never reach."""
         ops = list(self.ops[:k])
         for i, op in enumerate(ops):
             if op[0] == "forgotten":
@@ -207,7 +207,7 @@ def test_what_a_failed_sync_forgot_is_written_again(file, rewritten, tmp_path, m
 
 
 class FailsAfter(Unsynced):
-    """The rename of a header comes through, what follows fails."""
+    """The rename of a header succeeds, and what follows fails."""
 
     failing = ""
     renamed = False
@@ -254,7 +254,7 @@ def test_a_failure_after_the_rename_loses_nothing_and_no_generation_is_used_twic
 
 @pytest.mark.parametrize(("direction", "damaged"), [("thaw", False), ("thaw", True), ("freeze", False)])
 def test_a_short_file_is_replaced_at_one_moment(direction, damaged, tmp_path):
-    """One point has the beginning of a segment, a later frozen state all of it; both in files of their own."""
+    """A point has the beginning of a segment, and a later frozen state all of it, both in separate files."""
     here, short, long = (tmp_path / name for name in ("store", "frozen0", "frozen1"))
     files = Copying(tmp_path)
     keys, rows = table_keys(0, range(20)), random_rows(0, 20, 1)
@@ -303,7 +303,7 @@ def test_a_short_file_is_replaced_at_one_moment(direction, damaged, tmp_path):
 
 
 def test_what_a_killed_process_left_of_a_frozen_state_is_synced_by_the_next(tmp_path):
-    """A second name that was given, for bytes that are on no disk yet: the next frozen state finds the file in its place."""
+    """It had linked bytes that are not on disk yet; the next frozen state finds the file in its place, and must sync it."""
     root = tmp_path / "root"
     root.mkdir()
     files, folder = Hooked(root), root / "frozen"
@@ -351,7 +351,7 @@ for i in range(start + 1, start + 100_000):
 
 
 def kill_and_compare(python: Python, path: Path, room: float, wait: float) -> None:
-    """Let a process write, kill it, and find the last point that it told of, or a later one, whole."""
+    """Let a process write, kill it, and check that the last point that it reported, or a later one, is there whole."""
     layout, n = {0: Record(16), 1: Record(3, "float64")}, 3000
     child = python.start(WRITER, str(path), str(room), stdout=PIPE)
     assert child.stdout and child.stdout.readline()
@@ -387,7 +387,7 @@ def kill_and_compare(python: Python, path: Path, room: float, wait: float) -> No
 
 
 def test_kill_at_any_moment(warm_python: Python, tmp_path, campaign_seed):
-    """Again and again the same store, and those of new processes."""
+    """The same store again and again, and stores of new processes."""
     rng = np.random.default_rng(campaign_seed)
     for turn in range(5):
         kill_and_compare(
@@ -408,7 +408,7 @@ def test_kill_at_200_moments(warm_python: Python, tmp_path, campaign_seed):
 
 
 def killed_training(python: Python, folder: Path, kills: int, seed: int) -> list[str]:
-    """What tests/store/killed_training.py has to say, line by line."""
+    """Run tests/store/disk/killed_training.py, and return the lines that it prints."""
     folder.mkdir()
     code = "from tests.store.disk.killed_training import main; main()"
     done = python.run(code, str(folder), str(kills), str(seed), timeout=3600)
@@ -417,7 +417,7 @@ def killed_training(python: Python, folder: Path, kills: int, seed: int) -> list
 
 
 def test_a_training_run_that_is_killed_again_and_again(warm_python: Python, tmp_path, campaign_seed):
-    """After each kill the store holds just what it held at its last point; what goes on has the bits of one never killed."""
+    """After each kill the store holds exactly its last point. The resumed run has the bits of one that was never killed."""
     *kills, last = killed_training(warm_python, tmp_path / "run", 4, campaign_seed)
     assert len(kills) == 4 and all(line.startswith("killed; ") for line in kills)
     assert last.startswith("resumed at step") and last.endswith("with the bits of a run that was never killed")

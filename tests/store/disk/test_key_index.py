@@ -20,14 +20,14 @@ def arrays(slots: int = 64) -> list[np.ndarray]:
 
 
 TABLES = [None, {0: 60_000}, {0: 1 << 20}, {0: 1 << 28, 1: 1 << 20}, {0: 1 << 36}]
-"""Sizes of tables: unknown; so small that 16 bits are all of a hash; that 16 bits are enough of it; 32 are all; enough."""
+"""Table sizes: unknown; such that a whole hash has 16 bits; that 16 bits of it suffice; that it has 32; that 32 suffice."""
 KEPT = [{64}, {16}, {16, 32}, {32}, {32, 64}]
-"""Bits that are kept of a hash, as these tables grow."""
+"""Bits kept of a hash, as these tables grow."""
 
 
 @cache
 def late(tables: int) -> np.ndarray:
-    """300 keys whose hashes are all at the end of the table."""
+    """Return 300 keys whose hashes are all at the end of the table."""
     keys, bits = np.arange(60_000), KeyIndex(TABLES[tables])._bits
     hashes = np.array([int(_hash(int(k), bits)) for k in keys], np.uint64)
     return keys[np.argsort(hashes)][-300:]
@@ -35,7 +35,7 @@ def late(tables: int) -> np.ndarray:
 
 @pytest.fixture
 def tiny(monkeypatch):
-    """Tables begin small, and grow in several blocks."""
+    """Make tables start small, and grow in several blocks."""
     for name, value in (("_PAD", 32), ("_FIRST", 16), ("_BLOCK", 64), ("_FARTHEST", 32)):
         monkeypatch.setattr(places_module, name, value)
 
@@ -89,7 +89,7 @@ def test_a_hash_tells_all_keys_apart_and_none_is_beyond_its_bits(tables):
 @cases(200)
 @given(st.integers(1, 40), st.data())
 def test_no_more_is_kept_of_a_hash_than_is_needed_to_know_it(bits, data):
-    """At any place that the limit allows, whatever the sizes of table and tables."""
+    """At any place that the limit allows, for any sizes of table and tables."""
     size = data.draw(st.integers(16, 1 << 20))
     for kept in (16, 32):
         limit = KeyIndex({0: 1 << bits})._limit(kept, size)
@@ -129,7 +129,7 @@ def test_more_is_kept_of_hashes_where_a_key_would_stand_too_far_from_its_share(n
     monkeypatch.setattr(places_module, "_FARTHEST", 30)
     places, more = KeyIndex({0: 1 << 20}), arrays()
     hashes = np.array([int(_hash(k, 20)) for k in range(1 << 17)])
-    keys = np.flatnonzero(hashes >> 10 == 500)[:n]  # their shares are one and the same, others' the places behind it
+    keys = np.flatnonzero(hashes >> 10 == 500)[:n]  # they all share one place, and the others' places come after it
     keys = np.concatenate([keys, np.flatnonzero(hashes >> 10 == 505)[:10]])
     places.reserve(keys.size)
     assert places._table.kept == 16 and places._table.shape.tolist()[2:] == [20, 30]
@@ -182,9 +182,9 @@ print(json.dumps({"above_bound": above, "bytes_a_row": anon / rows, "again": (st
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="measures with Linux's /proc")
 @pytest.mark.parametrize(("known", "bound"), [(1, 10), (0, 16)])
 def test_memory_a_row(python: Python, known, bound, tmp_path):
-    """At every step on the way, while it cleans, and when opened again; 882.8 million rows, of which a million are held.
+    """At every step, during cleaning, and after reopening; for 882.8 million rows, of which a million are held.
 
-    What a row takes beyond its bound is as little where twice as many are held, as in a campaign.
+    The bytes per row above the bound stay as small with twice as many rows, as in a campaign.
     """
     batch, rows = 20_000, 2_000_000 if settings.get_current_profile_name() == "campaign" else 1_000_000
     slack = 6 * rows

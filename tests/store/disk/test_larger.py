@@ -1,4 +1,4 @@
-"""Rows on disk, many times what the process may hold in memory: `tests/store/larger.py` says how that is enforced.
+"""Rows on disk that take many times the memory that the process may use: `tests/store/disk/larger.py` enforces the limit.
 
 SKIRL_DISK_GB=20 trains 20 GB of rows in 1 GB; it takes some minutes, and 22 GB of disk.
 """
@@ -22,7 +22,7 @@ SMALL = 0.4
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's RLIMIT_DATA and /proc")
 def test_trains_rows_many_times_larger_than_memory(tmp_path):
     gigabytes = float(os.environ.get("SKIRL_DISK_GB", SMALL))
-    # Of a few rows, torch and the compiler alone would be most of 1 GB: then what counts is what comes on top of them.
+    # With few rows, torch and the compiler alone would take most of 1 GB, so only the memory on top of them counts.
     limit = ["--limit", "1024"] if gigabytes >= 5 else ["--above", str(int(60 + 45 * gigabytes))]
     command = [
         sys.executable,
@@ -37,7 +37,7 @@ def test_trains_rows_many_times_larger_than_memory(tmp_path):
     env = os.environ | {
         "NUMBA_DISABLE_JIT": "0",
         "PYTHONPATH": os.pathsep.join([str(source), str(ROOT)]),
-        "MALLOC_ARENA_MAX": "2",  # or each thread's allocator keeps some of what it once had
+        "MALLOC_ARENA_MAX": "2",  # or each thread's allocator keeps memory that it once used
     }
     done = subprocess.run([*command, "--batch", "4096"], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

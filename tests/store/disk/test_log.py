@@ -1,4 +1,4 @@
-"""A log of rows, against a dict."""
+"""A log of rows, compared with a dict."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,7 +25,7 @@ def opened(folder: Path) -> Log:
 
 
 def same(log: Log, model: dict[int, bytes]) -> None:
-    """The log holds what the dict holds, and counts it right."""
+    """Assert that the log holds what the dict holds, and counts it right."""
     keys = np.arange(ROWS)
     positions = log.index.locate(keys)
     assert (positions >= 0).tolist() == [key in model for key in keys.tolist()]

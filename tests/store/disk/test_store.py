@@ -49,7 +49,7 @@ _FSYNC = os.fsync
 
 
 class Quick(Files):
-    """Waits for no disk, but where a test has put something in fsync's place."""
+    """Skips all syncs, unless a test has replaced fsync."""
 
     def sync(self, file):
         if os.fsync is not _FSYNC:
@@ -80,7 +80,7 @@ class TestDiskStoreThatCleans(TestDiskStore):
 
 
 class TestDiskStoreOfKnownTables(TestDiskStore):
-    """Opened as the engine does, with the number of rows of each table."""
+    """Opened as the engine does it, with the number of rows of each table."""
 
     files = Quick
 
@@ -123,7 +123,7 @@ def test_files_for_another_file_system_are_copied_by_write_even_if_the_store_let
 
 
 def held_then_reopened(store: DiskStore, **more) -> tuple[dict[int, bytes], DiskStore]:
-    """What a store holds, closed, and the store opened again."""
+    """Return what a store holds, close it, and return it reopened."""
     held = contents(store)
     store.close()
     return held, DiskStore(store.path, store.layout, **more)
@@ -135,7 +135,7 @@ def store(tmp_path):
         yield store
 
 
-# Opening again
+# Reopening
 
 
 def test_reopens_with_rows_identity_and_generation(tmp_path):
@@ -144,7 +144,7 @@ def test_reopens_with_rows_identity_and_generation(tmp_path):
     for table in TABLES:
         store.write(table_keys(table, np.arange(50) * 97), random_rows(table, 50, table))
     store.flush()
-    store.flush()  # nothing new: no new point
+    store.flush()  # nothing new, so no new point
     assert store.generation == 1
     held, again = held_then_reopened(store)
     assert contents(again) == held and (again.identity, again.generation) == (store.identity, 1)
@@ -267,7 +267,7 @@ def test_other_tables_are_refused(tmp_path):
     DiskStore(tmp_path, LAYOUT).close()
     with pytest.raises(DiskError, match=r"has records .* the tables need .*or name another folder"):
         DiskStore(tmp_path, {0: Record(5)})
-    DiskStore(tmp_path, LAYOUT).close()  # and the refused one holds no lock
+    DiskStore(tmp_path, LAYOUT).close()  # and the refused one leaves no lock behind
 
 
 def test_rows_beyond_their_table_are_refused(tmp_path):
@@ -362,7 +362,7 @@ def test_other_versions_are_refused_by_name(tmp_path):
 
 
 def test_every_flipped_bit_is_found_and_named(tmp_path):
-    """In any file, at any place: refused when opened, or named when its row is read; never another row's bits."""
+    """In any file, at any place: refused when opened, or named when its row is read. It never gives another row's bits."""
     store = filled(lambda layout: DiskStore(tmp_path, layout), n=30)
     held, rng, named = contents(store), np.random.default_rng(0), 0
     store.close()
@@ -396,13 +396,13 @@ def test_every_flipped_bit_is_found_and_named(tmp_path):
 
 
 def test_records_in_the_wrong_place_are_found(tmp_path):
-    """Whole and undamaged, but another row's, an older one of the same row, or of another store."""
+    """Intact, but of another row, an older version of the row, or from another store."""
     store = DiskStore(tmp_path / "a", {0: Record(4)})
     for seed in (1, 2):
         store.write(np.arange(10), random_rows(0, 10, seed))
     segment = next(iter(store._logs[0].segments.values()))
     stride = 20
-    for record in (15, 4):  # another row's, an older one; over record 14, the newest of row 4
+    for record in (15, 4):  # another row's, an older version; over record 14, the newest of row 4
         data = os.pread(segment.rows.number, stride, HEADER + record * stride)
         good = os.pread(segment.rows.number, stride, HEADER + 14 * stride)
         os.pwrite(segment.rows.number, data, HEADER + 14 * stride)
@@ -461,7 +461,7 @@ def test_cleaning_does_not_hide_damage(tmp_path, monkeypatch):
 
 
 class Small(Quick):
-    """A disk with room for some bytes; the write that does not fit is half there."""
+    """A disk with room for some bytes. The write that does not fit is half done."""
 
     room = 1 << 60
 
@@ -475,7 +475,7 @@ class Small(Quick):
 
 
 def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
-    """Wherever it fills up: what was held is held, the last point is the last, and all goes on once there is room."""
+    """Wherever it fills up: all rows are still held, the last point is the last, and work goes on once there is room."""
     make_small(monkeypatch)
     full = 0
     for room in [0, 1, *range(20, 5000, 97)]:
@@ -553,7 +553,7 @@ def test_more_files_than_allowed_raise_the_limit(tmp_path, monkeypatch):
     assert limits == [(resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2]
 
 
-# Room
+# Disk space
 
 
 @pytest.mark.parametrize("width", [16, 65])
@@ -610,7 +610,7 @@ def test_an_older_point_is_kept_where_there_is_room(tmp_path, monkeypatch):
 
 
 def test_rows_are_read_while_they_are_moved(tmp_path, monkeypatch):
-    """One thread reads rows that never change while another's overwriting makes the store move them about."""
+    """One thread reads rows that never change, while another's writes make the store move them."""
     make_small(monkeypatch)
     store, done, errors = DiskStore(tmp_path, {0: Record(8)}, files=Quick()), threading.Event(), []
     still, busy = np.arange(0, 3000, 3), np.setdiff1d(np.arange(3000), np.arange(0, 3000, 3))
@@ -634,7 +634,7 @@ def test_rows_are_read_while_they_are_moved(tmp_path, monkeypatch):
     thread = threading.Thread(target=read)
     thread.start()
     i = 0
-    while i < 60 or (reads <= 3 and i < 5000 and not errors):  # the other thread may wait long for a core
+    while i < 60 or (reads <= 3 and i < 5000 and not errors):  # the other thread may have to wait long for a core
         store.write(busy, np.full((busy.size, 8), i, np.float32))
         if i % 20 == 0:
             store.flush()
@@ -657,20 +657,20 @@ def test_keys_come_in_the_order_of_the_disk(store):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one that hits a destructor is printed
 @pytest.mark.parametrize("by", ["Ctrl-C", "another signal"])
 def test_interrupts_at_random_moments(by, tmp_path, monkeypatch):
-    """Whatever line a Ctrl-C hits, a write is whole or was never begun, here and when opened again.
+    """Whatever line a Ctrl-C hits, a write is whole or never happened, here and after reopening.
 
-    SIGINT is held back for the length of an open or a close; an exception out of another signal's handler is not.
+    SIGINT is held back while opening or closing, but not an exception from another signal's handler.
     """
     make_small(monkeypatch)
     store, rng, n = DiskStore(tmp_path, {0: Record(8)}), np.random.default_rng(0), 100
-    store.write(np.arange(n), np.full((n, 8), -1, np.float32))  # what is imported and compiled at a first call
+    store.write(np.arange(n), np.full((n, 8), -1, np.float32))  # import and compile first what a first call would
     store.flush()
     held_back = {"Ctrl-C": lambda *args: signal.raise_signal(signal.SIGINT), "another signal": _interrupt}
     old, old_int = signal.signal(signal.SIGALRM, held_back[by]), signal.getsignal(signal.SIGINT)
     calls = interrupts = 0
     end = time.monotonic() + 2
     try:
-        while time.monotonic() < end or interrupts < 30:  # on a first run, much of the time goes by in the compiler
+        while time.monotonic() < end or interrupts < 30:  # in a first run, much of the time is spent compiling
             try:
                 signal.setitimer(signal.ITIMER_REAL, rng.uniform(50e-6, 3e-3))
                 store.write(np.arange(n) + calls % 20 * n, np.full((n, 8), calls, np.float32))
@@ -685,7 +685,7 @@ def test_interrupts_at_random_moments(by, tmp_path, monkeypatch):
         signal.signal(signal.SIGALRM, old)
         signal.signal(
             signal.SIGINT, old_int
-        )  # an exception of another signal in the midst of a hold leaves it installed
+        )  # another signal's exception in the middle of a hold leaves its handler installed
     held = contents_of_floats(store)
     for again in (False, True):
         if again:
@@ -765,7 +765,7 @@ def test_a_run_has_the_bits_of_one_in_memory(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("key", [-1, 7 << 48, 1 << 48])
 def test_a_key_of_another_table_under_right_checksums_is_refused(tmp_path: Path, key: int) -> None:
-    """Fuzzing found that such a row was taken in where the sizes of tables are not known."""
+    """Fuzzing found that such a row was accepted if the tables' sizes were unknown."""
     from skirl.store.disk import records
 
     layout = {0: Record(2), 1: Record(3)}
@@ -810,7 +810,7 @@ def test_frozen_rows_beyond_the_table_are_refused_by_their_folder(tmp_path: Path
 
 @pytest.mark.parametrize("claimed", [10**9, 10**15, -5])
 def test_a_wrong_number_of_rows_in_a_manifest_takes_no_memory(tmp_path, claimed):
-    """It is a hint, in a file that anybody may have sealed; 20 GB were asked for, or the store was refused."""
+    """It is only a hint, in a file that anybody may have sealed: 20 GB were allocated, or the store was refused."""
     keys, rows = np.arange(50), np.ones((50, 2), np.float32)
     with DiskStore(tmp_path / "rows", Layout({0: Record(2)})) as store:
         store.write(keys, rows)

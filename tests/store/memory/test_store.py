@@ -27,7 +27,7 @@ class TestMemoryStore(StoreConformance):
 
 
 class TestMemoryStoreWithoutMremap(StoreConformance):
-    """Where a map cannot be grown in place it is copied."""
+    """A mapping that cannot grow in place is copied."""
 
     @pytest.fixture(autouse=True)
     def no_mremap(self, monkeypatch):
@@ -68,7 +68,7 @@ print(json.dumps({"peak": status("VmHWM") - before, "above_bound": bound, "rows"
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="measures with Linux's /proc")
 @pytest.mark.parametrize(("width", "rows"), [(4, 3_000_000), (65, 400_000)])
 def test_memory_is_rows_and_20_bytes(python: Python, width, rows):
-    """At the end, at every step on the way, and at the peak while growing; tables of any size cost nothing."""
+    """At the end, at every step, and at the peak while growing. The tables' sizes do not matter."""
     batch, slack = 10_000, 8 << 20
     env = os.environ | {"NUMBA_DISABLE_JIT": "0"}
     done = python.run(MEASURE, str(width), str(rows), str(batch), env=env)
@@ -174,7 +174,7 @@ def test_a_read_passes_a_write_in_progress_and_growth_waits_for_it(monkeypatch):
 
 
 def test_a_copy_left_behind_by_an_interrupt_blocks_nobody():
-    """Ctrl-C reaches the main thread between any two lines: what it was doing must not stop a later growth."""
+    """Ctrl-C reaches the main thread between any two lines: whatever it was doing must not stop a later growth."""
     gate = Gate()
     with gate.lookup():
         pass  # the interrupt: `copied` is never called
@@ -200,9 +200,9 @@ def test_a_copy_left_behind_by_an_interrupt_blocks_nobody():
     os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="compiled kernels cannot be interrupted, plain Python can"
 )
 def test_interrupts_at_random_moments(no_callbacks_of_gc):
-    """Whatever line a Ctrl-C hits: a write is whole or was never begun, and the store goes on for other threads too."""
+    """Whatever line a Ctrl-C hits, a write is whole or never happened, and the store keeps working for other threads too."""
     store, rng, n = MemoryStore({0: Record(8)}), np.random.default_rng(0), 300
-    with MemoryStore({0: Record(8)}) as other:  # what is imported at the first use is imported here
+    with MemoryStore({0: Record(8)}) as other:  # import here what a first use would import
         other.write(np.arange(n), np.zeros((n, 8), np.float32))
         assert other.read(np.arange(n), np.zeros((n, 8), np.float32)).all()
     old = signal.signal(signal.SIGALRM, _interrupt)
@@ -237,7 +237,7 @@ def test_interrupts_at_random_moments(no_callbacks_of_gc):
 
 @pytest.fixture
 def no_callbacks_of_gc() -> Iterator[None]:
-    """Hypothesis leaves one behind; an interrupt in there would be raised where nobody catches it."""
+    """Remove Hypothesis's callback: nobody would catch an interrupt raised inside of it."""
     callbacks = gc.callbacks[:]
     gc.callbacks.clear()
     yield
@@ -249,7 +249,7 @@ def _interrupt(*args) -> None:
 
 
 def test_unchanged_rows_are_in_the_files_before(tmp_path):
-    """Until those take twice the bytes of the rows held: then all rows are written again."""
+    """Until these take twice the bytes of the rows held: then all rows are written again."""
     store = MemoryStore({0: Record(2)})
     store.write(np.arange(100), np.ones((100, 2), np.float32))
     since = frozen.save(store, tmp_path)
@@ -275,7 +275,7 @@ def contents_of(store: MemoryStore) -> dict[int, list[float]]:
 
 
 def test_kill_while_frozen_rows_are_written_leaves_a_whole_state(warm_python, tmp_path):
-    """kill -9 at any moment of the 2nd, 3rd ... state in one folder: what thaws is one of them, whole."""
+    """Kill -9 at any moment while writing the 2nd, 3rd, ... state in one folder: one of them thaws, whole."""
     code = (
         "import sys, numpy as np; from pathlib import Path; from skirl.store import MemoryStore, Record\n"
         "from tests.store import frozen\n"

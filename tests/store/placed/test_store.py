@@ -82,7 +82,7 @@ def test_frozen_rows_move_to_where_another_plan_has_them(tmp_path, cuts, caplog)
 
 
 def rows_move(folder: Path, cuts: list[Cut], told: Callable[[], str] | None = None) -> None:
-    """Out of one store into several, into others, and back into one."""
+    """Move rows out of one store into several, into others, and back into one."""
     plain = filled(MemoryStore)
     held = contents(plain)
     frozen.save(plain, folder / "0")
@@ -136,7 +136,7 @@ def test_sites_on_disk_take_all_or_nothing_and_know_their_placement(tmp_path):
 
 @pytest.mark.parametrize("gone", [0, 2])
 def test_a_site_that_lost_its_rows_is_refused_and_gets_them_from_a_checkpoint(tmp_path, gone):
-    """As where a disk is not mounted, or a folder of the plan has another name."""
+    """As if a disk is not mounted, or a folder in the plan has changed its name."""
     lost_site(tmp_path, gone)
 
 
@@ -172,7 +172,7 @@ def test_a_site_that_never_had_rows_is_not_missed(tmp_path):
 
 
 class Takes(DiskStore):
-    """Says when it has its rows."""
+    """Signals once it has its rows."""
 
     taken = threading.Semaphore(0)
 
@@ -182,7 +182,7 @@ class Takes(DiskStore):
 
 
 class Fails(DiskStore):
-    """Has read its rows when all are ready, and loses its disk when the two others have theirs."""
+    """Reads its rows until all are ready, and loses its disk once the two others have theirs."""
 
     def thaw_parts(self, folder, parts, identity, generation, ready=at_once) -> None:
         ready()
@@ -192,7 +192,7 @@ class Fails(DiskStore):
 
 @pytest.mark.parametrize("now", [CUTS, CUTS[::-1]])
 def test_rows_of_a_load_that_failed_halfway_are_refused(tmp_path, now):
-    """By the plan that was loaded under, and by the one that rows had before: that no site has the old rows now."""
+    """Under the new plan and under the old one, because no site is sure to have its old rows."""
     half_loaded(tmp_path, now)
 
 
@@ -226,7 +226,7 @@ def half_loaded(folder: Path, now: list[Cut] = CUTS) -> None:
 
 
 class NoRoom(Files):
-    """Takes no byte of rows more, once it is full."""
+    """Once full, it has no room for another byte of rows."""
 
     def __init__(self) -> None:
         self.full, self.later = False, set[int]()
@@ -244,7 +244,7 @@ class NoRoom(Files):
 
 
 def test_rows_are_on_disk_before_any_site_changes(tmp_path):
-    """So that a full disk is seen while all sites have what they had, and know it."""
+    """So that a full disk shows while all sites still have their old rows, and know it."""
     plan, files = plan_for(LAYOUT), NoRoom()
     with on_disks(tmp_path / "a", plan) as store:
         store.write(table_keys(1, range(90)), random_rows(1, 90, 1))
@@ -266,7 +266,7 @@ KINDS = (("memory", "disk", "link"), ("disk", "memory", "disk"))
 
 
 def of_kinds(root: Path, kinds=KINDS[0], cuts=CUTS) -> PlacedStore:
-    """Sites in memory, on disk, and behind a link."""
+    """Return a store with sites in memory, on disk, and behind a link."""
     made = {
         "memory": lambda n: MemoryStore(LAYOUT),
         "link": lambda n: LinkStore(MemoryStore(LAYOUT), Link(rate=1e12, delay=0.0)),
@@ -366,7 +366,7 @@ def test_bytes_that_go_to_another_site_are_told_before(tmp_path, caplog):
 
 
 def test_calls_of_sites_run_at_the_same_time():
-    """Each of three links is busy for a quarter of a second: one after the other they would take three quarters."""
+    """Each of three links is busy for a quarter of a second; one after another would take three quarters."""
     link = Link(rate=1e12, delay=0.25)
     layout = Layout({0: Record(1)})
     plan = plan_for(layout, [Cut.even([0, 1, 2])])

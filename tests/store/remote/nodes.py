@@ -1,4 +1,4 @@
-"""Memory nodes for tests: the nodes in a thread of the test's process, their parts in processes, on loopback."""
+"""Memory nodes for tests, on loopback: the nodes in a thread of the test's process, their parts in processes."""
 
 import multiprocessing
 import os
@@ -16,7 +16,7 @@ from skirl.store.remote.node import Node
 
 
 class Nodes:
-    """Some nodes that meet, and what they are asked meanwhile."""
+    """Some nodes that meet, and serve requests meanwhile."""
 
     def __init__(self, count: int, *, rows: str = "memory", patience: float = 20.0, limit: int | None = None) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -40,7 +40,7 @@ class Nodes:
         self._thread.start()
 
     def start_again(self, number: int) -> Node:
-        """Another process, as it were, serves as a node; the node that did."""
+        """Serve a node anew, as if by another process, and return the node that served before."""
         self._stop.set()
         self._thread.join()
         before = self.nodes[number]
@@ -58,7 +58,7 @@ class Nodes:
             self.errors.append(error)
 
     def pids(self, owner: int = 0) -> list[int]:
-        """The processes of an owner's parts."""
+        """Return the process ids of an owner's parts."""
         return [node.served[owner].process.pid for node in self.nodes]
 
     def stop(self) -> None:
@@ -81,14 +81,14 @@ def served(count: int, **more) -> Iterator[Nodes]:
 
 
 def leave() -> None:
-    """Have this process leave all nodes."""
+    """Make this process leave all nodes."""
     for there in list(connection._connected.values()):
         there.end()
     connection._connected.clear()
 
 
 def body(pipe, numbers, task) -> None:
-    """A part whose owner may have its calls to the system fail."""
+    """Run a part whose system calls its owner can make fail."""
     part.run(pipe, numbers, task, (*service.FUNCTIONS, failing))
 
 
@@ -96,7 +96,7 @@ _real = {"fsync": os.fsync, "replace": os.replace}
 
 
 def failing(name: str | None) -> tuple[str, None]:
-    """From now on this call of a part fails; None: none does."""
+    """Make this system call of a part fail from now on; None: none fails."""
     for each, function in _real.items():
         setattr(os, each, _fails if each == name else function)
     return "ok", None
@@ -107,7 +107,7 @@ def _fails(*args, **more):
 
 
 class Patch:
-    """As pytest's monkeypatch, as far as it lets calls to the system fail, on the nodes that this process has rows on."""
+    """Acts like pytest's monkeypatch to make system calls fail, but on the nodes that hold this process's rows."""
 
     @contextmanager
     def context(self) -> Iterator["Patch"]:
@@ -125,7 +125,7 @@ class Patch:
 
 
 def in_process(nodes: Nodes, what: str, more: str) -> str:
-    """What another process makes of rows on these nodes: "opened" and closed, or "killed" while they are open."""
+    """Let another process open rows on these nodes and close them ("opened"), or die with them open ("killed")."""
     context = multiprocessing.get_context("forkserver")
     ours, theirs = context.Pipe()
     process = context.Process(target=_other, args=(theirs, what, nodes.spec + more))

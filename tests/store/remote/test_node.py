@@ -1,4 +1,4 @@
-"""What goes wrong between an owner and its nodes: killed, stopped, replaced, late, twice, too large, of another layout."""
+"""What can go wrong between an owner and its nodes: killed, stopped, replaced, late, twice, too large, another layout."""
 
 import os
 import signal
@@ -72,7 +72,7 @@ def test_a_killed_node_is_named_and_rows_come_back_from_the_frozen_state(nodes: 
 
 
 def stop(pid: int) -> None:
-    """Stop a process; one of its threads may answer until it has been told."""
+    """Stop a process, and wait: one of its threads may still answer until the signal arrives."""
     os.kill(pid, signal.SIGSTOP)
     threads = Path(f"/proc/{pid}/task")
     until = time.monotonic() + 20
@@ -222,7 +222,7 @@ def test_a_node_calls_no_function_that_is_not_the_stores(nodes: Nodes):
     store.close()
 
 
-# Whose rows
+# Ownership of rows
 
 
 def test_a_second_owner_of_a_part_is_refused_while_the_first_one_lives(nodes: Nodes):
@@ -248,7 +248,7 @@ def test_an_owner_that_was_killed_before_it_told_what_it_asks_for_holds_up_nobod
     open_store(nodes.spec, LAYOUT).close()
     asked: list[dict[str, int]] = []
     monkeypatch.setattr(nodes.nodes[0], "_asked", asked.append)
-    meeting.tell(f"node/0/ask/{late}", {"run": 0, "owner": 7})  # it was busy: it is heard all the same
+    meeting.tell(f"node/0/ask/{late}", {"run": 0, "owner": 7})  # it was busy, but the request is still heard
     until = time.monotonic() + 20
     while not asked:
         assert time.monotonic() < until
@@ -277,7 +277,7 @@ def test_a_node_has_no_more_memory_than_it_may_take():
         assert 'skirl_node_rows{node="0",owner="0",run="1"} 0' in text and 'skirl_node_parts{node="0"} 1' in text
 
 
-# Frozen rows of nodes are those of any store
+# Frozen rows of nodes are like those of any store
 
 
 @pytest.mark.parametrize("kind", ["memory", "disk"])
@@ -316,7 +316,7 @@ def test_rows_go_from_nodes_to_other_stores_and_back(nodes: Nodes, tmp_path: Pat
         assert found == model
         frozen.save(whole, tmp_path / "local")
         own = open_store(there.spec, LAYOUT)
-        frozen.load(own, tmp_path / "local")  # each node takes its own, out of files that have the rows of all
+        frozen.load(own, tmp_path / "local")  # each node takes its own rows, from files that have the rows of all
         assert contents(own) == contents(whole)
         own.close()
         for of in facts:  # all of a part: each node takes what it wrote

@@ -1,4 +1,4 @@
-"""`skirl serve` as a user has it: processes that meet, a trainer that trains with the bits of a local store, and an end."""
+"""`skirl serve` as a user runs it: processes that meet, a trainer that trains with the bits of a local store, and an end."""
 
 import json
 import signal
@@ -37,7 +37,7 @@ def free_port() -> int:
 
 
 def train(python: Python, folder: Path, *more: str) -> dict[str, object]:
-    """What a training run says of its model."""
+    """Return what a training run reports about its model."""
     done = python.run(COMMAND, *TRAIN.split(), "--save", str(folder), *more)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

@@ -1,4 +1,4 @@
-"""Rows on memory nodes: all that every store promises, through two nodes in memory."""
+"""Rows on memory nodes keep all promises of a store, through two nodes in memory."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What each trainer did and who sent what to whom: by the executed steps, and as a person sees it."""
+"""What each trainer did and who sent what to whom: checked against the executed steps, and in a browser."""
 
 import json
 from collections import Counter
@@ -26,7 +26,7 @@ SMALL: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of two trainers."""
+    """Return the folder of a run of two trainers."""
     folder = tmp_path_factory.mktemp("runs") / "two"
 
     def work(peers: InProcess) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             return Train.of(**SMALL, cache="300", quiet=True, run=str(folder), log_every=2).run()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("skirl.pipeline.shards.check_weights", lambda *_: None)  # they draw from one generator
+        patch.setattr("skirl.pipeline.shards.check_weights", lambda *_: None)  # they share one generator
         first, second = InProcess.run(2, work)
     assert first["by_trainer"]["rows"] == second["by_trainer"]["rows"] and second["run"] is None
     return folder

@@ -1,4 +1,4 @@
-"""`skirl report`: of a run that ended, one that was killed, and folders that are none."""
+"""`skirl report` on a run that ended, on one that was killed, and on folders that are not runs."""
 
 import json
 import re
@@ -72,7 +72,7 @@ def test_a_page_escapes_whatever_it_is_given():
 
 
 def test_flags_that_were_set_stand_apart(run, browse):
-    """As they are typed; all others are behind a line that opens them."""
+    """As they are typed; all others are behind a line that expands."""
     Report(run).run()
     dom = browse(run / "report.html")
     shown, others = dom.split("<details>")
@@ -101,7 +101,7 @@ LONG = {
 
 
 def test_no_text_is_cut_off_or_lies_on_a_line(browse, tmp_path):
-    """Lines that fill their charts, the longest figures, and flags that are one long word."""
+    """With lines that fill their charts, the longest figures, and flags that are one long word."""
     lines = [
         LONG
         | {name: LONG[name] * n // 8 for name in ("step", "samples", "fetched", "new", "written")}
@@ -127,7 +127,7 @@ def test_one_point_is_seen_in_the_middle_and_its_values_stand_once():
     (x,) = re.findall(r'<circle cx="([0-9.]+)"', text)
     assert 150 < float(x) < 300
     two = svg([Chart("t", "step", {"samples": [(1, 2.0), (3, 2.0)]}, log=(False, False), dots=False)])
-    assert two.count("<circle") == 0 and two.count(">2<") == 2  # of both axes
+    assert two.count("<circle") == 0 and two.count(">2<") == 2  # on both axes
 
 
 def test_names_of_lines_stand_above_the_lines():
@@ -181,7 +181,7 @@ def test_the_page_may_lie_elsewhere(run, tmp_path):
     ],
 )
 def test_a_damaged_folder_is_refused_by_its_file(run, tmp_path, name, text, words):
-    """What fuzzing found: each of these was a traceback."""
+    """Found by fuzzing: each of these gave a traceback."""
     for other in ("config.json", "metrics.jsonl", "result.json"):
         (tmp_path / other).write_bytes((run / other).read_bytes())
     (tmp_path / name).write_text(text)
@@ -191,7 +191,7 @@ def test_a_damaged_folder_is_refused_by_its_file(run, tmp_path, name, text, word
 
 
 def test_what_diverged_is_reported(run, tmp_path):
-    """A loss that is no number is a line's content, not its fault."""
+    """A loss that is not a number is valid content of a line."""
     for other in ("config.json", "result.json"):
         (tmp_path / other).write_bytes((run / other).read_bytes())
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

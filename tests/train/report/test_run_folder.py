@@ -1,4 +1,4 @@
-"""The folder of a run that is started again, while an older start of it may still write; and what a resumed run writes."""
+"""The folder of a run that is started again while an older start may still write to it; and what a resumed run writes."""
 
 import errno
 import io
@@ -52,7 +52,7 @@ def test_an_older_start_writes_no_lines_into_the_newer_ones_and_ends(tmp_path, m
 
 
 def test_an_older_start_that_puts_its_lines_there_late_takes_none_away(tmp_path):
-    """It has looked whether it is the newest, and waited there for long: it ends, and the newer one's lines come back."""
+    """It checked that it was the newest and then hung for long. It ends, and the newer one's lines come back."""
     with started(tmp_path, 0) as first:
         lines(first, 1, 2, 3, 4)
     for ends in (False, True):
@@ -85,7 +85,7 @@ class Stale(io.FileIO):
 
 
 def test_what_another_machine_has_removed_is_told(tmp_path):
-    """A file system of a network lets nobody read it any more, and later lines are written all the same."""
+    """On a network file system nobody can read the file any more, but later lines are still written."""
     with started(tmp_path, 0) as run:
         lines(run, 1)
         (tmp_path / METRICS).unlink()
@@ -120,9 +120,9 @@ def test_a_line_that_begins_before_a_checkpoint_and_ends_behind_it_is_of_all_its
     assert not Train.of(**flags).run()["missing"]
     whole = lines_of(run)
     for lost in (False, True):
-        header(saves, numbers(saves)[-1]).unlink()  # that of the end: the run goes on from step 6
+        header(saves, numbers(saves)[-1]).unlink()  # the checkpoint at the end: the run resumes from step 6
         if lost:
-            (run / METRICS).write_bytes(b"")  # as where the machine failed
+            (run / METRICS).write_bytes(b"")  # as after a crash of the machine
         result = Train.of(**flags, resume=True).run()
         assert result["begun_at"] == 6
         found = [(line["step"], line["loss"]) for line in lines_of(run)]
