@@ -57,7 +57,7 @@ class SweepBench(Composed):
     stores: tuple[Literal["memory", "disk"], ...] = ("memory", "disk")
     """For part speed: stores to measure."""
     timed: int = 30
-    """For part speed: steps of each run that are timed, after as many to warm up."""
+    """For part speed: timed steps of each run, after at least as many to warm up."""
     processes: int | Literal["auto"] = "auto"
     """For part speed: processes that train the variants, as in `skirl sweep`."""
     repeats: int = 3

@@ -42,11 +42,11 @@ def speed(
 
     **Arguments**
 
-    - `recipe`: data, tables, cache and optimizer.
-    - `variants`: how many train together; of several counts all are held against the same lone runs.
-    - `models`, `batches`, `stores`: the cells are their product, and that with the counts.
-    - `steps`: timed ones of each run.
-    - `repeats`: of each run; medians count.
+    - `recipe`: gives the data, tables, cache and optimizer.
+    - `variants`: numbers of variants that train together; all are compared with the same lone runs.
+    - `models`, `batches`, `stores`: there is a cell for each combination of these and of `variants`.
+    - `steps`: timed steps of each run.
+    - `repeats`: how often each run is repeated; medians count.
     - `processes`: how many train the variants together, as in `skirl sweep`.
     """  # fmt: skip
     cells = [
@@ -121,7 +121,7 @@ def _cells(
 def _timed(
     runs: Sequence[dict[str, Any]], store: str, steps: int, variants: int, processes: int | str = 1
 ) -> list[dict[str, Any]]:
-    """What each of some processes says that train at the same time: they begin together."""
+    """Start a process for each run, let all begin together once they are warm, and return what each reports."""
     with tempfile.TemporaryDirectory(prefix="skirl-bench-") as folder:
         started = []
         for number, flags in enumerate(runs):
@@ -155,7 +155,7 @@ def _line(process: "subprocess.Popen[str]") -> str:
 
 
 def main() -> None:
-    """Measure one run in a process of its own. Print what it took as JSON."""
+    """Time one run in this process and print its figures as JSON. Entry point of the processes that `_timed` starts."""
     job = json.loads(sys.argv[1])
     flags = {name: tuple(value) if isinstance(value, list) else value for name, value in job["flags"].items()}
     recipe, steps, variants = Recipe.of(**flags), job["steps"], job["variants"]
@@ -184,7 +184,7 @@ class _Run:
 
 
 def _warm_up(run: _Run, steps: int) -> None:
-    """Go at least so many steps, until the window has not grown in the last few."""
+    """Take at least `steps` steps, and go on until the window has stopped growing."""
     last, same = -1, 0
     for number, _ in enumerate(run.steps, 1):
         window = run.window()

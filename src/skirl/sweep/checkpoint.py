@@ -45,7 +45,7 @@ def optimizers_of(contender: Contender) -> list[Any]:
 
 
 class SweepSaving:
-    """A checkpoint that is being written: those of the variants at the same time, then the header.
+    """A checkpoint of a sweep that is being written: those of its variants in parallel, then the header.
 
     **Arguments**
 
@@ -58,7 +58,7 @@ class SweepSaving:
     def __init__(self, path: Path, step: int, savings: Mapping[str, Saving], body: Mapping[str, Any] | None) -> None:
         self.path, self.step = path, step
         self.failure: BaseException | None = None
-        """Why it is not on disk and never will be."""
+        """The error that keeps it from ever being on disk, if any."""
         self.names = {name: saving.path.name for name, saving in savings.items()}
         """The checkpoint of each variant, as the header names it."""
         self._savings, self._told = dict(savings), False

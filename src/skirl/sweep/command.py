@@ -48,7 +48,7 @@ class SweepCommand(Composed):
     log: LogFlags = field(default_factory=LogFlags)
     show: ShowFlags = field(default_factory=ShowFlags)
     log_every: int | None = None
-    """Steps between two lines of metrics and of the standing; chosen to give 100 to 200 of them if not given."""
+    """Steps between two lines of metrics and of the standing; by default chosen to give 100 to 200 lines."""
     processes: int | Literal["auto"] = "auto"
     """Processes that train variants, each reading the stream for itself; auto: one for each core, if the sweep takes more
     than some seconds."""

@@ -8,8 +8,8 @@ from skirl.sweep.variants import Variant
 from skirl.train.resumed import FREE, check_flags, shown
 
 MAY = (FREE - {"lr", "dense_lr"}) | {"vary", "variants", "plan", "processes"}
-"""Flags that may be others than those of the checkpoint. Variants themselves are compared. A learning rate may not change:
-losses from before and after are in one sum."""
+"""Flags that may differ from the checkpoint's. Variants are compared themselves. Learning rates may not change, because
+losses from before and after the resume are summed."""
 _THEN = "go on with that, or begin another sweep in another --save"
 
 

@@ -54,9 +54,9 @@ def run(
     - `keeping`: where they are saved, and when.
     - `logged`: what is written down.
     - `show`: what is shown.
-    - `flags`: all of the command's, to write down.
-    - `drawn`: the trials that the variants are, if they were drawn.
-    - `processes`: how many train variants; "auto": one for each core, if the sweep takes more than seconds.
+    - `flags`: all flags of the command, to write down.
+    - `drawn`: the trials of the variants, if they were drawn.
+    - `processes`: how many processes train variants; "auto": one for each core, if the sweep takes more than seconds.
     """
     going = _Going(recipe, variants, race_flags, keeping, logged, flags, drawn, processes)
     to = sys.stderr if show.json else sys.stdout
@@ -75,7 +75,7 @@ def run(
 
 
 class _Going:
-    """A sweep that runs: it starts or goes on, steps, is saved, and ends. If there is no first batch, it leaves nothing.
+    """A sweep in progress: starts or resumes, steps, saves and ends. A failure before the first batch leaves no checkpoint.
 
     **Arguments**
 
@@ -96,7 +96,7 @@ class _Going:
         self.recipe, self.variants, self.keeping, self.flags = recipe, variants, keeping, flags
         self.drawn = drawn
         self.header: dict[str, Any] | None = None
-        """Of the checkpoint that the sweep goes on from; None: it starts."""
+        """The header of the checkpoint that the sweep resumes from; None if it starts afresh."""
         saved: dict[str, Any] = {}
         if keeping.goes_on:
             assert keeping.save is not None
@@ -114,9 +114,9 @@ class _Going:
         where = saved["run"] if saved and logged.folder() == "auto" else logged.folder()
         self.folder = SweepFolder(where or "none", f"sweep-{recipe.data.kind}", resume=keeping.resume)
         self.spent: int = saved.get("spent", 0)
-        """Steps of variants."""
+        """Steps taken so far, summed over variants."""
         self.results: dict[str, dict[str, Any]] = saved.get("results", {})
-        """By variant that is not trained any more."""
+        """The results of variants that no longer train."""
         racing = [variant for variant in variants if variant.name in self.race.racing]
         duty = Duty(
             recipe, racing, self.every, self.folder.of, hyperparameters(variants), resume=keeping.resume,
@@ -130,7 +130,7 @@ class _Going:
         """Whether there was a batch; whether a checkpoint was still being written after the last step."""
         self.failed: str | None = None
         self.not_saved: str | None = None
-        """Why the newest checkpoint is not there."""
+        """Why the newest checkpoint could not be written, if so."""
         self._saving: tuple[dict[str, Any], dict[str, str]] | None = None
         """The header of the checkpoint that is being written, and the names of its variants' checkpoints."""
         self._began = time.monotonic()
@@ -148,7 +148,7 @@ class _Going:
             forget(self.keeping.save)
 
     def begin(self) -> None:
-        """Go on from the checkpoint, or write one and wait for it: from here on the sweep can be resumed."""
+        """Resume from the checkpoint, or write a first one and wait for it, so that the sweep can be resumed from now on."""
         step = self.crew.begin(self.keeping.save, self.header)
         self.folder.begin(self.flags, self.variants, self.race, step)
         if self.header is None and self.keeping.save is not None:
