@@ -89,7 +89,7 @@ class Source(Protocol):
         ...
 
     def dealt(self, rank: int, ranks: int) -> "Source":
-        """Return the same stream with only every `ranks`-th batch from batch `rank` on, for one of several evaluators.
+        """Return the same stream with only every `ranks`-th batch from batch `rank` on: what one trainer evaluates on.
 
         All ranks get the same number: in the last round, a rank beyond the end gets a batch without samples.
 
