@@ -136,7 +136,7 @@ class DataFlags:
         if self.kind != "synthetic":
             raise ValueError(f"data is {self.data!r}: set it to {KINDS}")
         from skirl.data.sessions import Sessions
-        from skirl.data.synthetic import Synthetic  # imports torch, 1.4 s that help and a wrong flag need not wait for
+        from skirl.data.synthetic import Synthetic  # imports torch (1.4 s), not needed for help or a wrong flag
 
         shape: dict[str, Any] = {
             "batch_size": self.batch,

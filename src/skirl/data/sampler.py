@@ -15,9 +15,9 @@ from skirl.data import share
 class ShardSampler(Sampler[list[int]]):
     """A batch sampler that yields this trainer's shards of every batch of `batch_size` samples, one micro-batch each.
 
-    Shard v of a batch holds its samples from v * batch_size / shards up to (v + 1) * batch_size / shards, and trainers have
-    consecutive shards in the order of ranks. So a batch is the same, in the same micro-batches, for any number of trainers.
-    A smaller last batch is left out, unless there is only one shard.
+    With n = batch_size / shards, shard v of a batch holds its samples v * n .. (v + 1) * n - 1. Trainers have consecutive
+    shards in the order of ranks. So a batch is the same, in the same micro-batches, for any number of trainers. A smaller
+    last batch is left out, unless there is only one shard.
 
     **Arguments**
 

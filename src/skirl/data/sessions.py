@@ -174,7 +174,7 @@ def _follow(starts, changes, sizes, first, start, change, shifts, shortest, long
 @kernel
 def _fill(stream, heat, hidden, rows, lengths, begin, shift, signal, values, logits):
     """Fill ids in order of (feature, sample, position in the list). A whole list adds to the logit as much as one id."""
-    spread = 12.0**0.5  # of a uniform weight with variance 1
+    spread = 12.0**0.5  # scales a uniform weight to variance 1
     at = 0
     for f in range(len(rows)):
         word = np.uint64(f)

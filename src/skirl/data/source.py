@@ -77,9 +77,9 @@ class Source(Protocol):
     def sharded(self, first: int, last: int, of: int) -> "Source":
         """Return the same stream cut to shards first .. last - 1 of each batch: one micro-batch each, for `lookahead`.
 
-        Shard v of a batch of B samples holds samples from v * B / of up to (v + 1) * B / of. A smaller last batch of an
-        epoch is left out; with one shard it is not, and nothing changes. A position in the stream counts whole batches, so
-        it is the same for any shards.
+        With n = samples of a batch / of, shard v holds samples v * n .. (v + 1) * n - 1. A smaller last batch of an epoch is
+        left out; with one shard it is not, and nothing changes. A position in the stream counts whole batches, so it is the
+        same for any shards.
 
         **Arguments**
 

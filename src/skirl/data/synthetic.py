@@ -392,7 +392,7 @@ def _draw_dense(stream, signs, signal, low, dense, logits):
 def _draw_ids(stream, heat, hidden, rows, before, lengths, signal, values, logits):
     """Draw ids in order of (feature, sample, position in the bag). Each adds its hidden weight to the sample's logit."""
     samples = logits.size
-    spread = 12.0**0.5  # of a uniform weight with variance 1
+    spread = 12.0**0.5  # scales a uniform weight to variance 1
     at = 0
     for f in range(rows.size):
         word = np.uint64(f)

@@ -28,7 +28,7 @@ class Analyze:
     session: str | None = None
     """The column that says which rows belong together; the schema's session column if not given."""
     user: str | None = None
-    """The column of users, if no column says the session: a session ends where --gap passes without a row."""
+    """The column of users, if no column says the session: a session ends after --gap without a row."""
     gap: str | None = None
     """With --user: time without a row that ends a session, such as 30m. Times that are numbers are in seconds, or in the
     schema's time_unit."""

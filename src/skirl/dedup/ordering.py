@@ -150,7 +150,7 @@ def shuffled_chunks(data: str, *, rows: str | None = None, batch: int = 2048, ro
     - `rounds`: passes of each side, in turns; the best of each counts.
     """
     best: dict[str, float] = {}
-    for _ in range(rounds + 1):  # the first compiles
+    for _ in range(rounds + 1):  # the first round compiles
         for side in ("keep", "shuffle"):
             stream = DataFlags(data, batch=batch, rows=rows, session_order=side).stream()
             with Watch() as watch:

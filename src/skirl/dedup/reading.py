@@ -54,7 +54,7 @@ def read(samples: int, rows_scale: float, rounds: int, compression: str) -> dict
         with tempfile.TemporaryDirectory() as folder:
             path = _files(Path(folder), _with_sessions(*rows), ("once",), compression)["once"]
             chunks = shuffled_chunks(f"parquet:{path}", rows=ROWS, batch=BATCH, rounds=rounds)
-        found["shuffled_chunks"] = chunks["x"]  # of the last factor
+        found["shuffled_chunks"] = chunks["x"]  # that of the last factor stays
     with tempfile.TemporaryDirectory() as folder:
         rows = rows_of_sessions(samples, SHIFTS, rows_scale, "shift")
         took = _in_turns(_files(Path(folder), rows, ("rows", "once", "window"), compression), rounds)

@@ -149,7 +149,7 @@ def _comparable(one: Side, other: Side) -> tuple[list[str], list[str]]:
             )
     for name in one.ids:
         for part, (mine, theirs) in enumerate(zip(one.kinds[name], other.kinds[name])):
-            if mine != theirs and "" not in (mine, theirs):  # a converted file may not say what it was made of
+            if mine != theirs and "" not in (mine, theirs):  # a converted file may not say what it was made from
                 texts = [
                     ("lists" if k else "single ids") if part == 0 else k or "unknown values" for k in (mine, theirs)
                 ]

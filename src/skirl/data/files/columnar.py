@@ -46,7 +46,7 @@ class ColumnFile:
         self._slice: list[int] = []
         """Rows per part, for each group."""
         self._parts: list[tuple[int, int, int]] = []
-        """Group, first row in it, rows."""
+        """For each part: its group, its first row in the group, and its number of rows."""
         self._going: tuple[int, Iterator[Any]] | None = None
         """The next part, and the iterator over slices that yields it."""
 

@@ -34,7 +34,7 @@ class Dense:
 
     name: str
     column: str = ""
-    """The column it is read from; its name if not set."""
+    """The column to read it from; the same as `name` if not set."""
     transform: Literal["none", "log", "standardise", "hour"] = "none"
     """none; log: log(1 + max(x, 0)); standardise: (x - mean) / deviation, both from `skirl vocab`; hour: the hour of
     YYMMDDHH or of a date, divided by 24."""
@@ -50,7 +50,7 @@ class Id:
 
     name: str
     column: str = ""
-    """The column it is read from; its name if not set."""
+    """The column to read it from; the same as `name` if not set."""
     type: Literal["string", "hex", "int", "float", "fingerprint"] = "string"
     """How values are read. A float must be a whole number; a fingerprint is one that `skirl convert` wrote. The same value
     has the same row however a file stores it."""
@@ -61,7 +61,7 @@ class Id:
     rows: int | None = None
     """Number of rows of its table; --rows decides if not set."""
     table: str = ""
-    """The table; its own if not set. Columns that name one table share its rows."""
+    """The table; a table of its own if not set. Columns with the same table share its rows."""
     list: bool = False
     """Any number of ids per sample: a list column, or text with a separator."""
     separator: str = ""

@@ -157,7 +157,7 @@ class TextFile:
         first = [name.strip(b'"' if text.quotes else b"").decode("utf-8", "replace") for name in line.split(delimiter)]
         absent = [name for name in needed if name not in first]
 
-        def named() -> bool:  # takes 10 ms
+        def named() -> bool:  # called only if needed, as it takes 10 ms
             return len(absent) < len(needed) or any(difflib.get_close_matches(name, first, 1, 0.8) for name in absent)
 
         if text.header == "yes" or (text.header == "auto" and (not absent or (not text.columns and named()))):

@@ -14,7 +14,7 @@ NUMBER = "a finite number"
 DATE = "a date such as 2026-03-01, 2026-03-01T18:30:00 or 2026-03-01T18:30:00+01:00"
 _PER_SECOND = {"seconds": 1, "milliseconds": 1e3, "microseconds": 1e6}
 _LATEST = 1e11
-"""Seconds from 1970 to the year 5138: a larger number counts something else."""
+"""Seconds from 1970 to the year 5138: a larger number must be in another unit."""
 EXPECTED = {
     "seconds": 'seconds since 1970, 1e11 at most (if it counts others, write time_unit = "milliseconds" in the schema)',
     "milliseconds": "milliseconds since 1970, 1e14 at most, as time_unit in the schema says",
