@@ -95,7 +95,7 @@ def natural(name: str) -> list[tuple[int, str]]:
 
 
 def kind_of(path: str) -> Kind:
-    """Return the format of a file, from its first bytes. Raise if it is none that can be read."""
+    """Return the format of a file, from its first bytes. Raise if that format cannot be read."""
     try:
         with open(path, "rb") as file:
             head = file.read(HEAD)
