@@ -1,4 +1,4 @@
-"""The commands that make data files: their flags, and what they print. What they do is imported when they run."""
+"""The commands that make data files: their flags, and what they print. Their work is imported only when they run."""
 
 import time
 from collections.abc import Callable
@@ -28,13 +28,13 @@ class Vocab:
     schema: str | None = None
     """A TOML file that names the columns; criteo: and avazu: have one built in."""
     valid: str | None = None
-    """What training will hold out, as for `skirl train`; it is not counted."""
+    """The rows that training will hold out, as for `skirl train`; they are not counted."""
     workers: int = 0
     """Processes that read files; with 0 this process reads them."""
     bad_rows: Literal["refuse", "skip"] = "refuse"
     """What to do with a malformed row: refuse the files, or skip the row and count it."""
     folder: str | None = None
-    """Where to write counts that do not fit in memory; beside the vocabulary if not given."""
+    """Where to write counts that do not fit in memory; next to the vocabulary file if not given."""
     force: bool = False
     """Replace the vocabulary file if it exists. Runs that used it can then no longer be resumed."""
     json: bool = False
@@ -56,7 +56,7 @@ class Vocab:
             )
 
     def run(self) -> dict[str, Any]:
-        """Count, and write what is kept."""
+        """Count the ids, write the vocabulary, and return the result."""
         from skirl.data.vocab import count
 
         return timed(
@@ -78,7 +78,7 @@ class Vocab:
         )
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """The result as people read it."""
+        """Return the result as labelled lines for people to read."""
         rows, distinct = sum(result["rows"].values()), sum(result["distinct"].values())
         skipped = result["bad_rows_skipped"]
         return {
@@ -126,7 +126,7 @@ class Convert:
             raise ValueError(f"--out is {self.out}, which is there: name another file, or add --force to replace it")
 
     def flags(self) -> DataFlags:
-        """What is read."""
+        """Return the flags of the data to read."""
         return DataFlags(
             self.data,
             rows=self.rows,
@@ -137,7 +137,7 @@ class Convert:
         )
 
     def run(self) -> dict[str, Any]:
-        """Read everything, write it in the other format."""
+        """Convert the files, and return the result."""
         from skirl.data.convert import convert
 
         as_rows = self.rows is not None or self.vocab is not None
@@ -150,7 +150,7 @@ class Convert:
         )
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """The result as people read it."""
+        """Return the result as labelled lines for people to read."""
         skipped = result["bad_rows_skipped"]
         return {
             "written": f"{result['samples']:,} samples in {clock(result['seconds'])}, {size(result['bytes'])}"
@@ -160,7 +160,7 @@ class Convert:
 
 
 def timed(name: str, flags: Vocab | Convert, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The result of a command: its flags, what the work found, and what it took."""
+    """Run `work` and return the command's result: its flags, what the work found, and the time and memory it took."""
     started = time.monotonic()
     found = work()
     took = {"seconds": time.monotonic() - started, "peak_bytes": peak_bytes(), "machine": machine()}

@@ -1,4 +1,4 @@
-"""Writes data files as Parquet that is read several times faster than text."""
+"""Converts data files to Parquet, which is read several times faster than text."""
 
 import os
 import sys
@@ -20,7 +20,10 @@ from skirl.tools.progress import Progress
 
 
 def convert(files: Files, out: str, compression: str, *, as_rows: bool, json: bool, quiet: bool) -> dict[str, Any]:
-    """Write what files have to a Parquet file. as_rows: ids as rows of their tables, otherwise as fingerprints."""
+    """Write the samples of `files` to a Parquet file, and return counts for the result.
+
+    as_rows: write ids as rows of their tables, otherwise as fingerprints.
+    """
     if not as_rows:
         files = replace(files, encoder=replace(files.encoder, rows_of=Fingerprints()))
     schema, kept = converted(files.encoder.schema, files.encoder.rows if as_rows else None)
@@ -36,7 +39,10 @@ def convert(files: Files, out: str, compression: str, *, as_rows: bool, json: bo
 
 
 def keeping(files: Files, columns: tuple[str, ...], *, all_there: bool = False) -> Files:
-    """The same files, these columns beside what training reads. all_there: a row without one of them is malformed."""
+    """Return the same files with `columns` kept in addition to what training reads.
+
+    all_there: treat a row that lacks one of them as malformed.
+    """
     wider = replace(files.encoder.schema, also=columns)
     return replace(
         files,
@@ -46,12 +52,12 @@ def keeping(files: Files, columns: tuple[str, ...], *, all_there: bool = False) 
 
 
 def converted(schema: FileSchema, rows: Any) -> tuple[FileSchema, dict[str, str]]:
-    """The schema of a converted file, and which columns it keeps as they are, by the names that they get.
+    """Return the schema of a converted file, and its unchanged columns: the name in the source file by the new name.
 
     **Arguments**
 
-    - `schema`: of the files that are converted.
-    - `rows`: of each table; None where ids are fingerprints.
+    - `schema`: schema of the files to convert.
+    - `rows`: number of rows of each table; None if ids are written as fingerprints.
     """
     dense = []
     for column in schema.dense:
@@ -77,7 +83,7 @@ def converted(schema: FileSchema, rows: Any) -> tuple[FileSchema, dict[str, str]
     called: dict[str, Any] = {}
     for what in ("session", "time"):
         if (column := getattr(schema, what)) is not None:
-            # Under the name that it has, unless that is a feature's, which is not written as it was read.
+            # Keep the column's name, unless a feature has it: features are not written as they were read.
             free = [name for name in (column, what, f"{column} as read") if name not in names]
             called[what] = next((name for name, its in kept.items() if its == column), free[0])
             kept[called[what]] = column
@@ -88,13 +94,13 @@ def converted(schema: FileSchema, rows: Any) -> tuple[FileSchema, dict[str, str]
 
 
 def table_of(rows: Encoded, schema: FileSchema, kept_names: list[str]) -> Any:
-    """Encoded rows as an Arrow table of a converted file's columns.
+    """Return encoded rows as an Arrow table with the columns of a converted file.
 
     **Arguments**
 
     - `rows`: the rows.
-    - `schema`: of the converted file.
-    - `kept_names`: what the columns that are kept are called in it.
+    - `schema`: schema of the converted file.
+    - `kept_names`: names of the kept columns in that file.
     """
     import pyarrow as pa
 
@@ -114,13 +120,13 @@ def table_of(rows: Encoded, schema: FileSchema, kept_names: list[str]) -> Any:
 def write(
     path: str, schema: FileSchema, kept_names: list[str], pieces: Iterator[Any], compression: str
 ) -> Iterator[int]:
-    """Write encoded pieces; the rows of each row group when it is written. The file is there when it is complete."""
+    """Write encoded pieces, and yield the size of each row group once it is written. The file appears when complete."""
     import pyarrow.parquet as pq
 
     from skirl.data.files.columnar import KEY, SLICE
     from skirl.data.files.windows import cut, joined
 
-    place = Path(path)  # without a slash at its end
+    place = Path(path)  # drops a trailing slash
     unfinished = place.with_name(f"{place.name}.{os.getpid()}.part")
     writer: Any = None
     kept: list[Any] = []
@@ -132,7 +138,7 @@ def write(
         now, later = cut(whole, 0, min(SLICE, rows)), cut(whole, min(SLICE, rows), rows)
         table = table_of(now, schema, kept_names).replace_schema_metadata({KEY: schema.toml().encode()})
         if writer is not None:
-            table = table.cast(writer.schema)  # of a file that holds other types of kept texts or numbers
+            table = table.cast(writer.schema)  # another file may store kept columns with other types
         with writing(path):
             if writer is None:
                 writer = pq.ParquetWriter(unfinished, table.schema, compression=compression, use_dictionary=False)
@@ -155,7 +161,7 @@ def write(
             writer.close()
             os.replace(unfinished, place)
     finally:
-        with suppress(OSError):  # what is wrong was said
+        with suppress(OSError):  # the error that matters has been raised already
             if writer is not None:
                 writer.close()
         with suppress(OSError):

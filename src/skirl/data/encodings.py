@@ -1,4 +1,4 @@
-"""Raw values to ids, for a Dataset or a collate function: the same ids that `skirl train` makes of the values of files."""
+"""Turns raw values into ids, for a Dataset or a collate function: the same ids that `skirl train` makes from files."""
 
 import os
 from collections.abc import Sequence
@@ -22,10 +22,10 @@ _TYPES: dict[str, Type] = {"texts": "string", "hex": "hex", "numbers": "int"}
 
 
 class Encoding:
-    """Gives the values of one id column their rows; made by `Hashed`, `InVocabulary`, `Grown` and `encodings_of`.
+    """Maps the values of one id column to rows; made by `Hashed`, `InVocabulary`, `Grown` and `encodings_of`.
 
-    Called with one value it gives its row, an int; with a list, an array or a tensor of values an int64 tensor. Where texts
-    hold lists, with a separator, one text gives the tensor of its rows, and several texts a list of such tensors.
+    Called with one value, it returns its row as an int; with a list, an array or a tensor of values, an int64 tensor. With
+    a `separator`, each text holds a list: one text returns a tensor of rows, and several texts a list of such tensors.
     """
 
     def __init__(self, encoder: Encoder, spec: Id) -> None:
@@ -33,12 +33,12 @@ class Encoding:
 
     @property
     def table(self) -> str:
-        """The table whose rows it gives."""
+        """Name of the table that the rows belong to."""
         return self._spec.table or self._spec.name
 
     @property
     def rows(self) -> int:
-        """How many rows that table has: for `skirl.Table`."""
+        """Number of rows of that table, to pass to `skirl.Table`."""
         return self._encoder.rows[self.table]
 
     def __repr__(self) -> str:
@@ -47,7 +47,7 @@ class Encoding:
         )
 
     def __call__(self, values: Any) -> Any:
-        """The rows of a value, or of several."""
+        """Return the row of a value, or the rows of several."""
         return self._called(values, self._rows)
 
     def _called(self, values: Any, rows_of: Any) -> Any:
@@ -81,7 +81,7 @@ class Encoding:
         return torch.from_numpy(rows.astype(np.int64))
 
     def _column(self, values: Any) -> pa.Array | pa.ChunkedArray:
-        """The values as Arrow has them."""
+        """Return the values as an Arrow array."""
         if isinstance(values, torch.Tensor):
             values = values.detach().cpu().numpy()
         try:
@@ -100,16 +100,16 @@ class Encoding:
 
 
 class Hashed(Encoding):
-    """Ids by hash, as `skirl train --rows`: row 0 for what is missing, a row from 1 on for all else.
+    """Ids by hash, as with `skirl train --rows`: row 0 for a missing value, a row from 1 on for any other.
 
     **Arguments**
 
-    - `rows`: rows of the table.
-    - `table`: its name, which seeds the hash: for the same name, rows and type the command makes the same ids.
-    - `type`: what a value is: "string", "hex", "int", or "float", a whole number. As in a schema file, texts by default.
-    - `missing`: texts that stand for no value; None always does. As in a schema file, the empty text by default.
-    - `nan_is_missing`: NaN stands for no value; by default it is refused.
-    - `separator`: what stands between the values of a list in one text; by default a text is one value.
+    - `rows`: number of rows of the table.
+    - `table`: its name, which seeds the hash: with the same name, rows and type, `skirl train` makes the same ids.
+    - `type`: how values are read: "string" (the default), "hex", "int", or "float" (whole numbers), as in a schema file.
+    - `missing`: texts that mean no value, by default the empty text as in a schema file. None always means no value.
+    - `nan_is_missing`: treat NaN as a missing value; by default it is refused.
+    - `separator`: separates the values of a list in one text; by default a text is one value.
 
     >>> item = Hashed(1000, "item")
     >>> item(["a17", None, "b3"]).tolist() == [item("a17"), 0, item("b3")]
@@ -129,13 +129,13 @@ class Hashed(Encoding):
 
 
 class InVocabulary(Encoding):
-    """Ids by a file of `skirl vocab`: row 0 for what is missing, row 1 for what is not in it, else a row of its own.
+    """Ids by a vocabulary file of `skirl vocab`: row 0 for a missing value, row 1 for one not in it, else a row of its own.
 
     **Arguments**
 
-    - `path`: the file.
-    - `table`: one of its tables.
-    - `type`: what a value is, as in `Hashed`; None takes what the file says.
+    - `path`: path of the vocabulary file.
+    - `table`: name of one of its tables.
+    - `type`: how values are read, as in `Hashed`; None uses the type that the file records.
     - `missing`, `nan_is_missing`, `separator`: as in `Hashed`.
     """
 
@@ -158,19 +158,21 @@ class InVocabulary(Encoding):
 
 
 class Grown(Encoding):
-    """Ids by a vocabulary that grows as values come, as `skirl train --vocab open`: row 0 for what is missing, row 1 until a
-    value has come `admit` times or when the table is full, then a row of its own.
+    """Ids by a vocabulary that grows as values arrive, as with `skirl train --vocab open`.
 
-    Every call counts. So call it once for each value, in the order of training, and in one process: not in the workers of a
-    DataLoader, whose vocabularies would differ. `look_up` counts nothing.
+    A missing value has row 0. Any other has row 1 until it has occurred `admit` times, then a row of its own if the table
+    is not full.
+
+    Every call counts its values. So call it once for each value, in training order and in one process: not in DataLoader
+    workers, whose vocabularies would diverge. `look_up` counts nothing.
 
     **Arguments**
 
-    - `rows`: rows of the table.
+    - `rows`: number of rows of the table.
     - `table`: its name.
-    - `admit`: how often a value has to come; 10 as in the command.
-    - `stale`: a value is forgotten when this many calls came without it, and bounds memory, as `--stale` does by batches;
-      None, the default, forgets none.
+    - `admit`: the occurrence at which a value gets a row of its own; 10 by default, as in the command.
+    - `stale`: forget a value after this many calls without it, which bounds memory, as `--stale` does by batches. None, the
+      default, forgets none.
     - `type`, `missing`, `nan_is_missing`, `separator`: as in `Hashed`.
 
     >>> item = Grown(1000, "item", admit=2)
@@ -189,7 +191,7 @@ class Grown(Encoding):
         self._growth, self._stale, self._calls, self._pid = Growth(rows, admit), stale, 0, os.getpid()
 
     def __call__(self, values: Any) -> Any:
-        """The rows of a value, or of several; they are counted."""
+        """Return the row of a value, or the rows of several, and count them."""
         if os.getpid() != self._pid:
             raise RuntimeError(_ONE_PROCESS)
         self._calls += 1
@@ -197,7 +199,7 @@ class Grown(Encoding):
         return self._called(values, lambda raw: self._of(raw, lambda prints: self._growth.grow(prints, self._calls)))
 
     def look_up(self, values: Any) -> Any:
-        """The same without counting, for evaluation.
+        """Return the same rows without counting, for evaluation.
 
         **Arguments**
 
@@ -217,7 +219,7 @@ class Grown(Encoding):
         return {"table": self.table, "rows": self.rows, **how}
 
     def state_dict(self) -> dict[str, Any]:
-        """The vocabulary as it is, for a checkpoint."""
+        """Return the vocabulary as it is now, for a checkpoint."""
         return {
             **self._about,
             "calls": self._calls,
@@ -226,11 +228,11 @@ class Grown(Encoding):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there; refused if it was made otherwise.
+        """Continue from a state. Raise if it was taken with other arguments.
 
         **Arguments**
 
-        - `state`: what `state_dict` gave.
+        - `state`: what `state_dict` returned.
         """
         for name, value in self._about.items():
             if (was := state.get(name)) != value:
@@ -248,12 +250,12 @@ _ONE_PROCESS = (
 
 
 class Longest:
-    """Cuts a sample's list to at most so many entries, values or ids; None stays None.
+    """Cuts a sample's list of values or ids to at most `length` entries. None stays None.
 
     **Arguments**
 
-    - `length`: how many stay.
-    - `keep`: "last", the most recent of a history in order of time, or "first".
+    - `length`: the most entries to keep.
+    - `keep`: "last" (the most recent, in a history ordered by time) or "first".
 
     >>> Longest(2)([1, 2, 3]), Longest(2, keep="first")(torch.tensor([1, 2, 3])).tolist()
     ([2, 3], [1, 2])
@@ -270,18 +272,18 @@ class Longest:
         return f"Longest({self.length}, keep={self.keep!r})"
 
     def __call__(self, values: Any) -> Any:
-        """What stays of a list, an array or a tensor."""
+        """Return the entries to keep of a list, an array or a tensor."""
         if values is None:
             return None
         return values[: self.length] if self.keep == "first" else values[-self.length :]
 
 
 class Default:
-    """Puts an id where there is none: for None, in a list for each None, and as the only one of an empty list.
+    """Puts a default id in place of None, of each None in a list, and into an empty list as its only entry.
 
     **Arguments**
 
-    - `id`: what stands for a missing one. Rows by hash or vocabulary have row 0 for it without this.
+    - `id`: the default id. Rows by hash or vocabulary do not need it: they have row 0 for a missing value.
 
     >>> Default(7)(None), Default(7)([]), Default(7)([1, None]), Default(7)(torch.tensor([])).tolist()
     (7, [7], [1, 7], [7])
@@ -294,7 +296,7 @@ class Default:
         return f"Default({self.id})"
 
     def __call__(self, ids: Any) -> Any:
-        """The same, with an id for each missing one."""
+        """Return the ids with the default in place of missing ones."""
         if ids is None:
             return self.id
         if not hasattr(ids, "__len__") or getattr(ids, "shape", None) == ():
@@ -309,13 +311,13 @@ class Default:
 def encodings_of(
     schema: str | os.PathLike[str], *, rows: str | None = None, vocab: str | None = None
 ) -> dict[str, Encoding]:
-    """An encoding for each id column of a schema, giving the ids that `skirl train` makes with these flags.
+    """Return an encoding for each id column of a schema, which makes the ids that `skirl train` makes with these flags.
 
     **Arguments**
 
-    - `schema`: a schema file, or "criteo" or "avazu".
-    - `rows`: as `--rows`: "100000", or "100000,C3=2000000"; None takes the schema's.
-    - `vocab`: as `--vocab`, a file of `skirl vocab`. One that grows is a `Grown` for each table.
+    - `schema`: path of a schema file, or "criteo" or "avazu".
+    - `rows`: as `--rows`: "100000", or "100000,C3=2000000"; None uses the schema's.
+    - `vocab`: as `--vocab`: a file made by `skirl vocab`. For a vocabulary that grows, make a `Grown` for each table.
     """
     if vocab == "open":
         raise ValueError("a vocabulary that grows is of one table: make a skirl.Grown for each")
@@ -330,7 +332,7 @@ def encodings_of(
 def _encoder(
     table: str, rows_of: RowsOf, rows: int, type: Type, missing: Sequence[str], nan_is_missing: bool, separator: str
 ) -> tuple[Encoder, Id]:
-    """The encoder of one column, as a schema file would have it."""
+    """Return the encoder and the column description that a schema file with this one column would give."""
     if type not in ("string", "hex", "int", "float"):
         raise ValueError(f"{table}: type is {type!r}, set it to 'string', 'hex', 'int' or 'float'")
     texts = (missing,) if isinstance(missing, str) else tuple(missing)

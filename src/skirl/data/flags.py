@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from skirl.data.source import Source
 
 SYNTHETIC_STEPS = 1000
-"""Steps of a run over a synthetic stream, which has no end, where none are given."""
+"""Default number of steps of a run over a synthetic stream, which has no end."""
 FILE_KINDS = ("criteo", "avazu", "mind", "csv", "parquet")
 OF_ORDER = ("session_order", "most_rows", "mix")
 """The flags that shuffle sessions."""
@@ -32,15 +32,15 @@ _OF_FILES = (
 _OF_SYNTHETIC = ("rows_scale", "pooling_factor")
 _OF_SESSIONS = ("per_session", "change", "lists", "drift")
 SESSIONS = "sessions"
-"""The synthetic data whose samples repeat their lists."""
+"""Name of the synthetic data whose samples repeat their lists."""
 OPEN = "open"
-"""The vocabulary that grows."""
+"""Value of `vocab` that means a vocabulary that grows."""
 KINDS = "synthetic:NAME, criteo:PATH, avazu:PATH, mind:PATH, csv:PATH or parquet:PATH"
 
 
 @dataclass(frozen=True)
 class DataFlags:
-    """Where batches come from. Files and schema are looked at when the flags are made, so that a wrong path is told at once.
+    """Where batches come from. Files and schema are checked on construction, so that a wrong path is reported at once.
 
     >>> stream = DataFlags("synthetic:tiny", batch=64, steps=10, valid="20%").stream()
     >>> stream.samples, stream.held_out.samples
@@ -59,7 +59,7 @@ class DataFlags:
     epochs: int = 1
     """Passes over the files."""
     steps: int | None = None
-    """Steps of the whole run; if not given, as many as the epochs have, or 1000 for a synthetic stream."""
+    """Steps of the whole run; if not given, as many as the epochs hold, or 1000 for a synthetic stream."""
     valid: str | None = None
     """What to hold out for evaluation: a share, 20% (the last rows in order), or a time: time>=14102900,
     time>=2026-03-01."""
@@ -68,16 +68,16 @@ class DataFlags:
     rows_scale: float = 1.0
     """With synthetic data: multiply the number of rows of each table by this."""
     pooling_factor: int = 1
-    """With synthetic data: ids of a feature in a sample, on average; 1 means exactly one. Lists of synthetic:sessions
-    have 75 if not given."""
+    """With synthetic data: average number of ids of a feature in a sample; 1 means exactly one. Lists of
+    synthetic:sessions average 75 if not given."""
     per_session: float = 16.5
-    """With synthetic:sessions: samples in a session, on average."""
+    """With synthetic:sessions: average number of samples in a session."""
     change: float = 0.05
-    """With synthetic:sessions: the probability that a list differs from that of the sample before."""
+    """With synthetic:sessions: probability that a list differs from the previous sample's."""
     lists: int = 3
     """With synthetic:sessions: lists in a sample."""
     drift: Literal["redraw", "shift"] = "redraw"
-    """With synthetic:sessions: redraw: a list that changes is drawn anew; shift: it gets one new id and loses its oldest."""
+    """With synthetic:sessions: redraw: a list that changes is drawn anew; shift: it gains one id and loses its oldest."""
     schema: str | None = None
     """A TOML file that names the columns; criteo: and avazu: have one built in."""
     rows: str | None = None
@@ -87,20 +87,20 @@ class DataFlags:
     """Give ids rows of their own instead of hashing them: a file made by `skirl vocab`, or open for a vocabulary that
     grows."""
     admit: int = 10
-    """With --vocab open: the occurrence of an id that gives it a row of its own."""
+    """With --vocab open: give an id a row of its own at this occurrence."""
     stale: int | None = None
     """With --vocab open: forget an id that has not occurred in this many batches; if not given, none is forgotten."""
     shuffle: int = 0
     """Rows in the shuffle window; 0 keeps the order of the files."""
     session_order: Literal["keep", "shuffle"] = "keep"
-    """keep: rows come in the order of the files; shuffle: chunks of rows of a session are shuffled."""
+    """keep: rows come in the order of the files; shuffle: chunks of rows of the same session are shuffled."""
     most_rows: int | Literal["all"] = 8
-    """With --session-order shuffle: how many rows of a session stay together at most."""
+    """With --session-order shuffle: most rows of a session that stay together."""
     mix: int = 65536
     """With --session-order shuffle: rows in the shuffle window."""
     repeats: Literal["stored", "find"] = "stored"
     """stored: batches share the lists that files leave out; find: batches share every list that repeats in them, for
-    files of others in which sessions are contiguous."""
+    files that skirl did not write and whose sessions are contiguous."""
     workers: int = 0
     """Processes that read files; with 0 the training process reads them. Batches are the same for any number."""
     bad_rows: Literal["refuse", "skip"] = "refuse"
@@ -130,13 +130,13 @@ class DataFlags:
         self.stream()
 
     def stream(self) -> "Source":
-        """The batches of the run."""
+        """Return the source of the run's batches."""
         if self.kind in FILE_KINDS:
             return self._grown()
         if self.kind != "synthetic":
             raise ValueError(f"data is {self.data!r}: set it to {KINDS}")
         from skirl.data.sessions import Sessions
-        from skirl.data.synthetic import Synthetic  # torch takes 1.4 s, which help and a wrong flag do without
+        from skirl.data.synthetic import Synthetic  # imports torch (1.4 s), not needed for help or a wrong flag
 
         shape: dict[str, Any] = {
             "batch_size": self.batch,
@@ -153,11 +153,11 @@ class DataFlags:
         )
 
     def files(self, part_bytes: int | None = None) -> "Files":
-        """The batches of files, before an open vocabulary gives ids rows.
+        """Return the source of batches from files, before an open vocabulary maps ids to rows.
 
         **Arguments**
 
-        - `part_bytes`: bytes of text that are read at a time; None: as many as suit text.
+        - `part_bytes`: bytes of text to read at a time; None uses the default for text files.
         """
         return self._files(part_bytes, labelled=True)
 
@@ -185,7 +185,7 @@ class DataFlags:
         )
 
     def _refuse_unread(self) -> None:
-        """A flag that nothing reads is a mistake: the run would be over other data than was meant."""
+        """Raise if a flag is set that this data does not read: the run would use other data than the user meant."""
         if self.kind == "synthetic":
             unread, why = _OF_FILES, "is a flag of files, and data is synthetic"
         elif self.kind in FILE_KINDS:
@@ -217,16 +217,16 @@ class DataFlags:
 
     @property
     def path(self) -> str:
-        """What is behind the colon: of files, where they are."""
+        """The part of `data` after the colon: for files, their paths."""
         return self.data.partition(":")[2]
 
     @property
     def kind(self) -> str:
-        """What is before the colon."""
+        """The part of `data` before the colon."""
         return self.data.partition(":")[0]
 
     def _grown(self) -> "Source":
-        from skirl.data.vocabulary.growing import Growing  # Arrow is imported where files are read, and only there
+        from skirl.data.vocabulary.growing import Growing  # imports Arrow, which only files need
 
         files = self.files()
         return Growing(files, self.admit, self.stale) if self.vocab == OPEN else files
@@ -242,16 +242,15 @@ class DataFlags:
 
 @dataclass(frozen=True)
 class Unlabelled(DataFlags):
-    """The same, where files may be without labels: of predictions."""
+    """The same flags for predictions, where files may lack labels."""
 
     def files(self, part_bytes: int | None = None) -> "Files":
-        """The batches of files, with labels where there are some."""
+        """Return the source of batches from files, with labels if the files have them."""
         return self._files(part_bytes, labelled=False)
 
 
 def check_in_and_out(data: str, out: str, *, folder: bool = False) -> None:
-    """Refuse input and output that a command which reads files and writes one cannot work on.
-    folder: it writes a folder and no file.
+    """Raise unless `data` names files and `out` is a path that can be written. folder: the output is a folder, not a file.
 
     >>> check_in_and_out("synthetic:tiny", "out.parquet")
     Traceback (most recent call last):

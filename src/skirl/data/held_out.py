@@ -4,7 +4,7 @@ import re
 
 
 def share_of(text: str) -> float | None:
-    """The share that 20% is; None where the text is no share.
+    """Return the share that a text such as 20% means, or None if the text is not a share.
 
     >>> share_of("20%"), share_of("time>=3")
     (0.2, None)

@@ -1,4 +1,4 @@
-"""Opens files as a source: which files, which columns, which rows are held out."""
+"""Opens files as a source: finds the files, their schema, and the rows to hold out."""
 
 import re
 from collections.abc import Mapping
@@ -43,11 +43,11 @@ def open_files(
     part_bytes: int | None = None,
     labelled: bool = True,
 ) -> Files:
-    """The files as a source.
+    """Open files as a source.
 
-    The arguments are those of `DataFlags`, but for five. skip: malformed rows are left out; most_rows: of a session that
-    are shuffled together, 0 for all, None where rows are; find_repeats: batches share lists that repeat; part_bytes: of
-    text, read at a time; labelled: refuse files without labels.
+    The arguments are those of `DataFlags`, except for five. skip: leave malformed rows out; most_rows: the most rows of a
+    session to shuffle together, 0 for all, None to shuffle single rows; find_repeats: batches share lists that repeat;
+    part_bytes: bytes of text to read at a time; labelled: refuse files without labels.
     """
     paths = find(path)
     columns = schema_of(kind, schema, paths[0])
@@ -64,7 +64,7 @@ def open_files(
 
 
 def _by_session(files: Files, most_rows: int) -> Files:
-    """The same, whose sessions are shuffled and not rows."""
+    """Return the same files, with chunks of sessions shuffled instead of single rows."""
     if (column := files.encoder.schema.session) is None:
         raise ValueError(
             "session_order is 'shuffle', and the schema names no session: write session = \"COLUMN\" at its top, write the "
@@ -76,7 +76,7 @@ def _by_session(files: Files, most_rows: int) -> Files:
 
 
 def open_to_count(data: str, schema: str | None, *, valid: str | None, workers: int, skip: bool) -> Files:
-    """The rows that training will see, ids as fingerprints, columns to standardise as they are, NaN where missing."""
+    """Open the rows that training will see: ids as fingerprints; columns to standardise unscaled, NaN where missing."""
     kind, _, path = data.partition(":")
     paths = find(path)
     read = schema_of(kind, schema, paths[0])
@@ -89,7 +89,7 @@ def open_to_count(data: str, schema: str | None, *, valid: str | None, workers: 
 
 
 def schema_of(kind: str, schema: str | None, path: str) -> FileSchema:
-    """The schema that is given, built in, or inside of the first file."""
+    """Return the schema: the given one, else the one stored in the first file, else the built-in one."""
     if schema is not None:
         read = FileSchema.load(schema)
         return replace(read, text=MIND.text) if kind == "mind" else read
@@ -109,7 +109,8 @@ def schema_of(kind: str, schema: str | None, path: str) -> FileSchema:
 def encoding_of(
     schema: FileSchema, rows: str | None, vocab: str | None
 ) -> tuple[Mapping[str, int], RowsOf, Mapping[str, tuple[float, float]]]:
-    """Rows of each table, how ids become them, and what dense columns are standardised with."""
+    """Return the number of rows of each table, the mapping from ids to rows, and the mean and deviation of each
+    standardised column."""
     if vocab == "open":
         if schema.standardised:
             raise ValueError("an open vocabulary knows no mean to standardise with: set transform to log or none")
@@ -135,7 +136,7 @@ def encoding_of(
 
 
 def _split(files: Files, valid: str) -> Files:
-    """The same source without the rows held out, which are its `held_out`."""
+    """Return the source without the held-out rows, which become its `held_out`."""
     share = share_of(valid)
     if share is not None:
         total, place = _last(
@@ -163,7 +164,7 @@ def _split(files: Files, valid: str) -> Files:
 
 
 def _moment(valid: str) -> tuple[str, float, bool]:
-    """The column that --valid names, from when on, and whether that is a date, in seconds since 1970.
+    """Return the column that --valid names, the time to hold out from, and whether it is a date (in seconds since 1970).
 
     >>> _moment("time>=14102900"), _moment("when >= 1970-01-02")
     (('time', 14102900.0, False), ('when', 86400.0, True))
@@ -180,22 +181,22 @@ def _moment(valid: str) -> tuple[str, float, bool]:
 
 
 def _first(total: int, share: float) -> int:
-    """Rows before those held out."""
+    """Return the number of rows before those held out."""
     return total - max(1, round(total * share))
 
 
 def _stamps(paths: list[str]) -> tuple[tuple[int, int], ...]:
-    """What changes when files do."""
+    """Return the size and modification time of each file: they change when the files do."""
     stats = [Path(path).stat() for path in paths]
     return tuple((stat.st_size, stat.st_mtime_ns) for stat in stats)
 
 
 def load_vocabulary(path: str) -> Vocabulary:
-    """A vocabulary; the last one is remembered, since a command opens its data several times."""
+    """Load a vocabulary. The last one is cached, since a command opens its data several times."""
     try:
         stat = Path(path).stat()
     except OSError:
-        return load(path)  # says what is wrong
+        return load(path)  # raises the right error
     return _loaded(path, stat.st_ino, stat.st_size, stat.st_mtime_ns)
 
 
@@ -208,7 +209,10 @@ def _loaded(path: str, file: int, size: int, time: int) -> Vocabulary:
 def _last(
     paths: tuple[str, ...], schema: FileSchema, stamps: tuple[tuple[int, int], ...], share: float, part_bytes: int
 ) -> tuple[int, Place]:
-    """Rows of all files, and where the last share begins; remembered, since a command opens its data several times."""
+    """Return the number of rows in all files, and the place where the last share begins.
+
+    Cached, since a command opens its data several times.
+    """
     dataset = Dataset(list(paths), schema, part_bytes)
     try:
         total = dataset.count()

@@ -1,4 +1,4 @@
-"""What `torch.utils.data.DistributedSampler` is to a loader of one's own, for several trainers with the bits of one."""
+"""A batch sampler in the place of `torch.utils.data.DistributedSampler`: several trainers compute the bits of one."""
 
 import itertools
 import os
@@ -13,23 +13,23 @@ from skirl.data import share
 
 
 class ShardSampler(Sampler[list[int]]):
-    """A batch sampler: of every batch of `batch_size` samples, the shards of this trainer, a micro-batch each.
+    """A batch sampler that yields this trainer's shards of every batch of `batch_size` samples, one micro-batch each.
 
-    Shard v of a batch is its samples v * batch_size / shards to before (v + 1) * batch_size / shards, and trainers have
-    consecutive shards in the order of ranks. So a batch is the same, in the same micro-batches, for any number of trainers.
-    A smaller last batch is left out; with one shard it is not.
+    With n = batch_size / shards, shard v of a batch holds its samples v * n .. (v + 1) * n - 1. Trainers have consecutive
+    shards in the order of ranks. So a batch is the same, in the same micro-batches, for any number of trainers. A smaller
+    last batch is left out, unless there is only one shard.
 
     **Arguments**
 
-    - `data`: what is sampled: a data set or another thing with a length, whose indices are 0 .. len - 1, or a sampler, which
-      has to give the same indices on all trainers.
-    - `batch_size`: samples of a whole batch, those of all trainers together.
-    - `shards`: equal parts of a batch, a power of two, as many as trainers at least. They fix the bits, so keep them when
-      the number of trainers changes. None takes the least such number.
-    - `rank`, `ranks`: which trainer of how many; None for both takes those of torch.distributed or, before that has
-      begun, those that `skirl launch` or torchrun has set; one trainer without either.
-    - `shuffle`: whether indices come in another order in each epoch. A sampler has its own order, and takes False.
-    - `seed`: decides that order, with the epoch; the same on all trainers.
+    - `data`: what to sample: a data set or anything else with a length, whose indices are 0 .. len - 1, or a sampler, which
+      must yield the same indices on all trainers.
+    - `batch_size`: samples of a whole batch, over all trainers.
+    - `shards`: number of equal parts of a batch: a power of two, at least the number of trainers. It fixes the bits, so keep
+      it when the number of trainers changes. None takes the smallest such number.
+    - `rank`, `ranks`: this trainer's rank and the number of trainers. If both are None, they come from torch.distributed if
+      it is initialized, else from the environment that `skirl launch` or torchrun sets; without either, one trainer.
+    - `shuffle`: whether to draw a new order of the indices in each epoch; False for a sampler, which has its own order.
+    - `seed`: seeds that order, together with the epoch; the same on all trainers.
 
     >>> for rank in range(2):
     ...     print(list(ShardSampler(range(11), batch_size=4, shards=4, rank=rank, ranks=2)))
@@ -63,26 +63,26 @@ class ShardSampler(Sampler[list[int]]):
         self._share = share.shards(*share.block(rank, ranks, shards), shards, batch_size)
 
     def set_epoch(self, epoch: int, begin: int = 0) -> None:
-        """Say which epoch comes next, as with a DistributedSampler: before each pass, the same on all trainers.
+        """Set the next epoch, as with a DistributedSampler: call it before each pass, with the same value on all trainers.
 
         **Arguments**
 
-        - `epoch`: counted from 0.
-        - `begin`: whole batches of it that are done; the next pass goes on behind them, with any number of trainers. Leave
-          it 0 where a lookahead goes on: it skips them itself.
+        - `epoch`: number of the epoch, from 0.
+        - `begin`: number of whole batches already done; the next pass continues after them, with any number of trainers.
+          Leave it 0 if a lookahead resumes: it skips them itself.
         """
         self.epoch, self._begin = epoch, begin
         if hasattr(self._data, "set_epoch"):
             self._data.set_epoch(epoch)  # pyright: ignore[reportAttributeAccessIssue]
 
     def __len__(self) -> int:
-        """Micro-batches of a pass."""
+        """Return the number of micro-batches in the next pass."""
         if not isinstance(self._data, Sized):
             raise TypeError("the sampler in data has no length, so neither has this one")
         return sum(map(len, self._share.cuts(len(self._data), self.batch_size)[self._begin :]))
 
     def __iter__(self) -> Iterator[list[int]]:
-        """One pass."""
+        """Yield the indices of each micro-batch of one pass."""
         begin, self._begin = self._begin, 0
         indices = itertools.islice(self._indices(), begin * self.batch_size, None)
         while batch := list(itertools.islice(indices, self.batch_size)):
@@ -99,7 +99,7 @@ class ShardSampler(Sampler[list[int]]):
 
 
 def _trainers() -> tuple[int, int]:
-    """Which trainer this process is, and of how many."""
+    """Return the rank of this process and the number of trainers."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     ranks = os.environ.get("WORLD_SIZE", "1")

@@ -1,6 +1,6 @@
 """Synthetic sessions: samples of one session repeat most of their lists, so that a batch can be deduplicated.
 
-Sample n of the stream is a pure function of (seed, n), found by looking back to where its session began.
+Sample n of the stream is a pure function of (seed, n), computed by going back to where its session began.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ from skirl.data.synthetic import (
 from skirl.tools.jit import kernel
 
 LENGTH = 75
-"""Ids of a list, on average, where `pooling_factor` says nothing: from two thirds to four thirds of it."""
+"""Average ids of a list if `pooling_factor` is not set; each list has from two thirds to four thirds of the average."""
 MOST_LISTS = 32
 _STARTS, _CHANGES = 21, 22
 ITEMS = 20_000
@@ -41,18 +41,18 @@ _BASE = {"user": 50_000, "item": ITEMS}
 
 @dataclass
 class Sessions(Synthetic):
-    """Batches of whole sessions one after the other: a user, an item a sample, and lists that change now and then.
+    """Batches from consecutive sessions: one user per session, an item per sample, and lists that change now and then.
 
-    The first list looks rows up in the table of the items. Batches have repeated lists once, with an inverse, where that
+    The first list looks up rows in the items' table. Batches hold repeated lists once, with an inverse, where that
     pays. The arguments are those of `Synthetic`, and:
 
     **Arguments**
 
-    - `per_session`: samples of a session, on average; each sample begins a new one with the same probability.
-    - `change`: the probability that a list differs from that of the sample before it in the session.
-    - `histories`: how many lists.
-    - `drift`: what a change is: "redraw" makes a new list, "shift" appends an id and drops the oldest.
-    - `once`: whether repeated lists are found, as `skirl.dedup.find` does.
+    - `per_session`: average samples of a session; each sample begins a new one with the same probability.
+    - `change`: probability that a list differs from that of the previous sample in the session.
+    - `histories`: number of lists.
+    - `drift`: how a list changes: "redraw" makes a new list, "shift" appends an id and drops the oldest.
+    - `once`: whether to find repeated lists, as `skirl.dedup.find` does.
 
     >>> batch = next(iter(Sessions(batch_size=64)))
     >>> batch.sparse.stride(), batch.sparse.stride_per_key()[0], max(batch.sparse.stride_per_key()[2:]) < 30
@@ -92,12 +92,12 @@ class Sessions(Synthetic):
         return [Table(name, rows=rows, dim=dim, features=features.get(name, ())) for name, rows in self.rows.items()]
 
     def begins(self, first: int, samples: int) -> np.ndarray:
-        """bool: which of so many samples of the stream, from one on, begin a session.
+        """Return a bool array that says which samples of the stream, from `first` on, begin a session.
 
         **Arguments**
 
-        - `first`: the sample to begin with.
-        - `samples`: how many.
+        - `first`: index of the first sample.
+        - `samples`: number of samples.
         """
         out = np.empty(samples, np.bool_)
         _begins(named(named(self.seed, _IDS), _STARTS), first, 1 / self.per_session, out)
@@ -118,13 +118,13 @@ class Sessions(Synthetic):
     def _draw_from(
         self, stream: np.uint64, first: int, samples: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Dense features, bag lengths, ids and logits of samples first .. first + samples - 1 of a stream."""
+        """Return dense features, bag lengths, ids and logits of samples first .. first + samples - 1 of a stream."""
         mean = self.pooling_factor if self.pooling_factor > 1 else LENGTH
         lengths = np.ones((2 + self.histories, samples), np.int64)
         begin = np.empty((2 + self.histories, samples), np.int64)
-        """Of each feature and sample: the sample whose ids it has, or that its session began with,"""
+        """For each feature and sample: the sample at which its current list was drawn,"""
         shift = np.zeros((2 + self.histories, samples), np.int64)
-        """and how many ids its list has moved on since."""
+        """and the number of ids by which that list has shifted since."""
         shifts = self.drift == "shift"
         _follow(
             named(stream, _STARTS), named(stream, _CHANGES), named(stream, _LENGTHS), first, 1 / self.per_session,
@@ -148,7 +148,7 @@ def _begins(starts, first, start, out):
 
 @kernel
 def _follow(starts, changes, sizes, first, start, change, shifts, shortest, longest, lengths, begin, shift):
-    """Where each sample's ids come from, found from the beginning of the first one's session on."""
+    """Fill `lengths`, `begin` and `shift` for each sample, starting where the first sample's session began."""
     features, samples = lengths.shape
     n = first
     while n > 0 and unit(starts, np.uint64(n)) >= start:
@@ -173,12 +173,12 @@ def _follow(starts, changes, sizes, first, start, change, shifts, shortest, long
 
 @kernel
 def _fill(stream, heat, hidden, rows, lengths, begin, shift, signal, values, logits):
-    """Ids in order of (feature, sample, place in the list); those of a list count for the logit as one does."""
-    spread = 12.0**0.5  # of a uniform weight with variance 1
+    """Fill ids in order of (feature, sample, position in the list). A whole list adds to the logit as much as one id."""
+    spread = 12.0**0.5  # scales a uniform weight to variance 1
     at = 0
     for f in range(len(rows)):
         word = np.uint64(f)
-        table = np.uint64(max(1, f - 1) if f else 0)  # the first list has the items' table
+        table = np.uint64(max(1, f - 1) if f else 0)  # the first list shares the items' table
         draws, place, weights = fold(stream, word), fold(heat, table), fold(hidden, table)
         mass, bits = mass_of(rows[f]), bits_for(rows[f])
         for b in range(lengths.shape[1]):

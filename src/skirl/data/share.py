@@ -1,4 +1,4 @@
-"""Which samples of a stream one trainer reads: all, some shards of every batch, or every so-manieth batch."""
+"""The samples of a stream that one trainer reads: all, some shards of every batch, or every n-th batch."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,32 +18,32 @@ class Share(Protocol):
 
     @property
     def batches(self) -> int:
-        """Batches that all trainers together take for one step of theirs."""
+        """Number of batches that all trainers together consume in one step."""
         ...
 
     @property
     def partial(self) -> bool:
-        """Whether there are samples that another trainer reads."""
+        """True if another trainer reads some of the samples."""
         ...
 
     def cuts(self, samples: int, batch: int) -> list[list[Cut]]:
-        """What is read of so many samples in order, which begin with a step: of each step, its batches.
+        """Return the cuts to read from consecutive samples that begin with a step: for each step, a list of batches.
 
         **Arguments**
 
-        - `samples`: how many there are.
-        - `batch`: samples of a batch.
+        - `samples`: number of samples.
+        - `batch`: samples per batch.
         """
         ...
 
     def left_out(self, samples: int, batch: int) -> int:
-        """The samples at the end that no trainer reads; arguments as in `cuts`."""
+        """Return the number of samples at the end that no trainer reads. The arguments are those of `cuts`."""
         ...
 
 
 @dataclass(frozen=True)
 class Whole:
-    """All samples: there is one trainer.
+    """All samples, for a single trainer.
 
     >>> Whole().cuts(10, 4)
     [[(0, 4)], [(4, 8)], [(8, 10)]]
@@ -53,17 +53,17 @@ class Whole:
     partial = False
 
     def cuts(self, samples: int, batch: int) -> list[list[Cut]]:
-        """Batch after batch; the last may be smaller."""
+        """Return one batch per step; the last may be smaller."""
         return [[(low, min(low + batch, samples))] for low in range(0, samples, batch)]
 
     def left_out(self, samples: int, batch: int) -> int:
-        """None."""
+        """Return 0: every sample is read."""
         return 0
 
 
 @dataclass(frozen=True)
 class Shards:
-    """Shards `first` .. `last` - 1 of `of` equal ones of every batch, a micro-batch each; a smaller last batch is left out.
+    """Shards `first` .. `last` - 1 of each batch's `of` equal shards, a micro-batch each; a smaller last batch is left out.
 
     >>> Shards(1, 3, 4).cuts(19, 8)
     [[(2, 4), (4, 6)], [(10, 12), (12, 14)]]
@@ -75,7 +75,7 @@ class Shards:
     last: int
     of: int
     cut: bool = True
-    """False: they are not cut out, and whole batches are read."""
+    """If False, the shards are not cut out: whole batches are read."""
 
     batches = 1
 
@@ -88,29 +88,29 @@ class Shards:
 
     @property
     def partial(self) -> bool:
-        """Whether another trainer reads some."""
+        """True if another trainer reads some of the samples."""
         return self.cut and self.last - self.first < self.of
 
     def check(self, batch: int) -> None:
-        """Refuse a batch that is not so many equal shards."""
+        """Raise unless a batch divides into `of` equal shards."""
         if batch % self.of:
             more = -(-batch // self.of) * self.of
             raise ValueError(f"a batch of {batch:,} samples is not {self.of} equal shards: set batch to {more:,}")
 
     def cuts(self, samples: int, batch: int) -> list[list[Cut]]:
-        """The shards of each whole batch."""
+        """Return the shards of each whole batch."""
         each = batch // self.of if self.cut else batch
         mine = range(self.first * each, self.last * each, each) if self.cut else (0,)
         return [[(low + at, low + at + each) for at in mine] for low in range(0, samples - batch + 1, batch)]
 
     def left_out(self, samples: int, batch: int) -> int:
-        """Those of a batch that is not whole."""
+        """Return the number of samples after the last whole batch."""
         return samples % batch
 
 
 @dataclass(frozen=True)
 class Turn:
-    """Every `of`-th batch from `rank` on. All trainers get equally many; in the last round some may get an empty one.
+    """Every `of`-th batch, from batch `rank` on. All trainers get the same number; the last one may be empty.
 
     >>> [Turn(rank, 3).cuts(10, 4) for rank in range(3)], Turn(2, 3).cuts(7, 4)
     ([[[(0, 4)]], [[(4, 8)]], [[(8, 10)]]], [[(7, 7)]])
@@ -125,21 +125,21 @@ class Turn:
 
     @property
     def batches(self) -> int:
-        """One for each trainer."""
+        """Number of batches per step: one for each trainer."""
         return self.of
 
     @property
     def partial(self) -> bool:
-        """Whether another trainer reads some."""
+        """True if another trainer reads some of the samples."""
         return self.of > 1
 
     def cuts(self, samples: int, batch: int) -> list[list[Cut]]:
-        """The batch whose turn it is in each round."""
+        """Return this trainer's batch in each round."""
         rounds = range(self.rank * batch, samples + self.rank * batch, self.of * batch)
         return [[(min(low, samples), min(low + batch, samples))] for low in rounds]
 
     def left_out(self, samples: int, batch: int) -> int:
-        """None."""
+        """Return 0: every sample is read."""
         return 0
 
 
@@ -147,20 +147,20 @@ WHOLE = Whole()
 
 
 def shards(first: int, last: int, of: int, batch: int) -> Share:
-    """Shards first .. last - 1; all of it where there is one shard, and then a smaller last batch is not left out."""
+    """Return shards first .. last - 1 of `of`. With one shard that is `WHOLE`, which keeps a smaller last batch."""
     share = Shards(first, last, of)
     share.check(batch)
     return WHOLE if of == 1 else share
 
 
 def block(rank: int, ranks: int, shards: int) -> tuple[int, int]:
-    """The shards of a trainer: its first, and the one after its last. As equal as can be, in the order of ranks.
+    """Return a trainer's shards as (first, last + 1). Trainers get nearly equal numbers of them, in the order of ranks.
 
     **Arguments**
 
-    - `rank`: which trainer.
-    - `ranks`: how many there are.
-    - `shards`: of a step, as many as trainers at least.
+    - `rank`: rank of the trainer.
+    - `ranks`: number of trainers.
+    - `shards`: shards of a step, at least as many as trainers.
 
     >>> [block(rank, 3, 8) for rank in range(3)]
     [(0, 2), (2, 5), (5, 8)]
@@ -174,7 +174,7 @@ def block(rank: int, ranks: int, shards: int) -> tuple[int, int]:
 
 
 def part_of(batch: Batch, low: int, high: int) -> Batch:
-    """Samples low .. high - 1 of a batch, in memory of their own.
+    """Copy samples low .. high - 1 of a batch into a new one.
 
     >>> whole = Batch(torch.zeros(3, 1), KeyedJagged.one_hot(["a"], torch.tensor([[7], [8], [9]])), torch.tensor([0, 1, 0]))
     >>> part = part_of(whole, 1, 3)

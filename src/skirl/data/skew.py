@@ -1,4 +1,4 @@
-"""How often each row is asked for: a power law whose hot rows are scattered over the table.
+"""How often each row is looked up: a power law whose hot rows are scattered over the table.
 
 Rank x of a table (0 = hottest) has density proportional to (x + OFFSET) ** -EXPONENT.
 """
@@ -17,12 +17,14 @@ _ONE = np.uint64(1)
 
 @kernel
 def fold(state, word):
-    """The state of a random stream that is named by one more word."""
+    """Return the state of a random stream whose name has one more word."""
     return mix((state ^ word) + GOLDEN)
 
 
 def named(*words: int | np.uint64) -> np.uint64:
-    """The random stream of these words. (A compiled function returns a plain int: it is wrapped again at each step.)
+    """Return the random stream named by these words.
+
+    A compiled function returns a plain int, so the state is wrapped again after each step.
 
     >>> named(1, 2) == named(1, 2) != named(2, 1)
     np.True_
@@ -41,13 +43,13 @@ def unit(stream, i):
 
 @kernel
 def mass_of(rows):
-    """The density's integral over a table; apart from `rank_at`, where it would double the time."""
+    """Return the density's integral over a table. Separate from `rank_at`, which would take twice as long with it."""
     return (1.0 + rows / OFFSET) ** (1.0 - EXPONENT) - 1.0
 
 
 @kernel
 def rank_at(u, rows, mass):
-    """The rank at quantile u of a table: 0 is the hottest.
+    """Return the rank at quantile u of a table; 0 is the hottest.
 
     >>> [rank_at(u, 1_000_000, mass_of(1_000_000)) for u in (0.0, 0.5, 0.9)]
     [0, 1209, 268518]
@@ -57,7 +59,7 @@ def rank_at(u, rows, mass):
 
 @kernel
 def bits_for(rows):
-    """The smallest number of bits that hold any row of a table."""
+    """Return the smallest number of bits that hold any row of a table."""
     bits = np.uint64(0)
     while (_ONE << bits) < np.uint64(rows):
         bits += _ONE
@@ -66,9 +68,9 @@ def bits_for(rows):
 
 @kernel
 def scatter(rank, rows, bits, table_key):
-    """The row of a rank: a bijection of [0, rows), another one for each `table_key`.
+    """Return the row of a rank: a bijection of [0, rows) that depends on `table_key`.
 
-    Multiply and xor-shift are bijections of `bits` bits; a result outside the table goes round again, less than once on
+    Multiply and xor-shift are bijections of `bits` bits; a result outside the table is mapped again, less than once on
     average. An affine map modulo `rows` is as cheap, but sends the hottest rows to an arithmetic progression.
 
     >>> sorted(int(scatter(rank, 5, bits_for(5), np.uint64(9))) for rank in range(5))

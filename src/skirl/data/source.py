@@ -1,4 +1,4 @@
-"""What training takes batches from: one interface for files and for synthetic streams."""
+"""The interface that training reads batches from, for files and synthetic streams alike."""
 
 from collections.abc import Iterator
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -9,7 +9,7 @@ from skirl.core.tables import Table
 
 @runtime_checkable
 class Source(Protocol):
-    """An iterable of batches that knows what they need and where it is. A pass is the whole run: all epochs in a row.
+    """An iterable of batches that knows their tables and its own position. A pass is the whole run: all epochs in a row.
 
     >>> from skirl.data import Synthetic
     >>> isinstance(Synthetic("tiny"), Source)
@@ -17,107 +17,107 @@ class Source(Protocol):
     """
 
     yields_fresh: ClassVar[bool]
-    """Each batch has memory of its own."""
+    """True if each batch has its own memory."""
 
     @property
     def dense_features(self) -> int:
-        """Columns of `Batch.dense`."""
+        """Number of columns of `Batch.dense`."""
         ...
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What is predicted; `Batch.labels` is [batch], or [batch, labels] where there is more than one."""
+        """Names of the labels. `Batch.labels` is [batch], or [batch, labels] if there is more than one."""
         ...
 
     @property
     def lists(self) -> tuple[str, ...]:
-        """The features with any number of ids a sample, not exactly one."""
+        """The features with any number of ids per sample instead of exactly one."""
         ...
 
     @property
     def samples(self) -> int | None:
-        """Samples of a whole pass, of all trainers, where that is known before it is over."""
+        """Samples of a whole pass over all trainers; None if that is not known in advance."""
         ...
 
     @property
     def steps(self) -> int | None:
-        """Steps of a whole pass: its batches, or rounds of a `dealt` one; None until they are known, at the latest when the
-        last one is yielded."""
+        """Steps of a whole pass: its batches, or its rounds if it is `dealt`. None until the number is known, at the latest
+        when the last one is yielded."""
         ...
 
     @property
     def left_out(self) -> int:
-        """Samples at the end of the last epoch that were no whole batch, where batches have shards: they are left out."""
+        """Samples left out at the end of the last epoch: with shards, those that do not fill a whole batch."""
         ...
 
     @property
     def held_out(self) -> "Source | None":
-        """The samples set apart to evaluate on: one pass over them, in order; None where none are."""
+        """The samples held out for evaluation, as a source of one pass in order; None if there are none."""
         ...
 
     def held_out_at(self, state: Any) -> "Source | None":
-        """The same, as a run sees them that is at a state: an open vocabulary is read ahead, and has grown since.
+        """Return the held-out samples as a run at `state` sees them: an open vocabulary, read ahead, has grown since.
 
         **Arguments**
 
-        - `state`: what `state_dict` returned then.
+        - `state`: what `state_dict` returned at that point.
         """
         ...
 
     @property
     def bad_rows(self) -> int:
-        """Malformed rows left out so far, in this process."""
+        """Number of malformed rows that this process has left out so far."""
         ...
 
     @property
     def first_bad_row(self) -> str | None:
-        """Where the first of them is, as an error would say it."""
+        """Location of the first of them, as an error would name it; None if there is none."""
         ...
 
     def sharded(self, first: int, last: int, of: int) -> "Source":
-        """The same stream, of each batch only shards first .. last - 1 of `of`: a micro-batch each, for `lookahead`.
+        """Return the same stream cut to shards first .. last - 1 of each batch: one micro-batch each, for `lookahead`.
 
-        Shard v of a batch of B samples is samples v * B / of to before (v + 1) * B / of. A smaller last batch of an epoch is
-        left out; with one shard it is not, and nothing changes. A place in the stream counts whole batches, and is the same
-        for any shards.
+        With n = samples of a batch / of, shard v holds samples v * n .. (v + 1) * n - 1. A smaller last batch of an epoch is
+        left out; with one shard it is not, and nothing changes. A position in the stream counts whole batches, so it is the
+        same for any shards.
 
         **Arguments**
 
-        - `first`, `last`: the first shard, and the one after the last; `skirl.data.share.block` says which are a trainer's.
-        - `of`: shards of a batch, a divisor of its samples.
+        - `first`, `last`: the first shard, and the one after the last; `skirl.data.share.block` returns those of a trainer.
+        - `of`: number of shards of a batch, a divisor of its samples.
         """
         ...
 
     def dealt(self, rank: int, ranks: int) -> "Source":
-        """The same stream, only every `ranks`-th batch from `rank` on: what one of several trainers evaluates on.
+        """Return the same stream with only every `ranks`-th batch from batch `rank` on: what one trainer evaluates on.
 
-        All ranks get equally many: in the last round, the batch of a rank beyond the end has no samples.
+        All ranks get the same number: in the last round, a rank beyond the end gets a batch without samples.
 
         **Arguments**
 
-        - `rank`, `ranks`: which trainer of how many.
+        - `rank`, `ranks`: the trainer's rank and the number of trainers.
         """
         ...
 
     def tables(self, dim: int) -> list[Table]:
-        """The tables that the ids look rows up in.
+        """Return the tables that the ids look up rows in.
 
         **Arguments**
 
-        - `dim`: numbers in a row of each.
+        - `dim`: numbers in a row of each table.
         """
         ...
 
     def __iter__(self) -> Iterator[Batch]:
-        """One pass; the first after `load_state_dict` goes on where that state was taken."""
+        """Yield the batches of one pass. The first pass after `load_state_dict` continues where that state was taken."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the pass is, counting the batches handed out, and what stream it is."""
+        """Return the position of the pass, counting the batches handed out, and the identity of the stream."""
         ...
 
     def check_state(self, state: dict[str, Any]) -> None:
-        """Refuse what is no state of this stream, saying what differs; nothing else happens.
+        """Raise if `state` is not a state of this stream, saying what differs. Change nothing.
 
         **Arguments**
 
@@ -126,10 +126,10 @@ class Source(Protocol):
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Make the next pass go on where a state was taken.
+        """Make the next pass continue where a state was taken.
 
         **Arguments**
 
-        - `state`: what `state_dict` returned; refused when it is another stream's.
+        - `state`: what `state_dict` returned; one of another stream is refused.
         """
         ...

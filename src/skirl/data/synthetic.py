@@ -1,4 +1,4 @@
-"""Synthetic click logs with the sizes and the skew of public data sets, of any length, without a file.
+"""Synthetic click logs of any length, with the sizes and the skew of public data sets, without a file.
 
 Batch i is a pure function of (seed, i): any number of streams, resumed anywhere, agree bit for bit.
 """
@@ -22,11 +22,11 @@ from skirl.tools.jit import kernel
 
 CLICK_RATE = 0.25
 SPARSE_SIGNAL = 1.3
-"""Standard deviation, over samples, of what the ids add to the logit."""
+"""Standard deviation, over samples, of the ids' contribution to the logit."""
 DENSE_SIGNAL = 0.6
-"""Standard deviation of what the dense features add; alone they allow an AUC of about 0.63."""
+"""Standard deviation of the dense features' contribution; alone they allow an AUC of about 0.63."""
 
-# What a random stream is for: a word folded into its name.
+# Purposes of random streams: each is a word folded into the stream's name.
 _LENGTHS, _IDS, _DENSE, _LABELS, _HEAT, _ROWS, _COLUMNS, _HELD_OUT = range(1, 9)
 
 
@@ -61,8 +61,8 @@ SHAPES = {
         976, 14, 292775614, 40790948, 187188510, 590152, 12973, 108, 36),
 }
 # fmt: on
-"""The data sets by name: 72 thousand, 9.45, 33.76 and 882.8 million rows. `tiny` is invented; the others have the
-cardinalities of the published data, all values kept."""
+"""The data sets by name, with 72 thousand, 9.45, 33.76 and 882.8 million rows. `tiny` is invented; the others have the
+cardinalities of the published data, with all values kept."""
 
 
 @dataclass
@@ -71,15 +71,15 @@ class Synthetic:
 
     **Arguments**
 
-    - `name`: `tiny`, `avazu`, `criteo-kaggle` or `criteo-terabyte`: whose columns and cardinalities.
-    - `batch_size`: samples a batch.
-    - `batches`: where the stream ends, as an index; None: never.
-    - `seed`: which sample of the world is drawn. Which rows are hot, and what a row says about the click, stay the same.
+    - `name`: the data set whose columns and cardinalities to use: `tiny`, `avazu`, `criteo-kaggle` or `criteo-terabyte`.
+    - `batch_size`: samples per batch.
+    - `batches`: index of the batch before which the stream ends; None for an endless stream.
+    - `seed`: seed of the samples. Which rows are hot, and what a row says about the click, do not depend on it.
     - `start`: index of the first batch: batches start .. batches - 1 are yielded, so processes can share a stream.
     - `rows_scale`: multiplies the rows of each table; tables of at most 10 rows stay as they are.
-    - `pooling_factor`: mean ids a bag. 1, as in the public sets: exactly one id. More: bags of 0 to twice as many ids, each
-      length as likely.
-    - `held_out_batches`: batches of `held_out`; 0: nothing is held out.
+    - `pooling_factor`: average ids per bag. 1, as in the public sets, means exactly one id; more means bags of 0 to twice
+      as many ids, each length equally likely.
+    - `held_out_batches`: number of batches in `held_out`; 0 holds nothing out.
 
     >>> data = Synthetic("tiny", batch_size=4, batches=2)
     >>> [batch.sparse for batch in data]
@@ -98,7 +98,7 @@ class Synthetic:
     held_out_batches: int = 0
 
     yields_fresh: ClassVar[bool] = True
-    """Each batch has memory of its own, so it need not be copied to be kept."""
+    """Each batch has its own memory, so it need not be copied to be kept."""
     shapes: ClassVar[dict[str, Shape]] = SHAPES
     """The data sets by name."""
     _identity: ClassVar[tuple[str, ...]] = ("name", "batch_size", "seed", "rows_scale", "pooling_factor")
@@ -124,47 +124,47 @@ class Synthetic:
 
     @property
     def dense_features(self) -> int:
-        """Columns of `Batch.dense`."""
+        """Number of columns of `Batch.dense`."""
         return self.shapes[self.name].dense
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What is predicted."""
+        """Names of the labels."""
         return ("click",)
 
     @property
     def lists(self) -> tuple[str, ...]:
-        """The features with any number of ids a sample: all or none."""
+        """The features with any number of ids per sample: all or none of them."""
         return tuple(self.rows) if self.pooling_factor > 1 else ()
 
     @property
     def steps(self) -> int | None:
-        """Steps of a whole pass; None: it never ends."""
+        """Steps of a whole pass; None for an endless stream."""
         return None if self.batches is None else -(-(self.batches - self.start) // self._share.batches)
 
     @property
     def samples(self) -> int | None:
-        """Samples of a whole pass, of all trainers; None: it never ends."""
+        """Samples of a whole pass over all trainers; None for an endless stream."""
         return None if self.batches is None else (self.batches - self.start) * self.batch_size
 
     @property
     def left_out(self) -> int:
-        """None: every batch is whole."""
+        """Always 0: every batch is whole."""
         return 0
 
     @property
     def bad_rows(self) -> int:
-        """None is ever malformed."""
+        """Always 0: no row is malformed."""
         return 0
 
     @property
     def first_bad_row(self) -> str | None:
-        """So there is no first."""
+        """Always None: no row is malformed."""
         return None
 
     @property
     def held_out(self) -> "Synthetic | None":
-        """Another sample of the same world, to evaluate on; None without `held_out_batches`.
+        """Other samples with the same hot rows and weights, to evaluate on; None without `held_out_batches`.
 
         >>> Synthetic("tiny", batch_size=4, held_out_batches=2).held_out.samples
         8
@@ -176,26 +176,26 @@ class Synthetic:
 
     @cached_property
     def rows(self) -> dict[str, int]:
-        """Rows of each table after scaling, by name."""
+        """Number of rows of each table after scaling, by name."""
         scale = self.rows_scale
         return {name: n if n <= 10 else max(10, round(n * scale)) for name, n in self.shapes[self.name].rows.items()}
 
     def held_out_at(self, state: Any) -> "Synthetic | None":
-        """As `held_out`: what is held out does not depend on where a run is.
+        """Return `held_out`, which does not depend on the position of a run.
 
         **Arguments**
 
-        - `state`: where: what `state_dict` gave.
+        - `state`: what `state_dict` returned.
         """
         return self.held_out
 
     def sharded(self, first: int, last: int, of: int) -> "Synthetic":
-        """Only shards first .. last - 1 of `of` of each batch, a micro-batch each; nothing else is drawn.
+        """Return the stream cut to shards first .. last - 1 of each batch, a micro-batch each; nothing else is drawn.
 
         **Arguments**
 
         - `first`, `last`: the first shard, and the one after the last.
-        - `of`: shards of a batch.
+        - `of`: number of shards of a batch.
 
         >>> [len(batch.labels) for batch in Synthetic("tiny", batch_size=8, batches=2).sharded(1, 3, 4)]
         [2, 2, 2, 2]
@@ -203,11 +203,11 @@ class Synthetic:
         return self._sharing(shards(first, last, of, self.batch_size))
 
     def dealt(self, rank: int, ranks: int) -> "Synthetic":
-        """Every `ranks`-th batch from `rank` on; the last one may be empty, where other ranks have one more.
+        """Return the stream with every `ranks`-th batch from batch `rank` on. The last one is empty if it is beyond the end.
 
         **Arguments**
 
-        - `rank`, `ranks`: which trainer of how many.
+        - `rank`, `ranks`: the trainer's rank and the number of trainers.
 
         >>> [len(batch.labels) for batch in Synthetic("tiny", batch_size=8, batches=3).dealt(1, 2)]
         [8, 0]
@@ -220,21 +220,21 @@ class Synthetic:
         return other
 
     def tables(self, dim: int) -> list[Table]:
-        """The tables that these ids look up, one for each feature.
+        """Return the tables that the ids look up rows in, one for each feature.
 
         **Arguments**
 
-        - `dim`: numbers in a row of each.
+        - `dim`: numbers in a row of each table.
         """
         return [Table(name, rows=rows, dim=dim) for name, rows in self.rows.items()]
 
     def hottest(self, table: str, number: int) -> np.ndarray:
-        """The rows of a table that are asked for most, the hottest first.
+        """Return the rows of a table that are looked up most often, the hottest first.
 
         **Arguments**
 
-        - `table`: the name of the table.
-        - `number`: how many rows.
+        - `table`: name of the table.
+        - `number`: number of rows to return.
 
         >>> Synthetic("tiny").hottest("weekday", 3).tolist()
         [0, 2, 6]
@@ -249,7 +249,7 @@ class Synthetic:
         return sum(len(self._cuts(i)) for i in range(self.start, self.batches, self._share.batches))
 
     def __iter__(self) -> Iterator[Batch]:
-        """One pass; the first after `load_state_dict` goes on where that state was taken."""
+        """Yield the batches of one pass. The first pass after `load_state_dict` continues where that state was taken."""
         i, self._resume = self.start if self._resume is None else self._resume, None
         while self.batches is None or i < self.batches:
             *cuts, (low, high) = self._cuts(i)
@@ -261,26 +261,26 @@ class Synthetic:
         self._next = self.start
 
     def _cuts(self, i: int) -> list[Cut]:
-        """What is drawn of a step that begins with batch i, its first sample being 0."""
+        """Return the cuts to draw in the step that begins with batch i, counted from that batch's first sample."""
         batches = self._share.batches if self.batches is None else min(self._share.batches, self.batches - i)
         [cuts] = self._share.cuts(batches * self.batch_size, self.batch_size)
         return cuts
 
     def _part(self, i: int, low: int, high: int) -> Batch:
-        """Samples low .. high - 1, counted from the first of batch i; they are of one batch."""
+        """Return samples low .. high - 1, counted from the first of batch i. They must all lie in one batch."""
         before = low // self.batch_size
         return self._samples_of(i + before, low - before * self.batch_size, high - before * self.batch_size)
 
     def state_dict(self) -> dict[str, Any]:
-        """How far the pass is, counting the batches handed out, and what stream it is."""
+        """Return the position of the pass, counting the batches handed out, and the identity of the stream."""
         return {"next": self._next} | {name: getattr(self, name) for name in self._identity}
 
     def check_state(self, state: dict[str, Any]) -> None:
-        """Refuse a state of another stream, saying what differs; nothing else happens.
+        """Raise if `state` is of another stream, saying what differs. Change nothing.
 
         **Arguments**
 
-        - `state`: what `state_dict` gave.
+        - `state`: what `state_dict` returned.
         """
         if "name" not in state:
             raise ValueError("the state is of no synthetic stream: set data to what it was")
@@ -289,21 +289,21 @@ class Synthetic:
                 raise ValueError(f"the state is of a stream with {name}={state[name]!r}: set {name} to that")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Make the next pass go on where a state was taken; one of another stream is refused.
+        """Make the next pass continue where a state was taken. Raise if the state is of another stream.
 
         **Arguments**
 
-        - `state`: what `state_dict` gave.
+        - `state`: what `state_dict` returned.
         """
         self.check_state(state)
         self._resume = self._next = int(state["next"])
 
     def batch(self, i: int) -> Batch:
-        """Batch i of this seed, whatever was drawn before.
+        """Return batch i of this seed, whatever was drawn before.
 
         **Arguments**
 
-        - `i`: index of the batch, from 0 on.
+        - `i`: index of the batch, from 0.
 
         >>> data = Synthetic("tiny", batch_size=4, seed=3)
         >>> torch.equal(data.batch(7).labels, data.batch(7).labels)
@@ -312,11 +312,11 @@ class Synthetic:
         return self._samples_of(i, 0, self.batch_size)
 
     def _samples_of(self, i: int, low: int, high: int) -> Batch:
-        """Samples low .. high - 1 of batch i."""
+        """Return samples low .. high - 1 of batch i."""
         stream = named(self.seed, i)
         dense, lengths, values, logits = self._draw(stream, self.batch_size, low, high)
         labels = _draw_labels(named(stream, _LABELS), low, logits + self._bias)
-        if self.pooling_factor == 1:  # offsets that are known cost nothing
+        if self.pooling_factor == 1:  # known offsets need no cumulative sum
             jagged: dict[str, Any] = {"offsets": torch.arange(values.size + 1)}
         else:
             jagged = {"lengths": torch.from_numpy(lengths)}
@@ -325,12 +325,12 @@ class Synthetic:
 
     @cached_property
     def _world(self) -> int:
-        """Names the streams that belong to the data set and not to the seed."""
+        """Name of the random streams that depend on the data set and not on the seed."""
         return zlib.crc32(self.name.encode())
 
     @cached_property
     def _bias(self) -> float:
-        """The constant of the logit that makes CLICK_RATE the mean click rate of 2,048 samples set apart for this.
+        """The constant of the logit that makes CLICK_RATE the mean click rate of 2,048 samples drawn for this purpose.
 
         It has no closed form: the hottest rows take several percent of a table, so their hidden weights shift the mean.
         """
@@ -345,10 +345,10 @@ class Synthetic:
     def _draw(
         self, stream: np.uint64, samples: int, low: int, high: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Dense features, bag lengths, ids, and the logits that they imply, of samples low .. high - 1 of so many.
+        """Return dense features, bag lengths, ids and the resulting logits of samples low .. high - 1 of `samples`.
 
-        Every draw has a number of its own in its stream. That of an id counts the ids of the feature before it, so all
-        lengths are drawn, and nothing else of the other samples.
+        Every draw has its own index in its stream. An id's index is the number of the feature's ids before it, so the
+        lengths of all samples are drawn, but nothing else of the other samples.
         """
         rows = np.fromiter(self.rows.values(), np.int64)
         lengths = np.ones((rows.size, samples), np.int64)
@@ -374,7 +374,7 @@ def _draw_lengths(stream, longest, lengths):
 
 @kernel
 def _draw_dense(stream, signs, signal, low, dense, logits):
-    """Sums of four 16-bit uniforms out of one hash: normal enough (kurtosis 2.7), and cheaper than a logarithm."""
+    """Draw sums of four 16-bit uniforms from one hash: normal enough (kurtosis 2.7), and cheaper than a logarithm."""
     samples, columns = dense.shape
     centre, spread = 2.0 * 65535, (65536.0**2 / 3) ** 0.5
     for b in range(samples):
@@ -390,9 +390,9 @@ def _draw_dense(stream, signs, signal, low, dense, logits):
 
 @kernel
 def _draw_ids(stream, heat, hidden, rows, before, lengths, signal, values, logits):
-    """Ids in order of (feature, sample, place in the bag); each adds its hidden weight to the sample's logit."""
+    """Draw ids in order of (feature, sample, position in the bag). Each adds its hidden weight to the sample's logit."""
     samples = logits.size
-    spread = 12.0**0.5  # of a uniform weight with variance 1
+    spread = 12.0**0.5  # scales a uniform weight to variance 1
     at = 0
     for f in range(rows.size):
         word = np.uint64(f)
@@ -410,7 +410,7 @@ def _draw_ids(stream, heat, hidden, rows, before, lengths, signal, values, logit
 
 @kernel
 def _rows_of_ranks(ranks, rows, place):
-    """The rows of ranks 0 .. ranks - 1."""
+    """Return the rows of ranks 0 .. ranks - 1."""
     out, bits = np.empty(ranks, np.int64), bits_for(rows)
     for rank in range(ranks):
         out[rank] = scatter(rank, rows, bits, place)

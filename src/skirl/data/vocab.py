@@ -1,4 +1,4 @@
-"""Makes a vocabulary: one pass over the data, and the ids that came often enough have rows of their own."""
+"""Makes a vocabulary: after one pass over the data, the ids that occurred often enough get rows of their own."""
 
 import sys
 from collections.abc import Iterator
@@ -27,9 +27,9 @@ def count(
     json: bool,
     quiet: bool,
 ) -> dict[str, Any]:
-    """Count, and write what is kept; the arguments are the flags of `skirl vocab`, memory in bytes.
+    """Count ids and write the vocabulary. The arguments are the flags of `skirl vocab`, with `memory` in bytes.
 
-    Rows that `valid` holds out are not looked at: a vocabulary that knew them would leak.
+    Rows that `valid` holds out are not counted: a vocabulary that knew them would leak.
     """
     files = open_to_count(data, schema, valid=valid, workers=workers, skip=skip)
     columns = files.encoder.schema
@@ -77,7 +77,8 @@ def count(
 def _kept(
     table: str, merged: Iterator[tuple[np.ndarray, np.ndarray]], min_count: int
 ) -> tuple[tuple[np.ndarray, np.ndarray], int]:
-    """The fingerprints that came often enough, the most frequent first (ties by fingerprint); how many there were."""
+    """Return the fingerprints that occur often enough, the most frequent first (ties by fingerprint), with their counts; and
+    the number of distinct fingerprints."""
     keys, counts, distinct = [np.empty(0, np.uint64)], [np.empty(0, np.uint64)], 0
     for some, times in merged:
         distinct += len(some)
@@ -92,7 +93,7 @@ def _kept(
 
 
 class Moments:
-    """Mean and deviation of numbers that come in pieces, NaN left out; merged as Chan, Golub and LeVeque do.
+    """Mean and standard deviation of numbers that arrive in pieces, without NaN; merged as Chan, Golub and LeVeque do.
 
     >>> moments = Moments()
     >>> moments.add(np.array([1.0, np.nan]))
@@ -105,7 +106,7 @@ class Moments:
         self.count, self.mean, self.squares = 0, 0.0, 0.0
 
     def add(self, values: np.ndarray) -> None:
-        """More numbers."""
+        """Add more numbers."""
         values = values[~np.isnan(values)].astype(np.float64)
         n = len(values)
         if n:
@@ -116,7 +117,7 @@ class Moments:
             self.count += n
 
     def result(self, name: str) -> tuple[float, float]:
-        """Mean and deviation."""
+        """Return the mean and the standard deviation. Raise if all numbers of column `name` are equal."""
         deviation = (self.squares / self.count) ** 0.5 if self.count else 0.0
         if not deviation > 0:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""What repeats between samples: found in a batch, so that it is looked up once."""
+"""Finds lists that repeat between the samples of a batch, so that each is looked up once."""
 
 from typing import TYPE_CHECKING, Any
 

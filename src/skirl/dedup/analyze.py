@@ -1,4 +1,4 @@
-"""Whether to write data by session: what a sample of its sessions shows, and what files by session would be."""
+"""Decides whether to write data by session, from a sample of its sessions and a projection of the files."""
 
 import sys
 import tempfile
@@ -20,11 +20,11 @@ from skirl.dedup.sample import Sample
 from skirl.tools.progress import Progress
 
 STRETCH = 1 << 16
-"""Rows of the data as they come that are looked at."""
+"""Rows from the start of the data to look at in their original order."""
 LEAST = 1.5
-"""How often a list comes in a session, at least, where it is worth to write data anew."""
+"""Rewriting the data is worth it if a list occurs at least this many times in a session, on average."""
 BETTER = 1.2
-"""How many times as often ids come in windows as in equal lists, where windows are worth it."""
+"""Windows are worth it if ids repeat at least this many times as often in them as in equal lists."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Given:
 
     **Arguments**
 
-    - `tables`: all rows, with what they are ordered by.
-    - `shape`: what `skirl convert` would write of them.
-    - `unit`: bytes of rows that it sorts at once.
+    - `tables`: all rows, with their sort keys.
+    - `shape`: what `skirl convert` would write.
+    - `unit`: bytes of rows that `skirl convert` would sort at once.
     """
 
     tables: Iterator[Any]
@@ -44,14 +44,14 @@ class Given:
 
 
 def analyze(given: Given, *, keep: int, batch: int, json: bool, quiet: bool) -> dict[str, Any]:
-    """Look at all rows once; what the command prints.
+    """Read all rows once, and return the result of the command.
 
     **Arguments**
 
     - `given`: the rows.
     - `keep`: bytes of rows to keep in the sample.
-    - `batch`: samples of a batch.
-    - `json`: progress does not go where the result does.
+    - `batch`: samples per batch.
+    - `json`: show progress on stderr, since the result goes to stdout.
     - `quiet`: show no progress.
     """
     sample, shape = Sample(keep, STRETCH), given.shape
@@ -114,12 +114,12 @@ def _told(column: Column, rows: int) -> dict[str, Any]:
 
 
 def verdict(found: Mapping[str, Any], ids: Sequence[Column]) -> dict[str, Any]:
-    """What to do, in a word and in a sentence.
+    """Return the advice, as a word and as a sentence, with the factors it is based on.
 
     **Arguments**
 
-    - `found`: what the sample shows.
-    - `ids`: the columns of ids.
+    - `found`: the figures of the sample.
+    - `ids`: the id columns.
     """
     lists = [column for column in ids if column.lists]
     total, once = sum(c.ids for c in lists), sum(c.once for c in lists)
@@ -156,5 +156,5 @@ def _advice(word: str, why: str, *, bare: bool = False) -> dict[str, Any]:
 
 
 NO_SESSION = _advice("don't bother", "no session column")
-"""Where nothing says which rows belong together."""
+"""The result if nothing says which rows belong together."""
 AS_IT_IS = _advice("don't bother", "lists that repeat are left out of these files already")

@@ -1,4 +1,4 @@
-"""`skirl analyze`: its flags, and what it prints. What it does is imported when it runs."""
+"""`skirl analyze`: its flags, and what it prints. Its work is imported only when it runs."""
 
 import time
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ _OF_FILES = ("session", "user", "gap", "schema", "workers", "bad_rows")
 _OF_SYNTHETIC = ("samples", "per_session", "change", "lists", "drift", "pooling_factor", "seed")
 _LOAD = 16 << 20
 SHOWN = 12
-"""Columns that people are told of."""
+"""Most columns that the summary shows."""
 
 
 @dataclass(frozen=True)
@@ -28,16 +28,16 @@ class Analyze:
     session: str | None = None
     """The column that says which rows belong together; the schema's session column if not given."""
     user: str | None = None
-    """The column of users, if no column says the session: a session ends where --gap passes without a row."""
+    """The column of users, if no column says the session: a session ends after --gap without a row."""
     gap: str | None = None
-    """Of user: how long nothing comes between two sessions, such as 30m; times that are numbers count seconds,
-    or what time_unit in the schema says."""
+    """With --user: time without a row that ends a session, such as 30m. Times that are numbers are in seconds, or in the
+    schema's time_unit."""
     batch: int = 4096
-    """Samples in a batch, for what is looked up and the smallest cache."""
+    """Samples in a batch, for the estimates of lookups and of the smallest cache."""
     compression: Literal["none", "snappy", "lz4", "zstd"] = "none"
     """How pages would be compressed."""
     sample: str = "64MiB"
-    """Rows to keep; with more rows, fewer sessions are looked at."""
+    """Memory for sampled rows; if the data has more rows, fewer sessions are looked at."""
     schema: str | None = None
     """A TOML file that names the columns; criteo: and avazu: have one built in."""
     workers: int = 0
@@ -47,16 +47,16 @@ class Analyze:
     samples: int = 50_000
     """With synthetic:sessions: the number of samples."""
     per_session: float = 16.5
-    """With synthetic:sessions: samples in a session, on average."""
+    """With synthetic:sessions: average number of samples in a session."""
     change: float = 0.05
-    """With synthetic:sessions: the probability that a list differs from that of the sample before."""
+    """With synthetic:sessions: probability that a list differs from the previous sample's."""
     lists: int = 3
     """With synthetic:sessions: lists in a sample."""
     drift: Literal["redraw", "shift"] = "redraw"
-    """With synthetic:sessions: redraw: a list that changes is drawn anew; shift: it gets one new id and loses its
+    """With synthetic:sessions: redraw: a list that changes is drawn anew; shift: it gains one id and loses its
     oldest."""
     pooling_factor: int = 1
-    """With synthetic:sessions: ids in a list, on average; 75 if not given."""
+    """With synthetic:sessions: average number of ids in a list; 75 if not given."""
     seed: int = 0
     """With synthetic:sessions: seed of the samples."""
     json: bool = False
@@ -84,7 +84,7 @@ class Analyze:
         return self.data.partition(":")[0]
 
     def run(self) -> dict[str, Any]:
-        """Read everything once, look at some of its sessions."""
+        """Read all data once, analyze a sample of its sessions, and return the result."""
         from skirl.dedup.analyze import AS_IT_IS, NO_SESSION, Given, analyze
 
         started = time.monotonic()
@@ -127,7 +127,7 @@ class Analyze:
         return Given(*given(data, self.samples, self.compression))
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """The result as people read it."""
+        """Return the result as labelled lines for people to read."""
         told = {"verdict": _wrapped(result["verdict"])}
         if "projected" not in result:
             if result["verdict"].endswith("no session column"):
@@ -172,7 +172,7 @@ class Analyze:
 
 
 def _table(columns: Mapping[str, Mapping[str, Any]]) -> str:
-    """Columns, those that repeat most first."""
+    """Return a table of the columns: lists first, then by how often they repeat."""
     order = sorted(columns, key=lambda name: (not columns[name]["list"], -columns[name]["factor"]))
     width = min(24, max(6, *(len(name) for name in order[:SHOWN])))
     lines = [f"{'name':<{width}} {'ids':>7} {'changes':>8} {'factor':>7} {'windows':>8}"]

@@ -1,4 +1,4 @@
-"""What the commands of this room ask of their flags alike."""
+"""Checks of flags that the commands of this folder share."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -6,23 +6,23 @@ from typing import TypeVar
 from skirl.tools.durations import parse_seconds
 
 PART = 1 << 18
-"""Bytes of text that are read at a time: rows of it may be many times as large."""
+"""Bytes of text to read at a time: the rows in it may be many times as large."""
 MEMORY = "1GiB"
-"""Of `skirl convert --by session`."""
+"""Default memory of `skirl convert --by session`."""
 LENGTH = "a length of time such as 30m or 1d"
 
 T = TypeVar("T")
 
 
 def parsed(name: str, text: str, parse: Callable[[str], T], form: str) -> T:
-    """What a flag's text means; a sentence where it means nothing.
+    """Parse a flag's text. Raise a ValueError that says what to set the flag to if it cannot be parsed.
 
     **Arguments**
 
-    - `name`: of the flag.
-    - `text`: what it is.
-    - `parse`: reads it, or raises a ValueError.
-    - `form`: what to set it to.
+    - `name`: name of the flag.
+    - `text`: its value.
+    - `parse`: parses the value, or raises a ValueError.
+    - `form`: what to set the flag to.
 
     >>> parsed("gap", "soon", parse_seconds, LENGTH)
     Traceback (most recent call last):
@@ -35,12 +35,12 @@ def parsed(name: str, text: str, parse: Callable[[str], T], form: str) -> T:
 
 
 def check_sessions(session: str | None, user: str | None, gap: str | None) -> None:
-    """Refuse flags that do not say together what a session is.
+    """Raise unless the flags together define what a session is.
 
     **Arguments**
 
-    - `session`, `user`: columns.
-    - `gap`: how long nothing comes between two sessions of a user.
+    - `session`, `user`: names of columns.
+    - `gap`: time without a row that ends a user's session.
     """
     if user is not None and session is not None:
         raise ValueError("session and user are both set: leave one of them out")

@@ -1,4 +1,4 @@
-"""`skirl bench dedup`: what it gains to have lists that repeat once, in files, readers, the embedding step and training."""
+"""`skirl bench dedup`: the gain from storing repeated lists once, in files, readers, the embedding step and training."""
 
 import json
 import os
@@ -15,34 +15,34 @@ Part = Literal["storage", "reader", "lookup", "train", "order", "cache"]
 
 @dataclass(frozen=True)
 class Dedup(Step):
-    """What it gains to have lists that repeat once: in files, in the reader, in the embedding step, and in training."""
+    """Measures the gain from storing repeated lists once: in files, in the reader, in the embedding step and in training."""
 
     part: tuple[Part, ...] = ("storage", "reader", "lookup", "train")  # type: ignore[assignment]
-    """storage: bytes of files of sessions; reader: from files to batches; lookup: the step of an embedding collection, all
-    rows resident; train: from the file to the updated row, by model and factor; order: a model trained over orders of
-    samples; cache: what a cache sees of them."""
+    """storage: bytes of files of sessions; reader: from files to batches; lookup: the step of an embedding collection with
+    all rows resident; train: from the file to the updated row, by model and factor; order: a model trained on samples in
+    several orders; cache: the load of a cache in those orders."""
     _: KW_ONLY
     samples: int = 200_000
     """Samples in the files."""
     rows_scale: float = 100.0
-    """Multiply the ids that samples are drawn from, 2 million items, by this."""
+    """Multiply the number of ids that samples are drawn from by this; the default gives 2 million items."""
     change: float = 0.05
-    """In the files: the probability that a list differs from that of the sample before."""
+    """In the files: probability that a list differs from the previous sample's."""
     at_once: tuple[int, ...] = (1_000, 10_000)
-    """Sessions that run at the same time, in the files that are in order of time."""
+    """Number of concurrent sessions in the files that are in order of time."""
     compression: Literal["none", "snappy", "zstd"] = "none"
-    """Compression of the files that are read, clustered ones and those that leave lists out; none by default, as
+    """Compression of the files to read, those clustered by session and those that leave lists out; none by default, as
     `skirl convert` writes."""
     mind: str | None = None
-    """A behaviors.tsv whose files are measured too; if not given, that of $SKIRL_DATA if there is one."""
+    """A behaviors.tsv to measure too; if not given, the one in $SKIRL_DATA if there is one."""
     model: tuple[Literal["dcat", "dlrm", "din"], ...] = ("dcat", "dlrm", "din")
     """For part train: dcat and din with three lists, of which they attend to one; dlrm (the small one) with six."""
     train_batch: int = 1024
     """For part train: samples in a batch."""
     train_steps: int = 3
-    """For part train: batches in the file that each side reads again and again."""
+    """For part train: batches in the file that each side reads repeatedly."""
     train_rounds: int = 3
-    """For part train: passes over the file that are timed; the sides take turns."""
+    """For part train: timed passes over the file; the sides take turns."""
     seeds: int = 3
     """For part order: runs of each order."""
 
@@ -51,7 +51,7 @@ class Dedup(Step):
         at_least_one(self, "samples", "train_batch", "train_steps", "train_rounds", "seeds")
 
     def run(self) -> dict[str, Any]:
-        """Measure each part."""
+        """Measure each part, and return the result."""
         found: dict[str, Any] = {}
         for part in self.part:
             found |= getattr(self, f"_{part}")()
@@ -96,7 +96,7 @@ class Dedup(Step):
         return self.mind or (str(found[0]) if found else None)
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """The result as people read it."""
+        """Return the result as labelled lines for people to read."""
         told: dict[str, str] = {}
         if "storage" in self.part:
             from skirl.dedup.sizes import told_of

@@ -1,4 +1,4 @@
-"""Writes data files as a folder of Parquet by session: rows go to disk as each load has them in order, then to files."""
+"""Writes data files as a folder of Parquet files by session: sorts each load of rows, spills it, then writes the files."""
 
 import os
 import shutil
@@ -30,16 +30,16 @@ _TOLD = (
 def convert_by_session(
     files: Files, out: str, wanted: Wanted, engine: Local | Spark | None = None, *, force: bool, json: bool, quiet: bool
 ) -> dict[str, Any]:
-    """Write the folder, or go on with it; what the command prints.
+    """Write the folder, resuming an interrupted command, and return the result.
 
     **Arguments**
 
     - `files`: the rows.
-    - `out`: the folder; it is there when all of it is written.
-    - `wanted`: how.
-    - `engine`: what moves rows; None: this process. Files are the same for any.
-    - `force`: replace a folder that is there.
-    - `json`: progress does not go where the result does.
+    - `out`: the folder to write; it appears only when complete.
+    - `wanted`: how to write it.
+    - `engine`: what moves the rows; None for this process. The files are the same with any engine.
+    - `force`: replace an existing folder.
+    - `json`: show progress on stderr, since the result goes to stdout.
     - `quiet`: show no progress.
     """
     files, shape = shaped(files, wanted)
@@ -75,8 +75,8 @@ def convert_by_session(
 
 @contextmanager
 def _alone(folder: Path, work: Path, force: bool) -> Iterator[None]:
-    """In this block the command's folder is this process's; what a command has left that was ended behind its last step is
-    gone."""
+    """Lock the command's working folder for this process. Clean up after a command that ended between putting its files in
+    place and removing the working folder."""
     is_there = f"out is {folder}, which is there: name another folder, or add --force to replace it"
     if folder.exists() and not force and not work.exists():
         raise WrongFlags(is_there)
@@ -90,7 +90,7 @@ def _alone(folder: Path, work: Path, force: bool) -> Iterator[None]:
                     left.unlink()
         if folder.exists() and not force:
             if not (work / "parts").exists():
-                with suppress(OSError):  # there is something else in it
+                with suppress(OSError):  # the folder holds other files
                     (work / NAME).unlink()
                     work.rmdir()
             raise WrongFlags(is_there)
@@ -103,7 +103,7 @@ def _locked(work: Path) -> Lock:
     while True:
         with writing(work):
             work.mkdir(exist_ok=True)
-        with suppress(FileNotFoundError):  # whoever had the folder has removed it by now
+        with suppress(FileNotFoundError):  # the process that held the folder has just removed it
             lock = Lock(work)
             if lock.is_there:
                 return lock
@@ -123,7 +123,7 @@ def _identity(files: Files, wanted: Wanted, engine: Local | Spark) -> dict[str, 
 
 
 def _read(work: Path, of: dict[str, Any]) -> dict[str, Any] | None:
-    """What an earlier command has put on disk; None where it was not done with it."""
+    """Return the manifest of an earlier command's spill, or None if there is none. Raise if that command was different."""
     begun, path = work / "begun.json", work / "spilled.json"
     then = f"run the command as it was, or remove {work} to start over"
     if begun.is_file():
@@ -155,14 +155,14 @@ def _differs(name: str, was: Any, now: Any) -> str:
 
 
 def _noted(manifest: Mapping[str, Any], work: Path) -> dict[str, Any]:
-    """Write down what is on disk, and what is made of it."""
+    """Write the manifest: what has been spilled, and the files to make from it. Return it."""
     body = {"format": "skirl convert", "format_version": 2, "skirl": skirl_version(), **manifest}
     write_sealed(work / "spilled.json", body, "spilled")
     return body
 
 
 def _put_in_place(work: Path, out: Path, force: bool) -> None:
-    """Let the folder be there, all at once."""
+    """Move the finished folder to `out`, atomically."""
     with writing(out):
         if out.exists() and force:
             os.rename(out, work / "replaced")

@@ -1,4 +1,4 @@
-"""What a cache sees of sessions: ids scanned, rows of the largest batch, and rows brought in again, by order."""
+"""The load of a cache on sessions, by order of samples: ids scanned, rows of the largest batch, and rows fetched again."""
 
 import tempfile
 from collections.abc import Iterable
@@ -15,15 +15,15 @@ from skirl.pipeline.simulate import simulate
 
 BATCH = 512
 SHARES = (0.75, 0.5, 0.25)
-"""Of all rows that are used: capacities."""
+"""Cache capacities, as shares of all rows used."""
 
 
 def cached(mind: str) -> dict[str, Any]:
-    """Of the items of a behaviors.tsv: its samples shuffled one by one, in order of time, and by session.
+    """Measure the items of a behaviors.tsv with its samples shuffled one by one, in order of time, and by session.
 
     **Arguments**
 
-    - `mind`: the file.
+    - `mind`: path of the file.
     """
     with tempfile.TemporaryDirectory(prefix="skirl-") as folder, ExitStack() as stack:
         out = Path(folder) / "sessions"
@@ -34,7 +34,7 @@ def cached(mind: str) -> dict[str, Any]:
             "session": DataFlags(f"parquet:{out}", batch=BATCH),
         }
         items = [table for table in sources["time"].stream().tables(1) if table.name == "item"]
-        schema = Schema.of(items)  # users come in one stretch in any order but a shuffled one
+        schema = Schema.of(items)  # only items: a user's samples are contiguous in any order but a shuffled one
         seen = {
             name: stack.enter_context(_surveyed(schema, (batch.sparse.expanded() for batch in flags.stream())))
             for name, flags in sources.items()
@@ -68,18 +68,18 @@ def _surveyed(schema: Schema, batches: Iterable[Any]) -> Survey:
 
 
 def _again(survey: Survey, capacity: int) -> int | None:
-    """Rows brought in again by a cache of so many; None where a batch does not fit in."""
+    """Return the number of rows that a cache of `capacity` rows fetches again; None if a batch does not fit in it."""
     if survey.used.sum(axis=0).max() > capacity:
         return None
     return simulate(survey.narrowed(), survey.batches(), [capacity], Plan(depth="epoch")).fetched
 
 
 def told_of(found: dict[str, Any]) -> dict[str, str]:
-    """As people read it.
+    """Return the result as labelled lines for people to read.
 
     **Arguments**
 
-    - `found`: what `cached` has found.
+    - `found`: what `cached` returned.
     """
     scanned, least = found["ids_scanned"], found["largest_batch"]
     told = {

@@ -1,4 +1,4 @@
-"""How often the columns of rows in order change, how often what they hold comes, and which lists shift."""
+"""How often columns change from row to row, how often their values repeat, and which lists shift."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,43 +11,43 @@ from skirl.dedup.layout import changed
 from skirl.dedup.window_layout import Buffers
 
 MOSTLY = 0.5
-"""Which share of the changes of a list are shifts, at least, where it is said to shift."""
+"""A list column shifts if at least this share of its changes are shifts."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """What was found of a column."""
+    """The figures of a column."""
 
     name: str
     lists: bool
     ids: int
-    """Values of all rows,"""
+    """Number of values in all rows,"""
     once: int
-    """and those that are left where a row's that equal the row above's are left out."""
+    """and the number left if rows equal to the row above in the same session are left out."""
     own: np.ndarray
-    """bool [n]: where they are not."""
+    """bool [n]: True for rows that are not left out."""
     change: float
-    """Share of the rows that have one above in their session and differ from it."""
+    """Share of rows that differ from the row above, among those with one in the same session."""
     windows: Buffers | None
-    """Of a list that shifts."""
+    """The buffers of a list that shifts; None for other columns."""
 
     @property
     def factor(self) -> float:
-        """How often what it holds comes, on average."""
+        """Average number of times that a value is repeated."""
         return self.ids / max(1, self.once)
 
     @property
     def window_factor(self) -> float | None:
-        """The same where a session's list is one buffer."""
+        """The same with lists written as windows of buffers; None if the column does not shift."""
         return None if self.windows is None else self.ids / max(1, len(self.windows.values))
 
 
 def column_of(name: str, array: Any, new: np.ndarray) -> Column:
-    """What is found of one.
+    """Return the figures of a column.
 
     **Arguments**
 
-    - `name`: of the column.
+    - `name`: name of the column.
     - `array`: its values in order, an Arrow array without nulls.
     - `new`: bool [n]: where sessions begin.
     """
@@ -70,11 +70,11 @@ def _share(own: np.ndarray, new: np.ndarray, rows: int) -> float:
 
 
 def together(columns: Sequence[Column]) -> list[list[str]]:
-    """Names of columns that change at the same rows, those of each group in order; columns that are alone are left out.
+    """Return groups of names of columns that change at the same rows. Columns that change alone are left out.
 
     **Arguments**
 
-    - `columns`: what was found.
+    - `columns`: the columns' figures.
     """
     groups: dict[bytes, list[str]] = {}
     for column in columns:

@@ -1,4 +1,4 @@
-"""The commands of this room: their flags, and what they print. What they do is imported when they run."""
+"""The commands of this folder: their flags, and what they print. Their work is imported only when they run."""
 
 import time
 from dataclasses import KW_ONLY, asdict, dataclass
@@ -17,30 +17,30 @@ from skirl.tools.sizes import parse_bytes
 
 @dataclass(frozen=True)
 class Convert(InOneFile):
-    """Flags of `skirl convert`: those of one file, and of a folder whose rows are put in order."""
+    """Flags of `skirl convert`: those for one file, and those for a folder of files by session."""
 
     by: Literal["session"] | None = None
-    """Write a folder of files with the rows of a session one after the other; if not given, one file in the order of
-    the data."""
+    """Write a folder of files in which the rows of a session are contiguous; if not given, one file in the order of the
+    data."""
     session: str | None = None
     """With --by session: the column that says which rows belong together; the schema's session column if not given."""
     user: str | None = None
-    """With --by session: the column of users, if no column says the session: a session ends where --gap passes without
-    a row."""
+    """With --by session: the column of users, if no column says the session: a session ends after --gap without a
+    row."""
     gap: str | None = None
-    """Of user: how long nothing comes between two sessions, such as 30m; times that are numbers count seconds,
-    or what time_unit in the schema says."""
+    """With --user: time without a row that ends a session, such as 30m. Times that are numbers are in seconds, or in the
+    schema's time_unit."""
     partition: str | None = None
-    """By session: no file or session crosses a border of so much time, such as 1d, and files are in its order."""
+    """With --by session: length of time, such as 1d, whose borders no file or session crosses; files are in this order."""
     memory: str = MEMORY
-    """With --by session: memory of this process, without that of --workers; what does not fit is on disk, beside --out."""
+    """With --by session: memory of this process, without that of --workers; the rest is spilled to disk, next to --out."""
     layout: Literal["once", "window", "rows"] = "once"
-    """With --by session: once leaves out a list that equals that of the row above; window is for lists that shift;
+    """With --by session: once leaves out a list that equals the one in the row above; window is for lists that shift;
     rows writes all lists."""
     engine: Literal["local", "spark"] = "local"
-    """With --by session: what moves rows, this process or Apache Spark; the files are the same to the byte."""
+    """With --by session: what moves the rows, this process or Apache Spark; the files are identical to the byte."""
     master: str | None = None
-    """With --engine spark: where it runs, such as local[4], spark://HOST:7077 or sc://HOST; Spark's own default if not
+    """With --engine spark: where Spark runs, such as local[4], spark://HOST:7077 or sc://HOST; Spark's own default if not
     given."""
 
     def __post_init__(self) -> None:
@@ -68,7 +68,7 @@ class Convert(InOneFile):
             raise ValueError(f"workers is {self.workers}, and Spark's processes read: leave workers out, or engine")
 
     def run(self) -> dict[str, Any]:
-        """Read everything, write it in the other format."""
+        """Convert the files, and return the result."""
         if self.by is None:
             return super().run()
         from skirl.dedup.by_session import convert_by_session
@@ -89,7 +89,7 @@ class Convert(InOneFile):
         return timed("convert", self, lambda: convert_by_session(files, self.out, wanted, engine, **say))
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """The result as people read it."""
+        """Return the result as labelled lines for people to read."""
         told = super().summary(result)
         if self.by is None:
             return told
@@ -127,9 +127,9 @@ class Same:
     schema: str | None = None
     """A TOML file that names the columns of data; converted files, criteo:, avazu: and mind: have one built in."""
     as_schema: str | None = None
-    """The same of those to compare with."""
+    """The same for the files to compare with."""
     session: str | None = None
-    """The column of data that says which rows belong together, where convert was given one; the schema's if not set."""
+    """The session column of data, if `skirl convert` was given one; the schema's session column if not given."""
     workers: int = 0
     """Processes that read files; with 0 this process reads them."""
     bad_rows: Literal["refuse", "skip"] = "refuse"
@@ -140,7 +140,7 @@ class Same:
     """Show no progress."""
 
     def run(self) -> dict[str, Any]:
-        """Read both, compare their sums."""
+        """Read both data sets, compare them, and return the result."""
         from skirl.dedup.same import same
 
         started = time.monotonic()
@@ -153,7 +153,7 @@ class Same:
         return {"command": "same", **asdict(self), **found, **took}
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """The result as people read it."""
+        """Return the result as labelled lines for people to read."""
         return {
             "samples": f"{result['samples']:,} and {result['samples_as']:,} in {clock(result['seconds'])}",
             "compared": ", ".join(result["compared"]),

@@ -1,4 +1,4 @@
-"""How a stretch of rows in order is written as a file: its row groups, and what is left out of them."""
+"""Writes a stretch of rows in order as a file: cuts it into row groups, and leaves out lists that repeat."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,20 +21,20 @@ from skirl.tools.os_errors import writing
 from skirl.tools.sealed_json import to_disk
 
 TRIED = 1 << 16
-"""Rows that encodings and groups are measured on."""
+"""Rows on which encodings and groups are measured."""
 LARGEST_GROUP = 1 << 30
-"""Bytes of a row group at most, however much memory there is: offsets of lists and texts have 31 bits."""
+"""Most bytes of a row group, however much memory there is: offsets of lists and texts have 31 bits."""
 
 
 class Layout(NamedTuple):
-    """How lists that repeat are written."""
+    """A way to write lists that repeat."""
 
     found: Callable[[Any, FileSchema, np.ndarray], dict[str, list[str]]]
-    """Which columns are, of rows in order: by the name of the column that says so."""
+    """Returns the list columns to write this way, by the name of their column of runs, for rows in order."""
     lay: Callable[[Any, Mapping[str, Sequence[str]], np.ndarray], Any]
-    """A row group as it is written."""
+    """Returns a row group in the form in which it is written."""
     schema: Callable[[FileSchema, Mapping[str, Sequence[str]]], FileSchema]
-    """What the file says of itself."""
+    """Returns the schema of the written file."""
 
 
 LAYOUTS = {
@@ -46,29 +46,29 @@ LAYOUTS = {
 
 @dataclass(frozen=True)
 class Shape:
-    """What is written of the rows, and how."""
+    """Which columns of the rows to write, and how."""
 
     schema: FileSchema
-    """Of the files, but for what they leave out."""
+    """Schema of the files, before lists are left out."""
     kept: Mapping[str, str]
-    """Columns that are written as they were read, by the names that they get."""
+    """Columns that are written unchanged: the name in the source by the name in the file."""
     columns: tuple[str, ...]
-    """Columns that are read besides: of the session or the user, and of the time."""
+    """Further columns to read: that of the session or the user, and that of the time."""
     time: str | None
     named: str
-    """The column that is added for sessions of users; "" where they have one."""
+    """The session column to add if only users are known; "" if there is one already."""
     gap: float | None
     layout: str
     compression: str
 
 
 def with_keys(table: Any, hashes: np.ndarray, times: np.ndarray) -> Any:
-    """A table of rows with what they are ordered by.
+    """Return a table of rows with their sort keys added as columns.
 
     **Arguments**
 
     - `table`: the rows.
-    - `hashes`: uint64 [n, 2], of sessions or users.
+    - `hashes`: uint64 [n, 2], hashes of sessions or users.
     - `times`: float64 [n].
     """
     for name, array in zip(KEYS, (hashes[:, 0].copy(), hashes[:, 1].copy(), np.ascontiguousarray(times)), strict=True):
@@ -77,27 +77,27 @@ def with_keys(table: Any, hashes: np.ndarray, times: np.ndarray) -> Any:
 
 
 def keys_of(rows: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Hashes and times of a table.
+    """Return the sort keys of a table: hashes (uint64 [n, 2]) and times (float64 [n]).
 
     **Arguments**
 
-    - `rows`: with what they are ordered by.
+    - `rows`: a table with the columns that `with_keys` adds.
     """
     high, low, times = (rows.column(name).to_numpy() for name in KEYS)
     return np.stack([high, low], axis=1), times
 
 
 def finish(stretch: Stretch, number: int, path: Path, draft: Path, shape: Shape, plan: Mapping[str, Any]) -> None:
-    """Put the rows of a unit in order, and write them; the file is there when it is complete.
+    """Sort the rows of a unit and write its file. The file appears at `path` only when complete.
 
     **Arguments**
 
     - `stretch`: the rows.
-    - `number`: that of the unit.
-    - `path`: of the file.
-    - `draft`: where it is until then, on the same disk.
-    - `shape`: what is written.
-    - `plan`: what `planned` found.
+    - `number`: number of the unit.
+    - `path`: path of the file.
+    - `draft`: where to write it until it is complete, on the same disk.
+    - `shape`: what to write.
+    - `plan`: the units, and what `measured` returned.
     """
     writer: Any = None
     rows, layout = 0, LAYOUTS[shape.layout]
@@ -119,13 +119,13 @@ def finish(stretch: Stretch, number: int, path: Path, draft: Path, shape: Shape,
 
 
 def row_groups(stretch: Stretch, shape: Shape, most: int) -> Iterator[tuple[Any, np.ndarray]]:
-    """Tables of rows in order, a quarter of what is sorted at once at most, and bool: where sessions begin, and the table.
+    """Yield row groups in order, each of at most `most` / 4 bytes, with a bool array of where sessions or the group begin.
 
     **Arguments**
 
     - `stretch`: the rows.
-    - `shape`: what is written.
-    - `most`: bytes of rows that are sorted at once.
+    - `shape`: what to write.
+    - `most`: bytes of rows to sort at once.
     """
     starts, name = SessionStarts(shape.gap), 0
     left, new, sizes = None, np.empty(0, bool), np.empty(0, np.int64)
@@ -145,27 +145,27 @@ def row_groups(stretch: Stretch, shape: Shape, most: int) -> Iterator[tuple[Any,
             if high < len(new):
                 yield table, _group(new[low:high])
             else:
-                left, new, sizes = table, new[low:], sizes[low:]  # rows of the next piece may belong to it
+                left, new, sizes = table, new[low:], sizes[low:]  # the next piece may have more rows of this group
     if left is not None:
         yield left, _group(new)
 
 
 def _group(new: np.ndarray) -> np.ndarray:
-    """Where sessions begin, and the group, which begins with whole rows."""
+    """Mark the first row of a group as the beginning of a session, since a group begins with whole rows."""
     new = new.copy()
     new[:1] = True
     return new
 
 
 def measured(stretch: Stretch, shape: Shape, folder: Path, most: int) -> dict[str, Any]:
-    """Which columns repeat, and which have a dictionary: found on the first row group of the first file.
+    """Find the columns that repeat, and those to write with a dictionary, from the first row group of the first file.
 
     **Arguments**
 
     - `stretch`: the rows of that file.
-    - `shape`: what is written.
-    - `folder`: where to try.
-    - `most`: bytes of rows that are sorted at once.
+    - `shape`: what to write.
+    - `folder`: folder for trial files.
+    - `most`: bytes of rows to sort at once.
     """
     table, new = next(row_groups(stretch, shape, most))
     layout = LAYOUTS[shape.layout]

@@ -1,4 +1,4 @@
-"""Which folders `skirl convert --by session` writes to, and whether they lie apart from what it reads."""
+"""The folders that `skirl convert --by session` writes to, and checks that it does not read from them."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -6,15 +6,15 @@ from pathlib import Path
 from skirl.data.files.find import would_find
 
 FILE = "part-00000.parquet"
-"""What a file is called, for instance."""
+"""Name of the first file, as an example."""
 
 
 def folders_of(out: str) -> tuple[Path, Path]:
-    """The folder that is written, and the command's own beside it while it runs.
+    """Return the folder to write, and the command's working folder next to it.
 
     **Arguments**
 
-    - `out`: the folder, as a flag says it.
+    - `out`: value of the flag.
 
     >>> [str(folder) for folder in folders_of("to/sessions/")]
     ['to/sessions', 'to/sessions.unfinished']
@@ -28,12 +28,12 @@ def folders_of(out: str) -> tuple[Path, Path]:
 
 
 def check_apart(data: str, out: str) -> None:
-    """Refuse a folder whose files would be read: by the command, or by the same one when it goes on.
+    """Raise if the command, or the same command when it resumes, would read files that it writes.
 
     **Arguments**
 
-    - `data`: as a flag says it, such as parquet:PATH,PATH.
-    - `out`: likewise.
+    - `data`: value of the flag, such as parquet:PATH,PATH.
+    - `out`: value of the flag.
 
     >>> check_apart("parquet:/in/*/*.parquet", "/in/x")
     Traceback (most recent call last):
@@ -48,12 +48,12 @@ def check_apart(data: str, out: str) -> None:
 
 
 def check_outside(paths: Iterable[str], out: str) -> None:
-    """Refuse a folder that files are read from.
+    """Raise if files are read from the output folder.
 
     **Arguments**
 
-    - `paths`: of the files.
-    - `out`: as a flag says it.
+    - `paths`: paths of the files to read.
+    - `out`: value of the flag.
     """
     folder = Path(out).resolve()
     for path in map(Path, paths):

@@ -1,4 +1,4 @@
-"""Frames of spilled rows: those of a load in order, and what an index says of them."""
+"""Frames of spilled rows: consecutive rows of a sorted load, and their records in an index."""
 
 import struct
 import zlib
@@ -13,11 +13,11 @@ from skirl.dedup.order import buckets_of
 from skirl.dedup.packed import Packing, columns_without
 
 KEYS = ("~high", "~low", "~time")
-"""Columns that rows are ordered by; no file has them."""
+"""Columns of the sort keys of rows; no file has them."""
 TOGETHER = 8 << 20
-"""Bytes of rows that are packed at once, unless one row has more."""
+"""Bytes of rows to pack at once, unless one row has more."""
 KEY_BYTES = 32
-"""Bytes of what a row is ordered by, and of how many bytes it has."""
+"""Bytes of a row's sort key together with its size."""
 _PLACE = np.dtype([("high", "<u8"), ("low", "<u8"), ("time", "<f8")])
 RECORD = np.dtype(
     [
@@ -25,48 +25,48 @@ RECORD = np.dtype(
         ("last", _PLACE), ("sum_of_keys", "<u4"), ("sum_of_rows", "<u4"),
     ]
 )  # fmt: skip
-"""What an index says of a frame: its stretch of time, its rows and their bytes, how many rows and bytes come before it,
-what its first row and its last are ordered by, and check sums."""
+"""A frame's record in the index: its partition, its number of rows and bytes, the numbers of rows and bytes before it, the
+sort keys of its first and last row, and checksums."""
 _AS_BYTES = struct.Struct("<5q6Q2I")
 
 
 class Ordered(NamedTuple):
-    """Rows in order: by partition, then hash, then time, then as they came."""
+    """Rows ordered by partition, then hash, then time, then position in the input."""
 
     rows: Any
-    """A batch, not in order, without what they are ordered by; None: there is nothing else."""
+    """The rows as a batch in input order, without sort keys; None if there are only sort keys."""
     order: np.ndarray
     partitions: np.ndarray
     high: np.ndarray
     low: np.ndarray
     times: np.ndarray
     sizes: np.ndarray
-    """int64: bytes of each row, packed."""
+    """int64: packed bytes of each row."""
 
     def alone(self) -> "Ordered":
-        """The same rows without values and partitions."""
+        """Return only the sort keys of the same rows, ordered as a single partition."""
         order = np.lexsort((self.times, self.low, self.high))
         none = np.zeros(len(order), np.int64)
         return Ordered(None, order, none, self.high[order], self.low[order], self.times[order], none)
 
 
 class Frame(NamedTuple):
-    """A frame that is to be written."""
+    """A frame to write."""
 
     bucket: int
     partition: int
     keys: np.ndarray
-    """uint64 [n, 4]: what its rows are ordered by, see `keys_in`."""
+    """uint64 [n, 4]: sort keys of its rows, see `keys_in`."""
     packed: np.ndarray
-    """uint8: the rows."""
+    """uint8: the packed rows."""
 
     def record(self, row: int, offset: int) -> bytes:
-        """As the index has it.
+        """Return the frame's record for the index.
 
         **Arguments**
 
-        - `row`: how many rows come before it.
-        - `offset`: how many bytes of rows.
+        - `row`: number of rows before it.
+        - `offset`: number of bytes of rows before it.
         """
         rows, length, keys = len(self.keys), len(self.packed), self.keys
         sums = sum_of_keys(self.partition, rows, length, keys.data), zlib.crc32(self.packed.data)
@@ -75,22 +75,22 @@ class Frame(NamedTuple):
 
 
 def packing_of(schema: pa.Schema) -> Packing:
-    """How rows lie in frames: without what they are ordered by.
+    """Return the packing of rows in frames, which leaves out sort keys.
 
     **Arguments**
 
-    - `schema`: of the rows.
+    - `schema`: schema of the rows.
     """
     return Packing(columns_without(schema, KEYS))
 
 
 def ordered(table: Any, partitions: np.ndarray) -> Ordered:
-    """Rows in order.
+    """Sort rows.
 
     **Arguments**
 
-    - `table`: the rows, with what they are ordered by.
-    - `partitions`: int64, of each.
+    - `table`: the rows, with their sort keys.
+    - `partitions`: int64, the partition of each row.
     """
     [batch] = table.combine_chunks().to_batches()
     rows = batch.drop_columns(KEYS)
@@ -101,13 +101,13 @@ def ordered(table: Any, partitions: np.ndarray) -> Ordered:
 
 
 def framed(rows: Ordered, most: int, buckets: int = 1) -> Iterator[tuple[np.ndarray, np.ndarray, list[Frame]]]:
-    """Keys and rows, packed, of some frames that lie one after the other; and these frames, each of one partition.
+    """Yield runs of consecutive frames: their sort keys, their packed rows, and the frames, each of one partition.
 
     **Arguments**
 
-    - `rows`: in order.
-    - `most`: bytes of a frame, unless one row has more.
-    - `buckets`: how many there are; a frame is of one.
+    - `rows`: the rows in order.
+    - `most`: most bytes of a frame, unless one row has more.
+    - `buckets`: number of buckets; a frame belongs to one.
     """
     partitions, own = rows.partitions, buckets_of(rows.high[:, None], buckets)
     new = np.flatnonzero((np.diff(own) != 0) | (np.diff(partitions) != 0)) + 1
@@ -134,7 +134,10 @@ def framed(rows: Ordered, most: int, buckets: int = 1) -> Iterator[tuple[np.ndar
 
 
 def _cut(ends: np.ndarray, low: int, end: int, most: int) -> Iterator[tuple[int, int]]:
-    """Rows in stretches of so many bytes at most, unless one row has more. ends: bytes up to each row and with it."""
+    """Cut rows low .. end - 1 into ranges of at most `most` bytes, unless one row has more.
+
+    ends: bytes up to the end of each row.
+    """
     while low < end:
         before = ends[low - 1] if low else 0
         high = (
@@ -145,15 +148,15 @@ def _cut(ends: np.ndarray, low: int, end: int, most: int) -> Iterator[tuple[int,
 
 
 def sum_of_keys(partition: int, rows: int, length: int, keys: Any) -> int:
-    """Of what a frame says of itself, and of what its rows are ordered by."""
+    """Return the checksum of a frame's sort keys and of its partition, number of rows and length."""
     return zlib.crc32(keys, zlib.crc32(struct.pack("<3q", partition, rows, length)))
 
 
 def keys_in(raw: Any) -> np.ndarray:
-    """uint64 [n, 4]: hashes of rows, their first half and their second, the bits of times, and how many bytes each row has.
+    """Return uint64 [n, 4]: for each row the two halves of its hash, the bits of its time, and its packed size in bytes.
 
     **Arguments**
 
-    - `raw`: the keys of a frame.
+    - `raw`: the sort keys of a frame, as bytes.
     """
     return np.frombuffer(raw, np.uint64).reshape(-1, 4)

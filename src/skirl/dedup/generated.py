@@ -1,4 +1,4 @@
-"""Samples of synthetic:sessions as rows of files, for measurements: as they come, and as a service writes them."""
+"""Samples of synthetic:sessions as rows of files, for measurements: in order of sessions, and in order of time."""
 
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -15,19 +15,19 @@ from skirl.dedup.row_hash import session_hashes
 from skirl.tools.jit import read_only
 
 UNIT = 96 << 20
-"""Bytes of rows that `skirl convert --by session` sorts at once in 1 GiB."""
+"""Bytes of rows that `skirl convert --by session` sorts at once with 1 GiB of memory."""
 SHIFTS = 0.5
-"""How often a list shifts, in measurements of windows."""
+"""Probability that a list shifts from one sample to the next, in measurements of windows."""
 
 
 def columns_of(sparse: KeyedJagged, lists: Collection[str], tables: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Arrow columns of the features of a plain batch.
+    """Return the features of a plain batch as Arrow columns.
 
     **Arguments**
 
     - `sparse`: the ids.
-    - `lists`: features with lists; the others have one id a sample.
-    - `tables`: of each feature, the table whose fingerprints its ids become; None: they stay as they are.
+    - `lists`: features with lists; the others have one id per sample.
+    - `tables`: the table of each feature, to turn ids into its fingerprints; None keeps ids unchanged.
     """
     samples, columns = sparse.stride(), {}
     values, offsets = sparse.values().numpy(), sparse.offsets().numpy()
@@ -46,12 +46,12 @@ def columns_of(sparse: KeyedJagged, lists: Collection[str], tables: Mapping[str,
 
 
 def schema_of(data: Sessions, *, as_rows: bool) -> FileSchema:
-    """Of such files.
+    """Return the schema of files with a stream's samples.
 
     **Arguments**
 
     - `data`: the stream.
-    - `as_rows`: ids are rows of tables; otherwise fingerprints, as `skirl convert` writes them.
+    - `as_rows`: write ids as rows of tables; otherwise as fingerprints, like `skirl convert`.
     """
     ids = []
     for table in data.tables(1):
@@ -66,13 +66,13 @@ def schema_of(data: Sessions, *, as_rows: bool) -> FileSchema:
 
 
 def rows_of(data: Sessions, samples: int, *, as_rows: bool) -> Iterator[Any]:
-    """Arrow tables of the first samples of a stream, in order.
+    """Yield the first samples of a stream in order, as Arrow tables.
 
     **Arguments**
 
-    - `data`: the stream; its samples as they are, lists not shared.
-    - `samples`: how many.
-    - `as_rows`: ids are rows of tables, not fingerprints.
+    - `data`: the stream; its lists are written in full.
+    - `samples`: number of samples.
+    - `as_rows`: write ids as rows of tables, not as fingerprints.
     """
     schema, before = schema_of(data, as_rows=as_rows), 0
     size = data.batch_size
@@ -91,13 +91,13 @@ def rows_of(data: Sessions, samples: int, *, as_rows: bool) -> Iterator[Any]:
 
 
 def given(data: Sessions, samples: int, compression: str) -> tuple[Iterator[Any], Shape, int]:
-    """What `analyze` looks at: rows with what they are ordered by, what is written of them, and bytes sorted at once.
+    """Return the arguments of `analyze.Given`: rows with their sort keys, what to write, and the bytes to sort at once.
 
     **Arguments**
 
     - `data`: the stream.
-    - `samples`: how many.
-    - `compression`: of pages.
+    - `samples`: number of samples.
+    - `compression`: compression of pages.
     """
     schema = schema_of(data, as_rows=False)
     shape = Shape(schema, {}, ("session", "time"), "time", "", None, "once", compression)
@@ -111,14 +111,14 @@ def given(data: Sessions, samples: int, compression: str) -> tuple[Iterator[Any]
 
 
 def rows_of_sessions(samples: int, change: float, rows_scale: float, drift: Any = "redraw") -> tuple[Any, Any, Any]:
-    """Rows of synthetic:sessions in order with fingerprints of 64 bits as ids, their schema, and where sessions begin.
+    """Return rows of synthetic:sessions in order with 64-bit fingerprints as ids, their schema, and where sessions begin.
 
     **Arguments**
 
-    - `samples`: how many.
-    - `change`: the probability that a list differs from that of the sample before.
-    - `rows_scale`: multiplies the ids that samples are drawn from.
-    - `drift`: what a change is.
+    - `samples`: number of samples.
+    - `change`: probability that a list differs from the previous sample's.
+    - `rows_scale`: multiplies the number of ids that samples are drawn from.
+    - `drift`: how a list changes, as in `Sessions`.
     """
     data = Sessions(batch_size=samples, batches=1, change=change, rows_scale=rows_scale, drift=drift, once=False)
     batch = next(iter(data))
@@ -135,13 +135,13 @@ def rows_of_sessions(samples: int, change: float, rows_scale: float, drift: Any 
 
 
 def in_time(new: np.ndarray, at_once: int, draw: np.random.Generator) -> np.ndarray:
-    """The rows in order of time, each sample of a session after a random while.
+    """Return the order of rows by time: sessions begin at random times, and their samples follow after random delays.
 
     **Arguments**
 
     - `new`: where sessions begin.
-    - `at_once`: how many sessions run at the same time.
-    - `draw`: random numbers.
+    - `at_once`: number of concurrent sessions.
+    - `draw`: random number generator.
     """
     session = np.cumsum(new) - 1
     begins = draw.random(session[-1] + 1) * max(1, (session[-1] + 1) / at_once)

@@ -1,4 +1,4 @@
-"""How far a command has read its files: in rows where they say how many they have, else in bytes of text."""
+"""Progress of a command in reading its files: in rows if the files know their number, else in bytes of text."""
 
 import os
 from collections.abc import Callable
@@ -10,13 +10,13 @@ from skirl.tools.progress import Facts, Progress, size
 
 
 class HowFar(Progress):
-    """Progress over the rows of files, called with how many were read.
+    """Progress over the rows of files. Call it with the number of rows read so far.
 
     **Arguments**
 
-    - `title`: of the command.
-    - `files`: what is read.
-    - `here`: it is read through `Files.pieces` of this very object, which knows how far that is; of text nobody else does.
+    - `title`: title of the command.
+    - `files`: the files to read.
+    - `here`: the rows are read through `Files.pieces` of this very object, the only one to know its position in text.
     - `shown`: further arguments of `Progress`.
     """
 
@@ -31,11 +31,11 @@ class HowFar(Progress):
             super().__init__(title, steps=files.dataset.anew().count() if in_rows else None, **shown)
 
     def __call__(self, done: int, facts: Callable[[], Facts]) -> None:
-        """So many rows are read."""
+        """Report that `done` rows have been read."""
         super().__call__(self._bytes() if self._in_bytes else done, facts)
 
     def _bytes(self) -> int:
-        """Of the files that were read to their end, and of the one that is read; of one that is packed nobody knows."""
+        """Return the bytes read so far: those of finished files, and those of the current one if it is plain text."""
         if (part := self._files.reached) is None:
             return 0
         here = 0 if self._kinds[part.file] != "text" else (part.part + 1) * self._files.dataset.part_bytes

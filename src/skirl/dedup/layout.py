@@ -1,4 +1,4 @@
-"""How a bucket in order becomes a Parquet file: its row groups, what is left out of them, and how columns are encoded."""
+"""Writes a sorted bucket as a Parquet file: finds the lists to leave out and the encodings of columns, and makes writers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,15 +15,15 @@ from skirl.data.files.schema import FileSchema
 from skirl.tools.jit import kernel
 
 LIKELY = 1.1
-"""A list column is left out where it repeats when that makes its ids fewer by this factor at least, in the first bucket."""
+"""Leave out the repeated lists of a column if it then has fewer ids by at least this factor, in the first bucket."""
 RUN = "run"
 DICTIONARY = 16 << 20
-"""Bytes of a column's dictionary at most: as many distinct ids as a row group of 65,536 rows mostly has, and more than the
-1 MiB that writers stop at."""
+"""Most bytes of a column's dictionary: enough for the distinct ids of most row groups of 65,536 rows, unlike the 1 MiB at
+which writers stop by default."""
 
 
 def changed(column: Any, new: np.ndarray) -> np.ndarray:
-    """bool [n]: where a list is not that of the row above, or a session begins.
+    """Return where a list differs from the one in the row above, or a session begins (bool [n]).
 
     **Arguments**
 
@@ -38,7 +38,7 @@ def changed(column: Any, new: np.ndarray) -> np.ndarray:
 
 @kernel
 def _compare(offsets, values, out):
-    """Mark rows whose lists differ from those of the rows above."""
+    """Set `out` to True for rows whose list differs from the one in the row above."""
     for i in range(1, out.size):
         before, begin, end = offsets[i - 1], offsets[i], offsets[i + 1]
         if begin - before != end - begin:
@@ -51,12 +51,12 @@ def _compare(offsets, values, out):
 
 
 def groups_found(table: Any, schema: FileSchema, new: np.ndarray) -> dict[str, list[str]]:
-    """Which list columns are left out where they repeat, by the name of the column that says so: those that change together.
+    """Return groups of list columns to leave out where they repeat: those that change together, by their column of runs.
 
     **Arguments**
 
     - `table`: rows in order.
-    - `schema`: of the file.
+    - `schema`: schema of the file.
     - `new`: bool: where sessions begin.
     """
     patterns: dict[bytes, list[str]] = {}
@@ -74,24 +74,24 @@ def groups_found(table: Any, schema: FileSchema, new: np.ndarray) -> dict[str, l
 
 
 def with_runs(schema: FileSchema, groups: Mapping[str, Sequence[str]]) -> FileSchema:
-    """The schema of a file that leaves lists out.
+    """Return the schema of a file that leaves lists out.
 
     **Arguments**
 
-    - `schema`: of the rows.
-    - `groups`: columns that are left out together, by the name of the column that says so.
+    - `schema`: schema of the rows.
+    - `groups`: columns that are left out together, by the name of their column of runs.
     """
     runs = {name: run for run, names in groups.items() for name in names}
     return replace(schema, ids=tuple(replace(spec, run=runs.get(spec.name, "")) for spec in schema.ids))
 
 
 def once(table: Any, groups: Mapping[str, Sequence[str]], new: np.ndarray) -> Any:
-    """The rows with null in place of lists that equal those of the row above, and columns that say so a second time.
+    """Return the rows with null in place of lists that equal those of the row above, and with columns of runs.
 
     **Arguments**
 
     - `table`: a row group in order; it begins with a session.
-    - `groups`: columns that are left out together, by the name of the column that says so.
+    - `groups`: columns that are left out together, by the name of their column of runs.
     - `new`: bool: where sessions begin.
     """
     for run, names in groups.items():
@@ -109,7 +109,7 @@ def once(table: Any, groups: Mapping[str, Sequence[str]], new: np.ndarray) -> An
 
 
 def runs_of(written: np.ndarray) -> np.ndarray:
-    """int32 [n]: how many rows above each the row stands that holds its list.
+    """Return how many rows above each row its list is stored (int32 [n]).
 
     >>> runs_of(np.array([True, False, False, True])).tolist()
     [0, 1, 2, 0]
@@ -119,13 +119,13 @@ def runs_of(written: np.ndarray) -> np.ndarray:
 
 
 def measured(table: Any, compression: str, folder: Path) -> list[str]:
-    """The columns that are smaller with a dictionary than without.
+    """Return the columns that are smaller with a dictionary than without.
 
     **Arguments**
 
-    - `table`: the first rows, as they are written.
-    - `compression`: of the file.
-    - `folder`: where to try.
+    - `table`: the first rows, in the form in which they are written.
+    - `compression`: compression of the file.
+    - `folder`: folder for trial files.
     """
     sizes = []
     path = folder / "trial.parquet"
@@ -145,23 +145,23 @@ def measured(table: Any, compression: str, folder: Path) -> list[str]:
 
 
 class Writer(pq.ParquetWriter):
-    """Writes tables as its file has them."""
+    """Writes tables, cast to the schema of its file."""
 
     def write_table(self, table: Any, row_group_size: int | None = None) -> None:
-        """One or several row groups."""
+        """Write one or more row groups."""
         super().write_table(table.cast(self.schema), row_group_size)
 
 
 def writer_of(path: Path, schema: pa.Schema, of: FileSchema, compression: str, dictionaries: list[str]) -> Any:
-    """What writes a file; `with` closes it.
+    """Return the writer of a file; `with` closes it.
 
     **Arguments**
 
-    - `path`: of the file.
-    - `schema`: of the rows.
-    - `of`: what the file says of itself.
-    - `compression`: what pages are packed with.
-    - `dictionaries`: columns that have one.
+    - `path`: path of the file.
+    - `schema`: Arrow schema of the rows.
+    - `of`: schema to store in the file.
+    - `compression`: compression of pages.
+    - `dictionaries`: columns to write with a dictionary.
     """
     schema = pa.schema([_all_there(field) for field in schema], {KEY: of.toml().encode()})
     given = {
@@ -173,7 +173,7 @@ def writer_of(path: Path, schema: pa.Schema, of: FileSchema, compression: str, d
 
 
 def _all_there(field: Any) -> Any:
-    """The field of a list whose ids are all there: a page says less of each, and is read in five sixths of the time."""
+    """Declare the ids of a list field non-null: pages then store less per id, and are read in five sixths of the time."""
     kind = field.type
     if not pa.types.is_list(kind):
         return field

@@ -1,4 +1,4 @@
-"""Files by session in this process: rows go to disk in order of each load, and stretches that fit in memory to files."""
+"""Writes files by session in this process: spills each load of rows sorted, then writes stretches that fit in memory."""
 
 import shutil
 from collections.abc import Iterator, Mapping
@@ -23,18 +23,18 @@ from skirl.tools.sealed_json import sync_folder
 
 
 class Local:
-    """Reads everything once, in order; `convert_by_session` says when."""
+    """The engine that runs in this process. It reads everything once, in order. `convert_by_session` calls it."""
 
     def spill(self, files: Files, shape: Shape, wanted: Wanted, work: Path, progress: Progress) -> dict[str, Any]:
-        """Write rows to disk; what they hold, and which make a file each.
+        """Spill rows to disk. Return counts of what they hold, and the plan of the files to write.
 
         **Arguments**
 
         - `files`: the rows.
-        - `shape`: what is written of them.
-        - `wanted`: how.
-        - `work`: the folder of the command.
-        - `progress`: told of rows.
+        - `shape`: what to write.
+        - `wanted`: how to write it.
+        - `work`: the command's working folder.
+        - `progress`: called with the number of rows.
         """
         folder = work / "spill"
         shutil.rmtree(folder, ignore_errors=True)
@@ -43,7 +43,7 @@ class Local:
         seconds = parse_seconds(wanted.partition) if wanted.partition else None
         counts, samples, schema = Counts(), 0, None
         with ExitStack() as stack:
-            # Sessions are counted over all partitions: where there are some, keys go to disk a second time.
+            # Sessions are counted across partitions, so if there are any, keys are spilled a second time without them.
             names = (ROWS, SESSIONS) if seconds else (ROWS,)
             spills = {name: stack.enter_context(Spill(folder, name)) for name in names}
             for table in loads(files, shape, wanted.load):
@@ -73,7 +73,7 @@ class Local:
     def _counted(
         self, work: Path, told: Mapping[str, Any], shape: Shape, seconds: float | None, most: int
     ) -> dict[str, int]:
-        """Count sessions: only what rows are ordered by is read."""
+        """Count sessions. Reads only sort keys."""
         name = SESSIONS if seconds else ROWS
         with closing(_spilled(work, told[name], name)) as spilled:
             found = sessions_in(Stretch(spilled, None, ALL, None, most), shape, seconds)
@@ -83,13 +83,13 @@ class Local:
         return found
 
     def finish(self, work: Path, shape: Shape, manifest: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
-        """Write the files that are not there yet; how many are, and their rows, after each.
+        """Write the files that do not exist yet. After each file, yield the number of files done and of their rows.
 
         **Arguments**
 
-        - `work`: the folder of the command.
-        - `shape`: what is written.
-        - `manifest`: what `spill` found.
+        - `work`: the command's working folder.
+        - `shape`: what to write.
+        - `manifest`: what `spill` returned.
         """
         done = 0
         with closing(_spilled(work, manifest["spilled"])) as spilled:
@@ -108,13 +108,13 @@ class Local:
 
 
 def sessions_in(stretch: Stretch, shape: Shape, seconds: float | None) -> dict[str, int]:
-    """How many sessions there are, and how many are cut, and why.
+    """Return the number of sessions, and of those cut for each reason.
 
     **Arguments**
 
-    - `stretch`: all rows of them, of any partition.
-    - `shape`: what is written.
-    - `seconds`: of a partition; None: there is one.
+    - `stretch`: all their rows, of every partition.
+    - `shape`: what to write.
+    - `seconds`: length of a partition; None if there is only one.
     """
     starts = SessionStarts(shape.gap)
     for piece in stretch.pieces():

@@ -8,16 +8,16 @@ from skirl.core.initial import mix
 from skirl.tools.jit import kernel
 
 LONGEST = 10_000
-"""Rows of a session; a longer one, of a robot, is cut."""
+"""Most rows of a session; a longer one, such as a robot's, is cut."""
 
 
 def buckets_of(hashes: np.ndarray, buckets: int) -> np.ndarray:
-    """int64 [n]: the bucket of each row, so that a session lies in one.
+    """Return the bucket of each row (int64 [n]); all rows of a session are in the same bucket.
 
     **Arguments**
 
-    - `hashes`: uint64 [n, 2], of sessions or users.
-    - `buckets`: how many; a power of two.
+    - `hashes`: uint64 [n, 2], hashes of sessions or users.
+    - `buckets`: number of buckets, a power of two.
     """
     return (hashes[:, 0] >> np.uint64(65 - buckets.bit_length())).astype(np.int64) if buckets > 1 else _zeros(hashes)
 
@@ -27,18 +27,18 @@ def _zeros(hashes: np.ndarray) -> np.ndarray:
 
 
 def partitions_of(times: np.ndarray, seconds: float | None) -> np.ndarray:
-    """int64 [n]: the stretch of time that each row is in; 0 where time is not divided.
+    """Return the partition of time that each row is in (int64 [n]); 0 if time is not divided.
 
     **Arguments**
 
     - `times`: float64 [n].
-    - `seconds`: how long a stretch is; None: all is one.
+    - `seconds`: length of a partition; None for a single one.
     """
     return np.zeros(len(times), np.int64) if seconds is None else np.floor(times / seconds).astype(np.int64)
 
 
 def by_session(hashes: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """int64 [n]: the rows by session, each by time; equal ones stay as they are.
+    """Return the order of rows by session, then by time (int64 [n]). Equal rows keep their order.
 
     **Arguments**
 
@@ -49,12 +49,12 @@ def by_session(hashes: np.ndarray, times: np.ndarray) -> np.ndarray:
 
 
 class SessionStarts:
-    """Where sessions begin among rows in order, which come piece by piece, and how many were cut.
+    """Finds where sessions begin in rows in order, which arrive in pieces, and counts sessions and cut ones.
 
     **Arguments**
 
-    - `gap`: seconds without a row after which a user begins a new session; None: hashes are those of sessions.
-    - `longest`: rows of a session at most; None: `LONGEST`.
+    - `gap`: seconds without a row that end a user's session; None if hashes are those of sessions.
+    - `longest`: most rows of a session; None for `LONGEST`.
     """
 
     def __init__(self, gap: float | None, longest: int | None = None) -> None:
@@ -63,13 +63,13 @@ class SessionStarts:
         self._now = np.zeros(len(Now.__annotations__), np.int64)
 
     def begun(self, hashes: np.ndarray, times: np.ndarray, partitions: np.ndarray | None = None) -> np.ndarray:
-        """bool [n]: where sessions begin, cut ones anew.
+        """Return where sessions begin (bool [n]). A cut session begins again after the cut.
 
         **Arguments**
 
         - `hashes`: uint64 [n, 2], in order.
         - `times`: float64 [n], likewise.
-        - `partitions`: int64 [n]: the stretch of time that each row is in, whose borders cut; None: all are in one.
+        - `partitions`: int64 [n]: the partition of each row, whose borders cut sessions; None for a single one.
         """
         new = np.empty(len(times), bool)
         partitions = _zeros(hashes) if partitions is None else partitions
@@ -78,13 +78,13 @@ class SessionStarts:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many sessions have begun, and how many were cut at borders of partitions, and for their length."""
+        """Number of sessions so far, of those cut at borders of partitions, and of those cut for their length."""
         now = Now(*self._now.tolist())
         return {name: getattr(now, name) for name in ("sessions", "cut_at_borders", "cut_as_too_long")}
 
 
 class Now(NamedTuple):
-    """What is known of the session of the last row, and counted of all."""
+    """The state of the last row's session, and the counts of all sessions."""
 
     rows: int
     partition: int
@@ -97,7 +97,7 @@ class Now(NamedTuple):
 
 @kernel
 def _begin(hashes, times, partitions, gap, longest, last_hash, last_time, now, new):
-    """Mark rows that begin a session; now: as `Now`."""
+    """Mark rows that begin a session in `new`, and update `now`, which has the fields of `Now`."""
     rows, partition, crossed, long = now[0], now[1], now[2], now[3]
     sessions, borders, lengths = now[4], now[5], now[6]
     high, low, time = last_hash[0], last_hash[1], last_time[0]
@@ -127,25 +127,25 @@ def _begin(hashes, times, partitions, gap, longest, last_hash, last_time, now, n
 
 
 def begins(hashes: np.ndarray, times: np.ndarray, gap: float | None) -> np.ndarray:
-    """bool [n]: where sessions begin among all rows, in order.
+    """Return where sessions begin in rows in order, given all at once (bool [n]).
 
     **Arguments**
 
     - `hashes`: uint64 [n, 2].
     - `times`: float64 [n].
-    - `gap`: see `SessionStarts`.
+    - `gap`: as for `SessionStarts`.
     """
     return SessionStarts(gap).begun(hashes, times)
 
 
 def sessions_named(hashes: np.ndarray, times: np.ndarray, new: np.ndarray, before: int = 0) -> np.ndarray:
-    """int64 [n]: a number for the session of each row, where only users are known.
+    """Return a number for the session of each row, where only users are known (int64 [n]).
 
     **Arguments**
 
-    - `hashes`, `times`: of rows in order.
+    - `hashes`, `times`: sort keys of rows in order.
     - `new`: where sessions begin.
-    - `before`: that of the rows before the first that begins one.
+    - `before`: the number for rows before the first one that begins a session.
     """
     first = np.flatnonzero(new)
     names = np.full(len(first) + 1, before, np.int64)
@@ -160,16 +160,17 @@ def _name(hashes, times, out):
 
 
 def groups_of_rows(new: np.ndarray, most: int, sizes: np.ndarray | None = None, most_bytes: int = 1 << 62) -> list[int]:
-    """Where row groups begin and the last one ends: at sessions, with at most so many rows unless one session has more.
+    """Return where row groups begin, and where the last one ends.
 
-    Where one session has more bytes than a group may have, a group begins inside of it.
+    Groups begin at sessions. They have at most `most` rows, unless one session has more. Only a session with more bytes than
+    a group may have is divided.
 
     **Arguments**
 
     - `new`: where sessions begin.
-    - `most`: rows of a group.
-    - `sizes`: int64, bytes of each row; None: only rows are counted.
-    - `most_bytes`: bytes of a group, unless one row has more.
+    - `most`: most rows of a group.
+    - `sizes`: int64, bytes of each row; None counts rows only.
+    - `most_bytes`: most bytes of a group, unless one row has more.
 
     >>> new = np.array([True, False, True, False, False, True, True])
     >>> groups_of_rows(new, 3)
@@ -184,9 +185,9 @@ def groups_of_rows(new: np.ndarray, most: int, sizes: np.ndarray | None = None, 
 
 @kernel
 def _cut(new, sizes, most, most_bytes, cuts):
-    """Find where groups begin behind the first; how many. What is cut depends on no row behind it."""
+    """Fill `cuts` with where groups after the first begin, and return their number. Later rows do not change a cut."""
     count = begin = session = 0
-    held = before = 0  # bytes of the group, and of those before its last session
+    held = before = 0  # bytes of the group, and of its rows before its last session
     for i in range(new.size):
         if new[i]:
             session, before = i, held

@@ -1,4 +1,4 @@
-"""What the order of samples costs and gives: a model trained on the same files of sessions, its samples in each order."""
+"""Measures what the order of samples costs and gains: trains a model on the same files of sessions in each order."""
 
 import sys
 import tempfile
@@ -20,17 +20,18 @@ from skirl.train.commands import Train
 BATCH, DIM = 512, 16
 MIX = 65_536
 RATES = (0.02, 0.005, 0.00125)
-"""Learning rates of rows: a list whose samples are all in one batch is updated once, so orders differ in the best one."""
+"""Learning rates of rows to try: a list whose samples are all in one batch is updated once, so the best rate depends on the
+order."""
 GLOBAL = "global"
 HELD_OUT = "20%"
 
 
 def orders(samples: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Names and data flags of each order.
+    """Yield the name and the data flags of each order.
 
     **Arguments**
 
-    - `samples`: how many the files have.
+    - `samples`: number of samples in the files.
     """
     yield GLOBAL, {"shuffle": samples}
     yield "keep", {}
@@ -39,15 +40,17 @@ def orders(samples: int) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def ordered(samples: int, seeds: int, mind: str | None) -> dict[str, Any]:
-    """By data set and order: AUC and log loss on sessions held out, samples a second of processor time, evaluation
-    included, and how often a list comes in a batch; each with the learning rate that is best for it with the first seed.
+    """Train on each data set in each order, at the learning rate that is best for it with the first seed.
+
+    Return, by data set and order, AUC and log loss on held-out sessions, samples per second of CPU time including
+    evaluation, and how often a list repeats in a batch.
 
     **Arguments**
 
-    - `samples`: of synthetic sessions.
-    - `seeds`: runs of each order at its rate, with other initial values and another order; figures are means, speeds
+    - `samples`: samples of synthetic sessions.
+    - `seeds`: runs of each order at its rate, each with its own initial values and order; figures are means, speeds are
       medians.
-    - `mind`: a behaviors.tsv; None: it is left out.
+    - `mind`: path of a behaviors.tsv; None leaves it out.
     """
     found = {}
     with tempfile.TemporaryDirectory(prefix="skirl-") as folder:
@@ -65,7 +68,7 @@ def ordered(samples: int, seeds: int, mind: str | None) -> dict[str, Any]:
 
 
 def _written(folder: Path, samples: int) -> Path:
-    """Samples of synthetic sessions as a file, ids being rows."""
+    """Write samples of synthetic sessions to a file, with rows as ids."""
     data = Sessions(batch_size=8192, once=False)
     path, schema = folder / "samples.parquet", schema_of(data, as_rows=True).toml().encode()
     writer: Any = None
@@ -78,7 +81,7 @@ def _written(folder: Path, samples: int) -> Path:
 
 
 def _trained(folder: Path, flags: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """What came of one run; all rows are resident, so that only order and factor differ."""
+    """Train once, and return the figures. All rows are resident, so that only order and factor differ."""
     command = Train.of(
         data=f"parquet:{folder}", model="dlrm-tiny", dim=DIM, batch=BATCH, valid=HELD_OUT, seed=seed, cache="100%",
         threads=1, run="none", quiet=True, **flags,
@@ -95,13 +98,13 @@ def _trained(folder: Path, flags: Mapping[str, Any], seed: int) -> dict[str, Any
 
 
 def _runs(folder: Path, flags: Mapping[str, Any], seeds: int) -> list[dict[str, Any]]:
-    """A run of each seed, all with the rate whose AUC is highest for the first of them."""
+    """Run once with each seed, all at the rate with the highest AUC for the first seed."""
     best = max((_trained(folder, {**flags, "lr": lr}, 0) for lr in RATES), key=lambda run: run["auc"])
     return [best, *(_trained(folder, {**flags, "lr": best["lr"]}, seed) for seed in range(1, seeds))]
 
 
 def _compared(runs: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """Means over seeds, and what is lost against a shuffle of all rows with the same seed."""
+    """Return means over seeds, and the loss against a shuffle of all rows with the same seed."""
     found = {}
     for name, each in runs.items():
         lost = [base["auc"] - run["auc"] for base, run in zip(runs[GLOBAL], each, strict=True)]
@@ -118,11 +121,11 @@ def _compared(runs: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
 
 
 def told_of(found: Mapping[str, Any]) -> dict[str, str]:
-    """As people read it.
+    """Return the result as labelled lines for people to read.
 
     **Arguments**
 
-    - `found`: what `ordered` has found.
+    - `found`: what `ordered` returned.
     """
     told = {}
     for data, by_order in found.items():
@@ -137,17 +140,17 @@ def told_of(found: Mapping[str, Any]) -> dict[str, str]:
 
 
 def shuffled_chunks(data: str, *, rows: str | None = None, batch: int = 2048, rounds: int = 3) -> dict[str, float]:
-    """Rows a second in order and with sessions shuffled in chunks of at most 8 rows, processor time, and their ratio.
+    """Return rows per second of CPU time in order, and with sessions shuffled in chunks of at most 8 rows; and the ratio.
 
     **Arguments**
 
     - `data`: files of sessions, such as parquet:FOLDER.
-    - `rows`: of the tables, where ids are fingerprints.
-    - `batch`: samples of one.
+    - `rows`: rows of the tables, if ids are fingerprints.
+    - `batch`: samples per batch.
     - `rounds`: passes of each side, in turns; the best of each counts.
     """
     best: dict[str, float] = {}
-    for _ in range(rounds + 1):  # the first compiles
+    for _ in range(rounds + 1):  # the first round compiles
         for side in ("keep", "shuffle"):
             stream = DataFlags(data, batch=batch, rows=rows, session_order=side).stream()
             with Watch() as watch:

@@ -1,4 +1,4 @@
-"""Rows as bytes, each with its values and lists one after the other: what a spill holds."""
+"""Rows packed as bytes for spills: each row has its values and lists one after the other."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -15,35 +15,35 @@ _WORDS = {1: "u1", 2: "u2", 4: "u4", 8: "u8"}
 
 
 class Packing:
-    """Turns rows into bytes and back.
+    """Packs rows into bytes and back.
 
-    A row is the values of all columns in their order, for a list or a text how many ids or bytes it has, and behind them
-    those of each in turn. There are no nulls: rows without a session or time are refused before, and ids say what is
-    missing.
+    A packed row has a fixed part with the values of all columns in order, where a list or a text has its number of ids or
+    bytes. The contents of each list and text follow. There are no nulls: rows without a session or time have been refused
+    before, and missing ids are values.
 
     **Arguments**
 
-    - `schema`: of the rows.
+    - `schema`: schema of the rows.
     """
 
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
         self._inside = [_width_inside(field.type) for field in schema]
-        """Of each column: bytes of an id or a byte of text; 0 where it has one value a row."""
+        """For each column: bytes of an id of a list, 1 for text, or 0 if each row has one value."""
         widths = [4 if inside else _width(field.type) for field, inside in zip(schema, self._inside)]
         self._fixed = np.dtype([(f"c{k}", _WORDS.get(w, f"V{w}")) for k, w in enumerate(widths)])
 
     @cached_property
     def least(self) -> int:
-        """Bytes of a row whose lists are empty."""
+        """Bytes of a row whose lists and texts are empty."""
         return self._fixed.itemsize
 
     def sizes_of(self, rows: Any) -> np.ndarray:
-        """int64 [n]: bytes of each row.
+        """Return the packed bytes of each row (int64 [n]).
 
         **Arguments**
 
-        - `rows`: a batch.
+        - `rows`: a record batch.
         """
         out = np.full(len(rows), self.least, np.int64)
         for column, inside in zip(rows.columns, self._inside):
@@ -52,13 +52,13 @@ class Packing:
         return out
 
     def packed(self, rows: Any, order: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-        """uint8: these rows, in this order.
+        """Pack rows in this order (uint8).
 
         **Arguments**
 
-        - `rows`: a batch.
-        - `order`: int64: which rows.
-        - `sizes`: int64: bytes of each of those.
+        - `rows`: a record batch.
+        - `order`: int64: indices of the rows to pack.
+        - `sizes`: int64: packed bytes of each of those.
         """
         fixed = np.empty(len(order), self._fixed)
         out, at = np.empty(int(sizes.sum()), np.uint8), np.cumsum(sizes) - sizes
@@ -78,17 +78,17 @@ class Packing:
             _scatter_to(values, begins * inside, own, out, behind)
             behind += own
         values = fixed.view(np.uint8)
-        values.flags.writeable = False  # as those of lists: one kernel is compiled for all
+        values.flags.writeable = False  # like those of lists, so that one kernel is compiled for both
         _scatter_to(values, np.arange(len(order)) * self.least, _same(self.least, order), out, at)
         return out
 
     def columns(self, packed: np.ndarray, places: np.ndarray) -> Any:
-        """Rows as columns: a batch.
+        """Unpack rows into a record batch.
 
         **Arguments**
 
-        - `packed`: uint8: rows.
-        - `places`: int64 [n]: where in them each row begins.
+        - `packed`: uint8: packed rows.
+        - `places`: int64 [n]: offset of each row in them.
         """
         fixed = np.empty(len(places), self._fixed)
         gather_from(packed, places, _same(self.least, places), fixed.view(np.uint8))
@@ -113,7 +113,7 @@ class Packing:
 
 @kernel
 def _scatter_to(values, starts, sizes, out, places):
-    """Copy values that lie at these places to others."""
+    """Copy ranges of values to other places in `out`."""
     for k in range(len(starts)):
         part, own = values[starts[k] : starts[k] + sizes[k]], out[places[k] : places[k] + sizes[k]]
         for j in range(len(part)):
@@ -135,7 +135,7 @@ def _width_inside(kind: pa.DataType) -> int:
 
 
 def _within(column: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Where the ids of each list, or the bytes of each text, begin and the last ends; and uint8, those."""
+    """Return the offsets of the lists or texts of a column, and their contents as bytes (uint8)."""
     if pa.types.is_list(column.type):
         return column.offsets.to_numpy(), _values(column.values).view(np.uint8)
     if not (pa.types.is_string(column.type) or pa.types.is_binary(column.type)):
@@ -144,7 +144,7 @@ def _within(column: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _values(column: Any) -> np.ndarray:
-    """The values of a column as they lie, as words of their width."""
+    """Return the values of a column as words of their width, without copying unless they are booleans."""
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.uint8())
     width, raw = _width(column.type), column.buffers()[1]
@@ -171,11 +171,11 @@ def _lists(kind: pa.DataType, offsets: np.ndarray, values: np.ndarray) -> Any:
 
 
 def columns_without(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
-    """A schema without some of its columns.
+    """Return a schema without some of its columns.
 
     **Arguments**
 
     - `schema`: the schema.
-    - `names`: of those.
+    - `names`: names of the columns to remove.
     """
     return pa.schema([field for field in schema if field.name not in names], schema.metadata)

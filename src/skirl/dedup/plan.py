@@ -1,4 +1,4 @@
-"""Which stretches of buckets make a file each, and what is counted to decide it."""
+"""Plans the units of a convert, ranges of buckets that make one file each, from counts of rows and bytes."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,20 +10,20 @@ from skirl.dedup.order import buckets_of
 from skirl.dedup.spill import HELD
 
 FEWEST, MOST = 16, 1 << 16
-"""Buckets."""
+"""Bounds on the number of buckets."""
 CELLS = 1 << 20
-"""Buckets of all partitions that rows are counted in, at most: where there are many partitions, each has few."""
+"""Most buckets in which to count rows, over all partitions: with many partitions, each has few buckets."""
 FILL = 4
-"""Buckets of a file, at least: fewer would leave it half empty."""
+"""Fewest buckets per file, on average: with fewer, files would be half empty."""
 
 
 def buckets_for(total: int, unit: int) -> int:
-    """How many buckets, a power of two.
+    """Return the number of buckets to use, a power of two.
 
     **Arguments**
 
     - `total`: bytes that all rows take in memory.
-    - `unit`: bytes of rows that are sorted at once.
+    - `unit`: bytes of rows to sort at once.
 
     >>> buckets_for(1000, 10)
     512
@@ -32,13 +32,13 @@ def buckets_for(total: int, unit: int) -> int:
 
 
 class Counts:
-    """Rows and bytes by partition and bucket."""
+    """Counts of rows and bytes by partition and bucket."""
 
     def __init__(self) -> None:
         self._lines: dict[int, int] = {}
-        """Where in `_cells` a partition is."""
+        """Index of each partition in `_cells`."""
         self._cells = np.zeros((1, MOST, 2), np.int64)
-        """int64 [partitions or more, buckets, 2]: rows, and bytes of their values."""
+        """int64 [partitions or more, buckets, 2]: number of rows, and bytes of their values."""
 
     def hold(self, partitions: np.ndarray, highs: np.ndarray, rows: Any, sizes: np.ndarray) -> None:
         """Count rows.
@@ -47,7 +47,7 @@ class Counts:
 
         - `partitions`: int64 [n].
         - `highs`: uint64 [n], first halves of hashes.
-        - `rows`: int64 [n], or how many each stands for.
+        - `rows`: number of rows that each entry stands for: int64 [n], or one number for all.
         - `sizes`: int64 [n]: bytes of their values.
         """
         found, which = np.unique(partitions, return_inverse=True)
@@ -69,15 +69,15 @@ class Counts:
 
     @property
     def bytes(self) -> int:
-        """That all rows take in memory."""
+        """Bytes that all rows take in memory."""
         return int(_in_memory(self._cells).sum())
 
     def planned(self, unit: int) -> dict[str, Any]:
-        """The units: stretches of buckets in a partition that make a file each, in order of time.
+        """Return the plan: units, which are ranges of buckets of one partition that make one file each, in order of time.
 
         **Arguments**
 
-        - `unit`: bytes of rows that are sorted at once.
+        - `unit`: bytes of rows to sort at once.
         """
         buckets = min(buckets_for(self.bytes, unit), self._cells.shape[1])
         cells = _coarser(self._cells, buckets)
@@ -108,12 +108,12 @@ def _in_memory(cells: np.ndarray) -> np.ndarray:
 
 
 def highs_of(first: int, end: int, buckets: int) -> tuple[int, int]:
-    """The first halves of the hashes in buckets first .. end - 1: the first of them, and the last.
+    """Return the smallest and the largest first half of the hashes in buckets first .. end - 1.
 
     **Arguments**
 
-    - `first`, `end`: buckets.
-    - `buckets`: how many there are.
+    - `first`, `end`: numbers of buckets.
+    - `buckets`: number of all buckets.
 
     >>> [hex(high) for high in highs_of(1, 2, 16)]
     ['0x1000000000000000', '0x1fffffffffffffff']
@@ -123,12 +123,12 @@ def highs_of(first: int, end: int, buckets: int) -> tuple[int, int]:
 
 
 def part_of(parts: Path, number: int, plan: Mapping[str, Any]) -> Path:
-    """The file of a unit.
+    """Return the path of a unit's file.
 
     **Arguments**
 
-    - `parts`: the folder of files.
-    - `number`: of the unit.
-    - `plan`: with all units.
+    - `parts`: folder of the files.
+    - `number`: number of the unit.
+    - `plan`: the plan with all units.
     """
     return parts / f"part-{number:0{max(5, len(str(len(plan['units']))))}}.parquet"

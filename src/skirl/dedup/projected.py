@@ -1,4 +1,4 @@
-"""What files by session would be: their bytes, how fast they are read, what a batch of them looks up and needs at once."""
+"""Projects files by session from a sample: their bytes, their reading speed, and what their batches look up and need."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,9 +21,9 @@ from skirl.dedup.finish import LAYOUTS, TRIED
 from skirl.dedup.order import groups_of_rows
 
 BATCHES = 8
-"""Batches of each order that are looked at."""
+"""Most batches of each order to look at for the smallest cache."""
 FEWEST = 4096
-"""Rows of a file whose reading is timed, at least."""
+"""Least rows of a file whose reading is timed."""
 
 
 class Projected:
@@ -33,12 +33,12 @@ class Projected:
 
     - `table`: rows in order by session.
     - `new`: bool [n]: where sessions begin.
-    - `stretch`: rows as they come.
-    - `schema`: of the files, nothing left out.
-    - `rows`: of the whole data set.
-    - `unit`: bytes of rows that are sorted at once.
-    - `compression`: of pages.
-    - `folder`: where to write.
+    - `stretch`: rows in their original order.
+    - `schema`: schema of the files, with nothing left out.
+    - `rows`: number of rows in the whole data set.
+    - `unit`: bytes of rows to sort at once.
+    - `compression`: compression of pages.
+    - `folder`: folder to write to.
     """
 
     def __init__(
@@ -52,15 +52,15 @@ class Projected:
         tried = groups_of_rows(new, min(TRIED, most))[1]
         self._first, self._first_new = table.slice(0, tried), new[:tried]
         self.groups = layouts.groups_found(self._first, schema, self._first_new)
-        """Lists that are left out where they repeat, by the name of the column that says so."""
+        """List columns to leave out where they repeat, by the name of their column of runs."""
 
     def bytes(self, columns: Sequence[Column]) -> dict[str, int | None]:
-        """Of all rows: converted in the order they have; by session; that with lists once; that with windows, where lists
-        shift.
+        """Return the projected bytes of all rows: in their original order, by session, by session with lists once, and by
+        session with windows (None if no list shifts).
 
         **Arguments**
 
-        - `columns`: what was found of each.
+        - `columns`: the columns' figures.
         """
         found: dict[str, int | None] = {"as_it_is": self._written("as_it_is", [self._stretch], self._schema, [])}
         pieces = [(self._table.slice(low, high - low), slice(low, high)) for low, high in pairwise(self._cuts)]
@@ -83,7 +83,7 @@ class Projected:
         return layouts.measured(table.slice(0, TRIED), self._compression, self._folder)
 
     def _written(self, name: str, tables: Iterable[Any], of: FileSchema, dictionaries: list[str]) -> int:
-        """Bytes that all rows would have, written like these."""
+        """Write tables, and return the bytes that all rows would take if written like this."""
         path, writer, rows, held = self._folder / f"{name}.parquet", None, 0, 0
         for table in tables:
             if writer is None:
@@ -102,18 +102,18 @@ class Projected:
         return round(pages * self._rows / max(1, rows) + (path.stat().st_size - pages) * files)
 
     def reader(self, batch: int) -> dict[str, Any] | None:
-        """Rows a second out of these files, of one core; None of files that are too small to say so.
+        """Return rows per second of reading these files on one core; None if they are too small to tell.
 
         **Arguments**
 
-        - `batch`: samples of one.
+        - `batch`: samples per batch.
         """
         if len(self._stretch) < FEWEST or len(self._table) < FEWEST:
             return None
         rates = {}
         for name in ("as_it_is", "rows", "once"):
             took = []
-            for _ in range(3):  # the first compiles
+            for _ in range(3):  # the first pass compiles
                 stream = DataFlags(f"parquet:{self._folder / name}.parquet", batch=batch).stream()
                 began = time.process_time()
                 read = sum(len(each.labels) for each in stream)
@@ -122,12 +122,12 @@ class Projected:
         return {"rows_per_second": rates, "x": round(rates["once"] / rates["as_it_is"], 2)}
 
     def lookup(self, columns: Sequence[Column], batch: int) -> dict[str, Any]:
-        """Ids of a batch by session, on average, and those that are looked up.
+        """Return the average number of ids in a batch by session, and of those that are looked up.
 
         **Arguments**
 
-        - `columns`: what was found of each column of ids.
-        - `batch`: samples of one.
+        - `columns`: the figures of the id columns.
+        - `batch`: samples per batch.
         """
         batch = min(batch, len(self._new))
         begins = np.arange(0, len(self._new) - batch + 1, batch)
@@ -147,12 +147,12 @@ class Projected:
         return {"batch": batch, "ids": ids // count, "ids_once": left // count, "x": round(ids / max(1, left), 2)}
 
     def least_cache(self, ids: Mapping[str, str], batch: int) -> dict[str, int]:
-        """Rows of the largest batch: of the data as it is, and by session.
+        """Return the number of distinct rows in the largest batch, in the original order and by session.
 
         **Arguments**
 
-        - `ids`: the table of each column of ids.
-        - `batch`: samples of one.
+        - `ids`: the table of each id column.
+        - `batch`: samples per batch.
         """
         batch = min(batch, len(self._stretch), len(self._table))
         sides = {"as_it_is": self._stretch, "by_session": self._table}

@@ -1,4 +1,4 @@
-"""How fast files of sessions are read, from the file to batches, ids hashed to rows, on one core."""
+"""Measures how fast files of sessions are read on one core, from the file to batches with ids hashed to rows."""
 
 import json
 import sys
@@ -29,18 +29,18 @@ FACTORS = (4.0, 9.0)
 PER_SESSION = 16.5
 BATCH = 2048
 ROWS = "2000000"
-"""Of the tables that ids are hashed to."""
+"""Number of rows of the tables that ids are hashed to."""
 
 
 def read(samples: int, rows_scale: float, rounds: int, compression: str) -> dict[str, Any]:
-    """Rows a second of our reader by factor; and how many times as many of `once` as of the same rows.
+    """Return the reader's rows per second by factor, and the speedup of the `once` layout over the same rows in full.
 
     **Arguments**
 
     - `samples`: rows of each file.
-    - `rows_scale`: multiplies the ids that they are drawn from.
-    - `rounds`: how often each file is read, in turns.
-    - `compression`: of the clustered rows and of `once`; shuffled rows are written with pyarrow's defaults.
+    - `rows_scale`: multiplies the number of ids that samples are drawn from.
+    - `rounds`: number of times to read each file, in turns.
+    - `compression`: compression of the files by session; shuffled rows are written with pyarrow's defaults.
     """
     torch.set_num_threads(1)
     found: dict[str, Any] = {"vs_rows": {}, "vs_shuffled": {}, "rows_a_second": {}}
@@ -54,7 +54,7 @@ def read(samples: int, rows_scale: float, rounds: int, compression: str) -> dict
         with tempfile.TemporaryDirectory() as folder:
             path = _files(Path(folder), _with_sessions(*rows), ("once",), compression)["once"]
             chunks = shuffled_chunks(f"parquet:{path}", rows=ROWS, batch=BATCH, rounds=rounds)
-        found["shuffled_chunks"] = chunks["x"]  # of the last factor
+        found["shuffled_chunks"] = chunks["x"]  # that of the last factor stays
     with tempfile.TemporaryDirectory() as folder:
         rows = rows_of_sessions(samples, SHIFTS, rows_scale, "shift")
         took = _in_turns(_files(Path(folder), rows, ("rows", "once", "window"), compression), rounds)
@@ -64,18 +64,18 @@ def read(samples: int, rows_scale: float, rounds: int, compression: str) -> dict
 
 
 def _with_sessions(table: Any, schema: FileSchema, new: np.ndarray) -> tuple[Any, FileSchema, np.ndarray]:
-    """The same with a column that says which session a row is of."""
+    """Return the same rows with a session column."""
     return table.append_column("session", pa.array(np.cumsum(new))), replace(schema, session="session"), new
 
 
 def _files(
     folder: Path, rows: tuple[Any, FileSchema, np.ndarray], layouts: Sequence[str], compression: str
 ) -> dict[str, Path]:
-    """The same rows in each layout, encoded and compressed alike; and shuffled, with pyarrow's defaults."""
+    """Write the same rows in each layout with the same encodings and compression, and shuffled with pyarrow's defaults."""
     table, schema, new = rows
     paths = {}
     dictionaries: list[str] | None = None
-    for name in reversed(layouts):  # encodings are those of the smallest
+    for name in reversed(layouts):  # the smallest layout comes first and decides the encodings
         layout = LAYOUTS[name]
         groups = layout.found(table, schema, new)
         laid, paths[name] = layout.lay(table, groups, new), folder / f"{name}.parquet"
@@ -91,7 +91,7 @@ def _files(
 
 
 def _in_turns(paths: Mapping[str, Path], rounds: int) -> dict[str, list[float]]:
-    """Processor seconds of each file and round; what is read for the first time compiles, and is compared."""
+    """Return the CPU seconds of each file in each round. A first read compiles, and checks that files hold equal rows."""
     first = {name: next(iter(_stream(path))) for name, path in paths.items() if name != "shuffled"}
     plain = [(batch.labels.tolist(), batch.sparse.expanded().values().tolist()) for batch in first.values()]
     if any(one != plain[0] for one in plain):

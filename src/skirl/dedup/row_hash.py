@@ -1,4 +1,4 @@
-"""A hash of 128 bits of each row: of its labels, numbers, ids and lists by name, whatever order and layout they have."""
+"""A 128-bit hash of each row, from its labels, numbers, ids and lists by name, independent of their order and layout."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,12 +19,12 @@ _S29, _S32 = np.uint64(29), np.uint64(32)
 
 
 def row_hashes(rows: Encoded, labels: Sequence[str], dense: Sequence[str], ids: Sequence[str]) -> np.ndarray:
-    """uint64 [n, 2]: of the features, and of the columns that are kept, which count as session and time.
+    """Return a hash of each row (uint64 [n, 2]): of its features, and of the kept columns, taken as session and time.
 
     **Arguments**
 
-    - `rows`: ids are fingerprints, or rows of a table on both sides.
-    - `labels`, `dense`, `ids`: the names of what `rows` has, in its order.
+    - `rows`: the rows, with fingerprints as ids, or with rows of a table on both sides of a comparison.
+    - `labels`, `dense`, `ids`: names of the columns of `rows`, in order.
     """
     out = np.zeros((len(rows), 2), np.uint64)
     for names, columns in ((labels, rows.labels), (dense, rows.dense)):
@@ -50,7 +50,7 @@ def row_hashes(rows: Encoded, labels: Sequence[str], dense: Sequence[str], ids: 
 
 
 def session_hashes(column: Any) -> np.ndarray:
-    """uint64 [n, 2]: of texts or of numbers; equal texts have equal ones, and equal numbers, however a file stores them."""
+    """Return hashes of texts or numbers (uint64 [n, 2]). Equal values have equal hashes, however a file stores them."""
     column = plain(column, ())
     out = np.empty((len(column), 2), np.uint64)
     if is_text(column.type):
@@ -69,7 +69,7 @@ def session_hashes(column: Any) -> np.ndarray:
 
 
 def time_bits(column: Any) -> np.ndarray:
-    """uint64 [n]: the bits of numbers, of dates those of their seconds."""
+    """Return the bits of numbers, or of the seconds of dates, as float64 (uint64 [n])."""
     column = plain(column, ())
     values, kinds = seconds_of(column) if is_date(column.type) else floats_of(column, False)
     bits = np.ascontiguousarray(values, np.float64).view(np.uint64).copy()
@@ -86,7 +86,7 @@ _LANES = (seed_of("session 0"), seed_of("session 1"))
 
 @kernel
 def _add_numbers(values, seed, out):
-    """Add what stands for a number of each row."""
+    """Add the hash of a number to each row's two sums."""
     for i in range(values.size):
         z = mix(np.uint64(values[i]) ^ seed)
         out[i, 0] += z
@@ -95,14 +95,14 @@ def _add_numbers(values, seed, out):
 
 @kernel
 def _add_lane(values, seed, out):
-    """Add what stands for a number of each row, to one of its two sums."""
+    """Add the hash of a number to one of each row's two sums."""
     for i in range(values.size):
         out[i] += mix(values[i] ^ seed)
 
 
 @kernel
 def _add_lists(values, lengths, seed, out):
-    """Add what stands for a list of each row: its ids, each mixed with its place, and how many they are."""
+    """Add the hash of a list to each row's two sums: of its ids, each mixed with its position, and of its length."""
     at = 0
     for i in range(lengths.size):
         a, b, place = np.uint64(lengths[i]), seed, seed
@@ -120,7 +120,7 @@ def _add_lists(values, lengths, seed, out):
 
 @kernel
 def _finish(out):
-    """Make hashes of sums: rows that exchange a value get others, and the sums of all rows too."""
+    """Turn sums into hashes. Without this, rows that swap a value would leave the sum over all rows unchanged."""
     for i in range(out.shape[0]):
         a, b = out[i, 0], out[i, 1]
         out[i, 0] = mix(a ^ (b * _GOLDEN))

@@ -1,4 +1,4 @@
-"""Whether two data sets hold the same rows, in whatever order and layout: counts, and sums of hashes of rows."""
+"""Compares two data sets by counts and sums of row hashes: do they hold the same rows, in any order and layout?"""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
 
 BUCKETS = 1 << 16
 LOOKED_AT = 8
-"""Buckets whose rows are compared where data sets differ."""
+"""Most buckets whose rows are compared if data sets differ."""
 NAMED = 10
-"""Rows that an answer names."""
+"""Most differing rows that the result names."""
 _SHIFT = np.uint64(64 - 16)
 
 
 @dataclass
 class Sums:
-    """Of the rows of a data set, by bucket: how many, and the sum of their hashes."""
+    """The number of rows of a data set, and the sum of their hashes, by bucket."""
 
     counts: np.ndarray = field(default_factory=lambda: np.zeros(BUCKETS, np.int64))
     high: np.ndarray = field(default_factory=lambda: np.zeros(BUCKETS, np.uint64))
     low: np.ndarray = field(default_factory=lambda: np.zeros(BUCKETS, np.uint64))
 
     def add(self, hashes: np.ndarray) -> None:
-        """Count rows by their hashes, uint64 [n, 2]."""
+        """Add rows by their hashes (uint64 [n, 2])."""
         _add(hashes, self.counts, self.high, self.low)
 
     def other_than(self, other: "Sums") -> np.ndarray:
-        """The buckets that differ."""
+        """Return the buckets that differ."""
         differ = (self.counts != other.counts) | (self.high != other.high) | (self.low != other.low)
         return np.flatnonzero(differ)
 
@@ -51,9 +51,9 @@ class Side:
 
     **Arguments**
 
-    - `flag`: how an answer calls it.
-    - `files`: its rows; ids are taken as fingerprints.
-    - `session`: the column that says which rows belong together; None: the schema's.
+    - `flag`: what messages call it.
+    - `files`: its rows; ids are compared as fingerprints.
+    - `session`: the column that says which rows belong together; None for the schema's.
     """
 
     def __init__(self, flag: str, files: "Files", session: str | None = None) -> None:
@@ -66,16 +66,16 @@ class Side:
         self.kinds = {c.name: (c.list, "rows" if c.encode == "row" else c.kind) for c in schema.ids}
         self.roles = {"session": schema.session, "time": schema.time}
         self.called = {"session": shape.session, "time": shape.time}
-        """What these columns are called in a converted file, so in this one if it is one."""
+        """Names of these columns in a converted file, and so in this one if it is converted."""
         self.files = replace(files, encoder=replace(files.encoder, rows_of=Fingerprints()))
 
     def keep(self, roles: list[str]) -> None:
-        """Compare what says session and time, too."""
+        """Also compare the columns with these roles, of "session" and "time"."""
         columns = tuple(self.roles[role] or "" for role in roles)
         self.files = keeping(self.files, columns)
 
     def hashed(self) -> Iterator[tuple[Encoded, "Part", np.ndarray]]:
-        """All rows, by piece, with their hashes."""
+        """Yield all rows in pieces, with the part they are from and their hashes."""
         files = self.files
         with closing(pieces(files.dataset, files.encoder, [Range(files.begin, files.end)], files.workers)) as source:
             for piece, part in iter(lambda: next(source), None):
@@ -83,7 +83,7 @@ class Side:
                     yield piece, part, row_hashes(piece, self.labels, self.dense, self.ids)
 
     def place(self, part: "Part", row: int) -> str:
-        """Where a row is, for people."""
+        """Return the location of a row, for people to read."""
         dataset = self.files.dataset.anew()
         try:
             return f"{dataset.read(part).where(row)} of {dataset.paths[part.file]}"
@@ -92,13 +92,13 @@ class Side:
 
 
 def same(data: "Files", other: "Files", *, session: str | None = None, json: bool, quiet: bool) -> dict[str, Any]:
-    """Compare two data sets, and name rows that only one of them has.
+    """Compare two data sets, and name rows that one of them has more often than the other.
 
     **Arguments**
 
-    - `data`, `other`: the two.
-    - `session`: the column of `data` that says which rows belong together, if `other` was made by it; None: the schema's.
-    - `json`: progress does not go where the result does.
+    - `data`, `other`: the two data sets.
+    - `session`: the session column of `data`, if `other` was converted with one; None for the schema's.
+    - `json`: show progress on stderr, since the result goes to stdout.
     - `quiet`: show no progress.
     """
     import sys
@@ -135,9 +135,9 @@ def same(data: "Files", other: "Files", *, session: str | None = None, json: boo
 
 
 def _comparable(one: Side, other: Side) -> tuple[list[str], list[str]]:
-    """Which of session and time both have, and of the others which columns they are; refused where columns differ.
+    """Return the roles (session, time) that can be compared, and the columns of those that cannot. Raise if columns differ.
 
-    A session that `skirl convert` was told to take, or made of users, is another column than the schema's.
+    A session column that `skirl convert` was given, or made from users, is not the schema's, so it cannot be compared.
     """
     for what in ("labels", "dense", "ids"):
         mine, theirs = getattr(one, what), getattr(other, what)
@@ -149,7 +149,7 @@ def _comparable(one: Side, other: Side) -> tuple[list[str], list[str]]:
             )
     for name in one.ids:
         for part, (mine, theirs) in enumerate(zip(one.kinds[name], other.kinds[name])):
-            if mine != theirs and "" not in (mine, theirs):  # a converted file may not say what it was made of
+            if mine != theirs and "" not in (mine, theirs):  # a converted file may not say what it was made from
                 texts = [
                     ("lists" if k else "single ids") if part == 0 else k or "unknown values" for k in (mine, theirs)
                 ]
@@ -164,7 +164,7 @@ def _comparable(one: Side, other: Side) -> tuple[list[str], list[str]]:
 
 
 def _differing(sides: tuple[Side, Side], buckets: np.ndarray) -> list[dict[str, Any]]:
-    """Rows of these buckets that one side has more often than the other."""
+    """Return rows of these buckets that one side has more often than the other."""
     looked = np.zeros(BUCKETS, bool)
     looked[buckets] = True
     found: dict[tuple[int, int], list[int]] = {}
@@ -175,7 +175,7 @@ def _differing(sides: tuple[Side, Side], buckets: np.ndarray) -> list[dict[str, 
                 key = int(hashes[row, 0]), int(hashes[row, 1])
                 found.setdefault(key, [0, 0])[k] += 1
                 times = found[key]
-                if key not in where or times[k] > times[1 - k]:  # the place of one that is too many
+                if key not in where or times[k] > times[1 - k]:  # name a row of the side that has more
                     where[key] = k, part, int(piece.places[row])
     rows = []
     for key, times in sorted(found.items()):
@@ -208,7 +208,7 @@ def _total(sums: Sums) -> int:
 
 @kernel
 def _add(hashes, counts, high, low):
-    """Add hashes of 128 bits to the sums of their buckets."""
+    """Add 128-bit hashes to the sums of their buckets."""
     for i in range(hashes.shape[0]):
         bucket = np.int64(hashes[i, 0] >> _SHIFT)
         counts[bucket] += 1

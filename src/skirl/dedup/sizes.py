@@ -1,4 +1,4 @@
-"""How large files of sessions are: rows in each order and layout, by each writer with its defaults and its best settings."""
+"""Measures the size of files of sessions in each order and layout, by each writer with its defaults and other settings."""
 
 import sys
 import tempfile
@@ -21,7 +21,7 @@ from skirl.dedup.window_layout import windows, windows_found
 
 _LARGE = {"dictionary_pagesize_limit": 32 << 20, "data_page_size": 16 << 20}
 GROUPS = "row groups of 65,536"
-"""As `skirl convert` has them: a dictionary of 1 MiB mostly holds the ids of one, and not those of a file."""
+"""The row groups of `skirl convert`: a dictionary of 1 MiB mostly holds the ids of one, but not those of a whole file."""
 SETTINGS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "pyarrow": {
         "default": {},
@@ -34,16 +34,16 @@ SETTINGS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "polars": {"default": {}},
     "duckdb": {"default": {}, "zstd": {"compression": "zstd"}, "zstd 9": {"compression": "zstd 9"}},
 }
-"""Of each writer: by name, what is set."""
+"""The settings to try with each writer, by name."""
 
 
 def sizes(table: Any, path: Path) -> dict[str, int]:
-    """Bytes of a table by each writer that is there, with each of its settings.
+    """Return the bytes of a table as written by each installed writer with each of its settings.
 
     **Arguments**
 
     - `table`: the rows.
-    - `path`: where to write it.
+    - `path`: path to write it to.
     """
     found = {}
     for writer, settings in SETTINGS.items():
@@ -56,7 +56,7 @@ def sizes(table: Any, path: Path) -> dict[str, int]:
 
 
 def there(writer: str) -> bool:
-    """Whether a writer is installed."""
+    """Return whether a writer is installed."""
     try:
         import_module(writer)
     except ImportError:
@@ -86,15 +86,15 @@ _WRITE = {"pyarrow": _by_pyarrow, "polars": _by_polars, "duckdb": _by_duckdb}
 
 
 def stored(samples: int, change: float, rows_scale: float, at_once: Sequence[int], mind: str | None) -> dict[str, Any]:
-    """Bytes of the same rows in each order and layout, and how many times as small `once` is.
+    """Return the bytes of the same rows in each order and layout, and by which factor `once` is smaller.
 
     **Arguments**
 
-    - `samples`: how many.
-    - `change`: the probability that a list differs from that of the sample before.
-    - `rows_scale`: multiplies the ids that they are drawn from.
-    - `at_once`: sessions that run at the same time, in files in order of time.
-    - `mind`: a behaviors.tsv; None: there is none.
+    - `samples`: number of samples.
+    - `change`: probability that a list differs from the previous sample's.
+    - `rows_scale`: multiplies the number of ids that samples are drawn from.
+    - `at_once`: numbers of concurrent sessions, for files in order of time.
+    - `mind`: path of a behaviors.tsv; None if there is none.
     """
     table, schema, new = rows_of_sessions(samples, change, rows_scale)
     draw = np.random.default_rng(0)
@@ -121,7 +121,7 @@ def stored(samples: int, change: float, rows_scale: float, at_once: Sequence[int
 
 
 def _shifting(samples: int, rows_scale: float) -> dict[str, Any]:
-    """The same of lists that shift by an id at every second sample: windows, and `once`."""
+    """Return the same for lists that shift by an id at every second sample on average: windows against `once`."""
     table, schema, new = rows_of_sessions(samples, SHIFTS, rows_scale, "shift")
     of_each = [groups_found(table, schema, new), windows_found(table, schema, new)]
     some = _of_each(
@@ -151,7 +151,7 @@ def _of_each(tables: Mapping[str, Callable[[], Any]]) -> dict[str, dict[str, int
 
 
 def _ratios(shuffled: dict[str, int], some: dict[str, int]) -> dict[str, Any]:
-    """How many times as small: with each setting; with the defaults, of the writer where it is least; best against best."""
+    """Return how many times smaller files are: with each setting, the least of all defaults, and best against best."""
     each = {name: size / some[name] for name, size in shuffled.items()}
     return {
         "vs_shuffled_default": min(x for name, x in each.items() if name.endswith(" default")),
@@ -161,7 +161,7 @@ def _ratios(shuffled: dict[str, int], some: dict[str, int]) -> dict[str, Any]:
 
 
 def _mind(path: str) -> dict[str, Any]:
-    """The same of MIND's impressions, as `skirl convert --by session --rows 100000` writes them; and as without rows."""
+    """Return the same for MIND's impressions, as written by `skirl convert --by session` with and without --rows 100000."""
     found: dict[str, Any] = {"bytes": {}}
     for ids, rows in (("fingerprints", None), ("rows", "100000")):
         with tempfile.TemporaryDirectory() as folder:
@@ -182,11 +182,11 @@ def _mind(path: str) -> dict[str, Any]:
 
 
 def told_of(result: Mapping[str, Any]) -> dict[str, str]:
-    """What was found, as people read it.
+    """Return the result as labelled lines for people to read.
 
     **Arguments**
 
-    - `result`: of `stored`.
+    - `result`: what `stored` returned.
     """
     told = {}
     of_mind = {} if result["mind"] == "missing" else result["mind"]["bytes"]

@@ -1,4 +1,4 @@
-"""Files by session with Apache Spark: it moves frames of rows, and our own code reads and finishes them."""
+"""Writes files by session with Apache Spark: Spark moves frames of rows, and our own code reads and finishes them."""
 
 import os
 import shutil
@@ -34,37 +34,37 @@ from skirl.tools.progress import Progress
 STRETCH = 64 << 20
 """Bytes of files that a task reads,"""
 TASKS = 8
-"""unless there would be fewer tasks."""
+"""unless there would be fewer tasks than this."""
 POLL = 0.3
-"""Seconds between two looks at how far tasks are."""
+"""Seconds between two checks of the tasks' progress."""
 PARTITIONS = 200
-"""Of a shuffle, at most."""
+"""Most partitions of a shuffle."""
 LARGEST = 1 << 20
-"""Bytes of a frame, unless one row has more."""
+"""Most bytes of a frame, unless one row has more."""
 PACKED = 8
-"""How many times as large text mostly is before gzip packs it."""
+"""Typical compression ratio of text with gzip."""
 SETTINGS = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "8",  # a record is a frame
     "spark.sql.parquet.enableVectorizedReader": "false",  # it holds 4,096 of them
 }
 OF_OWN = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "FATAL"}
-"""Of a session that nobody else has: what fails is said in a sentence."""
+"""Settings of a session of our own, where we report failures ourselves."""
 FRAMES_FILE = {"compression": "none", "parquet.page.size.row.check.min": "1", "parquet.block.size.row.check.min": "1"}
-"""Of Spark's Parquet, whose rows are frames."""
+"""Options of Spark's Parquet files, whose rows are frames."""
 
 
 class SparkFailed(RuntimeError):
-    """Spark could not do its work; the text says why."""
+    """Raised if Spark fails; the message says why."""
 
 
 class Spark:
-    """Runs the two functions of a convert, the bucket of a row and the finish of a bucket, on a SparkSession.
+    """Runs the two steps of a convert on a SparkSession: find the bucket of each row, and finish each bucket.
 
     **Arguments**
 
-    - `master`: where, such as local[4], spark://HOST:7077 or sc://HOST; None: the session that is active,
-      or Spark's own default.
-    - `session`: one's own, which goes on behind it; None: that of `master`.
+    - `master`: where to run, such as local[4], spark://HOST:7077 or sc://HOST; None for the active session, or Spark's
+      own default.
+    - `session`: an existing session to use and leave running; None uses `master`.
     """
 
     def __init__(self, master: str | None = None, session: Any = None) -> None:
@@ -73,13 +73,13 @@ class Spark:
         self._own = False
         self._were: dict[str, str] = {}
         self._ctrl_c: Any = None
-        """What Ctrl-C did before a session of our own, which has it end its jobs and never gives it back."""
+        """The SIGINT handler from before a session of our own, which replaces it to end its jobs and never restores it."""
         self._remote = (master or os.environ.get("SPARK_REMOTE", "")).startswith("sc://")
         if session is None:
             self._check()
 
     def _check(self) -> None:
-        """Refuse what cannot begin a session."""
+        """Raise if a session cannot be started, because pyspark or Java is missing."""
         if find_spec("pyspark") is None:
             raise WrongFlags("engine is 'spark', and pyspark is not installed: pip install 'skirl[spark]'")
         if not self._remote and not _has_java():
@@ -96,7 +96,7 @@ class Spark:
         return self
 
     def _found(self) -> Any:
-        """The session that is active, or a new one."""
+        """Return the active session, or a new one."""
         SparkSession = import_module("pyspark.sql").SparkSession
         active = SparkSession.getActiveSession()
         if active is not None and self._master is not None:
@@ -133,15 +133,15 @@ class Spark:
             session.conf.set(name, value)
 
     def spill(self, files: Files, shape: Shape, wanted: Wanted, work: Path, progress: Progress) -> dict[str, Any]:
-        """Have rows read and written as frames; what they hold, and which make a file each.
+        """Have Spark read rows and write them as frames. Return counts, and the plan of the files to write.
 
         **Arguments**
 
         - `files`: the rows.
-        - `shape`: what is written of them.
-        - `wanted`: how.
-        - `work`: the folder of the command; all processes of Spark see it.
-        - `progress`: told of rows.
+        - `shape`: what to write.
+        - `wanted`: how to write it.
+        - `work`: the command's working folder, which all processes of Spark must see.
+        - `progress`: called with the number of rows.
         """
         work = work.absolute()
         files = replace(
@@ -157,7 +157,7 @@ class Spark:
         tasks = stretches(files, max(TASKS, sum(map(os.path.getsize, files.dataset.paths)) // STRETCH))
         rows = self._session.range(0, len(tasks), 1, len(tasks))
         grid = buckets_for(grown(files), wanted.unit)
-        while True:  # once, unless rows of other files take far more than those of the first
+        while True:  # runs once, unless rows of other files take far more memory than those of the first
             read = Read(files, shape, tasks, grid, seconds, wanted.load, LARGEST, schema, _anew(work / "told"))
             writer = _mapped(rows, read, FRAMES).write.mode("overwrite").options(**FRAMES_FILE)
             for _ in self._running(lambda writer=writer: writer.parquet(_place(work)), told):
@@ -180,7 +180,7 @@ class Spark:
         return found | self._gathered(Measure(**_of_gathered(work, shape, found)), work, found, [0])[0]
 
     def _counted(self, work: Path, count: Count, grid: int) -> tuple[Counts, dict[str, int]]:
-        """Rows by bucket, and sessions."""
+        """Return the counts of rows by bucket, and those of sessions."""
         frames = self._session.read.parquet(_place(work)).select("bucket", "partition", "rows", "size", "keys")
         frames = frames.repartition(min(grid, PARTITIONS), "bucket").sortWithinPartitions("bucket")
         counts, sessions = Counts(), dict(SessionStarts(None).counts)
@@ -191,13 +191,13 @@ class Spark:
         return counts, sessions
 
     def finish(self, work: Path, shape: Shape, manifest: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
-        """Have the files written that are not there yet; how many are, and their rows, from time to time.
+        """Have Spark write the files that do not exist yet. Yield, from time to time, the number of files and of their rows.
 
         **Arguments**
 
-        - `work`: the folder of the command.
-        - `shape`: what is written.
-        - `manifest`: what `spill` found.
+        - `work`: the command's working folder.
+        - `shape`: what to write.
+        - `manifest`: what `spill` returned.
         """
         work = work.absolute()
         _anew(work / "told")
@@ -218,7 +218,7 @@ class Spark:
         return self._collected(self._frames_of(gathered, work, plan, units), work / "told")
 
     def _frames_of(self, gathered: Gathered, work: Path, plan: Mapping[str, Any], units: list[int]) -> Any:
-        """What is told of units, whose frames come one after the other, each unit's in the order of the data."""
+        """Return a data frame of results for `units`. A unit's frames are contiguous, and in the order of the data."""
         of_each = plan["grid"] // plan["buckets"]
         wanted = [(p, first * of_each, end * of_each, n) for n in units for p, first, end in [plan["units"][n]]]
         of = self._session.createDataFrame(wanted, "of bigint, begin int, end int, unit int")
@@ -239,7 +239,7 @@ class Spark:
                 return [json.loads(row[0]) for row in ended.value]
 
     def _running(self, job: Callable[[], Any], told: Path) -> Generator[None, None, Any]:
-        """Does something every now and then while a job runs; what came of it."""
+        """Run a job, yield at intervals while it runs, and return its result. Raise what tasks have refused."""
         with ThreadPoolExecutor(1) as pool:
             future = pool.submit(job)
             try:
@@ -261,17 +261,17 @@ class Spark:
 
 
 def stretches(files: Files, most: int) -> list[tuple[Place, Place | None]]:
-    """The data in stretches that are read by themselves, in order, of about as many parts each.
+    """Cut the data into stretches of about equally many parts, in order, which can be read independently.
 
     **Arguments**
 
     - `files`: all rows.
-    - `most`: how many stretches; fewer where the data cannot be cut so often.
+    - `most`: number of stretches; there are fewer if the data cannot be cut as often.
     """
     dataset = files.dataset.anew()
     begins: list[Place] = []
     for number, path in enumerate(dataset.paths):
-        if kind_of(path) == "gzip":  # whoever reads its middle has unpacked all before
+        if kind_of(path) == "gzip":  # to read from its middle, one has to unpack everything before
             begins.append(Place(number))
             continue
         share = None
@@ -286,11 +286,11 @@ def stretches(files: Files, most: int) -> list[tuple[Place, Place | None]]:
 
 
 def grown(files: Files) -> int:
-    """Bytes that all rows take in memory, about: as many times those of the files as the first rows do.
+    """Estimate the bytes that all rows take in memory, from the first rows' ratio of memory to bytes in the file.
 
     **Arguments**
 
-    - `files`: all rows; there is one.
+    - `files`: all rows; at least one.
     """
     paths = files.dataset.paths
     total, size = sum(map(os.path.getsize, paths)), os.path.getsize(paths[0])
@@ -340,15 +340,15 @@ def _there(paths: list[Path], manifest: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _mapped(frame: Any, function: Callable[[Iterator[Any]], Iterator[Any]], columns: Mapping[str, str]) -> Any:
-    """What a function makes of the batches of each partition."""
+    """Return a data frame with a function applied to the batches of each partition."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # pyspark's, of releases of pandas: none of it is used
+        warnings.simplefilter("ignore")  # pyspark warns about the version of pandas, which we do not use
         columns_of_sql = ", ".join(f"{name} {kind}" for name, kind in columns.items())
         return frame.mapInArrow(lambda batches: function(batches), columns_of_sql)
 
 
 def _why(error: BaseException) -> str:
-    """The reason in a few words: of an error in Python what its traceback ends with."""
+    """Return the reason of an error in one line: for a Python error, the line that its traceback ends with."""
     lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     begins = [n for n, line in enumerate(lines) if line.startswith(("Traceback (most", "  File "))]
     if begins:

@@ -1,4 +1,4 @@
-"""Rows on disk: frames one after the other, and an index that says the first row and the last of each."""
+"""Rows spilled to disk: consecutive frames, and an index with the first and last sort key of each."""
 
 import os
 import zlib
@@ -15,22 +15,22 @@ from skirl.tools.os_errors import writing
 from skirl.tools.sealed_json import to_disk
 
 HELD = 112
-"""Bytes of memory that a row takes beside its values while it is put in order."""
+"""Bytes of memory that sorting takes per row, in addition to the row's values."""
 ALL = (0, (1 << 64) - 1)
-"""The first halves of all hashes."""
+"""The range of the first halves of all hashes."""
 ROWS, SESSIONS = "rows", "sessions"
-"""Names of spills: of rows, and of what they are ordered by alone."""
+"""Names of spills: one of rows, and one of sort keys alone."""
 _AT_ONCE = 1 << 14
-"""Records that are looked through at once."""
+"""Records to read at once."""
 
 
 class Spill:
-    """Writes frames: rows to one file, what they are ordered by to another, and to a third what frames there are.
+    """Writes frames to three files: one of rows, one of sort keys, and an index of frames.
 
     **Arguments**
 
-    - `folder`: where to; it is there.
-    - `name`: of the files.
+    - `folder`: an existing folder to write to.
+    - `name`: name of the files.
     """
 
     def __init__(self, folder: Path, name: str = ROWS) -> None:
@@ -44,8 +44,8 @@ class Spill:
 
         **Arguments**
 
-        - `rows`: in order.
-        - `most`: bytes of a frame, unless one row has more.
+        - `rows`: the rows in order.
+        - `most`: most bytes of a frame, unless one row has more.
         """
         with writing(self._path):
             for keys, packed, frames in framed(rows, most):
@@ -55,12 +55,12 @@ class Spill:
                 self._files[0].write(packed.data)
 
     def put(self, partition: int, keys: Any) -> None:
-        """Write a frame that has nothing but what its rows are ordered by.
+        """Write a frame that has only sort keys.
 
         **Arguments**
 
-        - `partition`: that of the rows.
-        - `keys`: see `keys_in`.
+        - `partition`: partition of the rows.
+        - `keys`: the sort keys as bytes, see `keys_in`.
         """
         frame = Frame(0, partition, keys_in(keys), np.empty(0, np.uint8))
         with writing(self._path):
@@ -72,7 +72,7 @@ class Spill:
 
         **Arguments**
 
-        - `frame`: the record, and behind it keys and rows.
+        - `frame`: the record, followed by sort keys and rows.
         """
         record, values = np.frombuffer(frame, RECORD, 1).copy(), memoryview(frame)[RECORD.itemsize :]
         record["row"], record["offset"] = self._rows, self._bytes
@@ -90,11 +90,11 @@ class Spill:
         self._bytes += length
 
     def close(self, *, lasting: bool = True) -> dict[str, int]:
-        """End the files; what `Spilled` has to know of them.
+        """Close the files. Return what `Spilled` needs to know about them.
 
         **Arguments**
 
-        - `lasting`: see to it that they survive a crash of the machine.
+        - `lasting`: sync them to disk, so that they survive a crash of the machine.
         """
         with writing(self._path):
             for file in self._files:
@@ -108,19 +108,19 @@ class Spill:
 
     def __exit__(self, *error: object) -> None:
         for file in self._files:
-            with suppress(OSError):  # what is wrong was said
+            with suppress(OSError):  # the error that matters has been raised already
                 file.close()
 
 
 class Spilled:
-    """Reads frames; a `BadFile` where something is not as it was written.
+    """Reads frames. Raises `BadFile` if the files are not as they were written.
 
     **Arguments**
 
-    - `folder`: where they are.
-    - `told`: what `Spill.close` gave.
-    - `then`: what to do where they are damaged.
-    - `name`: of the files.
+    - `folder`: folder of the files.
+    - `told`: what `Spill.close` returned.
+    - `then`: what errors tell the user to do.
+    - `name`: name of the files.
     """
 
     def __init__(self, folder: Path, told: Mapping[str, int], then: str, name: str = ROWS) -> None:
@@ -151,19 +151,19 @@ class Spilled:
         return file
 
     def _records(self) -> Iterator[np.ndarray]:
-        """All records, some at a time."""
+        """Yield all records, some at a time."""
         for first in range(0, self._told["frames"], _AT_ONCE):
             out = np.empty(min(_AT_ONCE, self._told["frames"] - first), RECORD)
             self._read(out.view(np.uint8), 2, first * RECORD.itemsize)
             yield out
 
     def frames(self, partition: int | None, highs: tuple[int, int] = ALL) -> tuple[np.ndarray, np.ndarray]:
-        """Records of frames that may have some of these rows, and int64: the places of these frames among all.
+        """Return the records of frames that may contain some of these rows, and the numbers of these frames (int64).
 
         **Arguments**
 
-        - `partition`: that of the rows; None: any.
-        - `highs`: the first halves of their hashes, from the first to the last.
+        - `partition`: partition of the rows; None for any.
+        - `highs`: smallest and largest first half of their hashes.
         """
         first, last = map(np.uint64, highs)
         found, places, at = [np.empty(0, RECORD)], [np.empty(0, np.int64)], 0
@@ -178,11 +178,11 @@ class Spilled:
         return np.concatenate(found), np.concatenate(places)
 
     def keys(self, records: np.ndarray) -> np.ndarray:
-        """What rows are ordered by, and their bytes, of frames that follow each other: see `keys_in`.
+        """Return the sort keys and sizes of the rows of consecutive frames, see `keys_in`.
 
         **Arguments**
 
-        - `records`: those of the frames.
+        - `records`: records of the frames.
         """
         ends = np.cumsum(records["rows"])
         keys = np.empty((self._checked(records, ends), 4), np.uint64)
@@ -201,7 +201,7 @@ class Spilled:
         return keys
 
     def _checked(self, records: np.ndarray, ends: np.ndarray) -> int:
-        """How many rows frames have that follow each other, as their records say."""
+        """Return the number of rows of consecutive frames, after checking that their records are consistent."""
         rows, lengths, told = records["rows"], records["length"], self._told
         right = (rows > 0).all() and (rows <= told["rows"]).all()
         right &= (lengths >= 0).all() and (lengths <= told["bytes"]).all()
@@ -213,12 +213,12 @@ class Spilled:
         return int(ends[-1])
 
     def read(self, records: np.ndarray, out: np.ndarray) -> None:
-        """Read rows of frames that follow each other, uint8; behind `keys`.
+        """Read the packed rows of consecutive frames (uint8). Call `keys` first, which checks their records.
 
         **Arguments**
 
-        - `records`: those of the frames.
-        - `out`: where to.
+        - `records`: records of the frames.
+        - `out`: array to read into.
         """
         self._read(out, 0, int(records["offset"][0]))
         raw, begin = out.data, 0
@@ -229,24 +229,24 @@ class Spilled:
 
     def _read(self, out: np.ndarray, file: int, offset: int) -> None:
         view, at = out.data, 0
-        while at < len(view):  # a call reads 2 GiB at most
+        while at < len(view):  # one call reads at most 2 GiB
             got = os.preadv(self._files[file].fileno(), [view[at:]], offset + at)
             if not got:
                 raise self._damaged(f"ends behind byte {offset + at:,}", file)
             at += got
 
     def close(self) -> None:
-        """Let the files go."""
+        """Close the files."""
         for file in self._files:
             file.close()
 
     def lost(self, rows: int, had: int) -> BadFile:
-        """What to raise where not as many rows are found as were written.
+        """Return the error to raise if fewer or more rows are found than were written.
 
         **Arguments**
 
-        - `rows`: how many there are.
-        - `had`: how many there were.
+        - `rows`: number of rows found.
+        - `had`: number of rows written.
         """
         return self._damaged(f"has {rows:,} rows of a file, and had {had:,}")
 
@@ -255,16 +255,16 @@ class Spilled:
 
 
 def path_of(folder: Path, name: str = ROWS) -> Path:
-    """The file of a spill that has the rows; names of the others begin alike.
+    """Return the path of a spill's file of rows; the other files have the same name with a suffix.
 
     **Arguments**
 
-    - `folder`: where it is.
-    - `name`: what it is called.
+    - `folder`: folder of the spill.
+    - `name`: name of the spill.
     """
     return folder / name
 
 
 def _paths(path: Path) -> list[Path]:
-    """The files of a spill: of rows, of keys, and of what frames there are."""
+    """Return the paths of a spill's files: rows, sort keys and index."""
     return [path, path.with_name(f"{path.name}.keys"), path.with_name(f"{path.name}.index")]

@@ -1,4 +1,4 @@
-"""A stretch of spilled rows in order: read at once where it fits in memory, else piece by piece."""
+"""Reads a stretch of spilled rows in order: at once if it fits in memory, else in pieces."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -13,7 +13,7 @@ from skirl.dedup.spill import ALL, HELD, Spilled
 
 
 class Border(NamedTuple):
-    """A place in the order of rows: by hash, then time, then frame."""
+    """A position in the order of rows: by hash, then time, then frame."""
 
     high: int
     low: int
@@ -21,12 +21,12 @@ class Border(NamedTuple):
     frame: int
 
     def behind(self, high: Any, low: Any, times: Any, frames: Any) -> np.ndarray:
-        """bool [n]: which rows come before it.
+        """Return which rows come before this border (bool [n]).
 
         **Arguments**
 
-        - `high`, `low`, `times`: what they are ordered by.
-        - `frames`: the place of each row's frame among all.
+        - `high`, `low`, `times`: sort keys of the rows.
+        - `frames`: number of each row's frame.
         """
         last = (times < self.time) | ((times == self.time) & (frames < self.frame))
         same = (high == np.uint64(self.high)) & ((low < np.uint64(self.low)) | ((low == np.uint64(self.low)) & last))
@@ -34,24 +34,24 @@ class Border(NamedTuple):
 
 
 class Some(NamedTuple):
-    """Rows of frames that follow each other."""
+    """Consecutive rows of consecutive frames."""
 
     records: np.ndarray
     first: int
     """Bytes of the rows before them in the first frame,"""
     length: int
-    """and theirs."""
+    """and their own bytes."""
 
 
 class Piece:
-    """Rows in order, all of them between two borders.
+    """All rows between two borders, in order.
 
     **Arguments**
 
-    - `keys`: uint64 [n, 4], of the rows as they lie in their frames, see `keys_in`.
+    - `keys`: uint64 [n, 4], sort keys of the rows in the order of their frames, see `keys_in`.
     - `frames`: their frames.
-    - `spilled`: where these are.
-    - `packing`: how rows lie in them; None: there are no rows, only what they are ordered by.
+    - `spilled`: the spill that holds the frames.
+    - `packing`: packing of the rows; None if there are only sort keys.
     """
 
     def __init__(self, keys: np.ndarray, frames: list[Some], spilled: Spilled, packing: Packing | None) -> None:
@@ -67,11 +67,11 @@ class Piece:
         return len(self.times)
 
     def taken(self, low: int, high: int) -> Any:
-        """Rows low .. high - 1, without what they are ordered by: a batch.
+        """Return rows low .. high - 1 as a record batch without sort keys.
 
         **Arguments**
 
-        - `low`, `high`: counted in order.
+        - `low`, `high`: positions in the order of rows.
         """
         assert self._packing is not None
         if self._held is None:
@@ -97,12 +97,12 @@ class Stretch:
 
     **Arguments**
 
-    - `spilled`: where they are.
-    - `partition`: which stretch of time; None: any.
-    - `highs`: the first halves of the hashes, from the first to the last.
-    - `packing`: how rows lie in frames; None: only what they are ordered by is read.
-    - `most`: bytes of memory that rows take at once, about.
-    - `size`: bytes that all of them take; None: those of their frames, which may have other rows too.
+    - `spilled`: the spill that holds them.
+    - `partition`: partition of time; None for all.
+    - `highs`: smallest and largest first half of the hashes.
+    - `packing`: packing of the rows; None reads only sort keys.
+    - `most`: approximate bytes of memory for rows at once.
+    - `size`: bytes that all of them take; None estimates it by their frames, which may have other rows too.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Stretch:
         self._partition, self._highs, self._packing, self._most, self._size = partition, highs, packing, most, size
 
     def pieces(self) -> Iterator[Piece]:
-        """All rows, in order."""
+        """Yield all rows in order, in pieces."""
         records, frames = self.spilled.frames(self._partition, self._highs)
         first, last = self._highs
         begin, end = Border(first, 0, -np.inf, -1), Border(last, ALL[1], np.inf, 1 << 62)
@@ -122,7 +122,7 @@ class Stretch:
                 yield piece
 
     def _borders(self, records: np.ndarray, frames: np.ndarray, begin: Border) -> list[Border]:
-        """Where to cut, so that half of what fits is between two borders; the rest is for frames that a border divides."""
+        """Return where to cut, so that a piece takes half of the memory: the rest is for frames that a border divides."""
         sizes = HELD * records["rows"] + (0 if self._packing is None else records["length"])
         if (sizes.sum() if self._size is None else self._size) <= self._most:
             return []
@@ -156,7 +156,7 @@ class Stretch:
         return Piece(keys[:at], some, self.spilled, self._packing)
 
     def _groups(self, records: np.ndarray, frames: np.ndarray, own: np.ndarray) -> Iterator[tuple[int, int]]:
-        """Those of some frames that follow each other, and whose rows do: the first, and the one behind the last."""
+        """Yield ranges (first, last + 1) of the frames `own` that are consecutive, with rows in order across frames."""
         before, here = records["last"][own[:-1]], records["first"][own[1:]]
         last = (before["low"] > here["low"]) | ((before["low"] == here["low"]) & (before["time"] > here["time"]))
         cut = (before["high"] > here["high"]) | ((before["high"] == here["high"]) & last)

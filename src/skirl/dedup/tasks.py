@@ -1,6 +1,6 @@
-"""What processes of a cluster do for `skirl convert`: functions of Arrow batches, as Spark's `mapInArrow` calls them.
+"""The tasks of `skirl convert` on a cluster: functions of Arrow batches, as Spark's `mapInArrow` calls them.
 
-Rows travel as frames, many in one binary value: no engine's types come between, and none has to know ours.
+Rows travel in frames, many rows in one binary value, so that no engine has to convert our types to its own.
 """
 
 import json
@@ -32,24 +32,24 @@ FRAMES = {
     "task": "int", "number": "int", "bucket": "int", "partition": "bigint", "rows": "bigint", "size": "bigint",
     "keys": "binary", "frame": "binary",
 }  # fmt: skip
-"""Columns of frames: task and number say where its rows come in the data; keys is what they are ordered by."""
+"""Columns of frames: task and number give its position in the data; keys holds the sort keys of its rows."""
 TOLD = {"told": "string"}
 """A column of JSON."""
 _KINDS = {"int": pa.int32(), "bigint": pa.int64(), "binary": pa.binary(), "string": pa.string()}
 TOGETHER = 8 << 20
-"""Bytes of frames in a batch, unless one has more."""
+"""Bytes of frames at which a batch is complete."""
 READING, DONE, REFUSED = "reading", "done", "refused"
-"""How names of files begin that say what a task has read so far, and in the end, and why one has ended all."""
+"""Prefixes of the files in which a task reports its rows so far, its final counts, and an error that ends the command."""
 
 
 @contextmanager
 def telling(folder: Path, task: int) -> Iterator[None]:
-    """In this block an error that is a sentence is written down and not raised: a cluster would try again, and fail again.
+    """Write errors meant for the user to a file instead of raising them: a cluster would retry the task, and fail again.
 
     **Arguments**
 
-    - `folder`: where to.
-    - `task`: its number.
+    - `folder`: folder to write to.
+    - `task`: number of the task.
     """
     try:
         yield
@@ -58,11 +58,11 @@ def telling(folder: Path, task: int) -> Iterator[None]:
 
 
 def tell(path: Path, what: Mapping[str, Any]) -> None:
-    """Write a small file, all at once; another attempt at the same task may do so too.
+    """Write a small JSON file atomically. Another attempt at the same task may write the same file.
 
     **Arguments**
 
-    - `path`: the file.
+    - `path`: path of the file.
     - `what`: its content.
     """
     draft = path.with_name(f".{path.name}-{socket.gethostname()}-{os.getpid()}")
@@ -72,12 +72,12 @@ def tell(path: Path, what: Mapping[str, Any]) -> None:
 
 
 def heard(folder: Path, begin: str = "") -> dict[str, Any]:
-    """What tasks have told: by the name of the file.
+    """Return what tasks have written, by the name of the file.
 
     **Arguments**
 
-    - `folder`: where from.
-    - `begin`: of names.
+    - `folder`: folder to read from.
+    - `begin`: prefix of the names to read.
     """
     names = sorted(name for name in os.listdir(folder) if name.startswith(begin) and not name.startswith("."))
     return {name: json.loads((folder / name).read_text()) for name in names}
@@ -85,19 +85,19 @@ def heard(folder: Path, begin: str = "") -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Read:
-    """The bucket of a row: reads stretches of the data, and gives their rows as frames.
+    """The first step: reads stretches of the data, and yields their rows as frames by bucket.
 
     **Arguments**
 
     - `files`: all rows.
-    - `shape`: what is written of them.
-    - `stretches`: where each begins and ends; a task is the number of one.
-    - `buckets`: how many; each frame is of one.
-    - `seconds`: of a partition; None: there is one.
-    - `load`: bytes of rows that are read at once.
-    - `most`: bytes of a frame, unless one row has more.
-    - `schema`: of the rows.
-    - `told`: a folder: how many rows each task has read, and why one has ended.
+    - `shape`: what to write.
+    - `stretches`: where each stretch begins and ends; a task is the number of one.
+    - `buckets`: number of buckets; each frame belongs to one.
+    - `seconds`: length of a partition; None if there is only one.
+    - `load`: bytes of rows to read at once.
+    - `most`: most bytes of a frame, unless one row has more.
+    - `schema`: serialized schema of the rows.
+    - `told`: folder in which tasks report the rows they have read, and errors.
     """
 
     files: Files
@@ -136,13 +136,13 @@ class Read:
 
 @dataclass(frozen=True)
 class Count:
-    """Sessions and sizes of buckets; a bucket's frames follow each other, without what is in them.
+    """Counts sessions and the sizes of buckets, from the sort keys of frames. A bucket's frames must be contiguous.
 
     **Arguments**
 
-    - `shape`: what is written.
-    - `seconds`: of a partition; None: there is one.
-    - `most`: bytes of memory that keys take at once.
+    - `shape`: what to write.
+    - `seconds`: length of a partition; None if there is only one.
+    - `most`: bytes of memory for sort keys at once.
     """
 
     shape: Shape
@@ -167,15 +167,15 @@ class Count:
 
 @dataclass(frozen=True)
 class Gathered:
-    """What is done with the rows of a unit, whose frames follow each other.
+    """A task on the rows of a unit, whose frames must be contiguous.
 
     **Arguments**
 
-    - `shape`: what is written.
-    - `plan`: units, and what was found of the first.
-    - `schema`: of the rows.
-    - `told`: a folder: why one has ended.
-    - `then`: what to do where a frame is damaged.
+    - `shape`: what to write.
+    - `plan`: the units, and what was measured on the first.
+    - `schema`: serialized schema of the rows.
+    - `told`: folder in which tasks report errors.
+    - `then`: what to tell the user to do if a frame is damaged.
     """
 
     shape: Shape
@@ -187,7 +187,7 @@ class Gathered:
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         for number, rows in _by(batches, "unit"):
             with telling(self.told, number), tempfile.TemporaryDirectory(prefix="skirl-") as folder:
-                with Spill(Path(folder)) as spill:  # on disk, for rows may be more than memory holds
+                with Spill(Path(folder)) as spill:  # on disk, since the rows may not fit in memory
                     for row in rows:
                         spill.put_whole(row["frame"])
                     told = spill.close(lasting=False)
@@ -197,20 +197,20 @@ class Gathered:
                     yield _told(self.done(number, stretch, Path(folder)))
 
     def done(self, number: int, stretch: Stretch, folder: Path) -> dict[str, Any]:
-        """What is told of a unit.
+        """Process a unit, and return the result to report.
 
         **Arguments**
 
-        - `number`: which.
+        - `number`: number of the unit.
         - `stretch`: its rows.
-        - `folder`: a place for files that do not stay.
+        - `folder`: folder for temporary files.
         """
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Measure(Gathered):
-    """Which columns repeat, and which have a dictionary; the first unit says so."""
+    """Finds the columns that repeat, and those to write with a dictionary, from the first unit."""
 
     def done(self, number: int, stretch: Stretch, folder: Path) -> dict[str, Any]:
         return measured(stretch, self.shape, folder, self.plan["most"])
@@ -218,12 +218,12 @@ class Measure(Gathered):
 
 @dataclass(frozen=True)
 class Finish(Gathered):
-    """The finish of a bucket: puts rows in order, and writes their file.
+    """The second step: sorts the rows of a unit and writes their file.
 
     **Arguments**
 
-    - `parts`: the folder of files.
-    - `drafts`: one on the same disk, for those that are not complete.
+    - `parts`: folder of the files.
+    - `drafts`: folder on the same disk for files that are not complete.
     """
 
     parts: Path
@@ -241,7 +241,7 @@ def _schema_of(raw: bytes) -> pa.Schema:
 
 
 def _together(frames: Iterator[tuple[Any, ...]]) -> Iterator[Any]:
-    """Batches of frames."""
+    """Yield frames in batches."""
     waiting: list[tuple[Any, ...]] = []
     held = 0
     for frame in frames:
@@ -265,7 +265,7 @@ def _batch(columns: Mapping[str, str], rows: Sequence[tuple[Any, ...]]) -> Any:
 
 
 def _by(batches: Iterator[Any], name: str) -> Iterator[tuple[int, Iterator[dict[str, Any]]]]:
-    """Rows that follow each other and have the same number; binary values lie where they came."""
+    """Group consecutive rows with the same number in column `name`. Binary values are not copied."""
 
     def rows() -> Iterator[dict[str, Any]]:
         for batch in batches:

@@ -1,4 +1,4 @@
-"""What training gains from lists that files and batches have once: from the file to the updated row."""
+"""Measures what training gains if files and batches store repeated lists once, from the file to the updated row."""
 
 import json
 import sys
@@ -13,27 +13,27 @@ import numpy as np
 from skirl.measure.bench.helpers import Watch, child
 
 LISTS = {"dcat": 3, "dlrm": 6, "din": 3}
-"""Of a sample, by model; the first is the history that dcat and din attend to."""
+"""Number of lists in a sample, by model; the first is the history that dcat and din attend to."""
 TRAINED = {"dcat": "dcat", "dlrm": "dlrm-tiny", "din": "din"}
-"""As `--model` has them."""
+"""Values of `--model`."""
 OFTEN = {"dcat": 1, "dlrm": 5, "din": 2}
-"""Times as many rounds, since passes take less."""
+"""Factor on the number of rounds; higher for models with shorter passes."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """Processor time of training on files of the same samples, lists once beside all of them in full.
+    """Measures the CPU time of training on two files of the same samples: with lists once, and with all lists in full.
 
     **Arguments**
 
-    - `factor`: how often a list comes, on average.
-    - `models`: names of `LISTS`.
-    - `batch`: samples a batch.
-    - `steps`: batches of a file. A pass is reading it all, planning, looking up, the model, and the updates.
-    - `ids`: of a list, on average.
+    - `factor`: how often a list repeats, on average.
+    - `models`: names in `LISTS`.
+    - `batch`: samples per batch.
+    - `steps`: batches of a file. A pass reads all of it and includes planning, lookups, the model and updates.
+    - `ids`: average number of ids of a list.
     - `dim`: numbers in a row.
-    - `rows`: of each table.
-    - `rounds`: passes of each side that are timed, in turns; several times as many where a pass is short.
+    - `rows`: rows of each table.
+    - `rounds`: timed passes of each side, in turns; several times as many if a pass is short.
     """
 
     factor: tuple[float, ...]
@@ -46,7 +46,7 @@ class Training:
     rounds: int
 
     def run(self) -> dict[str, Any]:
-        """Measure each model in a process of its own; by figure, model and factor."""
+        """Measure each model in its own process. Return figures by name, model and factor."""
         found: dict[str, Any] = {}
         for model in self.models:
             flags = json.dumps({**asdict(self), "models": [model]})
@@ -55,7 +55,7 @@ class Training:
         return found
 
     def measure(self) -> dict[str, Any]:
-        """Measure the one model here; by figure and factor."""
+        """Measure the one model in this process. Return figures by name and factor."""
         import torch
 
         torch.set_num_threads(1)
@@ -68,7 +68,7 @@ class Training:
         return found
 
     def _case(self, factor: float, folder: Path) -> dict[str, Any]:
-        """Medians over rounds; the first pass of each side compiles, makes rows and is compared, not timed."""
+        """Return medians over rounds. The first pass of each side compiles, makes rows and is compared, not timed."""
         model = self.models[0]
         achieved = written(folder, sessions(factor, self, LISTS[model]), self.batch * self.steps)
         sides = {layout: _Side(folder / f"{layout}.parquet", TRAINED[model], self) for layout in ("rows", "once")}
@@ -90,7 +90,7 @@ class Training:
 
 
 class _Side:
-    """A model that is trained on one of the files, again and again."""
+    """A model that is trained repeatedly on one of the files."""
 
     def __init__(self, path: Path, model: str, bench: Training) -> None:
         from skirl.train.recipe import Recipe
@@ -102,7 +102,7 @@ class _Side:
         self.model, self.dense = self.recipe.model_over(self.recipe.embeddings("100%"))
 
     def trained(self) -> tuple[list[float], float]:
-        """A pass over the file: the losses, and seconds of the processor."""
+        """Train on the file once. Return the losses and the CPU seconds."""
         from skirl.train.train import steps
 
         with Watch() as watch, self.recipe.lookahead(self.model) as batches:
@@ -111,7 +111,7 @@ class _Side:
 
 
 def sessions(factor: float, bench: Training, lists: int) -> Any:
-    """The samples of a file."""
+    """Return the stream of a file's samples, whose lists repeat `factor` times on average."""
     from skirl.data.sessions import Sessions
 
     per_session = 16.5 if factor > 1 else 1.0
@@ -125,7 +125,7 @@ def sessions(factor: float, bench: Training, lists: int) -> Any:
 
 
 def written(folder: Path, data: Any, samples: int) -> float:
-    """Write the same samples as rows.parquet and as once.parquet; the factor of their lists, all ids over those written."""
+    """Write the same samples to rows.parquet and once.parquet. Return the ratio of all ids to those in once.parquet."""
     import pyarrow as pa
 
     from skirl.data.files.schema import Dense, FileSchema, Id, Label
@@ -159,11 +159,11 @@ def written(folder: Path, data: Any, samples: int) -> float:
 
 
 def described(train: dict[str, Any]) -> dict[str, str]:
-    """The result as people read it.
+    """Return the result as labelled lines for people to read.
 
     **Arguments**
 
-    - `train`: what `run` found.
+    - `train`: what `run` returned.
     """
     told = {}
     for model, by_factor in train["x"].items():

@@ -1,4 +1,4 @@
-"""What `skirl convert --by session` is asked for, and the rows that it reads: with what they are ordered by."""
+"""The request to `skirl convert --by session`, and the rows that it reads, with their sort keys."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -22,24 +22,24 @@ from skirl.tools.durations import parse_seconds
 BASE = 448 << 20
 """Bytes of a process that has read nothing yet: Python, torch, Arrow, kernels."""
 SESSION = "session"
-"""What the column is called that says the session where only users are known."""
+"""Name of the session column that is added if only users are known."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What `skirl convert --by session` is to do; the same command goes on where one was ended.
+    """What `skirl convert --by session` is to do. The same request resumes an interrupted command.
 
     **Arguments**
 
-    - `session`: the column that says which rows belong together; None: the schema's, or users.
-    - `user`: the column of users, whose sessions end where nothing comes for a while.
-    - `gap`: how long that is.
-    - `partition`: a length of time that no file crosses; None: all time is one.
-    - `memory`: bytes, of the whole process.
-    - `layout`: "once" leaves lists out that equal the row above's; "window" writes lists that shift as windows of one;
+    - `session`: the column that says which rows belong together; None for the schema's, or if `user` is given.
+    - `user`: the column of users; a user's session ends after `gap` without a row.
+    - `gap`: that length of time.
+    - `partition`: a length of time whose borders no file crosses; None does not divide time.
+    - `memory`: bytes of the whole process.
+    - `layout`: "once" leaves out lists that equal the row above's; "window" writes lists that shift as windows of a buffer;
       "rows" leaves nothing out.
-    - `compression`: of pages.
-    - `as_rows`: ids are rows of tables, not fingerprints.
+    - `compression`: compression of pages.
+    - `as_rows`: write ids as rows of tables, not as fingerprints.
     """
 
     session: str | None
@@ -53,32 +53,32 @@ class Wanted:
 
     @property
     def unit(self) -> int:
-        """Bytes of rows that are sorted at once."""
+        """Bytes of rows to sort at once."""
         return max(1 << 16, (self.memory - BASE) // 6)
 
     @property
     def load(self) -> int:
-        """Bytes of rows that are read before they are written to buckets."""
+        """Bytes of rows to read before they are sorted and spilled."""
         return max(1 << 16, (self.memory - BASE) // 8)
 
     @property
     def piece(self) -> int:
-        """Bytes of rows that are decoded at once, about."""
+        """Approximate bytes of rows to decode at once."""
         return self.load // 2
 
     @property
     def frame(self) -> int:
-        """Bytes of rows that are read back at once: rows in order are read from as many frames as there were loads."""
+        """Most bytes of a frame. Small, since rows in order are read back from a frame of each load at a time."""
         return max(1 << 12, self.load // 1024)
 
 
 def shaped(files: Files, wanted: Wanted) -> tuple[Files, Shape]:
-    """The files with the columns that say session and time, and what is written of them.
+    """Return the files with the session and time columns kept, and what to write of them.
 
     **Arguments**
 
     - `files`: the rows.
-    - `wanted`: how they are to be written.
+    - `wanted`: how to write them.
     """
     schema = files.encoder.schema
     session = wanted.session or (None if wanted.user else schema.session)
@@ -90,7 +90,7 @@ def shaped(files: Files, wanted: Wanted) -> tuple[Files, Shape]:
     needs = "a gap" if wanted.user else "a partition" if wanted.partition else None
     if needs and schema.time is None:
         raise BadSchema(f'{needs} needs times, and the schema names none: write time = "COLUMN" at its top')
-    own = converted(schema, None)[0].session  # whose name no other column gets: `skirl same` would compare the two
+    own = converted(schema, None)[0].session  # no other column may get its name, or `skirl same` would compare the two
     unit = schema.time_unit or ("seconds" if needs else "")
     schema = replace(schema, session=session)
     written, kept = converted(schema, files.encoder.rows if wanted.as_rows else None)
@@ -111,14 +111,14 @@ def shaped(files: Files, wanted: Wanted) -> tuple[Files, Shape]:
 
 
 def loads(files: Files, shape: Shape, most: int, schema: pa.Schema | None = None) -> Iterator[Any]:
-    """Tables of rows with what they are ordered by.
+    """Yield loads: tables of rows with their sort keys.
 
     **Arguments**
 
-    - `files`: with the columns that say session and time.
-    - `shape`: what is written of them.
-    - `most`: bytes of a table, and those of a piece of a file.
-    - `schema`: of the tables; None: that of the first piece.
+    - `files`: the rows, with the session and time columns kept.
+    - `shape`: what to write.
+    - `most`: most bytes of a table, unless one row has more.
+    - `schema`: schema of the tables; None for that of the first piece.
     """
     waiting: list[Any] = []
     held = 0
@@ -142,19 +142,19 @@ def loads(files: Files, shape: Shape, most: int, schema: pa.Schema | None = None
 
 
 def _times(column: Any, unit: str) -> np.ndarray:
-    """float64 [n]: what rows are ordered by; seconds, where the unit is known or these are dates."""
+    """Return the times that rows are ordered by (float64 [n]): seconds if the unit is known or the column holds dates."""
     column = plain(column, ())
     times = time_bits(column).view(np.float64)
     return times if is_date(column.type) else since_1970(times, unit)
 
 
 def parted(piece: Encoded, most: int) -> Iterator[Encoded]:
-    """A piece in stretches with a list for each row, of so many bytes at most unless one row has more.
+    """Cut a piece into smaller ones with a list for each row, each of at most `most` bytes unless one row has more.
 
     **Arguments**
 
-    - `piece`: of a file, which may hold lists once for many rows.
-    - `most`: bytes of a stretch.
+    - `piece`: a piece of a file, which may store lists once for many rows.
+    - `most`: most bytes of a smaller piece.
     """
     ends, low = np.cumsum(sizes_of(piece)), 0
     while low < len(piece):
@@ -165,11 +165,11 @@ def parted(piece: Encoded, most: int) -> Iterator[Encoded]:
 
 
 def sizes_of(piece: Encoded) -> np.ndarray:
-    """int64 [n]: bytes of each row, with its lists.
+    """Return the bytes of each row with its lists in full (int64 [n]).
 
     **Arguments**
 
-    - `piece`: of a file.
+    - `piece`: a piece of a file.
     """
     sizes = np.full(len(piece), 4 * (piece.labels.shape[1] + piece.dense.shape[1]), np.int64)
     sizes += sum(column.nbytes for column in piece.kept) // max(1, len(piece))

@@ -1,4 +1,4 @@
-"""Lists that shift: a session's is written as one buffer, and what each row has of it as a start and a length."""
+"""Writes lists that shift as buffers: each row has a start and a length, the window of the buffer that is its list."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,16 +13,16 @@ from skirl.dedup.layout import LIKELY, RUN, runs_of
 from skirl.tools.jit import kernel
 
 MOST_NEW = 8
-"""Ids that a row may add to a buffer, at one of its ends; with more it begins another."""
+"""Most ids that a row may add at one end of a buffer; if it has more new ids, it begins another buffer."""
 
 
 def windows_found(table: Any, schema: FileSchema, new: np.ndarray) -> dict[str, list[str]]:
-    """The list columns that are smaller as buffers, each under the name of the column that says where its buffer is.
+    """Return the list columns that are smaller as buffers, each by the name of its column of runs.
 
     **Arguments**
 
     - `table`: rows in order.
-    - `schema`: of the file.
+    - `schema`: schema of the file.
     - `new`: bool: where sessions begin.
     """
     found: dict[str, list[str]] = {}
@@ -38,24 +38,24 @@ def windows_found(table: Any, schema: FileSchema, new: np.ndarray) -> dict[str, 
 
 
 def with_windows(schema: FileSchema, groups: Mapping[str, Sequence[str]]) -> FileSchema:
-    """The schema of a file whose lists are windows.
+    """Return the schema of a file whose lists are windows.
 
     **Arguments**
 
-    - `schema`: of the rows.
-    - `groups`: the columns, each by the name of the one that says where its buffer is.
+    - `schema`: schema of the rows.
+    - `groups`: the columns, each by the name of its column of runs.
     """
     of = {name: dict(zip(("run", "start", "length"), _names(run))) for run, names in groups.items() for name in names}
     return replace(schema, ids=tuple(replace(spec, **of.get(spec.name, {})) for spec in schema.ids))
 
 
 def windows(table: Any, groups: Mapping[str, Sequence[str]], new: np.ndarray) -> Any:
-    """The rows with a buffer in the first row that has a window of it, null below, and columns that say which window.
+    """Return the rows with each buffer in the first row that has a window of it, null below, and columns of the windows.
 
     **Arguments**
 
     - `table`: a row group in order; it begins with a session.
-    - `groups`: the columns, each by the name of the one that says where its buffer is.
+    - `groups`: the columns, each by the name of its column of runs.
     - `new`: bool: where sessions begin.
     """
     for run, names in groups.items():
@@ -89,21 +89,21 @@ class Buffers:
         rows = int(np.diff(np.append(np.flatnonzero(new), len(new))).max(initial=0))
         room = int(sizes.max(initial=0)) + MOST_NEW * rows
         self.fresh = new.copy()
-        """bool [n]: where a buffer begins."""
+        """bool [n]: rows in which a buffer begins."""
         self.starts = np.zeros(len(new), np.int64)
         """int64 [n]: where in its buffer each row's list begins,"""
         self.lengths = sizes.astype(np.int64)
         """and its length."""
         self.sizes = np.zeros(len(new), np.int64)
-        """int64 [n]: ids of the buffer that begins in a row."""
+        """int64 [n]: number of ids of the buffer that begins in each row, or 0."""
         out = np.empty(int(sizes.sum()), values.dtype)
         work = np.empty(2 * room + 1, values.dtype)
         total = _lay(offsets, values, MOST_NEW, work, self.fresh, self.starts, self.sizes, out)
         self.values = out[:total]
-        """Of all buffers, one after the other."""
+        """The ids of all buffers, one buffer after the other."""
 
     def column(self) -> Any:
-        """The buffers as a list column, null where a row begins none."""
+        """Return the buffers as a list column, null in rows where none begins."""
         offsets = np.zeros(len(self.sizes) + 1, np.int32)
         np.cumsum(self.sizes, out=offsets[1:])
         return pa.ListArray.from_arrays(pa.array(offsets), pa.array(self.values), mask=pa.array(~self.fresh))
@@ -115,9 +115,9 @@ def _names(run: str) -> tuple[str, str, str]:
 
 @kernel
 def _lay(offsets, values, most, work, fresh, starts, sizes, out):
-    """Find each row's list in the buffer of the rows above it, or what it adds at one end; else begin another there.
+    """Find each row's list in the buffer of the rows above, adding ids at one of its ends if needed; else begin a buffer.
 
-    The buffer is work[low:high]. How many ids all buffers have.
+    The current buffer is work[low:high]. Returns the number of ids in all buffers.
     """
     middle = len(work) // 2
     low = high = at = middle
@@ -153,7 +153,7 @@ def _lay(offsets, values, most, work, fresh, starts, sizes, out):
 
 @kernel
 def _is_at(values, begin, count, work, there, low, high):
-    """Whether so many ids of a list lie in the buffer at this place."""
+    """Return whether `count` ids of a list are in the buffer at `there`."""
     if there < low or there + count > high:
         return False
     k = 0
@@ -164,7 +164,7 @@ def _is_at(values, begin, count, work, there, low, high):
 
 @kernel
 def _put(work, low, high, first, end, starts, sizes, out, total):
-    """Write the buffer of rows first to end - 1, and count their starts from where it begins."""
+    """Write the buffer of rows first .. end - 1 to `out`, and make their starts relative to it. Return the new total."""
     if first == end:
         return total
     for k in range(high - low):

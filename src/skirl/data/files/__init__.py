@@ -1,1 +1,1 @@
-"""Click logs: their columns, readers, ids to rows, batches."""
+"""Click logs in files: schemas, readers, the mapping of ids to rows, and batches."""

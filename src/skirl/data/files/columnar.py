@@ -1,4 +1,4 @@
-"""Parquet and Arrow (Feather) files, in parts of at most 65,536 rows: a row group, or a slice of a larger one."""
+"""Reads Parquet and Arrow (Feather) files in parts of at most 65,536 rows: a row group, or a slice of a larger one."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,37 +18,37 @@ from skirl.data.files.times import is_date
 
 SLICE = 1 << 16
 BUFFER = 1 << 20
-"""Bytes of a column that are read at once where memory is bounded."""
+"""Bytes of a column to read at once if memory is bounded."""
 WHOLE = 4
-"""How many times what is decoded at once a group may take that cannot be cut."""
+"""A row group that cannot be cut may take up to this many times the bytes to decode at once."""
 TEXT = 24
-"""Bytes that a text takes, at least, until it is an id."""
+"""Bytes that a text value takes at least, until it is turned into an id."""
 KEY = b"skirl.schema"
-"""Where a file that `skirl convert` wrote holds its schema, in the metadata of Arrow's."""
+"""Key in the Arrow schema's metadata under which `skirl convert` stores the file's schema."""
 KEY_OF_PREDICTIONS = b"skirl.predictions"
-"""Where a file that `skirl predict` wrote says what its predictions are of, as JSON."""
+"""Key under which `skirl predict` stores what its predictions were made from, as JSON."""
 _DAMAGED = (pa.ArrowException, OSError, ValueError, OverflowError)
 
 
 class ColumnFile:
-    """What Parquet and Arrow files have in common: groups of rows, read in slices."""
+    """A Parquet or Arrow file: groups of rows, read in slices."""
 
     magic = b""
-    """What such a file begins and ends with."""
+    """The bytes that such a file begins and ends with."""
 
     def __init__(self, path: str, schema: FileSchema, slice_rows: int = SLICE, piece_bytes: int | None = None) -> None:
         self.path = path
         self._schema = schema
         self._most, self._bytes = slice_rows, piece_bytes
         self._whole = any(column.run for column in schema.ids)
-        """A group begins with whole rows, and only there."""
+        """Lists are left out, so row groups are read as a whole: only a group's first row is sure to store its lists."""
         self._file: Any = None
         self._slice: list[int] = []
-        """Of each group, rows of a part."""
+        """Rows per part, for each group."""
         self._parts: list[tuple[int, int, int]] = []
-        """Group, first row in it, rows."""
+        """For each part: its group, its first row in the group, and its number of rows."""
         self._going: tuple[int, Iterator[Any]] | None = None
-        """The part that comes next out of an iterator over slices."""
+        """The next part, and the iterator over slices that yields it."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {"args": (self.path, self._schema, self._most, self._bytes)}
@@ -57,25 +57,25 @@ class ColumnFile:
         self.__init__(*state["args"])
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         self._file, self._going = None, None
 
     def has(self, part: int) -> bool:
-        """Whether there is such a part."""
+        """Return whether the file has this part."""
         self._open()
         return part < len(self._parts)
 
     def share(self, part: int) -> int:
-        """Parts of one share are read by one worker."""
+        """Return the share of a part, here its row group. One worker reads all parts of a share."""
         return self._parts[part][0]
 
     def rows(self, part: int) -> int:
-        """Rows of a part."""
+        """Return the number of rows of a part."""
         self._open()
         return self._parts[part][2]
 
     def read(self, part: int, rows: np.ndarray | None = None) -> Raw:
-        """A part's columns. rows: which of its rows, ascending; None: all."""
+        """Return a part's columns. rows: the rows to keep, ascending; None for all."""
         raw = self._read(part)
         return raw if rows is None else raw.only(rows)
 
@@ -99,7 +99,7 @@ class ColumnFile:
             return
         try:
             groups, schema = self._opened()
-            _ = schema.names, [str(kind) for kind in schema.types]  # Arrow reads names when it is asked for them
+            _ = schema.names, [str(kind) for kind in schema.types]  # Arrow reads names lazily, so errors show up here
         except _DAMAGED as error:
             self._file = None
             raise self._damaged(self._truncated() or f"is damaged ({_short(error)})") from None
@@ -125,7 +125,7 @@ class ColumnFile:
         return self._most if self._bytes is None else max(1, min(self._most, self._bytes * rows // max(1, size)))
 
     def _batch(self, part: int) -> Any:
-        """The slices of a group come one after the other; for one before them the group is read again from its start."""
+        """Return the slice of a part. Going back within a group reads the group again from its start."""
         group, first, _ = self._parts[part]
         going = self._going
         if going is not None and self._parts[going[0]][0] == group and going[0] <= part:
@@ -142,7 +142,7 @@ class ColumnFile:
         return batch
 
     def _truncated(self) -> str | None:
-        """That the file ends early, if it does: these formats end with the bytes that they begin with."""
+        """Return a message if the file ends early, else None. These formats end with the bytes that they begin with."""
         with open(self.path, "rb") as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - len(self.magic)))
@@ -159,7 +159,7 @@ class ColumnFile:
         raise NotImplementedError
 
     def _size(self, group: int) -> int:
-        """Bytes that the rows of a group take in memory, about."""
+        """Return roughly how many bytes the rows of a group take in memory."""
         raise NotImplementedError
 
 
@@ -169,7 +169,7 @@ class ParquetFile(ColumnFile):
     magic = b"PAR1"
 
     def _opened(self) -> tuple[list[int], pa.Schema]:
-        buffer = 0 if self._bytes is None else BUFFER  # without, columns of a group are read as a whole
+        buffer = 0 if self._bytes is None else BUFFER  # 0 reads each column of a group as a whole
         self._file = pq.ParquetFile(self.path, memory_map=False, pre_buffer=False, buffer_size=buffer)
         meta = self._file.metadata
         return [meta.row_group(g).num_rows for g in range(meta.num_row_groups)], self._file.schema_arrow
@@ -190,7 +190,8 @@ class ParquetFile(ColumnFile):
             yield left
 
     def _size(self, group: int) -> int:
-        """Dictionaries may be far smaller than what they stand for, so values are counted too."""
+        """Return the larger of stored and estimated bytes, column by column: dictionaries may be far smaller than their
+        values."""
         meta, total = self._file.metadata.row_group(group), 0
         for k in range(meta.num_columns):
             column = meta.column(k)
@@ -204,7 +205,7 @@ class ParquetFile(ColumnFile):
 
 
 class ArrowFile(ColumnFile):
-    """An Arrow file, which Feather's second version is too. Its buffers are taken as they are, so they are checked."""
+    """An Arrow file, also known as Feather version 2. Its buffers are used as stored, so they are validated first."""
 
     magic = b"ARROW1"
 
@@ -228,7 +229,7 @@ class ArrowFile(ColumnFile):
 
 
 def check_columns(path: str, stored: pa.Schema, schema: FileSchema) -> None:
-    """Refuse a file whose columns are not those of the schema."""
+    """Raise if a file's columns do not fit the schema."""
     lists = {column.column or column.name for column in schema.ids if column.list}
     others = {column.column or column.name for column in schema.ids} | {label.name for label in schema.labels}
     others |= {column.column or column.name for column in schema.dense if column.transform != "hour"}
@@ -258,7 +259,7 @@ def check_columns(path: str, stored: pa.Schema, schema: FileSchema) -> None:
 
 
 def check_runs(path: str, embedded: bytes | None, schema: FileSchema) -> None:
-    """Refuse to take lists for empty ones that a file leaves out."""
+    """Raise if a file leaves lists out and the schema does not say so: they would be read as empty."""
     if embedded is None:
         return
     try:
@@ -282,11 +283,11 @@ def check_runs(path: str, embedded: bytes | None, schema: FileSchema) -> None:
 
 
 def embedded_schema(path: str) -> str | None:
-    """The schema that `skirl convert` wrote into a Parquet file, as TOML."""
+    """Return the schema that `skirl convert` stored in a Parquet file, as TOML; None if there is none."""
     try:
         metadata = pq.read_schema(path).metadata or {}
     except _DAMAGED:
-        return None  # said when the file is opened to be read
+        return None  # reported when the file is opened for reading
     raw = metadata.get(KEY)
     return None if raw is None else raw.decode("utf-8", "replace")
 

@@ -1,4 +1,4 @@
-"""An Arrow column as NumPy arrays: numbers, texts, which values are missing and which malformed."""
+"""Turns Arrow columns into NumPy arrays: numbers and texts, and which values are missing or malformed."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,13 +12,13 @@ from skirl.data.files.hashing import BAD, DIGITS, GOOD, NONE, parse_hex
 from skirl.tools.jit import read_only
 
 pc: Any = pyarrow.compute
-"""Arrow makes its functions at import, where type checkers do not see them."""
+"""`Any`, because Arrow creates its functions at import, where type checkers do not see them."""
 _NUMBER = r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]{1,4})?$"
 _WHOLE = r"^-?[0-9]{1,18}$"
 
 
 def plain(column: Any, missing: Sequence[str]) -> pa.Array:
-    """One array of a plain type: dictionaries decoded, texts with 32-bit offsets, nulls where a text is one of `missing`."""
+    """Return a column as one plain array: dictionaries decoded, 32-bit text offsets, and null for texts in `missing`."""
     column = one(column)
     if isinstance(column, pa.ChunkedArray):
         raise OverflowError("more than 2 GiB of text in one column of one row group")
@@ -37,30 +37,30 @@ def plain(column: Any, missing: Sequence[str]) -> pa.Array:
 
 
 def one(column: Any) -> Any:
-    """A column as one array: as it is, or its only piece, or its pieces one after the other."""
+    """Return a column as one array. Copies only if it has several chunks."""
     if not isinstance(column, pa.ChunkedArray):
         return column
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether values of this type are bytes or text."""
+    """Return whether values of this type are bytes or text."""
     tests = (pt.is_string, pt.is_large_string, pt.is_binary, pt.is_large_binary, pt.is_string_view, pt.is_binary_view)
     return any(test(kind) for test in tests)
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Whether values of this type are lists."""
+    """Return whether values of this type are lists."""
     return pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind)
 
 
 def is_number(kind: pa.DataType) -> bool:
-    """Whether values of this type are numbers that a float64 or an int64 is made of."""
+    """Return whether values of this type are numbers that convert to float64 or int64."""
     return pt.is_integer(kind) or pt.is_floating(kind) or pt.is_boolean(kind) or pt.is_null(kind)
 
 
 def kinds_of(column: pa.Array) -> np.ndarray:
-    """uint8 [n]: GOOD, or NONE where a value is missing."""
+    """Return uint8 [n]: GOOD, or NONE where a value is missing."""
     if column.null_count == 0:
         return np.zeros(len(column), np.uint8)
     if pt.is_null(column.type):
@@ -72,7 +72,7 @@ def kinds_of(column: pa.Array) -> np.ndarray:
 
 
 def texts_of(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Offsets [n + 1] and bytes of a column of texts, where they lie."""
+    """Return the offsets [n + 1] and the bytes of a text column, without copying."""
     _, offsets, data = column.buffers()
     if len(column) == 0 or offsets is None:
         return read_only(np.zeros(len(column) + 1, np.int32)), read_only(np.empty(0, np.uint8))
@@ -82,16 +82,17 @@ def texts_of(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 
 
 def floats_of(column: pa.Array, nan_is_missing: bool) -> tuple[np.ndarray, np.ndarray]:
-    """float64 (or float32, as it is stored) [n], and what each is. NaN and infinity are malformed."""
+    """Return float64 [n] (float32 if stored so), and the kind of each value. Infinity is malformed, and so is NaN unless
+    `nan_is_missing`."""
     kinds = kinds_of(column)
     if is_text(column.type):
         column = _cast(column, kinds, pa.float64(), _NUMBER)
     if not pt.is_float32(column.type) and not pt.is_float64(column.type):
-        column = column.cast(pa.float64(), safe=False)  # a whole number beyond 2**53 is rounded
+        column = column.cast(pa.float64(), safe=False)  # rounds whole numbers beyond 2**53
     values = _numpy(column)
     finite = np.isfinite(values)
     if not finite.all():
-        wrong = ~finite & (kinds == GOOD)  # where a value is missing anything may stand
+        wrong = ~finite & (kinds == GOOD)  # the slot of a missing value may hold anything
         kinds[wrong] = BAD
         if nan_is_missing:
             kinds[wrong & np.isnan(values)] = NONE
@@ -99,9 +100,9 @@ def floats_of(column: pa.Array, nan_is_missing: bool) -> tuple[np.ndarray, np.nd
 
 
 def ints_of(column: pa.Array, nan_is_missing: bool, points: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """int64 [n], and what each is. What is no whole number, or does not fit, is malformed; a uint64 keeps its bits.
+    """Return int64 [n], and the kind of each value. One that is not whole, or does not fit, is malformed.
 
-    points: texts may be floats, "7.0" for 7.
+    A uint64 keeps its bits. points: texts may be floats, "7.0" for 7.
     """
     kinds = kinds_of(column)
     if is_text(column.type):
@@ -133,7 +134,7 @@ def _whole(floats: np.ndarray) -> np.ndarray:
 
 
 def hex_of(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """int64 [n] out of hexadecimal texts, and what each is."""
+    """Parse hexadecimal texts. Return int64 [n], and the kind of each value."""
     kinds = kinds_of(column)
     offsets, data = texts_of(column)
     out = np.empty(len(column), np.int64)
@@ -142,7 +143,7 @@ def hex_of(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 
 
 def value_at(column: pa.Array, i: int) -> Any:
-    """A value as an error shows it."""
+    """Return a value as Python has it, for an error message."""
     if is_text(column.type):
         if not column[i].is_valid:
             return None
@@ -152,8 +153,8 @@ def value_at(column: pa.Array, i: int) -> Any:
 
 
 def _cast(column: pa.Array, kinds: np.ndarray, to: pa.DataType, good: str) -> pa.Array:
-    """Numbers out of texts. What Arrow's cast does not take is malformed, and null here."""
-    x = pt.is_int64(to) and _has_x(column)  # Arrow takes 0x1f for 31
+    """Parse texts as numbers. What Arrow's cast rejects is marked malformed in `kinds`, and null in the result."""
+    x = pt.is_int64(to) and _has_x(column)  # Arrow would read 0x1f as 31
     try:
         if not x:
             return column.cast(to)
@@ -162,7 +163,7 @@ def _cast(column: pa.Array, kinds: np.ndarray, to: pa.DataType, good: str) -> pa
     bytes_ = pa.Array.from_buffers(pa.binary(), len(column), column.buffers(), offset=column.offset)
     sure = pc.fill_null(pc.match_substring_regex(bytes_, good), False).to_numpy(zero_copy_only=False)
     sure = sure.copy()
-    for i in np.flatnonzero(~sure & (kinds == GOOD)):  # few: what the pattern leaves out and the cast may still take
+    for i in np.flatnonzero(~sure & (kinds == GOOD)):  # few: they miss the pattern, but the cast may still accept them
         try:
             column.slice(i, 1).cast(to)
             sure[i] = not (x and _has_x(column.slice(i, 1)))
@@ -179,7 +180,7 @@ def _has_x(column: pa.Array) -> bool:
 
 
 def _numpy(column: pa.Array) -> np.ndarray:
-    """The numbers of a column, where they lie; what stands where one is missing is anything."""
+    """Return the numbers of a column, mostly without copying. The slot of a missing one may hold anything."""
     if pt.is_null(column.type):
         return np.zeros(len(column), np.float64)
     if pt.is_boolean(column.type) or pt.is_float16(column.type):

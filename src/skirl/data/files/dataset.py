@@ -1,4 +1,4 @@
-"""Files in order, cut into parts that any process can read by themselves."""
+"""Files in order, cut into parts that any process can read independently."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from skirl.data.files.text import PART, TextFile
 
 
 class Place(NamedTuple):
-    """A row, by file, part of the file and place in the part."""
+    """The position of a row: file, part of the file, and row in the part."""
 
     file: int = 0
     part: int = 0
@@ -27,18 +27,18 @@ START = Place()
 
 
 class Part(NamedTuple):
-    """A part to read, or the rows low <= row < high of it."""
+    """A part to read, or only its rows low <= row < high."""
 
     file: int
     part: int
     low: int
     high: int | None
     share: int
-    """Parts of one share are read by one worker."""
+    """One worker reads all parts of a share."""
 
 
 class DataFile(Protocol):
-    """A file of rows in parts."""
+    """A file whose rows are read in parts."""
 
     path: str
 
@@ -51,25 +51,25 @@ class DataFile(Protocol):
 
 @dataclass
 class Dataset:
-    """Files as one list of rows; picklable."""
+    """Files as one sequence of rows; picklable."""
 
     paths: list[str]
     schema: FileSchema
     part_bytes: int = PART
-    """Of text files."""
+    """Bytes of a part of a text file."""
     piece_bytes: int | None = None
-    """Of Parquet and Arrow files: bytes of rows, about, that are decoded at once; None: as many as 65,536 rows have."""
+    """Approximate bytes of rows of Parquet and Arrow files to decode at once; None for as many as 65,536 rows take."""
     _open: dict[int, DataFile] = field(default_factory=dict, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_open": {}}
 
     def anew(self) -> "Dataset":
-        """The same files for another reader: this one's open file is where this one needs it."""
+        """Return the same files for another reader: each reader needs an open file of its own."""
         return Dataset(self.paths, self.schema, self.part_bytes, self.piece_bytes)
 
     def parts(self, begin: Place = START, end: Place | None = None) -> Iterator[Part]:
-        """The parts from one place to another, or to the end."""
+        """Yield the parts from `begin` to before `end`, or to the last."""
         share = -1
         for number in range(begin.file, len(self.paths)):
             if end is not None and (number, 0, 0) >= end:
@@ -89,21 +89,21 @@ class Dataset:
             self.close()
 
     def read(self, part: Part, rows: np.ndarray | None = None) -> Raw:
-        """The columns of a part. rows: which of its rows, ascending, all within the part's bounds; None: all of those."""
+        """Return the columns of a part. rows: the rows to keep, ascending and within the part's bounds; None for all."""
         if rows is not None:
             return self._file(part.file).read(part.part, rows)
         return self._file(part.file).read(part.part).between(part.low, part.high)
 
     def rows(self, part: Part) -> int:
-        """All rows of a part, malformed ones too, from its first on."""
+        """Return the number of rows of a whole part, whatever its bounds, including malformed ones."""
         return self._file(part.file).rows(part.part)
 
     def count(self) -> int:
-        """All rows, malformed ones too."""
+        """Return the number of rows of all files, including malformed ones."""
         return sum(self.rows(part) for part in self.parts())
 
     def place(self, row: int) -> Place:
-        """Where a row is, counted from the first of the first file; beyond all, the end."""
+        """Return the place of a row, counted from the first file's first row; past the last row, the end."""
         for part in self.parts():
             rows = self._file(part.file).rows(part.part)
             if row < rows:
@@ -112,20 +112,20 @@ class Dataset:
         return Place(len(self.paths), 0, 0)
 
     def close(self) -> None:
-        """Let the open file go."""
+        """Close the open file."""
         for file in self._open.values():
             file.close()
         self._open.clear()
 
     def _file(self, number: int) -> DataFile:
         if number not in self._open:
-            self.close()  # one at a time: a folder may hold thousands
+            self.close()  # keep one open at a time: a folder may hold thousands
             self._open[number] = open_file(self.paths[number], self.schema, self.part_bytes, self.piece_bytes)
         return self._open[number]
 
 
 def open_file(path: str, schema: FileSchema, part_bytes: int = PART, piece_bytes: int | None = None) -> DataFile:
-    """A file as what its first bytes say it is."""
+    """Open a file in the format that its first bytes say it has."""
     kind = kind_of(path)
     if kind == "parquet":
         return ParquetFile(path, schema, piece_bytes=piece_bytes)

@@ -1,6 +1,6 @@
-"""Columns of a file become what a batch is made of: labels, dense numbers, rows of tables.
+"""Encodes the columns of a file as the parts of a batch: labels, dense numbers, rows of tables.
 
-Malformed rows are marked on the way; at the end the first is the error, or all are left out and counted.
+Malformed rows are marked on the way. At the end, the first one is raised, or all are left out and counted.
 """
 
 from collections.abc import Callable, Mapping
@@ -43,31 +43,31 @@ from skirl.data.files.times import (
 from skirl.tools.jit import kernel, read_only
 
 FITS = "a number that fits a float32"
-"""What is expected of labels and dense values, which a model gets as float32."""
+"""The expected form of labels and dense values, which a model gets as float32, for error messages."""
 EACH = "a value in each row"
-"""What is expected of sessions."""
+"""The expected form of sessions, for error messages."""
 
 
 @dataclass
 class Raw:
-    """A piece of a file as Arrow gives it."""
+    """A piece of a file as Arrow reads it."""
 
     columns: Mapping[str, Any]
     """Arrow arrays of n rows, by name."""
     rows: int
-    """n."""
+    """Number of rows, n."""
     file: str
     where: Callable[[int], str]
-    """The place in the file of a row of the piece, as an error names it; malformed ones count."""
+    """Returns the location of a row of the piece in the file, as an error names it; malformed rows count."""
     broken: list[tuple[int, str, str]]
-    """Rows that could not be split into columns: which of the piece, what was found, what was expected."""
+    """Rows that could not be split into columns: the row of the piece, what was found, what was expected."""
     places: np.ndarray | None = None
-    """int64 [n]: which rows of the piece these are; 0 to n - 1 if None."""
+    """int64 [n]: the index in the piece of each row; None means 0 to n - 1."""
     nulls: bool = False
-    """Texts that stand for nothing are nulls already."""
+    """True if texts that mean no value are nulls already."""
 
     def between(self, low: int, high: int | None) -> "Raw":
-        """Only rows low <= row < high of the piece."""
+        """Return only the rows low <= row < high of the piece."""
         if low <= 0 and high is None:
             return self
         places = np.arange(self.rows) if self.places is None else self.places
@@ -78,7 +78,7 @@ class Raw:
         return Raw(columns, end - begin, self.file, self.where, broken, places[begin:end], self.nulls)
 
     def only(self, rows: np.ndarray) -> "Raw":
-        """Some rows of a piece that has all of them: int64, ascending."""
+        """Return only some rows (int64, ascending) of a piece that still has all of its rows."""
         if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
             return self.between(int(rows[0]), int(rows[-1]) + 1)
         columns = {name: column.take(pa.array(rows)) for name, column in self.columns.items()}
@@ -86,11 +86,11 @@ class Raw:
 
 
 class RowsOf(Protocol):
-    """Turns fingerprints of a table's values into its rows."""
+    """Maps fingerprints of a table's values to its rows."""
 
     @property
     def described(self) -> str:
-        """How; equal where the same fingerprints get the same rows, in tables of the same size."""
+        """A description that is equal if the same fingerprints get the same rows, in tables of the same size."""
         ...
 
     def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray) -> np.ndarray: ...
@@ -98,17 +98,17 @@ class RowsOf(Protocol):
 
 @dataclass
 class ByHash:
-    """Rows by hash."""
+    """Maps fingerprints to rows by hash."""
 
     rows: Mapping[str, int]
 
     @property
     def described(self) -> str:
-        """How ids become rows."""
+        """How ids become rows, as stored in a state."""
         return BY_HASH
 
     def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray) -> np.ndarray:
-        """Row 0 for what is missing, another one for what is not."""
+        """Return row 0 for missing values, and a row from 1 on for all others."""
         rows = self.rows[table]
         out = np.empty(len(fingerprints), np.int32 if rows < 1 << 31 else np.int64)
         rows_by_hash(fingerprints, kinds, rows, out)
@@ -117,15 +117,15 @@ class ByHash:
 
 @dataclass
 class Fingerprints:
-    """In the place of rows: the fingerprints themselves, as int64; 0 where a value is missing."""
+    """Keeps the fingerprints themselves in place of rows, as int64; 0 where a value is missing."""
 
     @property
     def described(self) -> str:
-        """How ids become rows in training: only an open vocabulary resumes from a state with fingerprints."""
+        """How ids become rows in training: only an open vocabulary resumes from a state of fingerprints."""
         return BY_OPEN
 
     def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray) -> np.ndarray:
-        """They themselves, unless one is missing: where they lie in a file's columns, nothing is copied."""
+        """Return the fingerprints, with 0 for missing values. Copies nothing if no value is missing or malformed."""
         if not kinds.any():
             return fingerprints.view(np.int64)
         return np.where(kinds == NONE, 0, fingerprints.view(np.int64))
@@ -133,14 +133,14 @@ class Fingerprints:
 
 @dataclass
 class Marks:
-    """What is malformed in a piece: the first reason of each row."""
+    """The malformed rows of a piece, and the reason for the first of them."""
 
     bad: np.ndarray
     first: BadRow | None = None
     at: int = -1
 
     def add(self, raw: Raw, wrong: np.ndarray, why: Callable[[int], tuple[str, str]]) -> None:
-        """More malformed rows, a bool for each; why: what was found and what was expected in a row."""
+        """Mark rows as malformed. wrong: a bool for each row; why: returns what was found and expected in a row."""
         if not wrong.any():
             return
         i = int(np.argmax(wrong))
@@ -148,38 +148,38 @@ class Marks:
         self.bad |= wrong
 
     def note(self, raw: Raw, place: int, why: Callable[[], tuple[str, str]]) -> None:
-        """A malformed row; the first of all is kept."""
+        """Note the reason for a malformed row; only the first row's is kept."""
         if self.first is None or place < self.at:
             self.first, self.at = BadRow(raw.file, "", *why()), place
 
     def refuse(self, raw: Raw) -> None:
-        """Raise the first malformed row as an error, if there is one."""
+        """Raise the error for the first malformed row, if there is one."""
         if self.first is not None:
             raise BadRow(raw.file, raw.where(self.at), self.first.found, self.first.expected)
 
 
 @dataclass
 class Encoder:
-    """Encodes pieces of files by a schema; picklable, so that worker processes have it too."""
+    """Encodes pieces of files by a schema; picklable, so that worker processes can use it too."""
 
     schema: FileSchema
     rows_of: RowsOf
     rows: Mapping[str, int]
     means: Mapping[str, tuple[float, float]]
-    """Mean and deviation of the columns to standardise."""
+    """Mean and standard deviation of the columns to standardise."""
     skip: bool = False
     """Leave malformed rows out instead of raising."""
     keep: Span | None = None
-    """Only rows whose time is in it."""
+    """If set, keep only rows whose time lies in this span."""
     kept: tuple[str, ...] = ()
-    """Columns to keep as they are; a time that is text becomes a number."""
+    """Columns to keep unchanged, except that a time in text becomes a timestamp or a number."""
     all_there: bool = False
-    """Whether a row is malformed that has nothing in a kept column, NaN, or a time that is none in its unit."""
+    """Treat a row as malformed if a kept column is missing or NaN, or is no valid time in its unit."""
     session: str | None = None
-    """The column that says which rows belong together, where the order needs it."""
+    """The column that says which rows belong together, if the order depends on it."""
 
     def __call__(self, raw: Raw) -> Encoded:
-        """The piece, encoded; raises `BadRow` unless malformed rows are to be left out."""
+        """Return the encoded piece. Raise `BadRow` if a row is malformed, unless such rows are to be skipped."""
         schema = self.schema
         marks = Marks(np.zeros(raw.rows, bool))
         for at, found, expected in raw.broken:
@@ -254,7 +254,7 @@ class Encoder:
         marks.add(raw, large, lambda i: (f"label {label.name} is {shown(value_at(column, i))}", FITS))
 
     def _dense(self, raw: Raw, column: pa.Array, dense: Dense, out: np.ndarray, k: int, marks: Marks) -> int:
-        """Write a column's features; how many there are."""
+        """Write a column's dense features from column `k` of `out` on, and return how many there are."""
         numbers_of = hours_of if dense.transform == "hour" else floats_of
         values, kinds = numbers_of(column, self.schema.nan_is_missing)
         marks.add(
@@ -266,7 +266,7 @@ class Encoder:
             log_of(values, out[:, k])
         elif dense.transform == "standardise":
             mean, deviation = self.means[dense.name]
-            with np.errstate(all="ignore"):  # of what stands where a value is missing
+            with np.errstate(all="ignore"):  # the slot of a missing value may hold anything
                 out[:, k] = (values - mean) / deviation
         elif dense.transform == "hour":
             with np.errstate(all="ignore"):
@@ -274,7 +274,7 @@ class Encoder:
         else:
             with np.errstate(all="ignore"):
                 out[:, k] = values
-        large = ~np.isfinite(out[:, k]) & (kinds == GOOD)  # of what the model gets, behind every transform
+        large = ~np.isfinite(out[:, k]) & (kinds == GOOD)  # check what the model gets, after the transform
         behind = "" if dense.transform == "none" else f", {dense.transform} applied"
         marks.add(raw, large, lambda i: (f"column {dense.name} is {shown(value_at(column, i))}", f"{FITS}{behind}"))
         if kinds.any():
@@ -292,8 +292,10 @@ class Encoder:
     def _lists(
         self, raw: Raw, column: Any, spec: Id, marks: Marks, inverse: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Ids of all lists, the length of each, and where it begins if they lie over each other; a missing list is an empty
-        one. inverse: which list each row has."""
+        """Return the ids of all lists, the length of each, and where each begins if lists may overlap (else None).
+
+        A missing list is an empty one. inverse: the list of each row.
+        """
         if not is_list(column.type) and not is_views(column.type):
             if not is_text(column.type) or not spec.separator:
                 raise BadSchema(
@@ -330,7 +332,8 @@ class Encoder:
         return values, sizes, starts
 
     def rows_in(self, file: str, column: pa.Array, spec: Id) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, str]:
-        """Rows of a column's values, what each value is, which are malformed if any, and what was expected."""
+        """Return the row of each value, its kind, a mask of malformed values (None if there are none), and what was
+        expected of them."""
         table = spec.table or spec.name
         nan = self.schema.nan_is_missing
         if spec.type == "string" and is_text(column.type):
@@ -339,7 +342,7 @@ class Encoder:
             hash_texts(*texts_of(column), seed_of(table), fingerprints)
             return self.rows_of(table, fingerprints, kinds), kinds, None, ""
         if spec.type in ("string", "hex") and not is_text(column.type) and not pa.types.is_null(column.type):
-            # 7 as a number and "7" as a text have other fingerprints, so other rows; and 10 is no 0x10.
+            # The number 7 and the text "7" have different fingerprints, so different rows; and 10 is not 0x10.
             kind = "float" if pa.types.is_floating(column.type) else "int"
             texts = "texts" if spec.type == "string" else "texts of hexadecimal digits"
             raise BadSchema(
@@ -400,7 +403,7 @@ class Encoder:
 
 
 def _of_id(found: str, value: Any, expected: str, spec: Id) -> tuple[str, str]:
-    """What was found and what was expected of an id; of a number with a point, how it is read."""
+    """Return what was found and what was expected of an id, with a hint if it is a number with a decimal point."""
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -415,7 +418,7 @@ def _of_id(found: str, value: Any, expected: str, spec: Id) -> tuple[str, str]:
 
 @kernel
 def _has_zero(values):
-    """Whether one is 0; without a branch, so that several are looked at at once."""
+    """Return whether any value is 0. Has no branch, so that the loop is vectorized."""
     found = False
     for i in range(values.size):
         found |= values[i] == 0
@@ -424,7 +427,7 @@ def _has_zero(values):
 
 @kernel
 def all_within(values, rows):
-    """Whether all are rows of a table."""
+    """Return whether all values are rows of a table with `rows` rows."""
     low = high = 0
     for i in range(values.size):
         low, high = min(low, values[i]), max(high, values[i])
@@ -433,7 +436,7 @@ def all_within(values, rows):
 
 @kernel
 def log_of(values, out):
-    """log(1 + max(x, 0)) as float32; most are small whole numbers, whose logarithms stand in a table."""
+    """Fill `out` with log(1 + max(x, 0)) as float32. Most values are small whole numbers, with logarithms in a table."""
     for i in range(values.size):
         x = np.float64(values[i])
         if x <= 0:

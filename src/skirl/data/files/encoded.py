@@ -1,4 +1,4 @@
-"""Rows of files as batches are made of them: arrays, and lists that are here once for all rows that have them."""
+"""Encoded rows of files, from which batches are made: arrays, and lists stored once for all rows that share them."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,53 +13,53 @@ from skirl.tools.jit import kernel, read_only
 
 @dataclass
 class Encoded:
-    """A piece of a file as batches are made of it; malformed rows are gone."""
+    """An encoded piece of a file, from which batches are made; without malformed rows."""
 
     labels: np.ndarray
     """float32 [n, labels]."""
     dense: np.ndarray
     """float32 [n, dense features]."""
     ids: list[np.ndarray]
-    """int64 or int32, of each feature."""
+    """int64 or int32, for each feature."""
     lengths: list[np.ndarray | None]
     """int64 [n] for a feature with lists, None where each row has one id."""
     places: np.ndarray
-    """int64 [n]: which row of its part each is."""
+    """int64 [n]: the index of each row in its part."""
     bad: int = 0
-    """Rows left out,"""
+    """Number of malformed rows left out,"""
     first_bad: int = -1
-    """and which row of the part the first of them is; -1: there is none."""
+    """and the index in the part of the first of them; -1 if there are none."""
     fingerprints: bool = False
-    """`ids` are fingerprints of values that an open vocabulary turns into rows."""
+    """True if `ids` are fingerprints of values, which an open vocabulary turns into rows."""
     kept: list[Any] = field(default_factory=list)
-    """Arrow arrays of n values, of the columns that are kept."""
+    """The kept columns, as Arrow arrays of n values."""
     inverses: list[np.ndarray | None] = field(default_factory=list)
-    """int64 [n] for a feature whose lists are here once for all rows that have them: which one each row has. None, or no
-    entry at all: each row has its own."""
+    """int64 [n] for a feature whose lists are stored once for all rows that share them: the list of each row. None, or no
+    entry at all, if each row has its own list."""
     sessions: np.ndarray | None = None
-    """int64 [n]: what stands for each row's session, where the order needs it."""
+    """int64 [n]: a number for each row's session, if the order depends on sessions."""
     starts: list[np.ndarray | None] = field(default_factory=list)
-    """int64, where each list begins among a feature's ids, if lists lie over each other. None, or no entry at all: they lie
-    one after the other."""
+    """int64: where each list begins in a feature's ids, if lists may overlap. None, or no entry at all, if they are
+    contiguous."""
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def inverse(self, feature: int) -> np.ndarray | None:
-        """Which of a feature's lists each row has; None: its own."""
+        """Return the index of each row's list of a feature; None if each row has its own."""
         return self.inverses[feature] if self.inverses else None
 
     def start(self, feature: int) -> np.ndarray | None:
-        """Where a feature's lists begin among its ids; None: one after the other."""
+        """Return where each list of a feature begins in its ids; None if they are contiguous."""
         return self.starts[feature] if self.starts else None
 
     def apart(self, feature: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """A feature's ids with lists one after the other, and the length of each."""
+        """Return a feature's ids with contiguous lists, and the length of each."""
         values, sizes, starts = self.ids[feature], self.lengths[feature], self.start(feature)
         return (values, sizes) if starts is None else lists_at(values, sizes, np.arange(len(starts)), starts)
 
     def expanded(self) -> "Encoded":
-        """The same with a list for each row."""
+        """Return the same rows with a list for each row."""
         if all(inverse is None for inverse in self.inverses):
             return self
         lists = [
@@ -72,8 +72,10 @@ class Encoded:
 def lists_at(
     values: np.ndarray, sizes: np.ndarray | None, rows: np.ndarray | None, starts: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Lists at these places, in this order: their ids, and the length of each. rows: None for all; starts: where lists
-    begin, unless one after the other."""
+    """Return the ids and lengths of the lists `rows`, in this order.
+
+    rows: indices of lists; None for all. starts: where lists begin; None if they are contiguous.
+    """
     if rows is None:
         return values, sizes
     if sizes is None:
@@ -88,10 +90,10 @@ def lists_at(
 
 @kernel
 def gather_from(values, starts, sizes, out):
-    """Copy values that lie at these places, one list after the other."""
+    """Copy the lists at `starts`, with these sizes, one after the other into `out`."""
     at = 0
     for k in range(len(starts)):
-        part, own = values[starts[k] : starts[k] + sizes[k]], out[at : at + sizes[k]]  # as views: no place is negative
+        part, own = values[starts[k] : starts[k] + sizes[k]], out[at : at + sizes[k]]  # views: no check for index < 0
         for j in range(len(part)):
             own[j] = part[j]
         at += sizes[k]
@@ -100,8 +102,11 @@ def gather_from(values, starts, sizes, out):
 def used(
     values: np.ndarray, sizes: np.ndarray, inverse: np.ndarray, starts: np.ndarray | None, *, copy: bool = True
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
-    """Only the lists that some row has, which each has of them, and where they begin, unless one after the other. copy:
-    where there are others between them, put them one after the other."""
+    """Keep only the lists that some row has.
+
+    Return their ids, their lengths, the list of each row, and where lists begin (None if they are contiguous). copy: if
+    unused lists lie between them, copy them into contiguous ones.
+    """
     which, kept, begins = (np.empty(len(inverse), np.int64) for _ in range(3))
     count, first, end = _number_lists(inverse, sizes, which, kept, begins)
     kept, begins = kept[:count], begins[:count]
@@ -111,7 +116,7 @@ def used(
         if count:
             first = int(starts.min())
             values, starts = values[first : int((starts + sizes).max())], starts - first
-    elif sizes.sum() == end - first:  # nothing between them
+    elif sizes.sum() == end - first:  # no unused lists between them
         values = values[first:end]
     elif not copy:
         values, starts = values[first:end], begins - first
@@ -124,10 +129,10 @@ def used(
 
 @kernel
 def _number_lists(inverse, sizes, which, kept, begins):
-    """Number the lists that some row has, ascending.
+    """Number the lists that some row has, in ascending order.
 
-    Out: which, the new number of each row's; kept, which lists these are; begins, where each begins, if they lie one after
-    the other. How many they are, where the first of them begins, and where the last one ends.
+    Fills `which` with the new number of each row's list, `kept` with the old number of each new one, and `begins` with
+    where each begins, if all lists are contiguous. Returns their number, where the first begins, and where the last ends.
     """
     if len(inverse) == 0:
         return 0, 0, 0
@@ -152,8 +157,10 @@ def _number_lists(inverse, sizes, which, kept, begins):
 
 
 def sharing(piece: Encoded, names: list[str]) -> tuple[Encoded, dict[tuple[str, ...], np.ndarray]]:
-    """A batch's rows with lists here once where that pays, as `skirl.dedup.find` decides it, where they lie; and the
-    inverse, int32, by features that share it."""
+    """Return a batch's rows, and the int32 inverses by the features that share each one.
+
+    Lists are stored once where that pays, as `skirl.dedup.find` decides; the lists of other features once per row.
+    """
     if all(inverse is None for inverse in piece.inverses):
         return piece, {}
     ids, lengths, starts, groups = list(piece.ids), list(piece.lengths), list(piece.starts), {}
@@ -173,7 +180,7 @@ def sharing(piece: Encoded, names: list[str]) -> tuple[Encoded, dict[tuple[str, 
 
 
 def nothing(schema: FileSchema) -> Encoded:
-    """A piece without a row."""
+    """Return a piece without rows."""
     none = np.empty(0, np.int64)
     labels, dense = (np.empty((0, width), np.float32) for width in (len(schema.labels), schema.dense_features))
     return Encoded(
@@ -188,7 +195,7 @@ def nothing(schema: FileSchema) -> Encoded:
 
 
 def taken(piece: Encoded, rows: np.ndarray) -> Encoded:
-    """Some rows of a piece, in this order."""
+    """Return some rows of a piece, in this order."""
     ids, lengths, inverses, starts = [], [], [], []
     for f, (values, sizes) in enumerate(zip(piece.ids, piece.lengths)):
         inverse, start = piece.inverse(f), piece.start(f)

@@ -1,6 +1,6 @@
-"""What malformed input is refused with: where it is, what was found, what was expected, what to do.
+"""Errors for malformed input: where it is, what was found, what was expected, what to do.
 
-A `BadRow` can be left out (`--bad-rows skip`); a `BadFile` cannot: what the rest of it would have been is not known.
+A `BadRow` can be left out (`--bad-rows skip`); a `BadFile` cannot, since the rest of its rows are not known.
 """
 
 import difflib
@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from skirl.tools.flags import WrongFlags
 
 MOST_NAMES = 40
-"""Columns of a file that an error lists."""
+"""Most columns of a file that an error lists."""
 LONGEST = 60
-"""Characters of a found value that an error shows."""
+"""Most characters of a found value that an error shows."""
 MEND = "mend it, or leave such rows out with --bad-rows skip"
 
 
 class BadFile(ValueError):
-    """A file that cannot be read as what it should be."""
+    """Raised if a file cannot be read in the format that it should have."""
 
     def __init__(self, file: str, found: str, then: str) -> None:
         super().__init__(f"{file}{' ' if found.startswith('is ') else ': '}{found}: {then}")
@@ -27,7 +27,7 @@ class BadFile(ValueError):
 
 
 class BadRow(ValueError):
-    """A row that does not hold what its columns should.
+    """Raised if a value in a row is not what its column should hold.
 
     >>> print(BadRow("day_0", "line 17", "column I3 is 'x'", "a number, or nothing"))
     day_0, line 17: column I3 is 'x', expected a number, or nothing: mend it, or leave such rows out with --bad-rows skip
@@ -37,20 +37,20 @@ class BadRow(ValueError):
         super().__init__(f"{file}, {where}: {found}, expected {expected}: {MEND}")
         self.file, self.where, self.found, self.expected = file, where, found, expected
 
-    def __reduce__(self) -> tuple[type, tuple[str, ...]]:  # it comes out of worker processes
+    def __reduce__(self) -> tuple[type, tuple[str, ...]]:  # worker processes send it
         return type(self), (self.file, self.where, self.found, self.expected)
 
 
 class BadSchema(ValueError):
-    """A schema file that is wrong by itself, or that does not fit the data."""
+    """Raised if a schema is invalid, or does not fit the data."""
 
 
 class WrongTime(BadSchema, WrongFlags):
-    """A time to hold out from that is not of the kind that the time column holds."""
+    """Raised if the time to hold out from is a number and the time column holds dates, or the other way round."""
 
 
 def no_column(name: str, there: Sequence[str]) -> str:
-    """What a file lacks, the name that may have been meant, and what it has.
+    """Return a message with the column that a file lacks, a name that may have been meant, and the columns it has.
 
     >>> no_column("appid", ["app_id", "site_id"])
     "no column 'appid', did you mean 'app_id'? (there are app_id, site_id)"
@@ -63,7 +63,7 @@ def no_column(name: str, there: Sequence[str]) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as an error shows it.
+    """Return a value as an error shows it.
 
     >>> shown(b"a\\xff"), shown("x" * 100)[-5:], shown(None)
     ("'a\\\\xff'", 'x ...', 'nothing')

@@ -1,4 +1,4 @@
-"""Which files a path means, in which order, and what each one is by its first bytes."""
+"""Finds the files that a path means, in order, and tells the format of each from its first bytes."""
 
 import fnmatch
 import glob
@@ -11,7 +11,7 @@ from skirl.data.files.errors import BadFile
 
 Kind = Literal["text", "gzip", "parquet", "arrow"]
 ENDINGS = {"", ".tsv", ".csv", ".txt", ".gz", ".parquet", ".pq", ".arrow", ".feather", ".ipc"}
-"""Of the files that are taken from a folder; a file that is named, or found by a pattern, may have any."""
+"""Suffixes of the files to take from a folder. A file that is named, or matches a pattern, may have any suffix."""
 HEAD = 4096
 _OTHERS = {
     b"PK\x03\x04": "a zip archive: unpack it, or pack it with gzip",
@@ -26,7 +26,7 @@ _OTHERS = {
 
 
 def find(paths: str) -> list[str]:
-    """The files that PATH,PATH,... means; a path is a file, a folder or a pattern.
+    """Return the files that PATH,PATH,... means. Each path is a file, a folder or a pattern.
 
     >>> find("/no/such/file")
     Traceback (most recent call last):
@@ -60,12 +60,12 @@ def find(paths: str) -> list[str]:
 
 
 def would_find(pattern: str, file: Path) -> bool:
-    """Whether a pattern matches a file, which may not be there yet.
+    """Return whether a pattern matches a file, which need not exist yet.
 
     **Arguments**
 
-    - `pattern`: as `find` takes it.
-    - `file`: absolute, without links.
+    - `pattern`: a pattern, as for `find`.
+    - `file`: an absolute path without links.
 
     >>> would_find("/in/**/*.parquet", Path("/in/x/1.parquet")), would_find("/in/*.parquet", Path("/in/x/1.parquet"))
     (True, False)
@@ -86,7 +86,7 @@ def _matches(pattern: tuple[str, ...], path: tuple[str, ...]) -> bool:
 
 
 def natural(name: str) -> list[tuple[int, str]]:
-    """A key that sorts numbers in names as numbers.
+    """Return a sort key that orders numbers in names as numbers.
 
     >>> sorted(["day_10", "day_9"], key=natural)
     ['day_9', 'day_10']
@@ -95,7 +95,7 @@ def natural(name: str) -> list[tuple[int, str]]:
 
 
 def kind_of(path: str) -> Kind:
-    """What a file is, by its first bytes."""
+    """Return the format of a file, from its first bytes. Raise if that format cannot be read."""
     try:
         with open(path, "rb") as file:
             head = file.read(HEAD)
@@ -118,7 +118,7 @@ def kind_of(path: str) -> Kind:
 
 
 def check_text(path: str, head: bytes) -> None:
-    """Refuse what is no text."""
+    """Raise if the first bytes of a file are not text."""
     if b"\0" in head:
         raise BadFile(
             path, f"is no text: there is a zero byte at {head.index(0)}", "set data to text, Parquet or Arrow files"

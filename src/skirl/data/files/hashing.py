@@ -1,4 +1,4 @@
-"""From the value of an id to a fingerprint of 64 bits, and from that to a row."""
+"""Hashes the value of an id to a fingerprint of 64 bits, and that to a row."""
 
 import zlib
 
@@ -9,7 +9,7 @@ from skirl.data.skew import GOLDEN, fold
 from skirl.tools.jit import kernel
 
 BY_HASH, BY_OPEN = "by hash", "by an open vocabulary"
-"""How ids become rows, as a stream's state says it and an export reads it."""
+"""How ids become rows, as a stream's state stores it and an export reads it."""
 
 _SALT = 0x736B69726C6461
 _S8, _S32 = np.uint64(8), np.uint64(32)
@@ -17,14 +17,14 @@ _LOW = np.uint64(0xFFFFFFFF)
 _ONE, _FOUR, _FIFTEEN = np.uint64(1), np.uint64(4), np.uint64(15)
 
 _UNMIX1, _UNMIX2 = (np.uint64(pow(int(factor), -1, 1 << 64)) for factor in (_MIX1, _MIX2))
-"""What undoes the two multiplications of `mix`."""
+"""Factors that undo the two multiplications of `mix`."""
 
 GOOD, BAD, NONE = 0, 1, 2
-"""What a value is: good, malformed, missing."""
+"""Kinds of values: good, malformed, missing."""
 
 
 def seed_of(table: str) -> np.uint64:
-    """The seed of a table's hash: a function of its name.
+    """Return the seed of a table's hash, which depends only on its name.
 
     >>> int(seed_of("C1")) != int(seed_of("C2"))
     True
@@ -35,14 +35,14 @@ def seed_of(table: str) -> np.uint64:
 
 @kernel
 def hash_numbers(values, seed, out):
-    """Fingerprints of int64 numbers; 0 is not one of them."""
+    """Fill `out` with the fingerprints of int64 numbers. None of them is 0."""
     for i in range(values.size):
         mixed = mix(np.uint64(values[i]) ^ seed)
         out[i] = mixed if mixed != 0 else _ONE
 
 
 def numbers_of(fingerprints: np.ndarray, seed: np.uint64) -> np.ndarray:
-    """The int64 numbers that have these uint64 fingerprints: the hash of numbers is a bijection.
+    """Return the int64 numbers that have these uint64 fingerprints, which is possible as the hash of numbers is a bijection.
 
     >>> out = np.empty(3, np.uint64)
     >>> hash_numbers(np.array([7, -1, 2**62]), seed_of("C1"), out)
@@ -55,13 +55,16 @@ def numbers_of(fingerprints: np.ndarray, seed: np.uint64) -> np.ndarray:
 
 
 def _unshifted(z: np.ndarray, by: int) -> np.ndarray:
-    """x of z = x ^ (x >> by), by above 64 / 3."""
-    return z ^ (z >> np.uint64(by)) ^ (z >> np.uint64(2 * by))  # 3 * by is beyond 64
+    """Return the x of z = x ^ (x >> by), for `by` above 64 / 3."""
+    return z ^ (z >> np.uint64(by)) ^ (z >> np.uint64(2 * by))  # a shift by 3 * by would leave nothing
 
 
 @kernel
 def hash_texts(offsets, data, seed, out):
-    """Fingerprints of texts: bytes data[offsets[i]:offsets[i + 1]], words of 8 bytes little-endian, the last one padded."""
+    """Fill `out` with the fingerprints of texts: bytes data[offsets[i]:offsets[i + 1]].
+
+    They are hashed in little-endian words of 8 bytes, the last one padded with zeros.
+    """
     for i in range(out.size):
         begin, end = offsets[i], offsets[i + 1]
         state = mix(seed ^ (np.uint64(end - begin) * GOLDEN))
@@ -77,7 +80,7 @@ def hash_texts(offsets, data, seed, out):
 
 @kernel
 def parse_hex(offsets, data, digits, out, kind):
-    """Hexadecimal numbers of 1 to 16 digits, as the bits of an int64. kind[i]: whether one was there, changed to BAD."""
+    """Parse hexadecimal numbers of 1 to 16 digits into the bits of int64. Sets kind[i] to BAD where a GOOD one is none."""
     for i in range(out.size):
         begin, end = offsets[i], offsets[i + 1]
         number, wrong = np.uint64(0), np.uint64(0)
@@ -98,18 +101,18 @@ def _digits() -> np.ndarray:
 
 
 DIGITS = _digits()
-"""The value of each byte as a hexadecimal digit, 16 where it is none."""
+"""The value of each byte as a hexadecimal digit; 16 for all other bytes."""
 
 
 @kernel
 def rows_by_hash(fingerprints, kind, rows, out):
-    """Rows 1 .. rows - 1 of fingerprints, row 0 where a value is missing; at most 2**48 rows."""
+    """Fill `out` with rows 1 .. rows - 1 for fingerprints, and row 0 for missing values; at most 2**48 rows."""
     places = np.uint64(rows - 1)
     if places <= _LOW:
         for i in range(out.size):
             row = ((fingerprints[i] >> _S32) * places) >> _S32
             out[i] = 0 if kind[i] == NONE else np.int64(row) + 1
-    else:  # the same product of 64 and 64 bits, its upper half only: in halves
+    else:  # the upper 64 bits of a 64 x 64 bit product, from products of 32-bit halves
         high = places >> _S32
         for i in range(out.size):
             a, b = fingerprints[i] >> _S32, fingerprints[i] & _LOW

@@ -1,4 +1,4 @@
-"""What makes two streams of files the same stream, so that one can go on where the other was."""
+"""Compares streams of files: one can continue from another's state only if both are the same stream."""
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -11,11 +11,11 @@ from skirl.data.files.errors import BadSchema
 from skirl.data.files.schema import Dense, FileSchema, Id, Label
 
 KINDS = {"labels": "a label", "dense": "a dense column", "ids": "an id column"}
-"""The columns of a schema, as an error calls one."""
+"""What an error calls a column of each kind."""
 ORDER = "sessions"
-"""How sessions are shuffled, where they are."""
+"""Key for how sessions are shuffled; absent if they are not."""
 REPEATS = "repeats"
-"""That lists which repeat are looked for: their gradients are summed by list first, which may change the last bit."""
+"""Key for searching repeated lists: gradients are then summed by list first, which may change the last bit."""
 
 
 def identity_of(
@@ -29,14 +29,18 @@ def identity_of(
     most_rows: int | None,
     find_repeats: bool = False,
 ) -> dict[str, Any]:
-    """Of what stream a state is, as JSON can hold it. rows: where the stream begins and ends, None for the end of files."""
+    """Return the identity of a stream, in types that JSON has.
+
+    rows: where the stream begins and ends; None for the end of the last file.
+    """
     paths = [Path(path) for path in files]
     begin, end = rows
     reads = f"from {_at(begin)} to {'the end' if end is None else _at(end)}"
     if encoder.keep is not None:
         span = encoder.keep
         reads += f" where {span.low} <= {span.column} < {span.high}"
-    # Rows as they are, from a flag, the schema or a vocabulary; session and what times count are not read.
+    # Use the actual numbers of rows (from a flag, the schema or a vocabulary). The session column and the time unit do not
+    # change what training reads; the order of sessions is stored under its own key.
     ids = tuple(replace(column, rows=encoder.rows[column.table or column.name]) for column in encoder.schema.ids)
     return {
         "files": [f"{path.name} ({path.stat().st_size} bytes)" for path in paths],
@@ -54,7 +58,7 @@ def identity_of(
 
 
 def check_identity(theirs: dict[str, Any], mine: dict[str, Any]) -> None:
-    """Refuse a state of another stream, saying what differs."""
+    """Raise if a state is of another stream, saying what differs."""
     if theirs.get("files") != mine["files"]:
         raise ValueError(_other_files(theirs.get("files"), mine["files"]))
     if theirs.get("reads") != mine["reads"]:
@@ -94,7 +98,7 @@ def _at(place: Place) -> str:
 
 
 def _other_files(theirs: Any, mine: list[str]) -> str:
-    """What differs between the files of a state and these."""
+    """Return a message that says how the files of a state differ from these."""
     then = "set data to the files it was taken on"
     if not isinstance(theirs, list):
         return f"the state does not say which files it is of: {then}, with the skirl that saved it"
@@ -105,7 +109,7 @@ def _other_files(theirs: Any, mine: list[str]) -> str:
 
 
 def _other_schema(theirs: str, mine: str) -> str:
-    """What differs between the schema of a state and this one."""
+    """Return a message that says how the schema of a state differs from this one."""
     here = FileSchema.parse(mine)
     try:
         there = FileSchema.parse(theirs)
@@ -125,7 +129,7 @@ Columns = Sequence[Label] | Sequence[Dense] | Sequence[Id]
 
 
 def _other_columns(kind: str, theirs: Columns, mine: Columns) -> str | None:
-    """What differs between columns of one kind, and which flag decides it."""
+    """Return how columns of one kind differ, and the flag to set; None if they are equal."""
     there, here, plain = {c.name: c for c in theirs}, {c.name: c for c in mine}, kind.partition(" ")[2]
     for name in (n for n in there if n not in here):
         return f"whose schema has {kind} {name!r}, and this one has none: set schema"

@@ -1,4 +1,4 @@
-"""Whether files have the labels that their schema names: to predict, they need none."""
+"""Checks whether files have the labels that their schema names: predictions need none."""
 
 from dataclasses import replace
 
@@ -12,9 +12,9 @@ from skirl.data.files.text import TextFile
 
 
 def as_labelled(schema: FileSchema, path: str) -> FileSchema:
-    """The schema as it is where a file has a label of it, and without labels where it has none.
+    """Return the schema unchanged if the file has one of its labels, else without labels.
 
-    A text file without a header has none where its first line is shorter by just as many columns.
+    A text file without a header has no labels if its first line is shorter by exactly that many columns.
     """
     names, bare = {label.name for label in schema.labels}, replace(schema, labels=())
     kind = kind_of(path)
@@ -22,7 +22,7 @@ def as_labelled(schema: FileSchema, path: str) -> FileSchema:
         try:
             found = (pq.read_schema(path) if kind == "parquet" else ipc.open_file(pa.OSFile(path)).schema).names
         except (pa.ArrowException, OSError, ValueError):
-            return schema  # said when the file is opened to be read
+            return schema  # reported when the file is opened for reading
         return schema if names & set(found) else bare
     file = TextFile(path, bare, kind == "gzip")
     try:

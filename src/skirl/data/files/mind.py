@@ -1,6 +1,7 @@
-"""MIND's behaviors.tsv: a line is an impression, and each item that it shows is a sample.
+"""MIND's behaviors.tsv: each line is an impression, and each item that it shows is a sample.
 
-Columns: impression, user, time, history (items, with spaces between), shown (items, "-1" behind those that were clicked).
+Columns: impression, user, time, history (items separated by spaces), shown (items, each with "-1" appended if it was clicked
+and "-0" if not; with nothing in the test set).
 """
 
 from dataclasses import replace
@@ -23,13 +24,13 @@ MIND = FileSchema(
     time="time",
     text=Text("tab", ("impression", "user", "time", "history", "item", "click"), "no", samples="shown"),
 )
-"""What its samples have; `criteo` and `avazu` are in schema.py."""
+"""The schema of its samples. Those of `criteo` and `avazu` are in schema.py."""
 _LINES = FileSchema((), (), tuple(Id(name) for name in LINE), text=Text("tab", LINE, "no"))
 _WHEN = "%m/%d/%Y %I:%M:%S %p"
 
 
 class MindFile:
-    """One such file. A line that cannot be split into columns counts as one sample, which is malformed."""
+    """A behaviors.tsv file. A line that cannot be split into columns counts as one malformed sample."""
 
     def __init__(self, path: str, schema: FileSchema, packed: bool, part: int = PART) -> None:
         self.path = path
@@ -44,24 +45,24 @@ class MindFile:
         self.__init__(*state["args"])
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         self._lines.close()
 
     def has(self, part: int) -> bool:
-        """Whether there is such a part."""
+        """Return whether the file has this part."""
         return self._lines.has(part)
 
     def share(self, part: int) -> int:
-        """Parts of one share are read by one worker."""
+        """Return the share of a part: each part has its own. One worker reads all parts of a share."""
         return part
 
     def rows(self, part: int) -> int:
-        """Samples of a part, malformed ones too."""
+        """Return the number of samples of a part, including malformed ones."""
         raw = self._lines.read(part)
         return int(_samples(raw, _shown(raw))[1].sum())
 
     def read(self, part: int, rows: np.ndarray | None = None) -> Raw:
-        """A part's columns. rows: which of its samples, ascending; None: all."""
+        """Return a part's columns. rows: the samples to keep, ascending; None for all."""
         raw = self._lines.read(part)
         shown = _shown(raw)
         lines, counts = _samples(raw, shown)
@@ -72,7 +73,7 @@ class MindFile:
         columns["time"] = moments.take(pa.array(of))
         each = pc.list_flatten(shown) if raw.rows else pa.array([], pa.string())
         found = pc.extract_regex(each, "^(?P<item>.*)-(?P<click>[^-]*)$")
-        split = found.is_valid()  # where it is not known what was clicked, as in the set to predict, there is no label
+        split = found.is_valid()  # items without a click mark, as in the test set, have no label
         columns["item"] = pc.if_else(split, pc.struct_field(found, "item"), each)
         columns["click"] = pc.if_else(split, pc.struct_field(found, "click"), None)
         places = first[lines][of] + np.arange(len(of)) - (np.cumsum(counts[lines]) - counts[lines])[of]
@@ -93,13 +94,13 @@ class MindFile:
 
 
 def _shown(raw: Raw) -> pa.Array:
-    """The items of each line; one that is missing where there are none."""
+    """Return the items of each line; a line without items has a single missing one."""
     texts = plain(raw.columns["shown"], ())
     return pc.split_pattern(pc.fill_null(texts, ""), " ")
 
 
 def _samples(raw: Raw, shown: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """int64: which lines of the part could be split; and of all its lines, how many samples each has."""
+    """Return the lines of the part that could be split (int64), and the number of samples of each of its lines."""
     lines = np.arange(raw.rows) if raw.places is None else raw.places
     counts = np.ones(raw.rows + len(raw.broken), np.int64)
     counts[lines] = pc.list_value_length(shown).to_numpy(zero_copy_only=False)
@@ -107,7 +108,7 @@ def _samples(raw: Raw, shown: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _some(raw: Raw, rows: np.ndarray) -> Raw:
-    """Some of the samples, by their places."""
+    """Return only the samples with these places."""
     assert raw.places is not None
     at = np.flatnonzero(np.isin(raw.places, rows))
     wanted = set(rows.tolist())

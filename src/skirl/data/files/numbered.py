@@ -1,4 +1,4 @@
-"""Batches of files in order, with the number of each row, so that what comes of a row can be put beside it."""
+"""Batches of files in order, with the number of each row, so that a prediction can be written next to its row."""
 
 from collections.abc import Iterator
 
@@ -13,9 +13,9 @@ from skirl.data.files.workers import Range, pieces
 
 
 def numbered(files: Files) -> Iterator[tuple[Batch, np.ndarray]]:
-    """The batches of one epoch that is not shuffled, and the number of each row: all rows of all files count, from 0.
+    """Yield the batches of one epoch that is not shuffled, with the number of each row.
 
-    The batches are those that iterating over `files` gives.
+    Numbers count all rows of all files, from 0. The batches are the same as those from iterating over `files`.
     """
     number = _Numbers(files)
     kept: list[Encoded] = []
@@ -48,11 +48,11 @@ def numbered(files: Files) -> Iterator[tuple[Batch, np.ndarray]]:
 
 
 class _Numbers:
-    """Numbers the rows of pieces that come in order."""
+    """Numbers the rows of pieces that arrive in order."""
 
     def __init__(self, files: Files) -> None:
         self._counting: Dataset | None = None
-        if files.encoder.skip or files.encoder.keep is not None:  # rows may be left out: each part has to be counted
+        if files.encoder.skip or files.encoder.keep is not None:  # rows may be left out, so each part must be counted
             self._counting = files.dataset.anew()
             self._parts = self._counting.parts()
             self._before, self._part = 0, next(self._parts, None)
@@ -70,13 +70,13 @@ class _Numbers:
         return piece.places + self._before
 
     def close(self) -> None:
-        """Let the file that is counted go."""
+        """Close the file whose rows are being counted."""
         if self._counting is not None:
             self._counting.close()
 
 
 def _rows_before(dataset: Dataset, place: Place) -> int:
-    """How many rows of all files come before a place."""
+    """Return the number of rows before a place, over all files."""
     before = 0
     if place.file or place.part:
         for part in dataset.parts(end=Place(place.file, place.part, 0)):

@@ -1,5 +1,7 @@
-"""Lists that a file leaves out where they equal the row above's: null there, and counted by a column of runs; and lists that
-are windows of one above."""
+"""Reads lists that a file leaves out because they equal those of the row above, or are windows of a list above.
+
+They are null in the file. A column of runs says how many rows above each list is stored.
+"""
 
 from typing import Any
 
@@ -14,9 +16,9 @@ from skirl.tools.jit import kernel
 
 
 def share(columns: dict[str, Any], schema: FileSchema) -> tuple[int, str] | None:
-    """Put columns with what was left out in place of those of a row group: dictionaries of lists, and places in them.
+    """Replace list columns of a row group that leave lists out with dictionary arrays: each list once, an index per row.
 
-    What is wrong, if anything: the row, and what was found in it.
+    Return None, or the first wrong row and what was found in it.
     """
     for spec in schema.ids:
         if not spec.run:
@@ -50,7 +52,7 @@ def share(columns: dict[str, Any], schema: FileSchema) -> tuple[int, str] | None
 
 
 def _windows(there: Any, inverse: np.ndarray, starts: Any, lengths: Any) -> Any:
-    """Lists that are parts of others, which lie where those lie; or the row of one that is not, and what it says."""
+    """Return lists that are views into the stored ones; or, if a window is outside its buffer, its row and a message."""
     if not (pt.is_integer(starts.type) and pt.is_integer(lengths.type)):
         return 0, "has no whole numbers"
     begin, size = (pc.fill_null(of, -1).to_numpy().astype(np.int64) for of in (starts, lengths))
@@ -71,7 +73,10 @@ def _windows(there: Any, inverse: np.ndarray, starts: Any, lengths: Any) -> Any:
 
 @kernel
 def _number_windows(inverse, begin, size, ids, which, first):
-    """Number windows that differ from the one above, and their first rows: how many; -1 - row where one is outside."""
+    """Number the windows that differ from the one above, and fill `first` with the first row of each.
+
+    Return how many there are, or -1 - row if that row's window is outside its buffer.
+    """
     count = 0
     for row in range(len(inverse)):
         if begin[row] < 0 or size[row] < 0 or begin[row] + size[row] > ids[inverse[row]]:
@@ -88,7 +93,7 @@ def _number_windows(inverse, begin, size, ids, which, first):
 
 @kernel
 def _follow(written, said, inverse):
-    """Which of the lists that are there each row has; the first row whose run does not say how far above that is, or -1."""
+    """Fill `inverse` with the list that each row uses. Return the first row whose run contradicts the nulls, or -1."""
     last, lists = 0, -1
     for row in range(len(written)):
         if written[row]:
@@ -101,7 +106,7 @@ def _follow(written, said, inverse):
 
 
 def _there(lists: Any, written: np.ndarray) -> Any:
-    """The lists that are not null, where they lie if there is nothing between them."""
+    """Return the lists that are not null, without copying if there are no other values between them."""
     offsets = lists.offsets.to_numpy()
     if not written.all() and (offsets[1:] != offsets[:-1])[~written].any():
         return lists.drop_null()
@@ -110,17 +115,17 @@ def _there(lists: Any, written: np.ndarray) -> Any:
 
 
 def is_shared(column: Any) -> bool:
-    """Whether a column has lists once for all rows that have them."""
+    """Return whether a column stores each list once for all rows that share it."""
     return pt.is_dictionary(column.type) and (is_list(column.type.value_type) or is_views(column.type.value_type))
 
 
 def is_views(kind: Any) -> bool:
-    """Whether values of this type are lists that may lie over each other."""
+    """Return whether values of this type are lists that may overlap."""
     return pt.is_list_view(kind) or pt.is_large_list_view(kind)
 
 
 def shared_lists(column: Any) -> tuple[Any, np.ndarray | None]:
-    """The lists that some row has, and int64: which of them each row has; of any other column, itself."""
+    """Return the lists that some row uses, and the list of each row (int64); for any other column, the column and None."""
     if not is_shared(column):
         return column, None
     inverse = column.indices.to_numpy().astype(np.int64)

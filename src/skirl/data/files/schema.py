@@ -1,4 +1,4 @@
-"""Which columns a file has and what they mean: a TOML file, or a schema that is built in. README.md here has the format."""
+"""The schema: which columns to read from a file and what they mean. README.md here describes its TOML format."""
 
 import difflib
 import tomllib
@@ -13,19 +13,19 @@ from skirl.data.files.errors import BadSchema
 
 DEFAULT_ROWS = 1_000_000
 LARGEST_FILE = 1 << 20
-"""Bytes of a schema file; a larger one is something else."""
+"""Most bytes of a schema file; a larger file is something else."""
 MOST_COLUMNS = 20_000
 LARGEST_FLOAT = 3.4028234663852886e38
-"""Of float32."""
+"""The largest float32."""
 
 
 @dataclass(frozen=True)
 class Label:
-    """What is predicted."""
+    """A column to predict."""
 
     name: str
     kind: Literal["binary", "number"] = "binary"
-    """binary: 0 or 1 and nothing else; number: any finite one."""
+    """binary: 0 or 1 only; number: any finite number."""
 
 
 @dataclass(frozen=True)
@@ -34,73 +34,73 @@ class Dense:
 
     name: str
     column: str = ""
-    """The column it is read from; its name if not set."""
+    """The column to read it from; the same as `name` if not set."""
     transform: Literal["none", "log", "standardise", "hour"] = "none"
-    """none; log: log(1 + max(x, 0)); standardise: (x - mean) / deviation, both from `skirl vocab`; hour: of YYMMDDHH,
-    from 0 to 1."""
+    """none; log: log(1 + max(x, 0)); standardise: (x - mean) / deviation, both from `skirl vocab`; hour: the hour of
+    YYMMDDHH or of a date, divided by 24."""
     fill: float = 0.0
-    """What stands for a missing value, after the transform."""
+    """Replaces a missing value, after the transform."""
     indicator: bool = False
     """Add a dense feature that is 1 where the value is missing, else 0."""
 
 
 @dataclass(frozen=True)
 class Id:
-    """A column of ids; or of lists of them."""
+    """A column of ids, or of lists of ids."""
 
     name: str
     column: str = ""
-    """The column it is read from; its name if not set."""
+    """The column to read it from; the same as `name` if not set."""
     type: Literal["string", "hex", "int", "float", "fingerprint"] = "string"
-    """What a value is; a float has to be a whole number; a fingerprint is one that `skirl convert` wrote. The same value has
-    the same row however a file stores it."""
+    """How values are read. A float must be a whole number; a fingerprint is one that `skirl convert` wrote. The same value
+    has the same row however a file stores it."""
     of: Literal["", "texts", "hex", "numbers"] = ""
-    """Of a fingerprint: how the values that it was made of were read; not known if not set."""
+    """For a fingerprint: how the values that it was made from were read; unknown if not set."""
     encode: Literal["hash", "row"] = "hash"
-    """hash: to the rows of the table, or by --vocab; row: the value is the row, from 0 to rows - 1."""
+    """hash: hash the value to a row, or look it up in --vocab; row: the value is the row, from 0 to rows - 1."""
     rows: int | None = None
-    """Rows of its table: --rows decides if not set."""
+    """Number of rows of its table; --rows decides if not set."""
     table: str = ""
-    """The table; its own if not set. Columns that name one table share its rows."""
+    """The table; a table of its own if not set. Columns with the same table share its rows."""
     list: bool = False
-    """Any number of ids a sample: a list column, or text with a separator."""
+    """Any number of ids per sample: a list column, or text with a separator."""
     separator: str = ""
-    """What stands between the ids of a list in text."""
+    """Separates the ids of a list in text."""
     pooling: Literal["sum", "mean"] = "sum"
-    """How the vectors of a list become one."""
+    """How to combine the vectors of a list into one."""
     run: str = ""
-    """Of lists that are left out (null) where they equal the row above's: the column that says how many rows above each row
-    its list stands; none is left out if not set."""
+    """For lists that are left out (null) where they equal the row above's: the column that says how many rows above each
+    row's list is stored. If not set, no list is left out."""
     start: str = ""
-    """Of lists that are windows of the one that is there: the column that says where in it each begins,"""
+    """For lists that are windows of the stored one: the column that says where in it each window begins,"""
     length: str = ""
-    """and the column that says how many ids of it each has."""
+    """and the column that says how many ids each window has."""
 
     @property
     def kind(self) -> str:
-        """How its values are read, which decides their fingerprints: texts, hex, numbers; "" where that is not known."""
+        """How its values are read, which decides their fingerprints: texts, hex, numbers, or "" if unknown."""
         return self.of if self.type == "fingerprint" else {"string": "texts", "hex": "hex"}.get(self.type, "numbers")
 
 
 @dataclass(frozen=True)
 class Text:
-    """How a text file is laid out."""
+    """The layout of a text file."""
 
     delimiter: str = ","
     """One character, or "tab"."""
     columns: tuple[str, ...] = ()
     """Names in order, for files without a header."""
     header: Literal["auto", "yes", "no"] = "auto"
-    """Whether the first line names the columns; auto: where all that are needed are in it."""
+    """Whether the first line names the columns; auto: if it contains the names of all needed columns."""
     quotes: bool = False
-    """Whether a value may stand in double quotes. A line end inside of them is refused."""
+    """Whether values may be in double quotes. A line end inside quotes is refused."""
     samples: Literal["lines", "shown"] = "lines"
-    """lines: a line is a sample; shown: it is an impression of MIND's, and each item that it shows is one."""
+    """lines: each line is a sample; shown: each line is an impression of MIND, and each item shown is a sample."""
 
 
 @dataclass(frozen=True)
 class FileSchema:
-    """All columns that are read.
+    """All columns to read.
 
     >>> schema = FileSchema.parse('''
     ... [[label]]
@@ -116,21 +116,22 @@ class FileSchema:
     """
 
     labels: tuple[Label, ...]
-    """None where predictions are made of files without; what a schema file says has some."""
+    """Empty for predictions on files without labels; a schema file always has some."""
     dense: tuple[Dense, ...]
     ids: tuple[Id, ...]
     session: str | None = None
-    """Which samples belong together; training does not read it, and a converted file keeps it."""
+    """The column that says which samples belong together. Training reads it only to shuffle sessions; a converted file
+    keeps it."""
     time: str | None = None
     time_unit: Literal["", "seconds", "milliseconds", "microseconds", "YYMMDDHH"] = ""
-    """What the numbers of time count, since 1970; where nothing says, what needs lengths of time takes them for seconds."""
+    """Unit of the numbers in the time column, since 1970. If not set, lengths of time are measured in seconds."""
     missing: tuple[str, ...] = ("",)
-    """Texts that stand for no value."""
+    """Texts that mean no value."""
     nan_is_missing: bool = False
-    """Whether NaN in a float column stands for no value, as pandas writes it."""
+    """Whether NaN in a float column means no value, as pandas writes it."""
     text: Text = field(default_factory=Text)
     also: tuple[str, ...] = ()
-    """Columns that are read besides, to be kept as they are; no schema file says them."""
+    """Further columns to read and keep unchanged; a schema file cannot name any."""
 
     KINDS: ClassVar[dict[str, type]] = {"label": Label, "dense": Dense, "id": Id}
 
@@ -190,7 +191,7 @@ class FileSchema:
 
     @property
     def kinds(self) -> dict[str, str]:
-        """Of each table whose ids become rows: how their values are read, "" where a converted file does not say.
+        """How values are read, for each table that maps ids to rows; "" if a converted file does not say.
 
         >>> FileSchema((Label("y"),), (), (Id("a"), Id("b", type="float"), Id("c", type="fingerprint", of="hex"))).kinds
         {'a': 'texts', 'b': 'numbers', 'c': 'hex'}
@@ -199,7 +200,7 @@ class FileSchema:
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """The columns that have to be in a file, each once."""
+        """The columns that a file must have, each once."""
         named = [label.name for label in self.labels]
         named += [column.column or column.name for column in (*self.dense, *self.ids)]
         named += [self.time] if self.time is not None else []
@@ -209,16 +210,16 @@ class FileSchema:
 
     @property
     def dense_features(self) -> int:
-        """Columns of `Batch.dense`."""
+        """Number of columns of `Batch.dense`."""
         return len(self.dense) + sum(column.indicator for column in self.dense)
 
     @property
     def standardised(self) -> tuple[Dense, ...]:
-        """The dense columns that need a mean and a deviation."""
+        """The dense columns that need a mean and a standard deviation."""
         return tuple(column for column in self.dense if column.transform == "standardise")
 
     def rows_of(self, rows: str | None) -> dict[str, int]:
-        """Rows of each table by name: the schema's, or those that --rows says.
+        """Return the number of rows of each table by name: from --rows, the schema or the default.
 
         >>> schema = FileSchema((Label("y"),), (), (Id("a"), Id("b", rows=50)))
         >>> schema.rows_of("1000"), schema.rows_of("1000,b=70"), schema.rows_of(None)
@@ -243,7 +244,7 @@ class FileSchema:
         return {name: number or general for name, number in numbers.items()}
 
     def tables(self, dim: int, rows: Mapping[str, int]) -> list[Table]:
-        """The tables that the id columns look rows up in."""
+        """Return the tables that the id columns look up rows in."""
         made = []
         for name, number in rows.items():
             users = [column for column in self.ids if (column.table or column.name) == name]
@@ -270,16 +271,16 @@ class FileSchema:
 
     @classmethod
     def parse(cls, text: str) -> "FileSchema":
-        """A schema from its TOML text."""
+        """Parse a schema from its TOML text."""
         return _parsed(text)
 
     def toml(self) -> str:
-        """The schema as TOML text that `parse` reads."""
+        """Return the schema as TOML text that `parse` reads."""
         lines = [f"{name} = {_toml(getattr(self, name))}" for name in _TOP[:3] if getattr(self, name)]
         lines += [f"missing = {_toml(self.missing)}", f"nan_is_missing = {_toml(self.nan_is_missing)}"]
         given = [
             f.name for f in fields(Text) if f.name != "samples" or self.text.samples != "lines"
-        ]  # as it was before
+        ]  # unset, it is left out, as in states of versions without it
         lines += ["[file]", *(f"{name} = {_toml(getattr(self.text, name))}" for name in given)]
         for kind, columns in (("label", self.labels), ("dense", self.dense), ("id", self.ids)):
             for column in columns:
@@ -287,14 +288,14 @@ class FileSchema:
                 lines += [
                     f"{f.name} = {_toml(v)}"
                     for f in fields(column)
-                    if (v := getattr(column, f.name)) is not None and (v or f.name not in _LAID)  # as it was before
+                    if (v := getattr(column, f.name)) is not None and (v or f.name not in _LAID)  # likewise
                 ]
         return "\n".join(lines) + "\n"
 
 
 @lru_cache(maxsize=16)
 def _parsed(text: str) -> FileSchema:
-    """A schema from its TOML text; the files of a folder mostly say the same."""
+    """Parse a schema. Cached, since the files of a folder mostly have the same."""
     try:
         read = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -353,7 +354,7 @@ def _columns(kind: str, entries: Any) -> tuple[Any, ...]:
 
 
 def _make(kind: type[T], where: str, values: Any) -> T:
-    """A dataclass from TOML, its fields checked against their types."""
+    """Return a dataclass made from TOML values, after checking them against the types of its fields."""
     if not isinstance(values, dict):
         raise BadSchema(f"{where} has to be a table of fields")
     hints = _hints(kind)
@@ -374,7 +375,7 @@ def _make(kind: type[T], where: str, values: Any) -> T:
 
 @lru_cache
 def _hints(kind: type) -> dict[str, Any]:
-    """The types of a dataclass's fields: to find them out takes longer than all else of a column."""
+    """Return the types of a dataclass's fields. Cached: finding them takes longer than the rest of making a column."""
     return get_type_hints(kind)
 
 
@@ -435,4 +436,4 @@ BUILT_IN = {
         text=Text(",", _AVAZU),
     ),
 }
-"""Criteo, Kaggle's and Terabyte's alike, as text or Parquet; Avazu as CSV, with or without its header."""
+"""Criteo (both Kaggle's and Terabyte) as text or Parquet; Avazu as CSV, with or without its header."""

@@ -1,4 +1,4 @@
-"""The order in which sessions are shuffled: each is cut into chunks of a few rows, and chunks change places."""
+"""The order of shuffled sessions: each session is cut into chunks of a few rows, and the chunks are shuffled."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ _SEED = seed_of("session")
 
 
 def sessions_of(column: Any) -> tuple[np.ndarray, np.ndarray]:
-    """int64 [n]: what stands for the session of each row, and uint8: what each value is, as in `kinds_of`."""
+    """Return a number for each row's session (int64 [n]), and the kind of each value (uint8), as `kinds_of` does."""
     column = plain(column, ())
     if not is_text(column.type):
         return session_numbers(column)
@@ -24,7 +24,10 @@ def sessions_of(column: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def session_numbers(column: Any) -> tuple[np.ndarray, np.ndarray]:
-    """int64 [n]: of a column of numbers or dates; 7.0 is as 7, other numbers with a point are their bits."""
+    """Return int64 [n] for a column of numbers or dates, and the kind of each value.
+
+    7.0 becomes 7; dates, and floats that are not whole, become their bits.
+    """
     if is_date(column.type):
         values, kinds = seconds_of(column)
         return values.view(np.int64), kinds
@@ -37,12 +40,12 @@ def session_numbers(column: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def chunks_of(sessions: np.ndarray, most: int) -> np.ndarray:
-    """int64: where chunks begin among rows in order, and their end: rows of one session that follow each other.
+    """Return where each chunk of consecutive rows of one session begins, followed by the end of the last one (int64).
 
     **Arguments**
 
-    - `sessions`: int64 [n], what stands for each row's.
-    - `most`: rows of a chunk; 0: any number.
+    - `sessions`: int64 [n], a number for each row's session.
+    - `most`: most rows of a chunk; 0 for no limit.
 
     >>> chunks_of(np.array([5, 5, 5, 7, 7, 5]), 2).tolist()
     [0, 2, 3, 5, 6]
@@ -52,12 +55,12 @@ def chunks_of(sessions: np.ndarray, most: int) -> np.ndarray:
 
 
 def laid(begins: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """int64 [n]: the rows, chunk after chunk.
+    """Return the rows in the order of their chunks (int64 [n]).
 
     **Arguments**
 
-    - `begins`: where chunks begin, and the end of all.
-    - `order`: which chunk comes when.
+    - `begins`: where each chunk begins, followed by the end of the last one.
+    - `order`: the chunks in their new order.
 
     >>> laid(np.array([0, 2, 3, 5]), np.array([2, 0, 1])).tolist()
     [3, 4, 0, 1, 2]
@@ -69,7 +72,7 @@ def laid(begins: np.ndarray, order: np.ndarray) -> np.ndarray:
 
 @kernel
 def _chunks(sessions, most, begins):
-    """Fill in where chunks begin, and their end; how many there are."""
+    """Fill `begins` with the start of each chunk, then the end of the last one. Return the number of chunks."""
     chunks = rows = 0
     for i in range(sessions.size):
         if i == 0 or sessions[i] != sessions[i - 1] or rows == most:

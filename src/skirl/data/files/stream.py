@@ -1,11 +1,11 @@
-"""Batches out of files: epochs, windows that are shuffled, and a place to go on from.
+"""Batches from files: epochs, shuffled windows, and a position to resume from.
 
     parts -> encoded pieces -> windows of rows -> (permuted) -> batches
 
-A window is a whole number of batches (one, where nothing is shuffled), and what is in it is permuted by a stream of
-random numbers that (seed, epoch, window) names. So a state is a few numbers: where the window begins and which batch of
-it comes next. A buffer that gives a random row for each one that enters it would mix a little farther, and its state
-would be the rows in it.
+A window is a whole number of batches (one, if nothing is shuffled), and its rows are permuted by the random stream named
+(seed, epoch, window). So a state is a few numbers: where the window begins and which of its batches comes next. A shuffle
+buffer, which emits a random row for each row that enters, would mix a little further, but its state would be all the rows
+in it.
 """
 
 import logging
@@ -34,40 +34,40 @@ logger = logging.getLogger("skirl")
 
 @dataclass
 class Files:
-    """An iterable of batches out of files; made by `DataFlags.stream`."""
+    """An iterable of batches from files; made by `DataFlags.stream`."""
 
     dataset: Dataset
     encoder: Encoder
     batch_size: int
     epochs: int = 1
     batches: int | None = None
-    """Where the stream ends at the latest."""
+    """Most steps of the stream; None for no limit."""
     shuffle: int = 0
-    """Rows in a window that is shuffled; 0: none is."""
+    """Rows in a window to shuffle; 0 does not shuffle."""
     most_rows: int | None = None
-    """Of a session that change places together in it, 0 for all of them; None: each row by itself."""
+    """Most rows of a session that are shuffled as one chunk, 0 for all; None shuffles single rows."""
     find_repeats: bool = False
-    """Whether lists that repeat in a batch are looked for, where files do not leave them out."""
+    """Whether to find lists that repeat in a batch, for files that do not leave them out."""
     seed: int = 0
     workers: int = 0
     begin: Place = START
     end: Place | None = None
-    """The rows that are read: from `begin` to before `end`, or to the last."""
+    """The rows to read: from `begin` to before `end`, or to the last."""
     held: "Files | None" = None
-    """The rows held out."""
+    """The held-out rows."""
     rows_of_epoch: int | None = None
     """Samples of an epoch, if they were counted."""
     share: Share = WHOLE
-    """What this trainer reads of each step."""
+    """This trainer's part of each step."""
 
     yields_fresh: ClassVar[bool] = True
 
     bad_rows: int = field(default=0, init=False)
-    """Malformed rows left out so far, in this process; those of the first epoch, for they are the same in each."""
+    """Number of malformed rows that this process has left out so far. Counts the first epoch only: all have the same."""
     reached: Part | None = field(default=None, init=False)
-    """The part that `pieces` came to last."""
+    """The last part that `pieces` has reached."""
     left_out: int = field(default=0, init=False)
-    """Samples at the end of an epoch that are no whole batch, where batches have shards; of the last epoch that ended."""
+    """Samples left out at the end of the last epoch that ended: with shards, those that do not fill a whole batch."""
     _first_bad: tuple[Part, int] | None = field(default=None, init=False, repr=False)
     _of: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
     _steps: int | None = field(default=None, init=False)
@@ -81,77 +81,77 @@ class Files:
 
     @property
     def dense_features(self) -> int:
-        """Columns of `Batch.dense`."""
+        """Number of columns of `Batch.dense`."""
         return self.encoder.schema.dense_features
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What is predicted."""
+        """Names of the labels."""
         return tuple(label.name for label in self.encoder.schema.labels)
 
     @property
     def lists(self) -> tuple[str, ...]:
-        """The features with any number of ids a sample, not exactly one."""
+        """The features with any number of ids per sample instead of exactly one."""
         return tuple(column.name for column in self.encoder.schema.ids if column.list)
 
     def held_out_at(self, state: Any) -> "Files | None":
-        """The same: what is held out does not depend on where a run is."""
+        """Return `held_out`, which does not depend on the position of a run."""
         return self.held_out
 
     def tables(self, dim: int) -> list[Table]:
-        """The tables that the ids look rows up in."""
+        """Return the tables that the ids look up rows in."""
         return self.encoder.schema.tables(dim, self.encoder.rows)
 
     @property
     def held_out(self) -> "Files | None":
-        """The rows held out for evaluation: one pass over them, in order."""
+        """The rows held out for evaluation, as a source of one pass in order; None if there are none."""
         return self.held
 
     @property
     def samples(self) -> int | None:
-        """Samples of all epochs and trainers, where they were counted, no malformed row can be left out, and no `batches`
-        ends them before."""
+        """Samples of all epochs and trainers. None if they were not counted, if malformed rows may be left out, or if
+        `batches` limits the stream."""
         if self.rows_of_epoch is None or self.batches is not None or self.encoder.skip:
             return None
         return (self.rows_of_epoch - self.share.left_out(self.rows_of_epoch, self.batch_size)) * self.epochs
 
     @property
     def steps(self) -> int | None:
-        """Steps of a whole pass; None until it is known, at the latest when the last one is yielded."""
+        """Steps of a whole pass. None until the number is known, at the latest when the last one is yielded."""
         if self._steps is None and self.samples is not None and self.rows_of_epoch is not None:
             return len(self.share.cuts(self.rows_of_epoch, self.batch_size)) * self.epochs
         return self._steps
 
     @property
     def first_bad_row(self) -> str | None:
-        """Where the first malformed row is that was left out: "line 17 of part-3"."""
+        """Location of the first malformed row left out, such as "line 17 of part-3"; None if there is none."""
         if self._first_bad is None:
             return None
         part, row = self._first_bad
-        dataset = self.dataset.anew()  # lines are counted from the begin of the file, whatever is being read of it
+        dataset = self.dataset.anew()  # counts lines from the start of the file, so it leaves the open file alone
         try:
             return f"{dataset.read(part).where(row)} of {dataset.paths[part.file]}"
         finally:
             dataset.close()
 
-    # What a trainer reads of it.
+    # Parts for several trainers.
 
     def sharded(self, first: int, last: int, of: int) -> "Files":
-        """Only shards first .. last - 1 of `of` of each batch, a micro-batch each; a smaller last batch is left out.
+        """Return the stream cut to shards first .. last - 1 of each batch, a micro-batch each, without a smaller last batch.
 
-        No value of the other shards is parsed, but where malformed rows are skipped or rows are chosen by time: which row is
-        which sample then depends on all of them.
+        Values of other shards are parsed only if malformed rows are skipped, rows are chosen by time, or sessions are
+        shuffled: which row is which sample then depends on all of them.
         """
         return replace(self, dataset=self.dataset.anew(), share=shards(first, last, of, self.batch_size))
 
     def dealt(self, rank: int, ranks: int) -> "Files":
-        """Every `ranks`-th batch from `rank` on; the last one may be empty, where other ranks have one more."""
+        """Return every `ranks`-th batch from batch `rank` on. The last one is empty if it is beyond the end."""
         return replace(self, dataset=self.dataset.anew(), share=Turn(rank, ranks))
 
-    # The pass.
+    # Iteration.
 
     def __iter__(self) -> Iterator[Batch]:
-        """All epochs; the first pass after `load_state_dict` goes on where that state was taken."""
+        """Yield the batches of all epochs. The first pass after `load_state_dict` continues where that state was taken."""
         state, self._resume = self._resume or self._start(), None
         self._steps = None
         ahead: tuple[list[Batch], dict[str, int]] | None = None
@@ -162,19 +162,19 @@ class Files:
                 ahead = step, after
                 if self.batches is not None and after["batches"] >= self.batches:
                     break
-        if ahead is not None:  # one step is held back, to know of the last one that it is
+        if ahead is not None:  # one step is held back, so that `steps` is known when the last one is yielded
             self._steps = ahead[1]["batches"]
             yield from self._step(*ahead)
         self._state = self._start()
 
     def _step(self, batches: list[Batch], after: dict[str, int]) -> Iterator[Batch]:
-        """The batches of a step, which is counted when the last one is handed out."""
+        """Yield the batches of a step. The state counts the step once its last batch is handed out."""
         yield from batches[:-1]
         self._state = after
         yield batches[-1]
 
     def pieces(self, *, expanded: bool = True) -> Iterator[Encoded]:
-        """The rows of one epoch in order, as they come out of the files. expanded: with a list for each row."""
+        """Yield the rows of one epoch in order, in pieces as files yield them. expanded: with a list for each row."""
         self.bad_rows, self._first_bad = 0, None
         source = pieces(self.dataset, self.encoder, [Range(self.begin, self.end)], self.workers)
         try:
@@ -192,12 +192,12 @@ class Files:
         }  # fmt: skip
 
     def _all(self, state: dict[str, int]) -> Iterator[tuple[list[Batch], dict[str, int]]]:
-        """The batches of each step, with the state after it."""
+        """Yield the batches of each step, with the state after it."""
         done, skip, first = state["batches"], state["next"], state["epoch"]
         begin, window = Place(state["file"], state["part"], state["row"]), state["window"]
         together = self.share.batches * self.batch_size
         size = max(1, -(-self.shuffle // together)) * together
-        # Which row is which sample is known in advance, unless rows can be left out.
+        # Only this trainer's rows are read if it is known in advance which row is which sample.
         some = self.share.partial and not self.encoder.skip and self.encoder.keep is None and self.most_rows is None
         ranges: list[Range] = []
         for epoch in range(first, self.epochs):
@@ -239,14 +239,14 @@ class Files:
             source.close()
 
     def _counted(self, source: Iterator[tuple[Encoded, Part] | None], count: bool) -> Iterator[tuple[Encoded, Part]]:
-        """The pieces of one epoch, their malformed rows counted."""
+        """Yield the pieces of one epoch. count: count their malformed rows."""
         for found in iter(lambda: next(source), None):
             if count:
                 self._count_bad(*found)
             yield found
 
     def _note(self, left_out: int) -> None:
-        """Say, once and on one trainer, that an epoch did not end with a whole batch."""
+        """Set `left_out`. Warn once, on one trainer, if an epoch does not end with a whole batch."""
         if left_out and not self.left_out and isinstance(self.share, Shards) and self.share.first == 0:
             logger.warning(
                 "the last %s samples of an epoch are left out: they do not fill the %d shards of a batch of %s samples",
@@ -257,7 +257,7 @@ class Files:
         self.left_out = left_out
 
     def refuse_empty(self, rows: int = 0) -> NoReturn:
-        """Say that there is nothing to read, or fewer rows than a batch of shards has."""
+        """Raise because there is nothing to read, or fewer rows than a batch with shards needs."""
         if rows:
             raise ValueError(
                 f"{self.dataset.paths[0]}: there are {rows:,} rows, fewer than the {self.batch_size:,} of a batch, whose "
@@ -277,7 +277,7 @@ class Files:
             self._first_bad = part, piece.first_bad
 
     def batch_of(self, rows: Encoded, low: int, high: int) -> Batch:
-        """Rows low .. high - 1 as a batch; lists that files leave out where they repeat are in it once, where that pays."""
+        """Return rows low .. high - 1 as a batch. Repeated lists that files leave out are in it once, where that pays."""
         part = cut(rows, low, high, copy=False)
         names = [column.name for column in self.encoder.schema.ids]
         part, inverses = sharing(part, names)
@@ -310,20 +310,20 @@ class Files:
         labels = part.labels[:, 0] if part.labels.shape[1] == 1 else part.labels
         return Batch(torch.from_numpy(part.dense.copy()), sparse, torch.from_numpy(labels.copy()))
 
-    # The place.
+    # States.
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the pass is, counting the batches handed out, and of what stream."""
+        """Return the position of the pass, counting the batches handed out, and the identity of the stream."""
         return dict(self._state) | {"stream": dict(self._identity())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Make the next pass go on where `state` was taken; refused when it is another stream's."""
+        """Make the next pass continue where `state` was taken. Raise if it is of another stream."""
         self.check_state(state)
         self._resume = {name: state[name] for name in self._start()}
         self._state = dict(self._resume)
 
     def check_state(self, state: dict[str, Any]) -> None:
-        """Refuse a state of another stream, saying what differs; nothing else happens."""
+        """Raise if `state` is of another stream, saying what differs. Change nothing."""
         if not isinstance(state, Mapping) or "stream" not in state:
             grown = isinstance(state, Mapping) and "tables" in state
             then = "set vocab to open" if grown else "set data to what it was"
@@ -336,7 +336,7 @@ class Files:
             raise ValueError(f"the state is in file {state['file']}, of {len(self.dataset.paths)}: use another")
 
     def _identity(self) -> dict[str, Any]:
-        if not self._of:  # once: a state is asked for at each batch
+        if not self._of:  # cached: a state is taken at each batch
             self._of = identity_of(
                 self.encoder,
                 self.dataset.paths,

@@ -1,4 +1,4 @@
-"""TSV and CSV files, plain or packed by gzip, in parts that Arrow's CSV reader parses one by one.
+"""Reads TSV and CSV files, plain or compressed with gzip, in parts that Arrow's CSV reader parses one by one.
 
 Part k holds the lines that begin in bytes [k * PART, (k + 1) * PART) of the text.
 """
@@ -19,12 +19,12 @@ from skirl.data.files.schema import FileSchema
 PART = 1 << 21
 LONGEST_LINE = 1 << 20
 BEYOND = 1 << 16
-"""Bytes that are read with a part, for the rest of its last line."""
+"""Bytes to read beyond the end of a part, for the rest of its last line."""
 _BOM = b"\xef\xbb\xbf"
 
 
 class TextFile:
-    """One file, opened when it is read first."""
+    """A text file, opened when it is first read."""
 
     def __init__(self, path: str, schema: FileSchema, packed: bool, part: int = PART) -> None:
         self.path = path
@@ -33,14 +33,15 @@ class TextFile:
         self._part = part
         self._file: Any = None
         self._now, self._at, self._kept, self._ended = 0, 0, b"", False
-        """Of a packed file: the part, and where in the text, `_kept` begins; what is kept; whether that is the end."""
+        """For a packed file: the part and the offset in the text that `_kept` begins at, the unpacked text that is kept, and
+        whether the text ends with it."""
         self._names: list[str] | None = None
         self._skip = 0
-        """Bytes before the first row: byte order mark and header."""
+        """Bytes before the first row: the byte order mark and the header."""
         self._header = False
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -52,7 +53,7 @@ class TextFile:
         self.__init__(*state["args"])
 
     def has(self, part: int) -> bool:
-        """Whether there is such a part."""
+        """Return whether the file has this part."""
         if not self._packed:
             return part * self._part < os.stat(self.path).st_size
         self._unpacked(part)
@@ -61,16 +62,16 @@ class TextFile:
         return bool(self._kept)
 
     def share(self, part: int) -> int:
-        """Parts of one share are read by one worker."""
+        """Return the share of a part: each part has its own. One worker reads all parts of a share."""
         return part
 
     def rows(self, part: int) -> int:
-        """Rows of a part, malformed ones too."""
+        """Return the number of rows of a part, including malformed ones."""
         data = self._lines(part)
         return data.count(b"\n") + (len(data) > 0 and not data.endswith(b"\n"))
 
     def read(self, part: int, rows: np.ndarray | None = None) -> Raw:
-        """A part's columns. rows: which of its lines, ascending, the others are not parsed; None: all."""
+        """Return a part's columns. rows: the lines to parse, ascending; None for all."""
         data = self._lines(part)
         names = self._columns()
         if data and not data.endswith(b"\n"):
@@ -135,14 +136,14 @@ class TextFile:
     # Names.
 
     def named(self) -> tuple[list[str], int]:
-        """The columns in order, as the header or the schema names them; and how many the first line has."""
+        """Return the columns in order, as named by the header or the schema, and the number that the first line has."""
         names = self._columns()
         line = self._at_begin()[self._skip :].partition(b"\n")[0]
         delimiter = "\t" if self._schema.text.delimiter == "tab" else self._schema.text.delimiter
         return names, len(names) if self._header else line.count(delimiter.encode()) + 1
 
     def _columns(self) -> list[str]:
-        """The columns in order; finds out where the first row begins."""
+        """Return the columns in order. Also finds out where the first row begins."""
         if self._names is not None:
             return self._names
         data = self._at_begin()
@@ -156,7 +157,7 @@ class TextFile:
         first = [name.strip(b'"' if text.quotes else b"").decode("utf-8", "replace") for name in line.split(delimiter)]
         absent = [name for name in needed if name not in first]
 
-        def named() -> bool:  # takes 10 ms
+        def named() -> bool:  # called only if needed, as it takes 10 ms
             return len(absent) < len(needed) or any(difflib.get_close_matches(name, first, 1, 0.8) for name in absent)
 
         if text.header == "yes" or (text.header == "auto" and (not absent or (not text.columns and named()))):
@@ -183,17 +184,18 @@ class TextFile:
     # Lines.
 
     def _lines(self, part: int) -> bytes:
-        """The lines that begin in a part, without byte order mark and header."""
+        """Return the lines that begin in a part, without byte order mark and header."""
         self._columns()
         data = self._unpacked(part) if self._packed else self._plain(part)
         return data[self._skip :] if part == 0 else data
 
     def _plain(self, part: int) -> bytes:
-        """bytes [a, b): a after the first line end from part * PART - 1 on, b after that from (part + 1) * PART - 1 on."""
+        """Return bytes [a, b) of the file: a follows the first line end from part * PART - 1 on, b the first one from
+        (part + 1) * PART - 1 on."""
         if self._file is None:
             self._file = open(self.path, "rb", buffering=0)  # noqa: SIM115 closed by `close`
         begin = max(0, part * self._part - 1)
-        last = (part + 1) * self._part - 1 - begin  # where the end is looked for
+        last = (part + 1) * self._part - 1 - begin  # where the search for the end begins
         data = os.pread(self._file.fileno(), last + 1 + BEYOND, begin)
         a = data.find(b"\n") + 1 if part else 0
         if a > last or (part and not a):
@@ -213,7 +215,7 @@ class TextFile:
         )
 
     def _unpacked(self, part: int) -> bytes:
-        """The same of a packed file; the lines stay where they are until a later part is asked for."""
+        """Return the same for a packed file. The lines stay in `_kept` until a later part is read."""
         if self._file is None or part < self._now:
             self._rewind()
         while self._now < part:
@@ -226,7 +228,7 @@ class TextFile:
         return self._kept[:end]
 
     def _end(self, part: int) -> int:
-        """Where in `_kept`, which begins with the first line of `part` or of a later one, the lines of `part` end."""
+        """Return where the lines of `part` end in `_kept`, which begins with the first line of `part` or of a later one."""
         need = (part + 1) * self._part - 1 - self._at
         if need < 0:
             return 0
@@ -257,7 +259,7 @@ class TextFile:
         self._kept += more
 
     def _at_begin(self) -> bytes:
-        """Some of the text, its first line at least."""
+        """Return the beginning of the text, with at least its first line."""
         if not self._packed:
             with open(self.path, "rb") as file:
                 data = file.read(LONGEST_LINE)
@@ -272,7 +274,7 @@ class TextFile:
 
 
 def _some(data: bytes, lines: np.ndarray) -> bytes:
-    """Some lines of a text of whole ones.
+    """Return some lines of a text that consists of whole lines.
 
     >>> _some(b"a\\nb\\nc\\nd\\n", np.array([0, 2, 3]))
     b'a\\nc\\nd\\n'
@@ -283,9 +285,9 @@ def _some(data: bytes, lines: np.ndarray) -> bytes:
 
 
 def _mended(data: bytes) -> tuple[bytes, dict[int, tuple[str, str]]]:
-    """Text that Arrow reads line by line as we count them; lines that are malformed before it looks, and why.
+    """Return text that Arrow splits into the same lines as we do, and the lines already found malformed, with the reasons.
 
-    Arrow takes a carriage return for a line end, and cannot report a line that is no UTF-8.
+    Arrow takes a carriage return for a line end, and cannot report a line that is not UTF-8.
     """
     torn: dict[int, tuple[str, str]] = {}
     if b"\r" in data:
@@ -297,7 +299,7 @@ def _mended(data: bytes) -> tuple[bytes, dict[int, tuple[str, str]]]:
             for row in np.unique(np.searchsorted(np.flatnonzero(text == 10), returns)).tolist():
                 torn[row] = ("a carriage return stands inside the line", "it at the end only")
     if not data.isascii():
-        if data.startswith(_BOM):  # the file's own is gone by now, and Arrow leaves out that of the first line it sees
+        if data.startswith(_BOM):  # the file's own is gone by now, and Arrow would drop one from the first line it sees
             torn[0] = _MARKED
         at = data.find(b"\n" + _BOM)
         while at >= 0:

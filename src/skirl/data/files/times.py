@@ -1,4 +1,4 @@
-"""Columns of times: numbers as they are, dates as seconds since 1970."""
+"""Reads columns of times: numbers as they are, dates as seconds since 1970."""
 
 from typing import Any, NamedTuple
 
@@ -14,28 +14,28 @@ NUMBER = "a finite number"
 DATE = "a date such as 2026-03-01, 2026-03-01T18:30:00 or 2026-03-01T18:30:00+01:00"
 _PER_SECOND = {"seconds": 1, "milliseconds": 1e3, "microseconds": 1e6}
 _LATEST = 1e11
-"""Seconds from 1970 to the year 5138: a larger number counts something else."""
+"""Seconds from 1970 to the year 5138: a larger number must be in another unit."""
 EXPECTED = {
     "seconds": 'seconds since 1970, 1e11 at most (if it counts others, write time_unit = "milliseconds" in the schema)',
     "milliseconds": "milliseconds since 1970, 1e14 at most, as time_unit in the schema says",
     "microseconds": "microseconds since 1970, 1e17 at most, as time_unit in the schema says",
     "YYMMDDHH": "a day and an hour as YYMMDDHH, as time_unit in the schema says",
 }
-"""Of a number that is a time, by unit."""
+"""The expected form of a time, by unit, for error messages."""
 _NAIVE, _ZONED = pa.timestamp("us"), pa.timestamp("us", "UTC")
 
 
 class Span(NamedTuple):
-    """Which rows of files are read: those whose time is in it."""
+    """A span of time, from `low` to before `high`. Only rows whose time is in it are read."""
 
     column: str
     low: float
     high: float
     dated: bool = False
-    """Whether the times are dates, and `low` and `high` seconds since 1970."""
+    """True if the times are dates; `low` and `high` are then seconds since 1970."""
 
     def has(self, file: str, column: pa.Array) -> tuple[np.ndarray, np.ndarray, str]:
-        """bool [n]: whether each time is in it; what each time is, and what was expected of it."""
+        """Return whether each time is in the span (bool [n]), the kind of each value, and what was expected of it."""
         holds_dates = is_date(column.type)
         if not self.dated and holds_dates:
             raise WrongTime(
@@ -51,12 +51,12 @@ class Span(NamedTuple):
 
 
 def is_date(kind: pa.DataType) -> bool:
-    """Whether values of this type are dates, with or without a time of day."""
+    """Return whether values of this type are dates, with or without a time of day."""
     return pt.is_timestamp(kind) or pt.is_date(kind)
 
 
 def begins_with_dates(column: pa.Array) -> bool:
-    """Whether a column holds dates: by its type, or by the first text in it that is not missing."""
+    """Return whether a column holds dates, by its type, or by the first text in it that is not missing."""
     if not is_text(column.type):
         return is_date(column.type)
     kinds = kinds_of(column)
@@ -66,7 +66,7 @@ def begins_with_dates(column: pa.Array) -> bool:
 
 
 def second_of(text: str) -> float | None:
-    """Seconds from 1970 to a date; None where a text is none. Without a zone it is in UTC.
+    """Return the seconds from 1970 to a date, or None if the text is not a date. Without a zone it is in UTC.
 
     >>> second_of("1970-01-02"), second_of("1970-01-01T00:00:01.5"), second_of("1970-01-01 02:00+01:00"), second_of("2026")
     (86400.0, 1.5, 3600.0, None)
@@ -76,7 +76,7 @@ def second_of(text: str) -> float | None:
 
 
 def seconds_of(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """float64 [n]: seconds from 1970 to each date; what each is. Texts that are no dates are malformed."""
+    """Return the seconds from 1970 to each date (float64 [n]), and the kind of each; texts that are no dates are BAD."""
     kinds = kinds_of(column)
     if is_text(column.type):
         column = _parsed(column, kinds)
@@ -88,12 +88,12 @@ def seconds_of(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 
 
 def since_1970(numbers: np.ndarray, unit: str) -> np.ndarray:
-    """float64 [n]: seconds from 1970 to each time; NaN for what is none in its unit.
+    """Return the seconds from 1970 to each time (float64 [n]); NaN for a number that is no time in its unit.
 
     **Arguments**
 
     - `numbers`: float64 [n], finite.
-    - `unit`: what they count, as a schema says it; "": nothing says, and they are as they are.
+    - `unit`: the unit of the numbers, as in a schema; "" means unknown and returns them unchanged.
 
     >>> since_1970(np.array([14102100.0, 14102123, 14132100]), "YYMMDDHH").tolist()
     [1413849600.0, 1413932400.0, nan]
@@ -120,7 +120,7 @@ def _of_digits(numbers: np.ndarray) -> np.ndarray:
 
 
 def hours_of(column: pa.Array, nan_is_missing: bool) -> tuple[np.ndarray, np.ndarray]:
-    """float64 [n]: numbers that end with an hour, YYMMDDHH, as they are; of dates the hour of the day; what each is."""
+    """Return numbers of the form YYMMDDHH unchanged, or the hour of the day of dates (float64 [n]); and the kind of each."""
     if not begins_with_dates(column):
         return floats_of(column, nan_is_missing)
     seconds, kinds = seconds_of(column)
@@ -128,14 +128,14 @@ def hours_of(column: pa.Array, nan_is_missing: bool) -> tuple[np.ndarray, np.nda
 
 
 def _parsed(column: pa.Array, kinds: np.ndarray) -> Any:
-    """Timestamps out of texts; what is none is null, and malformed."""
+    """Parse texts as timestamps. Texts that are none become null, and are marked malformed in `kinds`."""
     for kind in (_NAIVE, _ZONED):
         try:
             return column.cast(kind).cast(_NAIVE)
         except pa.ArrowInvalid:
             continue
     found = []
-    for i, value in enumerate(column):  # several forms in one piece, or malformed ones
+    for i, value in enumerate(column):  # the piece has dates of several forms, or malformed ones
         found.append(None if not value.is_valid else _one(value))
         if value.is_valid and found[-1] is None:
             kinds[i] = BAD
@@ -143,7 +143,7 @@ def _parsed(column: pa.Array, kinds: np.ndarray) -> Any:
 
 
 def _one(value: Any) -> int | None:
-    """Microseconds of one text."""
+    """Return the microseconds from 1970 to the date in one text; None if it is not a date."""
     for kind in (_NAIVE, _ZONED):
         try:
             return value.cast(kind).cast(pa.int64()).as_py()

@@ -1,4 +1,4 @@
-"""Windows of rows: what is shuffled together, and which rows of each part one trainer reads of them."""
+"""Windows of rows, which are shuffled together, and the rows of each part that one trainer reads."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -18,22 +18,24 @@ from skirl.tools.jit import kernel
 
 @dataclass(frozen=True)
 class Windows:
-    """How the rows of one epoch, from a place on, are cut into windows and samples; picklable."""
+    """Cuts the rows of one epoch, from a place on, into windows and samples; picklable."""
 
     share: Share
     batch: int
     rows: int
-    """Of a window: a whole number of steps."""
+    """Rows of a window: a whole number of steps."""
     number: int
-    """Of the first window, counted in its epoch."""
+    """Number of the first window in its epoch."""
     shuffled: tuple[int, int] | None
-    """The seed and the epoch that name the order in which the rows of a window come; None: in that of the files."""
+    """The seed and the epoch that decide the order of rows in a window; None keeps the order of the files."""
     most_rows: int | None = None
-    """Of a session that change places together, 0 for all of them; None: each row by itself."""
+    """Most rows of a session that are shuffled as one chunk, 0 for all; None shuffles single rows."""
 
     def samples(self, number: int, rows: int, sessions: np.ndarray | None = None) -> tuple[list[list[Cut]], np.ndarray]:
-        """Of a window of so many rows: the batches of each step, and int64: which row each sample in them is, in order.
-        sessions: what stands for each row's, where they are shuffled."""
+        """Return the batches of each step in window `number`, and the row of each sample in them, in order (int64).
+
+        rows: rows in the window. sessions: a number for each row's session, if sessions are shuffled.
+        """
         steps = self.share.cuts(rows, self.batch)
         parts = [np.arange(low, high) for cuts in steps for low, high in cuts]
         samples = np.concatenate([np.empty(0, np.int64), *parts])
@@ -48,10 +50,10 @@ class Windows:
         return steps, samples
 
     def parts(self, dataset: Dataset, begin: Place, end: Place | None) -> Iterator[tuple[Part, np.ndarray]]:
-        """Parts, each from a row to before another, and int64: which rows of it are read, ascending.
+        """Yield each part with explicit bounds, and the rows of it to read, ascending (int64).
 
-        Rows are counted without reading their values; as far ahead as the window goes that the part ends in, for how a last
-        window is shuffled depends on its size.
+        Rows are counted, without reading their values, up to the end of the window in which a part ends: the order of a last
+        window depends on its size.
         """
         counting = dataset.anew()
         waiting: deque[tuple[Part, int]] = deque()
@@ -87,9 +89,9 @@ class Windows:
 
 
 def whole_windows(found: Iterable[tuple[Encoded, Part]], size: int) -> Iterator[tuple[Encoded, int, Place]]:
-    """Windows of `size` rows out of pieces, the last one smaller: the rows, how many, and the place of the first."""
+    """Cut pieces into windows of `size` rows, the last one smaller. Yield the rows, their number, and the first's place."""
     kept: deque[tuple[Encoded, Part]] = deque()
-    begun = rows = 0  # rows of the first piece that are in windows already; rows that are in none yet
+    begun = rows = 0  # rows of the first piece that are in windows already; rows that are not in one yet
 
     def window(size: int) -> tuple[Encoded, int, Place]:
         nonlocal begun
@@ -119,7 +121,7 @@ def whole_windows(found: Iterable[tuple[Encoded, Part]], size: int) -> Iterator[
 
 
 def partial_windows(found: Iterable[tuple[Encoded, Part]], size: int) -> Iterator[tuple[Encoded, int, Place]]:
-    """The same of pieces that have only some rows of their parts: how many there are in the window counts all."""
+    """Yield the same from pieces with only some rows of their parts. The number of rows of a window counts all of them."""
     kept: deque[tuple[Encoded, Part]] = deque()
     rows = 0
 
@@ -151,7 +153,7 @@ def partial_windows(found: Iterable[tuple[Encoded, Part]], size: int) -> Iterato
 
 
 def cut(rows: Encoded, low: int, high: int, *, copy: bool = True) -> Encoded:
-    """Rows low .. high - 1, as views. copy: but for lists that others lie between."""
+    """Return rows low .. high - 1 as views. copy: copy shared lists that have unused ones between them."""
     if low == 0 and high == len(rows):
         return rows
     ids, lengths, inverses, starts = [], [], [], []
@@ -183,7 +185,7 @@ def cut(rows: Encoded, low: int, high: int, *, copy: bool = True) -> Encoded:
 
 
 def joined(pieces: list[Encoded]) -> Encoded:
-    """Pieces one after the other."""
+    """Return the concatenation of pieces."""
     if len(pieces) == 1:
         return pieces[0]
     features = range(len(pieces[0].ids))
@@ -202,7 +204,7 @@ def joined(pieces: list[Encoded]) -> Encoded:
 
 
 def _joined_starts(pieces: list[Encoded], feature: int) -> np.ndarray | None:
-    """Where each list of all pieces begins; in a piece that does not say so they lie one after the other."""
+    """Return where each list of all pieces begins. In a piece without starts, lists are contiguous."""
     if all(piece.start(feature) is None for piece in pieces):
         return None
     parts, before = [], 0
@@ -215,7 +217,7 @@ def _joined_starts(pieces: list[Encoded], feature: int) -> np.ndarray | None:
 
 
 def _joined_inverse(pieces: list[Encoded], feature: int) -> np.ndarray | None:
-    """Which list each row has of those of all pieces; a piece without an inverse has a list a row."""
+    """Return the list of each row, among those of all pieces. A piece without an inverse has a list for each row."""
     if all(piece.inverse(feature) is None for piece in pieces):
         return None
     parts, before = [], 0
@@ -227,7 +229,7 @@ def _joined_inverse(pieces: list[Encoded], feature: int) -> np.ndarray | None:
 
 
 def _one(arrays: list[Any]) -> Any:
-    """Arrow arrays one after the other; of files that hold other types of texts or numbers, as the first has them."""
+    """Return the concatenation of Arrow arrays, cast to the type of the first: files may store different types."""
     return pa.concat_arrays([array.cast(arrays[0].type) for array in arrays])
 
 
@@ -238,7 +240,7 @@ def _all_or_none(arrays: list[np.ndarray | None]) -> np.ndarray | None:
 
 @kernel
 def permutation(n, stream):
-    """The numbers 0 .. n - 1 in an order that the stream names, whatever NumPy's release.
+    """Return the numbers 0 .. n - 1 in an order that depends only on the stream, not on NumPy's version.
 
     >>> sorted(permutation(4, np.uint64(7)).tolist())
     [0, 1, 2, 3]

@@ -1,4 +1,4 @@
-"""Encoded pieces of a data set in order, read by this process or by several: what comes out is the same."""
+"""Reads encoded pieces of a data set in order, in this process or in several, with the same result."""
 
 import multiprocessing
 import os
@@ -15,25 +15,25 @@ from skirl.data.files.encoded import Encoded, nothing
 from skirl.data.files.windows import Windows
 
 PATIENCE = 5.0
-"""Seconds that a worker has to end by itself."""
+"""Seconds to wait for a worker to exit by itself."""
 
 
 class WorkerDied(RuntimeError):
-    """A worker process ended without a word."""
+    """Raised if a worker process ended without an error message."""
 
 
 class Range(NamedTuple):
-    """From a place to before another, or to the end."""
+    """The rows from one place to before another, or to the end."""
 
     begin: Place
     end: Place | None
     windows: Windows | None = None
-    """How its rows become samples."""
+    """How to cut its rows into samples."""
     partial: bool = False
-    """Whether only the rows that the windows choose are read."""
+    """True to read only the rows that the windows select."""
 
     def parts(self, dataset: Dataset) -> Iterator[tuple[Part, np.ndarray | None]]:
-        """Its parts, and which rows of each are read; None: all."""
+        """Yield its parts, and the rows of each to read; None for all."""
         if self.windows is not None and self.partial:
             yield from self.windows.parts(dataset, self.begin, self.end)
         else:
@@ -44,7 +44,7 @@ class Range(NamedTuple):
 def pieces(
     dataset: Dataset, encoder: Encoder, ranges: Sequence[Range], workers: int
 ) -> Generator[tuple[Encoded, Part] | None, None, None]:
-    """Encoded pieces of one range after the other, each with its part; None where a range ends."""
+    """Yield the encoded pieces of each range in turn, with their parts, and None at the end of each range."""
     if workers:
         yield from _by_workers(dataset, encoder, ranges, workers)
         return
@@ -67,7 +67,7 @@ def _by_workers(
     dataset: Dataset, encoder: Encoder, ranges: Sequence[Range], workers: int
 ) -> Generator[tuple[Encoded, Part] | None, None, None]:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["skirl.data.files.workers"])  # imports 2 s of modules once
+    context.set_forkserver_preload(["skirl.data.files.workers"])  # imports modules once, which takes 2 s
     team: list[tuple[Any, Connection]] = []
     try:
         for number in range(workers):
@@ -79,7 +79,7 @@ def _by_workers(
             team.append((process, ours))
         for _ in ranges:
             share = 0
-            # A worker that has no such share says None: then there is no later one either, and all others say so too.
+            # A worker that sends None has no such share. Then there is no later one either, and all others send None too.
             while (message := _receive(*team[share % workers])) is not None:
                 if isinstance(message, BaseException):
                     raise message
@@ -117,8 +117,8 @@ def _receive(process: Any, pipe: Connection) -> Any:
 def _work(
     pipe: Connection, dataset: Dataset, encoder: Encoder, ranges: Sequence[Range], number: int, workers: int
 ) -> None:
-    """A worker: sends (piece, part, whether it is the last of its share), None at the end of a range, or what ended it."""
-    # Ctrl-C and a SIGTERM to the process group are the training process's, which saves and then ends this one.
+    """Run a worker. It sends (piece, part, whether it ends a share) for each piece, None after each range, or its error."""
+    # Ctrl-C and SIGTERM also reach the training process, which saves and then ends this worker.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
@@ -139,6 +139,6 @@ def _work(
         except BaseException as error:
             pipe.send(error)
     except (BrokenPipeError, ConnectionResetError):
-        os._exit(0)  # nobody listens any more
+        os._exit(0)  # nobody reads the pipe any more
     finally:
         dataset.close()

@@ -1,1 +1,1 @@
-"""Ids of any kind to rows of their own."""
+"""Vocabularies: they give ids of any kind rows of their own."""

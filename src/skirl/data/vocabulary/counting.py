@@ -1,6 +1,6 @@
-"""How often each value occurs: counted exactly, in bounded memory.
+"""Counts exactly how often each value occurs, in bounded memory.
 
-Tables that fill their memory are sorted and written to disk as a run; the runs are merged at the end.
+When the tables fill their memory, they are sorted and spilled to disk as a run; the runs are merged at the end.
 """
 
 import shutil
@@ -16,11 +16,11 @@ from skirl.tools.jit import kernel
 from skirl.tools.os_errors import writing
 
 ENTRY = 12
-"""Bytes of a place in a table: a fingerprint and a count."""
+"""Bytes of one table entry: a fingerprint and a count."""
 
 
 class Counter:
-    """Counts of one column's fingerprints; 0 is none."""
+    """Counts of one table's fingerprints. 0 is not a fingerprint."""
 
     def __init__(self) -> None:
         self._allocate(SMALLEST)
@@ -32,15 +32,15 @@ class Counter:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its table."""
+        """Bytes of the hash table."""
         return self.keys.nbytes + self.counts.nbytes
 
     def grown(self, more: int) -> int:
-        """Bytes of its table with room for more keys."""
+        """Return the bytes that the hash table needs to hold `more` further keys."""
         return max(self.keys.size, places_for(self.used + more)) * ENTRY
 
     def add(self, fingerprints: np.ndarray) -> None:
-        """Count each of them once."""
+        """Count each occurrence of the fingerprints."""
         size = self.grown(len(fingerprints)) // ENTRY
         if size > self.keys.size:
             keys, counts = self.keys, self.counts
@@ -49,19 +49,19 @@ class Counter:
         self.used += _count(self.keys, self.counts, fingerprints, _NO_COUNTS)
 
     def sorted(self) -> tuple[np.ndarray, np.ndarray]:
-        """Fingerprints in rising order, and how often each came."""
+        """Return the fingerprints in ascending order, and how often each occurred."""
         held = np.flatnonzero(self.keys)
         keys = self.keys[held]
         order = np.argsort(keys)
         return keys[order], self.counts[held][order].astype(np.uint64)
 
     def clear(self) -> None:
-        """Forget all counts; the table is small again."""
+        """Forget all counts, and shrink the table to its smallest size."""
         self._allocate(SMALLEST)
 
 
 class Counters:
-    """Counts of several columns in bounded memory; a context manager, since it may write to disk.
+    """Counts of several tables' fingerprints in bounded memory. A context manager, since it may spill to disk.
 
     >>> with Counters(["a"], memory=1 << 20) as counters:
     ...     counters.add("a", np.array([7, 9, 7], np.uint64))
@@ -70,7 +70,8 @@ class Counters:
     """
 
     def __init__(self, tables: list[str], memory: int, folder: Path | None = None) -> None:
-        """memory: of all tables, in bytes. folder: where runs are written; the system's for what is temporary if None."""
+        """Set bounds. memory: bytes for all tables together. folder: where to spill runs; None for the system's temporary
+        folder."""
         self._counters = {table: Counter() for table in tables}
         self._memory = max(memory, 2 * SMALLEST * ENTRY * len(tables))
         self._parent = folder
@@ -88,9 +89,9 @@ class Counters:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def add(self, table: str, fingerprints: np.ndarray) -> None:
-        """Count a column's fingerprints; 0 is not counted."""
+        """Count fingerprints of a table. 0 is not counted."""
         counter = self._counters[table]
-        # A table that grows holds its old places until it is done.
+        # A growing table keeps its old arrays until it has copied them.
         others = sum(c.nbytes for c in self._counters.values())
         size = counter.grown(len(fingerprints))
         if size > counter.nbytes and others + size > self._memory and others > len(self._counters) * SMALLEST * ENTRY:
@@ -98,7 +99,7 @@ class Counters:
         counter.add(fingerprints)
 
     def merged(self, table: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """All fingerprints in rising order with their counts, piece by piece."""
+        """Yield all fingerprints of a table in ascending order with their counts, in pieces."""
         if not self._runs[table]:
             yield self._counters[table].sorted()
             return
@@ -135,7 +136,7 @@ class Counters:
 
 
 def _summed(keys: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Each key once, in rising order, with the sum of its counts."""
+    """Return each key once, in ascending order, with the sum of its counts."""
     if not len(keys):
         return keys, counts
     order = np.argsort(keys)
@@ -149,7 +150,7 @@ _NO_COUNTS = np.empty(0, np.uint32)
 
 @kernel
 def _count(keys, counts, more, times):
-    """Add keys to a table, each once or times[i]; how many were new. A count stays at its largest value."""
+    """Count keys in a hash table, each once or `times[i]` times, and return how many were new. Counts saturate."""
     new = 0
     for i in range(more.size):
         key = more[i]

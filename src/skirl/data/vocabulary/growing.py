@@ -1,4 +1,4 @@
-"""An open vocabulary: an id gets a row of its own while training goes on, once it has come often enough."""
+"""An open vocabulary: an id gets a row of its own during training, once it has occurred often enough."""
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,38 +19,38 @@ from skirl.tools.jit import kernel
 from skirl.tools.shape_of import ANY, COUNT, misfit
 
 SNAPSHOT = 64
-"""Batches between two copies of the vocabulary."""
+"""Batches between two snapshots of the vocabulary."""
 
 
 class Kept(np.ndarray):
-    """An array that is never written to, so copies of a state share it."""
+    """An array that is never written to, so deep copies of a state share it."""
 
     def __deepcopy__(self, memo: dict[int, Any] | None) -> "Kept":
         return self
 
 
 class Growth:
-    """The values of one table that are remembered."""
+    """The open vocabulary of one table: its remembered values, their rows and counts."""
 
     def __init__(self, rows: int, admit: int) -> None:
         self.limit, self.admit = rows, admit
         self.next = FIRST
         """The next free row."""
         self._admitted = np.zeros(0, np.uint64)
-        """The fingerprints that rows were given to, that of row 2 first, and room for more; what stands there stays."""
+        """The fingerprint of each row given so far, from row 2 on, and room for more. Entries never change."""
         self._allocate(SMALLEST)
 
     def _allocate(self, size: int) -> None:
         self.keys = np.zeros(size, np.uint64)
         self.rows = np.zeros(size, np.int64)
-        """Of each key: its row, 0 if it was not admitted."""
+        """The row of each key; 0 if it has not been admitted."""
         self.counts = np.zeros(size, np.int64)
         self.last = np.zeros(size, np.int64)
-        """The batch that had it last."""
+        """The last batch that contained each key."""
         self.used = 0
 
     def grow(self, fingerprints: np.ndarray, now: int) -> np.ndarray:
-        """The rows of a batch's values, in order; those that come often enough are admitted on the way."""
+        """Count the values of batch `now`, admit those that have now occurred often enough, and return the row of each."""
         if 2 * (self.used + len(fingerprints)) > len(self.keys):
             self._refill(self.entries(), self.used + len(fingerprints))
         out = np.empty(len(fingerprints), np.int64)
@@ -63,13 +63,13 @@ class Growth:
         return out
 
     def look_up(self, fingerprints: np.ndarray) -> np.ndarray:
-        """The rows of values, as they are; nothing is counted."""
+        """Return the current rows of values, without counting them."""
         out = np.empty(len(fingerprints), np.int64)
         look_up(self.keys, self.rows, fingerprints, out)
         return out
 
     def give(self, admitted: Any) -> None:
-        """Take the vocabulary that gave its rows to these values and forgot none; to look up, for counts are gone."""
+        """Become the vocabulary that gave its rows to these values and forgot none. Only for lookups: counts are lost."""
         given = _numbers({"admitted": admitted}, "admitted").view(np.uint64)
         rows = np.arange(FIRST, FIRST + len(given))
         if len(given) > max(0, self.limit - FIRST) or not given.all() or len(np.unique(given)) < len(given):
@@ -78,28 +78,28 @@ class Growth:
         self._admitted, self.next = given.copy(), FIRST + len(given)
 
     def age(self, now: int, stale: int | None) -> None:
-        """Forget, now and then, what `stale` batches came without."""
+        """Forget the values that the last `stale` batches did not contain. Checks only every `stale // 4` batches."""
         if stale is not None and now % max(1, stale // 4) == 0:
             self.forget(now - stale)
 
     def forget(self, before: int) -> None:
-        """Drop the values that no batch had since `before`."""
+        """Drop the values whose last batch came before batch `before`."""
         entries = self.entries()
         stays = entries[3] >= before
         self._refill([array[stays] for array in entries])
 
     def entries(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Fingerprints, rows, counts and last batches of what is remembered."""
+        """Return the fingerprints, rows, counts and last batches of all remembered values."""
         held = np.flatnonzero(self.keys)
         return self.keys[held], self.rows[held], self.counts[held], self.last[held]
 
     @property
     def admitted(self) -> np.ndarray:
-        """The fingerprint of each row that was ever given, that of row 2 first, as int64: of forgotten values too."""
+        """The fingerprint of each row ever given, from row 2 on, as int64. Includes forgotten values."""
         return self._admitted[: self.next - FIRST].view(np.int64).view(Kept)
 
     def _make_room(self, more: int) -> None:
-        """For that many rows; the arrays of states before keep theirs."""
+        """Make room for `more` rows in a new array, since earlier states share the old one."""
         needed = min(self.next + more, self.limit) - FIRST
         if needed > len(self._admitted):
             room = np.zeros(min(max(needed, 2 * len(self._admitted)), self.limit - FIRST), np.uint64)
@@ -113,20 +113,20 @@ class Growth:
         self.used = len(keys)
 
     def state_dict(self) -> dict[str, Any]:
-        """All of it; arrays that a copy of the state shares."""
+        """Return the whole vocabulary, in arrays that copies of the state share."""
         names = ("keys", "rows", "counts", "last")
         arrays = {name: array.view(np.int64).view(Kept) for name, array in zip(names, self.entries())}
         return {**arrays, "next": self.next}
 
     def load_state_dict(self, state: Mapping[str, Any], admitted: Any) -> None:
-        """Go on from there. admitted: what rows were given to, then or later."""
+        """Continue from a state. admitted: the fingerprints that rows were given to, at that time or later."""
         entries, given = self.checked(state, admitted)
         self._refill(entries)
         self.next = state["next"]
         self._admitted = given[: self.next - FIRST].copy()
 
     def checked(self, state: Mapping[str, Any], admitted: Any) -> tuple[list[np.ndarray], np.ndarray]:
-        """The entries of a state, and what its rows were given to; refused where it is the state of no such vocabulary."""
+        """Return the entries of a state, and the fingerprints its rows were given to. Raise if the state is damaged."""
         keys, rows, counts, last = (_numbers(state, name) for name in ("keys", "rows", "counts", "last"))
         given, free, has_row = _numbers({"admitted": admitted}, "admitted").view(np.uint64), state["next"], rows != 0
         wrong = None
@@ -154,11 +154,11 @@ class Growing:
     """Batches of files whose ids get their rows from an open vocabulary; made by `DataFlags.stream` with `--vocab open`."""
 
     inner: Files
-    """Yields fingerprints in the place of rows."""
+    """Yields batches with fingerprints in place of rows."""
     admit: int
     stale: int | None
     share: Share = WHOLE
-    """What this trainer gets of each batch; its vocabulary grows by all of it."""
+    """This trainer's part of each batch. Its vocabulary grows by the whole batch."""
 
     yields_fresh: ClassVar[bool] = True
 
@@ -180,61 +180,61 @@ class Growing:
 
     @property
     def dense_features(self) -> int:
-        """Columns of `Batch.dense`."""
+        """Number of columns of `Batch.dense`."""
         return self.inner.dense_features
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What is predicted."""
+        """Names of the labels."""
         return self.inner.labels
 
     @property
     def lists(self) -> tuple[str, ...]:
-        """The features with any number of ids a sample, not exactly one."""
+        """The features with any number of ids per sample instead of exactly one."""
         return self.inner.lists
 
     @property
     def samples(self) -> int | None:
-        """Samples of all epochs and trainers, where they were counted."""
+        """Samples of all epochs and trainers; None if they were not counted."""
         return self.inner.samples
 
     @property
     def steps(self) -> int | None:
-        """Steps of a whole pass; None until it is known, at the latest when the last one is yielded."""
+        """Steps of a whole pass. None until the number is known, at the latest when the last one is yielded."""
         return self.inner.steps
 
     @property
     def left_out(self) -> int:
-        """Samples at the end of the last epoch that were no whole batch, where batches have shards."""
+        """Samples left out at the end of the last epoch: with shards, those that do not fill a whole batch."""
         return self.inner.left_out
 
     @property
     def bad_rows(self) -> int:
-        """Malformed rows left out so far, in this process."""
+        """Number of malformed rows that this process has left out so far."""
         return self.inner.bad_rows
 
     @property
     def first_bad_row(self) -> str | None:
-        """Where the first of them is."""
+        """Location of the first of them; None if there is none."""
         return self.inner.first_bad_row
 
     def tables(self, dim: int) -> list[Table]:
-        """The tables that the ids look rows up in."""
+        """Return the tables that the ids look up rows in."""
         return self.inner.tables(dim)
 
     @property
     def held_out(self) -> Any:
-        """The rows held out, as the vocabulary is where the reader is; see `held_out_at`."""
+        """The held-out rows, looked up in the vocabulary as it is at the reader's position. See `held_out_at`."""
         return None if self.inner.held is None else HeldOut(self, self.inner.held)
 
     def held_out_at(self, state: Any) -> Any:
-        """The rows held out, as the vocabulary was at a state of this stream, however far it was read ahead."""
+        """Return the held-out rows, looked up in the vocabulary as it was at `state`, however far ahead this stream is."""
         if self.inner.held is None or state is None:
             return self.held_out
         return HeldOut(self.at(state), self.inner.held)
 
     def at(self, state: Any) -> "Growing":
-        """The same stream with its vocabulary as it was at a state."""
+        """Return the same stream with its vocabulary as it was at `state`."""
         then = replace(self, inner=replace(self.inner, dataset=self.inner.dataset.anew()))
         then.load_state_dict(state)
         batches = iter(then._mapped(then._resume))
@@ -242,28 +242,29 @@ class Growing:
         return then
 
     def look_up(self, batch: Batch) -> Batch:
-        """A batch of `inner`, its values as the rows that they have; nothing is counted."""
+        """Return a batch of `inner` with the current rows of its values, without counting them."""
         return self._rows(batch, lambda growth, prints: growth.look_up(prints))
 
-    # What a trainer gets of it.
+    # Parts for several trainers.
 
     def sharded(self, first: int, last: int, of: int) -> "Growing":
-        """Only shards first .. last - 1 of `of` of each batch, a micro-batch each; a smaller last batch is left out.
+        """Return the stream cut to shards first .. last - 1 of each batch, a micro-batch each, without a smaller last batch.
 
-        Every trainer reads all of it: which row a value gets depends on all that came before.
+        Every trainer reads all samples: the row that a value gets depends on all values before it.
         """
         share = shards(first, last, of, self.inner.batch_size)
         whole = share if share is WHOLE else Shards(first, last, of, cut=False)
         return replace(self, inner=replace(self.inner, dataset=self.inner.dataset.anew(), share=whole), share=share)
 
     def dealt(self, rank: int, ranks: int) -> NoReturn:
-        """Refused: what is evaluated on is held out."""
+        """Raise: only the held-out rows can be dealt for evaluation."""
         raise ValueError("an open vocabulary grows by every batch: deal its held_out, or train on sharded batches")
 
-    # The pass.
+    # Iteration.
 
     def __iter__(self) -> Iterator[Batch]:
-        """All epochs, with an empty vocabulary at first; after `load_state_dict`, from where that state was taken."""
+        """Yield the batches of all epochs, starting with an empty vocabulary. The first pass after `load_state_dict`
+        continues where that state was taken."""
         state, self._resume = self._resume, None
         again = 0 if state is None else state["since"]
         batches = self._mapped(state)
@@ -282,7 +283,7 @@ class Growing:
         self._state = self._snapshot()
 
     def _mapped(self, state: Mapping[str, Any] | None) -> Iterator[Batch]:
-        """The batches from a state's snapshot on, their values as rows."""
+        """Yield the batches from a state's snapshot on, with rows in place of values."""
         self._begin()
         if state is not None:
             self.inner.load_state_dict(state["files"])
@@ -296,7 +297,7 @@ class Growing:
 
     def _rows(self, batch: Batch, rows_of: Any) -> Batch:
         sparse = batch.sparse
-        if is_shared(sparse):  # counts each value as often as it comes
+        if is_shared(sparse):  # each occurrence of a value counts
             sparse = KeyedJagged.of(sparse).expanded()
         values = sparse.values().numpy()
         ends = sparse.offsets()[torch.arange(len(self._features) + 1) * len(batch.labels)].tolist()
@@ -307,10 +308,10 @@ class Growing:
         jagged = KeyedJagged(sparse.keys(), torch.from_numpy(out), offsets=sparse.offsets())
         return Batch(batch.dense, jagged, batch.labels)
 
-    # The place.
+    # States.
 
     def _snapshot(self) -> dict[str, Any]:
-        """The vocabulary as it is, and the place in the files."""
+        """Return the vocabulary as it is now, and the position in the files."""
         tables = {table: growth.state_dict() for table, growth in self.growths.items()}
         return {
             "files": self.inner.state_dict(),
@@ -322,15 +323,15 @@ class Growing:
         }
 
     def _admitted(self) -> dict[str, np.ndarray]:
-        """What the rows of each table were given to, up to the batch that was handed out: `skirl export` reads it."""
+        """Return the fingerprints that each table's rows have been given to so far; `skirl export` reads them."""
         return {table: growth.admitted for table, growth in self.growths.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the pass is, counting the batches handed out, with the vocabulary."""
+        """Return the position of the pass, counting the batches handed out, with the vocabulary."""
         return self._state
 
     def check_state(self, state: dict[str, Any]) -> None:
-        """Refuse a state of another stream, or of none, saying what is wrong; nothing else happens."""
+        """Raise if `state` is not a state of this stream, saying what is wrong. Change nothing."""
         grown = isinstance(state, Mapping) and "tables" in state
         self.inner.check_state(state.get("files", {}) if grown else state)
         per_table = dict.fromkeys(self.growths, _TABLE)
@@ -345,7 +346,7 @@ class Growing:
             growth.checked(state["tables"][table], state["admitted"][table])
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Make the next pass go on where `state` was taken; refused when it is another stream's."""
+        """Make the next pass continue where `state` was taken. Raise if it is of another stream."""
         self.check_state(state)
         self.inner.load_state_dict(state["files"])
         state = copy.deepcopy(state)
@@ -355,7 +356,7 @@ class Growing:
         self._resume = self._state = state
 
     def _again(self, batches: Iterator[Batch], since: int) -> None:
-        """Read again the batches that were handed out before."""
+        """Read the `since` batches again that were handed out after the snapshot."""
         for number in range(since):
             if next(batches, None) is None:
                 raise ValueError(
@@ -364,14 +365,14 @@ class Growing:
 
 
 _MOST = 1 << 62
-"""Beyond any count: there is room to go on."""
+"""Bound on the counts of a state; it leaves room to go on counting."""
 _TABLE = {"keys": ANY, "rows": ANY, "counts": ANY, "last": ANY, "next": COUNT}
 
 
 def _numbers(state: Mapping[str, Any], name: str) -> np.ndarray:
     try:
         array = np.asarray(state[name])
-    except (ValueError, OverflowError):  # lists of lists, of other lengths
+    except (ValueError, OverflowError):  # lists of different lengths
         array = np.empty((0, 0))
     if array.ndim != 1 or (array.size and array.dtype != np.int64):
         raise ValueError(f"the state's vocabulary is damaged, {name} are no whole numbers: use another checkpoint")
@@ -380,7 +381,7 @@ def _numbers(state: Mapping[str, Any], name: str) -> np.ndarray:
 
 @dataclass
 class HeldOut:
-    """Rows held out, looked up in a vocabulary that they do not change."""
+    """Held-out rows, looked up in a vocabulary without changing it."""
 
     vocabulary: Growing
     files: Files
@@ -391,7 +392,7 @@ class HeldOut:
         return getattr(self.files, name)
 
     def dealt(self, rank: int, ranks: int) -> "HeldOut":
-        """Every `ranks`-th batch from `rank` on; the last one may be empty, where other ranks have one more."""
+        """Return every `ranks`-th batch from batch `rank` on. The last one is empty if it is beyond the end."""
         return HeldOut(self.vocabulary, self.files.dealt(rank, ranks))
 
     def __iter__(self) -> Iterator[Batch]:
@@ -401,7 +402,7 @@ class HeldOut:
 
 @kernel
 def _grow(keys, rows, counts, last, fingerprints, admit, now, free, limit, admitted, out):
-    """Rows of values, which are counted; how many were new, and the next free row."""
+    """Count values and fill `out` with their rows. Return how many values were new, and the next free row."""
     added = 0
     for i in range(fingerprints.size):
         key = fingerprints[i]

@@ -1,4 +1,4 @@
-"""Which id a row belongs to, as the state of a stream of files says it."""
+"""Finds the id that a row belongs to, from the state of a stream of files."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from skirl.data.vocabulary.vocabulary import FIRST
 
 @dataclass(frozen=True)
 class Origins:
-    """What the rows of each table are of.
+    """The meaning of each table's rows: which id, or group of ids, each one belongs to.
 
     >>> schema = '[[label]]\\nname = "y"\\n[[id]]\\nname = "item"\\ntype = "hex"\\nrows = 50'
     >>> stream = {"schema": schema, "rows_of": BY_OPEN}
@@ -26,13 +26,13 @@ class Origins:
 
     schema: FileSchema
     how: str
-    """How ids become rows, as a state says it."""
+    """How ids become rows, as recorded in a state."""
     admitted: Mapping[str, np.ndarray]
-    """Of each table of an open vocabulary: the fingerprints that rows were given to, that of row 2 first."""
+    """With an open vocabulary: the fingerprint of each row given, from row 2 on, by table."""
 
     @classmethod
     def of(cls, state: Any) -> Self | None:
-        """Out of a loader's state; None where it is of no files, or was taken before the first batch."""
+        """Read a loader's state. Return None if it is not of files, or was taken before the first batch."""
         if not isinstance(state, dict):
             return None
         files = state["files"] if "admitted" in state else state
@@ -43,10 +43,11 @@ class Origins:
         return cls(FileSchema.parse(stream["schema"]), str(stream["rows_of"]), admitted)
 
     def of_rows(self, table: str, rows: np.ndarray) -> tuple[list[str], list[str | None], np.ndarray]:
-        """What each row is, its id as text where that can be had, and its id's fingerprint, 0 where there is none.
+        """Return what each row is, its id as text (None if unknown), and its id's fingerprint (0 if unknown).
 
-        id: of one id. missing: of a missing value. other: of all ids that were not admitted. free: of none so far. row: the
-        value is the row. vocabulary, hashed: of ids that the checkpoint does not know.
+        A row is one of: id, which belongs to one id; missing, for missing values; other, for all ids that were not admitted;
+        free, not given to an id yet; row, where the value is the row itself; vocabulary or hashed, which belong to ids that
+        the checkpoint does not contain.
         """
         kinds, prints = self.schema.kinds, np.zeros(len(rows), np.uint64)
         if table not in kinds:

@@ -1,6 +1,6 @@
-"""The one hash table of fingerprints: open addressing over plain arrays, at most half full; 0 marks a free place.
+"""The hash table of fingerprints: open addressing over plain arrays, at most half full; 0 marks a free slot.
 
-Fingerprints are well spread already, so their lower bits are the place. `tools/hash_index.py` is for keys, which are not.
+Fingerprints are well spread already, so their lower bits select the slot. Keys are not: see `tools/hash_index.py`.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ SMALLEST = 1 << 10
 
 
 def places_for(keys: int) -> int:
-    """The size of a table that is at most half full with so many keys: a power of two.
+    """Return the size of a table that `keys` keys fill at most half: a power of two.
 
     >>> places_for(0), places_for(600)
     (1024, 2048)
@@ -21,7 +21,7 @@ def places_for(keys: int) -> int:
 
 @kernel
 def probe(keys, key):
-    """The place of a fingerprint, or the free one where it belongs: `keys[place] == key` says which."""
+    """Return the slot of a fingerprint, or the free slot where it belongs; it is there if `keys[place] == key`."""
     mask = np.uint64(keys.size - 1)
     place = key & mask
     while keys[place] != key and keys[place] != 0:
@@ -31,7 +31,7 @@ def probe(keys, key):
 
 @kernel
 def look_up(keys, rows, fingerprints, out):
-    """The row of each fingerprint: 0 of what is missing, 1 of what has no row of its own."""
+    """Fill `out` with the row of each fingerprint: 0 for a missing value, 1 for one without a row of its own."""
     for i in range(fingerprints.size):
         key = fingerprints[i]
         place = probe(keys, key)

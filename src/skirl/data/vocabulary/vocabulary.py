@@ -1,4 +1,4 @@
-"""A vocabulary: the ids that came often enough, each with a row of its own. README.md here has the file's format."""
+"""A vocabulary: the ids that occur often enough, each with a row of its own. README.md here describes the file's format."""
 
 import json
 import os
@@ -22,45 +22,45 @@ from skirl.tools.shape_of import ANY, COUNT, NUMBER, TEXT, Kind, misfit
 
 VERSION = 1
 FIRST = 2
-"""Row of the most frequent id; 0 is that of missing values, 1 that of all others."""
+"""Row of the most frequent id. Row 0 is for missing values, row 1 for all other ids."""
 MOST = (1 << 31) - FIRST
 
 
 class BadVocabulary(ValueError):
-    """A vocabulary file that is damaged, or made for another schema."""
+    """Raised if a vocabulary file is damaged, or was made for another schema."""
 
 
 @dataclass
 class Facts:
-    """What a vocabulary file says of itself."""
+    """The metadata of a vocabulary file."""
 
     types: dict[str, str]
-    """Of each table: how its values were read, since that decides their fingerprints; "" if a converted file did not say."""
+    """How the values of each table were read, which decides their fingerprints; "" if a converted file did not say."""
     min_count: int
     samples: int
     means: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Mean and deviation of each column to standardise."""
+    """Mean and standard deviation of each column to standardise."""
     version: int = VERSION
 
 
 @dataclass
 class Vocabulary:
-    """Turns fingerprints into rows; read by `load`."""
+    """Maps fingerprints to rows; made by `load`."""
 
     path: str
     facts: Facts
     tables: dict[str, tuple[np.ndarray, np.ndarray]] = field(repr=False)
-    """Of each table: places of a hash table, their fingerprints and their rows."""
+    """The hash table of each table: the fingerprint and the row in each slot."""
     rows: dict[str, int] = field(default_factory=dict)
     checksum: str = ""
-    """Of the fingerprints in their order and of the means: SHA-256, the first 16 digits."""
+    """First 16 digits of the SHA-256 of the means and the fingerprints in order."""
 
     @property
     def described(self) -> str:
-        """How ids become rows."""
+        """How ids become rows, as stored in a state."""
         return f"by a vocabulary of {sum(self.rows.values()):,} rows with checksum {self.checksum}"
 
-    def __getstate__(self) -> dict[str, Any]:  # a worker reads the file itself: it may be gigabytes
+    def __getstate__(self) -> dict[str, Any]:  # it may be gigabytes, so a worker reads the file itself
         return {"path": self.path, "checksum": self.checksum}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -71,15 +71,15 @@ class Vocabulary:
             )
 
     def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray) -> np.ndarray:
-        """The row of each value."""
+        """Return the row of each value."""
         out = np.empty(len(fingerprints), np.int32)
         look_up(*self.tables[table], np.where(kinds == NONE, np.uint64(0), fingerprints), out)
-        if not fingerprints.all():  # the one value in 2**64 whose fingerprint marks what is missing
+        if not fingerprints.all():  # a guard: no value hashes to 0, which marks a missing one
             out[(fingerprints == 0) & (kinds != NONE)] = 1
         return out
 
     def check(self, schema: FileSchema) -> None:
-        """Refuse a schema that it was not made for."""
+        """Raise if the vocabulary was not made for this schema."""
         kinds = schema.kinds
         if not kinds:
             raise BadVocabulary(
@@ -92,7 +92,7 @@ class Vocabulary:
                     f"vocabulary {self.path}: it has no table {table!r}: make it again with this schema"
                 )
             stored = self.facts.types[table]
-            if stored and kind and stored != kind:  # a converted file says how its values were read
+            if stored and kind and stored != kind:  # a converted file records how its values were read
                 raise BadVocabulary(
                     f"vocabulary {self.path}: its ids of {table!r} are {stored}, not {kind}: make it again with this data"
                 )
@@ -109,12 +109,12 @@ class Vocabulary:
 
 
 def save(path: str, facts: Facts, tables: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
-    """Write a vocabulary: fingerprints of each table in order of rows, and their counts."""
+    """Write a vocabulary file: each table's fingerprints in order of rows, and their counts."""
     arrays = {}
     for table, (keys, counts) in tables.items():
         arrays[f"{table}.keys"] = np.ascontiguousarray(keys, np.uint64)
         arrays[f"{table}.counts"] = np.ascontiguousarray(counts, np.uint64)
-    place = Path(path)  # without a slash at its end
+    place = Path(path)  # drops a trailing slash
     unfinished = place.with_name(f"{place.name}.{os.getpid()}.part")
     try:
         with writing(path):
@@ -158,7 +158,7 @@ _FORM = {"types": {...: TEXT}, "min_count": COUNT, "samples": COUNT, "means": {.
 
 
 def facts_of(path: str, text: str | None) -> Facts:
-    """What the metadata of a vocabulary file say."""
+    """Parse and check the metadata of a vocabulary file."""
     try:
         read = json.loads(text or "")
     except (ValueError, RecursionError) as error:
@@ -192,6 +192,6 @@ def _placed(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _place(keys, places, rows):
     for i in range(keys.size):
         place = probe(places, keys[i])
-        if places[place] != keys[i]:  # the first of two equal ones counts
+        if places[place] != keys[i]:  # the first of equal keys keeps its row
             places[place] = keys[i]
             rows[place] = i + FIRST
