@@ -55,7 +55,7 @@ class FrozenSegments(Frozen):
         for source, path in self._later:
             self._files.copy_of(source.number, path)
             source.close()
-        for path in dict.fromkeys(self._added + self._unsynced):  # by the paths here: the store may remove its own meanwhile
+        for path in dict.fromkeys(self._added + self._unsynced):  # these: the store may unlink its own meanwhile
             with Handle(self._files, lambda path=path: self._files.open(path)) as file:
                 self._files.sync(file.number)
         self._files.sync_folder(self._folder)

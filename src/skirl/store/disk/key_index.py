@@ -259,7 +259,7 @@ class _Table:
 
     def __init__(self, kept: int, shape: Shape) -> None:
         self.kept = kept
-        self.shape = shape  # an array, so that the kernel that moves the keys sets it too: no Ctrl-C can come in between
+        self.shape = shape  # an array, so that the kernel that moves keys sets it, and no Ctrl-C can come in between
         self._words = Arena(f"uint{kept}")
         self._positions = Arena(np.uint32)
         self.reserve(int(shape[_ROOM]))

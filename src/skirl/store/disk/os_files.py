@@ -48,7 +48,7 @@ class Files:
         file = _opened(path, os.O_RDWR if writable else os.O_RDONLY)
         if hasattr(os, "posix_fadvise"):
             with contextlib.suppress(*_NOT_HERE):
-                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)  # else each read would also fetch the row's neighbours
+                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)  # else reads would also fetch neighbours
         return file
 
     def write(self, file: int, data: bytes | memoryview, offset: int) -> None:
