@@ -143,7 +143,7 @@ class _Kind:
         assert total is not None
         whole = self._rows[0]
         mine = whole[self._channel.rank]
-        torch.add(self._zero, total, alpha=self._scale, out=mine)  # 0 + total: no -0.0 tells which shards had no gradient
+        torch.add(self._zero, total, alpha=self._scale, out=mine)  # 0 + total: no -0.0 tells of missing gradients
         self._work = self._channel.begin_swap_parts(
             [mine] * self._channel.size, list(whole), tag="sums of dense gradients"
         )
