@@ -247,7 +247,7 @@ class Keeper:
 
 
 def _claim(folder: Path) -> int | None:
-    """Claim the folder, and return this start's number. Return None if that cannot be written: the first save tries again."""
+    """Claim the folder, and return this start's number, or None if that cannot be written: the first save tries again."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         return starts.claim(folder)
