@@ -60,7 +60,7 @@ class Export:
         return {"command": "export", "out": str(self.out), "bytes": self.out.stat().st_size, "failed": None}
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """The result as people read it."""
+        """Return the result for people to read."""
         return {"written": f"{result['out']}, {size(result['bytes'])}"}
 
 
@@ -89,7 +89,7 @@ class Import:
     """Print one line of JSON."""
 
     def run(self) -> dict[str, Any]:
-        """Read the source and save."""
+        """Read the source and save the checkpoint."""
         from skirl.checkpoint.other_formats import read_rows
 
         found = read_rows(
@@ -104,7 +104,7 @@ class Import:
         return {"command": "import", "out": str(self.out), **found, "failed": None}
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """The result as people read it."""
+        """Return the result for people to read."""
         steps = result["steps"]
         told = (
             "its state starts from zero"

@@ -77,7 +77,7 @@ def to_state_dict(
     with tempfile.TemporaryDirectory(dir=out.parent) as folder:
         draft = Path(folder) / "rows.safetensors"
         to_safetensors(rows, draft, table, untouched=True, limit=limit)
-        state = {prefix + name: tensor for name, tensor in load_file(draft).items()}  # mapped, not read
+        state = {prefix + name: tensor for name, tensor in load_file(draft).items()}  # mapped into memory, not read
         state |= dense
         whole = Path(folder) / "whole"
         if out.suffix == ".pt":

@@ -198,5 +198,5 @@ def _age(path: Path) -> float:
 def _remove(path: Path) -> None:
     try:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    except OSError as error:  # the checkpoint is whole without this
+    except OSError as error:  # the checkpoint is complete without this
         log.warning("could not remove %s, which is not needed any more: %s", path, why(error))

@@ -141,7 +141,7 @@ def _copy(place: Place, source: Place, same: bool) -> int:
 
 
 class Tensors:
-    """Tensors by name, read in pieces."""
+    """Named tensors of a state dict or a file, read in pieces."""
 
     def __init__(self, source: str | Path | Mapping[str, Tensor]) -> None:
         self._file: Any = None

@@ -143,7 +143,7 @@ class Frozen:
         return {"store": self._store.write(), "cache": cache, "changes": self._changes}
 
     def release(self) -> None:
-        """Let go of the rows: they are written, or given up."""
+        """Release the rows, once they are written or given up."""
         self._caches.release()
         self._store.release()
 
@@ -169,7 +169,7 @@ class AllFrozen:
         return {name: part.write() for name, part in self._parts.items()}
 
     def release(self) -> None:
-        """Let go of the rows: they are written, or given up."""
+        """Release the rows, once they are written or given up."""
         for part in self._parts.values():
             part.release()
 
@@ -199,7 +199,7 @@ def write(
     saving.files = rows
     try:
         folder.retain(path, saving.number, keep, saving.after, saving.start)
-    except OSError as error:  # the checkpoint is whole without this
+    except OSError as error:  # the checkpoint is complete without this
         log.warning("could not look for what is not needed any more in %s: %s", path, why(error))
     saving.seconds = time.perf_counter() - began
 

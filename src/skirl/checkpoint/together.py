@@ -137,7 +137,7 @@ class Together:
             return error
         try:
             folder.retain(saving.folder, saving.number, self.keep, saving.after, saving.start)
-        except OSError as error:  # the checkpoint is whole without this
+        except OSError as error:  # the checkpoint is complete without this
             log.warning("could not look for what is not needed any more in %s: %s", saving.folder, why(error))
         return None
 

@@ -133,7 +133,7 @@ def _open(header: Path, store: str, votes: Votes) -> Opened:
         data = decode(body["run"]["data"], tensors)
         data = (
             data["loader"] if isinstance(data, dict) and "loader" in data else data
-        )  # a lookahead's, or a loader's own
+        )  # saved by a lookahead, or by a loader itself
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{header} lacks something ({error!r}): use another checkpoint") from error
     if not collections:

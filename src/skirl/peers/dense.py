@@ -42,7 +42,7 @@ class OfAllTrainers:
 
     @property
     def mine(self) -> range:
-        """The leaves of this trainer."""
+        """The range of this trainer's leaves."""
         return self._blocks[self._channel.rank]
 
     @torch.no_grad()

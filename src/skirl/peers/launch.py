@@ -25,7 +25,7 @@ class Launch:
     """
 
     trainers: int = 2
-    """The number of trainers; -n is short for it."""
+    """The number of trainers; -n for short."""
     restarts: int = 0
     """How many times to restart all of them after one has failed; give --save and --resume to the command that they
     run."""
@@ -55,7 +55,7 @@ class Launch:
                 nproc_per_node=self.trainers,
                 run_id="skirl",
                 rdzv_backend="c10d",
-                rdzv_endpoint=str(Path(folder) / "rendezvous"),  # a file: no port that others could reach
+                rdzv_endpoint=str(Path(folder) / "rendezvous"),  # a file, because others could reach a port
                 rdzv_configs={"store_type": "file"},
                 local_addr=LOOPBACK,
                 max_restarts=self.restarts,

@@ -86,7 +86,7 @@ def die_with_launcher() -> None:
         return
     set_parent_death_signal, parent = 1, os.getppid()
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-    if os.getppid() != parent or reaps(parent):  # it ended in between, or before
+    if os.getppid() != parent or reaps(parent):  # the launcher ended in between, or before
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -132,7 +132,7 @@ def watch_launcher(patience: float, least: float = LEAVING) -> None:
             words = [sys.executable, "-I", "-S", "-c", WATCH, str(end), str(launcher), str(patience)]
             nowhere = subprocess.DEVNULL
             watch = subprocess.Popen(words, stdin=nowhere, stdout=nowhere, start_new_session=True, pass_fds=[end])
-            watch.returncode = 0  # nobody waits for it
+            watch.returncode = 0  # so that subprocess does not complain that nobody waits for it
             os.close(end)
 
 

@@ -101,7 +101,7 @@ class Copy(Protocol):
 
 
 class Away(Protocol):
-    """Records that are not in the host's memory."""
+    """Records that are not in host memory, such as on a GPU."""
 
     @property
     def shape(self) -> tuple[int, int]: ...

@@ -17,7 +17,7 @@ class Gate:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # reentrant: a look-up may find that it has to go alone
+        self._lock = threading.RLock()  # reentrant: a look-up may find that it must run alone
         # Always enter `_lock`, not `_changed`: a Ctrl-C in Condition.__enter__ would leave the lock taken for good.
         self._changed = threading.Condition(self._lock)
         self._copying: set[int] = set()

@@ -30,7 +30,7 @@ def own_folder(store: str, rank: int, *, among_others: bool) -> str:
         return store
     if not among_others and not (Path(path) / "rank-0").is_dir():
         return store
-    os.makedirs(path, exist_ok=True)  # all trainers at once
+    os.makedirs(path, exist_ok=True)  # all trainers may do this at once
     return f"{before}{disk}{path}/rank-{rank}"
 
 

@@ -94,7 +94,7 @@ def take(files: Files, parts: Iterable[Part], layout: Layout, folder: Path, logs
     fails.
     """
     laid: list[Iterable[tuple[NDArray[np.int64], Rows]]] = []
-    for part in parts:  # shared segments first: what is appended later goes behind them
+    for part in parts:  # shared segments first: what is appended must come after them
         if part.facts.get("kind") != MEMORY_ROWS and part.mine is None:
             _share(files, _manifest_of(folder, part.facts, layout), folder, logs, added)
         else:

@@ -72,7 +72,7 @@ class Log:
         self._capacity = 0
         self._begun = 0
 
-    # What is held.
+    # Contents
 
     @property
     def footprint(self) -> int:

@@ -29,7 +29,7 @@ _meet_in: list[tuple[Any, int, int]] = []
 
 
 class Failed(RuntimeError):
-    """A call did not come back."""
+    """A call failed, or did not return in time."""
 
 
 def join(store: Any, address: Address, name: str, rank: int, seconds: float) -> None:

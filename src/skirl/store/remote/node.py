@@ -91,7 +91,7 @@ class Node:
         """Requests that were counted but have no note yet, and since when."""
         self._over: deque[tuple[float, Callable[[], None]]] = deque()
         """Functions that remove old notes from the meeting point, and when these became old."""
-        for key in meeting.notes():  # of the process that was this node before
+        for key in meeting.notes():  # left by the previous process of this node
             if key.startswith(f"node/{number}/ask/") or (key.startswith("answer/") and key.endswith(f"/{number}")):
                 self._forget_later(partial(meeting.forget, key))
         meeting.tell(f"node/{number}", {"rows": rows.partition(":")[0], "start": self._starts})

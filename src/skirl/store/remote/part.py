@@ -127,7 +127,7 @@ def run(pipe: Connection, numbers: Any, task: Task, functions: tuple[Any, ...] =
     """
     import torch
 
-    for number in (signal.SIGINT, signal.SIGTERM):  # the node ends its parts
+    for number in (signal.SIGINT, signal.SIGTERM):  # parts ignore these: their node ends them
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
     name = f"node {task.node}"
@@ -165,7 +165,7 @@ def _watch(pipe: Connection, numbers: Any, task: Task, part: service.Part) -> No
                 return  # without a flush, so that stores stay at their last durable point
     part.drain()
     until = time.monotonic() + LINGER
-    while time.monotonic() < until and _owner_answers(task, LINGER):  # so that its last answers reach it
+    while time.monotonic() < until and _owner_answers(task, LINGER):  # so that the owner still gets the last answers
         time.sleep(0.02)
 
 
