@@ -231,7 +231,7 @@ class Store(ABC):
         self.about = dict(about)
 
     def read(self, keys: NDArray[np.int64], out: Rows) -> NDArray[np.bool_]:
-        """Copy the rows that are held to `out`, and return which ones those are. Other rows of `out` are left alone.
+        """Copy the rows that are held to `out`, and leave its other rows alone. Return a mask of those that are held.
 
         **Arguments**
 
@@ -302,7 +302,7 @@ class Store(ABC):
         """
 
     def thaw(self, folder: Path, facts: Facts, over: Iterable[tuple[NDArray[np.int64], Rows]]) -> None:
-        """Replace the store's rows, identity and generation by those of frozen rows.
+        """Replace the store's rows, identity and generation with those of frozen rows.
 
         If anything is wrong, it raises a `CheckpointError` that names the file, and the store is unchanged. A store
         implements either this method or `thaw_parts`; the default of each calls the other.

@@ -135,7 +135,7 @@ def _copied(flags: NDArray[np.uint8], places: NDArray, key_of: NDArray[np.int64]
 
 
 class Changes:
-    """Track which records of one array have changed. The array may move as it grows, so the caller passes it each time.
+    """Tracks which records of one array have changed. The array may move as it grows, so the caller passes it each time.
 
     A record is *owed* from `freeze` until `take` has returned the version that was frozen.
 

@@ -25,7 +25,7 @@ def load(logs: list[Log], manifest: Manifest) -> None:
     """Load the segments that a manifest names, after those already there."""
     for log, count in zip(logs, manifest.rows):
         names = [entry.name for entry in manifest.segments if entry.record == log.record]
-        log.index.expect(log.index.count + min(count, _most_keys(log.folder, names)))  # a damaged manifest may claim any number
+        log.index.expect(log.index.count + min(count, _most_keys(log.folder, names)))  # a manifest may claim any number
     by_record = {log.record: log for log in logs}
     for entry in manifest.segments:
         by_record[entry.record].load(entry)

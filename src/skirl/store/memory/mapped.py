@@ -107,7 +107,7 @@ class _MappedKind:
         self._at.array[positions] = at
 
     def replace(self, keys: NDArray[np.int64], rows: Rows) -> None:
-        """Replace rows of the files by rows in memory."""
+        """Replace rows of the files with rows in memory."""
         self._place(keys)
         self._replaced.reserve(self._replacing + len(keys))
         self._replaced.array[self._replacing : self._replacing + len(keys)] = rows
