@@ -1,5 +1,6 @@
-"""Save and load everything that a run needs to go on with the bits of a run that never stopped; docs/checkpoints.md
-says how, and what the files hold.
+"""Save and load everything that a run needs to continue bit for bit as if it had never stopped.
+
+docs/checkpoints.md says how, and what the files contain.
 """
 
 from typing import TYPE_CHECKING

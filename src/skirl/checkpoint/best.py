@@ -1,4 +1,4 @@
-"""The best checkpoint of a run, in a folder of its own inside the run's: it shares the files of rows, which never change."""
+"""The best checkpoint of a run, kept in a folder inside the run's, with which it shares files, because they never change."""
 
 import os
 import secrets
@@ -13,13 +13,13 @@ NAME = "best"
 
 
 def keep(header: Path) -> Path:
-    """Keep a checkpoint as the best: at every moment the one before is whole, or this one. Returns its folder.
+    """Keep a checkpoint as the best, and return its folder. At every moment, the previous best or this one is complete.
 
-    Files get a second name; on a file system without such names they are copied.
+    Files are hard-linked, or copied if the file system has no links.
 
     **Arguments**
 
-    - `header`: the header of the checkpoint, which is whole.
+    - `header`: the header of the checkpoint, which must be complete.
     """
     own = header.parent / NAME
     try:
@@ -39,7 +39,7 @@ def keep(header: Path) -> Path:
 
 
 def _share(named: set[str], source: Path, own: Path) -> None:
-    """Second names for all that a header names: a folder of the dense part, and files of rows."""
+    """Link or copy all that a header names: the folder of the dense part, and files of rows."""
     files = Files()
     paths = [path for name in sorted(named) for path in _files_of(source / name)]
     for path in paths:
@@ -58,7 +58,7 @@ def _files_of(path: Path) -> list[Path]:
 
 
 def headers_with_steps(path: Path) -> list[tuple[int, Path]]:
-    """The readable headers in a folder, each behind the step that it is of; the newest first."""
+    """Return the readable headers in a folder, newest first, each as (step, header)."""
     found = []
     for number in reversed(folder.numbers(path)):
         header = folder.header(path, number)

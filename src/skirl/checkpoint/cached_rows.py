@@ -1,7 +1,7 @@
-"""The cache's part of a checkpoint: resident rows, which are newer than what the store holds of them.
+"""The cache's part of a checkpoint: resident rows, which are newer than the store's versions of them.
 
-A file holds the rows that have changed since the checkpoint before, and the keys of all others that are resident. A
-checkpoint names a chain of such files; of each, rows whose keys are resident at the end are written over the store's.
+A file has the resident rows that changed since the checkpoint before, and the keys of all other resident rows. A checkpoint
+names a chain of such files. Rows in any of them replace the store's if their keys are resident at the end.
 """
 
 import secrets
@@ -19,13 +19,13 @@ _PIECE = 1 << 16
 
 
 class FrozenCaches:
-    """The caches as they are when this is made. At most one of these is not released.
+    """The caches as they are when this is made. Release it before making the next one.
 
     **Arguments**
 
     - `caches`: the cache of each bank.
     - `folder`: where the file goes.
-    - `since`: what `write` gave last time for the same caches; None: write all resident rows.
+    - `since`: what `write` returned last time for the same caches. None: write all resident rows.
     """
 
     def __init__(self, caches: Sequence[Cache], folder: Path, since: Facts | None) -> None:
@@ -41,7 +41,7 @@ class FrozenCaches:
             self._kept.append(cache.key_of[(cache.key_of >= 0) & (cache.flags == 0)])
 
     def write(self) -> Facts:
-        """Write them and wait until they last; for `overlay`."""
+        """Write the rows, wait until they are durable, and return the facts for `overlay`."""
         columns: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
         for i, (cache, n) in enumerate(zip(self._caches, self._counts, strict=True)):
             columns[f"keys-{i}"] = np.dtype(np.int64), (n,)
@@ -57,13 +57,13 @@ class FrozenCaches:
         return {"files": [*self._files, writer.entry]}
 
     def release(self) -> None:
-        """Called when they are written or given up."""
+        """Stop keeping old versions of rows, once they are written or given up."""
         for cache in self._caches:
             cache.changes.forget(cache.flags)
 
 
 def overlay(folder: Path, facts: Facts, layout: Layout) -> Iterator[tuple[np.ndarray, Rows]]:
-    """The resident rows, to be written over the store's, in order."""
+    """Yield the resident rows, which replace the store's, in order: later ones replace earlier ones."""
     readers = [Reader(folder, entry) for entry in facts["files"]]
     if not readers:
         return

@@ -1,5 +1,5 @@
-"""State dicts as JSON and named tensors, without pickle. What JSON cannot say is an object with one key that starts
-with "~"; dicts with such a key, or with keys that are not strings, become lists of pairs.
+"""Encode state dicts as JSON and named tensors, without pickle. A value that JSON lacks becomes an object with one key
+that starts with "~". Dicts with such a key, or with keys that are not strings, become lists of pairs.
 """
 
 from collections import Counter, OrderedDict
@@ -14,7 +14,7 @@ _DTYPES = frozenset(_STORABLE.values())
 
 
 def encode(value: Any, where: str) -> tuple[Any, dict[str, Tensor]]:
-    """A value as JSON, and its tensors by name, copied to the CPU.
+    """Return a value as JSON, and its tensors by name, copied to the CPU.
 
     >>> encode({"lr": 0.1, "state": {0: {"step": torch.tensor(3.0)}}}, "adam")
     ({'lr': 0.1, 'state': {'~dict': [[0, {'step': {'~tensor': 'adam.state.0.step'}}]]}}, {'adam.state.0.step': tensor(3.)})
@@ -38,7 +38,7 @@ def _encode(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
         return items if kind is list else {"~tuple": items}
     if kind is Counter:
         return {"~counter": _pairs(value, where, tensors)}
-    if isinstance(value, dict):  # torch's subclasses too: each equals a plain dict, and comes back as one
+    if isinstance(value, dict):  # torch's subclasses too, which come back as plain dicts
         if all(type(key) is str and not key.startswith("~") for key in value):
             return {key: _encode(item, f"{where}.{key}", tensors) for key, item in value.items()}
         return {"~dict": _pairs(value, where, tensors)}
@@ -74,7 +74,7 @@ def _plain(value: Tensor, where: str) -> Tensor:
 
 def _put(tensor: Tensor, where: str, tensors: dict[str, Tensor]) -> str:
     name, again = where, 0
-    while name in tensors:  # a dict may have the keys "a.b" and "a", the latter a dict with "b"
+    while name in tensors:  # a dict may have the key "a.b", and a key "a" whose value has "b"
         again += 1
         name = f"{where}~{again}"
     tensors[name] = tensor
@@ -82,7 +82,7 @@ def _put(tensor: Tensor, where: str, tensors: dict[str, Tensor]) -> str:
 
 
 def with_metadata(state: dict[str, Any], metadata: Any) -> "OrderedDict[str, Any]":
-    """A module's state dict as torch made it, with the versions of its modules as an attribute."""
+    """Return a module's state dict in torch's form, with the versions of its modules as an attribute."""
     out = OrderedDict(state)
     if metadata is not None:
         out._metadata = metadata  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""`skirl export` and `skirl import`: rows out of checkpoints and into them, in formats that others read."""
+"""`skirl export` and `skirl import`: convert rows from checkpoints and to them, in formats that other software reads."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from skirl.tools.progress import size
 
 @dataclass(frozen=True)
 class Export:
-    """Write the rows of a checkpoint to a file that others read."""
+    """Write the rows of a checkpoint to a file that other software reads."""
 
     checkpoint: Positional[Path]
     """A folder of checkpoints, or the header of one."""
@@ -24,7 +24,7 @@ class Export:
     """Write every row of the tables, named as in a state dict: TABLE.weight, or weight with --table. A .pt file always
     is one."""
     prefix: str = ""
-    """What to write before TABLE.weight in a state dict, such as embedding_bags. for TorchRec."""
+    """Text to put before TABLE.weight in a state dict, such as embedding_bags. for TorchRec."""
     dense: bool = False
     """Also write the dense parameters and buffers, by their names in the model."""
     limit: str = "16GiB"
@@ -45,7 +45,7 @@ class Export:
             raise ValueError(f"out is {self.out}, which is there: name another file, or add --force to replace it")
 
     def run(self) -> dict[str, Any]:
-        """Write it."""
+        """Write the file."""
         from skirl.checkpoint.other_formats import write_rows
 
         write_rows(
@@ -60,13 +60,13 @@ class Export:
         return {"command": "export", "out": str(self.out), "bytes": self.out.stat().st_size, "failed": None}
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """The result as people read it."""
+        """Return the result for people to read."""
         return {"written": f"{result['out']}, {size(result['bytes'])}"}
 
 
 @dataclass(frozen=True)
 class Import:
-    """Make a checkpoint of the rows of a trained PyTorch model; `skirl.import_rows(model, FOLDER)` takes them from there."""
+    """Make a checkpoint of the rows of a trained PyTorch model. `skirl.import_rows(model, FOLDER)` reads it."""
 
     source: Positional[Path]
     """A state dict, as .safetensors or as written by torch.save, or a file written by `skirl export`."""
@@ -76,7 +76,7 @@ class Import:
     """Names of the tables, each the end of a weight's name; if not given, every two-dimensional NAME.weight under
     --prefix."""
     prefix: str = ""
-    """What comes before the tables' names, such as embedding_bags."""
+    """Text before the tables' names, such as embedding_bags."""
     pooling: Literal["sum", "mean"] = "sum"
     """How all tables are pooled."""
     optimizer: OptimizerName | None = None
@@ -84,12 +84,12 @@ class Import:
     Such a file also gives the optimizer's state, if the optimizer is the same; otherwise the state starts from
     zero."""
     store: str = "memory"
-    """Where rows are held while they are imported: memory, or disk:FOLDER for tables larger than memory."""
+    """Where rows are held during the import: memory, or disk:FOLDER for tables larger than memory."""
     json: bool = False
     """Print one line of JSON."""
 
     def run(self) -> dict[str, Any]:
-        """Read the source and save."""
+        """Read the source and save the checkpoint."""
         from skirl.checkpoint.other_formats import read_rows
 
         found = read_rows(
@@ -104,7 +104,7 @@ class Import:
         return {"command": "import", "out": str(self.out), **found, "failed": None}
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """The result as people read it."""
+        """Return the result for people to read."""
         steps = result["steps"]
         told = (
             "its state starts from zero"

@@ -1,4 +1,4 @@
-"""State dicts out of the JSON and named tensors of `codec.py`, without torch: who only looks at facts does without it."""
+"""Decode state dicts from the JSON and named tensors of `codec.py`, without importing torch."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from skirl.tools.sealed_json import CheckpointError
 
 
 def decode(coded: Any, tensors: Mapping[str, Any]) -> Any:
-    """The value that `codec.encode` was given.
+    """Return the value that `codec.encode` was given.
 
     >>> decode({"~dict": [["lr", 0.1], [7, {"~tuple": [1, None]}]]}, {})
     {'lr': 0.1, 7: (1, None)}

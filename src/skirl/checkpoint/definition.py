@@ -1,5 +1,5 @@
-"""Whether a checkpoint fits a run: everything that gives its rows and parameters their meaning is compared field by
-field before anything changes, and the first difference is named with both values.
+"""Check that a checkpoint fits a run. Everything that gives its rows and parameters their meaning is compared field by
+field before anything changes, and an error names the first difference with both values.
 """
 
 import json
@@ -20,13 +20,13 @@ from skirl.tools.sealed_json import CheckpointError
 
 
 def definition(collection: Collection) -> dict[str, Any]:
-    """What gives rows their meaning; it has to be equal in the run that saves and the one that loads."""
+    """Return what gives rows their meaning. It must be equal in the run that saves and the one that loads."""
     engine = collection.engine
     groups = engine.optimizers
     rules = [{"type": rule.name} | asdict(rule) for rule in groups]
     for rule, of in zip(rules, groups, strict=True):
         if not of.weight_follows_state:
-            del rule["lr"]  # that is state, which the handle keeps
+            del rule["lr"]  # it is state, which the optimizer's handle keeps
     frozen = collection.frozen
     tables = [
         {
@@ -54,13 +54,13 @@ def definition(collection: Collection) -> dict[str, Any]:
 
 
 def _init(initial: Initial) -> dict[str, Any]:
-    """An initialiser; of an array its digest, for which the first save or load reads all of it."""
+    """Describe an initialiser, or an array by its digest, for which the first save or load reads the whole array."""
     facts = {"digest": initial.digest} if isinstance(initial, Given) else asdict(initial)
     return {"type": type(initial).__name__} | facts
 
 
 def check_definitions(saved: Any, here: dict[str, Any], path: Path) -> None:
-    """Name the first collection, and its first field, that differs."""
+    """Raise a CheckpointError that names the first field that differs in any collection."""
     if saved.keys() != here.keys():
         names = [", ".join(map(repr, found)) for found in (saved, here)]
         raise CheckpointError(f"{path} has the collections {names[0]}, this model {names[1]}: make it as it was saved")
@@ -69,7 +69,7 @@ def check_definitions(saved: Any, here: dict[str, Any], path: Path) -> None:
 
 
 def check_definition(saved: Any, here: Any, path: Path, where: str = "") -> None:
-    """Refuse a difference, naming the first field that differs."""
+    """Raise a CheckpointError that names the first field that differs, if any does."""
     if isinstance(saved, dict) and isinstance(here, dict) and saved.get("type") != here.get("type"):
         check_definition(saved.get("type"), here.get("type"), path, where)
     elif isinstance(saved, dict) and isinstance(here, dict) and saved.keys() == here.keys():
@@ -122,7 +122,7 @@ def check_model(saved: dict[str, Any], model: nn.Module) -> None:
             raise CheckpointError(
                 f"{name} is {list(saved[name].shape)} in the checkpoint, {list(value.shape)} here: make it as it was"
             )
-        if isinstance(value, torch.Tensor) and saved[name].dtype != value.dtype:  # torch would round it without a word
+        if isinstance(value, torch.Tensor) and saved[name].dtype != value.dtype:  # torch would round it silently
             raise CheckpointError(
                 f"{name} is of {saved[name].dtype} in the checkpoint, of {value.dtype} here: make it as it was"
             )
@@ -149,14 +149,14 @@ def listed(optimizers: Sequence[Any]) -> list[Any]:
 
 
 def parameters(part: Any, names: dict[int, str]) -> list[list[str]] | None:
-    """The names of an optimizer's parameters, by group; None for anything else."""
+    """Return the names of an optimizer's parameters by group, or None for anything else."""
     if not isinstance(part, torch.optim.Optimizer):
         return None
     return [[names.get(id(p), "?") for p in group["params"]] for group in part.param_groups]
 
 
 def _other_parameters(saved: Any, here: Any) -> str | None:
-    """The first difference between two optimizers' parameters by group, in words; None where there is none."""
+    """Describe the first difference between two optimizers' parameters by group. Return None if there is none."""
     if saved == here:
         return None
     if saved is None or here is None:
@@ -173,7 +173,7 @@ def _other_parameters(saved: Any, here: Any) -> str | None:
 
 
 def _some(names: Sequence[str]) -> str:
-    """A name, and how many more there are.
+    """Say the first name, and how many more there are.
 
     >>> _some(["top.weight"]), _some(["top.weight", "top.bias"])
     ("'top.weight'", "'top.weight' and 1 more")

@@ -1,5 +1,5 @@
-"""The dense part of a checkpoint, everything that is not a row: one safetensors file in a folder of its own, which
-torch.distributed.checkpoint reads with its HuggingFaceStorageReader.
+"""The dense part of a checkpoint, which is everything but rows: one safetensors file in a folder of its own, so that the
+HuggingFaceStorageReader of torch.distributed.checkpoint can read it.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ NAME = "model.safetensors"
 
 
 def write(folder: Path, mark: str, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """Write tensors and wait until they are on disk; returns what the header says of them."""
+    """Write tensors and wait until they are on disk. Return their entry for the header."""
     own = folder / f"dense-{mark}"
     own.mkdir()
     path = own / NAME
@@ -31,7 +31,7 @@ def write(folder: Path, mark: str, tensors: dict[str, torch.Tensor]) -> dict[str
 
 
 def read(folder: Path, entry: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """The tensors that `write` was given; the file's checksum is compared first."""
+    """Return the tensors that `write` was given, after a check of the file's checksum."""
     if (wrong := misfit(entry, {"file": TEXT, "bytes": COUNT, "sha256": TEXT})) is not None:
         raise CheckpointError(f"the dense part lacks something ({wrong}): use another checkpoint")
     path = folder / entry["file"]

@@ -1,4 +1,4 @@
-"""Write trained rows to one safetensors file that anybody can read: streamed, and sorted by id, so that the file does
+"""Write trained rows to one safetensors file that any program can read. It is streamed, and sorted by id, so that it does
 not depend on cache, store or timing.
 """
 
@@ -23,7 +23,7 @@ _PIECE = 1 << 16  # rows read and written at a time
 def to_safetensors(
     model: nn.Module, path: str | Path, table: str | None, *, untouched: bool = False, limit: int | str
 ) -> None:
-    """Write the rows of one table, or of all; `skirl.export` says what the file has."""
+    """Write the rows of one table, or of all. `skirl.export` describes the file."""
     chosen = _chosen(model, table)
     keys = None if untouched else _touched(chosen)
     columns: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
@@ -64,7 +64,7 @@ def to_safetensors(
 
 
 def rows_of(model: nn.Module, table: str | None = None) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """The touched rows of one table, or of all, in pieces: the table's name, row numbers ascending, and weights."""
+    """Yield the touched rows of one table, or of all, in pieces: the table's name, ascending row numbers, and weights."""
     chosen = _chosen(model, table)
     keys = _touched(chosen)
     for name, place in chosen.items():
@@ -73,7 +73,7 @@ def rows_of(model: nn.Module, table: str | None = None) -> Iterator[tuple[str, n
 
 
 def _chosen(model: nn.Module, table: str | None) -> dict[str, Place]:
-    """The tables to write, their rows as the steps so far left them."""
+    """Return the tables to write, once their rows are as the steps so far left them."""
     tables = tables_of(model)
     if table is not None and table not in tables:
         raise ValueError(f"there is no table {table!r}: name one of {', '.join(map(repr, tables))}")
@@ -85,7 +85,7 @@ def _chosen(model: nn.Module, table: str | None) -> dict[str, Place]:
 
 
 def _touched(chosen: Mapping[str, Place]) -> dict[str, np.ndarray]:
-    """The keys of every row ever used, by table, ascending: in the store or resident."""
+    """Return the keys of every row ever used, in the store or resident, by table, ascending."""
     touched: dict[str, np.ndarray] = {}
     for engine in {id(place.engine): place.engine for place in chosen.values()}.values():
         of_engine = {name: place.number for name, place in chosen.items() if place.engine is engine}
@@ -94,7 +94,7 @@ def _touched(chosen: Mapping[str, Place]) -> dict[str, np.ndarray]:
         found = [cache.key_of[cache.key_of >= 0] for cache in engine.caches]
         found += engine.store.keys()
         keys = np.concatenate([np.empty(0, np.int64), *(part[wanted[table_of(part)]] for part in found)])
-        keys.sort()  # np.unique would hash them, and take 18 times as long
+        keys.sort()  # np.unique would hash them, which takes 18 times as long
         keys = keys[np.append(True, keys[1:] != keys[:-1])] if len(keys) else keys
         borders = np.searchsorted(keys, np.arange(len(wanted) + 1) << ROW_BITS)
         touched |= {name: keys[borders[n] : borders[n + 1]] for name, n in of_engine.items()}
@@ -102,7 +102,7 @@ def _touched(chosen: Mapping[str, Place]) -> dict[str, np.ndarray]:
 
 
 def _pieces(place: Place, keys: np.ndarray | None) -> Iterator[np.ndarray]:
-    """The keys to write, in pieces; all of the table's if `keys` is None."""
+    """Yield the keys to write in pieces. If `keys` is None, yield all of the table's."""
     n = place.table.rows if keys is None else len(keys)
     for start in range(0, n, _PIECE):
         stop = min(n, start + _PIECE)
@@ -115,5 +115,5 @@ def _parts(place: Place, untouched: bool) -> dict[str, slice]:
 
 
 def _records(place: Place, keys: np.ndarray) -> np.ndarray:
-    rows, _ = peek(place.engine, keys, bank_of(place.engine, place.number))  # keys ascend: rows are in their order
+    rows, _ = peek(place.engine, keys, bank_of(place.engine, place.number))  # keys ascend, so rows come in their order
     return rows

@@ -1,4 +1,4 @@
-"""Write trained rows to a file that others read: what it is, its suffix says."""
+"""Write trained rows to a file that other software reads, in the format that its suffix names."""
 
 import secrets
 import tempfile
@@ -24,25 +24,25 @@ def export(
     untouched: bool = False,
     limit: int | str = "16GiB",
 ) -> None:
-    """Write the rows of one table, or of all, to a file; inside a lookahead, as the steps so far left them.
+    """Write the rows of one table, or of all, to a file. Inside a lookahead, rows are as the steps so far left them.
 
-    What the file is, its name says, as for `skirl export`: .safetensors has the rows that were used; .pt is a state dict of
-    every row, `TABLE.weight`, or `weight` for one table; .parquet has the rows that were used, in the columns table, row
-    and weight.
+    The suffix of the file's name decides its format, as for `skirl export`. A .safetensors file has the rows that were used.
+    A .pt file is a state dict of every row: `TABLE.weight`, or `weight` for one table. A .parquet file has the rows that
+    were used, in the columns table, row and weight.
 
-    For one table a safetensors file has `ids`, int64 `[n]`, ascending; `weight`, `[n, dim]`; and each part of the
-    optimizer's state by the name that torch gives it (`sum`, `exp_avg`, ...). For all tables these names begin with the
-    table's name and a dot. Its metadata has a JSON object under `tables`: the `rows` of each table, and the `steps` that
-    trained it, without which Adam's moments mean nothing.
+    For one table, a safetensors file has `ids`, int64 `[n]`, ascending; `weight`, `[n, dim]`; and each part of the
+    optimizer's state by its name in torch (`sum`, `exp_avg`, ...). For all tables, these names begin with the table's
+    name and a dot. Its metadata has a JSON object under `tables`, with the `rows` of each table and the `steps` that
+    trained it, without which Adam's moments are meaningless.
 
     **Arguments**
 
     - `model`: the model, or the collection itself.
-    - `path`: the file to write, whose suffix decides; it is replaced only once the new one is complete.
+    - `path`: the file to write. An existing file is replaced only once the new one is complete.
     - `table`: the table to write; None, the default, writes all.
-    - `untouched`: for .safetensors: write every row of the tables instead, those never trained with their initial values,
-      and `weight` alone. False because a table may have billions of rows that nobody has used.
-    - `limit`: a file larger than this is refused, in bytes or as text; the default keeps a slip from filling the disk.
+    - `untouched`: for .safetensors: write `weight` of every row of the tables instead; rows that were never trained have
+      their initial values. False by default, because a table may have billions of rows that were never used.
+    - `limit`: refuse to write a larger file, in bytes or as text. The default keeps a mistake from filling the disk.
 
     >>> import tempfile, skirl, torch
     >>> from safetensors.numpy import load_file
@@ -73,11 +73,11 @@ def export(
 def to_state_dict(
     rows: nn.Module, out: Path, table: str | None, prefix: str, dense: dict[str, torch.Tensor], limit: int | str
 ) -> None:
-    """Every row of the tables as a state dict, with what else is given."""
+    """Write every row of the tables as a state dict, together with the tensors in `dense`."""
     with tempfile.TemporaryDirectory(dir=out.parent) as folder:
         draft = Path(folder) / "rows.safetensors"
         to_safetensors(rows, draft, table, untouched=True, limit=limit)
-        state = {prefix + name: tensor for name, tensor in load_file(draft).items()}  # mapped, not read
+        state = {prefix + name: tensor for name, tensor in load_file(draft).items()}  # mapped into memory, not read
         state |= dense
         whole = Path(folder) / "whole"
         if out.suffix == ".pt":
@@ -90,7 +90,7 @@ def to_state_dict(
 
 
 def to_parquet(rows: nn.Module, path: Path, table: str | None, origins: Origins | None) -> None:
-    """Columns table, row and weight, in order of tables and rows; and what each row is of, where the run read files."""
+    """Write the columns table, row and weight, ordered by table and row, and the origin of each row if it is known."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -99,7 +99,7 @@ def to_parquet(rows: nn.Module, path: Path, table: str | None, origins: Origins 
     if origins is not None:
         fields += [("what", pa.string()), ("id", pa.string()), ("fingerprint", pa.uint64())]
     schema = pa.schema([*fields, ("weight", pa.list_(number))])
-    draft = path.with_name(f"{path.name}-{secrets.token_hex(8)}.tmp")  # nobody else's, who may write to that path too
+    draft = path.with_name(f"{path.name}-{secrets.token_hex(8)}.tmp")  # unique, as others may write to that path too
     try:
         with pq.ParquetWriter(draft, schema) as writer:
             for name, ids, weights in rows_of(rows, table):

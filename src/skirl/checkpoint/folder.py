@@ -1,4 +1,4 @@
-"""A folder of checkpoints: which there are, what belongs to them, and what may go. README.md beside this file draws it."""
+"""A folder of checkpoints: list them and their files, and remove what is not needed. README.md in this folder shows it."""
 
 import logging
 import re
@@ -18,7 +18,7 @@ log = logging.getLogger("skirl")
 FORMAT = "skirl-checkpoint"
 FORMAT_VERSION = 4
 OF_PARTS = 5
-"""The version of a header that several trainers have written, with a part of each."""
+"""Version of a header of several trainers, with a part of each."""
 ROWS = "rows"
 _HEADER = re.compile(r"checkpoint-([0-9]{6,18})\.json")
 _OURS = re.compile(
@@ -31,11 +31,11 @@ _OUR_ROWS = re.compile(
 
 _EXPORTS = re.compile(r"export-[a-z0-9_]{8}")
 LEFT = 24 * 3600.0
-"""Seconds after which a folder that an export has worked in is one that a kill has left."""
+"""Seconds after which an export's folder counts as left behind by a kill."""
 
 
 def header(folder: Path, number: int) -> Path:
-    """The header of a checkpoint.
+    """Return the path of a checkpoint's header.
 
     >>> header(Path("runs"), 12).as_posix()
     'runs/checkpoint-000012.json'
@@ -44,19 +44,19 @@ def header(folder: Path, number: int) -> Path:
 
 
 def number_of(header: Path) -> int:
-    """The number of a checkpoint, by its header's name."""
+    """Return the number in the name of a checkpoint's header."""
     match = _HEADER.fullmatch(header.name)
     assert match is not None
     return int(match[1])
 
 
 def is_header(path: Path) -> bool:
-    """Whether a path has the name of a header."""
+    """Return whether a path has the name of a header."""
     return _HEADER.fullmatch(path.name) is not None
 
 
 def numbers(folder: str | Path) -> list[int]:
-    """The checkpoints in a folder, whole or not, from the oldest."""
+    """Return the numbers of the checkpoints in a folder, damaged or not, oldest first."""
     folder = Path(folder)
     if not folder.is_dir():
         return []
@@ -64,16 +64,16 @@ def numbers(folder: str | Path) -> list[int]:
 
 
 def holds_some(folder: Path) -> bool:
-    """Whether a folder holds checkpoints, of whatever version."""
+    """Return whether a folder holds checkpoints, of any version."""
     return any(folder.glob("checkpoint*.json"))
 
 
 def headers(path: Path) -> list[Path]:
-    """The headers to try, from the newest; of one checkpoint alone where `path` is its header."""
+    """Return the headers to try, newest first. If `path` is a header, return only that."""
     if _HEADER.fullmatch(path.name):
         return [path]
     found = [header(path, number) for number in reversed(numbers(path))]
-    if not found and (old := path / "checkpoint.json").is_file():  # says itself which version wrote it
+    if not found and (old := path / "checkpoint.json").is_file():  # it says which version wrote it
         return [old]
     if not found:
         raise CheckpointError(
@@ -83,7 +83,7 @@ def headers(path: Path) -> list[Path]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A header, undamaged; that of several trainers with their `parts`."""
+    """Read and check a header. That of several trainers also gets their `parts`."""
     body = read_sealed(path, format=FORMAT, version=(FORMAT_VERSION, OF_PARTS), what="checkpoint")
     of_parts = body["format_version"] == OF_PARTS
     if of_parts != ("trainers" in body):
@@ -94,7 +94,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def naming(header: Path, error: CheckpointError) -> CheckpointError:
-    """The same error, in a text that says which checkpoint it is about."""
+    """Return the error with a message that says which checkpoint it is about."""
     if str(header.parent) in str(error):
         return error
     named = type(error)(f"{header}: {error}")
@@ -103,15 +103,16 @@ def naming(header: Path, error: CheckpointError) -> CheckpointError:
 
 
 def retain(folder: Path, number: int, keep: int, after: int | None, start: int | None = None) -> None:
-    """Remove older checkpoints than those to keep.
+    """Remove all checkpoints but those to keep, and files that no header names.
 
     **Arguments**
 
     - `folder`: the folder.
     - `number`: the new checkpoint, which stays.
     - `keep`: how many stay in all, the newest ones.
-    - `after`: the checkpoint that this run went on from. Later ones are damaged, or of a run that was given up: they go.
-    - `start`: this start of the run; nothing goes where there is a newer one.
+    - `after`: the checkpoint from which this run continued. Later ones are damaged, or of a run that was given up, and are
+      removed.
+    - `start`: this start of the run. Nothing is removed if there is a newer one.
     """
     others = [n for n in numbers(folder) if n != number]
     usable = [n for n in others if after is None or n <= after]
@@ -124,15 +125,16 @@ def retain(folder: Path, number: int, keep: int, after: int | None, start: int |
 
 
 def drop_newer(folder: Path, number: int, start: int | None) -> None:
-    """Remove the headers of checkpoints newer than the one that a start goes on from: it found them damaged.
+    """Remove the headers of checkpoints newer than the one from which a start continues: it found them damaged.
 
-    Else the next start might find one of them whole, and go on from steps that this one has trained, and written down, anew.
+    Otherwise the next start might find one of them undamaged, and continue from steps that this one has trained and logged
+    again.
 
     **Arguments**
 
     - `folder`: the folder.
-    - `number`: the checkpoint that the run goes on from.
-    - `start`: this start of the run; nothing goes where there is a newer one.
+    - `number`: the checkpoint from which the run continues.
+    - `start`: this start of the run. Nothing is removed if there is a newer one.
     """
     newer = [n for n in numbers(folder) if n > number]
     if starts.is_newest(folder, start):
@@ -141,14 +143,14 @@ def drop_newer(folder: Path, number: int, start: int | None) -> None:
 
 
 def sweep(folder: Path, start: int | None = None) -> None:
-    """Remove files of ours that no header names: of an older checkpoint, of one that failed on its way, of a killed export.
+    """Remove files of ours that no header names: those of older checkpoints, of failed ones, and of killed exports.
 
-    What there is, is listed first, and that this start is the newest is seen last: so nothing goes that a newer one makes.
+    Files are listed first, and whether this start is the newest is checked last, so no file of a newer start is removed.
 
     **Arguments**
 
     - `folder`: the folder.
-    - `start`: this start of the run.
+    - `start`: this start of the run. Nothing is removed if there is a newer one.
     """
     rows = folder / ROWS
     ours = [(path, path.name) for path in folder.iterdir() if _OURS.fullmatch(path.name)]
@@ -159,7 +161,7 @@ def sweep(folder: Path, start: int | None = None) -> None:
     for n in numbers(folder):
         try:
             named |= files(read(header(folder, n)))
-        except CheckpointError:  # damaged: what it names is of no use
+        except CheckpointError:  # damaged, so what it names is useless
             continue
     if not starts.is_newest(folder, start):
         return
@@ -169,13 +171,13 @@ def sweep(folder: Path, start: int | None = None) -> None:
 
 
 def files(body: dict[str, Any]) -> set[str]:
-    """What a header names, relative to its folder."""
+    """Return the files that a header names, and the folder of its dense part, relative to the folder of checkpoints."""
     named = {str(Path(body["dense"]["file"]).parent)} | parts.files(body)
     return named.union(*(files_of_rows(part["rows"]) for part in parts.of(body)))
 
 
 def files_of_rows(rows: Mapping[str, Any]) -> set[str]:
-    """The files that a header names for the rows of its collections, relative to its folder."""
+    """Return the files that a header names for the rows of its collections, relative to its folder."""
     named = set[str]()
     for of in rows.values():
         for part in ("store", "cache"):
@@ -187,7 +189,7 @@ def files_of_rows(rows: Mapping[str, Any]) -> set[str]:
 
 
 def _age(path: Path) -> float:
-    """Seconds; none where it has gone meanwhile."""
+    """Return the seconds since a path was modified, or 0 if it is gone."""
     with suppress(OSError):
         return time.time() - path.stat().st_mtime
     return 0.0
@@ -196,5 +198,5 @@ def _age(path: Path) -> float:
 def _remove(path: Path) -> None:
     try:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    except OSError as error:  # the checkpoint is whole without this
+    except OSError as error:  # the checkpoint is complete without this
         log.warning("could not remove %s, which is not needed any more: %s", path, why(error))

@@ -1,5 +1,5 @@
-"""Take rows from elsewhere, a piece at a time: a state dict of nn.EmbeddingBag, a file of `skirl.export`, another
-checkpoint. No file can run code when it is read: torch's own format is read with `weights_only=True`.
+"""Import rows piece by piece from a state dict of nn.EmbeddingBag, a file of `skirl.export` or another checkpoint. Reading
+a file cannot run code: torch's own format is read with `weights_only=True`.
 """
 
 import json
@@ -32,19 +32,19 @@ _WHOLE = (torch.int64, torch.int32)
 def import_rows(
     model: nn.Module, source: str | Path | Mapping[str, Tensor], *, names: Mapping[str, str] | None = None
 ) -> dict[str, int]:
-    """Take the rows of every table that the source has; returns how many, by table. Not while a lookahead iterates.
+    """Import the rows of every table that the source has. Return how many, by table. Not while a lookahead iterates.
 
     A state dict has all rows of a table and cannot tell which were trained, so all of them are stored. The optimizer's
-    state starts from its initial value, unless the source has it, from the same optimizer and with the steps that Adam
-    counts. Of several trainers all call it at once, with the same source: each takes the rows that it owns.
+    state starts from its initial value, unless the source has that of the same optimizer, with the steps that Adam
+    counts. Several trainers must all call this at once with the same source; each takes the rows that it owns.
 
     **Arguments**
 
     - `model`: the model, or the collection itself.
     - `source`: a state dict; a file of one (.safetensors, or what torch.save wrote); a file that `skirl.export` wrote;
-      or a folder of checkpoints, from which rows alone are taken.
-    - `names`: for each table, what the source calls its weight; needed only where that is none of `weight`, `TABLE`,
-      `TABLE.weight` and does not end with `.TABLE.weight`.
+      or a folder of checkpoints, from which only rows are taken.
+    - `names`: the name of each table's weight in the source. Needed only if that is none of `weight`, `TABLE` and
+      `TABLE.weight`, and does not end with `.TABLE.weight`.
 
     >>> import skirl
     >>> bag = torch.nn.EmbeddingBag(10, 2, mode="sum")
@@ -84,7 +84,7 @@ def _from_tensors(tables: Mapping[str, Place], tensors: "Tensors", names: Mappin
         )
     states = [
         _state(tensors, place.table, base, place.optimizer) for place, _, base in plan
-    ]  # refused before any is taken
+    ]  # any refusal comes before the first rows are taken
     found = {}
     for (place, name, base), state in zip(plan, states, strict=True):
         found[place.table.name] = _take(place, tensors, name, base, state)
@@ -106,7 +106,7 @@ def _from_checkpoint(tables: Mapping[str, Place], path: Path) -> dict[str, int]:
 
 
 def copy_rows(tables: Mapping[str, Place], theirs: Mapping[str, Place], path: Path) -> dict[str, int]:
-    """Copy the touched rows of all tables that both have, with their state where the optimizer is the same."""
+    """Copy the touched rows of all tables that both have, with their state if the optimizer is the same."""
     found: dict[str, int] = {}
     for name in tables.keys() & theirs.keys():
         here, there = tables[name].table, theirs[name].table
@@ -119,21 +119,21 @@ def copy_rows(tables: Mapping[str, Place], theirs: Mapping[str, Place], path: Pa
             continue
         source = theirs[name]
         same = source.optimizer.kind == place.optimizer.kind
-        if place.optimizer.weight_follows_state:  # other rates would make other rows of the same state
+        if place.optimizer.weight_follows_state:  # with other rates, the same state means other rows
             same = source.optimizer == place.optimizer
         found[name] = _copy(place, source, same)
-        if same:  # Adam's moments mean nothing without it
+        if same:  # Adam's moments are meaningless without it
             place.engine.table_steps[place.number] = source.engine.table_steps[source.number]
     return found
 
 
 def _copy(place: Place, source: Place, same: bool) -> int:
-    """Copy the touched rows of one table, with their state if the optimizer is the `same`; how many there were."""
+    """Copy the touched rows of one table, with their state if the optimizer is the `same`. Return how many there were."""
     taken, bank = 0, bank_of(source.engine, source.number)
     for keys in source.engine.store.keys():  # noqa: SIM118
         keys = np.sort(keys[table_of(keys) == source.number])
         if keys.size:
-            records, _ = peek(source.engine, keys, bank)  # in the order of the keys, for they ascend
+            records, _ = peek(source.engine, keys, bank)  # in the order of the keys, which ascend
             state = {"all": records} if same else {"weight": records[:, : place.table.dim]}
             put_rows(place.engine, place.number, row_of(keys), state)
             taken += keys.size
@@ -141,13 +141,13 @@ def _copy(place: Place, source: Place, same: bool) -> int:
 
 
 class Tensors:
-    """Tensors by name, read in pieces."""
+    """Named tensors of a state dict or a file, read in pieces."""
 
     def __init__(self, source: str | Path | Mapping[str, Tensor]) -> None:
         self._file: Any = None
         self.where = "the state dict"
         self.about: dict[str, str] = {}
-        """The metadata of a file of `skirl.export`; empty for other sources."""
+        """Metadata of a file of `skirl.export`; empty for other sources."""
         if isinstance(source, Mapping):
             self._tensors = {n: t for n, t in source.items() if isinstance(t, Tensor)}
             self.names = set(self._tensors)
@@ -168,12 +168,12 @@ class Tensors:
             if zipfile.is_zipfile(source):
                 _refuse_damaged(source)
                 state = torch.load(source, map_location="cpu", weights_only=True, mmap=True)
-            else:  # from an old torch; mapped, since a size in it that is not true then takes no memory
+            else:  # from an old torch; mapped, so that a false size in it takes no memory
                 with open(source, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
                     state = torch.load(mapped, map_location="cpu", weights_only=True)  # pyright: ignore[reportArgumentType]
         except MemoryError:
             raise
-        except Exception as error:  # torch chooses its class, and how long it is
+        except Exception as error:  # of any class, with a text of any length
             why = str(error).partition("\n")[0].partition(". ")[0][:200]
             raise ValueError(
                 f"{source} is no state dict that torch.load(weights_only=True) reads ({why}): name a file that "
@@ -185,7 +185,7 @@ class Tensors:
 
     @property
     def alone(self) -> str | None:
-        """The only table of a file of `skirl.export`: its tensors are there without the table's name."""
+        """Name of the only table in a file of `skirl.export`, whose tensors then have no table's name. Otherwise None."""
         try:
             known = json.loads(self.about.get("tables", "{}"))
             return str(next(iter(known))) if len(known) == 1 else None
@@ -193,7 +193,7 @@ class Tensors:
             return None
 
     def table(self, base: str) -> dict[str, int]:
-        """What a file of `skirl.export` says of the table whose tensors begin with `base`: its rows and steps."""
+        """Return the rows and steps that a file of `skirl.export` states for the table whose tensors begin with `base`."""
         try:
             known = json.loads(self.about.get("tables", "{}"))
         except (ValueError, RecursionError) as error:
@@ -205,7 +205,7 @@ class Tensors:
         return known.get(base.removesuffix("."), next(iter(known.values())) if not base and len(known) == 1 else {})
 
     def optimizer(self, base: str) -> str | None:
-        """The optimizer that trained the table whose tensors begin with `base`, where the file says so."""
+        """Return the optimizer that trained the table whose tensors begin with `base`, if the file says so."""
         try:
             by_table = json.loads(self.about.get("optimizers", "{}"))
         except (ValueError, RecursionError) as error:
@@ -233,10 +233,10 @@ class Tensors:
 
 
 def _refuse_damaged(source: str | Path) -> None:
-    """Compare the checksums in torch's file, which torch ignores when it maps the file into memory."""
+    """Verify the checksums in torch's file, which torch ignores when it maps the file into memory."""
     with zipfile.ZipFile(source) as file:
         for entry in file.infolist():
-            if entry.CRC:  # 0 where torch was told to write none
+            if entry.CRC:  # 0 if torch was told to write none
                 with file.open(entry) as part:
                     while part.read(1 << 20):
                         pass
@@ -259,7 +259,7 @@ def _name(tensors: Tensors, table: Table, names: Mapping[str, str], alone: bool)
 
 
 def _checked(tensors: Tensors, table: Table, name: str) -> str | None:
-    """What the names of the tensors beside a weight begin with, where `skirl.export` wrote ids; None: it has all rows."""
+    """Check a weight. Return the prefix of its tensors' names if `skirl.export` wrote ids, or None if it has all rows."""
     base = name.removesuffix("weight")
     has_ids = name.endswith("weight") and f"{base}ids" in tensors.names
     shape = tensors.shape(name)
@@ -281,16 +281,16 @@ def _checked(tensors: Tensors, table: Table, name: str) -> str | None:
 
 @dataclass(frozen=True)
 class _State:
-    """Which part of the optimizer's state is taken along."""
+    """The part of the optimizer's state that is imported."""
 
     names: tuple[str, ...] = ()
-    """Its parts; empty: it starts from its initial value."""
+    """Names of its tensors. Empty: it starts from its initial value."""
     steps: int | None = None
-    """How many updates the table had; None keeps the model's count."""
+    """How many updates the table had. None: keep the model's count."""
 
 
 def _state(tensors: Tensors, table: Table, base: str | None, optimizer: RowOptimizer) -> _State:
-    """What a source has of the optimizer's state; refused where it would mean something else in this model."""
+    """Return which optimizer state a source has. Raise if it would mean something else in this model."""
     if base is None:
         return _State(steps=0)  # every row is replaced, and its state starts from its initial value
     by = tensors.optimizer(base) or optimizer.name

@@ -1,4 +1,4 @@
-"""When a run saves: every so many steps or minutes, at its end, and when it is told to stop."""
+"""Decide when a run saves: every given number of steps or minutes, at its end, and when it is told to stop."""
 
 import logging
 import signal
@@ -19,32 +19,32 @@ log = logging.getLogger("skirl")
 
 
 class Asked(NamedTuple):
-    """What a run is asked for between two steps; of several trainers all are asked for the same."""
+    """What a run is asked to do between two steps. Several trainers must all be asked for the same."""
 
     stop: bool = False
-    """To save and end."""
+    """Whether to save and end."""
     save: bool = False
-    """To save: the minutes are over."""
+    """Whether to save because the minutes are over."""
 
 
 class Keeper:
-    """Saves a run; use it in a with-block, inside the lookahead's. Entering it resumes, as a new start of the run: an older
-    one, which may still be alive, saves and logs nothing from there on.
+    """Saves a run. Use it in a with-block inside the lookahead's. Entering it with `resume` is a new start of the run: an
+    older one that may still be alive saves and logs nothing from then on.
 
-    At SIGTERM the run saves after the step that it is in and ends; a second one ends it at once. A checkpoint that cannot be
-    written is told in a warning, the one before it stays, and the next is tried all the same.
+    At SIGTERM the run saves after its current step and ends; a second SIGTERM ends it at once. If a checkpoint cannot be
+    written, a warning says so, the one before it stays, and the next one is tried anyway.
 
     **Arguments**
 
-    - `folder`: for the checkpoints; None saves nothing.
+    - `folder`: folder for the checkpoints. None: save nothing.
     - `every`: steps between two checkpoints.
-    - `minutes`: between two checkpoints.
-    - `keep`: checkpoints that stay, the newest ones; 2, so that one is whole while the next is written.
-    - `resume`: go on from the newest checkpoint that is whole; where there is none yet, the run begins. Without it a
-      folder that holds checkpoints is refused.
+    - `minutes`: minutes between two checkpoints.
+    - `keep`: how many checkpoints stay, the newest ones. By default 2, so that one is whole while the next is written.
+    - `resume`: continue from the newest undamaged checkpoint, or begin if there is none yet. Without it, a folder with
+      checkpoints is refused.
     - `keep_best`: also keep the checkpoint of the step that `after_step` was told is the best, in the folder `best`.
-    - `first`: whether this trainer does what one does for all: keep the best. Of several, the others have False.
-    - `whole`: what `skirl.save` and `skirl.load` take, `data` being the lookahead.
+    - `first`: whether this trainer keeps the best for all. False on all other trainers.
+    - `whole`: arguments of `skirl.save` and `skirl.load`; `data` is the lookahead.
     """
 
     def __init__(
@@ -60,19 +60,19 @@ class Keeper:
         **whole: Any,
     ) -> None:
         self._told_to_stop = False
-        """SIGTERM came."""
+        """True once SIGTERM has come."""
         self._stopped = False
-        """The run ended by it, before its end."""
+        """True if SIGTERM ended the run early."""
         self._folder, self._every, self._minutes, self._keep = folder, every, minutes, keep or 2
         self._resume, self._first, self._whole = resume, first, whole
         self._best = folder / best.NAME if keep_best and folder is not None else None
         self._start: int | None = None
-        """Which start of the run this is; known to the first trainer."""
+        """The number of this start of the run. Only the first trainer knows it."""
         self._data = whole["data"]
         self._before: Any = None
         self._handles = False
         self._last: tuple[Saving, int, bool] | None = None
-        """The save on its way: the step it is of, and whether that is the best so far."""
+        """The save in progress, its step, and whether that is the best so far."""
         self._tried_at = self._whole_at = self._best_at = -1
         self._failed: list[str] = []
         self._not_best: str | None = None
@@ -95,7 +95,7 @@ class Keeper:
         return self
 
     def _go_on(self, folder: Path) -> None:
-        """Have the folder before looking what there is: what is there now stays, and nobody else's comes."""
+        """Claim the folder before looking for checkpoints, so that no older start changes it afterwards. Then resume."""
         model = self._whole["model"]
         collections = collections_of(model)
         votes = Votes(trainers_of(model, self._whole.get("peers"), self._whole.get("placement"))[0])
@@ -114,12 +114,12 @@ class Keeper:
             drop_newer(folder, number, self._start)
 
     def check(self) -> None:
-        """Refuse to go on where a newer start of the run has the folder. Only the first trainer looks."""
+        """Raise if a newer start of the run has the folder. Only the first trainer checks."""
         if self._folder is not None:
             starts.check(self._folder, self._start)
 
     def begin(self) -> None:
-        """The run begins, or goes on: from here on it can be resumed, and so the first checkpoint is waited for."""
+        """Begin or continue the run. Wait for a first checkpoint, so that the run can be resumed from here on."""
         self._began = self._saved = time.monotonic()
         if self._folder is not None:
             self._save()
@@ -136,15 +136,15 @@ class Keeper:
                 self._handles = False
 
     def asked(self) -> Asked:
-        """What this process is asked for now, by a signal and by its clock."""
+        """Return what a signal and the clock ask of this process now."""
         minutes = self._minutes is not None and time.monotonic() - self._saved >= 60 * self._minutes
         return Asked(self._told_to_stop, minutes)
 
     def after_step(self, asked: Asked | None = None, *, last: bool = False, is_best: bool = False) -> bool:
-        """Save if it is time to; True when the run is to end here.
+        """Save if it is time to. Return whether the run must end here.
 
-        asked: what all trainers have agreed on; None: what this process is asked for. last: of the run; is_best: no step was
-        better.
+        asked: what all trainers have agreed on. None: what this process is asked for. last: whether this is the run's last
+        step. is_best: whether no step was better.
         """
         if self._folder is None:
             return False
@@ -161,7 +161,7 @@ class Keeper:
         return stop
 
     def facts(self) -> dict[str, Any]:
-        """What saving took, and what came of it; once the last save is through."""
+        """Wait for the last save, and return what saving cost and how it went."""
         self._settle()
         if self._savings and not self._savings[-1].path.exists():
             self._failed.append(f"{self._savings[-1].path}, of step {self._whole_at:,}, was removed by someone else")
@@ -200,7 +200,7 @@ class Keeper:
         self._last = saving, step, is_best
 
     def _settle(self) -> None:
-        """Wait for the save on its way; what came of it is told, and the best is kept."""
+        """Wait for the save in progress, warn if it failed, and keep it if it is the best."""
         if self._last is None:
             return
         saving, step, is_best = self._last
@@ -247,7 +247,7 @@ class Keeper:
 
 
 def _claim(folder: Path) -> int | None:
-    """The number of this start; None where the folder cannot be written to: the first save that can asks again."""
+    """Claim the folder, and return this start's number, or None if that cannot be written: the first save tries again."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         return starts.claim(folder)
@@ -256,7 +256,7 @@ def _claim(folder: Path) -> int | None:
 
 
 def refuse_checkpoints(folder: Path) -> None:
-    """Another run's checkpoints would be pushed out of their folder, and stand in for ours until then."""
+    """Raise if the folder holds another run's checkpoints: ours would push them out, and until then they pass for ours."""
     if numbers(folder):
         raise ValueError(
             f"{folder} holds the checkpoints of a run: add --resume to go on from them, or set save to another folder"

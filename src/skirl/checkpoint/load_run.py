@@ -1,4 +1,4 @@
-"""Load a saved run: into a model, optimizers and a lookahead made as those of the run that saved it."""
+"""Load a saved run into a model, optimizers and a lookahead made like those of the run that saved it."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -54,22 +54,22 @@ def load(
 ) -> None:
     """Resume from a checkpoint: make model, optimizers and lookahead as in the run that saved it, then load into them.
 
-    Load before the loop: `with skirl.lookahead(...) as batches: skirl.load(..., data=batches)`, then iterate; a run
-    over several passes goes on with `range(batches.epochs, n)`. The cache starts empty; its size, depth and prefetch
-    may differ from the run that saved, and change no bit. So may the number of trainers. There is an example at
-    `skirl.save`.
+    Load before the loop: `with skirl.lookahead(...) as batches: skirl.load(..., data=batches)`, then iterate. A run
+    over several passes continues with `range(batches.epochs, n)`. The cache starts empty. Its size, depth and prefetch
+    may differ from the run that saved without changing a bit, and so may the number of trainers. See `skirl.save` for
+    an example.
 
     **Arguments**
 
-    - `path`: the folder, or the header of one of its checkpoints. In a folder the newest checkpoint that is whole is
-      taken: a damaged one is named in a warning, and the one before it is used. If none is left, or the checkpoint is
-      of other tables, a `CheckpointError` says so and nothing has changed.
+    - `path`: the folder, or the header of one of its checkpoints. From a folder, the newest undamaged checkpoint is
+      taken, and a warning names damaged ones. If none is left, or the checkpoint is of other tables, a
+      `CheckpointError` says so and nothing has changed.
     - `model`: the model to load into.
     - `optimizers`: as given to `skirl.save`, in the same order; may be left out to evaluate.
     - `data`: as given to `skirl.save`; may be left out to evaluate.
-    - `peers`: the trainers of the job, all of which load at once, each its own rows; those that share the model's rows by
-      default.
-    - `placement`: which rows are whose; as the embeddings have it by default.
+    - `peers`: the trainers of the job. All must load at once, and each loads its own rows. By default those that share
+      the model's rows.
+    - `placement`: which trainer has which rows; by default as for the embeddings.
     """
     peers, here = trainers_of(model, peers, placement)
     me = _Trainer(peers.rank, here)
@@ -95,7 +95,7 @@ def load(
         collection.forget()
     try:
         _apply(found.run, found.saved, model, collections, parts, data)
-    except Exception as error:  # somebody else wrote this header, with a checksum that is right
+    except Exception as error:  # other software wrote this header, with a correct checksum
         wrong = f"{header} is not what skirl.save writes ({error!r}): load another checkpoint"
         for engine in engines.values():
             engine.damage = wrong
@@ -108,24 +108,24 @@ def load(
 
 
 class _Trainer(NamedTuple):
-    """Which trainer this is, and which rows are whose."""
+    """The rank of this trainer, and the placement of rows."""
 
     rank: int
     here: Placement
 
 
 class _Found(NamedTuple):
-    """A checkpoint whose files are whole and fit this model."""
+    """A checkpoint whose files are undamaged and fit this model."""
 
     run: dict[str, Any]
     saved: dict[str, Any]
-    """The model's."""
+    """State of the model."""
     rows: dict[str, OwnRows]
     torch: str
 
 
 def _offered(path: Path, votes: Votes) -> list[tuple[Path, str]]:
-    """The headers to try, from the newest: those that the first trainer sees, and the SHA-256 of each there."""
+    """Return the headers to try, newest first, as the first trainer sees them, each with its SHA-256 there."""
 
     def seen() -> list[tuple[str, str]]:
         if votes.rank:
@@ -143,7 +143,7 @@ def _newest(
     read: Callable[[Path, str], _Found],
     engines: Mapping[str, Engine],
 ) -> tuple[Path, _Found]:
-    """The newest checkpoint that is whole for all trainers, once all have its rows."""
+    """Take the rows of the newest checkpoint that is undamaged for all trainers, and return its header and content."""
     first: CheckpointError | None = None
     changed: Path | None = None
 
@@ -174,7 +174,7 @@ def _newest(
 
 
 def _digest(header: Path) -> str:
-    """The SHA-256 of a header; none where it cannot be read, which whoever reads it will say."""
+    """Return the SHA-256 of a header, or an empty string if it cannot be read: reading it later raises the error."""
     try:
         return sha256(header.read_bytes()).hexdigest()
     except OSError:
@@ -212,13 +212,13 @@ def _read(
     data: Any,
     me: _Trainer,
 ) -> _Found:
-    """A checkpoint, once all its files that this trainer needs are seen to be whole and to fit this model."""
+    """Read a checkpoint, and check that all files this trainer needs are undamaged and fit the model."""
     body = folder.read(header)
     if me.rank and _digest(header) != digest:
         raise CheckpointError(f"{header} is not the one that rank 0 has: give all trainers one folder")
     try:
         rows_of, names = own_rows(body, me.here, me.rank), {name: name for name in collections}
-        if len(body["definition"]) == len(collections) == 1:  # wherever in the model it was
+        if len(body["definition"]) == len(collections) == 1:  # its place in the model may differ
             names = dict(zip(collections, body["definition"]))
             body["definition"] = dict(zip(collections, body["definition"].values()))
             rows_of = dict(zip(collections, rows_of.values()))
@@ -241,7 +241,7 @@ def _read(
             check_data(run["data"], data, [collection.engine for collection in collections.values()])
         except CheckpointError as error:
             raise Mismatch(str(error)) from None
-        except ValueError as error:  # from the loader or the lookahead, which do not know the file
+        except ValueError as error:  # from the loader or the lookahead, which cannot name the file
             raise Mismatch(f"{header} does not fit: {error}") from None
         for name, collection in collections.items():
             rows, saved_as = run["rows"][name], names[name]
@@ -256,7 +256,7 @@ def _read(
 
 
 def _restore_rows(header: Path, rows: OwnRows, run: dict[str, Any], engine: Engine) -> None:
-    """The rows of one collection: `rows` names their files, `run` says how they were trained."""
+    """Restore the rows of one collection. `rows` names their files, and `run` says how they were trained."""
     try:
         engine.restore(
             lambda: rows.thaw(engine.store, header.parent / folder.ROWS),
@@ -266,5 +266,5 @@ def _restore_rows(header: Path, rows: OwnRows, run: dict[str, Any], engine: Engi
         )
     except CheckpointError:
         raise
-    except (ValueError, TypeError) as error:  # keys of no table, with a checksum that is right
+    except (ValueError, TypeError) as error:  # keys of no table, with a correct checksum
         raise CheckpointError(f"{header} does not fit the tables ({error}): use another checkpoint") from error

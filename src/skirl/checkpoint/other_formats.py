@@ -1,4 +1,4 @@
-"""Rows of checkpoints in formats that others read, and out of them: state dicts, safetensors, Parquet."""
+"""Convert rows of checkpoints to formats that other software reads, and back: state dicts, safetensors, Parquet."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ from skirl.tools.os_errors import writing
 def write_rows(
     checkpoint: Path, out: Path, table: str | None, *, state_dict: bool, prefix: str, dense: bool, limit: str
 ) -> None:
-    """Write the rows of a checkpoint to a file; the arguments are the flags of `skirl export`."""
+    """Write the rows of a checkpoint to a file. The arguments are the flags of `skirl export`."""
     with opened(checkpoint) as (rows, parameters, data, _), writing(out):
         if out.suffix == ".parquet":
             to_parquet(rows, out, table, Origins.of(data))
@@ -39,7 +39,7 @@ def read_rows(
     optimizer: str | None,
     store: str,
 ) -> dict[str, Any]:
-    """Make a checkpoint of the rows in a file; the arguments are the flags of `skirl import`."""
+    """Make a checkpoint of the rows in a file. The arguments are the flags of `skirl import`."""
     if out.is_dir() and numbers(out):
         raise ValueError(f"{out} holds checkpoints: name another folder")
     tensors = Tensors(source)
@@ -61,7 +61,7 @@ def read_rows(
         t: n.removesuffix("weight") for t, n in weights.items() if f"{n.removesuffix('weight')}ids" in tensors.names
     }
     counts = {t: tensors.shape(n)[0] for t, n in weights.items()}
-    for table, base in bases.items():  # the touched rows alone
+    for table, base in bases.items():  # these have only the touched rows
         if "rows" not in (facts := tensors.table(base)):
             raise ValueError(f"{source} has ids of {table!r}, and not how many rows it has: export it again")
         counts[table] = facts["rows"]

@@ -1,4 +1,4 @@
-"""Which rows of a checkpoint a trainer takes: of those parts that may have rows of its own, all or some."""
+"""Which rows of a checkpoint a trainer takes: all or some of each part that may have rows of its own."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,15 +14,15 @@ from skirl.tools.shape_of import COUNT, TEXT, misfit
 
 
 class OwnRows(NamedTuple):
-    """What a trainer takes of the rows of one collection."""
+    """The rows of one collection that a trainer takes."""
 
     parts: list[tuple[dict[str, Any], Mine | None]]
-    """What headers say of each part's `store` and `cache`, and which keys to take; None: all."""
+    """What the header says about each part's `store` and `cache`, and which keys to take. None: all."""
     named: Facts
-    """The first trainer's store: its identity and generation are those of the rows, whoever has them."""
+    """Facts of the first trainer's store, whose identity and generation the rows get on every trainer."""
 
     def check(self, files: Path) -> None:
-        """A CheckpointError where a file of these parts is not as it was written.
+        """Raise a CheckpointError if a file of these parts is not as it was written.
 
         **Arguments**
 
@@ -33,7 +33,7 @@ class OwnRows(NamedTuple):
             whole.check(files, rows["cache"])
 
     def thaw(self, store: Store, files: Path) -> None:
-        """Have a store take them, all or nothing.
+        """Have a store take all of them, or nothing.
 
         **Arguments**
 
@@ -41,7 +41,7 @@ class OwnRows(NamedTuple):
         - `files`: the folder of rows.
         """
         taken = [Part(rows["store"], overlay(files, rows["cache"], store.layout), mine) for rows, mine in self.parts]
-        if len(taken) == 1 and taken[0].mine is None and taken[0].facts is self.named:  # any store can do that
+        if len(taken) == 1 and taken[0].mine is None and taken[0].facts is self.named:  # any kind of store can do that
             store.thaw(files, taken[0].facts, taken[0].over)
             return
         if (wrong := misfit(self.named, {"identity": TEXT, "generation": COUNT})) is not None:
@@ -50,19 +50,19 @@ class OwnRows(NamedTuple):
 
     @property
     def written(self) -> dict[str, Any]:
-        """What the next checkpoint of a store in memory may build on: a part that is just these rows; else nothing."""
+        """The part on which the next checkpoint may build: the only one, if taken whole and not from disk; else nothing."""
         [*others, (rows, mine)] = self.parts or [({}, None)]
         return rows if rows and not others and mine is None and rows["store"]["kind"] != DISK_ROWS else {}
 
 
 def own_rows(body: parts.Body, here: Placement, rank: int) -> dict[str, OwnRows]:
-    """What a trainer takes, by collection.
+    """Return the rows that a trainer takes, by collection.
 
     **Arguments**
 
-    - `body`: what the header says, as `folder.read` gives it.
+    - `body`: content of the header, as `folder.read` returns it.
     - `here`: where rows are now.
-    - `rank`: the trainer.
+    - `rank`: rank of the trainer.
     """
     saved, there = parts.placement(body), parts.of(body)
     chosen = [
@@ -75,26 +75,26 @@ def own_rows(body: parts.Body, here: Placement, rank: int) -> dict[str, OwnRows]
 
 
 def mine_of(here: Placement, rank: int) -> Mine:
-    """Which keys are a trainer's own."""
+    """Return the function that tells a trainer's own keys."""
     return AtSite(here, rank)
 
 
 def counters_of(body: parts.Body, name: str, first: dict[str, int], rank: int, size: int) -> dict[str, int]:
-    """The counters that a trainer goes on with: every part's is with one of them, so that their sum stays.
+    """Return the counters with which a trainer continues. Each part's go to exactly one trainer, so their sum is the same.
 
     **Arguments**
 
-    - `body`: what the header says.
-    - `name`: the collection.
-    - `first`: those that the run was saved with: the first trainer's.
-    - `rank`, `size`: the trainer, and how many there are.
+    - `body`: content of the header.
+    - `name`: name of the collection.
+    - `first`: the first trainer's counters, as saved with the run.
+    - `rank`, `size`: rank of the trainer, and number of trainers.
     """
     each = [part["counters"][name] for part in body["parts"]] if "trainers" in body else [first]
     return dict.fromkeys(first, 0) | _sums(each[rank::size]) | {"steps": first["steps"]}
 
 
 def split_of(body: parts.Body, name: str, first: Any, here: Placement, rank: int) -> Any:
-    """How the cache was split, if these are the trainers that saved, each with its own rows; else it is split anew."""
+    """Return how the cache was split if rows are placed as in the run that saved. Else None: it is split anew."""
     if parts.placement(body).digest != here.digest:
         return None
     return body["parts"][rank]["split"][name] if "trainers" in body else first

@@ -1,4 +1,4 @@
-"""The headers of a checkpoint of several trainers: each writes one of its part, and the checkpoint's own names them all."""
+"""Headers of parts: each of several trainers writes one for its part, and the checkpoint's own header names all of them."""
 
 import hashlib
 import re
@@ -25,11 +25,11 @@ _PART = {
 }
 
 Body = Mapping[str, Any]
-"""What a header says."""
+"""The content of a header."""
 
 
 def name(number: int, rank: int, trainers: int, mark: str) -> str:
-    """Of the header of a part.
+    """Return the file name of the header of a part.
 
     >>> name(12, 0, 2, "0" * 16)
     'part-000012-0-of-2-0000000000000000.json'
@@ -38,12 +38,12 @@ def name(number: int, rank: int, trainers: int, mark: str) -> str:
 
 
 def write(folder: Path, body: Body, mark: str) -> dict[str, str]:
-    """Put the header of a part in place, once all that it names is on disk; what the checkpoint's header says of it.
+    """Write the header of a part, once all that it names is on disk. Return its entry for the checkpoint's header.
 
     **Arguments**
 
     - `folder`: the folder of checkpoints.
-    - `body`: what it says: number, rank, trainers, digest, rows, counters and split.
+    - `body`: its content: number, rank, trainers, digest, rows, counters and split.
     - `mark`: 16 hexadecimal digits that no other checkpoint has.
     """
     path = folder / name(body["number"], body["rank"], body["trainers"], mark)
@@ -53,12 +53,12 @@ def write(folder: Path, body: Body, mark: str) -> dict[str, str]:
 
 
 def read(header: Path, body: Body) -> list[dict[str, Any]]:
-    """The parts that a checkpoint's header names, in the order of ranks; a CheckpointError where one is not whole.
+    """Read the parts that a checkpoint's header names, in the order of ranks. Raise a CheckpointError if one is damaged.
 
     **Arguments**
 
     - `header`: the header.
-    - `body`: what it says.
+    - `body`: its content.
     """
     trainers, number = body.get("trainers"), body.get("number")
     if (wrong := misfit(trainers, _TRAINERS, "trainers")) is not None:
@@ -92,15 +92,15 @@ def read(header: Path, body: Body) -> list[dict[str, Any]]:
 
 
 def of(body: Body) -> list[Body]:
-    """The parts of a checkpoint, each with `rows`; one trainer's has one, its header."""
+    """Return the parts of a checkpoint, each with `rows`. With one trainer, the header itself is the only part."""
     return body["parts"] if "trainers" in body else [body]
 
 
 def placement(body: Body) -> Placement:
-    """Where the trainers that saved a checkpoint had their rows."""
+    """Return the placement of rows among the trainers that saved a checkpoint."""
     return Placement.of(body["trainers"]["placement"]) if "trainers" in body else Placement.even(1)
 
 
 def files(body: Body) -> set[str]:
-    """The headers of parts that a header names."""
+    """Return the file names of the headers of parts that a header names."""
     return {entry["file"] for entry in body["trainers"]["parts"]} if "trainers" in body else set()

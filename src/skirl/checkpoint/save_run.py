@@ -1,4 +1,4 @@
-"""Save everything that a run needs to go on."""
+"""Save everything that a run needs to continue."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -37,12 +37,12 @@ def save(
     peers: Peers | None = None,
     placement: Placement | None = None,
 ) -> Saving:
-    """Save a run to a folder: rows, the model's other parameters, optimizers, random generators and place in the data.
+    """Save a run to a folder: rows, the model's other parameters, optimizers, random generators and position in the data.
 
-    Call it after `dense.step()`, or outside the loop. In a step of several shards it saves after the last one, where it
-    has to be called as well: a loop that asks for it in others alone is stopped. One process at a time may save to a
-    folder. Where the disk is full or refuses to be written to, an OSError says so in a sentence, the checkpoint before stays
-    whole, and the next save works.
+    Call it after `dense.step()`, or outside the loop. In a step of several shards it saves after the last shard, and must
+    be called there too: a loop that calls it only after other shards gets an error. Only one run at a time may save to a
+    folder. If the disk is full or cannot be written to, an OSError says so, the previous checkpoint stays whole, and the
+    next save works.
 
     **Arguments**
 
@@ -50,14 +50,14 @@ def save(
     - `model`: the model, with its embeddings.
     - `optimizers`: dense optimizers, schedulers, metrics and whatever else has `state_dict` and `load_state_dict`. None
       by default, since the rows' optimizer is part of the model.
-    - `data`: the lookahead, or a loader with these two methods; without it a resumed run starts its data from the
+    - `data`: the lookahead, or a loader with these two methods. Without it, a resumed run starts its data from the
       beginning.
-    - `keep`: how many checkpoints stay in the folder, the newest ones; 1 takes the least room.
+    - `keep`: how many checkpoints stay in the folder, the newest ones; 1 takes the least space.
     - `wait`: return only when the checkpoint is on disk. That is the default because a script may end right after a
-      save. False returns once training may go on; `Saving.wait` says when it is there, and the next save waits for it.
-    - `peers`: the trainers of the job, all of which save at once, after the same step and to the same folder: each its own
-      rows, the first one also all else. By default those that share the model's rows.
-    - `placement`: which rows are whose; as the embeddings have it by default.
+      save. False returns as soon as training may go on. `Saving.wait` waits for the checkpoint, and so does the next save.
+    - `peers`: the trainers of the job. All must save at once, after the same step and to the same folder. Each saves its
+      own rows, and the first one also everything else. By default those that share the model's rows.
+    - `placement`: which trainer has which rows; by default as for the embeddings.
 
     >>> import tempfile, skirl
     >>> def made():
@@ -114,7 +114,7 @@ def _save(
     parts = listed(optimizers)
     loops = [collection.lookahead for collection in collections.values()]
     if any(isinstance(loop, Lookahead) and loop.saves_later() for loop in loops):
-        return Saving(path, max([0, *numbers(path)]) + 1)  # the loop's body comes here again in this step
+        return Saving(path, max([0, *numbers(path)]) + 1)  # the loop's body gets here again in this step
     before = settled(engines)
     for collection in collections.values():
         collection.current.settle()
@@ -148,13 +148,13 @@ def _save(
             except BaseException:
                 if taken is not None:
                     taken.release()
-                # Freezing took marks off rows that no file has: the next checkpoint must not build on the one before.
+                # Freezing cleared marks of rows that no file has, so the next checkpoint must not build on the last one.
                 remember(engines, saving.given_up())
                 raise
             remember(engines, saving)
     except Exception as error:
         if together is not None:
-            together.write(error, own, ({}, {}))  # raises: the others hear of it
+            together.write(error, own, ({}, {}))  # tells the others, and raises
         raise
     if wait:
         settled(engines)
@@ -165,7 +165,7 @@ def _save(
 def _run(
     model: nn.Module, collections: Mapping[str, Collection], parts: list[Any], data: Any
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a header says of the run, and its tensors."""
+    """Return what a header says about the run, and its tensors."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return encode(
         {
@@ -190,8 +190,8 @@ def _run(
 
 
 def _head(model: nn.Module, collections: Mapping[str, Collection], run: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a header says besides, once rows are frozen, and the model's tensors."""
-    state = model.state_dict()  # it names the generation of rows
+    """Return what else a header says once rows are frozen, and the model's tensors."""
+    state = model.state_dict()  # it has the generation of rows
     coded, tensors = encode({"state": state, "metadata": getattr(state, "_metadata", None)}, "model")
     body = {
         "format": FORMAT,

@@ -1,5 +1,5 @@
-"""A checkpoint on its way: its rows are frozen in the training loop and written by a thread, so that training stands
-still for milliseconds.
+"""A checkpoint being saved: its rows are frozen in the training loop and written by a thread, so that training stops only
+for milliseconds.
 """
 
 import logging
@@ -22,12 +22,12 @@ log = logging.getLogger("skirl")
 
 
 class Saving:
-    """A checkpoint that is being written; `skirl.save` makes and returns it.
+    """A checkpoint that is being written. `skirl.save` makes and returns it.
 
     **Arguments**
 
     - `path`: the folder of checkpoints.
-    - `number`: the number of this one, one above the last in the folder; 0: none is there yet of this run.
+    - `number`: the number of this one, one above the last in the folder; 0 if this run has none there yet.
     """
 
     def __init__(self, path: Path, number: int) -> None:
@@ -36,36 +36,36 @@ class Saving:
         self.after: int | None = None
         """The checkpoint in this folder that the run resumed from, or saved last."""
         self.start: int | None = None
-        """Which start of the run writes to this folder; None until it has resumed or saved there."""
+        """The start of the run that writes to this folder. None until it has resumed or saved there."""
         self.pause = 0.0
         """Seconds that training stood still."""
         self.seconds = 0.0
         """Seconds until it was on disk."""
         self.bytes = 0
-        """Bytes written for this checkpoint; what it shares with the one before is not counted."""
+        """Bytes written for this checkpoint, without those of files that it shares with the one before."""
         self.files: dict[str, Any] = {}
-        """What the header says of the rows of each collection; the next checkpoint builds on it."""
+        """What the header says about the rows of each collection. The next checkpoint builds on it."""
         self.failure: BaseException | None = None
-        """Why it is not on disk and never will be."""
+        """Why it could not be written."""
         self._thread: threading.Thread | None = None
         self._told = False
 
     @property
     def path(self) -> Path:
-        """The file of its header, which appears last."""
+        """Path of its header, which is written last."""
         return folder.header(self.folder, self.number)
 
     @property
     def done(self) -> bool:
-        """Whether it is on disk, or has failed."""
+        """True once it is on disk or has failed."""
         return self._thread is None or not self._thread.is_alive()
 
     def given_up(self) -> "Saving":
-        """What the next checkpoint follows if this one failed: the one before, so that it writes all rows."""
+        """Return what the next checkpoint follows if this one failed: the one before, without files, to write all rows."""
         return self._other(self.after or 0)
 
     def bare(self) -> "Saving":
-        """This one without its files: the next checkpoint then writes all rows."""
+        """Return this checkpoint without its files, so that the next one writes all rows."""
         return self._other(self.number)
 
     def _other(self, number: int) -> "Saving":
@@ -74,7 +74,7 @@ class Saving:
         return other
 
     def begin(self, before: "Saving | None") -> None:
-        """Say which start of the run this is, and what it follows: as the checkpoint before, if that is here.
+        """Set the start of the run and what this follows, from the checkpoint before if that is in the same folder.
 
         **Arguments**
 
@@ -91,7 +91,7 @@ class Saving:
 
         **Arguments**
 
-        - `write`: writes all of it, and cleans up after itself where it fails.
+        - `write`: writes the whole checkpoint, and cleans up if that fails.
         """
 
         def guarded() -> None:
@@ -104,17 +104,17 @@ class Saving:
         self._thread.start()
 
     def wait(self) -> "Saving":
-        """Return when the checkpoint is on disk; raises the error if it could not be written, once."""
+        """Wait until the checkpoint is on disk. If it could not be written, the first call raises the error."""
         if self._thread is not None:
             while self._thread.is_alive():
-                self._thread.join(0.1)  # briefly, again and again, so that Ctrl-C gets through
+                self._thread.join(0.1)  # in short waits, so that Ctrl-C gets through
         if self.failure is not None and not self._told:
             self._told = True
             raise self.failure
         return self
 
     def files_are_there(self) -> bool:
-        """Whether the files that the next checkpoint would build on are where they were written."""
+        """Return whether the files on which the next checkpoint would build are still there."""
         rows = self.folder / folder.ROWS
         entries = [e for part in self.files.values() for of in ("store", "cache") for e in part[of].get("files", [])]
         try:
@@ -124,7 +124,7 @@ class Saving:
 
 
 class Frozen:
-    """The rows of one collection at the moment this is made; `before`: what the last checkpoint wrote of them."""
+    """The rows of one collection at the moment this is made. `before` is what the last checkpoint wrote of them."""
 
     def __init__(self, engine: Engine, path: Path, before: dict[str, Any]) -> None:
         rows = path / folder.ROWS
@@ -138,18 +138,18 @@ class Frozen:
             raise
 
     def write(self) -> dict[str, Any]:
-        """Write all rows to disk; first those in the cache, which change most often and are copied aside when they do."""
+        """Write all rows to disk. Those in the cache come first: they change most often, and are set aside when they do."""
         cache = self._caches.write()
         return {"store": self._store.write(), "cache": cache, "changes": self._changes}
 
     def release(self) -> None:
-        """Let go of the rows: they are written, or given up."""
+        """Release the rows, once they are written or given up."""
         self._caches.release()
         self._store.release()
 
 
 class AllFrozen:
-    """The rows of all collections of a model, by their place in it."""
+    """The frozen rows of all collections of a model, by their names in it."""
 
     def __init__(self, engines: Mapping[str, Engine], path: Path, since: Saving | None) -> None:
         before = since.files if since is not None and since.folder == path else {}
@@ -165,11 +165,11 @@ class AllFrozen:
             raise
 
     def write(self) -> dict[str, Any]:
-        """Write all rows; returns what the header says of them, by collection."""
+        """Write all rows. Return what the header says about them, by collection."""
         return {name: part.write() for name, part in self._parts.items()}
 
     def release(self) -> None:
-        """Let go of the rows: they are written, or given up."""
+        """Release the rows, once they are written or given up."""
         for part in self._parts.values():
             part.release()
 
@@ -177,7 +177,7 @@ class AllFrozen:
 def write(
     saving: Saving, path: Path, frozen: AllFrozen, tensors: dict[str, Any], body: dict[str, Any], keep: int
 ) -> None:
-    """What the thread does: write all files, then the header, then remove what is not needed any more."""
+    """Write all files, then the header, then remove what is no longer needed. Runs in the thread."""
     began = time.perf_counter()
     mark = secrets.token_hex(8)
     before = _sizes(path)
@@ -192,22 +192,22 @@ def write(
         write_sealed(saving.path, head, mark, partial(starts.check, path, saving.start))
     except BaseException:
         with suppress(OSError):  # the next save sweeps again
-            if not saving.path.exists():  # an interrupt may also come after the rename
+            if not saving.path.exists():  # it does if an interrupt came after the rename
                 folder.sweep(path, saving.start)
         raise
     saving.bytes = sum(size for name, size in _sizes(path).items() if name not in before)
     saving.files = rows
     try:
         folder.retain(path, saving.number, keep, saving.after, saving.start)
-    except OSError as error:  # the checkpoint is whole without this
+    except OSError as error:  # the checkpoint is complete without this
         log.warning("could not look for what is not needed any more in %s: %s", path, why(error))
     saving.seconds = time.perf_counter() - began
 
 
 def _sizes(path: Path) -> dict[str, int]:
-    """The bytes that each file takes: a second name of a store's file takes none."""
+    """Return the bytes that each file takes. A hard link to a store's file counts as none."""
     found = {}
-    with suppress(OSError):  # somebody removes files meanwhile
+    with suppress(OSError):  # files may be removed meanwhile
         for file in path.rglob("*"):
             if file.is_file():
                 stat = file.stat()
@@ -216,7 +216,7 @@ def _sizes(path: Path) -> dict[str, int]:
 
 
 def refused(path: Path, error: BaseException) -> BaseException:
-    """What to raise where a checkpoint could not be saved to a folder: a sentence, if the system refused to write it."""
+    """Return what to raise if a checkpoint could not be saved: a NotWritten if the system refused, else the error itself."""
     found = of_system(error)
     if found is None or isinstance(error, NotWritten):
         return error
@@ -226,7 +226,7 @@ def refused(path: Path, error: BaseException) -> BaseException:
 
 
 def not_written(path: Path, reason: str, number: int | None) -> NotWritten:
-    """The sentence: a folder got no new checkpoint, why, and what stays; number: the system's."""
+    """Return the error that says that a folder got no new checkpoint, why, and what stays. `number` is the errno."""
     there: list[int] = []
     with suppress(OSError):
         there = folder.numbers(path)
@@ -236,7 +236,7 @@ def not_written(path: Path, reason: str, number: int | None) -> NotWritten:
 
 
 def settled(engines: Mapping[str, Engine]) -> Saving | None:
-    """The last checkpoint of these rows, once it is on disk; if it could not be written, its error is raised, once."""
+    """Return the last checkpoint of these rows, once it is on disk. If it could not be written, raise its error once."""
     for saving in [engine.saving for engine in engines.values()]:
         if saving is None:
             continue
@@ -246,18 +246,18 @@ def settled(engines: Mapping[str, Engine]) -> Saving | None:
             if saving.done and saving.failure is not None:
                 remember(engines, saving.given_up())
     last = [engine.saving for engine in engines.values()]
-    # If only some of them had a part in it, all is written again.
+    # If only some collections were part of it, the next checkpoint writes all rows.
     return last[0] if all(saving is last[0] for saving in last) else None
 
 
 def claimed(engines: Mapping[str, Engine], path: Path, start: int | None) -> int:
-    """The next checkpoints in this folder are of this start, behind the one that was loaded; the number of that, or 0.
+    """Assign the next checkpoints in this folder to a start. Return the number of the one that was loaded there, or 0.
 
     **Arguments**
 
-    - `engines`: those of the run.
+    - `engines`: the engines of the run.
     - `path`: the folder.
-    - `start`: the number that `starts.claim` gave.
+    - `start`: the number that `starts.claim` returned.
     """
     loaded = settled(engines)
     last = loaded if loaded is not None and loaded.folder == path else Saving(path, 0)

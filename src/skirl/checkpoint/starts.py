@@ -1,4 +1,4 @@
-"""Which start of a run a folder of checkpoints belongs to: the newest. An older one that lives on changes nothing in it."""
+"""Starts of a run: a folder of checkpoints belongs to the newest start. One that is older but alive must not change it."""
 
 import os
 import re
@@ -12,11 +12,11 @@ _DRAFT = re.compile(r"checkpoint-[0-9]{6,18}\.json-[0-9a-f]{16}\.tmp")
 
 
 class Superseded(CheckpointError):
-    """The folder belongs to a newer start of the run: this one has to end."""
+    """The folder belongs to a newer start of the run, so this one must end."""
 
 
 def newest(folder: Path) -> int:
-    """The number of the newest start; 0 where there was none.
+    """Return the number of the newest start, or 0 if there was none.
 
     >>> newest(Path("no such folder"))
     0
@@ -35,10 +35,10 @@ def _file(folder: Path, number: int) -> Path:
 
 
 def claim(folder: Path) -> int:
-    """Begin a start, newer than all before it, by a file; of two that ask at once each gets a number of its own.
+    """Begin a new start by creating its file, and return its number. Two processes at once get different numbers.
 
-    Drafts of headers go then: an older start that has found itself the newest, and did not rename its draft yet, has
-    nothing to rename any more.
+    This also removes drafts of headers, so that an older start that has just found itself the newest can no longer rename
+    its draft into place.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -62,15 +62,15 @@ def claim(folder: Path) -> int:
 
 
 def is_newest(folder: Path, start: int | None) -> bool:
-    """Whether a start may still change the folder; None: of a folder without starts.
+    """Return whether a start may still change the folder.
 
-    A file system of other machines may show names as they were some seconds ago, and opens no file that is gone: so the
-    start's own file is opened, which a newer one removes.
+    A network file system may list names as they were some seconds ago, but does not open a file that is gone. So this opens
+    the start's own file, which a newer start removes.
 
     **Arguments**
 
-    - `folder`: of checkpoints.
-    - `start`: the number that `claim` gave.
+    - `folder`: the folder of checkpoints.
+    - `start`: the number that `claim` returned. None: the folder has no starts, so it may.
     """
     if start is None:
         return True
@@ -80,17 +80,17 @@ def is_newest(folder: Path, start: int | None) -> bool:
     try:
         os.close(os.open(_file(folder, start), os.O_RDONLY))
     except FileNotFoundError:
-        return start not in there  # neither it nor a newer one: someone has cleared the folder
+        return start not in there  # no start is there: someone has cleared the folder
     return True
 
 
 def check(folder: Path, start: int | None) -> None:
-    """Refuse what an older start of the run would do.
+    """Raise a Superseded if the folder belongs to a newer start of the run.
 
     **Arguments**
 
-    - `folder`: of checkpoints.
-    - `start`: the number that `claim` gave.
+    - `folder`: the folder of checkpoints.
+    - `start`: the number that `claim` returned.
     """
     if not is_newest(folder, start):
         number = newest(folder)

@@ -1,4 +1,4 @@
-"""How several trainers save one checkpoint: each writes a part, all vote, and the first one commits it."""
+"""Save one checkpoint from several trainers: each writes a part, all vote, and the first one commits it."""
 
 import logging
 import secrets
@@ -23,15 +23,15 @@ log = logging.getLogger("skirl")
 
 @dataclass(frozen=True)
 class Together:
-    """A checkpoint of several trainers, as one of them takes part in it; `write` is what its thread does.
+    """One trainer's share in a checkpoint of several. Its thread runs `write`.
 
     **Arguments**
 
-    - `saving`: this one.
-    - `peers`: the trainers; their channel "votes" belongs to the thread until `write` returns.
-    - `placement`: which rows are whose.
+    - `saving`: the checkpoint.
+    - `peers`: the trainers, whose channel "votes" belongs to the thread until `write` returns.
+    - `placement`: which trainer has which rows.
     - `steps`: how many steps each collection has made.
-    - `since`: what the checkpoint before in this folder says of the rows that this trainer wrote.
+    - `since`: what the checkpoint before in this folder says about the rows that this trainer wrote.
     - `keep`: how many checkpoints stay, the newest ones.
     """
 
@@ -48,13 +48,13 @@ class Together:
         state: Mapping[str, Any],
         head: tuple[dict[str, Any], dict[str, Any]],
     ) -> None:
-        """Write this trainer's part, vote, and have the first one commit; on an error the checkpoint before stays.
+        """Write this trainer's part, vote, and have the first one commit. After an error, the checkpoint before stays.
 
         **Arguments**
 
-        - `frozen`: the rows; or why this trainer has none, which the others then hear.
-        - `state`: what else the header of the part says: `counters` and `split`, by collection.
-        - `head`: what the header says, and the tensors of the dense part; used on the first trainer.
+        - `frozen`: the rows, or the error because of which this trainer has none, which the others are told.
+        - `state`: what else the header of the part has: `counters` and `split`, by collection.
+        - `head`: content of the checkpoint's header, and tensors of the dense part. Used only on the first trainer.
         """
         began, votes, saving = time.perf_counter(), Votes(self.peers), self.saving
         self.peers.channel("votes").step = max(self.steps.values(), default=None)
@@ -76,7 +76,7 @@ class Together:
             if isinstance(frozen, AllFrozen):
                 frozen.release()
         votes_of_all = votes.told(self._verdict(wrong) | {"part": entry}, "parts of a checkpoint are written")
-        # Here nobody writes, and nobody begins the next checkpoint before the last call below: rank 0 may sweep.
+        # No rank writes here, and none begins the next checkpoint before the last call below, so rank 0 may sweep.
         all_written = all(vote["failed"] is None for vote in votes_of_all)
         if self.peers.rank == 0:
             if all_written:
@@ -103,13 +103,13 @@ class Together:
                 )
 
     def _verdict(self, error: Exception | None) -> dict[str, Any]:
-        """What to tell of an error: why in words, and the system's number of it."""
+        """Describe an error for the others: its text, its errno, and whether it came from the system."""
         found = None if error is None else of_system(error)
         words = None if error is None else said_of(error) if found is None else why(error, self.saving.folder)
         return {"failed": words, "errno": None if found is None else found.errno, "system": found is not None}
 
     def _raise_failed(self, verdicts: list[dict[str, Any]], own: Exception | None) -> None:
-        """The same sentence on all trainers, that names the first of those that failed."""
+        """Raise the same error on all trainers, which names the first one that failed."""
         for rank, verdict in enumerate(verdicts):
             if verdict["failed"] is None:
                 continue
@@ -123,7 +123,7 @@ class Together:
     def _commit(
         self, head: tuple[dict[str, Any], dict[str, Any]], entries: list[dict[str, str]], mark: str
     ) -> Exception | None:
-        """Write the dense part and the header, whose rename is the checkpoint; then what is not needed any more goes."""
+        """Write the dense part and the header, whose rename makes the checkpoint. Then remove what is no longer needed."""
         saving, (body, tensors) = self.saving, head
         count, place = self.peers.size, {"placement": self.placement.facts, "digest": self.placement.digest}
         try:
@@ -137,7 +137,7 @@ class Together:
             return error
         try:
             folder.retain(saving.folder, saving.number, self.keep, saving.after, saving.start)
-        except OSError as error:  # the checkpoint is whole without this
+        except OSError as error:  # the checkpoint is complete without this
             log.warning("could not look for what is not needed any more in %s: %s", saving.folder, why(error))
         return None
 
@@ -146,7 +146,7 @@ class Together:
             folder.sweep(self.saving.folder, self.saving.start)
 
     def _bytes(self, entry: Mapping[str, str], rows: Mapping[str, Any]) -> int:
-        """Bytes that this trainer wrote; a second name of a store's file takes none."""
+        """Return the bytes that this trainer wrote. A hard link to a store's file counts as none."""
         where, written = self.saving.folder, 0
         with suppress(OSError):
             written = (where / entry["file"]).stat().st_size
@@ -157,7 +157,7 @@ class Together:
 
 
 def _shards(body: Mapping[str, Any], count: int) -> int:
-    """How many shards a step has: what a lookahead says, else as many as there are trainers."""
+    """Return how many shards a step has: as a lookahead says, else one per trainer."""
     data = body["run"]["data"]
     shards = data.get("shards") if isinstance(data, dict) else None
     return shards if type(shards) is int else count

@@ -1,4 +1,4 @@
-"""What trainers tell each other about a checkpoint, and how they agree: by the worst that any of them has found."""
+"""How trainers agree about a checkpoint: the worst error that any of them found counts for all."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -16,19 +16,19 @@ T = TypeVar("T")
 
 
 class Mismatch(CheckpointError):
-    """The checkpoint is whole, but of another run; older ones in the folder would be too."""
+    """The checkpoint is undamaged, but of another run, and older ones in the folder would be too."""
 
 
 _WORSE: tuple[type[Exception], ...] = (CheckpointError, OtherVersion, Mismatch)
-"""What may be wrong with a checkpoint, each worse than the one before; any other error is worse than all of them."""
+"""Errors of a checkpoint, from least to worst. Any other error is worse than all of them."""
 
 
 class Votes:
-    """All trainers make the same calls in the same order. One alone gets back what it gives.
+    """Votes of all trainers, which must make the same calls in the same order. A single trainer only hears itself.
 
     **Arguments**
 
-    - `peers`: the trainers; their channel "votes" is used.
+    - `peers`: the trainers, whose channel "votes" is used.
 
     >>> from skirl.peers.alone import Alone
     >>> Votes(Alone()).told({"number": 3}, "begin")
@@ -38,15 +38,15 @@ class Votes:
     def __init__(self, peers: Peers) -> None:
         self.rank, self.size = peers.rank, peers.size
         self.told = peers.channel("votes").told
-        """What each rank says: see `Channel.told`."""
+        """Exchanges a value with all ranks: see `Channel.told`."""
 
     def agreed(self, work: Callable[[], T], tag: str) -> T:
-        """Do something on all ranks. If it fails on any, the worst error is raised on all, the lowest rank's of several.
+        """Do something on all ranks. If it fails on any, raise the worst error on all; among equals, the lowest rank's.
 
         **Arguments**
 
-        - `work`: what is done.
-        - `tag`: what for.
+        - `work`: function to call.
+        - `tag`: what it is for.
         """
         error: Exception | None = None
         done: list[T] = []
@@ -71,11 +71,11 @@ def _badness(error: Exception) -> int:
 
 
 def trainers_of(model: nn.Module, peers: Peers | None, placement: Placement | None) -> tuple[Peers, Placement]:
-    """Who saves or loads a model together, and which rows are whose: as given, or as its embeddings have it.
+    """Return the trainers that save or load a model together, and the placement: as given, or those of its embeddings.
 
     **Arguments**
 
-    - `model`: with its embeddings.
+    - `model`: the model, with its embeddings.
     - `peers`, `placement`: as given to `skirl.save`.
     """
     exchange = next(iter(collections_of(model).values())).engine.exchange

@@ -1,6 +1,6 @@
-"""Whether the files of frozen rows are whole, whatever kind of store froze them; checked before anything changes.
+"""Check that the files of frozen rows are undamaged, whichever kind of store froze them, before anything changes.
 
-Of segments of a disk store only the sizes are checked here: `thaw` checks each record before the store changes.
+For segments of a disk store only sizes are checked here: `thaw` checks each record before the store changes.
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from skirl.tools.tensor_file import Reader
 
 
 def check(folder: Path, facts: Facts) -> None:
-    """A CheckpointError that names the file which is not as it was written."""
+    """Raise a CheckpointError that names a file that is not as it was written."""
     if facts.get("kind") == DISK_ROWS:
         try:
             manifest = Manifest.from_facts(facts)

@@ -1,4 +1,4 @@
-"""The rows of a checkpoint without the code of the model that trained them: for `skirl export` and `skirl.import_rows`."""
+"""Open the rows of a checkpoint without the model that trained them, for `skirl export` and `skirl.import_rows`."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -39,26 +39,26 @@ _KINDS = {kind.__name__: kind for kind in (EmbeddingBagCollection, EmbeddingColl
 
 
 def _initial(table: dict[str, Any]) -> Callable[[str], Any]:
-    """By name, what makes the initial values of a table; an array is known by its digest alone."""
+    """Return a function from a type's name to what makes a table's initial values. An array is known only by its digest."""
     given = {"Given": lambda digest: Given.absent(table["rows"], table["dim"], digest)}
     return lambda name: (_INITIAL | given)[name]
 
 
 class Opened(NamedTuple):
-    """What a checkpoint has for whoever knows nothing of its model."""
+    """The content of a checkpoint that can be used without its model."""
 
     rows: nn.Module
-    """Its collection; a module of all of them where it has several."""
+    """Its collection, or a module of all of them if it has several."""
     dense: dict[str, torch.Tensor]
     """Parameters and buffers by their names."""
     data: Any
     """The loader's own state, or None."""
     header: Path
-    """The header of the checkpoint that it is."""
+    """The header of the checkpoint."""
 
 
 def _newest(candidates: list[Path], store: str, votes: Votes) -> Opened:
-    """The first of these that is whole, for all trainers."""
+    """Open the first of these checkpoints that is undamaged for all trainers."""
     first: CheckpointError | None = None
     for number, header in enumerate(candidates):
         here: list[Opened] = []
@@ -73,7 +73,7 @@ def _newest(candidates: list[Path], store: str, votes: Votes) -> Opened:
         except OtherVersion:
             raise
         except CheckpointError as error:
-            for found in here:  # whole for this trainer, and not for another
+            for found in here:  # undamaged for this trainer, but not for another
                 for collection in collections_of(found.rows).values():
                     collection.engine.store.close()
             first = first or folder.naming(header, error)
@@ -85,14 +85,14 @@ def _newest(candidates: list[Path], store: str, votes: Votes) -> Opened:
 
 @contextmanager
 def opened(path: str | Path, peers: Peers | None = None) -> Iterator[Opened]:
-    """Embeddings with the rows of the newest whole checkpoint, and what else it has, for the length of a block.
+    """Open embeddings with the rows of the newest undamaged checkpoint, and its other content, for the length of a block.
 
-    Rows of a disk store are second names of files beside the checkpoint.
+    Files of a disk store are hard-linked into a temporary folder next to the checkpoint.
 
     **Arguments**
 
     - `path`: the folder of checkpoints, or the header of one.
-    - `peers`: trainers that all do this at once: each gets the rows that it owns, and all those of one checkpoint.
+    - `peers`: trainers that all do this at once. They agree on one checkpoint, and each gets its own rows of it.
     """
     votes = Votes(peers or Alone())
     names = votes.agreed(
@@ -103,7 +103,7 @@ def opened(path: str | Path, peers: Peers | None = None) -> Iterator[Opened]:
     try:
         of_all = [rows for part in parts.of(folder.read(newest)) for rows in part["rows"].values()]
         on_disk = any(rows["store"]["kind"] == DISK_ROWS for rows in of_all)
-    except (ValueError, KeyError, TypeError):  # an older one may be whole; of the same kind, all but surely
+    except (ValueError, KeyError, TypeError):  # an older one may be undamaged, and is most likely of the same kind
         on_disk = any(newest.parent.glob("rows/*.keys"))
     with ExitStack() as stack:
         store = "memory"
@@ -133,7 +133,7 @@ def _open(header: Path, store: str, votes: Votes) -> Opened:
         data = decode(body["run"]["data"], tensors)
         data = (
             data["loader"] if isinstance(data, dict) and "loader" in data else data
-        )  # a lookahead's, or a loader's own
+        )  # saved by a lookahead, or by a loader itself
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{header} lacks something ({error!r}): use another checkpoint") from error
     if not collections:
@@ -144,13 +144,13 @@ def _open(header: Path, store: str, votes: Votes) -> Opened:
 
 
 def _rows_of(header: Path, definition: dict[str, Any], rows: OwnRows, steps: Any, store: str) -> Collection:
-    """One collection with its rows."""
+    """Make one collection with its rows."""
     files = header.parent / folder.ROWS
     kind, about = _described(header, definition)
     rows.check(files)
     if misfit(steps, [COUNT]) is not None or len(steps) != len(about["tables"]):
         raise CheckpointError(f"{header} counts the steps of other tables than it has: use another checkpoint")
-    with using(Alone()):  # the rows of these embeddings are read by this process alone
+    with using(Alone()):  # only this process reads the rows of these embeddings
         collection = kind(**about, cache=1, store="memory" if store.startswith("memory") else store)
     engine = collection.engine
     engine.restore(lambda: rows.thaw(engine.store, files), table_steps=steps, counters=Counters(), split=None)
@@ -158,7 +158,7 @@ def _rows_of(header: Path, definition: dict[str, Any], rows: OwnRows, steps: Any
 
 
 def _described(header: Path, definition: dict[str, Any]) -> tuple[type[Collection], dict[str, Any]]:
-    """The kind of a checkpoint's embeddings, and what they are made with."""
+    """Return the class of a checkpoint's embeddings, and the arguments to make them."""
 
     def of(kind: Callable[[str], Any], fields: dict[str, Any]) -> Any:
         fields = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}

@@ -1,1 +1,1 @@
-"""Processes that train one model together: how they find each other, what they exchange, how their gradients are summed."""
+"""Trainers: processes that train one model together, find each other, exchange rows and sum their gradients."""

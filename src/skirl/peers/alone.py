@@ -1,4 +1,4 @@
-"""One trainer: every call gives back what it was given, and nothing of torch.distributed is touched."""
+"""A single trainer: every call returns what it was given, without torch.distributed."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
@@ -37,14 +37,14 @@ class Alone(Peers):
 
 
 class _Done:
-    """Nothing is on its way."""
+    """A call that is done already."""
 
     def wait(self) -> None:
         pass
 
 
 class _ToItself(Channel):
-    """What is sent is what comes."""
+    """A channel that delivers what is sent to the sender."""
 
     def _exchange(self, arrays: Sequence[NDArray], tag: str, doing: str) -> list[NDArray]:
         return [arrays[0]]

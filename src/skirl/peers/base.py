@@ -1,4 +1,4 @@
-"""What every way to other trainers offers: channels, on which all ranks make the same calls in the same order."""
+"""The interface to other trainers: channels, on which all ranks make the same calls in the same order."""
 
 import json
 import math
@@ -20,38 +20,38 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CHANNELS = ("start", "ids", "rows", "moves", "links", "dense", "votes", "lookups")
-"""One for each thread that talks, "start" for what is agreed on before they begin, "lookups" for between two steps.
+"""One for each thread that communicates, "start" for agreements before those begin, "lookups" for between two steps.
 
-"rows" is what the loop waits for, "moves" what travels while it computes, and "links" says which is which.
+"rows" carries what the loop waits for, "moves" what is sent while it computes, and "links" says which is which.
 """
 ON_DEVICE = ("rows", "moves", "dense")
-"""Channels whose tensors are where rows are; the others are on the host, and have `exchange`."""
+"""Channels whose tensors are on the rows' device. Tensors of the others are on the host, so these have `exchange`."""
 OF_STEP = " of step "
 NAMED_BY_STEP = ("rows", "moves", "links", "dense", "lookups")
-"""Channels that serve the step in the loop: errors of them say which it is."""
+"""Channels that serve the loop's present step, which their errors name."""
 LIMIT = 1 << 30
-"""Bytes that one message of an exchange may have."""
+"""Most bytes of one message of an exchange."""
 
 
 @dataclass
 class Counters:
-    """What went over a channel, by rank. What a rank has for itself is not counted, for it enters no network."""
+    """Traffic of a channel, by rank. What a rank sends to itself is not counted, because it enters no network."""
 
     calls: int = 0
     seconds: float = 0.0
-    """That the thread waited in calls."""
+    """Seconds that the thread waited in calls."""
     sent: list[int] = field(default_factory=list)
-    """Vectors to each rank, by swaps."""
+    """Number of vectors sent to each rank by swaps."""
     received: list[int] = field(default_factory=list)
-    """Vectors from each rank, by swaps."""
+    """Number of vectors received from each rank by swaps."""
     bytes_sent: list[int] = field(default_factory=list)
-    """To each rank, by all calls."""
+    """Bytes sent to each rank by all calls."""
     bytes_received: list[int] = field(default_factory=list)
-    """From each rank, by all calls."""
+    """Bytes received from each rank by all calls."""
 
     @classmethod
     def of(cls, size: int) -> Self:
-        """Those of a channel on which nothing went yet."""
+        """Return the counters of an unused channel."""
         return cls(0, 0.0, [0] * size, [0] * size, [0] * size, [0] * size)
 
 
@@ -59,7 +59,7 @@ class Work(Protocol):
     """A call that was begun."""
 
     def wait(self) -> None:
-        """Until it is done, or PeerError."""
+        """Wait until it is done, or raise a PeerError."""
         ...
 
 
@@ -67,23 +67,23 @@ What = TypeVar("What")
 
 
 class Swapping(Generic[What]):
-    """A swap on its way; `send` has to stay as it is until `wait` returned."""
+    """A swap in progress. `send` must not change until `wait` has returned."""
 
     def __init__(self, channel: "Channel", work: Work, out: What, send: What) -> None:
         self._channel, self._work, self._out, self._send = channel, work, out, send
 
     def wait(self) -> What:
-        """What came: the parts of all ranks, in the order of ranks."""
+        """Wait for the swap, and return the parts of all ranks, in the order of ranks."""
         with self._channel.timed():
             self._work.wait()
         return self._out
 
 
 class Channel(ABC):
-    """Where one thread of each rank talks with the same thread of all others.
+    """A channel on which one thread of each rank communicates with the same thread of all others.
 
-    All ranks make the same calls in the same order; an exchange notices where they do not. Tags say what a call is for, in
-    errors and, with an exchange, on the wire.
+    All ranks must make the same calls in the same order; an exchange detects it if they do not. Tags say what a call is
+    for: in errors, and in an exchange also on the wire.
     """
 
     limit = LIMIT
@@ -92,17 +92,17 @@ class Channel(ABC):
         self.name, self.rank, self.size = name, rank, size
         self.counters = Counters.of(size)
         self.step: int | None = None
-        """That its calls are for, as errors say it; None: for no step."""
+        """The step that calls are for, as named in errors. None: no step."""
         self._sequence = 0
         self._issuing = threading.Lock()
 
     def exchange(self, arrays: Sequence[NDArray], tag: str = "") -> list[NDArray]:
-        """Give each rank an array and get one from each; sizes and kinds of numbers travel along.
+        """Send an array to each rank and return one from each. Their sizes and dtypes are sent along.
 
         **Arguments**
 
-        - `arrays`: one for each rank, of one dimension; `skirl.peers.message.pack` makes one of several.
-        - `tag`: what for, the same on all ranks.
+        - `arrays`: one for each rank, of one dimension. `skirl.peers.message.pack` joins several into one.
+        - `tag`: what the call is for, the same on all ranks.
         """
         with self._issue("exchange", tag, len(arrays)) as doing, self.timed():
             for rank, array in enumerate(arrays):
@@ -157,12 +157,12 @@ class Channel(ABC):
         return parts
 
     def told(self, mine: Any, tag: str) -> list[Any]:
-        """What each rank says, in anything that JSON can say.
+        """Send a JSON value to all ranks, and return the value of each.
 
         **Arguments**
 
-        - `mine`: what this rank says.
-        - `tag`: what for.
+        - `mine`: this rank's value.
+        - `tag`: what the call is for.
         """
         text = np.frombuffer(json.dumps(mine).encode(), np.uint8)
         return [json.loads(said.tobytes()) for said in self.exchange([text] * self.size, tag)]
@@ -175,15 +175,15 @@ class Channel(ABC):
         out: "Tensor | None" = None,
         tag: str = "",
     ) -> "Tensor":
-        """Give each rank a stretch of a tensor and get one from each, whose sizes are known beforehand.
+        """Send a slice of a tensor to each rank and return the slices from all, whose sizes are known beforehand.
 
         **Arguments**
 
         - `send`: [sum of send_counts, ...], contiguous: the vectors for rank 0, then those for rank 1, and so on.
         - `send_counts`: how many vectors go to each rank; any may be 0.
-        - `receive_counts`: how many come from each: what that rank has in its `send_counts` for this one.
-        - `out`: where they go, contiguous; None: into a tensor of its own.
-        - `tag`: what for.
+        - `receive_counts`: how many come from each: that rank's entry for this one in its `send_counts`.
+        - `out`: where to put them, contiguous. None: in a new tensor.
+        - `tag`: what the call is for.
         """
         return self.begin_swap(send, send_counts, receive_counts, out, tag).wait()
 
@@ -195,7 +195,7 @@ class Channel(ABC):
         out: "Tensor | None" = None,
         tag: str = "",
     ) -> "Swapping[Tensor]":
-        """As `swap`, without waiting: `wait()` of what this returns gives what came. The arguments are those of `swap`."""
+        """Begin a `swap`, which takes the same arguments. Call `wait()` on what this returns to get the result."""
         send_counts, receive_counts = [int(n) for n in send_counts], [int(n) for n in receive_counts]
         shape = (sum(receive_counts), *send.shape[1:])
         out = send.new_empty(shape) if out is None else out
@@ -213,22 +213,22 @@ class Channel(ABC):
             return Swapping(self, self._moved(_split(out, receive_counts), _split(send, send_counts), doing), out, send)
 
     def swap_parts(self, parts: "Sequence[Tensor]", outs: "Sequence[Tensor]", tag: str = "") -> None:
-        """As `swap`, of tensors that lie apart. What this rank has for itself stays where it is.
+        """Do as `swap`, with separate tensors. This rank's own part is not copied.
 
         **Arguments**
 
-        - `parts`: one for each rank, contiguous, of the sizes that those ranks have in `outs` for this one.
-        - `outs`: where the parts of all ranks go, contiguous.
-        - `tag`: what for.
+        - `parts`: one for each rank, contiguous, of the size that this rank has in that rank's `outs`.
+        - `outs`: where to put the parts of all ranks, contiguous.
+        - `tag`: what the call is for.
         """
         self.begin_swap_parts(parts, outs, tag).wait()
 
     def begin_swap_parts(
         self, parts: "Sequence[Tensor]", outs: "Sequence[Tensor]", tag: str = ""
     ) -> "Swapping[Sequence[Tensor]]":
-        """As `swap_parts`, without waiting: `parts` stay as they are until `wait()` of what this returns has returned.
+        """Begin a `swap_parts`, which takes the same arguments. Call `wait()` on what this returns to get the result.
 
-        The arguments are those of `swap_parts`."""
+        `parts` must not change until then."""
         with self._issue("swap", tag, len(parts)) as doing, self.timed():
             if len(outs) != self.size or not all(tensor.is_contiguous() for tensor in (*parts, *outs)):
                 raise ValueError(f"{doing}: give {self.size} outs, and contiguous ones")
@@ -239,23 +239,23 @@ class Channel(ABC):
             return Swapping(self, self._move(list(outs), list(parts), doing), outs, parts)
 
     def _moved(self, outs: "list[Tensor]", parts: "list[Tensor]", doing: str) -> Work:
-        """Begin to move parts; this rank's own is there at once."""
+        """Begin to move parts, and copy this rank's own."""
         work = self._move(outs, parts, doing)
         outs[self.rank].copy_(parts[self.rank])
         return work
 
     @abstractmethod
     def _move(self, outs: "list[Tensor]", parts: "list[Tensor]", doing: str) -> Work:
-        """Begin to give each other rank a part, and to get one from each."""
+        """Begin to send a part to each other rank, and to receive one from each."""
 
     @abstractmethod
     def _fail(self, why: str) -> NoReturn:
-        """End all ranks: tell the others and raise PeerError."""
+        """End all ranks: tell the others, and raise a PeerError."""
         raise NotImplementedError
 
     @contextmanager
     def _issue(self, verb: str, tag: str, parts: int) -> Iterator[str]:
-        """Number a call; what it is doing, in words."""
+        """Number a call, and yield a description of it for errors."""
         if not self._issuing.acquire(blocking=False):
             raise RuntimeError(
                 f"two threads talk over channel {self.name} at once: give each thread a channel of its own"
@@ -273,7 +273,7 @@ class Channel(ABC):
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Count the seconds of a block."""
+        """Count the seconds of a block as waiting."""
         began = time.perf_counter()
         try:
             yield
@@ -283,7 +283,7 @@ class Channel(ABC):
     def _counted(
         self, send: "Tensor", send_counts: list[int], receive_counts: list[int], vectors: bool = False
     ) -> None:
-        """Count the stretches of a tensor that are given to others."""
+        """Count what is sent to and received from others."""
         now, each = self.counters, send.element_size() * math.prod(send.shape[1:])
         for rank in range(self.size):
             if rank != self.rank:
@@ -295,12 +295,12 @@ class Channel(ABC):
 
 
 def _split(whole: "Tensor", counts: list[int]) -> "list[Tensor]":
-    """Its stretches, one for each rank."""
+    """Split a tensor into one slice per rank."""
     return list(whole.split(counts))
 
 
 class Peers(ABC):
-    """The trainers of one job, as one of them sees them. Use it in a with-block: leaving it by an error ends all ranks."""
+    """One trainer's access to all trainers of its job. Use it in a with-block: leaving that with an error ends all ranks."""
 
     def __init__(self, rank: int, size: int, patience: float) -> None:
         if not patience > 0:
@@ -313,51 +313,51 @@ class Peers(ABC):
         """All channels, by name."""
 
     def channel(self, name: str) -> Channel:
-        """The channel of a thread.
+        """Return a channel, which one thread may use.
 
         **Arguments**
 
-        - `name`: one of `CHANNELS`; "rows" and "dense" carry tensors of the rows' device, the others arrays of the host.
+        - `name`: one of `CHANNELS`. Those in `ON_DEVICE` carry tensors on the rows' device, the others data on the host.
         """
         if name not in self.channels:
             raise ValueError(f"there is no channel {name!r}: take one of {', '.join(self.channels)}")
         return self.channels[name]
 
     def comes(self, step: int) -> None:
-        """The loop's next calls are for a step: errors say so.
+        """Set the step that the loop's next calls are for, which errors name.
 
         **Arguments**
 
-        - `step`: counted from 1.
+        - `step`: number of the step, from 1.
         """
         for name in NAMED_BY_STEP:
             self.channels[name].step = step
 
     @property
     def near(self) -> int:
-        """How many of them are on this machine, this one included."""
+        """Number of trainers on this machine, this one included."""
         return self.size
 
     @property
     def over(self) -> str | None:
-        """Why nothing can be exchanged any more, as a later call says it; None while the job goes on."""
+        """Why the job is over, as a further call would say it. None while the job goes on."""
         return None
 
     @abstractmethod
     def fail(self, error: BaseException | str) -> None:
-        """End all ranks, by an error of this one: calls of the others raise PeerError with its words.
+        """End all ranks because of an error of this one. Calls of the others raise a PeerError with its message.
 
         **Arguments**
 
-        - `error`: what happened.
+        - `error`: the error, or a message.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Leave, when all ranks do."""
+        """Wait until all ranks leave, and leave."""
 
     def counted(self) -> dict[str, dict[str, Any]]:
-        """The counters of each channel."""
+        """Return the counters of each channel."""
         return {name: asdict(channel.counters) for name, channel in self.channels.items()}
 
     def __enter__(self) -> Self:
@@ -371,7 +371,7 @@ class Peers(ABC):
 
 
 def said_of(error: BaseException | str) -> str:
-    """An error as the other ranks repeat it.
+    """Return the text of an error that the other ranks repeat.
 
     >>> said_of(ValueError("id 7 is out of range")), said_of(KeyError("a"))
     ('id 7 is out of range', "KeyError('a')")

@@ -1,4 +1,4 @@
-"""Dense gradients of a step, summed over its shards in one order: their bits do not depend on the number of trainers."""
+"""Sum the dense gradients of a step over its shards in a fixed order, so that no bit depends on the number of trainers."""
 
 from collections.abc import Sequence
 
@@ -9,20 +9,20 @@ from skirl.core.tree import block_of, leaves_of, subtrees, tree_sum
 from skirl.peers.base import Channel, Peers, Swapping
 
 Gradients = Sequence[Tensor | None]
-"""Of each weight; None where it has none."""
+"""The gradient of each weight, None where there is none."""
 
 
 class OfAllTrainers:
-    """Sums of blocks of leaves to the mean over all shards, for whoever keeps the gradients of this trainer's block.
+    """Combines the trainers' sums over their blocks of leaves into the mean over all shards.
 
-    Each trainer sums a piece of all gradients over the tree and gives it to all: the bytes of a ring. What a step needs is
-    kept for the next, since memory that is new has to be mapped first.
+    Each trainer sums one piece of all gradients over the tree and sends it to all, which moves as many bytes as a ring. A
+    step's buffers are kept for the next, because new memory must be mapped first.
 
     **Arguments**
 
-    - `peers`: the trainers; the thread that calls this talks over their channel "dense".
-    - `shards`: of a step.
-    - `accumulate`: micro-batches of a shard.
+    - `peers`: the trainers. The thread that calls this uses their channel "dense".
+    - `shards`: number of shards of a step.
+    - `accumulate`: number of micro-batches of a shard.
 
     >>> from skirl.peers.in_process import InProcess
     >>> def work(peers):
@@ -42,18 +42,18 @@ class OfAllTrainers:
 
     @property
     def mine(self) -> range:
-        """The leaves of this trainer."""
+        """The range of this trainer's leaves."""
         return self._blocks[self._channel.rank]
 
     @torch.no_grad()
     def start(self, weights: Sequence[Tensor], totals: Sequence[tuple[int, Gradients]]) -> "Summing":
-        """Send partial sums on their way; one step at a time.
+        """Begin to send this trainer's partial sums. Only one step may be in progress.
 
         **Arguments**
 
         - `weights`: the same on all ranks, in the same order.
-        - `totals`: of whole subtrees of this trainer's block, by their first leaf: the gradient of each weight, or None.
-          They are given up: the means may come in their memory.
+        - `totals`: sums over whole subtrees of this trainer's block, as (first leaf, gradient of each weight or None).
+          Do not use them again: the means may be put in their memory.
         """
         if self._shapes != (shapes := [(weight.dtype, weight.shape) for weight in weights]):
             trees = [subtrees(block.start, block.stop) for block in self._blocks]
@@ -69,7 +69,7 @@ class OfAllTrainers:
 
 
 class Summing:
-    """A sum on its way; `weights` and `parts` as in `start`, of all subtrees."""
+    """A sum in progress. `weights` is as in `start`, and `parts` has the gradients of every subtree of this trainer."""
 
     def __init__(self, kinds: "list[_Kind]", weights: Sequence[Tensor], parts: Sequence[Gradients]) -> None:
         self._kinds, self._weights, self._parts = kinds, weights, parts
@@ -77,14 +77,14 @@ class Summing:
 
     @torch.no_grad()
     def share(self) -> None:
-        """Sum this trainer's piece and begin to give it to all. Other work may lie between this and `wait`."""
+        """Sum this trainer's piece and begin to send it to all. Other work may be done between this and `wait`."""
         for kind in () if self._shared else self._kinds:
             kind.share()
         self._shared = True
 
     @torch.no_grad()
     def wait(self) -> list[Tensor | None]:
-        """The mean over all shards, for each weight; None of a weight that has a gradient nowhere."""
+        """Return the mean over all shards for each weight, or None for a weight that has no gradient anywhere."""
         self.share()
         found: list[Tensor | None] = [None] * len(self._weights)
         for kind in self._kinds:
@@ -93,7 +93,7 @@ class Summing:
 
 
 class _Kind:
-    """Weights of one kind of numbers: their gradients one after the other, and then of each whether there is one."""
+    """Weights of one dtype. A buffer has their gradients in order, followed by a flag for each that says if there is one."""
 
     def __init__(
         self, channel: Channel, places: list[int], weights: list[Tensor], trees: list[list[range]], scale: float
@@ -103,18 +103,18 @@ class _Kind:
         numbers, subtrees_here = sum(sizes), len(trees[channel.rank])
         piece = -(-(numbers + len(weights)) // channel.size)
         self._rows = weights[0].detach().new_zeros(subtrees_here, channel.size, piece)
-        """Of each of this trainer's subtrees the pieces for all ranks; in the end the first one has the means."""
+        """The pieces for all ranks, for each of this trainer's subtrees. At the end, the first row has the means."""
         self._zero = self._rows.new_zeros(())
         flat = self._rows.view(subtrees_here, -1)
         self._views = [[v.view(w.shape) for v, w in zip(row[:numbers].split(sizes), weights)] for row in flat]
         self._there = flat[:, numbers : numbers + len(weights)]
-        self._send = self._rows.transpose(0, 1).contiguous()  # the same memory where there is one subtree
+        self._send = self._rows.transpose(0, 1).contiguous()  # the same memory if there is one subtree
         self._come = [self._rows.new_empty(len(tree), piece) for tree in trees]
         self._come[channel.rank] = self._send[channel.rank]
         self._work: Swapping[Sequence[Tensor]] | None = None
 
     def send(self, parts: Sequence[Gradients]) -> None:
-        """Begin to give all ranks their pieces of this one's partial sums."""
+        """Begin to send all ranks their pieces of this one's partial sums."""
         for views, there, part in zip(self._views, self._there, parts, strict=True):
             grads = [part[n] for n in self._places]
             have = [grad is not None for grad in grads]
@@ -124,14 +124,14 @@ class _Kind:
                 continue
             there.copy_(torch.tensor(have))
             for view, grad in zip(views, grads):
-                # -0 changes no sum, to the sign of a zero
+                # adding -0 changes no sum, not even the sign of a zero
                 view.fill_(-0.0) if grad is None else view.copy_(grad)
         if len(self._rows) > 1:
             self._send.copy_(self._rows.transpose(0, 1))
         self._work = self._channel.begin_swap_parts(list(self._send), self._come, tag="partial sums of dense gradients")
 
     def share(self) -> None:
-        """Wait for the pieces of all ranks, sum them, and begin to give the mean to all."""
+        """Wait for the pieces of all ranks, sum them, and begin to send the mean to all."""
         assert self._work is not None
         self._work.wait()
         total = tree_sum(
@@ -143,19 +143,19 @@ class _Kind:
         assert total is not None
         whole = self._rows[0]
         mine = whole[self._channel.rank]
-        torch.add(self._zero, total, alpha=self._scale, out=mine)  # from 0: no -0.0 tells which shards had no gradient
+        torch.add(self._zero, total, alpha=self._scale, out=mine)  # 0 + total: no -0.0 tells of missing gradients
         self._work = self._channel.begin_swap_parts(
             [mine] * self._channel.size, list(whole), tag="sums of dense gradients"
         )
 
     def give(self, weights: Sequence[Tensor], parts: Sequence[Gradients], found: list[Tensor | None]) -> None:
-        """Wait for the means, and put each where a gradient was."""
+        """Wait for the means, and put each where this trainer's gradient was, or in a new tensor if it had none."""
         assert self._work is not None
         self._work.wait()
         self._work = None
         for n in self._places:
             found[n] = next((part[n] for part in parts if part[n] is not None), None)
-        if any(found[n] is None for n in self._places):  # who has all need not look, and so not wait for the device
+        if any(found[n] is None for n in self._places):  # else skip this, which waits for the device
             for n, there in zip(self._places, self._there[0].tolist()):
                 if found[n] is None and there:
                     found[n] = torch.empty_like(weights[n])

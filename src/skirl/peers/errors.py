@@ -1,14 +1,14 @@
-"""The sentence with which a rank ends when another one is gone, hangs, failed, or does something else."""
+"""The messages with which ranks end when another one is gone, hangs, failed, or makes other calls."""
 
 from collections.abc import Collection
 
 
 class PeerError(RuntimeError):
-    """The ranks cannot go on together; the message says who, doing what, for how long it was waited, and what to do."""
+    """The ranks cannot go on together. The message says which rank, in which call, after how long, and what to do."""
 
 
 def ranks_named(ranks: Collection[int]) -> str:
-    """Ranks as a sentence has them.
+    """Name ranks as in a sentence.
 
     >>> ranks_named([2]), ranks_named([0, 3, 5])
     ('rank 2', 'ranks 0, 3 and 5')
@@ -18,15 +18,15 @@ def ranks_named(ranks: Collection[int]) -> str:
 
 
 def missing(waiting: int, absent: Collection[int], doing: str, seconds: float, patience: float) -> str:
-    """What rank `waiting` says when others did not come.
+    """Return the message of rank `waiting` when others did not come.
 
     **Arguments**
 
-    - `waiting`: who says it.
-    - `absent`: who did not come; nobody if that is not known.
+    - `waiting`: the rank that says it.
+    - `absent`: ranks that did not come; empty if they are not known.
     - `doing`: the channel and the call.
-    - `seconds`: how long it was waited.
-    - `patience`: how long it is waited at most.
+    - `seconds`: how long it waited.
+    - `patience`: how long it waits at most.
 
     >>> print(missing(0, [1], "channel rows, swap 7 (values of step 3)", 5.0, 5.0))  # doctest: +NORMALIZE_WHITESPACE
     rank 0 waited 5.0 s for rank 1 in channel rows, swap 7 (values of step 3): it hangs, or takes longer than patience=5;
@@ -46,7 +46,7 @@ def missing(waiting: int, absent: Collection[int], doing: str, seconds: float, p
 
 
 def over(why: str) -> str:
-    """What a rank that has ended the job itself hears of a later call.
+    """Return the message of a later call on a rank that has ended the job itself.
 
     >>> print(over("rank 1 ended the job: enough (in step 4)"))  # doctest: +NORMALIZE_WHITESPACE
     rank 1 ended the job: enough (in step 4); the job is over for all trainers: to end a loop on purpose, break where
@@ -57,7 +57,7 @@ def over(why: str) -> str:
 
 
 def failed(rank: int, why: str) -> str:
-    """What the others say when a rank ended by an error of its own.
+    """Return the message of the others when a rank ended with an error of its own.
 
     >>> failed(1, "id 7 of table 'user' is out of range")
     "rank 1 ended the job: id 7 of table 'user' is out of range"

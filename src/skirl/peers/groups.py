@@ -1,4 +1,4 @@
-"""Trainers that are processes: a process group of torch for each channel, and one sentence when one of them is lost."""
+"""Trainers that are processes, with a process group of torch for each channel, and one message when one is lost."""
 
 import json
 import logging
@@ -19,22 +19,22 @@ from skirl.peers.word import Word
 
 log = logging.getLogger("skirl")
 ROLL_CALL = 2.0
-"""Seconds in which the others say that they are there, when one of them is not."""
+"""Seconds within which the others say that they are alive, when one of them is not."""
 A_MOMENT = timedelta(milliseconds=1)
-"""To see whether a message is there."""
+"""Time limit to see whether a message has come."""
 
 
 class ProcessGroups(Peers):
-    """One of several trainers that are processes; made by `skirl.peers.start.join`.
+    """One of several trainers that are processes. Made by `skirl.peers.start.join`.
 
     **Arguments**
 
-    - `store`: where ranks leave word for each other; rank 0 or the launcher serves it.
-    - `device`: where the tensors of "rows" and "dense" are.
-    - `backend`: of these two channels; None: "nccl" for a GPU and "gloo" for the CPU.
+    - `store`: where ranks leave messages for each other. Rank 0 or the launcher serves it.
+    - `device`: where the tensors of the channels in `ON_DEVICE` are.
+    - `backend`: backend of these channels. None: "nccl" for a GPU and "gloo" for the CPU.
     - `patience`: seconds that a rank waits for another.
-    - `port`: the store's.
-    - `leave`: called when the groups are destroyed.
+    - `port`: port of the store.
+    - `leave`: called once the groups are destroyed.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class ProcessGroups(Peers):
         self._word = Word(store, lambda: not is_gone(self._processes[0]))
         self._ended: str | None = None
         self._ending = False
-        """Whether this rank has ended the job itself."""
+        """True if this rank has ended the job itself."""
         on_device = backend or ("nccl" if device.type == "cuda" else "gloo")
         longer = timedelta(seconds=min(patience, 1e8))
         self._processes: list[Any] = [[]] * self.size
@@ -69,7 +69,7 @@ class ProcessGroups(Peers):
         return {**self._channels}
 
     def _introduced(self) -> list[Any]:
-        """The machine and process of each rank."""
+        """Exchange and return the machine and process of each rank."""
         mine = np.frombuffer(json.dumps(this_process()).encode(), np.uint8)
         come = self.channel("start").exchange([mine] * self.size, "who is there")
         return [json.loads(part.tobytes()) for part in come]
@@ -105,21 +105,21 @@ class ProcessGroups(Peers):
         return over(self._ended) if self._ended is not None and self._ending else self._ended
 
     def _told(self) -> str | None:
-        """Why the job ends, as another rank left word of it."""
+        """Return why the job ends, if that is known here or another rank has said it."""
         if self._ended is None:
             self._ended = self._word.why()
         return self._ended
 
     def lost(self, doing: str, waited: float, silent: Collection[int]) -> NoReturn:
-        """A call failed or took too long: find out who is missing, say so everywhere, and raise.
+        """Find out which rank is missing after a call failed or took too long, tell the others, and raise.
 
-        silent: ranks that this one has waited for in vain; of these some may wait for others themselves.
+        silent: ranks that this one waited for in vain. Some of them may be waiting for others themselves.
         """
         others = [rank for rank in range(self.size) if rank != self.rank]
         absent = [rank for rank in others if is_gone(self._processes[rank])]
         why = self._told()
         self._word.here(self.rank)
-        self._connections.cut([self._port])  # others that wait for this rank hear of it, and so do this one's threads
+        self._connections.cut([self._port])  # wakes ranks and threads that wait on them
         if why is None and not absent:
             absent = self._roll_call(sorted(silent) or others)
             why = self._told()
@@ -130,7 +130,7 @@ class ProcessGroups(Peers):
         raise PeerError(why)
 
     def _roll_call(self, silent: list[int]) -> list[int]:
-        """Who of these does not say that it is there; the one that serves the store, if that is silent as well."""
+        """Return which of these do not say that they are alive. If the store is silent and rank 0 is one of them, only 0."""
         absent, until = silent, time.monotonic() + ROLL_CALL
         while absent and time.monotonic() < until and self._told() is None and self._word.answers:
             time.sleep(0.02)
@@ -138,7 +138,7 @@ class ProcessGroups(Peers):
         return absent if self._word.answers or 0 not in silent else [0]
 
     def _end_stopped(self, absent: list[int]) -> None:
-        """End processes of this machine that do not answer: their launcher would wait half a minute for each to end."""
+        """Kill processes of this machine that do not answer. Their launcher would wait half a minute for each to end."""
         if launched_here():
             for rank in absent:
                 end(self._processes[rank])
@@ -147,8 +147,8 @@ class ProcessGroups(Peers):
 class _Group(Channel):
     """A channel over a process group.
 
-    Parts travel as messages between pairs of ranks. gloo's collectives give the same bits in nearly twice the time; NCCL's
-    are made of such messages, and begun together.
+    Parts are sent as messages between pairs of ranks. gloo's collectives give the same bits in nearly twice the time;
+    NCCL's consist of such messages, begun together.
     """
 
     def __init__(self, peers: ProcessGroups, name: str, group: Any, backend: str) -> None:
@@ -169,7 +169,7 @@ class _Group(Channel):
             self.lost(doing, 0.0, [], error)
 
     def _messages(self, outs: list[Tensor], parts: list[Tensor], doing: str) -> Work:
-        """Begin a message to and from each other rank; nothing travels where a part is empty."""
+        """Begin a message to and from each other rank. Nothing is sent for an empty part."""
         works, late = [], []
         for distance in range(1, self.size):
             of, to = (self.rank - distance) % self.size, (self.rank + distance) % self.size
@@ -182,17 +182,17 @@ class _Group(Channel):
         return _Begun(self, works, doing, late)
 
     def lost(self, doing: str, waited: float, silent: Collection[int], error: RuntimeError) -> NoReturn:
-        """A call did not come to its end."""
+        """Log the error of a call that did not finish, find out which rank is missing, and raise."""
         log.debug("%s: %r", doing, error)
         self._peers.lost(doing, waited, silent)
 
     def waits(self, work: Any, since: float) -> None:
-        """Until a message is there, with patience since then; on a stream of the device, until the stream knows of it."""
+        """Wait for a message, with the patience counted from `since`. On a stream of the device, only enqueue the wait."""
         left = max(0.001, self._peers.patience - (time.monotonic() - since))
         work.wait() if self._on_stream else work.wait(timedelta(seconds=min(left, 1e8)))
 
     def is_there(self, work: Any) -> bool:
-        """Whether a message has come, now that another one did not."""
+        """Return whether a message has come, after another one did not. Always False on a stream of the device."""
         try:
             return not self._on_stream and bool(work.wait(A_MOMENT))
         except RuntimeError:
@@ -203,14 +203,14 @@ class _Group(Channel):
         raise PeerError(why)
 
     def destroy(self) -> None:
-        """Give the group's connections back."""
+        """Destroy the process group, which closes its connections."""
         if not self._destroyed and dist.is_initialized():
             dist.destroy_process_group(self._group)
         self._destroyed = True
 
 
 class _Begun:
-    """A call of a group that is on its way."""
+    """A call of a group in progress."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Trainers that are threads of one process: for tests of many, with delays and failures where they are wanted."""
+"""Trainers that are threads of one process, for tests of many trainers with delays and failures on purpose."""
 
 import threading
 import time
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PeersHook = Callable[[int, str], None]
-"""Called with the rank and what it is doing, before each call: it may sleep, or raise."""
+"""Called before each call, with the rank and what it is doing. It may sleep or raise."""
 
 
 @dataclass
 class _Call:
-    """One call of all ranks: what each of them brought, and who has taken."""
+    """One call of all ranks: what each of them brought, and how many have taken the result."""
 
     brought: "dict[int, tuple[str, list[Tensor]]]" = field(default_factory=dict)
     taken: int = 0
 
 
 class _Job:
-    """What the ranks share."""
+    """State that the ranks share."""
 
     def __init__(self, size: int, patience: float, hook: PeersHook | None) -> None:
         self.size, self.patience, self.hook = size, patience, hook
@@ -34,7 +34,7 @@ class _Job:
         self.failed: str | None = None
         self.left: set[int] = set()
         self.ending: set[int] = set()
-        """Ranks that have ended the job themselves."""
+        """Ranks that ended the job themselves."""
 
     def told(self, rank: int) -> str | None:
         return over(self.failed) if self.failed is not None and rank in self.ending else self.failed
@@ -46,7 +46,7 @@ class _Job:
 
 
 class InProcess(Peers):
-    """One of several trainers in threads of this process. Made by `InProcess.job`."""
+    """One of several trainers that are threads of this process. Made by `InProcess.job`."""
 
     def __init__(self, job: _Job, rank: int) -> None:
         super().__init__(rank, job.size, job.patience)
@@ -55,25 +55,25 @@ class InProcess(Peers):
 
     @classmethod
     def job(cls, size: int, *, patience: float = 20.0, hook: PeersHook | None = None) -> "list[InProcess]":
-        """All trainers of a job, one for each thread.
+        """Return all trainers of a job, one for each thread.
 
         **Arguments**
 
-        - `size`: how many.
+        - `size`: number of trainers.
         - `patience`: seconds that one waits for another.
-        - `hook`: called before each call, to delay it or to fail.
+        - `hook`: called before each call, to delay it or make it fail.
         """
         shared = _Job(size, patience, hook)
         return [cls(shared, rank) for rank in range(size)]
 
     @classmethod
     def run(cls, size: int, work: Callable[["InProcess"], Any], **more: Any) -> list[Any]:
-        """What `work(peers)` returns on each rank; the first error of any is raised.
+        """Return what `work(peers)` returns on each rank. Raise the first error, preferring one that is not a PeerError.
 
         **Arguments**
 
-        - `size`: how many ranks.
-        - `work`: what each of them does.
+        - `size`: number of ranks.
+        - `work`: function that each of them runs.
         - `more`: `patience` and `hook` of `job`.
 
         >>> import numpy as np
@@ -121,7 +121,7 @@ class InProcess(Peers):
 
 
 class _Waiting:
-    """A call that this rank has brought its part to."""
+    """A call to which this rank has brought its part."""
 
     def __init__(self, take: Callable[[], None]) -> None:
         self._take = take
@@ -131,7 +131,7 @@ class _Waiting:
 
 
 class _BetweenThreads(Channel):
-    """A channel whose ranks are threads. Unlike a process group it sees what all ranks say, and compares it."""
+    """A channel whose ranks are threads. Unlike a process group, it sees and compares what all ranks do."""
 
     def __init__(self, job: _Job, name: str, rank: int) -> None:
         super().__init__(name, rank, job.size)
@@ -160,7 +160,7 @@ class _BetweenThreads(Channel):
         return _Waiting(wait)
 
     def _bring(self, doing: str, parts: "list[Tensor]") -> "Callable[[], dict[int, tuple[str, list[Tensor]]]]":
-        """Bring this rank's parts of the next move; what is returned waits for those of all."""
+        """Bring this rank's parts of the next move. Return a function that waits for those of all ranks."""
         job, key, began = self._job, (self.name, self._moves), time.monotonic()
         self._moves += 1
         if self.rank in job.ending and (why := job.told(self.rank)) is not None:

@@ -1,4 +1,4 @@
-"""The trainers of the job that this process is one of: joined when the first embeddings are made, left at its end."""
+"""The trainers of this process's job, which are joined when the first embeddings are made, and left at its end."""
 
 import atexit
 import sys
@@ -19,12 +19,12 @@ _joined: list[Peers] = []
 
 
 def trainers(device: str = "cpu", patience: float | None = None) -> Peers:
-    """The trainers of this job; `Alone` where no launcher has started this process.
+    """Return the trainers of this job, joining them first if need be. Return `Alone` if no launcher started this process.
 
     **Arguments**
 
     - `device`: where rows are.
-    - `patience`: seconds that one waits for another, as `skirl.peers.start.join` takes them.
+    - `patience`: seconds that one waits for another, as for `skirl.peers.start.join`.
     """
     given = _given.get()
     if given is not None:
@@ -42,11 +42,11 @@ def trainers(device: str = "cpu", patience: float | None = None) -> Peers:
 
 @contextmanager
 def using(peers: Peers) -> Iterator[None]:
-    """Embeddings that are made in this block by this thread are those of a trainer among others.
+    """Use these trainers for embeddings that this thread makes in the block.
 
     **Arguments**
 
-    - `peers`: how it reaches them; `Alone()` for embeddings that are this process's own.
+    - `peers`: the trainers; `Alone()` for embeddings that only this process uses.
     """
     before = _given.set(peers)
     try:
@@ -56,11 +56,11 @@ def using(peers: Peers) -> Iterator[None]:
 
 
 def fail(error: BaseException) -> None:
-    """End the other trainers as well, by an error that this process ends with.
+    """End the other trainers as well, because of an error that ends this process.
 
     **Arguments**
 
-    - `error`: what happened.
+    - `error`: the error.
     """
     left, _joined[:] = list(_joined), [Alone()] if _joined else []
     for peers in left:
@@ -69,12 +69,12 @@ def fail(error: BaseException) -> None:
 
 
 def leave(whole: bool = True) -> None:
-    """The end of this process's part, when all others are at theirs; a PeerError where one of them is lost.
+    """Leave the job when all other trainers do. Raise a PeerError if one of them is lost.
 
     **Arguments**
 
-    - `whole`: it ends well, and so does its launcher then. One that will start trainers again is not watched: until it does,
-      it waits as one does that is through.
+    - `whole`: whether the job is complete, so that the launcher must end too and is watched. A launcher that will restart
+      trainers is not watched: until it does, it waits just like one that is done.
     """
     atexit.unregister(_left)
     for peers in _several():
@@ -84,7 +84,7 @@ def leave(whole: bool = True) -> None:
 
 
 def _left() -> None:
-    """Nothing went wrong, and the process ends well also where another one has failed: that has said so itself."""
+    """Leave at the end of a process without an error. Ignore errors, because a trainer that failed has said so itself."""
     for peers in _several():
         with suppress(Exception):
             peers.close()
@@ -96,12 +96,12 @@ def _several() -> list[Peers]:
 
 
 def _tell_of_errors() -> None:
-    """An exception that ends this process ends the others, with its words."""
+    """Have an exception that ends this process end the others, with its message."""
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if isinstance(error, PeerError):
-            print(error, file=sys.stderr)  # where it happened is not in this process
+            print(error, file=sys.stderr)  # no traceback: the cause is in another process
         else:
             before(kind, error, trace)
         fail(error)

@@ -8,27 +8,27 @@ from pathlib import Path
 from typing import Any
 
 SETTINGS = {
-    # A restarted group would read the addresses of the one before it, and every restart would fail.
+    # Otherwise a restarted group would read the addresses of the previous one, and every restart would fail.
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-    # The bits of a run belong to its number of threads, whatever the number of trainers.
+    # The bits of a run depend on its number of threads, so that must not depend on the number of trainers.
     "OMP_NUM_THREADS": "1",
 }
-"""Variables that trainers get unless the user has set them."""
+"""Environment variables of trainers, unless the user has set them."""
 LOOPBACK = "127.0.0.1"
 
 
 @dataclass
 class Launch:
-    """Start trainers of one job on this machine; they end together, and when this command does.
+    """Start the trainers of one job on this machine. They end together, and when this command does.
 
-    What they run stands behind `--`: a command of skirl with its flags, or a Python file.
+    What they run follows after `--`: a command of skirl with its flags, or a Python file.
     """
 
     trainers: int = 2
-    """The number of trainers; -n is short for it."""
+    """The number of trainers; -n for short."""
     restarts: int = 0
-    """How many times to start all of them again after one has failed; give --save and --resume to the command that
-    they run."""
+    """How many times to restart all of them after one has failed; give --save and --resume to the command that they
+    run."""
 
     def __post_init__(self) -> None:
         if self.trainers < 1:
@@ -36,10 +36,10 @@ class Launch:
         if self.restarts < 0:
             raise ValueError(f"restarts is {self.restarts}: set it to 0 or more")
         self.words: tuple[str, ...] = ()
-        """What stands behind `--`."""
+        """What follows after `--`."""
 
     def run(self) -> dict[str, Any]:
-        """Start them and wait; `exit_code` is that of the first one that failed, or 0."""
+        """Start them and wait. The result's `exit_code` is that of the first one that failed, or 0."""
         for name, value in SETTINGS.items():
             os.environ.setdefault(name, value)
         from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
@@ -55,7 +55,7 @@ class Launch:
                 nproc_per_node=self.trainers,
                 run_id="skirl",
                 rdzv_backend="c10d",
-                rdzv_endpoint=str(Path(folder) / "rendezvous"),  # a file: no port that others could reach
+                rdzv_endpoint=str(Path(folder) / "rendezvous"),  # a file, because others could reach a port
                 rdzv_configs={"store_type": "file"},
                 local_addr=LOOPBACK,
                 max_restarts=self.restarts,
@@ -76,5 +76,5 @@ class Launch:
         return {"exit_code": 0}
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """Nothing: trainers say what they did."""
+        """Return nothing: trainers say what they did."""
         return {}

@@ -1,4 +1,4 @@
-"""What travels with an exchange: who calls for what, and how much follows; and arrays packed into one message."""
+"""Messages of an exchange: heads that say what a message is for and how long it is, and arrays packed into one message."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,11 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 HEAD = np.dtype([("sequence", "<i8"), ("bytes", "<i8"), ("dtype", "S16"), ("tag", "S96")])
-"""The head of a message: which exchange of the channel it is of, what follows it, and what for."""
+"""The head of a message: the number of the exchange, the size and dtype of what follows, and what it is for."""
 ALIGNED = 16
-"""Bytes whose multiples messages fill, so that every array of them begins where its numbers may lie."""
+"""Messages are padded to a multiple of this many bytes, so that each array starts at an aligned address."""
 KINDS = "biufc"
-"""Kinds of numbers that travel: whole numbers, floats, bools. No objects: nothing is unpickled."""
+"""Kinds of dtypes that may be sent: bool, integers, floats, complex. No objects, so nothing is unpickled."""
 
 
 @dataclass(frozen=True)
@@ -19,23 +19,23 @@ class Head:
     """The head of one message, read and checked."""
 
     sequence: int
-    """Which exchange of the channel it is of."""
+    """Number of the exchange on its channel."""
     bytes: int
-    """How much follows."""
+    """Number of bytes that follow."""
     dtype: np.dtype
-    """What it is."""
+    """Dtype of what follows."""
     tag: str
-    """What for."""
+    """What the message is for."""
 
 
 def heads(arrays: Sequence[NDArray], sequence: int, tag: str) -> NDArray[np.uint8]:
-    """The head of each rank's message: [ranks, HEAD.itemsize].
+    """Return the heads of the messages to each rank: [ranks, HEAD.itemsize].
 
     **Arguments**
 
     - `arrays`: what is sent to each rank.
-    - `sequence`: which exchange of the channel this is.
-    - `tag`: what for; the first 96 bytes of it travel.
+    - `sequence`: number of the exchange on its channel.
+    - `tag`: what it is for. Only the first 96 bytes are sent.
     """
     head = np.zeros(len(arrays), HEAD)
     head["sequence"], head["tag"] = sequence, tag.encode()[: HEAD["tag"].itemsize]
@@ -45,7 +45,7 @@ def heads(arrays: Sequence[NDArray], sequence: int, tag: str) -> NDArray[np.uint
 
 
 def read_head(raw: NDArray[np.uint8]) -> Head:
-    """A head as it came; ValueError where it is none.
+    """Parse a head that was received. Raise a ValueError if it is none.
 
     **Arguments**
 
@@ -65,7 +65,7 @@ def read_head(raw: NDArray[np.uint8]) -> Head:
 
 
 def padded(size: int) -> int:
-    """Bytes that a message takes on its way.
+    """Return the bytes of a message with padding.
 
     >>> padded(0), padded(1), padded(16)
     (0, 16, 16)
@@ -74,11 +74,11 @@ def padded(size: int) -> int:
 
 
 def pack(*arrays: NDArray) -> NDArray[np.uint8]:
-    """Several arrays of one dimension as one message; `unpack` gives them back.
+    """Pack several one-dimensional arrays into one message, for `unpack`.
 
     **Arguments**
 
-    - `arrays`: of numbers, of any lengths.
+    - `arrays`: arrays of numbers, of any lengths.
 
     >>> [part.tolist() for part in unpack(pack(np.arange(3), np.array([0.5]), np.zeros(0, np.int8)))]
     [[0, 1, 2], [0.5], []]
@@ -92,7 +92,7 @@ def pack(*arrays: NDArray) -> NDArray[np.uint8]:
 
 
 def unpack(message: NDArray[np.uint8]) -> list[NDArray]:
-    """The arrays of a message, without copies; ValueError where it is not what `pack` makes.
+    """Return the arrays of a message, without copies. Raise a ValueError if `pack` did not make it.
 
     **Arguments**
 

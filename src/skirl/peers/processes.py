@@ -1,4 +1,4 @@
-"""What the operating system knows of ranks: whether a process has ended, and the connections that groups have opened."""
+"""What the operating system knows about ranks: whether a process has ended, and which connections groups have opened."""
 
 import ctypes
 import os
@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 LEAVING = 30.0
-"""Seconds that a launcher has to end, at least: it takes long where a machine is busy."""
+"""Least number of seconds that a launcher has to end: it takes long on a busy machine."""
 OF_TORCHRUN = 300.0
-"""Seconds that torchrun waits for the launchers of other machines, when its own trainers are through."""
+"""Seconds that torchrun waits for the launchers of other machines once its own trainers are done."""
 BEGINS_AGAIN = 75
-"""The exit code of a trainer that was stopped before the end, where launchers of several machines watch: success would end
-the job on machines that nobody has stopped.
+"""Exit code of a trainer that was stopped early, if launchers of several machines watch the job: a success would end the
+job on machines where nobody stopped it.
 """
 WATCH = """
 import pathlib, select, signal, sys
@@ -29,11 +29,11 @@ if not select.select([end], [], [], patience)[0]:
               file=sys.stderr)
         signal.pidfd_send_signal(end, signal.SIGKILL)
 """
-"""It is killed, for while it waits there it hears of no other signal."""
+"""Program that ends a launcher. It kills it, because the launcher heeds no other signal while it waits."""
 
 
 def this_process() -> list[Any]:
-    """This process, as others on its machine find it; empty where that is not known."""
+    """Return what identifies this process to others on its machine. Empty if that is not known."""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return [boot, os.readlink("/proc/self/ns/pid"), os.getpid(), _began(os.getpid())]
@@ -41,11 +41,11 @@ def this_process() -> list[Any]:
 
 
 def is_gone(process: list[Any]) -> bool:
-    """Whether a process of this machine has ended; False of one elsewhere.
+    """Return whether a process on this machine has ended. Always False for one on another machine.
 
     **Arguments**
 
-    - `process`: what `this_process` said there.
+    - `process`: what `this_process` returned there.
 
     >>> is_gone(this_process()), is_gone(this_process()[:2] + [2**22 + 1, "5"])
     (False, True)
@@ -55,11 +55,11 @@ def is_gone(process: list[Any]) -> bool:
 
 
 def end(process: list[Any]) -> None:
-    """End a process of this machine at once, if it is still there; one elsewhere stays.
+    """Kill a process on this machine, if it is still there. Leave one on another machine alone.
 
     **Arguments**
 
-    - `process`: what `this_process` said there.
+    - `process`: what `this_process` returned there.
     """
     mine = this_process()
     if mine and process[:2] == mine[:2] and not is_gone(process):
@@ -68,43 +68,43 @@ def end(process: list[Any]) -> None:
 
 
 def launched_here() -> bool:
-    """Whether a launcher watches this process, which ends all of a job's when one has ended."""
+    """Return whether a launcher watches this process and will end all trainers of the job when one has failed."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def launchers_elsewhere() -> bool:
-    """Whether launchers of other machines watch trainers of the same job: they begin again when one of these fails."""
+    """Return whether launchers on other machines watch trainers of the same job. These restart when one of ours fails."""
     return launched_here() and os.environ.get("GROUP_WORLD_SIZE", "1") != "1"
 
 
 def die_with_launcher() -> None:
-    """End when the launcher does, however it does: a trainer whose launcher is gone is nobody's. Linux has this.
+    """Have the system kill this trainer when its launcher ends in any way. Only on Linux.
 
-    To be called early: a launcher that has ended before tells nobody, and is noticed only where a reaper has its place.
+    Call it early: a launcher that has ended before is noticed only if a reaper is this process's parent now.
     """
     if not launched_here() or not sys.platform.startswith("linux"):
         return
     set_parent_death_signal, parent = 1, os.getppid()
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-    if os.getppid() != parent or reaps(parent):  # it ended in between, or before
+    if os.getppid() != parent or reaps(parent):  # the launcher ended in between, or before
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def reaps(pid: int) -> bool:
-    """Whether a process takes in those whose parents have ended: then it is nobody's launcher.
+    """Return whether a process adopts those whose parents have ended, so that it is not a launcher.
 
-    That is process 1, and a user's systemd. A launcher may be process 1 of a container; launchers are Python.
+    These are process 1 and a user's systemd. But a launcher may be process 1 of a container; launchers are Python.
 
     **Arguments**
 
-    - `pid`: of the process.
+    - `pid`: id of the process.
 
     >>> reaps(os.getpid())
     False
     """
     try:
         name = Path(os.readlink(f"/proc/{pid}/exe")).name
-    except PermissionError:  # of another user
+    except PermissionError:  # another user's
         return pid == 1
     except OSError:
         return False
@@ -112,16 +112,16 @@ def reaps(pid: int) -> bool:
 
 
 def watch_launcher(patience: float, least: float = LEAVING) -> None:
-    """See to it that this process's launcher, if it is one of several, does not outlive it for longer than patience.
+    """Have this process's launcher killed, if it is one of several and outlives the process for longer than patience.
 
-    A launcher whose trainers are through waits until those of the others are. If one of them has begun again meanwhile, as a
-    machine has joined or a trainer was killed, the two wait for each other: torchrun for five minutes. Whoever has started
-    the launcher starts it again then, and a run that is whole ends at once.
+    A launcher whose trainers are done waits until those of the others are. If another launcher has restarted meanwhile,
+    because a machine joined or a trainer was killed, the two wait for each other: torchrun for five minutes. Whatever
+    started this launcher can then start it again, and a run that is complete ends at once.
 
     **Arguments**
 
-    - `patience`: seconds that it may wait,
-    - `least`: and that it has in any case.
+    - `patience`: seconds that the launcher may wait.
+    - `least`: seconds that it may wait in any case.
     """
     patience = max(patience, least)
     several = launchers_elsewhere() and os.environ.get("LOCAL_RANK") == "0"
@@ -132,12 +132,12 @@ def watch_launcher(patience: float, least: float = LEAVING) -> None:
             words = [sys.executable, "-I", "-S", "-c", WATCH, str(end), str(launcher), str(patience)]
             nowhere = subprocess.DEVNULL
             watch = subprocess.Popen(words, stdin=nowhere, stdout=nowhere, start_new_session=True, pass_fds=[end])
-            watch.returncode = 0  # nobody waits for it
+            watch.returncode = 0  # so that subprocess does not complain that nobody waits for it
             os.close(end)
 
 
 def _began(pid: int) -> str:
-    """When a process of this machine began; empty when it has ended."""
+    """Return when a process on this machine began, or an empty string if it has ended."""
     with suppress(OSError, IndexError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return "" if fields[0] in "ZX" else fields[19]
@@ -147,8 +147,8 @@ def _began(pid: int) -> str:
 class Connections:
     """The sockets that were opened in a with-block.
 
-    A group of gloo cannot be stopped: a call waits for its peer, and so does the end of the process. It ends when its
-    connections do.
+    A gloo group cannot be stopped: its calls wait for their peers, and so does the end of the process. Shutting down its
+    connections ends that.
     """
 
     def __init__(self) -> None:
@@ -162,11 +162,11 @@ class Connections:
         self._opened = {file: name for file, name in _sockets().items() if self._before.get(file) != name}
 
     def cut(self, spare: Collection[int] = ()) -> None:
-        """End them, those of some ports excepted.
+        """Shut them down, except connections with a port in `spare` at either end.
 
         **Arguments**
 
-        - `spare`: ports at either end of what is left alone.
+        - `spare`: ports of connections to leave alone.
         """
         opened, self._opened = self._opened, {}
         for file, name in opened.items():
@@ -176,13 +176,13 @@ class Connections:
                 with socket.socket(fileno=os.dup(file)) as one:
                     if one.family not in (socket.AF_INET, socket.AF_INET6) or one.getsockname()[1] in spare:
                         continue
-                    if one.getpeername()[1] in spare:  # an error, where it only listens
+                    if one.getpeername()[1] in spare:  # raises if it only listens
                         continue
                     one.shutdown(socket.SHUT_RDWR)
 
 
 def _sockets() -> dict[int, str]:
-    """The sockets of this process: file descriptors, and what they are."""
+    """Return the sockets of this process: file descriptors and the names that Linux gives them."""
     found = {}
     with suppress(OSError):
         for file in os.listdir("/proc/self/fd"):

@@ -1,4 +1,4 @@
-"""How trainers find each other: what torchrun, or another launcher, says in the environment."""
+"""How trainers find each other, by what torchrun or another launcher puts in the environment."""
 
 import logging
 import os
@@ -21,35 +21,35 @@ if TYPE_CHECKING:
 log = logging.getLogger("skirl")
 LOOPBACK = "127.0.0.1"
 BEGINNING = 60.0
-"""Seconds that trainers have to begin, at least: interpreters take long where a machine is busy."""
+"""Least number of seconds that trainers have to start: interpreters take long on a busy machine."""
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""Which network gloo and NCCL talk over, where the user says so."""
+"""Environment variables that name the network interface of gloo and of NCCL."""
 
 
 @dataclass(frozen=True)
 class Launched:
-    """What a launcher says of this process."""
+    """What a launcher says about this process."""
 
     rank: int
-    """Which of all trainers this is."""
+    """Rank of this trainer."""
     size: int
-    """How many there are."""
+    """Number of trainers."""
     local_rank: int
-    """Which of this machine's."""
+    """Rank of this trainer among those on this machine."""
     local_size: int
-    """How many are on this machine."""
+    """Number of trainers on this machine."""
     address: str
-    """Where rank 0, or the launcher, serves the store in which trainers find each other."""
+    """Address at which rank 0 or the launcher serves the store in which trainers find each other."""
     port: int
-    """Its port."""
+    """Port of that store."""
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Self | None:
-        """What the variables of torchrun say; None for a process that no launcher has started, or for the only trainer.
+        """Read the variables of torchrun. Return None for a process that no launcher started, or for the only trainer.
 
         **Arguments**
 
-        - `environment`: of the process.
+        - `environment`: environment of the process.
 
         >>> names = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "a"}
         >>> launched = Launched.of(names | {"MASTER_PORT": "2000"})
@@ -81,19 +81,19 @@ class Launched:
 
     @property
     def one_machine(self) -> bool:
-        """Whether all trainers are on this machine."""
+        """True if all trainers are on this machine."""
         return self.local_size == self.size
 
 
 def join(device: "torch.device | str" = "cpu", *, backend: str | None = None, patience: float | None = None) -> Peers:
-    """The trainers of this job, once all of them are there; `Alone` for a process that no launcher has started.
+    """Wait for all trainers of this job, and return them. Return `Alone` in a process that no launcher started.
 
     **Arguments**
 
-    - `device`: where rows are; of several GPUs, each trainer of a machine takes its own.
-    - `backend`: what carries rows and gradients: "nccl" or "gloo". None: "nccl" where rows are on a GPU.
-    - `patience`: seconds that a trainer waits for another before the job ends; None: what SKIRL_PATIENCE says in the
-      environment, else 600.
+    - `device`: where rows are. If a machine has several GPUs, each of its trainers takes its own.
+    - `backend`: what carries rows and gradients: "nccl" or "gloo". None: "nccl" if rows are on a GPU, else "gloo".
+    - `patience`: seconds that a trainer waits for another before the job ends. None: SKIRL_PATIENCE in the environment,
+      or 600.
     """
     die_with_launcher()
     launched = Launched.of(os.environ)
@@ -110,7 +110,7 @@ def join(device: "torch.device | str" = "cpu", *, backend: str | None = None, pa
         if device.index is None:
             device = torch.device("cuda", _own_gpu(launched, torch.cuda.device_count(), backend))
         torch.cuda.set_device(device)
-    if dist.is_initialized():  # by the program, or by Lightning: it will destroy what it made
+    if dist.is_initialized():  # by the program or by Lightning, which will also destroy it
         return ProcessGroups(
             dist.distributed_c10d._get_default_store(), device=device, backend=backend, patience=patience
         )
@@ -142,7 +142,7 @@ def join(device: "torch.device | str" = "cpu", *, backend: str | None = None, pa
 
 
 def _own_gpu(launched: Launched, gpus: int, backend: str | None) -> int:
-    """The number of the GPU of this trainer."""
+    """Return the index of this trainer's GPU."""
     import torch
 
     if gpus == 0:
@@ -150,13 +150,13 @@ def _own_gpu(launched: Launched, gpus: int, backend: str | None) -> int:
             f"device is 'cuda', and torch {torch.__version__} sees no GPU: install torch's CUDA build and a driver, or set "
             "device to 'cpu'"
         )
-    if launched.local_size > gpus and backend != "gloo":  # NCCL does not let two of them share one
+    if launched.local_size > gpus and backend != "gloo":  # with NCCL, two cannot share one
         raise ValueError(f"{launched.local_size} trainers on a machine with {gpus} GPUs: start one for each GPU")
     return launched.local_rank % gpus
 
 
 def _meet(store: Any, launched: Launched, patience: float) -> None:
-    """Until all are there; who is not is named."""
+    """Wait until all trainers are there. Raise a PeerError that names those that are not."""
     began, left = time.monotonic(), [rank for rank in range(launched.size) if rank != launched.rank]
     store.set(f"there/{launched.rank}", "")
     while left := [rank for rank in left if not store.check([f"there/{rank}"])]:
@@ -167,7 +167,7 @@ def _meet(store: Any, launched: Launched, patience: float) -> None:
 
 
 def _warn_of_shared_store(launched: Launched) -> None:
-    """Say so where a group that is started again would read what the one before it has written."""
+    """Warn if a restarted group would read what the previous one has written."""
     restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and restarts != "0" and launched.rank == 0:
         log.warning(
@@ -177,7 +177,7 @@ def _warn_of_shared_store(launched: Launched) -> None:
 
 
 def _store(launched: Launched, waits: timedelta):
-    """Where trainers find each other. On one machine nobody else can reach it; elsewhere it is where the launcher says."""
+    """Open the store in which trainers find each other. If all are on one machine, no other machine can reach it."""
     from torch.distributed import PrefixStore, TCPStore
 
     own = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
@@ -190,13 +190,13 @@ def _store(launched: Launched, waits: timedelta):
     store = TCPStore(
         address, launched.port, launched.size, serves, waits, wait_for_workers=False, master_listen_fd=listening
     )
-    # Launchers count restarts each for itself, so trainers of two nodes may have two counts: no name that all share has one.
+    # Each launcher counts its own restarts, so counts of two nodes may differ: a name that all share must not contain one.
     again = "" if own else f"/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     return PrefixStore(f"skirl{again}", store)
 
 
 def _leave() -> None:
-    """Destroy what `join` has made."""
+    """Destroy the process group that `join` has made."""
     import torch.distributed as dist
 
     if dist.is_initialized():
@@ -204,6 +204,6 @@ def _leave() -> None:
 
 
 def _loopback() -> str:
-    """The name of the interface that leads to this machine itself."""
+    """Return the name of the loopback interface."""
     names = [name for _, name in socket.if_nameindex()]
     return next((name for name in ("lo", "lo0") if name in names), names[0])

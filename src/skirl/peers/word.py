@@ -1,4 +1,4 @@
-"""Word that ranks leave for each other in the job's store: nobody waits long for it, whoever serves the store."""
+"""Messages that ranks leave for each other in the job's store. Every call has a time limit, whoever serves the store."""
 
 import threading
 from collections.abc import Callable
@@ -6,21 +6,23 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 ENDED, LOST = "skirl/ended", "skirl/lost"
-"""Keys: why the job ends; and, of each rank, that it lost somebody and so is there itself."""
+"""Keys: why the job ends, and, with a rank, that this rank is alive and lost another one."""
 LIMIT = 1.0
-"""Seconds in which the store answers, if its process runs."""
+"""Seconds within which the store answers if its process runs."""
 
 
 class Word:
-    """What ranks say of the job's end.
+    """What ranks tell each other about the end of the job.
 
-    torch has no limit for a word to a process that is stopped or cut off; each has a thread here, which is left behind.
+    torch has no time limit for a call to a store whose process is stopped or cut off. So each call has a thread here, which
+    is abandoned when the time is over.
 
     **Arguments**
 
-    - `store`: of the job: anything with the methods of torch.distributed.Store.
-    - `there`: whether the process that serves it may live: torch prints a stack for each word to one that is gone.
-    - `limit`: seconds for an answer; after a longer one no more is asked.
+    - `store`: the job's store: anything with the methods of torch.distributed.Store.
+    - `there`: returns whether the process that serves it may be alive. torch prints a stack for each call to one that is
+      gone.
+    - `limit`: seconds for an answer. Once one takes longer, no more calls are made.
 
     >>> class Silent:
     ...     def check(self, keys):
@@ -32,15 +34,15 @@ class Word:
 
     def __init__(self, store: Any, there: Callable[[], bool], limit: float = LIMIT) -> None:
         self.answers = True
-        """Whether the store has answered so far."""
+        """True if the store has answered every call so far."""
         self._store, self._there, self._limit = store, there, limit
 
     def why(self) -> str | None:
-        """Why the job ends, as a rank has said; None where none has, or nobody can be asked."""
+        """Return why the job ends, as a rank has said. None if none has, or the store does not answer."""
         return self._asked(lambda: self._store.get(ENDED).decode() if self._store.check([ENDED]) else None)
 
     def end(self, why: str) -> str:
-        """Say why the job ends; the sentence of whoever was first.
+        """Say why the job ends, unless another rank has. Return the sentence of the first.
 
         **Arguments**
 
@@ -49,20 +51,20 @@ class Word:
         return self._asked(lambda: self._store.compare_set(ENDED, "", why).decode()) or why
 
     def here(self, rank: int) -> None:
-        """Say that a rank is there, and waited for others.
+        """Say that a rank is alive, and has waited for others.
 
         **Arguments**
 
-        - `rank`: this one.
+        - `rank`: this rank.
         """
         self._asked(lambda: self._store.set(f"{LOST}/{rank}", "here"))
 
     def is_here(self, rank: int) -> bool:
-        """Whether a rank has said so.
+        """Return whether a rank has said that it is alive.
 
         **Arguments**
 
-        - `rank`: another one.
+        - `rank`: another rank.
         """
         return bool(self._asked(lambda: self._store.check([f"{LOST}/{rank}"])))
 

@@ -1,4 +1,4 @@
-"""Where rows live when they are not on the device."""
+"""Stores: they hold the rows that are not on the device."""
 
 import re
 from collections.abc import Mapping
@@ -33,15 +33,15 @@ __all__ = [
 def open_store(
     spec: str | Store, layout: Layout | Mapping[int, Record], *, rows: Mapping[int, int] | None = None
 ) -> Store:
-    """The store that a user's `store=` names.
+    """Return the store that a user's `store=` names.
 
     **Arguments**
 
     - `spec`: "memory", "disk:FOLDER", "rpc://HOST:PORT" (memory nodes that meet there), "placed:PLAN.json" (several of
-      these, as `skirl place` has planned), "link:RATE,DELAY:STORE", "checkpoint" (those that `skirl.load` finds, to read
-      only), or a `Store`, which is checked and used.
+      these, as planned by `skirl place`), "link:RATE,DELAY:STORE", "checkpoint" (the rows that `skirl.load` finds,
+      read-only), or a `Store`, which is checked and used.
     - `layout`: the records of each table.
-    - `rows`: how many rows each table has. A disk store then needs half the memory for its index; None: not known.
+    - `rows`: number of rows of each table, which halves the memory of a disk store's index. None: not known.
 
     >>> len(open_store("memory", {0: Record(65)}))
     0
@@ -73,11 +73,11 @@ def open_store(
 
 
 def plan_of(spec: str) -> "tuple[PlacementPlan, str | None]":
-    """The plan that "placed:PLAN.json" names, and the folder inside each store's own that may stand behind it.
+    """Return the plan that "placed:PLAN.json" names, and the folder inside each store's own if the spec ends in one.
 
     **Arguments**
 
-    - `spec`: the store, as `store=` names it.
+    - `spec`: the store, as `store=` names it: "placed:PLAN.json" or "placed:PLAN.json/FOLDER".
     """
     from skirl.core.placement_plan import PlacementPlan
 
@@ -88,7 +88,7 @@ def plan_of(spec: str) -> "tuple[PlacementPlan, str | None]":
 
 
 def _placed(spec: str, layout: Layout | Mapping[int, Record], rows: Mapping[int, int] | None) -> Store:
-    """The stores of a plan as one."""
+    """Open the stores of a plan as one store."""
     from skirl.store.placed.store import PlacedStore
 
     plan, folder = plan_of(spec)

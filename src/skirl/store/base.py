@@ -1,6 +1,6 @@
-"""The interface of every store, which holds rows off the device and answers by key; and what it checks for all of them.
+"""The interface of stores, which hold rows off the device and return them by key, and the checks that they all share.
 
-A kind of store implements the abstract methods and has to pass tests/store/conformance.py.
+A kind of store implements the abstract methods and must pass tests/store/conformance.py.
 """
 
 import secrets
@@ -21,23 +21,23 @@ from skirl.tools.jit import kernel
 DTYPES = ("float32", "float64")
 
 MEMORY_ROWS, DISK_ROWS = "rows", "disk rows"
-"""What the facts of frozen rows say under `kind`: which kind of store they came from."""
+"""Values of `kind` in the facts of frozen rows: the kind of store that froze them."""
 
 Rows = NDArray[np.float32] | NDArray[np.float64]
 
 
 def at_once() -> None:
-    """What a store that takes frozen rows waits for where it is the only one: nothing."""
+    """Do nothing: the default `ready` for a store that takes frozen rows alone and waits for no other."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """The records of one table: how many numbers of which type.
+    """Width and dtype of one table's records.
 
     **Arguments**
 
-    - `width`: numbers in a record: the row and its optimizer state.
-    - `dtype`: "float32" or "float64"; "float32" because that is what nearly all tables have.
+    - `width`: number of values in a record: the row and its optimizer state.
+    - `dtype`: "float32" (the default: nearly all tables have it) or "float64".
 
     >>> Record(65)
     Record(width=65, dtype='float32')
@@ -60,7 +60,7 @@ class Record:
 
 @kernel
 def _first_stranger(keys: NDArray[np.int64], kind_of_table: NDArray[np.int32], kind: int) -> int:
-    """The first key whose table has no records of this kind, -1 when there is none."""
+    """Return the index of the first key whose table has no records of this kind, or -1."""
     for i in range(keys.size):
         table = keys[i] >> ROW_BITS
         if table < 0 or table >= kind_of_table.size or kind_of_table[table] != kind:
@@ -69,7 +69,7 @@ def _first_stranger(keys: NDArray[np.int64], kind_of_table: NDArray[np.int32], k
 
 
 class Layout:
-    """The records of every table of a store. Tables with equal records are one *kind*: one call serves them together.
+    """The records of every table of a store. Tables with equal records form one *kind*: one call can serve them all.
 
     **Arguments**
 
@@ -97,16 +97,16 @@ class Layout:
 
     @classmethod
     def from_facts(cls, facts: Any) -> "Layout":
-        """A layout out of what `facts` gave; a TypeError or ValueError where it is none.
+        """Return the layout that `facts` describes. Raise a TypeError or ValueError if it describes none.
 
         **Arguments**
 
-        - `facts`: table, width and dtype of each table.
+        - `facts`: number, width and dtype of each table, as the method `facts` returns them.
         """
         return cls({table: Record(width, dtype) for table, width, dtype in facts})
 
     def facts(self) -> list[list[Any]]:
-        """The records of each table, in anything that JSON can say."""
+        """Return the records of each table in a form that JSON can hold."""
         return [[table, r.width, r.dtype] for table, r in self.records.items()]
 
     def __eq__(self, other: object) -> bool:
@@ -119,7 +119,7 @@ class Layout:
         return f"Layout({self.records})"
 
     def against(self, other: "Layout") -> tuple[str, str]:
-        """The first difference to another layout: what this one has, and what the other.
+        """Describe the first difference from another layout: what this one has, and what the other has.
 
         **Arguments**
 
@@ -136,7 +136,7 @@ class Layout:
         return "of the same tables", "of the same"
 
     def kind(self, keys: NDArray[np.int64], rows: Rows) -> int:
-        """Check keys and rows of one call; the index of their kind in `kinds`.
+        """Check the keys and rows of one call, and return the index of their kind in `kinds`.
 
         **Arguments**
 
@@ -161,12 +161,12 @@ class Layout:
         return kind
 
     def stranger(self, keys: NDArray[np.int64], record: Record) -> int:
-        """The first key whose table has no such records, -1 when there is none.
+        """Return the index of the first key whose table does not have such records, or -1.
 
         **Arguments**
 
         - `keys`: int64 `[n]`.
-        - `record`: what they should have.
+        - `record`: the records that their tables should have.
         """
         return _first_stranger(keys, self._kind_of_table, self._kind[record.width, record.dtype])
 
@@ -186,8 +186,8 @@ def _shown(value: Any) -> str:
 class Store(ABC):
     """Rows by key, off the device.
 
-    `read` and `write` may be called from several threads at once, but never for the same key at once. All other methods wait
-    for calls in progress where they need to, and are meant for one thread.
+    Several threads may call `read` and `write` at once, but never for the same key. All other methods are meant for one
+    thread, and wait for calls in progress where they need to.
 
     **Arguments**
 
@@ -196,18 +196,18 @@ class Store(ABC):
 
     layout: Layout
     identity: str
-    """Random, made when the store is made. A store that thaws rows takes the identity of the store that froze them."""
+    """Random, drawn when the store is made. A store that thaws rows takes the identity of the one that froze them."""
     generation: int
-    """Grows with each frozen state, and with each durable point of a store on disk; frozen rows say theirs."""
+    """Grows with each frozen state, and with each durable point of a store on disk. Frozen rows record theirs."""
 
     read_only = False
-    """Whether its rows can be looked up and not trained."""
+    """True if its rows can be looked up but not trained."""
     ready = True
-    """Whether it has what it is to hold."""
+    """False while the rows that it is to serve are not loaded yet."""
     frozen_kind = MEMORY_ROWS
-    """What its frozen rows say under `kind`."""
+    """Value of `kind` in the facts of its frozen rows."""
     in_any_process = False
-    """Whether a copy of this process can read its rows: no thread and no lock is in the way."""
+    """True if a forked copy of this process can read its rows, because reading needs no thread and no lock."""
 
     def __init__(self, layout: Layout | Mapping[int, Record]) -> None:
         self.layout = layout if isinstance(layout, Layout) else Layout(layout)
@@ -215,23 +215,23 @@ class Store(ABC):
         self.generation = 0
         self.closed = False
         self.about: dict[str, Any] = {}
-        """By table: what rows that were never written begin from: initialiser and seed, or an array's digest, or something
-        that has a `digest`."""
+        """What rows start from before they are first written, by table: initialiser and seed, an array's digest, or an
+        object with a `digest`."""
 
     def remember(self, about: Mapping[str, Any]) -> None:
-        """Keep in `about` what rows begin from, at the latest when the first of them is written.
+        """Keep in `about` what rows start from. Must be called before the first row is written.
 
-        A store that outlives its process keeps the digests with its rows; to make one reads all of an array. One that does
-        not is refused when rows that began from an array are to be trained further.
+        A store that outlives its process should keep the digests with its rows, although computing one reads the whole
+        array. Without them it is refused when it is opened again to train rows that started from an array.
 
         **Arguments**
 
-        - `about`: what rows begin from, by table, as `about` has it.
+        - `about`: what rows start from, by table, as in the attribute `about`.
         """
         self.about = dict(about)
 
     def read(self, keys: NDArray[np.int64], out: Rows) -> NDArray[np.bool_]:
-        """Copy rows to `out`; True where a row is held, elsewhere `out` is left alone.
+        """Copy the rows that are held to `out`, and leave its other rows alone. Return a mask of those that are held.
 
         **Arguments**
 
@@ -248,7 +248,7 @@ class Store(ABC):
         return found
 
     def write(self, keys: NDArray[np.int64], rows: Rows) -> int:
-        """Hold a copy of rows; what was held under their keys before is gone. Gives how many were taken: all, or it raises.
+        """Store a copy of rows, replacing those held under the same keys. Return how many: all of them, or it raises.
 
         **Arguments**
 
@@ -263,54 +263,54 @@ class Store(ABC):
 
     @abstractmethod
     def _read(self, kind: int, keys: NDArray[np.int64], out: Rows, found: NDArray[np.bool_]) -> None:
-        """`read`, checked and not empty; `found` comes all False."""
+        """Implement `read`. Arguments are checked and not empty, and `found` is all False."""
 
     @abstractmethod
     def _write(self, kind: int, keys: NDArray[np.int64], rows: Rows) -> None:
-        """`write`, checked and not empty."""
+        """Implement `write`. Arguments are checked and not empty."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """How many rows are held."""
+        """Return how many rows are held."""
 
     @abstractmethod
     def keys(self) -> Iterator[NDArray[np.int64]]:
-        """The key of every row held, in arrays of bounded size, each of one kind, in no promised order.
+        """Yield the key of every row held, in arrays of bounded size, each of one kind, in no particular order.
 
-        Rows first written while it runs may be missing.
+        Rows first written during the iteration may be missing.
         """
 
     def held(self) -> "Iterator[NDArray[np.int64] | tuple[int, NDArray[np.uint64]]]":
-        """Which rows are held, for whoever needs one bit for each: by default what `keys` gives.
+        """Yield which rows are held, for callers that need only one bit per row. By default this is `keys`.
 
-        A store on another machine overrides it and yields (table, bits) instead of keys, where those are fewer bytes. Row r
-        of the table is bit r % 64 of word r // 64; rows behind the last word are not held. Keys and bits may be mixed.
+        A store on another machine overrides it to yield (table, bits) instead of keys where that takes fewer bytes. Row
+        r of the table is bit r % 64 of word r // 64; rows past the last word are not held. Keys and bits may be mixed.
         """
         return self.keys()
 
     @abstractmethod
     def freeze(self, folder: Path, since: Facts | None) -> Frozen:
-        """The rows as they are now; `generation` grows.
+        """Freeze the rows as they are now, and return them. `generation` grows.
 
-        It returns at once, and must not run beside a `write`. At most one frozen state is not released.
+        It returns at once, and must not run at the same time as a `write`. Release a frozen state before the next call.
 
         **Arguments**
 
-        - `folder`: where the rows go; several frozen states may share its files.
-        - `since`: what the last `Frozen.write` of this store for this folder gave. Rows that have not changed since are
-          not written again. None: write all.
+        - `folder`: where the rows go. Several frozen states may share its files.
+        - `since`: what the last `Frozen.write` of this store for this folder returned. Rows that have not changed since
+          are not written again. None: write all.
         """
 
     def thaw(self, folder: Path, facts: Facts, over: Iterable[tuple[NDArray[np.int64], Rows]]) -> None:
-        """Take frozen rows, with their identity and generation; what the store held before is gone.
+        """Replace the store's rows, identity and generation with those of frozen rows.
 
-        Anything wrong is a `CheckpointError` that names the file, and the store is as it was. A store implements this, or
-        `thaw_parts`, by which it is done otherwise.
+        If anything is wrong, it raises a `CheckpointError` that names the file, and the store is unchanged. A store
+        implements either this method or `thaw_parts`; the default of each calls the other.
 
         **Arguments**
 
-        - `folder`: where they are.
-        - `facts`: what `Frozen.write` gave.
+        - `folder`: folder of the frozen rows.
+        - `facts`: what `Frozen.write` returned.
         - `over`: keys and rows that replace the frozen ones: those that were in the cache.
         """
         self._check_open()
@@ -324,14 +324,14 @@ class Store(ABC):
         generation: int,
         ready: Callable[[], Any] = at_once,
     ) -> None:
-        """As `thaw`, from frozen states of several stores that have no key in common: all of it, or nothing changes.
+        """Do as `thaw`, from frozen states of several stores that have no key in common. Take all of it or change nothing.
 
         **Arguments**
 
-        - `folder`: where they are.
-        - `parts`: the frozen states, and which of their rows are this store's. By default one, all of it.
-        - `identity`, `generation`: what the store takes as its own, for the parts have several.
-        - `ready`: called when all is read, and on disk as far as it is to be there, and nothing has changed yet; where it
+        - `folder`: folder of the frozen rows.
+        - `parts`: the frozen states, and which of their rows are this store's. The default takes one whole state.
+        - `identity`, `generation`: what the store takes as its own, since each part has its own.
+        - `ready`: called once everything is read (and on disk, in a store on disk), before anything changes. If it
           raises, nothing changes.
         """
         if len(parts) != 1 or parts[0].mine is not None:
@@ -345,11 +345,11 @@ class Store(ABC):
         self.identity, self.generation = identity, generation
 
     def flush(self) -> None:
-        """Return when all that was written would survive a kill, as far as this kind of store can."""
+        """Wait until all that was written would survive a kill, as far as this kind of store can ensure that."""
         self._check_open()
 
     def close(self) -> None:
-        """Let go of files and memory; a second close does nothing."""
+        """Release files and memory. Closing again does nothing."""
         self.closed = True
 
     def _check_open(self) -> None:

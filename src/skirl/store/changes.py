@@ -1,6 +1,6 @@
-"""Which records have changed since the last checkpoint, and copies of those that change before they are written.
+"""Track which records have changed since the last checkpoint, and copy those that change again before they are written.
 
-It takes one byte for each record, and `MOST_ASIDE` bytes of copies, beside what one step changes.
+This takes one byte per record, plus up to `MOST_ASIDE` bytes of copies and those of one step.
 """
 
 import threading
@@ -15,14 +15,14 @@ from skirl.tools.jit import kernel
 
 DIRTY, OWED = 1, 2
 MOST_ASIDE = 32 << 20
-_PIECE = 1 << 20  # bytes of records taken at a time, while whoever changes records waits
-_PIECE_AWAY = 16 << 20  # of records elsewhere: nobody waits for them, but each piece queues behind the work of a GPU
-_SCAN = 1 << 20  # flags looked at in one go
+_PIECE = 1 << 20  # bytes of records taken at a time, while threads that change records wait
+_PIECE_AWAY = 16 << 20  # for records elsewhere: nobody waits for the copy, but each piece queues behind the GPU's work
+_SCAN = 1 << 20  # flags scanned at a time
 
 
 @kernel
 def _freeze(flags, key_of, everything):
-    """What has changed, or every record, is owed, and counts as unchanged from now on; how many."""
+    """Mark changed records, or all, as owed and no longer changed. Return how many are owed."""
     n = 0
     for i in range(key_of.size):
         owed = key_of[i] >= 0 and (everything or flags[i] & DIRTY)
@@ -41,7 +41,7 @@ def _count_owed(flags, places):
 
 @kernel
 def _set_aside(flags, places, key_of, rows, keys, out):
-    """The owed ones of these records, to keys and out; they are owed no more."""
+    """Copy the owed records at `places` to `keys` and `out`. They are no longer owed."""
     n = 0
     for place in places:
         if flags[place] & OWED:
@@ -60,7 +60,7 @@ def _mark(flags, places):
 
 @kernel
 def _next_owed(flags, start, stop, places):
-    """Owed places from start on, until `places` is full; how many, and where to go on."""
+    """Find owed records from `start` on until `places` is full. Return how many, and where to continue."""
     n = 0
     for i in range(start, stop):
         if flags[i] & OWED:
@@ -79,7 +79,7 @@ def _forgive(flags):
 
 @kernel
 def _choose(flags, places, key_of, keys, chosen):
-    """The owed ones of these places, and their keys; they are owed no more."""
+    """Write the owed ones of `places` to `chosen` and their keys to `keys`. They are no longer owed."""
     n = 0
     for place in places:
         if flags[place] & OWED:
@@ -90,18 +90,18 @@ def _choose(flags, places, key_of, keys, chosen):
 
 
 class Copy(Protocol):
-    """Records that are on their way to the host."""
+    """A copy of records that is on its way to the host."""
 
     @property
     def nbytes(self) -> int: ...
 
     def landed(self) -> Rows:
-        """Wait for the records, and give them."""
+        """Wait for the records and return them."""
         ...
 
 
 class Away(Protocol):
-    """Records that are not in the host's memory."""
+    """Records that are not in host memory, such as on a GPU."""
 
     @property
     def shape(self) -> tuple[int, int]: ...
@@ -113,7 +113,7 @@ class Away(Protocol):
     def nbytes(self) -> int: ...
 
     def copy(self, places: NDArray[np.int32]) -> Copy:
-        """The records at these places as they are now, whatever becomes of them afterwards."""
+        """Copy the records at these places as they are now, unaffected by later changes."""
         ...
 
 
@@ -123,7 +123,7 @@ _Kept = tuple[NDArray[np.int64], NDArray[Any] | Copy]
 
 
 def _copied(flags: NDArray[np.uint8], places: NDArray, key_of: NDArray[np.int64], rows: Records, n: int) -> _Kept:
-    """The n owed ones of these records."""
+    """Copy the n owed records at `places`, with their keys. They are no longer owed."""
     keys = np.empty(n, np.int64)
     if isinstance(rows, np.ndarray):
         out = np.empty((n, rows.shape[1]), rows.dtype)
@@ -135,13 +135,13 @@ def _copied(flags: NDArray[np.uint8], places: NDArray, key_of: NDArray[np.int64]
 
 
 class Changes:
-    """Which records of one array have changed. The array may move as it grows, so the caller passes it each time.
+    """Tracks which records of one array have changed. The array may move as it grows, so the caller passes it each time.
 
-    A record is *owed* from `freeze` until `take` has given the version that was frozen.
+    A record is *owed* from `freeze` until `take` has returned the version that was frozen.
 
     **Arguments** of the methods
 
-    - `flags`: uint8, one for each record, zero at first; nobody else writes to them.
+    - `flags`: uint8, one per record, zero at first. Nobody else may write to them.
     - `key_of`: the key of each record, negative where there is none.
     - `rows`: the records, in the host's memory or elsewhere.
     - `places`: records, by their index in the array.
@@ -167,12 +167,12 @@ class Changes:
         self._aside: list[_Kept] = []
         self._aside_bytes = 0
         self.waited = 0.0
-        """Seconds that changes waited for the writer."""
+        """Seconds that changes have waited for the writer."""
         self.most_aside = 0
-        """Bytes set aside at one time, at most."""
+        """Most bytes that were set aside at any one time."""
 
     def wait_for_room(self) -> None:
-        """Wait until more may be set aside. The caller must hold nothing that the writer needs."""
+        """Wait until more records may be set aside. The caller must not hold anything that the writer needs."""
         if self._aside_bytes > MOST_ASIDE:
             began = time.perf_counter()
             with self._lock:
@@ -180,7 +180,7 @@ class Changes:
             self.waited += time.perf_counter() - began
 
     def changing(self, flags: NDArray[np.uint8], places: NDArray, key_of: NDArray[np.int64], rows: Records) -> None:
-        """Called before records change: old versions that are owed are set aside."""
+        """Set aside the owed versions of records that are about to change. Call it before every change."""
         with self._lock:
             if self._owed and (n := _count_owed(flags, places)):
                 keys, out = _copied(flags, places, key_of, rows, n)
@@ -190,14 +190,14 @@ class Changes:
             _mark(flags, places)
 
     def freeze(self, flags: NDArray[np.uint8], key_of: NDArray[np.int64], *, everything: bool = False) -> int:
-        """What has changed since the last call, or everything, is owed as it is now; how many records that is."""
+        """Mark what has changed since the last call, or everything, as owed as it is now. Return how many records are."""
         with self._lock:
             assert not self._owed, "frozen twice"
             self._owed, self._from = int(_freeze(flags[: key_of.size], key_of, everything)), 0
             return self._owed
 
     def take(self, flags: NDArray[np.uint8], key_of: NDArray[np.int64], rows: Records) -> Taken | None:
-        """Keys and rows of some records that are owed; None when there are no more."""
+        """Return keys and rows of some owed records, or None if there are no more."""
         kept = self._take(flags, key_of, rows)
         if kept is None:
             return None
@@ -224,7 +224,7 @@ class Changes:
                     return _copied(flags, places[:n], key_of, rows, n)
 
     def forget(self, flags: NDArray[np.uint8]) -> None:
-        """Nothing is owed any more: the checkpoint was given up."""
+        """Drop all owed records, because the checkpoint was given up."""
         with self._lock:
             if self._owed:
                 _forgive(flags)

@@ -1,4 +1,4 @@
-"""The rows of a checkpoint, for reading: where they lie, in files that stay as they are."""
+"""A read-only store that reads a checkpoint's rows in place, from files that it never changes."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,16 +18,16 @@ log = logging.getLogger("skirl")
 
 
 class CheckpointRows(Store):
-    """What `store="checkpoint"` makes: it is empty until `skirl.load` has it take a checkpoint's rows, and refuses writes.
+    """The store behind `store="checkpoint"`: empty until `skirl.load` gives it a checkpoint's rows; it refuses writes.
 
-    Rows of a memory store are mapped, not copied. Those of a disk store get second names in a folder beside the
-    checkpoint, which goes with the store; where that folder may not be written to, copies in the system's folder for
-    temporary files.
+    Rows of a memory store are mapped, not copied. Files of a disk store are hard-linked into a temporary folder next to
+    the checkpoint; if none can be made there, they are copied to the system's folder for temporary files. Closing the
+    store removes that folder.
 
     **Arguments**
 
     - `layout`: the records of each table; a mapping will do.
-    - `rows`: how many rows each table has, as for a disk store.
+    - `rows`: number of rows of each table, as for a disk store.
     """
 
     read_only = True
@@ -41,12 +41,12 @@ class CheckpointRows(Store):
 
     @property
     def ready(self) -> bool:
-        """Whether a checkpoint was loaded."""
+        """True once a checkpoint has been loaded."""
         return self._mapped is not None or self._disk is not None
 
     @property
     def in_any_process(self) -> bool:
-        """Whether rows are read where they are mapped."""
+        """True if the rows are mapped into memory."""
         return self._mapped is not None
 
     def __repr__(self) -> str:
@@ -60,7 +60,7 @@ class CheckpointRows(Store):
         generation: int,
         ready: Callable[[], Any] = at_once,
     ) -> None:
-        """As `Store.thaw_parts` says. The files have to stay; they may lose their names."""
+        """See `Store.thaw_parts`. The files must not change while the store is open, but may be unlinked."""
         self._check_open()
         if all(part.facts.get("kind") != DISK_ROWS for part in parts):
             found = MappedRows(folder, parts, self.layout)
@@ -106,11 +106,11 @@ class CheckpointRows(Store):
         return iter(()) if held is None else held.keys()
 
     def freeze(self, folder: Path, since: Facts | None) -> Frozen:
-        """Refused: there is nothing that the checkpoint does not have."""
+        """Always raise: the rows are in a checkpoint already."""
         raise ValueError("these rows are a checkpoint's: to save them elsewhere, copy its folder")
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Release the files."""
         if not self.closed:
             super().close()
             self._let_go()
@@ -126,7 +126,7 @@ class CheckpointRows(Store):
 
 
 def _folder_beside(folder: Path) -> "TemporaryDirectory[str]":
-    """On the same file system, so that files can have second names in it, if that is possible."""
+    """Make a temporary folder in `folder`, so that files can be hard-linked into it; elsewhere if that fails."""
     try:
         return TemporaryDirectory(dir=folder, prefix="reading-")
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Rows of one call by their sites, and back; and the facts of frozen rows of several stores in one."""
+"""Split the rows of one call by site and put them back together; join the facts of several stores' frozen rows."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,12 +10,12 @@ from skirl.store.base import DISK_ROWS, MEMORY_ROWS, Facts
 from skirl.tools.jit import kernel
 
 LISTS = {MEMORY_ROWS: "files", DISK_ROWS: "segments"}
-"""Of each kind of frozen rows: the list of what they are made of."""
+"""Name of the list in the facts that has the files or segments, for each kind of frozen rows."""
 
 
 @kernel
 def by_site(sites: NDArray[np.int32], starts: NDArray[np.int64], order: NDArray[np.int64]) -> None:
-    """Where the rows of each site are among all: order[starts[s]:starts[s + 1]], ascending; `starts` comes as zeros.
+    """Group row indices by site: those of site s are order[starts[s]:starts[s + 1]], ascending. `starts` begins as zeros.
 
     >>> starts, order = np.zeros(3, np.int64), np.empty(4, np.int64)
     >>> by_site(np.array([1, 0, 1, 1], np.int32), starts, order)
@@ -34,7 +34,7 @@ def by_site(sites: NDArray[np.int32], starts: NDArray[np.int64], order: NDArray[
 
 @kernel
 def take(rows: Any, order: NDArray[np.int64], out: Any) -> None:
-    """out[i] = rows[order[i]], row by row."""
+    """Set out[i] = rows[order[i]] for each i."""
     for i in range(order.size):
         for j in range(rows.shape[1]):
             out[i, j] = rows[order[i], j]
@@ -42,19 +42,19 @@ def take(rows: Any, order: NDArray[np.int64], out: Any) -> None:
 
 @kernel
 def give(rows: Any, order: NDArray[np.int64], out: Any) -> None:
-    """out[order[i]] = rows[i], row by row."""
+    """Set out[order[i]] = rows[i] for each i."""
     for i in range(order.size):
         for j in range(rows.shape[1]):
             out[order[i], j] = rows[i, j]
 
 
 def joined(parts: Sequence[Facts], placement: str) -> Facts:
-    """The facts of frozen rows of several nodes or sites: of one store that holds them all, as any store can take them.
+    """Join the facts of several nodes' or sites' frozen rows into facts of one store, which any store can take.
 
     **Arguments**
 
-    - `parts`: what each of them has written.
-    - `placement`: the digest of how rows are cut over them.
+    - `parts`: the facts that each node or site has written.
+    - `placement`: digest of how rows are split among them.
 
     >>> each = [{"kind": "rows", "identity": i, "generation": 3, "files": [i]} for i in "ab"]
     >>> facts = joined(each, "d")
@@ -79,12 +79,12 @@ def joined(parts: Sequence[Facts], placement: str) -> Facts:
 
 
 def own_parts(facts: Facts, placement: str) -> list[Facts] | None:
-    """What `joined` joined, if rows are cut over the nodes now as they were then; else None.
+    """Return the parts that `joined` put together, or None if rows were split among the nodes differently then.
 
     **Arguments**
 
-    - `facts`: of frozen rows.
-    - `placement`: the digest of how rows are cut over the nodes or sites.
+    - `facts`: facts of frozen rows.
+    - `placement`: digest of how rows are now split among the nodes or sites.
     """
     try:
         nodes, name = facts["nodes"], LISTS[facts["kind"]]

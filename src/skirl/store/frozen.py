@@ -1,4 +1,4 @@
-"""Rows of a store at one moment: on their way to files, and as parts of what a store takes."""
+"""Frozen rows: the rows of a store at one moment, to be written to files and taken by a store again."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
@@ -9,33 +9,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 Facts = dict[str, Any]
-"""What JSON can say: of frozen rows, which files hold them."""
+"""JSON-compatible facts about frozen rows, such as the files that hold them."""
 
 Mine = Callable[[NDArray[np.int64]], NDArray[np.bool_]]
-"""Which of some keys are one's own."""
+"""Returns a mask of the keys that belong to the caller."""
 
 
 class Frozen(ABC):
-    """The rows of a store as they were at one moment, to be written while they change."""
+    """The rows of a store as they were at one moment, which can be written while the store goes on changing."""
 
     @abstractmethod
     def write(self) -> Facts:
-        """Write them and wait until they last; meant for a thread of its own. Gives what `Store.thaw` needs."""
+        """Write the rows, wait until they are durable, and return what `Store.thaw` needs. Meant for its own thread."""
 
     @abstractmethod
     def release(self) -> None:
-        """Called when they are written or given up. The store can be used as before, even if this fails."""
+        """Free the frozen state, once it is written or given up. The store works as before even if this fails."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Frozen rows to take.
+    """Frozen rows for a store to take.
 
     **Arguments**
 
-    - `facts`: what `Frozen.write` gave.
+    - `facts`: what `Frozen.write` returned.
     - `over`: keys and rows that replace the frozen ones: those that were in the cache.
-    - `mine`: which of the keys to take; None: all, so that files can be shared instead of read.
+    - `mine`: tells which keys to take. None: all, so that files can be shared instead of read.
     """
 
     facts: Facts
@@ -43,7 +43,7 @@ class Part:
     mine: Mine | None = None
 
     def own(self, pairs: Iterable[tuple[NDArray[np.int64], Any]]) -> Iterator[tuple[NDArray[np.int64], Any]]:
-        """Those of some keys and rows that are to be taken."""
+        """Yield those of the keys and rows that are to be taken."""
         for keys, rows in pairs:
             if self.mine is None:
                 yield keys, rows

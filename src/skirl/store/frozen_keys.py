@@ -1,4 +1,4 @@
-"""Which rows are in files of frozen rows: their keys alone, a small part of what reading the rows would take."""
+"""Read only the keys of frozen rows, which takes a small part of what reading the rows would."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,12 +14,12 @@ from skirl.tools.tensor_file import Reader
 
 
 def frozen_keys(folder: Path, facts: Facts) -> Iterator[tuple[Record, np.ndarray]]:
-    """The keys of all rows, and the records that they have; one may come more than once.
+    """Yield the keys of all rows, in arrays, each with the record of its keys. A key may come more than once.
 
     **Arguments**
 
-    - `folder`: where the files are.
-    - `facts`: of the frozen rows.
+    - `folder`: folder of the files.
+    - `facts`: facts of the frozen rows.
     """
     if facts.get("kind") == DISK_ROWS:
         manifest = Manifest.from_facts(facts)
@@ -34,12 +34,12 @@ def frozen_keys(folder: Path, facts: Facts) -> Iterator[tuple[Record, np.ndarray
 
 
 def segment_keys(folder: Path, name: str, count: int) -> np.ndarray:
-    """The keys of a segment of a disk store.
+    """Read the keys of a segment of a disk store.
 
     **Arguments**
 
-    - `folder`: where it is.
-    - `name`, `count`: of the segment.
+    - `folder`: the segment's folder.
+    - `name`, `count`: the segment's name, and how many keys to read.
     """
     path = folder / f"{name}.keys"
     try:

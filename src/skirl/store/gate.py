@@ -1,4 +1,4 @@
-"""A lock of a store: look-ups one at a time, copies side by side, and now and then one thread alone."""
+"""A store's lock: look-ups run one at a time, copies run in parallel, and now and then one thread runs alone."""
 
 import threading
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 class Gate:
-    """A thread calls `with gate.lookup(): ...`, then copies, then calls `gate.copied()` in a `finally`.
+    """A lock for look-ups and copies. Use `with gate.lookup(): ...`, then copy, then `gate.copied()` in a `finally`.
 
     >>> gate = Gate()
     >>> with gate.lookup():
@@ -17,15 +17,15 @@ class Gate:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # reentrant: a look-up may find that it has to go alone
-        # Entered by its lock, never by itself: in Condition.__enter__ a Ctrl-C would leave the lock taken for good.
+        self._lock = threading.RLock()  # reentrant: a look-up may find that it must run alone
+        # Always enter `_lock`, not `_changed`: a Ctrl-C in Condition.__enter__ would leave the lock taken for good.
         self._changed = threading.Condition(self._lock)
         self._copying: set[int] = set()
         self._alone: int | None = None
 
     @contextmanager
     def lookup(self) -> Iterator[None]:
-        """Hold the lock; at the end of the block this thread counts as copying, until `copied`."""
+        """Hold the lock during the block. After it, this thread counts as copying until it calls `copied`."""
         me = threading.get_ident()
         with self._lock:
             self._changed.wait_for(lambda: self._alone in (None, me))
@@ -33,16 +33,16 @@ class Gate:
             self._copying.add(me)
 
     def copied(self) -> None:
-        """This thread copies no more, or never did."""
+        """Note that this thread has finished copying. Harmless if it never started."""
         with self._lock:
             self._copying.discard(threading.get_ident())
             self._changed.notify_all()
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Wait for the copies in progress and let nobody in meanwhile. Inside a look-up it keeps the lock.
+        """Wait for copies in progress, then run the block alone. Inside a look-up it keeps the lock.
 
-        A look-up that comes here has held the lock since it saw nobody alone, so two can never wait for each other.
+        A look-up that gets here has held the lock since it saw that no thread ran alone, so two never wait for each other.
         """
         me = threading.get_ident()
         try:

@@ -1,6 +1,6 @@
-"""A store behind an emulated link: every call takes delay + bytes / rate, and never less than the store itself takes.
+"""A store behind an emulated link: every call takes delay + bytes / rate, and never less than the store itself needs.
 
-Only the bytes of records count. Keys and checkpoints do not travel over the link.
+Only the bytes of records count. Keys and checkpoints cross the link for free.
 """
 
 import math
@@ -37,7 +37,7 @@ class Link:
     rate: float = math.inf
     """Bytes a second, in each direction."""
     delay: float = 0.0
-    """Seconds that a call takes beside its bytes."""
+    """Seconds that a call takes in addition to the transfer of its bytes."""
 
     def __post_init__(self) -> None:
         if not self.rate > 0:
@@ -47,7 +47,7 @@ class Link:
 
     @classmethod
     def parse(cls, text: str) -> "Link":
-        """A link as flags name it.
+        """Return the link that a flag describes.
 
         **Arguments**
 
@@ -60,7 +60,7 @@ class Link:
         return cls(float(bits[1]) * _BITS[bits[2]] / 8, round(float(wait[1]) * _SECONDS[wait[2]], 12))
 
     def seconds(self, nbytes: int) -> float:
-        """What one call takes while the link is free.
+        """Return how many seconds one call takes when the link is idle.
 
         **Arguments**
 
@@ -70,7 +70,7 @@ class Link:
 
 
 class _Pipe:
-    """One direction: when it is free again, and what went through."""
+    """One direction of a link: when it is free again, and the calls and bytes it has carried."""
 
     def __init__(self, link: Link) -> None:
         self.calls = self.nbytes = 0
@@ -79,7 +79,7 @@ class _Pipe:
         self._lock = threading.Lock()
 
     def wait(self, nbytes: int, began: float) -> None:
-        """Sleep until so many bytes are through. They set out at `began`, or when those before them are through."""
+        """Sleep until `nbytes` bytes are through. They start at `began`, or once all earlier bytes are through."""
         with self._lock:
             self.calls += 1
             self.nbytes += nbytes
@@ -90,7 +90,7 @@ class _Pipe:
 
 
 class LinkStore(Store):
-    """Any store, behind a link.
+    """Any store behind an emulated link.
 
     **Arguments**
 
@@ -109,7 +109,7 @@ class LinkStore(Store):
         self.inner = inner
         self.link = link
         self.received, self.sent = _Pipe(link), _Pipe(link)
-        """What was read and what was written."""
+        """Traffic of each direction: rows read, and rows written."""
         self._same()
         self.about, self.frozen_kind = inner.about, inner.frozen_kind
 
@@ -171,7 +171,7 @@ class LinkStore(Store):
 
 
 def split_spec(spec: str) -> tuple[Link, str]:
-    """What "link:RATE,DELAY:STORE" names.
+    """Split "link:RATE,DELAY:STORE" into the link and the inner store's spec.
 
     >>> split_spec("link:1Gbit,100us:disk:rows/")
     (Link(rate=125000000.0, delay=0.0001), 'disk:rows/')

@@ -1,19 +1,20 @@
-"""Which rows of a store are a trainer's among others: on disk in a folder of its own, also when it is the only one left."""
+"""The part of a store that belongs to one of several trainers: a folder of its own, even for the last trainer left."""
 
 import os
 from pathlib import Path
 
 
 def own_folder(store: str, rank: int, *, among_others: bool) -> str:
-    """A store on disk or on nodes as that of one trainer: what one owns no other writes. Any other store as it is.
+    """Return the spec of one trainer's own folder in a store on disk or on nodes. Other stores' specs stay as they are.
 
-    A trainer that is alone takes the first one's, where there is such a folder: a job that loses all others goes on there.
+    A trainer that is alone uses the first trainer's folder if there is one, so that a job that lost all its other
+    trainers goes on there.
 
     **Arguments**
 
-    - `store`: as the user names it.
-    - `rank`: of the trainer.
-    - `among_others`: whether there are others, or may be at the next start.
+    - `store`: the store, as the user names it.
+    - `rank`: rank of the trainer.
+    - `among_others`: whether there are other trainers, or may be at the next start.
 
     >>> own_folder("memory", 1, among_others=True), own_folder("disk:no such folder", 0, among_others=False)
     ('memory', 'disk:no such folder')
@@ -29,17 +30,17 @@ def own_folder(store: str, rank: int, *, among_others: bool) -> str:
         return store
     if not among_others and not (Path(path) / "rank-0").is_dir():
         return store
-    os.makedirs(path, exist_ok=True)  # all trainers at once
+    os.makedirs(path, exist_ok=True)  # all trainers may do this at once
     return f"{before}{disk}{path}/rank-{rank}"
 
 
 def inside(store: str, folder: str | None) -> str:
-    """A store of a plan, in a folder of its own inside its own; None: as it is, or the first trainer's where there is one.
+    """Return the spec of a folder inside a store of a plan.
 
     **Arguments**
 
-    - `store`: as the plan names it.
-    - `folder`: the folder's name.
+    - `store`: the store, as the plan names it.
+    - `folder`: the folder's name. None: the first trainer's folder if there is one, else the store itself.
 
     >>> inside("memory", "adam"), inside("rpc://127.0.0.1:29400", "rank-1"), inside("rpc://127.0.0.1:29400", None)
     ('memory', 'rpc://127.0.0.1:29400/rank-1', 'rpc://127.0.0.1:29400/rank-0')

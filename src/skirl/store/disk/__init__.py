@@ -1,1 +1,1 @@
-"""Rows in a folder."""
+"""Stores that keep their rows in a folder on disk."""

@@ -1,7 +1,7 @@
-"""Keeps a disk store within its limit: at most 1.5 times the payload of its rows, garbage included.
+"""Keep a disk store within its limit: by default at most 1.5 times the payload of its rows, garbage included.
 
-Live rows of the segment with the most garbage are appended again, until the segment has none and its files can go. Every
-write does a part of this work, once the store is full.
+The live rows of the segment with the most garbage are appended again, until it has none left and its files can be
+removed. Once the store is full, every write does part of this work.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,9 +10,9 @@ from skirl.store.disk.log import Log
 from skirl.store.disk.segment import Segment
 
 SLACK = 4 << 20
-"""Bytes that a store may hold beyond its share, whatever its size."""
-_LEAST_SHARE = 1.28  # of the bytes that rows take with key and checksum: for rows so small that 1.5 times leave no room
-_PACE = 4  # records cleaned for each one written, once garbage has to go
+"""Bytes that a store of any size may use beyond its share."""
+_LEAST_SHARE = 1.28  # of the bytes of rows with key and checksum: for rows so small that the share leaves no room
+_PACE = 4  # records cleaned for each one written, once garbage must be removed
 _WORTH = 0.92  # a segment fuller than this is not cleaned
 
 
@@ -22,8 +22,8 @@ class Cleaner:
     **Arguments**
 
     - `logs`: the logs.
-    - `share`: bytes on disk for each byte of rows, at most.
-    - `point`: makes a durable point, after which dead segments are gone.
+    - `share`: most bytes on disk per byte of rows.
+    - `point`: makes a durable point, which removes dead segments.
     """
 
     def __init__(self, logs: list[Log], share: float, point: Callable[[], None]) -> None:
@@ -34,22 +34,22 @@ class Cleaner:
 
     @property
     def held(self) -> int:
-        """Bytes of all files of rows, garbage included."""
+        """Bytes of the files of all logs, garbage included."""
         return sum(log.bytes() for log in self._logs)
 
     @property
     def limit(self) -> float:
-        """What the rows held may take on disk."""
+        """Most bytes on disk that the store may use for the rows it holds."""
         payload = sum(log.index.count * (log.stride - 4) for log in self._logs)
         stored = sum(log.index.count * log.footprint for log in self._logs)
         return max(self._share * payload, _LEAST_SHARE * stored) + SLACK
 
     def make_room(self, log: Log, n: int) -> None:
-        """Clean, so that `n` more rows of a log stay within the limit; a little at a time while that is enough."""
+        """Clean so that `n` more rows of a log stay within the limit: a little at a time while that is enough."""
         coming = n * log.footprint
         limit = self.limit
         segment = max(log.capacity * log.footprint for log in self._logs)
-        start = limit - min(3 * segment, 0.1 * limit)  # two segments may be dead, one be in the midst of being cleaned
+        start = limit - min(3 * segment, 0.1 * limit)  # two segments may be dead, and one half cleaned
         budget = _PACE * n
         while (held := self.held + coming) > start:
             dead = sum(int(log.ends[s.slot]) * log.footprint for log in self._logs for s in log.dead())
@@ -64,12 +64,12 @@ class Cleaner:
                 return
 
     def forget(self, gone: list[Segment]) -> None:
-        """These segments are about to go."""
+        """Stop cleaning a segment that is about to be dropped."""
         if self._cleaning is not None and any(segment is self._cleaning[0] for segment in gone):
             self._cleaning = None
 
     def _clean_some(self) -> int | None:
-        """Clean a piece of a segment; how many records it had. None when no segment is worth cleaning."""
+        """Clean a piece of a segment. Return how many records it had, or None if no segment is worth cleaning."""
         if self._cleaning is None:
             victims = [
                 (log.used(s), s.ordinal, s, log)

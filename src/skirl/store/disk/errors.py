@@ -1,6 +1,6 @@
-"""What a disk store raises, and the advice that comes with it.
+"""The errors of a disk store, with advice.
 
-Lower layers raise what they found: `Unusable`, or an OSError of the system. What to do about it is added here.
+Lower layers raise `Unusable` or an OSError of the system, which say what is wrong. This module adds what to do about it.
 """
 
 import contextlib
@@ -13,11 +13,11 @@ from skirl.store.disk.segment import Unusable
 
 
 class DiskError(RuntimeError):
-    """The files of a disk store cannot be used; the text names the file and what to do."""
+    """The files of a disk store cannot be used. The message names the file and says what to do."""
 
 
 class DiskFull(OSError):
-    """There is no room for what was to be written; nothing that was held is lost."""
+    """The disk has no room for what was to be written. No row that was held is lost."""
 
     def __init__(self, text: str, number: int = errno.ENOSPC) -> None:
         super().__init__(text)
@@ -26,7 +26,10 @@ class DiskFull(OSError):
 
 @contextlib.contextmanager
 def explained(path: Path, more: Callable[[], int]) -> Iterator[None]:
-    """Say what to do about damaged files and a full disk. `more`: bytes that the store at `path` may yet need."""
+    """Turn errors about damaged files or a full disk into ones that say what to do.
+
+    `more` returns how many further bytes the store at `path` may need.
+    """
     try:
         yield
     except Unusable as error:
@@ -39,7 +42,7 @@ def explained(path: Path, more: Callable[[], int]) -> Iterator[None]:
 
 
 def unwritable(path: Path, error: OSError) -> DiskError | OSError:
-    """What to raise where a folder cannot be used: the error itself, if that is not for lack of a right."""
+    """Return what to raise if a folder cannot be used: a DiskError if permission is missing, else the error itself."""
     if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
         return error
     return DiskError(

@@ -1,4 +1,4 @@
-"""A disk store's rows at one moment: second names of its segments, in a folder that several frozen states share."""
+"""A disk store's rows at one moment: hard links to its segments, in a folder that several frozen states share."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -23,17 +23,17 @@ from skirl.tools.sealed_json import CheckpointError
 
 
 class FrozenSegments(Frozen):
-    """Segments never change, so nothing is set aside. `write` waits until the second names last, and copies what has none.
+    """Frozen segments. They never change, so they are hard-linked. `write` copies what cannot be linked, and syncs.
 
     **Arguments**
 
-    - `files`: how to reach the system.
+    - `files`: the calls to the operating system.
     - `source`: the store's folder.
-    - `folder`: the folder that gets the names; it may have some of them. On another file system it gets copies: files are
-      opened at once, so that they stay when the store lets them go, and copied by `write`.
+    - `folder`: the folder that gets the links, which may have some already. If it is on another file system, it gets
+      copies: files are opened at once, so that they outlive their removal by the store, and `write` copies them.
     - `manifest`: what the store holds.
-    - `unsynced`: segments that this process has not synced. One that was killed may have left a name in the folder, and
-      bytes behind the last record, that the disk does not have yet.
+    - `unsynced`: segments that this process has not synced. A process that was killed may have left a link in the folder,
+      and bytes past the last record, that are not on the disk yet.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class FrozenSegments(Frozen):
         for source, path in self._later:
             self._files.copy_of(source.number, path)
             source.close()
-        for path in dict.fromkeys(self._added + self._unsynced):  # here: the store may let its own names go meanwhile
+        for path in dict.fromkeys(self._added + self._unsynced):  # these: the store may unlink its own meanwhile
             with Handle(self._files, lambda path=path: self._files.open(path)) as file:
                 self._files.sync(file.number)
         self._files.sync_folder(self._folder)
@@ -71,7 +71,7 @@ class FrozenSegments(Frozen):
 
 
 def point_of(folder: Path, facts: Facts, layout: Layout) -> tuple[str, int]:
-    """Identity and generation of frozen rows; a CheckpointError where a store of this layout cannot take them."""
+    """Return the identity and generation of frozen rows. Raise a CheckpointError if they do not fit the layout."""
     if facts.get("kind") == MEMORY_ROWS:
         return identity_of(folder, facts, layout)
     manifest = _manifest_of(folder, facts, layout)
@@ -90,11 +90,11 @@ def _manifest_of(folder: Path, facts: Facts, layout: Layout) -> Manifest:
 
 
 def take(files: Files, parts: Iterable[Part], layout: Layout, folder: Path, logs: list[Log], added: list[Path]) -> None:
-    """Rows of a folder to empty logs, every record checked; the files that this adds are named in `added`, also after an
-    error.
+    """Take the rows of a folder into empty logs, checking every record. List files that this adds in `added`, even if it
+    fails.
     """
     laid: list[Iterable[tuple[NDArray[np.int64], Rows]]] = []
-    for part in parts:  # shared segments first: what is appended later goes behind them
+    for part in parts:  # shared segments first: what is appended must come after them
         if part.facts.get("kind") != MEMORY_ROWS and part.mine is None:
             _share(files, _manifest_of(folder, part.facts, layout), folder, logs, added)
         else:
@@ -105,14 +105,14 @@ def take(files: Files, parts: Iterable[Part], layout: Layout, folder: Path, logs
 
 
 def rows_of(files: Files, part: Part, layout: Layout, folder: Path) -> Iterator[tuple[NDArray[np.int64], Rows]]:
-    """Those rows of a part that are to be taken, in the order in which to append them; at most one segment is indexed.
+    """Yield the rows of a part that are to be taken, in the order in which to append them. Index one segment at a time.
 
     **Arguments**
 
-    - `files`: how to reach the system.
+    - `files`: the calls to the operating system.
     - `part`: the frozen rows.
-    - `layout`: of their records.
-    - `folder`: where they are.
+    - `layout`: layout of their records.
+    - `folder`: folder of their files.
     """
     if part.facts.get("kind") == MEMORY_ROWS:
         yield from part.own(frozen_rows(folder, part.facts, layout))
@@ -126,7 +126,7 @@ def rows_of(files: Files, part: Part, layout: Layout, folder: Path) -> Iterator[
 
 
 def _share(files: Files, manifest: Manifest, folder: Path, logs: list[Log], added: list[Path]) -> None:
-    """Segments of a folder to logs, as they are."""
+    """Link or copy whole segments of a folder into the logs, and check them."""
     for entry in manifest.segments:
         links.check_sizes(folder, entry.files())
         if links.is_shorter(logs[0].folder, entry):
@@ -144,7 +144,7 @@ def _share(files: Files, manifest: Manifest, folder: Path, logs: list[Log], adde
 
 @contextmanager
 def _opened(files: Files, layout: Layout, folder: Path, entry: SegmentEntry) -> Iterator[Log]:
-    """A log of one segment, where it is; an Unusable where its keys are damaged."""
+    """Open one segment where it is, as a log of its own. Raise an Unusable if its keys are damaged."""
     log = Log(folder, entry.record, files, Gate(), layout=layout)
     try:
         log.load(entry)
@@ -156,7 +156,7 @@ def _opened(files: Files, layout: Layout, folder: Path, entry: SegmentEntry) -> 
 def _append(
     logs: list[Log], layout: Layout, pairs: Iterable[tuple[NDArray[np.int64], Rows]], folder: Path, added: list[Path]
 ) -> None:
-    """Rows out of a folder to logs; the files that this adds are named in `added`, also after an error."""
+    """Append rows of a folder to the logs. List files that this adds in `added`, even if it fails."""
     before = set(all_logs.paths(logs))
     try:
         for keys, rows in pairs:
@@ -171,7 +171,7 @@ def _append(
 
 @contextmanager
 def named(folder: Path, path: Path) -> Iterator[None]:
-    """Errors about files that `path` has taken from a folder become those of the folder."""
+    """Turn errors about files that `path` took from a folder into errors about the files in that folder."""
     try:
         yield
     except Unusable as error:

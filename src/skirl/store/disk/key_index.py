@@ -1,7 +1,7 @@
-"""Where the newest record of each key stands: key to position, in 6.7 to 7.4 bytes a row of tables whose sizes are known.
+"""The position of each key's newest record, in 6.7 to 7.4 bytes per row if the sizes of the tables are known.
 
-A hash table, sorted by hash, with gaps: a key stands at its share of the table or soon after it. So its place tells most
-bits of its hash, and only the lower 16, 32 or 64 bits are kept.
+This is a hash table that is sorted by hash and has gaps. A key's *share* is the place in proportion to its hash; the key
+is there or soon after it. So its place tells most bits of its hash, and only the lower 16, 32 or 64 bits are kept.
 """
 
 from collections.abc import Mapping
@@ -15,13 +15,13 @@ from skirl.store.memory.arena import Arena
 from skirl.tools.jit import kernel, read_only
 
 _FULL, _AFTER_GROWTH, _AS_LOADED = 0.9, 0.818, 0.86
-_PAD = 1 << 16  # room behind the table for what does not fit at its end; pages not touched take no memory
+_PAD = 1 << 16  # room past the table for what does not fit at its end; pages not touched take no memory
 _FIRST = 1024
 _MOST = (1 << 32) - 1  # a share of the table is 32 bits
 _BLOCK = 1 << 16  # places moved at a time when it grows
-_FARTHEST = 256  # places from its share that a key may have to stand; 60 of 100 million keys do by chance
+_FARTHEST = 256  # places that a key may have to be from its share; in 100 million keys the most by chance is about 60
 MOST_PLACED = 1 << 15
-"""Keys that one `place` takes."""
+"""Most keys that one `place` accepts."""
 
 _32 = np.uint64(32)
 _M1, _M2 = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
@@ -30,20 +30,20 @@ _SIZE, _ROOM, _BITS, _LIMIT = 0, 1, 2, 3  # in the shape of a table
 
 Words = NDArray[np.uint16] | NDArray[np.uint32] | NDArray[np.uint64]
 Positions = NDArray[np.uint32]
-"""Plus 1: 0 marks a gap."""
+"""Positions plus 1; 0 marks a gap."""
 Shape = NDArray[np.int64]
-"""The size that shares are of; the room with what is behind; bits of a hash; how far a key may stand from its share."""
+"""Size that shares refer to; room, including that past the size; bits of a hash; how far a key may be from its share."""
 
 
 @kernel
 def _number(key: Number, base: NDArray[np.int64]) -> Number:
-    """The number of a row among those of all tables; the key itself where their sizes are not known."""
+    """Return the number of a row among the rows of all tables, or the key itself if their sizes are not known."""
     return base[key >> ROW_BITS] + (key & (MAX_ROWS - 1)) if base.size else key
 
 
 @kernel
 def _is_row(key: Number, base: NDArray[np.int64]) -> Number:
-    """Whether a key is a row of the tables."""
+    """Return whether a key is a row of the tables. Always True if their sizes are not known."""
     if base.size == 0:
         return True
     table, row = key >> ROW_BITS, key & (MAX_ROWS - 1)
@@ -52,7 +52,7 @@ def _is_row(key: Number, base: NDArray[np.int64]) -> Number:
 
 @kernel
 def _stranger(keys: Keys, base: NDArray[np.int64]) -> Number:
-    """The first key that is no row of the tables, -1 when there is none."""
+    """Return the index of the first key that is no row of the tables, or -1."""
     for i in range(keys.size):
         if not _is_row(keys[i], base):
             return i
@@ -61,7 +61,7 @@ def _stranger(keys: Keys, base: NDArray[np.int64]) -> Number:
 
 @kernel
 def _hash(number: Number, bits: Number) -> Number:
-    """A bijection of numbers of `bits` bits, after MurmurHash3's last step."""
+    """Hash a number of `bits` bits to another, one to one, in the way of MurmurHash3's last step."""
     mask = _ALL >> np.uint64(64 - bits)
     half = np.uint64((bits + 1) >> 1)
     x = np.uint64(number)
@@ -72,13 +72,13 @@ def _hash(number: Number, bits: Number) -> Number:
 
 @kernel
 def _share(x: Number, bits: Number, size: Number) -> Number:
-    """The place of a hash in a table of this size, were it alone."""
+    """Return the place that a hash would have in an otherwise empty table of this size."""
     return np.int64((((x << np.uint64(64 - bits)) >> _32) * np.uint64(size)) >> _32)
 
 
 @kernel
 def _find(words: Words, positions: Positions, shape: Shape, x: Number) -> Number:
-    """The place of a hash, or the one where it belongs."""
+    """Return the place of a hash, or the place where it would be inserted."""
     kept, bits = 8 * words.itemsize, shape[_BITS]
     mine = x & (_ALL >> np.uint64(64 - kept))
     place = _share(x, bits, shape[_SIZE])
@@ -86,7 +86,7 @@ def _find(words: Words, positions: Positions, shape: Shape, x: Number) -> Number
         while positions[place] != 0 and words[place] < mine:
             place += 1
     else:
-        # Hashes here are near each other: which is less shows in the sign of the difference of what is kept of them.
+        # Hashes here are near each other, so the sign of the difference of their kept bits tells which one is less.
         sign = np.uint64(kept - 1)
         while positions[place] != 0 and ((np.uint64(words[place]) - mine) >> sign) & np.uint64(1) != 0:
             place += 1
@@ -101,11 +101,11 @@ def _is_at(words: Words, positions: Positions, place: Number, x: Number) -> Numb
 
 @kernel
 def _whole(words: Words, place: Number, shape: Shape) -> Number:
-    """The whole hash that stands at a place."""
+    """Return the full hash at a place."""
     word, kept, bits = np.uint64(words[place]), 8 * words.itemsize, shape[_BITS]
     if kept >= bits:
         return word
-    last = _LOW  # upper bits of the last hash whose share is this place
+    last = _LOW  # upper bits of the largest hash whose share is this place
     if place + 1 < shape[_SIZE]:
         size = np.uint64(shape[_SIZE])
         last = ((np.uint64(place + 1) << _32) + size - np.uint64(1)) // size - np.uint64(1)
@@ -128,7 +128,7 @@ def _locate(
 
 @kernel
 def _too_far(words: Words, positions: Positions, shape: Shape, place: Number, gap: Number, share: Number) -> Number:
-    """Whether a key would stand too far from its share, were all from `place` up to the gap moved by one."""
+    """Return whether a key would be too far from its share if all keys from `place` up to the gap moved by one."""
     if gap - share <= shape[_LIMIT]:
         return False
     if place - share > shape[_LIMIT]:
@@ -153,7 +153,7 @@ def _place(
     live: NDArray[np.int64],
     sums: NDArray[np.uint64],
 ) -> Number:
-    """Place keys from `done` on; how many are placed then: fewer than all where one would stand too far off."""
+    """Place keys from `done` on. Return how many are placed by then: not all, if a key would be too far from its share."""
     slot = first >> INDEX_BITS
     kept = _ALL >> np.uint64(64 - 8 * words.itemsize)
     for i in range(done, keys.size):
@@ -174,7 +174,7 @@ def _place(
             words[place] = x & kept
             count[0] += 1
         positions[place] = first + i + 1
-        # Counted in here, so that no Ctrl-C can come between a key and what counts it.
+        # Counted in the kernel, so that no Ctrl-C can come between placing a key and counting it.
         live[slot] += 1
         ends[slot] += 1
         sums[slot] = hash_key(keys[i], sums[slot])
@@ -191,8 +191,10 @@ def _survey(
     starts: NDArray[np.int64],
     found: NDArray[np.int64],
 ) -> None:
-    """Were the table of this size: where each block of old places would begin, and found: the first place behind all, the
-    farthest that a key would stand from its share, and whether a key would move to a block before its own.
+    """Compute where each block of old places would start if the table had this size.
+
+    found: the first place past all keys, the farthest that a key would be from its share, and whether a key would move to
+    a block before its own.
     """
     after = 0
     found[:] = 0
@@ -213,9 +215,9 @@ def _survey(
 def _spread(
     words: Words, positions: Positions, shape: Shape, new: Shape, starts: NDArray[np.int64], hashes: NDArray[np.uint64]
 ) -> None:
-    """To another shape, in place, block by block from the end: none comes to stand where one waits to be moved.
+    """Move to another shape in place, block by block from the end, so that no key overwrites one that is not moved yet.
 
-    hashes: room for those of a block.
+    hashes: room for the hashes of one block.
     """
     block_size = hashes.size
     kept = _ALL >> np.uint64(64 - 8 * words.itemsize)
@@ -234,13 +236,13 @@ def _spread(
             words[place] = hashes[i] & kept
             positions[place] = held[i]
             after = place + 1
-    for i in range(shape.size):  # to assign to a slice takes seconds to compile
+    for i in range(shape.size):  # assigning to a slice takes seconds to compile
         shape[i] = new[i]
 
 
 @kernel
 def _copy(words: Words, positions: Positions, shape: Shape, to: Words, to_positions: Positions, new: Shape) -> None:
-    """Into an empty table of another shape, or that keeps more or less of each hash."""
+    """Copy to an empty table of another shape, which may keep more or fewer bits of each hash."""
     kept = _ALL >> np.uint64(64 - 8 * to.itemsize)
     after = 0
     for place in range(shape[_ROOM]):
@@ -253,11 +255,11 @@ def _copy(words: Words, positions: Positions, shape: Shape, to: Words, to_positi
 
 
 class _Table:
-    """The arrays of a table, to be exchanged as one."""
+    """The arrays of a hash table, in one object so that they can be replaced together."""
 
     def __init__(self, kept: int, shape: Shape) -> None:
         self.kept = kept
-        self.shape = shape  # an array, so that a kernel sets it: no Ctrl-C can come between the table and what it is
+        self.shape = shape  # an array, so that the kernel that moves keys sets it, and no Ctrl-C can come in between
         self._words = Arena(f"uint{kept}")
         self._positions = Arena(np.uint32)
         self.reserve(int(shape[_ROOM]))
@@ -268,16 +270,16 @@ class _Table:
 
     @property
     def arrays(self) -> tuple[Words, Positions, Shape]:
-        """For the kernels: words, positions and shape."""
+        """Words, positions and shape, for the kernels."""
         return self._words.array, self._positions.array, self.shape
 
 
 class KeyIndex:
-    """The position of each key. Threads have to take turns: the gate sees to that.
+    """The position of each key. Not thread-safe: the gate makes threads take turns.
 
     **Arguments**
 
-    - `rows`: how many rows each table has whose keys come here. None: any key may come, and each takes twice the memory.
+    - `rows`: number of rows of each table with keys in this index. None: any key is accepted, and takes twice the memory.
 
     >>> places, arrays = KeyIndex({0: 100}), [np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.uint64)]
     >>> places.reserve(2)
@@ -301,12 +303,12 @@ class KeyIndex:
 
     @property
     def count(self) -> int:
-        """How many keys are held."""
+        """Number of keys held."""
         return int(self._count[0])
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that may be in use."""
+        """Most bytes of memory in use."""
         return (self._table.kept // 8 + 4) * self._room
 
     @property
@@ -318,40 +320,40 @@ class KeyIndex:
         return int(self._table.shape[_ROOM])
 
     def _limit(self, kept: int, size: int) -> int:
-        """How far from its share a key may stand, for what is kept of hashes to tell those near each other apart."""
+        """Return how far a key may be from its share so that the kept bits still tell nearby hashes apart."""
         if kept >= self._bits:
             return _MOST
         return (1 << (kept - 1)) // -(-(1 << self._bits) // size) - 2
 
     def _keeps(self, size: int) -> int:
-        """Bits of a hash to keep in a table of this size."""
+        """Return how many bits of a hash to keep in a table of this size."""
         return next(k for k in (16, 32, 64) if k >= self._least_kept and self._limit(k, size) >= _FARTHEST)
 
     def _shape(self, kept: int, size: int, room: int) -> Shape:
         return np.array([size, room, self._bits, self._limit(kept, size)], np.int64)
 
     def stranger(self, keys: Keys) -> int:
-        """The index of a key that is no row of the tables, -1 when there is none."""
+        """Return the index of the first key that is no row of the tables, or -1."""
         return int(_stranger(keys, self._base))
 
     def expect(self, count: int) -> None:
-        """Called before so many keys are placed: grow once, not by a tenth again and again."""
+        """Grow once for `count` keys in all, before they are placed, instead of by a tenth again and again."""
         if count > self._size * _FULL:
             self._grow(int(count / _AS_LOADED) + 1)
 
     def reserve(self, n_more: int) -> None:
-        """Make room for `n_more` further keys, MOST_PLACED at most."""
+        """Make room for `n_more` further keys, at most MOST_PLACED."""
         need = self.count + n_more
         if need > self._size * _FULL:
             self._grow(int(need / _AFTER_GROWTH) + 1)
         at_end = self._table.arrays[1][max(0, self._room - n_more - 1) : self._room].any()
         if at_end or self._room <= self._size + n_more:
-            more = _PAD + n_more  # all of them may belong to the end
+            more = _PAD + n_more  # all of them may belong at the end
             self._table.reserve(self._room + more)
             self._table.shape[_ROOM] += more
 
     def _grow(self, size: int) -> None:
-        """To a larger size, or to keep more of each hash."""
+        """Grow to a larger size, or keep more bits of each hash."""
         if size > _MOST:
             raise ValueError(f"{self.count:,} rows of one kind are the most here: give some tables another dim")
         table, found = self._table, np.empty(3, np.int64)
@@ -361,7 +363,7 @@ class KeyIndex:
         kept = self._keeps(size)
         while farthest > self._limit(kept, size):
             kept *= 2
-        room = max(after, size, self._room - _PAD) + _PAD  # keys need not be random, so it is counted
+        room = max(after, size, self._room - _PAD) + _PAD  # `after` is counted, since keys need not be random
         shape = self._shape(kept, size, room)
         if kept == table.kept and not back:
             table.reserve(room)
@@ -372,21 +374,22 @@ class KeyIndex:
             self._table = new
 
     def locate(self, keys: Keys) -> NDArray[np.int64]:
-        """The position of each key, -1 where it is not held."""
+        """Return the position of each key, -1 where it is not held."""
         out = np.empty(keys.size, np.int64)
         _locate(*self._table.arrays, self._base, read_only(keys), out)
         return out
 
     def standing(self, keys: Keys, first: int) -> NDArray[np.int64]:
-        """Each i for which the newest record of keys[i] is at first + i."""
+        """Return each i for which the newest record of keys[i] is at first + i."""
         return np.flatnonzero(self.locate(keys) == first + np.arange(keys.size))
 
     def place(
         self, keys: Keys, first: int, ends: NDArray[np.int64], live: NDArray[np.int64], sums: NDArray[np.uint64]
     ) -> None:
-        """Keys, none of them a stranger, stand at first, first + 1, ... from now on; there must be room.
+        """Set the positions of keys, all of them rows of the tables, to first, first + 1, ... There must be room.
 
-        By slot: ends counts records, live those that are the newest of their key, sums is the running hash of keys.
+        By slot, `ends` counts records, `live` counts those that are their key's newest, and `sums` has the running hash of
+        keys.
         """
         done, keys = 0, read_only(keys)
         while True:

@@ -1,4 +1,4 @@
-"""Files of a store and of what is frozen of it: shared by name, replaced at one moment, removed when nobody needs them."""
+"""Share files between a store and its frozen states by hard links, replace them atomically, and remove unneeded ones."""
 
 import contextlib
 import os
@@ -12,11 +12,11 @@ from skirl.store.disk.segment import SegmentEntry
 from skirl.tools.sealed_json import CheckpointError
 
 OURS = re.compile(r"[0-9a-f]{16}\.(rows|keys)(\.tmp)?|store\.json-[0-9a-f]{16}\.tmp")
-"""Names that the store gives, but for its manifest's and its lock's."""
+"""File names that the store gives, except those of its manifest and its lock."""
 
 
 def replace(files: Files, folder: Path, name: str, content: bytes) -> None:
-    """Put a header in place: at every moment the old one is there or the new one, whole."""
+    """Replace a header atomically: at every moment the old one or the new one is there, complete."""
     draft = folder / f"{name}-{secrets.token_hex(8)}.tmp"
     try:
         files.put(draft, content)
@@ -36,17 +36,17 @@ def take_over(
     added: list[Path],
     later: list[tuple[Handle, Path]] | None = None,
 ) -> None:
-    """Segments' files, from one folder to another that may have some of them already; `added` are named there.
+    """Link or copy segments' files from one folder to another that may have some of them. Append new paths to `added`.
 
     A file that is there but too short is replaced by the longer one, and is not `added`: the manifest there may name it.
-    With `later`, files that can have no second name there are opened instead of copied: the caller copies and closes them.
+    With `later`, files that cannot be linked are opened instead of copied, and the caller copies and closes them.
     """
     for entry in entries:
         for name, size in entry.least().items():
             old, new = source / name, target / name
             there = new.is_file()
             if there and new.stat().st_size >= size:
-                continue  # names are random, and a name's content only ever grows
+                continue  # names are random, so it is the same file, and files only grow
             if not there:
                 added.append(new)
             if files.linked_over(old, new) if there else files.linked(old, new):
@@ -58,27 +58,27 @@ def take_over(
 
 
 def is_shorter(folder: Path, entry: SegmentEntry) -> bool:
-    """Whether a folder has a file of a segment, but fewer bytes of it than the entry promises."""
+    """Return whether a folder has a file of this segment that is shorter than the entry promises."""
     files = {folder / name: size for name, size in entry.least().items()}
     return any(path.is_file() and path.stat().st_size < size for path, size in files.items())
 
 
 def undo(files: Files, added: list[Path]) -> None:
-    """Remove files that were added."""
+    """Remove files that were added, ignoring errors."""
     for path in added:
         with contextlib.suppress(OSError):
             files.remove(path)
 
 
 def remove_but(files: Files, folder: Path, known: set[str]) -> None:
-    """Remove files of ours but those known: what a kill, or an older point, left behind."""
+    """Remove all files of ours except those in `known`: leftovers of a kill or of an older durable point."""
     for name in os.listdir(folder):
         if OURS.fullmatch(name) and name not in known:
             files.remove(folder / name)
 
 
 def check_sizes(folder: Path, sizes: Mapping[str, int]) -> None:
-    """A CheckpointError where a file is missing, or not of its size."""
+    """Raise a CheckpointError if a file is missing or has another size."""
     for name, size in sizes.items():
         path = folder / name
         if not path.is_file():

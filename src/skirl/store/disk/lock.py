@@ -1,4 +1,4 @@
-"""One process for each store: a lock that the system releases when the process ends, however it ends."""
+"""A lock that gives a store to one process, and that the system releases however the process ends."""
 
 import os
 import socket
@@ -13,11 +13,11 @@ _held: "weakref.WeakSet[Lock]" = weakref.WeakSet()
 
 
 class Lock:
-    """This process has the folder, from here to `release`.
+    """An exclusive lock on a folder, held by this process until `release`.
 
     **Arguments**
 
-    - `folder`: the folder; a `DiskError` names the process that has it already.
+    - `folder`: the folder. If another process holds it, a `DiskError` names that process.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -54,7 +54,7 @@ class Lock:
 
     @property
     def is_there(self) -> bool:
-        """Whether the folder still has the file that is locked: whoever had it before may have removed both."""
+        """True if the locked file is still in the folder: a previous owner may have removed both."""
         try:
             there, mine = os.stat(self._path), os.fstat(self._file.number)
         except FileNotFoundError:
@@ -62,7 +62,7 @@ class Lock:
         return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
 
     def release(self) -> None:
-        """Let the next one have it."""
+        """Release the lock."""
         self._file.close()
 
 

@@ -1,6 +1,6 @@
-"""The rows of one kind on disk: a log of segments, and where in it the newest record of each row stands.
+"""The rows of one kind on disk: a log of segments, and an index of each row's newest record in it.
 
-Rows are only appended. Order in the log decides which record of a key is the newest.
+Rows are only appended. The order of the log decides which record of a key is the newest.
 """
 
 import secrets
@@ -23,25 +23,26 @@ from skirl.store.gate import Gate
 
 SLOTS = (1 << (32 - INDEX_BITS)) - 1  # positions are held plus 1, in 32 bits
 SMALLEST = 4096
-"""Records that a segment takes at least."""
-_SHARE = 32  # a segment takes this part of the rows: what is freed at a time, and what stands ready to be
-_PIECE = 4096  # records read at a time where all are
-_SENT = 4 << 20  # bytes that the disk is asked to begin with at a time
+"""Fewest records of a full segment."""
+_SHARE = 32  # a segment holds one part in this many of the rows, and that is how much is freed at a time
+_PIECE = 4096  # records read at a time when all are read
+_SENT = 4 << 20  # bytes that the disk is asked to start writing at a time
 _BUFFER = 256 << 10  # bytes of records that are written in one call
-_MANY = 8  # small segments that are worth writing into one
+_MANY = 8  # number of small segments that are worth merging into one
 
 
 class Log:
-    """`rows_at` may run beside `append`; all else needs the store's lock.
+    """The log of one kind of records. `rows_at` may run while `append` does; all else needs the store's lock.
 
     **Arguments**
 
-    - `folder`: where its files are.
+    - `folder`: folder of its files.
     - `record`: the records of this log.
-    - `files`: the calls to the system.
+    - `files`: the calls to the operating system.
     - `gate`: keeps readers out while the index changes.
-    - `rows`: how many rows each table of this log has; None: not known.
-    - `layout`: the records of all tables of the store, to tell keys of others; None: those of `rows`, or of table 0.
+    - `rows`: number of rows of each table of this log. None: not known.
+    - `layout`: the records of all tables of the store, to recognize keys of other tables. None: only the tables of `rows`,
+      or table 0.
     """
 
     def __init__(
@@ -71,33 +72,33 @@ class Log:
         self._capacity = 0
         self._begun = 0
 
-    # What is held.
+    # Contents
 
     @property
     def footprint(self) -> int:
-        """Bytes on disk of a record with its key."""
+        """Bytes on disk per record, including its key."""
         return self.stride + 8
 
     @property
     def capacity(self) -> int:
-        """Records that a segment begun now would take."""
+        """Number of records that a segment begun now would hold."""
         return min(1 << INDEX_BITS, max(SMALLEST, self.index.count // _SHARE))
 
     def bytes(self) -> int:
-        """Bytes on disk, garbage included."""
+        """Return the bytes on disk, garbage included."""
         behind = sum(2 * HEADER + segment.behind for segment in self.segments.values())
         return behind + int(self.ends.sum()) * self.footprint
 
     def dead(self) -> list[Segment]:
-        """Segments without any live row."""
+        """Return the segments that have no live row, except the active one."""
         return [s for s in self.segments.values() if not self.live[s.slot] and s is not self.active]
 
     def used(self, segment: Segment) -> float:
-        """The part of a segment's records that is not garbage."""
+        """Return the fraction of a segment's records that is not garbage."""
         return float(self.live[segment.slot] / max(1, self.ends[segment.slot]))
 
     def entries(self) -> list[SegmentEntry]:
-        """What a manifest says of this log: all that is in it now, but dead segments."""
+        """Return what a manifest says about this log: its present content, without dead segments."""
         out: list[SegmentEntry] = []
         for segment in self.segments.values():
             if self.live[segment.slot]:
@@ -109,14 +110,14 @@ class Log:
     # Reading
 
     def rows_at(self, positions: np.ndarray, keys: Keys, out: Rows) -> None:
-        """Copy the rows at `positions` to `out`; -1 is passed over."""
+        """Copy the rows at `positions` to `out`, skipping positions of -1."""
         bad = records.gather(self._handles, self._ids, self._words, positions, keys, _flat(out))
         if bad >= 0:
             position = int(positions[bad])
             self._explain(self.segments[position >> INDEX_BITS], position & records.INDEX_MASK, int(keys[bad]))
 
     def _explain(self, segment: Segment, index: int, key: int) -> None:
-        """Raise what is wrong with a record that was not read."""
+        """Raise an Unusable that says why a record could not be read."""
         what = f"{segment.rows_path}: record {index}, {_named(key)},"
         at = HEADER + index * self.stride
         try:
@@ -128,9 +129,9 @@ class Log:
         raise Unusable(f"{what} is damaged: bytes {at:,} to {at + self.stride:,} are not those that were written")
 
     def keys_from(self, segment: Segment, start: int) -> tuple[Keys, int]:
-        """Live keys of some of a segment's records from `start` on, in order, and where to go on; 0: that was all."""
+        """Return live keys of a segment's records from `start` on, in order, and where to continue, 0 at the end."""
         stop = min(start + MOST_PLACED, int(self.ends[segment.slot]))
-        with self._opened(segment.keys_path) as file:  # the segment's own is the writer's, who may close it
+        with self._opened(segment.keys_path) as file:  # the segment's own handle is the writer's, which may close it
             keys = self._keys(segment, file.number, start, stop)
         keys = keys[self.index.standing(keys, segment.slot << INDEX_BITS | start)]
         return keys, stop if stop < self.ends[segment.slot] else 0
@@ -156,21 +157,21 @@ class Log:
         return np.frombuffer(data, np.int64)
 
     def _checked(self, segment: Segment, keys: Keys, start: int, picks: np.ndarray, out: Words) -> int:
-        """Read records[start:], check those of `picks`, and copy them to `out`, flat; an empty one: check only.
+        """Read records[start:], check those of `picks`, and copy them to flat `out`. If `out` is empty, only check.
 
-        The first of `picks` that is damaged, -1 where none is.
+        Return the first of `picks` that is damaged, or -1.
         """
         first, last = int(picks[0]), int(picks[-1]) + 1
         size, at = (last - first) * self.stride, HEADER + (start + first) * self.stride
         data = np.frombuffer(self._files.read(segment.rows.number, size, at), np.uint8)
-        whole = first + len(data) // self.stride  # fewer than asked where the file was cut short
+        whole = first + len(data) // self.stride  # fewer than requested if the file was cut short
         there, beyond = picks[picks < whole], picks[picks >= whole]
         words, id = data[: (whole - first) * self.stride].view(np.uint32), self._ids[segment.slot]
         bad = records.decode(words, self._words, keys[first:last], there - first, id, start + first, out)
         return bad + first if bad >= 0 else int(beyond[0]) if beyond.size else -1
 
     def check(self, segment: Segment) -> None:
-        """Read a segment's keys and records and compare all with what was written."""
+        """Read a segment's keys and records, and raise an Unusable if any differs from what was written."""
         id, none = int(self._ids[segment.slot]), np.empty(0, np.uint32)
         with self._keys_file(segment) as file:
             check_header(self._files, segment.rows.number, segment.rows_path, self.record, id)
@@ -190,14 +191,14 @@ class Log:
             raise Unusable(f"{segment.keys_path} is damaged: its keys are not those that were written")
 
     def _all_keys(self, segment: Segment, file: int) -> Iterator[tuple[int, Keys]]:
-        """All keys of a segment, in pieces, and where each begins."""
+        """Yield all keys of a segment in pieces, each with the index where it starts."""
         for start in range(0, int(self.ends[segment.slot]), _PIECE):
             yield start, self._keys(segment, file, start, min(start + _PIECE, int(self.ends[segment.slot])))
 
     # Writing
 
     def append(self, keys: Keys, rows: Words) -> None:
-        """Hold rows, flat; returns when all are readable. After an error some may be held."""
+        """Append flat rows, and return when all are readable. After an error some may be held."""
         if (beyond := self.beyond(keys)) is not None:
             raise ValueError(f"{beyond}: open the store with as many rows as there are")
         done = 0
@@ -220,7 +221,7 @@ class Log:
                 self.seal()
 
     def _write_records(self, segment: Segment, keys: Keys, rows: Words, end: int) -> None:
-        """Piece by piece through one buffer, which stays in the processor's cache on the way to the system."""
+        """Write records piece by piece through one buffer, which stays in the processor's cache."""
         each = max(1, self._buffer.size // (self._words + 1))
         for start in range(0, keys.size, each):
             some = keys[start : start + each]
@@ -230,7 +231,7 @@ class Log:
             self._files.write(segment.rows.number, out.data, HEADER + (end + start) * self.stride)
 
     def _send(self, segment: Segment) -> None:
-        """Have the disk begin with what was appended, so that a point has less to wait for."""
+        """Ask the disk to start writing what was appended, so that a durable point has less to wait for."""
         end = int(self.ends[segment.slot])
         if (end - segment.sent) * self.stride >= _SENT or end >= self._capacity:
             self._files.send(
@@ -239,11 +240,11 @@ class Log:
             segment.sent = end
 
     def seal(self) -> None:
-        """The segments there are get no more records."""
+        """Append no more records to the present segments."""
         self.active = None
 
     def beyond(self, keys: Keys) -> str | None:
-        """Which key is no row of the tables, in words; None where all are."""
+        """Describe the first key that is no row of the tables. Return None if all are."""
         stranger = self.index.stranger(keys)
         return self._beyond(keys[stranger]) if stranger >= 0 else None
 
@@ -251,7 +252,7 @@ class Log:
         return f"{_named(key)} is there, which has {self._rows.get(table_of(int(key)), 0):,} rows here"
 
     def _begin(self) -> Segment:
-        """A new segment to append to; small ones before it are written into it."""
+        """Begin a new segment to append to, and merge small ones into it."""
         slot = next((slot for slot in range(SLOTS) if slot not in self.segments), None)
         if slot is None:
             raise ValueError(f"{self.folder} has {SLOTS} segments, the most of one kind: give some tables another dim")
@@ -288,15 +289,18 @@ class Log:
         self.segments[slot] = segment
 
     def rewrite(self, segment: Segment) -> Iterator[int]:
-        """Append a segment's live rows again, some at a time; yields how many records that dealt with."""
+        """Append a segment's live rows again, some at a time. Yield how many records each piece covered."""
         for dealt, keys, rows in self.live_rows(segment):
             if keys.size:
                 self.append(keys, rows)
             yield dealt
 
     def live_rows(self, segment: Segment, mine: Mine | None = None) -> Iterator[tuple[int, Keys, Words]]:
-        """Live keys and rows of a segment, flat, and of how many records; mine: which keys."""
-        with self._opened(segment.keys_path) as file:  # `sync` may close the segment's own in the midst of this
+        """Yield a segment's live keys and flat rows in pieces, each after the number of records that it covers.
+
+        `mine` tells which of the keys to include. None: all.
+        """
+        with self._opened(segment.keys_path) as file:  # `sync` may close the segment's own handle meanwhile
             for start, keys in self._all_keys(segment, file.number):
                 picks = self.index.standing(keys, segment.slot << INDEX_BITS | start)
                 if mine is not None and picks.size:
@@ -308,7 +312,7 @@ class Log:
                 yield keys.size, keys[picks], rows
 
     def sync(self) -> None:
-        """Wait until all records last; the names of their files are the folder's."""
+        """Wait until all records are durable. For the names of their files, the folder must be synced."""
         for segment in [s for s in self.segments.values() if s.suspect]:
             for _ in self.rewrite(segment):
                 pass
@@ -320,7 +324,7 @@ class Log:
                         self._files.sync(file)
                     self._files.sync(segment.rows.number)
                 except BaseException:
-                    # After a failed fsync the system may drop the bytes and report success next time.
+                    # After a failed fsync, the system may drop the bytes and report success the next time.
                     segment.suspect = True
                     if segment is self.active:
                         self.seal()
@@ -330,7 +334,7 @@ class Log:
                 segment.keys.close()
 
     def drop(self, segments: list[Segment]) -> None:
-        """Let segments go: nobody reads in them, and no manifest names them."""
+        """Drop segments that nobody reads and no manifest names."""
         for segment in segments:
             del self.segments[segment.slot]
             self.ends[segment.slot] = 0
@@ -342,7 +346,7 @@ class Log:
         segment.keys.close()
 
     def close(self) -> None:
-        """Let all files go."""
+        """Close all files."""
         for segment in self.segments.values():
             self._release(segment)
         self.segments, self.active = {}, None
@@ -350,7 +354,7 @@ class Log:
     # Opening
 
     def load(self, entry: SegmentEntry) -> None:
-        """Take in a segment that an earlier process wrote, after those before it in the log."""
+        """Load a segment that an earlier process wrote. Call it in the order of the log."""
         paths = [self.folder / name for name in entry.files()]
         for name, size in entry.least().items():
             if (found := _size(self.folder / name)) < size:
@@ -375,15 +379,15 @@ class Log:
                 self.index.place(keys, slot << INDEX_BITS | start, self.ends, self.live, self._sums)
         if int(self._sums[slot]) != entry.keys_hash:
             self._sums[slot] = entry.keys_hash
-            self.check(segment)  # names the record, if it can be told
+            self.check(segment)  # raises an error that names the record, if it can find which one
         if other:
             raise Unusable(other)
         segment.behind = sum(_size(path) for path in paths) - sum(entry.least().values())
 
     def trim(self) -> None:
-        """Cut off what an earlier process left behind the last record of a segment.
+        """Cut off what an earlier process left after the last record of each segment.
 
-        Not if the file has a second name: then a frozen state, newer than the manifest that is opened, has a use for it.
+        Files with a second hard link stay: a frozen state that is newer than the manifest being opened needs those bytes.
         """
         for segment in self.segments.values():
             if segment.behind and not (_shared(segment.rows_path) or _shared(segment.keys_path)):

@@ -1,4 +1,4 @@
-"""What a disk store holds at a durable point: which segments and how much of each, in one small file, replaced whole."""
+"""The manifest: which segments a disk store holds at a durable point, and how much of each. It is replaced as a whole."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,20 +15,20 @@ FORMAT = "skirl-disk-store"
 
 @dataclass(frozen=True)
 class Manifest:
-    """The rows of all kinds, at one point."""
+    """The segments that hold a store's rows at one durable point or in one frozen state."""
 
     identity: str
     generation: int
     layout: Layout
     segments: list[SegmentEntry]
-    """In order of the log, kind by kind."""
+    """The segments kind by kind, in the order of each log."""
     rows: tuple[int, ...] = ()
-    """How many rows of each kind there are; empty where that is not known. Only a hint: it makes opening faster."""
+    """Number of rows of each kind; empty if unknown. Only a hint, which makes opening faster."""
     about: dict[str, str] = field(default_factory=dict)
-    """By table: what its rows begin from: an initialiser and its seed, or the digest of an array."""
+    """What the rows of each table start from: an initialiser and its seed, or the digest of an array."""
 
     def facts(self) -> dict[str, Any]:
-        """For `from_facts`, in anything that JSON can say."""
+        """Return the manifest in a form that JSON can hold, for `from_facts`."""
         return {
             "kind": DISK_ROWS,
             "segment_format": FORMAT_VERSION,
@@ -41,7 +41,7 @@ class Manifest:
 
     @classmethod
     def from_facts(cls, facts: dict[str, Any]) -> "Manifest":
-        """An Unusable where `facts` are not those of rows on disk."""
+        """Return the manifest that `facts` describe. Raise an Unusable if they do not describe rows on disk."""
         try:
             if facts["kind"] != DISK_ROWS or facts["segment_format"] != FORMAT_VERSION:
                 raise Unusable(f"is of {facts['kind']!r} in format {facts['segment_format']}")
@@ -59,13 +59,13 @@ class Manifest:
             raise Unusable(f"does not describe rows ({error!r})") from None
 
     def sealed(self) -> bytes:
-        """The text of a store's own manifest."""
+        """Return the content of a store's manifest file."""
         head = {"format": FORMAT, "format_version": FORMAT_VERSION, "skirl": skirl_version()}
         return seal(head | {"facts": self.facts()})
 
     @classmethod
     def read(cls, path: Path) -> "Manifest":
-        """A store's own manifest; an Unusable where it is not whole."""
+        """Read a store's manifest file. Raise an Unusable if it is damaged."""
         try:
             body = read_sealed(path, format=FORMAT, version=FORMAT_VERSION, what="disk store")
         except CheckpointError as error:

@@ -1,7 +1,7 @@
-"""All that the disk store asks of the operating system, in one place, so that a test can stand in between.
+"""All calls of the disk store to the operating system, in one place, so that a test can replace them.
 
-What a power loss leaves: the bytes of a file as of its last `sync`, and the names of a folder as of the folder's. Anything
-later may be there, in any order, or not. Rows are read by the kernels in `records.py`, which change nothing.
+After a power loss, a file has the bytes as of its last `sync`, and a folder the names as of its last `sync_folder`. Later
+changes may be there or not, in any order. Rows are read elsewhere: by the kernels in `records.py`, which change nothing.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from types import TracebackType
 
 from skirl.tools.interrupts import uninterrupted
 
-_NOT_HERE = (OSError, NotImplementedError)  # no such call, or not on this file system
+_NOT_HERE = (OSError, NotImplementedError)  # raised if the system or the file system lacks a call
 
 
 class Files:
@@ -30,7 +30,7 @@ class Files:
     """
 
     def make_folder(self, path: Path) -> None:
-        """Make a folder and those above it, to last."""
+        """Make a folder and its missing parents, durably."""
         missing = [p for p in (path, *path.parents) if not p.is_dir()]
         for folder in reversed(missing):
             self.make_one_folder(folder)
@@ -40,26 +40,26 @@ class Files:
         os.mkdir(path)
 
     def create(self, path: Path) -> int:
-        """A new file, to read and write."""
+        """Create a new file, to read and write."""
         return _opened(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
     def open(self, path: Path, *, writable: bool = False) -> int:
-        """A file that is there, for reads here and there."""
+        """Open an existing file, for random reads."""
         file = _opened(path, os.O_RDWR if writable else os.O_RDONLY)
         if hasattr(os, "posix_fadvise"):
             with contextlib.suppress(*_NOT_HERE):
-                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)  # or each row would bring its neighbours along
+                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)  # else reads would also fetch neighbours
         return file
 
     def write(self, file: int, data: bytes | memoryview, offset: int) -> None:
-        """Write all of `data`; on an error some of it may be there."""
+        """Write all of `data`. After an error, some of it may be in the file."""
         view = memoryview(data).cast("B")
         while len(view):
             done = os.pwrite(file, view, offset)
             view, offset = view[done:], offset + done
 
     def read(self, file: int, size: int, offset: int) -> bytes:
-        """`size` bytes, fewer at the end of the file."""
+        """Read `size` bytes, or fewer at the end of the file."""
         parts: list[bytes] = []
         while size and (part := os.pread(file, size, offset)):
             parts.append(part)
@@ -67,21 +67,21 @@ class Files:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def send(self, file: int, offset: int, size: int) -> None:
-        """Begin to bring bytes to the disk, and wait for nothing."""
+        """Ask the system to start writing bytes to the disk, without waiting."""
         if hasattr(os, "posix_fadvise"):
             with contextlib.suppress(*_NOT_HERE):
-                # Linux begins to write what is dirty, and then forgets what is clean by now: next to nothing of it.
+                # Linux starts writing dirty pages, then drops those that are clean by then: next to none of these.
                 os.posix_fadvise(file, offset, size, os.POSIX_FADV_DONTNEED)
 
     def truncate(self, file: int, size: int) -> None:
         os.ftruncate(file, size)
 
     def sync(self, file: int) -> None:
-        """Return when the file's bytes last."""
+        """Wait until the file's bytes are durable."""
         os.fsync(file)
 
     def sync_folder(self, path: Path) -> None:
-        """Return when the folder's names last."""
+        """Wait until the folder's names are durable."""
         with Handle(self, lambda: _opened(path, os.O_RDONLY)) as folder:
             os.fsync(folder.number)
 
@@ -89,7 +89,7 @@ class Files:
         os.replace(old, new)
 
     def link(self, old: Path, new: Path) -> None:
-        """A second name for a file; an OSError where there is no such thing."""
+        """Make a hard link to a file. Raise an OSError if there is no such thing here."""
         os.link(old, new)
 
     def remove(self, path: Path) -> None:
@@ -98,21 +98,21 @@ class Files:
     def close(self, file: int) -> None:
         os.close(file)
 
-    # Made of the above.
+    # Built from the calls above.
 
     def put(self, path: Path, data: bytes) -> None:
-        """A new file with this content, to last once its folder is synced."""
+        """Create a file with this content, which is durable once its folder is synced."""
         with Handle(self, lambda: self.create(path)) as file:
             self.write(file.number, data, 0)
             self.sync(file.number)
 
     def copy(self, old: Path, new: Path) -> None:
-        """As `put`, from another file; under its name only when whole."""
+        """Do as `put`, with the content of another file. The new name appears only when the copy is complete."""
         with Handle(self, lambda: self.open(old)) as source:
             self.copy_of(source.number, new)
 
     def copy_of(self, file: int, new: Path) -> None:
-        """As `copy`, of a file that is open and need not have a name any more."""
+        """Do as `copy`, from an open file, which may be unlinked by now."""
         draft = _draft_of(new)
         with contextlib.suppress(FileNotFoundError):
             self.remove(draft)
@@ -130,7 +130,7 @@ class Files:
                 raise
 
     def linked(self, old: Path, new: Path) -> bool:
-        """Whether the same file has a second name now: not on another file system, nor where there is no such thing."""
+        """Try to make a hard link, and return whether that worked. It fails across file systems, or on one without links."""
         try:
             self.link(old, new)
         except FileExistsError:
@@ -140,7 +140,7 @@ class Files:
         return True
 
     def linked_over(self, old: Path, new: Path) -> bool:
-        """As `linked`, over a file that is there: at every moment `new` is the one or the other, whole."""
+        """Do as `linked`, replacing an existing file atomically: `new` is always one file or the other, complete."""
         draft = _draft_of(new)
         with contextlib.suppress(FileNotFoundError):
             self.remove(draft)
@@ -152,22 +152,22 @@ class Files:
         return True
 
     def share(self, old: Path, new: Path) -> None:
-        """The same file under a second name where the file system can, else a copy."""
+        """Make a hard link if the file system can, else a copy."""
         if not self.linked(old, new):
             self.copy(old, new)
 
     def share_over(self, old: Path, new: Path) -> None:
-        """As `share`, over a file that is there: at every moment `new` is the one or the other, whole."""
+        """Do as `share`, replacing an existing file atomically: `new` is always one file or the other, complete."""
         if not self.linked_over(old, new):
             self.copy(old, new)
 
 
 class Handle:
-    """The one owner of a descriptor: nobody else closes it, and it is closed once.
+    """The only owner of a descriptor: nobody else closes it, and it is closed once.
 
     The system gives the number of a closed file to the next one that is opened. So a Ctrl-C between a close and the line
-    that says so must not lead to a second close: it would hit a stranger's file. Here the number is forgotten first, and
-    SIGINT waits; another signal's exception can at worst leave a file open until the owner goes.
+    that records it must not lead to a second close, which would hit another file. Therefore the number is forgotten first,
+    and SIGINT waits. At worst, another signal's exception leaves a file open until the owner is gone.
 
     >>> files = Files()
     >>> with Handle(files, lambda: os.open(os.devnull, os.O_RDONLY)) as file:
@@ -188,11 +188,11 @@ class Handle:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a file to use or close."""
+        """True if there is a file to use or close."""
         return self.number >= 0
 
     def close(self) -> None:
-        """Let the file go; a second close does nothing."""
+        """Close the file. Closing again does nothing."""
         with uninterrupted():
             number, self.number = self.number, -1
             if number >= 0:
@@ -218,7 +218,7 @@ def _draft_of(path: Path) -> Path:
 
 
 def _opened(path: Path, flags: int) -> int:
-    """A descriptor. Where this process has no more of them to give, its soft limit is raised to the hard one."""
+    """Open a file and return its descriptor. If this process has none left, raise its soft limit to the hard one first."""
     flags |= getattr(os, "O_CLOEXEC", 0)
     try:
         return os.open(path, flags, 0o666)

@@ -1,6 +1,6 @@
-"""Records as they stand in a file: a row, as 32-bit words, and a checksum of 4 bytes.
+"""Records as stored in a file: a row, as 32-bit words, and a checksum of 4 bytes.
 
-The checksum covers the row, its key, the segment and the place in it, so that a record in the wrong place is found too.
+The checksum covers the row, its key, its segment and its index there, so it also detects a record in the wrong place.
 """
 
 import os
@@ -14,22 +14,22 @@ from skirl.tools.jit import kernel
 from skirl.tools.threads import Threads, run
 
 HEADER = 64
-"""Bytes of a file before its first record or key."""
+"""Number of bytes of a file before its first record or key."""
 
 INDEX_BITS = 20
 INDEX_MASK = (1 << INDEX_BITS) - 1
 """A position is a segment's slot and, in the lower bits, the index of the record in it."""
 
 READERS = 16
-"""Threads that read at once: 8 of them read a fifth fewer rows a second from this project's test disk, 32 no more."""
-_RUN = 64 << 10  # bytes read at most in one call
-_GAP = 2048  # bytes read in vain rather than with a call of their own
+"""Number of threads that read at once. From this project's test disk, 8 read a fifth fewer rows a second; 32, no more."""
+_RUN = 64 << 10  # most bytes read in one call
+_GAP = 2048  # unneeded bytes that are cheaper to read than a second call is
 _FEW = 256  # rows that one thread reads faster than it wakes another
 
 Words = NDArray[np.uint32]
 Keys = NDArray[np.int64]
 Number = Any
-"""A Python or a numpy integer: inside a kernel they are one."""
+"""A Python or a numpy integer, which are the same inside a kernel."""
 
 _A, _B = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 _C, _D = np.uint64(0xD6E8FEB86659FD93), np.uint64(0xA0761D6478BD642F)
@@ -38,7 +38,7 @@ _32, _29 = np.uint64(32), np.uint64(29)
 
 @kernel
 def _checksum(words: Words, at: Number, n: int, key: Number, segment: Number, index: Number) -> np.uint32:
-    """Of the n words at words[at:], as record `index` of a segment."""
+    """Return the checksum of `n` words at `words[at:]`, stored as record `index` of a segment."""
     a = (np.uint64(key) ^ _D) * _A
     b = (segment ^ np.uint64(index)) * _B
     c = _C
@@ -63,14 +63,14 @@ def _checksum(words: Words, at: Number, n: int, key: Number, segment: Number, in
 
 @kernel
 def hash_key(key: Number, state: Number) -> Number:
-    """`hash_keys` for one key more."""
+    """Extend the running hash of `hash_keys` by one key."""
     state = (state ^ np.uint64(key)) * _A
     return state ^ (state >> _29)
 
 
 @kernel
 def hash_keys(keys: Keys, state: Number) -> Number:
-    """A running hash of keys in their order, from np.uint64(0) on. Python gets it as an int: make it a np.uint64."""
+    """Return a running hash of keys in order, starting from np.uint64(0). Python gets an int: make it a np.uint64 again."""
     for i in range(keys.size):
         state = hash_key(keys[i], state)
     return state
@@ -78,7 +78,7 @@ def hash_keys(keys: Keys, state: Number) -> Number:
 
 @kernel
 def encode(rows: Words, width: int, keys: Keys, segment: np.uint64, first: int, out: Words) -> None:
-    """Rows of `width` words as records first, first + 1, ... of a segment. All arrays are flat."""
+    """Write rows of `width` words to `out` as records first, first + 1, ... of a segment. All arrays are flat."""
     for i in range(keys.size):
         at = i * (width + 1)
         for j in range(width):
@@ -90,9 +90,9 @@ def encode(rows: Words, width: int, keys: Keys, segment: np.uint64, first: int, 
 def decode(
     records: Words, width: int, keys: Keys, picks: NDArray[np.int64], segment: np.uint64, first: int, out: Words
 ) -> int:
-    """Check and copy the rows of records[picks], whose keys are keys[picks]; the first damaged pick, or -1.
+    """Check and copy the rows of records[picks], whose keys are keys[picks]. Return the first damaged pick, or -1.
 
-    out may be empty: then rows are checked only.
+    If `out` is empty, rows are only checked.
     """
     for k in range(picks.size):
         i = picks[k]
@@ -115,7 +115,7 @@ else:
 
     @kernel
     def fill(file: Number, buffer: Words, size: Number, offset: Number) -> int:
-        """Read into a buffer; how many bytes came."""
+        """Read into a buffer. Return how many bytes were read."""
         done = 0
         while done < size:
             got = _pread(np.int32(file), buffer.ctypes.data + np.uintp(done), np.uintp(size - done), offset + done)
@@ -138,7 +138,7 @@ def _gather(
     lo: int,
     hi: int,
 ) -> None:
-    """Rows order[lo:hi], ascending in position, to `out`, which is flat; trouble[0]: 1 + a row that cannot be read."""
+    """Read rows order[lo:hi], sorted by position, to flat `out`. If a row cannot be read, set trouble[0] to 1 + row."""
     words = width + 1
     stride = 4 * words
     buffer = np.empty(max(_RUN // 4, words), np.uint32)
@@ -179,7 +179,7 @@ def gather(
     keys: Keys,
     out: Words,
 ) -> int:
-    """Read the rows at `positions` (-1: none) to `out`, flat; -1, or the index of one that is damaged or unreadable."""
+    """Read the rows at `positions` (-1: none) to flat `out`. Return the index of a damaged or unreadable row, or -1."""
     order = np.flatnonzero(positions >= 0)
     order = order[np.argsort(positions[order])]
     trouble = np.zeros(1, np.int64)

@@ -1,4 +1,4 @@
-"""One part of a log: a file of records and a file of their keys, written from front to back and never changed."""
+"""A segment, one part of a log: a file of records and a file of their keys, both append-only."""
 
 import hashlib
 import re
@@ -18,7 +18,7 @@ _MAGIC = {".rows": b"skirlrow", ".keys": b"skirlkey"}
 
 
 class Unusable(Exception):
-    """Files that cannot be used as they are; the text says which and why, and what to do is up to who catches it."""
+    """Files that cannot be used as they are. The message says which and why; whoever catches it adds what to do."""
 
     def __init__(self, text: str, advice: str = "") -> None:
         super().__init__(text)
@@ -27,7 +27,7 @@ class Unusable(Exception):
 
 @dataclass(frozen=True)
 class SegmentEntry:
-    """A segment as a manifest names it."""
+    """A segment, as listed in a manifest."""
 
     name: str
     record: Record
@@ -37,14 +37,14 @@ class SegmentEntry:
     keys_bytes: int
 
     def to_text(self) -> str:
-        """One line, for `from_text`."""
+        """Return the entry as one line, for `from_text`."""
         record = self.record
         sizes = f"{self.rows_bytes} {self.keys_bytes}"
         return f"{self.name} {record.width} {record.dtype} {self.count} {self.keys_hash:016x} {sizes}"
 
     @classmethod
     def from_text(cls, text: str) -> "SegmentEntry":
-        """A TypeError or ValueError where `text` is none."""
+        """Parse what `to_text` returned. Raise a TypeError or ValueError if `text` is no entry."""
         name, width, dtype, count, keys_hash, rows_bytes, keys_bytes = text.split(" ")
         if not re.fullmatch("[0-9a-f]{16}", name):
             raise ValueError(f"{name!r} is no segment")
@@ -53,20 +53,20 @@ class SegmentEntry:
 
     @property
     def id(self) -> int:
-        """The segment's random number, which its name spells."""
+        """The segment's random number, which is its name in hexadecimal."""
         return int(self.name, 16)
 
     def files(self) -> dict[str, int]:
-        """The names of its files, and the size of each."""
+        """Return the names of its files, and the size of each."""
         return {f"{self.name}.rows": self.rows_bytes, f"{self.name}.keys": self.keys_bytes}
 
     def sized(self, folder: Path) -> "SegmentEntry":
-        """With the sizes of its files as they are in a folder."""
+        """Return a copy of the entry with the sizes that its files have in a folder."""
         rows_bytes, keys_bytes = ((folder / name).stat().st_size for name in self.files())
         return replace(self, rows_bytes=rows_bytes, keys_bytes=keys_bytes)
 
     def least(self) -> dict[str, int]:
-        """As `files`, with the bytes of what is promised."""
+        """Return the names of its files, and how many bytes each must have at least to hold all records of the entry."""
         return {
             f"{self.name}.rows": HEADER + self.count * stride(self.record),
             f"{self.name}.keys": HEADER + self.count * 8,
@@ -75,44 +75,44 @@ class SegmentEntry:
 
 @dataclass
 class Segment:
-    """A segment of a log that is open."""
+    """A segment of an open log."""
 
     name: str
     slot: int
     rows: Handle
-    """File of records, open as long as the segment is."""
+    """File of records, open as long as the log has the segment."""
     keys: Handle
-    """File of keys, open only while it is being written to."""
+    """File of keys, open only while it is being written."""
     rows_path: Path
     keys_path: Path
     ordinal: int = 0
-    """Its number in the log: later ones are larger."""
+    """Its number in the log; later segments have larger ones."""
     sent: int = 0
-    """Records that the disk was asked to begin with."""
+    """Number of records that the disk was asked to start writing."""
     synced: int = 0
-    """Records that last; -1 in a file of an earlier process, whose size may not last."""
+    """Number of durable records; -1 for files of an earlier process, whose size may not be durable."""
     named: bool = False
-    """Its files' names last."""
+    """True if its files' names are durable."""
     suspect: bool = False
-    """Its rows are to be written again: a sync failed, so its bytes may never reach the disk, or its name is taken."""
+    """True if its rows must be written again: a sync failed, so its bytes may never reach the disk, or its name is taken."""
     behind: int = 0
-    """Bytes in the files behind the last record, which a frozen state has a use for."""
+    """Bytes in the files past the last record, which a frozen state may need."""
 
 
 def stride(record: Record) -> int:
-    """Bytes of a record in a file."""
+    """Return the bytes of a record in a file."""
     return record.width * np.dtype(record.dtype).itemsize + 4
 
 
 def header(suffix: str, record: Record, segment: int) -> bytes:
-    """The first bytes of a segment's file."""
+    """Return the header of a segment's file."""
     size = np.dtype(record.dtype).itemsize
     head = _HEAD.pack(_MAGIC[suffix], FORMAT_VERSION, record.width, size, 0, segment)
     return head + hashlib.sha256(head).digest()[:8]
 
 
 def check_header(files: Files, file: int, path: Path, record: Record, segment: int) -> None:
-    """An Unusable where the file does not begin as it has to."""
+    """Raise an Unusable if the file does not begin with the header of this segment."""
     found = files.read(file, HEADER, 0)
     if found == header(path.suffix, record, segment):
         return

@@ -1,6 +1,6 @@
-"""Rows on disk: tables larger than memory, and durable points that survive a kill and a power loss.
+"""A store on disk: for tables larger than memory, with durable points that survive a kill and a power loss.
 
-README.md beside this file says which files there are, what is atomic, and how a store recovers.
+README.md in this folder says which files there are, what is atomic, and how a store recovers.
 """
 
 import contextlib
@@ -36,12 +36,12 @@ class DiskStore(Store):
 
     **Arguments**
 
-    - `path`: the folder, new, empty, or one that a disk store has made.
+    - `path`: the folder: new, empty, or made by a disk store.
     - `layout`: the records of each table; a mapping will do.
-    - `rows`: how many rows each table has. The index in memory then takes 7 bytes for each row held; 14 where it is None.
-    - `room`: bytes on disk for each byte of the rows held, at most. With 1.5 each row is written 2.1 times where rows are
-      overwritten at random, with 3 1.1 times.
-    - `files`: the calls to the system; tests put something in between.
+    - `rows`: number of rows of each table. The index in memory then takes 7 bytes per row held; with None it takes 14.
+    - `room`: most bytes on disk per byte of rows held. When rows are overwritten at random, each is written 2.1 times
+      with 1.5, and 1.1 times with 3.
+    - `files`: the calls to the operating system, which tests replace.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -130,14 +130,14 @@ class DiskStore(Store):
         self._set_logs(self._empty())
         all_logs.load(self._logs, manifest)
         self.identity, self.generation, self.about = manifest.identity, manifest.generation, dict(manifest.about)
-        # After a kill the rename of the manifest may not last yet, and what it replaced must not go before it does.
+        # After a kill the manifest's rename may not be durable yet. The files of the old one must not go before it is.
         self._files.sync_folder(self.path)
         for log in self._logs:
             log.trim()
         self._remove_strangers()
 
     def _remove_strangers(self) -> None:
-        """Remove files of ours that belong to no segment: what a kill or an older point has left behind."""
+        """Remove files of ours that belong to no segment: leftovers of a kill or of an older durable point."""
         links.remove_but(self._files, self.path, {path.name for path in all_logs.paths(self._logs)})
 
     # Rows
@@ -156,11 +156,11 @@ class DiskStore(Store):
                 found[piece] = positions >= 0
 
     def _write(self, kind: int, keys: NDArray[np.int64], rows: Rows) -> None:
-        """As `Store.write` says. If it fails, some of the rows may be held; the same call can be made again."""
+        """See `Store.write`. If it fails, some of the rows may be held; the same call can be repeated."""
         try:
             self._write_all(kind, keys, rows)
         except KeyboardInterrupt:
-            self._write_all(kind, keys, rows)  # what was begun is finished
+            self._write_all(kind, keys, rows)  # finish what was begun
             raise
 
     def _write_all(self, kind: int, keys: NDArray[np.int64], rows: Rows) -> None:
@@ -179,9 +179,9 @@ class DiskStore(Store):
         return sum(log.index.count for log in self._logs)
 
     def keys(self) -> Iterator[NDArray[np.int64]]:
-        """As `Store.keys` says, in the order of the rows on disk, so that reading them goes through the files once.
+        """See `Store.keys`. The order is that of the rows on disk, so that reading them goes through the files once.
 
-        A row written again while it runs may come twice.
+        The key of a row written during the iteration may come twice.
         """
         self._check_open()
         for kind in range(len(self._logs)):
@@ -190,7 +190,7 @@ class DiskStore(Store):
                 try:
                     with self._explained(), self._gate.lookup():
                         log = self._logs[kind]
-                        there = list(log.segments.values())  # at once: a writer may begin another meanwhile
+                        there = list(log.segments.values())  # a copy: a writer may begin a segment meanwhile
                         segment = next((s for s in there if s.ordinal >= ordinal), None)
                         if segment is None:
                             break
@@ -210,32 +210,32 @@ class DiskStore(Store):
     # Durable points
 
     def remember(self, about: Mapping[str, Any]) -> None:
-        """As `Store.remember` says: the manifest has it, at once."""
+        """See `Store.remember`. The manifest is written at once."""
         self._check_open()
         with self._writing, self._explained():
             self.about = {name: of if isinstance(of, str) else of.digest for name, of in about.items()}
             self._write_manifest(self.identity, self.generation, self._logs)
 
     def flush(self) -> None:
-        """Wait until all that was written lasts: a durable point, with a new generation if anything has changed."""
+        """Wait until all that was written is durable. If anything has changed, make a durable point of a new generation."""
         self._check_open()
         with self._writing, self._explained():
             if self._changed:
                 self._point()
 
     def _next_generation(self) -> int:
-        # Never twice the same: a point that failed may have reached the disk all the same.
+        # Never the same number twice: a point that failed may have reached the disk anyway.
         self._tried = max(self._tried, self.generation) + 1
         return self._tried
 
     def _point(self) -> None:
-        """A durable point. The cleaner asks for one too, so that dead segments may go."""
+        """Make a durable point. The cleaner asks for one too, so that dead segments can be removed."""
         generation = self._next_generation() if self._changed else self.generation
         all_logs.sync(self._logs, self._files)
         self._commit(generation)
 
     def _commit(self, generation: int) -> None:
-        """What was synced is the store's content from now on; dead segments go."""
+        """Make what was synced the store's content, and remove dead segments."""
         self._write_manifest(self.identity, generation, self._logs)
         self.generation, self._changed = generation, False
         gone = [(log, dead) for log in self._logs if (dead := log.dead())]
@@ -263,9 +263,9 @@ class DiskStore(Store):
     # Frozen states
 
     def freeze(self, folder: Path, since: Facts | None) -> Frozen:
-        """As `Store.freeze` says: nothing is copied, the folder shares the files of what was written so far.
+        """See `Store.freeze`. Nothing is copied: the folder gets hard links to the files written so far.
 
-        If the folder is on another file system, files that it does not have are kept open, and copied by `Frozen.write`.
+        If the folder is on another file system, files that it lacks are kept open, and `Frozen.write` copies them.
         """
         self._check_open()
         with self._writing:
@@ -273,7 +273,7 @@ class DiskStore(Store):
                 for log in self._logs:
                     log.seal()
                     self._renew(log, folder)
-            # What fails from here on is about the folder and its disk, which need not be the store's.
+            # Errors from here on are about the folder and its disk, which may not be the store's, so they stay as they are.
             generation = self._next_generation()
             manifest = self._manifest(self.identity, generation, self._logs)
             segments = [s for log in self._logs for s in log.segments.values() if log.live[s.slot]]
@@ -283,10 +283,10 @@ class DiskStore(Store):
         return state
 
     def _renew(self, log: Log, folder: Path) -> None:
-        """Write rows again that cannot be frozen where they are: into segments that are sealed, too."""
+        """Write rows that cannot be frozen where they are again, into new segments, and seal those too."""
         short = {entry.name for entry in log.entries() if links.is_shorter(folder, entry)}
         for segment in log.segments.values():
-            segment.suspect |= segment.name in short  # a header there names that file, with its size
+            segment.suspect |= segment.name in short  # a checkpoint's header names that short file, with its size
         if any(segment.suspect for segment in log.segments.values()):
             log.sync()
             log.seal()
@@ -299,10 +299,10 @@ class DiskStore(Store):
         generation: int,
         ready: Callable[[], Any] = at_once,
     ) -> None:
-        """As `Store.thaw_parts` says, and a durable point. Rows that a `MemoryStore` has frozen will do, too.
+        """See `Store.thaw_parts`. This is a durable point. Rows that a `MemoryStore` has frozen are accepted too.
 
-        Files are shared as `freeze` shares them; of a part that is not all its own each row is read and written again. The
-        new rows' index is in memory beside the old one for a moment.
+        Files of a part that is taken whole are hard-linked, or copied if they cannot be; of any other part, each row is
+        read and written again. For a moment, the index of the new rows is in memory along with the old one.
         """
         self._check_open()
         with self._writing, self._explained(), frozen.named(folder, self.path):
@@ -315,9 +315,9 @@ class DiskStore(Store):
     def _replaced_by(
         self, identity: str, generation: int, ready: Callable[[], Any]
     ) -> Iterator[tuple[list[Log], list[Path]]]:
-        """Empty logs, to be filled in the block, and a list for the paths of their files; then they are the store's.
+        """Yield empty logs to fill, and a list for the paths of added files; after the block, make the logs the store's.
 
-        All but the manifest is on disk when `ready` is called.
+        Everything but the manifest is on disk when `ready` is called.
         """
         logs, added, header = self._empty(), list[Path](), self.path / NAME
         before = header.read_bytes()
@@ -329,7 +329,7 @@ class DiskStore(Store):
         except BaseException:
             for log in logs:
                 log.close()
-            if header.read_bytes() == before:  # or the rename came through: then the manifest names them
+            if header.read_bytes() == before:  # else the rename went through, and the manifest names the added files
                 links.undo(self._files, added)
             raise
         with self._gate.alone():
@@ -342,7 +342,7 @@ class DiskStore(Store):
         self._remove_strangers()
 
     def check(self) -> int:
-        """Read every record and compare checksums; how many rows are held. A DiskError names what is damaged."""
+        """Read every record and verify its checksum. Return how many rows are held. A `DiskError` names what is damaged."""
         self._check_open()
         with self._writing, self._explained():
             for log in self._logs:
@@ -353,7 +353,7 @@ class DiskStore(Store):
     # Closing
 
     def close(self) -> None:
-        """Flush, then let go of files and memory."""
+        """Flush, then release files and memory."""
         if not self.closed:
             try:
                 self.flush()
@@ -363,14 +363,14 @@ class DiskStore(Store):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close; after an exception without a flush, so that the last durable point stays the last."""
+        """Close the store. After an exception, do so without a flush, so that it stays at the last durable point."""
         if kind is None:
             self.close()
         else:
             self._let_go()
 
     def _let_go(self) -> None:
-        if not self.closed and os.getpid() == self._pid:  # in a forked child a thread that is not there may hold a lock
+        if not self.closed and os.getpid() == self._pid:  # in a forked child, the lock's holder may not exist
             with self._writing, self._gate.alone():
                 self.closed = True
                 for log in self._logs:
@@ -389,5 +389,5 @@ class DiskStore(Store):
             raise ValueError(f"{self!r} was opened by the process that this one was forked from: use it there")
 
     def _explained(self, need: int = 0) -> contextlib.AbstractContextManager[None]:
-        """Say what to do about damaged files and a full disk; `need`: bytes that are to be written."""
+        """Turn errors about damaged files or a full disk into ones that say what to do. `need`: bytes to be written."""
         return explained(self.path, lambda: max(need, int(self._cleaner.limit + need) - self.bytes_on_disk))

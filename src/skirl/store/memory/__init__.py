@@ -1,1 +1,1 @@
-"""Rows in RAM."""
+"""Stores that keep their rows in memory."""

@@ -10,13 +10,13 @@ _SMALLEST = 64 << 10
 
 
 class Arena:
-    """`array` has room for `len(arena)` items; new room is all zero bytes.
+    """A growing array: `array` has room for `len(arena)` items, and new room is all zero bytes.
 
-    `reserve` may move the array: take it from `array` again after a call, and keep no view while it runs.
+    `reserve` may move the array: read `array` again after each call, and keep no view of it during one.
 
     **Arguments**
 
-    - `dtype`, `shape`: of one item; a number by default.
+    - `dtype`, `shape`: dtype and shape of one item, by default a single number.
 
     >>> arena = Arena("float32", (3,))
     >>> arena.reserve(2)
@@ -37,14 +37,14 @@ class Arena:
 
     @property
     def array(self) -> NDArray[Any]:
-        """A view of all the room; made anew each time (1 us), since a map with views on it cannot be grown in place."""
+        """A view of all the room, made anew each time (1 us), because a map with views on it cannot grow in place."""
         numbers = len(self) * (self._item // self._dtype.itemsize)
         return np.frombuffer(self._map, self._dtype, numbers).reshape(len(self), *self._shape)
 
     def reserve(self, items: int, *, spare: float = 0.5) -> None:
-        """Make room for `items` in all, or for `spare` more than there was, whichever is more.
+        """Make room for `items` in all, or grow by a fraction of `spare`, whichever is more.
 
-        Spare room takes no memory until it is written to, but counts where the process has a limit (RLIMIT_DATA).
+        Spare room takes no memory until it is written to, but counts towards a limit of the process (RLIMIT_DATA).
         """
         if items > len(self):
             self._map = _grown(self._map, _whole_pages(max(items * self._item, int(len(self._map) * (1 + spare)))))
@@ -52,7 +52,7 @@ class Arena:
 
 def _anonymous(size: int) -> mmap.mmap:
     if hasattr(mmap, "MAP_PRIVATE"):
-        # Python's default is shared memory, which cannot grow on Linux and which a forked child would write to.
+        # Python's default is shared memory, which cannot grow on Linux, and which a forked child would write to.
         return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return mmap.mmap(-1, size)
 
@@ -62,7 +62,7 @@ def _whole_pages(size: int) -> int:
 
 
 def _grown(old: mmap.mmap, size: int) -> mmap.mmap:
-    """The same bytes in a map of a larger size."""
+    """Return a larger map with the same bytes, grown in place if possible."""
     try:
         old.resize(size)
         return old

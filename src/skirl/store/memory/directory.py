@@ -1,4 +1,4 @@
-"""Where each row stands in an array that only grows: key to position, in 15 to 18 bytes a row."""
+"""The position of each key's row in an array that only grows, in 15 to 18 bytes per row."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +14,8 @@ _HALF = np.uint64(32)
 
 @kernel
 def _probe(table: NDArray[np.int32], held: NDArray[np.int64], key: int) -> int:
-    """The place of a key in the table, or the free place (0) where it belongs. The table holds positions + 1."""
-    # A product spreads 32 bits over any size, where a mask would need a power of two: growth by half, not by doubling.
+    """Return the place of a key in the table, or the free place (0) where it belongs. The table holds positions + 1."""
+    # A product spreads 32 bits over any size, so the table can grow by half. A mask would need a power of two.
     place = np.int64((np.uint64(mix(key)) * np.uint64(table.size)) >> _HALF)
     while table[place] != 0 and held[table[place] - 1] != key:
         place += 1
@@ -67,23 +67,23 @@ class Directory:
     """
 
     def __init__(self) -> None:
-        self._count = np.zeros(1, np.int64)  # an array, so that the kernel sets it: no Ctrl-C can come between
+        self._count = np.zeros(1, np.int64)  # an array, so that the kernel sets it, and no Ctrl-C can come in between
         self._held = Arena(np.int64)
         self._table = np.zeros(64, np.int32)
         self._filled = True
 
     @property
     def count(self) -> int:
-        """How many keys are held."""
+        """Number of keys held."""
         return int(self._count[0])
 
     @property
     def keys(self) -> NDArray[np.int64]:
-        """The key of each position: a view, to be dropped before the next `reserve`."""
+        """The key of each position, as a view that must be dropped before the next `reserve`."""
         return self._held.array[: self.count]
 
     def has_room(self, n_more: int) -> bool:
-        """Whether `n_more` further keys fit without growing."""
+        """Return whether `n_more` further keys fit without growing."""
         return self.count + n_more <= min(len(self._held), self._table.size * 3 // 5)
 
     def reserve(self, n_more: int) -> None:
@@ -95,26 +95,26 @@ class Directory:
             raise ValueError(f"{need:,} rows of one kind, {MAX_POSITIONS:,} is the most: give some tables another dim")
         self._held.reserve(need)
         if need > self._table.size * 3 // 5:
-            # Zeros are pages not touched yet: the old table is let go before the new one takes memory.
+            # np.zeros touches no pages yet, so the old table is freed before the new one takes memory.
             self._filled = False
             self._table = np.zeros(min(max(need * 5 // 3 + 1, self._table.size * 3 // 2), _MAX_PLACES), np.int32)
             self._fill()
 
     def _fill(self) -> None:
-        """Enter every key that is not in the table yet; again by the next call when a Ctrl-C came between."""
+        """Enter every key in a new table. If a Ctrl-C interrupts it, the next call does it again."""
         if not self._filled:
             _refill(self._table, self._held.array, self.count)
             self._filled = True
 
     def locate(self, keys: NDArray[np.int64]) -> NDArray[np.int32]:
-        """The position of each key, -1 where it is not held."""
+        """Return the position of each key, -1 where it is not held."""
         self._fill()
         positions = np.empty(keys.size, np.int32)
         _locate(self._table, self._held.array, keys, positions)
         return positions
 
     def place(self, keys: NDArray[np.int64]) -> NDArray[np.int32]:
-        """The position of each key, the next free one for a key not held. There must be room."""
+        """Return the position of each key, adding those not held at the next free positions. There must be room."""
         self._fill()
         positions = np.empty(keys.size, np.int32)
         _place(self._table, self._held.array, self._count, keys, positions)

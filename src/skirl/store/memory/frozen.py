@@ -1,4 +1,4 @@
-"""The rows of a memory store at one moment, in files: all of them, or those changed since the frozen state before."""
+"""The rows of a memory store at one moment, in files: all of them, or those changed since the previous frozen state."""
 
 import secrets
 from collections.abc import Callable, Iterator
@@ -13,20 +13,20 @@ from skirl.tools.sealed_json import CheckpointError
 from skirl.tools.tensor_file import Reader, Writer
 
 PIECE = 1 << 16
-"""Keys handled at a time: it bounds the wait for the store's lock, and the room that is made too early."""
+"""Number of keys handled at a time, which bounds the wait for the store's lock and the room reserved too early."""
 
 
 class FrozenRows(Frozen):
-    """Rows that wait to be written. `write` adds one file to those that an earlier frozen state has left.
+    """Rows to be written. `write` adds one file to those of earlier frozen states.
 
     **Arguments**
 
     - `folder`: where the files go.
-    - `layout`: the store's.
+    - `layout`: the store's layout.
     - `facts`: identity and generation of this state, and the files that are in the folder already.
-    - `counts`: how many rows of each kind are to be written.
-    - `take`: gives some of the rows of a kind that are still to be written, None when there are no more.
-    - `release`: tells the store that this is over: with the generation if it was written, with None otherwise.
+    - `counts`: number of rows of each kind to write.
+    - `take`: returns some rows of a kind that are still to be written, or None if there are no more.
+    - `release`: tells the store that this state is over: with its generation if it was written, else with None.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class FrozenRows(Frozen):
 
 
 def frozen_rows(folder: Path, facts: Facts, layout: Layout) -> Iterator[tuple[NDArray[np.int64], Rows]]:
-    """What `FrozenRows` wrote, in the order in which to write it to a store: later rows replace earlier ones."""
+    """Yield what `FrozenRows` wrote, in the order in which to write it to a store: later rows replace earlier ones."""
     identity_of(folder, facts, layout)
     for entry in facts["files"]:
         reader = Reader(folder, entry)
@@ -73,7 +73,7 @@ def frozen_rows(folder: Path, facts: Facts, layout: Layout) -> Iterator[tuple[ND
 
 
 def identity_of(folder: Path, facts: Facts, layout: Layout) -> tuple[str, int]:
-    """Identity and generation of frozen rows; a CheckpointError where a store of this layout cannot take them."""
+    """Return the identity and generation of frozen rows. Raise a CheckpointError if they do not fit the layout."""
     if facts.get("kind") == DISK_ROWS:
         raise CheckpointError(
             f"{folder} holds the rows of a disk store, which need not fit in memory: set store='disk:FOLDER', with a new or "
@@ -92,5 +92,5 @@ def identity_of(folder: Path, facts: Facts, layout: Layout) -> tuple[str, int]:
 
 
 def name_of(record: Record) -> str:
-    """Of a record's columns in a file, behind `keys-` and `rows-`."""
+    """Return what follows `keys-` and `rows-` in the names of a record's columns in a file."""
     return f"{record.width}-{record.dtype}"

@@ -1,4 +1,4 @@
-"""Frozen rows of a memory store, read where they lie: the index is in memory, the rows are in pages of their files."""
+"""Frozen rows of a memory store, read in place: the index is in memory, and the rows are mapped from their files."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,7 +25,7 @@ def _gather(
     out: Rows,
     found: NDArray[np.bool_],
 ) -> None:
-    """Copy what is in one file, whose rows are counted from `low` on."""
+    """Copy the rows that are in one file, whose first row has number `low`."""
     for i in range(positions.size):
         if positions[i] < 0:
             continue
@@ -37,13 +37,13 @@ def _gather(
 
 
 class MappedRows:
-    """The rows of all kinds, for reading; they take 24 to 27 bytes of memory each, whatever their width.
+    """The rows of all kinds, read-only. Each takes 24 to 27 bytes of memory, whatever its width.
 
     **Arguments**
 
-    - `folder`: where the files are.
-    - `parts`: what `FrozenRows.write` gave, and which rows of it to take; those laid over are held in memory.
-    - `layout`: of the store that shall read them.
+    - `folder`: folder of the files.
+    - `parts`: what `FrozenRows.write` returned, and which rows of it to take. Rows in `over` are held in memory.
+    - `layout`: layout of the store that reads them.
     """
 
     def __init__(self, folder: Path, parts: Sequence[Part], layout: Layout) -> None:
@@ -60,24 +60,24 @@ class MappedRows:
         return sum(kind.directory.count for kind in self._kinds)
 
     def keys(self) -> Iterator[NDArray[np.int64]]:
-        """The key of every row, once."""
+        """Yield the key of every row once."""
         for kind in self._kinds:
             for start in range(0, kind.directory.count, PIECE):
                 yield kind.directory.keys[start : start + PIECE].copy()
 
     def read(self, kind: int, keys: NDArray[np.int64], out: Rows, found: NDArray[np.bool_]) -> None:
-        """As `Store._read`."""
+        """See `Store._read`."""
         self._kinds[kind].read(keys, out, found)
 
 
 class _MappedKind:
-    """The rows of one kind: which of all rows of the files, counted one file after the other, is that of a key."""
+    """The rows of one kind: the number of each key's row, counted through all files in order."""
 
     def __init__(self, record: Record, readers: list[tuple[Reader, Mine | None]], layout: Layout) -> None:
         self.directory = Directory()
         self._at = Arena(np.int64)
         self._files: list[tuple[int, Rows]] = []
-        """The rows of each file, and the number of the first."""
+        """The number of each file's first row, and the file's rows."""
         self._rows = 0
         self._replaced, self._replacing = Arena(record.dtype, (record.width,)), 0
         name = name_of(record)
@@ -95,7 +95,7 @@ class _MappedKind:
             self._files.append((begin, np.asarray(rows)))
 
     def _place(self, keys: NDArray[np.int64], mine: Mine | None = None) -> None:
-        """The keys of the next rows; a key that came before has its row here from now on. mine: which to take."""
+        """Add the keys of the next rows. A key that came before now has its row here. `mine` tells which keys to take."""
         at = np.arange(self._rows, self._rows + len(keys))
         self._rows += len(keys)
         if mine is not None:
@@ -107,7 +107,7 @@ class _MappedKind:
         self._at.array[positions] = at
 
     def replace(self, keys: NDArray[np.int64], rows: Rows) -> None:
-        """Rows in memory for those of the files."""
+        """Replace rows of the files with rows in memory."""
         self._place(keys)
         self._replaced.reserve(self._replacing + len(keys))
         self._replaced.array[self._replacing : self._replacing + len(keys)] = rows
@@ -116,7 +116,7 @@ class _MappedKind:
     def read(self, keys: NDArray[np.int64], out: Rows, found: NDArray[np.bool_]) -> None:
         positions, at = self.directory.locate(keys), self._at.array
         replaced = self._replaced.array[: self._replacing]
-        replaced.flags.writeable = False  # as the files are: one kernel serves both
+        replaced.flags.writeable = False  # as the mapped files are, so that one compiled kernel serves both
         for begin, rows in [*self._files, (self._rows - self._replacing, replaced)]:
             if len(rows):
                 _gather(rows, at, begin, positions, out, found)

@@ -1,4 +1,4 @@
-"""Rows in this machine's memory. A row takes its record and 16 to 19 bytes, from its first write on."""
+"""Rows in this machine's memory. From its first write on, a row takes its record and 16 to 19 bytes."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ from skirl.store.memory.frozen import PIECE, FrozenRows, frozen_rows
 from skirl.tools.jit import kernel, read_only
 
 _WORTH = 2
-"""Frozen files may take this many times the bytes of the rows held; beyond that all rows are written again."""
+"""Most bytes of frozen files per byte of rows held. Beyond that, all rows are written again."""
 
 
 @kernel
@@ -38,7 +38,7 @@ def _scatter(held: Rows, positions: NDArray[np.int32], rows: Rows) -> None:
 
 
 class _RowsOfKind:
-    """The rows of one kind: where each key stands, and the records."""
+    """The rows of one kind: the position of each key, and the records."""
 
     def __init__(self, record: Record) -> None:
         self.directory = Directory()
@@ -60,9 +60,9 @@ class _RowsOfKind:
 
 
 class MemoryStore(Store):
-    """The rows of a run that fit in memory, or of a test.
+    """A store in memory, for rows that fit there and for tests.
 
-    At most 2**31 - 1 rows of one kind: positions are int32.
+    It holds at most 2**31 - 1 rows of one kind, because positions are int32.
 
     **Arguments**
 
@@ -83,7 +83,7 @@ class MemoryStore(Store):
         self._kinds = self._empty()
         self._gate = Gate()
         self._frozen: int | None = None
-        """The generation that changes are counted from, if it was written."""
+        """The generation since which changes are counted, if that one was written."""
 
     def __repr__(self) -> str:
         return "MemoryStore()"
@@ -105,7 +105,7 @@ class MemoryStore(Store):
         try:
             self._write_pieces(kind, keys, rows)
         except KeyboardInterrupt:
-            self._write_pieces(kind, keys, rows)  # what was begun is finished: a key without its row would be found
+            self._write_pieces(kind, keys, rows)  # finish it: a key without its row would be found
             raise
 
     def _write_pieces(self, kind: int, keys: NDArray[np.int64], rows: Rows) -> None:
@@ -158,7 +158,7 @@ class MemoryStore(Store):
         return FrozenRows(folder, self.layout, facts, counts, self._take, self._release)
 
     def _take(self, kind: int) -> Taken | None:
-        """Some of the rows that the frozen state still needs."""
+        """Return some of the rows that the frozen state still has to write."""
         try:
             with self._gate.lookup():
                 held = self._kinds[kind]
@@ -168,7 +168,7 @@ class MemoryStore(Store):
             self._gate.copied()
 
     def _release(self, generation: int | None) -> None:
-        """The frozen state of a generation is written; None: it is given up."""
+        """Note that the frozen state is written, with its generation, or given up, with None."""
         with self._gate.alone():
             for kind in self._kinds:
                 kind.changes.forget(kind.flags.array)
@@ -182,7 +182,7 @@ class MemoryStore(Store):
         generation: int,
         ready: Callable[[], Any] = at_once,
     ) -> None:
-        """As `Store.thaw_parts` says. Old rows are let go last: thaw into an empty store, or both are held for a while."""
+        """See `Store.thaw_parts`. Old rows are freed last, so unless the store is empty, both are in memory for a while."""
         self._check_open()
         kinds = self._empty()
         for part in parts:
@@ -192,17 +192,17 @@ class MemoryStore(Store):
                     kind.reserve(keys.size)
                     positions = kind.directory.place(keys)
                     _scatter(kind.rows.array, positions, read_only(rows))
-                    if changed:  # against the files of the frozen state
+                    if changed:  # relative to the files of the frozen state
                         kind.changing(positions)
         ready()
-        whole = len(parts) == 1 and parts[0].mine is None  # else no files have just these rows
+        whole = len(parts) == 1 and parts[0].mine is None  # otherwise no files have exactly these rows
         with self._gate.alone():
             self._kinds = kinds
             self.identity, self.generation = identity, generation
             self._frozen = parts[0].facts["generation"] if whole else None
 
     def close(self) -> None:
-        """Let go of the rows."""
+        """Free the rows."""
         if not self.closed:
             with self._gate.alone():
                 super().close()

@@ -1,1 +1,1 @@
-"""Rows on several stores, as a plan says."""
+"""A store that spreads its rows over several stores, according to a plan."""

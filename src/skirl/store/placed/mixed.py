@@ -1,4 +1,4 @@
-"""Sites in memory beside sites on disk: a checkpoint holds one kind, so those in memory are written as on disk."""
+"""Sites in memory together with sites on disk. A checkpoint holds one kind, so all rows are written as on disk."""
 
 import secrets
 import shutil
@@ -18,20 +18,20 @@ from skirl.store.memory.frozen import frozen_rows
 
 
 class AsSegments(Frozen):
-    """The frozen rows of a site in memory, written as those of a disk store. They are written twice, and all of them.
+    """The frozen rows of a site in memory, written as those of a disk store. All rows are written, and twice.
 
     **Arguments**
 
-    - `frozen`: the site's.
+    - `frozen`: the site's frozen rows.
     - `folder`: where they go.
-    - `layout`: of their records.
+    - `layout`: layout of their records.
     """
 
     def __init__(self, frozen: Frozen, folder: Path, layout: Layout) -> None:
         self._frozen, self._folder, self._layout = frozen, folder, layout
 
     def write(self) -> Facts:
-        """Write them, as segments."""
+        """Write them as segments."""
         facts, made = self._frozen.write(), self._folder.parent / f"site-{secrets.token_hex(8)}"
         try:
             with DiskStore(made, self._layout) as store:
@@ -50,18 +50,18 @@ class AsSegments(Frozen):
         return written | {"identity": facts["identity"], "generation": facts["generation"]}
 
     def release(self) -> None:
-        """As `Frozen.release` says."""
+        """See `Frozen.release`."""
         self._frozen.release()
 
 
 def in_memory(part: Part, folder: Path, layout: Layout) -> Part:
-    """A part that a site in memory can take, whatever kind of store froze it: rows on disk are read as they are needed.
+    """Return a part that a site in memory can take, whichever kind of store froze it. Rows on disk are read when needed.
 
     **Arguments**
 
     - `part`: the frozen rows.
-    - `folder`: where they are.
-    - `layout`: of their records.
+    - `folder`: folder of their files.
+    - `layout`: layout of their records.
     """
     if part.facts.get("kind") == MEMORY_ROWS:
         return part

@@ -1,4 +1,4 @@
-"""Rows on several stores, as one: a plan says which of them has each row, and a call goes to all of them at once."""
+"""Several stores as one: a plan says which of them has each row, and a call goes to all of them at once."""
 
 import logging
 import threading
@@ -25,36 +25,36 @@ from skirl.tools.progress import size
 log = logging.getLogger("skirl")
 
 MARK = "~placement"
-"""What a site is told beside what its rows begin from: which placement its rows are of, and which site it is."""
+"""Entry of a site's `about` that says to which placement its rows belong, and which site it is."""
 _MOVING = "rows are being moved"
 _HALF = "a load ended before all sites had their rows: load a checkpoint"
 _CALLS = 3
-"""Calls of the store that are served at once: rows are read, written back and looked up by different threads."""
+"""Number of calls of the store that are served at once: different threads read, write back and look up rows."""
 
 
 @dataclass
 class SiteCounts:
-    """What one site has had to do."""
+    """What one site has done."""
 
     reads: int = 0
-    """Rows that it gave,"""
+    """Number of rows read."""
     writes: int = 0
-    """and rows that it took;"""
+    """Number of rows written."""
     bytes_read: int = 0
     bytes_written: int = 0
     calls: int = 0
 
 
 class PlacedStore(Store):
-    """What `store="placed:PLAN.json"` makes.
+    """The store behind `store="placed:PLAN.json"`.
 
     **Arguments**
 
     - `plan`: which site has each row.
-    - `stores`: one for each site, with one layout; this store closes them. Of sites in memory beside sites on disk, a
-      checkpoint writes all rows as on disk.
+    - `stores`: one for each site, all with the same layout. This store closes them. If some are in memory and some on
+      disk, a checkpoint has all rows as on disk.
     - `layout`: the records of each table; a mapping will do.
-    - `rows`: how many rows each table has, to compare with the plan; None: not known.
+    - `rows`: number of rows of each table, to compare with the plan. None: not known.
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class PlacedStore(Store):
         self._check(rows)
         kinds = {store.frozen_kind for store in self.stores}
         self.mixed = len(kinds) > 1
-        """Whether some sites are in memory, and others on disk."""
+        """True if some sites are in memory and others on disk."""
         self.frozen_kind = DISK_ROWS if self.mixed else self.stores[0].frozen_kind
         self.counts = [SiteCounts() for _ in self.stores]
-        """Of each site."""
+        """Counts of each site."""
         self._counting = threading.Lock()
         self._pool = ThreadPoolExecutor(_CALLS * len(self.stores), thread_name_prefix="skirl-site")
         self._take_point()
@@ -110,26 +110,26 @@ class PlacedStore(Store):
         self.identity = self.stores[0].identity
         self.generation = max(store.generation for store in self.stores)
 
-    # Which rows are whose, told to stores that outlive this process
+    # Stores that outlive this process remember which site's rows they have.
 
     def _mark(self, site: int) -> str:
         return f"{self.placement.digest} site {site}"
 
     def _read_about(self) -> None:
-        """What rows begin from: as sites on disk say, those that have rows before those that are empty."""
+        """Set `about` from the first site on disk that has rows, else the first on disk, else the first of all."""
         on_disk = [store for store in self.stores if store.frozen_kind == DISK_ROWS] or self.stores[:1]
         keeps = min(on_disk, key=lambda store: not len(store))
         self.about = {name: of for name, of in keeps.about.items() if name != MARK}
 
     def _found_misplaced(self) -> str | None:
-        """Why rows would not be found: a site has rows of another placement, or not those that it once had."""
+        """Return why rows would not be found, if a site has another placement's rows or has lost its own; else None."""
         sites = list(zip(self.plan.sites, self.stores))
         kept = next((site.name for site, store in sites if len(store)), None)
         if kept is None:
             return None
         for number, (site, store) in enumerate(sites):
             if store.about.get(MARK) == self._mark(number):
-                continue  # if it has no rows, none are to be there
+                continue  # if it has no rows, it never had any
             if store.about.get(MARK) == _MOVING:
                 return f"site {site.name!r} ({store!r}): {_HALF}"
             if len(store):
@@ -155,11 +155,11 @@ class PlacedStore(Store):
             raise ValueError(self._misplaced)
 
     def remember(self, about: Mapping[str, Any]) -> None:
-        """As `Store.remember` says; and the tables have to be those of the plan.
+        """See `Store.remember`. The tables must be those of the plan.
 
         **Arguments**
 
-        - `about`: by table, in the order of their numbers.
+        - `about`: what rows start from, by table, in the order of the tables' numbers.
         """
         self._check_open()
         if about:
@@ -171,7 +171,7 @@ class PlacedStore(Store):
     # Rows
 
     def _by_site(self, keys: NDArray[np.int64]) -> list[tuple[int, NDArray[np.int64]]]:
-        """Each site that has some of these rows, and which."""
+        """Return each site that has some of these rows, and their indices."""
         self._check_placed()
         starts, order = np.zeros(len(self.stores) + 1, np.int64), np.empty(keys.size, np.int64)
         cut.by_site(self.placement.site_of(keys), starts, order)
@@ -228,7 +228,7 @@ class PlacedStore(Store):
             yield from store.keys()
 
     def held(self) -> Iterator[NDArray[np.int64] | tuple[int, NDArray[np.uint64]]]:
-        """As `Store.held` says, site by site."""
+        """See `Store.held`. The order is site by site."""
         self._check_open()
         for store in self.stores:
             yield from store.held()
@@ -236,7 +236,7 @@ class PlacedStore(Store):
     # Points
 
     def freeze(self, folder: Path, since: Facts | None) -> Frozen:
-        """As `Store.freeze` says. The facts name the placement; a store of any kind of rows takes them whole."""
+        """See `Store.freeze`. The facts name the placement. Any store that takes such rows can take all of them."""
         self._check_open()
         self._check_placed()
         parts = None if since is None else cut.own_parts(since, self.placement.digest)
@@ -260,9 +260,9 @@ class PlacedStore(Store):
         generation: int,
         ready: Callable[[], Any] = at_once,
     ) -> None:
-        """As `Store.thaw_parts` says. Rows that were placed alike each site takes alone, all others it looks through.
+        """See `Store.thaw_parts`. If rows were placed the same way, each site takes its own; else each looks through all.
 
-        Where a site fails, or the process ends, after the first has changed, rows are refused until a load succeeds.
+        If a site fails or the process ends once the first site has changed, calls are refused until a load succeeds.
         """
         self._check_open()
         for part in parts:
@@ -278,7 +278,7 @@ class PlacedStore(Store):
             leave = size(sum(taking.leaving(self.placement, facts, folder, self.layout) for facts in moved))
             many = f"{leave} go to another site; the {len(self.stores)} sites look through {size(moved_bytes)} of rows"
             log.warning("rows were placed otherwise: %s for those that are now theirs", many)
-        # Each reads all that it is to have and waits for the others: where one fails before that, none has changed.
+        # Each site reads all its rows and then waits for the others, so if one fails before that, none has changed.
         changing, before = threading.Event(), [dict(store.about) for store in self.stores]
 
         def all_ready() -> None:
@@ -309,7 +309,7 @@ class PlacedStore(Store):
                 self._misplaced = _HALF
             else:
                 for store, about in zip(self.stores, before):
-                    with suppress(Exception):  # what comes out is why it failed
+                    with suppress(Exception):  # the first error is the one to raise
                         self._tell(store, about)
             raise
         self._misplaced = None
@@ -317,13 +317,13 @@ class PlacedStore(Store):
         self._read_about()
 
     def _tell(self, store: Store, about: Mapping[str, Any]) -> None:
-        """Have a store remember which placement its rows are of, or that they are on their way."""
+        """Have a store remember to which placement its rows belong, or that they are being moved."""
         if store.about.get(MARK) != about.get(MARK):
             store.flush()
             store.remember(about)
 
     def flush(self) -> None:
-        """As `Store.flush` says, at all sites."""
+        """See `Store.flush`. All sites are flushed."""
         self._check_open()
         taking.at_once(self._pool, [store.flush for store in self.stores])
         self._take_point()
@@ -335,7 +335,7 @@ class PlacedStore(Store):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Each store ends as it would alone: on disk, after an exception without a flush."""
+        """Exit each store as if it were alone. A store on disk does not flush after an exception."""
         if self.closed:
             return
         super().close()

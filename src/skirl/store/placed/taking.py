@@ -1,4 +1,4 @@
-"""What a placed store takes and gives as a whole: calls side by side, frozen rows of all sites, and whose they are."""
+"""What a placed store does for all sites together: parallel calls, and splitting and joining frozen rows."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -20,12 +20,12 @@ T = TypeVar("T")
 
 
 def at_once(pool: ThreadPoolExecutor, calls: Sequence[Callable[[], T]]) -> list[T]:
-    """What some calls give, made side by side, the last of them by this thread; all have ended, whatever happens.
+    """Make calls in parallel, the last one in this thread, and return their results. All have ended, even if one fails.
 
     **Arguments**
 
-    - `pool`: threads for the others.
-    - `calls`: what to do.
+    - `pool`: threads for the other calls.
+    - `calls`: functions to call.
 
     >>> with ThreadPoolExecutor(2) as pool:
     ...     at_once(pool, [partial(pow, 2, n) for n in range(4)])
@@ -41,12 +41,12 @@ def at_once(pool: ThreadPoolExecutor, calls: Sequence[Callable[[], T]]) -> list[
 
 
 def all_or_none(pool: ThreadPoolExecutor, calls: Sequence[Callable[[], None]]) -> None:
-    """Calls that wait for each other, side by side; of their errors the first that is not about another's.
+    """Make calls that wait for each other in parallel. Raise the first error that is not just about another call's.
 
     **Arguments**
 
-    - `pool`: at least as many threads.
-    - `calls`: what to do.
+    - `pool`: threads, at least as many as there are calls.
+    - `calls`: functions to call.
     """
     futures = [pool.submit(call) for call in calls]
     _ended(futures)
@@ -56,7 +56,7 @@ def all_or_none(pool: ThreadPoolExecutor, calls: Sequence[Callable[[], None]]) -
 
 
 def _ended(futures: Sequence[Future[Any]]) -> None:
-    """Wait until all have ended, even if Ctrl-C comes: none goes on unwatched."""
+    """Wait until all have ended, even after a Ctrl-C, so that none goes on unnoticed."""
     try:
         wait(futures)
     except BaseException:
@@ -65,9 +65,9 @@ def _ended(futures: Sequence[Future[Any]]) -> None:
 
 
 def by_site(placement: Placement, parts: Sequence[Part]) -> tuple[list[list[Part]], list[Facts]]:
-    """What each site takes of some frozen rows; and the facts of those that were placed otherwise.
+    """Return what each site takes of frozen rows, and the facts of those that were placed differently.
 
-    Of rows that were placed alike a site has files of its own; all others it looks through.
+    Where rows were placed the same way, a site has files of its own. It looks through all others.
 
     **Arguments**
 
@@ -87,7 +87,7 @@ def by_site(placement: Placement, parts: Sequence[Part]) -> tuple[list[list[Part
 
 
 def _split(placement: Placement, part: Part) -> list[list[tuple[NDArray[np.int64], Any]]]:
-    """The rows to lay over a part, by site."""
+    """Split by site the rows that replace a part's frozen ones."""
     over: list[list[tuple[NDArray[np.int64], Any]]] = [[] for _ in range(placement.sites)]
     for keys, rows in part.own(part.over):
         sites = placement.site_of(keys)
@@ -97,7 +97,7 @@ def _split(placement: Placement, part: Part) -> list[list[tuple[NDArray[np.int64
 
 
 def _mine(here: AtSite, part: Part) -> Mine | None:
-    """Which keys of a part, placed otherwise, are a site's."""
+    """Return the function that picks a site's keys from a part placed differently, or None if all keys are the site's."""
     if part.mine is None:
         return here if here.placement.sites > 1 else None
     if isinstance(part.mine, AtSite | AtSites):
@@ -110,12 +110,12 @@ def _both(one: Mine, other: Mine, keys: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def bytes_of(facts: Facts, layout: Layout) -> int:
-    """Bytes of frozen rows.
+    """Return the bytes of frozen rows.
 
     **Arguments**
 
-    - `facts`: of the rows.
-    - `layout`: of their records.
+    - `facts`: facts of the rows.
+    - `layout`: layout of their records.
     """
     if facts.get("kind") == MEMORY_ROWS:
         return sum(entry["bytes"] for entry in facts["files"])
@@ -124,16 +124,16 @@ def bytes_of(facts: Facts, layout: Layout) -> int:
 
 
 def leaving(placement: Placement, facts: Facts, folder: Path, layout: Layout) -> int:
-    """Bytes of frozen rows that had another site, counted by their keys; all of them, where they had none.
+    """Count the bytes of frozen rows that were at another site, by their keys. All count if they were at no site.
 
-    Rows that lie in files twice count twice.
+    A row that is in the files twice counts twice.
 
     **Arguments**
 
     - `placement`: where rows are now.
-    - `facts`: of the rows.
-    - `folder`: where they are.
-    - `layout`: of their records.
+    - `facts`: facts of the rows.
+    - `folder`: folder of their files.
+    - `layout`: layout of their records.
     """
     parts = cut.own_parts(facts, facts["nodes"]["placement"]) if "nodes" in facts else None
     if parts is None:
@@ -152,19 +152,19 @@ class FrozenSites(Frozen):
     **Arguments**
 
     - `pool`: threads that write.
-    - `placement`: the digest of where rows are.
-    - `parts`: of each site.
+    - `placement`: digest of the placement.
+    - `parts`: the frozen rows of each site.
     """
 
     def __init__(self, pool: ThreadPoolExecutor, placement: str, parts: Sequence[Frozen]) -> None:
         self._pool, self._placement, self._parts = pool, placement, parts
 
     def write(self) -> Facts:
-        """Write all of them, side by side."""
+        """Write all of them in parallel."""
         return cut.joined(at_once(self._pool, [part.write for part in self._parts]), self._placement)
 
     def release(self) -> None:
-        """Release each, even where another fails."""
+        """Release each, even if another fails."""
         failed: list[BaseException] = []
         for part in self._parts:
             try:

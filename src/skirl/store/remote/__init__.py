@@ -1,1 +1,1 @@
-"""Rows on other machines: a store whose parts are served by memory nodes, over PyTorch RPC."""
+"""A store on other machines, whose parts are served by memory nodes over PyTorch RPC."""

@@ -1,4 +1,4 @@
-"""What `rpc://HOST:PORT` names: where nodes and owners meet, and which owner of all this is."""
+"""The address in `rpc://HOST:PORT`: where nodes and owners meet, and which of the owners this is."""
 
 import re
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ _SPEC = re.compile(
 
 @dataclass(frozen=True)
 class Address:
-    """A meeting point.
+    """The address of a meeting point, as seen by one owner.
 
     **Arguments**
 
-    - `host`: its name or number; only those that reach it can join.
+    - `host`: host name or IP address. Only processes that can reach it can join.
     - `port`: its port.
-    - `owner`: which trainer's rows are meant.
+    - `owner`: rank of the trainer whose rows are meant.
 
     >>> Address.parse("rpc://10.0.0.5:29400/rank-3")
     Address(host='10.0.0.5', port=29400, owner=3)
@@ -31,7 +31,7 @@ class Address:
 
     @classmethod
     def parse(cls, spec: str) -> "Address":
-        """What a store's name says."""
+        """Parse the name of a store: rpc://HOST:PORT or rpc://HOST:PORT/rank-N."""
         match = _SPEC.fullmatch(spec)
         if match is None or not 0 < int(match["port"]) < 1 << 16:
             raise ValueError(f"store is {spec!r}: write it rpc://HOST:PORT, such as rpc://127.0.0.1:29400")
@@ -39,7 +39,7 @@ class Address:
 
     @classmethod
     def meeting(cls, text: str) -> "Address":
-        """What `--meet` says."""
+        """Parse the value of `--meet`: HOST:PORT."""
         try:
             return cls.parse(f"rpc://{text}")
         except ValueError:

@@ -1,4 +1,4 @@
-"""Which rows a store holds: as keys, or one bit for each row of a table where those are fewer bytes."""
+"""List which rows a store holds: as keys, or as one bit per row of a table where that takes fewer bytes."""
 
 from collections.abc import Iterator, Mapping
 
@@ -9,18 +9,18 @@ from skirl.core.keys import row_of, table_of
 from skirl.store.base import Store
 
 MOST = 128 << 20
-"""Bytes of the bits of a table, at most; beyond that its keys are listed."""
+"""Most bytes of the bits of one table. Beyond that, its keys are listed."""
 
 
 def held_bits(
     store: Store, rows: Mapping[int, int] | None
 ) -> Iterator[NDArray[np.int64] | tuple[int, NDArray[np.uint64]]]:
-    """What `Store.held` gives.
+    """Yield which rows are held, as `Store.held` does.
 
     **Arguments**
 
     - `store`: the store.
-    - `rows`: how many rows each table has; None: not known, so that keys are listed.
+    - `rows`: number of rows of each table. None: not known, so that keys are listed.
     """
     if rows is None:
         yield from store.keys()

@@ -1,10 +1,10 @@
-"""Numbers of puts: a part takes each once, and none that is older than what its owner knows to be done."""
+"""Numbers of puts: a part takes each once, and none older than those that its owner knows to be done."""
 
 import threading
 
 
 class Numbered:
-    """The owner's side: which puts have begun and which are acknowledged.
+    """The owner's side: it tracks which puts have begun and which are acknowledged.
 
     >>> puts = Numbered()
     >>> a, b = puts.begin(), puts.begin()
@@ -21,20 +21,20 @@ class Numbered:
         self._open: set[int] = set()
 
     def begin(self) -> tuple[int, int]:
-        """A new number, and the smallest one that is not acknowledged."""
+        """Return a new number, and the smallest one that is not acknowledged."""
         with self._lock:
             self._last += 1
             self._open.add(self._last)
             return self._last, min(self._open)
 
     def done(self, number: int) -> None:
-        """The put is acknowledged."""
+        """Note that a put is acknowledged."""
         with self._lock:
             self._open.discard(number)
 
 
 class Taken:
-    """The part's side: a put is taken once, in any order among those in flight.
+    """The part's side: it takes each put once. Those in flight may come in any order.
 
     >>> taken = Taken(run=7)
     >>> taken.take(7, 2, 1), taken.take(7, 1, 1), taken.take(7, 3, 3)
@@ -54,13 +54,13 @@ class Taken:
         self._begun: set[int] = set()
 
     def take(self, run: int, number: int, settled: int) -> None:
-        """A put comes; a ValueError where it may not change anything.
+        """Accept a put, or raise a ValueError if it must not change anything.
 
         **Arguments**
 
-        - `run`: of its owner.
-        - `number`: its own.
-        - `settled`: all below it were acknowledged when this one set out.
+        - `run`: number of its owner's run.
+        - `number`: number of the put.
+        - `settled`: all puts with smaller numbers were acknowledged when this one was sent.
         """
         with self._lock:
             if run != self._run:

@@ -1,4 +1,4 @@
-"""An owner's way to its nodes: it asks for a part on each, forms the group of its run, and calls."""
+"""An owner's connection to its nodes: it requests a part on each, forms the group of its run, and makes calls."""
 
 import atexit
 import logging
@@ -19,22 +19,22 @@ from skirl.tools.patience import patience_of
 log = logging.getLogger("skirl")
 
 PATIENCE = 60.0
-"""Seconds that a call may take, unless SKIRL_PATIENCE says otherwise."""
+"""Seconds that a call may take, unless SKIRL_PATIENCE is set."""
 
 
 class Connection:
-    """The parts of one owner, one on each node, as long as this run lasts.
+    """The parts of one owner, one on each node, for the length of this run.
 
     **Arguments**
 
     - `address`: where they meet, and which owner this is.
-    - `patience`: seconds that a call may take, and that a node has to answer the first one.
+    - `patience`: seconds that a call may take, and within which a node must answer the request for a part.
     """
 
     def __init__(self, address: Address, patience: float) -> None:
         self.address, self.patience = address, patience
         self.failure: str | None = None
-        """Why no call is made any more."""
+        """Why no more calls are made, or None while they are."""
         self.closed = False
         meeting = Meeting(address, seconds=patience)
         about = self._waited(lambda: meeting.note("about"), "node 0", time.monotonic())
@@ -77,7 +77,7 @@ class Connection:
         return found
 
     def end(self) -> None:
-        """Leave; parts that still answer close their stores."""
+        """Leave the group. Parts that still answer close their stores."""
         if self.closed:
             return
         self.closed = True
@@ -90,21 +90,21 @@ class Connection:
     # Calls
 
     def call(self, node: int, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function of a part and wait for what it gives."""
+        """Call a function of a part, and return its result."""
         return self.answer(node, function, self.begin(node, function, *args), time.monotonic())
 
     def of_all(self, function: Callable[..., Any], args: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Call a function of all parts at once; what each gives.
+        """Call a function of all parts at once, and return the result of each.
 
         **Arguments**
 
-        - `function`: which one.
-        - `args`: for each node.
+        - `function`: the function.
+        - `args`: arguments for each node.
         """
         return self.answers([(node, function, each) for node, each in enumerate(args)])
 
     def answers(self, calls: Iterable[tuple[int, Callable[..., Any], tuple[Any, ...]]]) -> list[Any]:
-        """Make several calls at once and wait for all of them, also where one fails; what each gave.
+        """Make several calls at once, wait for all of them even if one fails, and return their results.
 
         **Arguments**
 
@@ -122,13 +122,13 @@ class Connection:
         return found
 
     def job_of_all(self, what: str, stores: Sequence[int | None], args: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Have all parts do what may take long; each call is short all the same.
+        """Have all parts do a job that may take long, by calls that are short. Return the result of each.
 
         **Arguments**
 
         - `what`: one of the jobs of `service`.
-        - `stores`: on each node.
-        - `args`: for each node.
+        - `stores`: number of the store on each node. None: none yet, as the job opens one.
+        - `args`: arguments for each node.
         """
         jobs = self.of_all(service.begin, [(s, what, a) for s, a in zip(stores, args, strict=True)])
         found: list[Any] = []
@@ -144,7 +144,7 @@ class Connection:
         return found
 
     def begin(self, node: int, function: Callable[..., Any], *args: Any) -> Any:
-        """Begin a call; `answer` waits for it."""
+        """Begin a call, for which `answer` waits."""
         if self.failure is not None:
             raise NodeError(self.failure)
         if self.closed:
@@ -155,14 +155,14 @@ class Connection:
             raise self._failed(node, function, error, 0.0) from None
 
     def answer(self, node: int, function: Callable[..., Any], future: Any, began: float) -> Any:
-        """What a call gave; the error that the node has told of, or a NodeError.
+        """Wait for a call and return its result. Raise the error that the node reported, or a NodeError if none came.
 
         **Arguments**
 
-        - `node`: which was called.
-        - `function`: what was called.
-        - `future`: what `begin` gave.
-        - `began`: when.
+        - `node`: the node that was called.
+        - `function`: the function that was called.
+        - `future`: what `begin` returned.
+        - `began`: when the call began.
         """
         try:
             kind, value = group.end(future)
@@ -173,7 +173,7 @@ class Connection:
         return value
 
     def _failed(self, node: int, function: Callable[..., Any], error: group.Failed, seconds: float) -> NodeError:
-        """From now on every call fails, for it is not known what the node has done."""
+        """Make every later call fail, because it is unknown what the node has done. Return the error to raise."""
         text = (
             f"node {node} failed in `{function.__name__}` for the part of trainer {self.address.owner} after "
             f"{seconds:.1f} s ({error}; limit {self.patience:g} s): look at what it said last, and start this run again "
@@ -193,7 +193,7 @@ _connected: dict[str, Connection] = {}
 
 
 def connection(address: Address) -> Connection:
-    """The one that this process has with the nodes at an address; made anew where it was lost."""
+    """Return this process's connection to the nodes at an address. Make a new one if there is none or it was lost."""
     with _lock:
         for name, there in list(_connected.items()):
             if there.failure is not None or there.closed:

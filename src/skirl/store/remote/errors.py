@@ -1,4 +1,4 @@
-"""What goes wrong between an owner and its nodes, in sentences; and errors of a node on their way to its owner."""
+"""Errors between an owner and its nodes, and the form in which a node's errors travel to the owner."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from skirl.store.disk.errors import DiskError, DiskFull
 from skirl.tools.sealed_json import CheckpointError
 
 Said = tuple[str, str, int | None]
-"""The kind of an error, its words, and the system's number of it."""
+"""The kind of an error, its message, and its errno."""
 
 _KINDS: dict[str, type[Exception]] = {
     "CheckpointError": CheckpointError,
@@ -17,11 +17,11 @@ _KINDS: dict[str, type[Exception]] = {
 
 
 class NodeError(RuntimeError):
-    """A memory node does not answer, or refuses; the text names it and says what to do."""
+    """A memory node does not answer, or refuses a call. The message names the node and says what to do."""
 
 
 def said(error: BaseException) -> Said:
-    """An error of a node, for its owner.
+    """Encode an error of a node for its owner.
 
     >>> said(CheckpointError("a is damaged: use another checkpoint"))
     ('CheckpointError', 'a is damaged: use another checkpoint', None)
@@ -35,12 +35,12 @@ def said(error: BaseException) -> Said:
 
 
 def raised(text: Any, node: str) -> Exception:
-    """The error that a node has told of; one that is not of the store's own kinds names the node.
+    """Return the exception for an error that a node reported. Unless it is one of `_KINDS`, its message names the node.
 
     **Arguments**
 
-    - `text`: what `said` gave.
-    - `node`: which node.
+    - `text`: what `said` returned.
+    - `node`: the node's name.
     """
     kind, words, number = text
     if kind == "DiskFull":

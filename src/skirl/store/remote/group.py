@@ -1,6 +1,6 @@
-"""PyTorch RPC, and no more of it than a store needs: join the group of a run, call by a time limit, leave.
+"""The few parts of PyTorch RPC that a store needs: join the group of a run, call with a time limit, leave.
 
-No RRef, no distributed autograd. TCP alone, since torch's default transports poll and read the other's memory directly.
+No RRef, no distributed autograd. Only TCP, since torch's default transports poll, and read other processes' memory.
 """
 
 import array
@@ -18,28 +18,28 @@ from skirl.store.remote.address import Address
 log = logging.getLogger("skirl")
 
 THREADS = 8
-"""Calls that a process answers at once."""
+"""Number of calls that a process answers at once."""
 INTERFACE = "TP_SOCKET_IFNAME"
-"""Which network PyTorch RPC talks over, where the user says so."""
+"""Environment variable that names the network interface of PyTorch RPC."""
 TRANSPORTS: dict[str, Any] = {"_transports": ["uv"], "_channels": ["basic"]}
-"""Of PyTorch RPC; empty: its default ones, to measure them. Lanes beside one connection take a quarter more CPU."""
+"""Transports and channels of PyTorch RPC. Empty: its defaults, to measure them. Extra lanes cost a quarter more CPU time."""
 _SCHEME = "skirl"
 _meet_in: list[tuple[Any, int, int]] = []
-"""Where the group is formed that this process joins, and its rank there."""
+"""The store in which this process's group is formed, and its rank there."""
 
 
 class Failed(RuntimeError):
-    """A call did not come back."""
+    """A call failed, or did not return in time."""
 
 
 def join(store: Any, address: Address, name: str, rank: int, seconds: float) -> None:
-    """Become a member of the group of a run; it may grow later, and no member waits for another here.
+    """Join the group of a run. The group may grow later, and joining waits for no other member.
 
     **Arguments**
 
-    - `store`: where it is formed.
-    - `address`: of the meeting point, which is reached over the same network.
-    - `name`, `rank`: of this member; no other has them.
+    - `store`: the store in which the group is formed.
+    - `address`: address of the meeting point, which is reached over the same network.
+    - `name`, `rank`: name and rank of this member, which no other has.
     - `seconds`: time limit.
     """
     from torch.distributed import rpc
@@ -51,9 +51,9 @@ def join(store: Any, address: Address, name: str, rank: int, seconds: float) -> 
         os.environ[INTERFACE] = found
 
     _meet_in[:] = [(store, rank, -1)]
-    with suppress(RuntimeError):  # it is registered already
+    with suppress(RuntimeError):  # already registered
         register_rendezvous_handler(_SCHEME, lambda url, **more: iter(_meet_in))
-    rpc._init_counter = 0  # it names the group, and each has a store of its own
+    rpc._init_counter = 0  # part of the group's name; each group has a store of its own, so 0 will do
     options = rpc.TensorPipeRpcBackendOptions(
         init_method=f"{_SCHEME}://",
         rpc_timeout=seconds,
@@ -68,7 +68,7 @@ def join(store: Any, address: Address, name: str, rank: int, seconds: float) -> 
 
 
 def leave() -> None:
-    """Leave the group, whatever the others do."""
+    """Leave the group without waiting for the others."""
     from torch.distributed import rpc
 
     if rpc.api._is_current_rpc_agent_set():
@@ -77,7 +77,7 @@ def leave() -> None:
 
 
 def begin(to: str, function: Callable[..., Any], args: tuple[Any, ...], seconds: float) -> Any:
-    """Call a function of another member; `end` gives what it returned."""
+    """Begin to call a function of another member. `end` returns its result."""
     from torch.distributed import rpc
 
     try:
@@ -87,7 +87,7 @@ def begin(to: str, function: Callable[..., Any], args: tuple[Any, ...], seconds:
 
 
 def end(future: Any) -> Any:
-    """Wait for a call that was begun."""
+    """Wait for a call that was begun, and return its result."""
     try:
         return future.wait()
     except RuntimeError as error:
@@ -95,7 +95,7 @@ def end(future: Any) -> Any:
 
 
 def reason(error: BaseException) -> str:
-    """Why a call failed, in a few words.
+    """Say why a call failed, in a few words.
 
     >>> reason(RuntimeError("RPCErr:1:RPC ran for more than set timeout (1000 ms) and will now be marked with an error"))
     'it did not answer in time'
@@ -114,13 +114,13 @@ def reason(error: BaseException) -> str:
 
 
 def timed_out(error: Failed) -> bool:
-    """Whether the other may still live: it did not answer in time."""
+    """Return whether the call timed out, so that the other member may still be alive."""
     return str(error) == "it did not answer in time"
 
 
 def _interface(address: Address) -> str | None:
-    """The name of this machine's interface that leads to the meeting point; None where that is not known."""
-    query = 0x8915  # the address of an interface, on Linux
+    """Return the name of this machine's network interface towards the meeting point, or None if it is not known."""
+    query = 0x8915  # SIOCGIFADDR, the address of an interface, on Linux
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as to:
         to.connect((address.host, address.port))
         mine = to.getsockname()[0]

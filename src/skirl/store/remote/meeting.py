@@ -1,6 +1,6 @@
 """The meeting point: a TCPStore in which nodes and owners find each other. Rows do not pass through it.
 
-Nodes and owners leave notes there, JSON under a key each; counters give runs and asks their numbers.
+Nodes and owners leave notes there, each as JSON under its key. Counters number runs and requests.
 """
 
 import json
@@ -13,21 +13,21 @@ from skirl.store.remote.address import Address
 from skirl.store.remote.errors import NodeError
 
 VERSION = 1
-"""Of what nodes and owners say to each other."""
+"""Version of the protocol between nodes and owners."""
 
 
 class Lost(NodeError):
-    """The meeting point is gone, and with it the node that keeps it."""
+    """The meeting point cannot be reached, so neither can the node that keeps it."""
 
 
 class Meeting:
-    """A meeting point, as one process sees it.
+    """One process's access to a meeting point.
 
     **Arguments**
 
-    - `address`: where it is.
-    - `keep`: whether this process keeps it; it then listens at that address and at no other.
-    - `seconds`: how long to wait for whoever keeps it, and for each answer.
+    - `address`: its address.
+    - `keep`: whether this process keeps it. It then listens at that address and no other.
+    - `seconds`: how long to wait for the process that keeps it, and for each answer.
     """
 
     def __init__(self, address: Address, *, keep: bool = False, seconds: float = 60.0) -> None:
@@ -89,7 +89,7 @@ class Meeting:
             ) from None
 
     def count(self, key: str, more: int = 0) -> int:
-        """A counter, raised by some."""
+        """Increase a counter by `more`, and return its value."""
         return self._do(self._notes.add, key, more)
 
     def tell(self, key: str, note: Any) -> None:
@@ -97,27 +97,27 @@ class Meeting:
         self._do(self._notes.set, key, json.dumps(note))
 
     def note(self, key: str) -> Any:
-        """A note; None where there is none."""
+        """Return a note, or None if there is none."""
         if not self._do(self._notes.check, [key]):
             return None
         return json.loads(self._do(self._notes.get, key))
 
     def notes(self) -> list[str]:
-        """The keys of all notes and counters."""
+        """Return the keys of all notes and counters."""
         return [key.removeprefix("skirl/") for key in self._do(self.store.list_keys) if key.startswith("skirl/")]
 
     def forget(self, key: str) -> None:
-        """A note is not needed any more."""
+        """Delete a note."""
         self._do(self._notes.delete_key, key)
 
     def group(self, run: int) -> Any:
-        """Where the group of a run is formed: a store of its own for each."""
+        """Return the store in which the group of a run is formed. Each run has its own."""
         from torch.distributed import PrefixStore
 
         return PrefixStore(f"run-{run}", self.store)
 
     def forget_group(self, run: int) -> None:
-        """All members of a run's group have left."""
+        """Delete the store of a run's group, once all members have left."""
         for key in self._do(self.store.list_keys):
             if key.startswith(f"run-{run}/"):
                 self._do(self.store.delete_key, key)

@@ -1,4 +1,4 @@
-"""What a node does, in the form that Prometheus reads, on a port of its own."""
+"""A node's metrics, in the format of Prometheus, on a port of their own."""
 
 import threading
 from collections.abc import Callable
@@ -21,7 +21,7 @@ COUNTERS = {
 
 
 def text(node: Node) -> str:
-    """All numbers of a node, by owner."""
+    """Return all metrics of a node, by owner."""
     served = sorted(node.served.copy().values(), key=lambda each: each.task.owner)
     lines = []
     for name, (at, kind, meaning) in COUNTERS.items():
@@ -35,12 +35,12 @@ def text(node: Node) -> str:
 
 
 def serve(address: tuple[str, int], look: Callable[[], str]) -> ThreadingHTTPServer:
-    """Answer at /metrics until `shutdown`.
+    """Serve /metrics until `shutdown`.
 
     **Arguments**
 
-    - `address`: host and port; port 0 takes any that is free.
-    - `look`: what to answer.
+    - `address`: host and port. Port 0 takes any free one.
+    - `look`: returns the text to serve.
     """
 
     class Handler(BaseHTTPRequestHandler):
@@ -58,7 +58,7 @@ def serve(address: tuple[str, int], look: Callable[[], str]) -> ThreadingHTTPSer
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nothing: a line for each look is too much."""
+            """Log nothing: a line per request would be too much."""
 
     try:
         server = ThreadingHTTPServer(address, Handler)

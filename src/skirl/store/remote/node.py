@@ -1,4 +1,4 @@
-"""A memory node: it answers the asks of owners with a process for each one's part, and ends them."""
+"""A memory node: at the request of owners, it runs a process for the part of each, and ends it."""
 
 import logging
 import multiprocessing
@@ -18,18 +18,18 @@ from skirl.store.remote.part import Task
 log = logging.getLogger("skirl")
 
 TICK = 0.05
-"""Seconds between two looks for asks."""
+"""Seconds between two looks for requests."""
 PROBE = 2.0
-"""Seconds that an owner has to say that it lives, once another run asks for its part, and to tell what it asks for."""
+"""Seconds that an owner has to show that it is alive, once another run requests its part, and to leave a request's note."""
 GRACE = 30.0
-"""Seconds that a part has to close its stores."""
+"""Seconds that all parts together have to close their stores."""
 
 HELD = 3600.0
-"""Seconds that what is over stays at the meeting point: longer than anyone looks for it."""
+"""Seconds that old notes stay at the meeting point: longer than anyone looks for them."""
 
 
 class Replaced(NodeError):
-    """Another process serves as this node now."""
+    """Another process has taken this node's place."""
 
 
 @dataclass
@@ -42,22 +42,22 @@ class Served:
     numbers: Any
     joined: bool = False
     waiting: list[dict[str, Any]] = field(default_factory=list)
-    """Asks of other runs for the same part, until it is known whether its owner lives."""
+    """Requests of other runs for the same part, kept until it is known whether its owner is alive."""
     asked: float = 0.0
 
 
 class Node:
-    """One of the nodes that meet somewhere. All calls are for one thread.
+    """One of the nodes that meet at a meeting point. Call its methods from one thread only.
 
     **Arguments**
 
-    - `meeting`: where they meet.
-    - `number`, `nodes`: which node of how many.
-    - `rows`: where rows live: memory, or disk:FOLDER.
-    - `limit`: bytes of memory for the rows of all owners; None: as many as there are.
+    - `meeting`: the meeting point.
+    - `number`, `nodes`: number of this node, and how many there are.
+    - `rows`: where rows are kept: memory, or disk:FOLDER.
+    - `limit`: bytes of memory for the rows of all owners. None: no limit.
     - `patience`: seconds that a call may take.
-    - `body`: what the process of a part runs, as `part.run` does; tests put something in between.
-    - `begun`: how processes of parts begin; those of the default come from one that has no threads.
+    - `body`: what the process of a part runs, such as `part.run`. Tests replace it.
+    - `begun`: how processes of parts are started. By default they are forked from a process that has no threads.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Node:
     ) -> None:
         self.number, self.nodes = number, nodes
         self.served: dict[int, Served] = {}
-        """By owner."""
+        """The part of each owner."""
         self._meeting, self._rows, self._limit, self._patience, self._body = meeting, rows, limit, patience, body
         self._context: Any = multiprocessing.get_context(begun)
         self._context.set_forkserver_preload(
@@ -88,16 +88,16 @@ class Node:
         self._starts = meeting.count(f"node/{number}/starts", 1)
         self._asks = meeting.count(f"node/{number}/heard")
         self._untold: dict[int, float] = {}
-        """Asks that were counted and have no note yet: since when."""
+        """Requests that were counted but have no note yet, and since when."""
         self._over: deque[tuple[float, Callable[[], None]]] = deque()
-        """What is removed from the meeting point, and when it was over."""
-        for key in meeting.notes():  # of the process that was this node before
+        """Functions that remove old notes from the meeting point, and when these became old."""
+        for key in meeting.notes():  # left by the previous process of this node
             if key.startswith(f"node/{number}/ask/") or (key.startswith("answer/") and key.endswith(f"/{number}")):
                 self._forget_later(partial(meeting.forget, key))
         meeting.tell(f"node/{number}", {"rows": rows.partition(":")[0], "start": self._starts})
 
     def _check(self, meeting: Meeting, about: dict[str, int]) -> None:
-        """Refuse to be a node among others that count differently."""
+        """Raise if the other nodes have another version, or another number of nodes."""
         began = time.monotonic()
         while (found := meeting.note("about")) is None:
             if time.monotonic() - began > self._patience:
@@ -112,7 +112,7 @@ class Node:
             )
 
     def tick(self) -> None:
-        """Do what there is to do: new asks, parts that have joined or ended."""
+        """Handle new requests, and parts that have joined or ended."""
         meeting, number = self._meeting, self.number
         if meeting.count(f"node/{number}/starts") != self._starts:
             raise Replaced(f"another process serves as node {number} at {meeting.address}: this one ends")
@@ -123,7 +123,7 @@ class Node:
             self._look(served)
 
     def _hear(self) -> None:
-        """New asks. An owner that has counted and told nothing was killed in between, or is late: the others do not wait."""
+        """Handle new requests. Do not wait long for an owner that counted one but left no note: it may have been killed."""
         meeting, now = self._meeting, time.monotonic()
         for ask, since in list(self._untold.items()):
             if ask <= self._asks and (self._told(ask) or now - since > self._patience):
@@ -155,7 +155,7 @@ class Node:
                 there.pipe.send(PROBE)
 
     def _start(self, ask: dict[str, Any]) -> None:
-        """A new part, in a process of its own."""
+        """Start a new part, in a process of its own."""
         numbers = self._context.RawArray("q", parts.NUMBERS)
         ours, theirs = self._context.Pipe()
         task = Task(
@@ -177,7 +177,7 @@ class Node:
         log.info("node %d serves owner %d in run %d", self.number, task.owner, task.run)
 
     def _look(self, served: Served) -> None:
-        """What a part has said; whether it has ended."""
+        """Handle what a part has sent, and end it if its process has ended or does not answer."""
         total = sum(other.numbers[parts.OWN] for other in self.served.values())
         served.numbers[parts.OTHERS] = total - served.numbers[parts.OWN]
         gone = False
@@ -199,11 +199,11 @@ class Node:
             self._end(served)
         elif (
             served.asked and time.monotonic() - served.asked > PROBE + 1
-        ):  # it does not even say whether its owner lives
+        ):  # it does not even say whether its owner is alive
             self._judge(served, None)
 
     def _judge(self, served: Served, answers: bool | None) -> None:
-        """Whose a part is that several runs have asked for: the one whose owner answers, else the newest."""
+        """Decide which run gets a part that several requested: the present one if its owner answers, else the newest."""
         served.asked = 0.0
         if not answers:
             self._end(served)
@@ -220,7 +220,7 @@ class Node:
         served.waiting = []
 
     def _end(self, served: Served) -> None:
-        """End a part; the newest run that waits for it gets a new one."""
+        """End a part. The newest run that waits for it gets a new one."""
         with suppress(OSError):
             served.pipe.close()
         served.process.join(0.2)
@@ -244,7 +244,7 @@ class Node:
             self._left(run)
 
     def _left(self, run: int) -> None:
-        """A run has no part here, or none any more; where its group was formed is for the first node to remove."""
+        """Note that a run has no part here, or no longer. Node 0 later removes the store of the run's group."""
         if self.number == 0:
             self._forget_later(partial(self._meeting.forget_group, run))
 
@@ -252,7 +252,7 @@ class Node:
         self._over.append((time.monotonic(), forget))
 
     def drain(self) -> None:
-        """Have all parts finish what they do and close their stores."""
+        """Have all parts finish calls in progress and close their stores."""
         for served in self.served.values():
             with suppress(OSError):
                 served.pipe.send("drain")
@@ -263,7 +263,7 @@ class Node:
             self._end(served)
 
     def kill(self) -> None:
-        """End all parts at once."""
+        """Kill all parts immediately."""
         for served in list(self.served.values()):
             served.process.kill()
             served.waiting = []

@@ -1,4 +1,4 @@
-"""The process of one part of a node: it joins the group of its owner's run, answers, and ends when the owner does."""
+"""The process of one part of a node: it joins the group of its owner's run, answers calls, and ends when the owner does."""
 
 import os
 import resource
@@ -20,27 +20,27 @@ from skirl.store.remote.errors import NodeError
 from skirl.store.remote.meeting import Meeting
 
 LOOK = 5.0
-"""Seconds between two looks whether the owner is there."""
+"""Seconds between two checks that the owner is alive."""
 LINGER = 0.5
-"""Seconds that a part stays for its owner to leave first."""
+"""Most seconds that a part waits for its owner to leave first."""
 ROWS, GETS, PUTS, ROWS_OUT, ROWS_IN, BYTES_OUT, BYTES_IN, OWN, OTHERS = range(9)
-"""What a part and its node tell each other in an array of numbers: counts, and bytes of memory of this part and of all
-others of the node."""
+"""Indices in the array of numbers that a part shares with its node: counts, and bytes of memory of this part and of all
+other parts of the node."""
 NUMBERS = 9
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a part is for.
+    """What a part has to serve.
 
     **Arguments**
 
-    - `address`: of the meeting point.
-    - `node`, `nodes`: which node of how many.
-    - `run`: of the owner.
-    - `owner`: which trainer.
-    - `rows`: where rows live: memory, or disk:FOLDER.
-    - `limit`: bytes of memory of the whole node; None: as many as there are.
+    - `address`: address of the meeting point.
+    - `node`, `nodes`: number of this node, and how many there are.
+    - `run`: number of the owner's run.
+    - `owner`: rank of the trainer that owns the part.
+    - `rows`: where rows are kept: memory, or disk:FOLDER.
+    - `limit`: bytes of memory of the whole node. None: no limit.
     - `patience`: seconds that a call may take.
     """
 
@@ -64,17 +64,17 @@ class Task:
 
 
 def owner_name(owner: int, run: int) -> str:
-    """Of an owner in the group of its run. A dynamic group takes names apart at hyphens and commas."""
+    """Return an owner's name in the group of its run. It has no hyphens or commas, at which a dynamic group splits names."""
     return f"owner_{owner}_run_{run}"
 
 
 def part_name(node: int, run: int) -> str:
-    """Of a node's part in the group of a run."""
+    """Return the name of a node's part in the group of a run."""
     return f"node_{node}_run_{run}"
 
 
 def memory() -> int:
-    """Bytes of memory that are this process's own, files that it maps not counted."""
+    """Return the bytes of memory that are this process's own, without mapped files."""
     with suppress(OSError), Path("/proc/self/status").open("rb") as status:
         for line in status:
             if line.startswith(b"RssAnon"):
@@ -87,9 +87,9 @@ class Room:
 
     **Arguments**
 
-    - `limit`: bytes of the node; None: as many as there are.
-    - `numbers`: what this part and its node tell each other.
-    - `node`: how to name it.
+    - `limit`: bytes of memory of the node. None: no limit.
+    - `numbers`: array shared by this part and its node.
+    - `node`: the node's name in errors.
     """
 
     def __init__(self, limit: int | None, numbers: Any, node: str) -> None:
@@ -98,7 +98,7 @@ class Room:
         self._lock = threading.Lock()
 
     def __call__(self, more: int) -> None:
-        """Refuse so many bytes more, if they are too many. Memory is looked at once in 32 MB of rows."""
+        """Raise a NodeError if `more` further bytes do not fit. Memory is measured only once every 32 MB of rows."""
         if self._limit is None:
             return
         with self._lock:
@@ -116,18 +116,18 @@ class Room:
 
 
 def run(pipe: Connection, numbers: Any, task: Task, functions: tuple[Any, ...] = service.FUNCTIONS) -> None:
-    """What the process of a part does; its node hears of it over the pipe.
+    """Run the process of a part, and report to its node over the pipe.
 
     **Arguments**
 
-    - `pipe`: to the node: what became of the part, and what the node asks.
-    - `numbers`: as many as `NUMBERS`, shared with the node.
-    - `task`: what the part is for.
-    - `functions`: what its owner may call.
+    - `pipe`: pipe to the node, for what becomes of the part and for the node's questions.
+    - `numbers`: array of `NUMBERS` numbers, shared with the node.
+    - `task`: what the part has to serve.
+    - `functions`: functions that its owner may call.
     """
     import torch
 
-    for number in (signal.SIGINT, signal.SIGTERM):  # the node ends its parts
+    for number in (signal.SIGINT, signal.SIGTERM):  # parts ignore these: their node ends them
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
     name = f"node {task.node}"
@@ -144,7 +144,7 @@ def run(pipe: Connection, numbers: Any, task: Task, functions: tuple[Any, ...] =
         with suppress(OSError):
             pipe.send(("failed", str(error)))
     finally:
-        os._exit(0)  # whatever other threads do: stores are closed, or their owner is gone
+        os._exit(0)  # whatever other threads do: the stores are closed, or their owner is gone
 
 
 def _watch(pipe: Connection, numbers: Any, task: Task, part: service.Part) -> None:
@@ -162,15 +162,15 @@ def _watch(pipe: Connection, numbers: Any, task: Task, part: service.Part) -> No
             answers = _owner_answers(task, LOOK)
             heard = time.monotonic() if answers else heard
             if answers is False or time.monotonic() - heard > task.patience:
-                return  # without a flush: the last durable point stays the last
+                return  # without a flush, so that stores stay at their last durable point
     part.drain()
     until = time.monotonic() + LINGER
-    while time.monotonic() < until and _owner_answers(task, LINGER):  # so that its last answers reach it
+    while time.monotonic() < until and _owner_answers(task, LINGER):  # so that the owner still gets the last answers
         time.sleep(0.02)
 
 
 def _owner_answers(task: Task, seconds: float) -> bool | None:
-    """Whether the owner is there; None: it does not answer in time."""
+    """Return whether the owner is alive, or None if it does not answer in time."""
     try:
         group.end(group.begin(owner_name(task.owner, task.run), service.alive, (), seconds))
         return True

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 @dataclass
 class Serve:
-    """Keep rows for trainers, which name the same place: `skirl train --store rpc://HOST:PORT`.
+    """Keep rows for trainers that name the same meeting point: `skirl train --store rpc://HOST:PORT`.
 
-    The node 0 keeps the meeting point of all. Whoever reaches it can make a node do anything: use networks that you trust.
+    Node 0 keeps that meeting point. Whoever can reach it can make a node do anything: use networks that you trust.
 
     >>> Serve(meet="127.0.0.1:29400", node=3)
     Traceback (most recent call last):
@@ -23,17 +23,17 @@ class Serve:
     example: ClassVar[str] = "skirl serve 127.0.0.1:29400"
 
     meet: str = "127.0.0.1:29400"
-    """HOST:PORT where nodes and trainers meet, at an address of node 0. A loopback address admits this machine only."""
+    """HOST:PORT where nodes and trainers meet, at an address of node 0. A loopback address admits only this machine."""
     nodes: int = 1
-    """How many nodes meet there; the same number for all of them."""
+    """How many nodes meet there; the same for all of them."""
     node: int = 0
     """The number of this node, from 0."""
     rows: str = "memory"
     """Where rows are kept: memory, or disk:FOLDER."""
     memory: str | None = None
-    """The most memory that the rows of this node may take, such as 100GB; all that there is if not given."""
+    """The most memory that the rows of this node may take, such as 100GB; no limit if not given."""
     metrics: str | None = None
-    """HOST:PORT, or a port of this machine alone, that serves /metrics for Prometheus; none if not given."""
+    """HOST:PORT, or a port of 127.0.0.1, that serves /metrics for Prometheus; none if not given."""
     patience: float | None = None
     """Seconds that a call may take; $SKIRL_PATIENCE or 60 if not given."""
 
@@ -80,10 +80,10 @@ class Serve:
         return address.host, address.port
 
     def run(self) -> dict[str, Any]:
-        """Serve until SIGTERM or Ctrl-C, then finish what is begun and end."""
+        """Serve until SIGTERM or Ctrl-C, then finish calls in progress and end."""
         import os
 
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a trainer that leaves is no news
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no warnings when a trainer leaves
         from skirl.store.remote import metrics
         from skirl.store.remote.address import Address
         from skirl.store.remote.connection import PATIENCE
@@ -133,5 +133,5 @@ class Serve:
         return f"skirl serve: node {self.node}{others} keeps rows in {self.rows}; they meet at {address}, {open_to}"
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """How it ended."""
+        """Return how the node ended, for people to read."""
         return {"node": str(result["node"]), "ended by": result["ended_by"]}

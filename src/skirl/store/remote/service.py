@@ -1,6 +1,6 @@
-"""What a part of a node does for its owner: the functions of `FUNCTIONS`, by name over PyTorch RPC, and no others.
+"""What a part of a node does for its owner, which calls the functions of `FUNCTIONS`, and no others, by PyTorch RPC.
 
-None of them raises: an error comes back as ("error", what `said` gives), so that no traceback crosses the network.
+None of them raises: an error comes back as ("error", result of `said`), so that no traceback crosses the network.
 """
 
 import functools
@@ -23,15 +23,15 @@ from skirl.store.remote.calls import Taken
 from skirl.store.remote.errors import NodeError, said
 
 MOST_BYTES = 256 << 20
-"""Bytes of rows that a call may carry."""
+"""Most bytes of rows in one call."""
 ITERATORS = 64
-"""Walks over keys that a part remembers; of more the oldest is forgotten."""
+"""Number of walks over keys that a store of a part remembers. Beyond that, it forgets the oldest."""
 Answer = tuple[str, Any]
 
 
 @dataclass
 class Counts:
-    """What a part did, for its node's metrics."""
+    """What a part has done, for its node's metrics."""
 
     gets: int = 0
     puts: int = 0
@@ -43,7 +43,7 @@ class Counts:
 
 @dataclass
 class Held:
-    """A store of a part, and what its owner has begun with it."""
+    """A store of a part, with the frozen state, laid rows and walks that its owner has begun."""
 
     store: Store
     rows: dict[int, int] | None
@@ -58,10 +58,10 @@ class Part:
 
     **Arguments**
 
-    - `run`: of the owner.
-    - `node`: how to name it.
-    - `make`: opens a store: its place among those of the owner, the layout, and the rows of each table.
-    - `room`: raises where so many bytes more are too many.
+    - `run`: number of the owner's run.
+    - `node`: the node's name in errors.
+    - `make`: opens a store, given its number among the owner's, its layout, and the number of rows of each table.
+    - `room`: raises an error if this many more bytes do not fit.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Part:
         self.run, self.node = run, node
         self.counts = Counts()
         self.left = threading.Event()
-        """The owner needs nothing more."""
+        """Set once the owner needs nothing more."""
         self._make, self._room = make, room
         self._lock = threading.Lock()
         self._opening = threading.Lock()
@@ -87,7 +87,7 @@ class Part:
 
     @property
     def rows(self) -> int:
-        """Rows held."""
+        """Number of rows held."""
         with self._lock:
             held = list(self._held.values())
         return sum(0 if each.store.closed else len(each.store) for each in held)
@@ -105,7 +105,7 @@ class Part:
             self._quiet.notify_all()
 
     def drain(self) -> None:
-        """Take no more calls, finish those that are here, and close the stores."""
+        """Accept no more calls, finish those in progress, and close the stores."""
         with self._lock:
             self._draining = True
             self._quiet.wait_for(lambda: self._calls == 0)
@@ -117,7 +117,7 @@ class Part:
             each.store.close()
 
     def held(self, number: int) -> Held:
-        """One of the owner's stores."""
+        """Return one of the owner's stores."""
         with self._lock:
             found = self._held.get(number)
         if found is None:
@@ -125,7 +125,7 @@ class Part:
         return found
 
     def open(self, layout: list[Any], rows: dict[int, int] | None) -> dict[str, Any]:
-        """Open a store, in the lowest place that is free."""
+        """Open a store under the lowest free number."""
         with self._opening:
             with self._lock:
                 place = next(n for n in range(len(self._held) + 1) if n not in self._held)
@@ -135,7 +135,7 @@ class Part:
         return {"store": place, "about": dict(store.about), "shown": repr(store)} | _point(store)
 
     def close(self, number: int) -> None:
-        """Close a store; its place is free again."""
+        """Close a store, which frees its number."""
         held = self.held(number)
         if held.frozen is not None:
             held.frozen.release()
@@ -144,7 +144,7 @@ class Part:
             del self._held[number]
 
     def get(self, number: int, kind: int, keys: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Rows that are held, in the order of their keys; and which those are, None for all of them."""
+        """Return the rows that are held, in the order of `keys`, and a mask of the keys that are. None: all are held."""
         held = self.held(number)
         record, of = self._checked(held, kind, keys)
         rows = torch.empty((len(of), record.width), dtype=getattr(torch, record.dtype))
@@ -162,7 +162,7 @@ class Part:
     def put(
         self, number: int, run: int, put: int, settled: int, kind: int, keys: torch.Tensor, rows: torch.Tensor
     ) -> None:
-        """Hold rows."""
+        """Store rows, unless the number of the put shows that it comes late."""
         held = self.held(number)
         record, of = self._checked(held, kind, keys)
         values = rows.numpy()
@@ -177,7 +177,7 @@ class Part:
             self.counts.bytes_in += values.nbytes
 
     def _checked(self, held: Held, kind: int, keys: torch.Tensor) -> tuple[Any, NDArray[np.int64]]:
-        """The records and the keys of a call, checked before anything is allocated."""
+        """Check the keys of a call before anything is allocated. Return their record and the keys."""
         layout = held.store.layout
         if type(kind) is not int or not 0 <= kind < len(layout.kinds):
             raise ValueError(f"kind {kind} of records: this store has {len(layout.kinds)}")
@@ -192,7 +192,7 @@ class Part:
         return record, of
 
     def freeze(self, number: int, folder: str, since: Any) -> dict[str, Any]:
-        """As `Store.freeze`; `write` and `release` are about what this makes."""
+        """See `Store.freeze`. The frozen state is kept here for the job "write" and for `release`."""
         held = self.held(number)
         if held.frozen is not None:
             raise ValueError("a frozen state is not released yet: write it or give it up first")
@@ -200,14 +200,14 @@ class Part:
         return _point(held.store)
 
     def release(self, number: int) -> None:
-        """As `Frozen.release`."""
+        """See `Frozen.release`."""
         held = self.held(number)
         frozen, held.frozen = held.frozen, None
         if frozen is not None:
             frozen.release()
 
     def lay(self, number: int, part: int, keys: torch.Tensor | None, rows: torch.Tensor | None) -> None:
-        """Rows that `thaw` is to lay over those of a part; without any, what was laid is forgotten."""
+        """Add rows that replace those of a part in the next "thaw". Without any, forget all that were added."""
         held = self.held(number)
         if keys is None or rows is None:
             held.laid.clear()
@@ -216,7 +216,7 @@ class Part:
         held.laid.setdefault(part, []).append((keys.numpy(), rows.numpy()))
 
     def walk(self, number: int, bits: bool) -> int:
-        """Begin to list what is held; `step` gives it."""
+        """Begin to list what is held. `step` returns the list piece by piece."""
         held = self.held(number)
         with self._lock:
             self._next += 1
@@ -227,7 +227,7 @@ class Part:
         return walk
 
     def step(self, number: int, walk: int) -> tuple[int | None, torch.Tensor] | None:
-        """The next keys, or bits of a table; None at the end."""
+        """Return the next keys, or the bits of a table, or None at the end."""
         walks = self.held(number).walks
         if walk not in walks:
             raise NodeError(f"{self.node} has forgotten a list of keys: begin again")
@@ -239,10 +239,10 @@ class Part:
             return found[0], torch.from_numpy(found[1].view(np.int64))
         return None, torch.from_numpy(found)
 
-    # What may take long: begun by one call and asked for by others, so that each of them is short.
+    # Jobs that may take long: one call begins them and others ask for the outcome, so that each call is short.
 
     def begin(self, number: int | None, what: str, args: tuple[Any, ...]) -> int:
-        """Begin one of `JOBS` with one of the owner's stores; None: open one."""
+        """Begin one of `JOBS` on one of the owner's stores. If `number` is None, open a store instead."""
         job = self.open if number is None else functools.partial(JOBS[what], self.held(number))
         outcome: list[Answer] = []
 
@@ -262,7 +262,7 @@ class Part:
         return started
 
     def outcome(self, job: int, seconds: float) -> Answer | None:
-        """What came of it; None while it runs."""
+        """Return the outcome of a job, or None while it runs."""
         with self._lock:
             thread, outcome = self._jobs[job]
         thread.join(min(seconds, 1.0))
@@ -300,7 +300,7 @@ def _thaw(
     identity: str,
     generation: int,
 ) -> dict[str, Any]:
-    """As `Store.thaw_parts`; which rows of a part to take comes as placements and the site in each."""
+    """See `Store.thaw_parts`. Each part comes with placements and a site in each, which say which of its rows to take."""
     laid, held.laid = held.laid, {}
     taken = [
         FrozenPart(facts, laid.get(i, []), AtSite.all([AtSite(Placement.of(of), site) for of, site in mine]))
@@ -313,17 +313,17 @@ def _thaw(
 JOBS: dict[str, Callable[..., Any]] = {"write": _write, "flush": _flush, "remember": _remember, "thaw": _thaw}
 
 _part: Part | None = None
-"""The one that this process serves."""
+"""The part that this process serves."""
 
 
 def serve(part: Part | None) -> None:
-    """This process answers for a part from now on."""
+    """Have this process serve a part from now on. None: no part."""
     global _part
     _part = part
 
 
 def _answered(function: Callable[..., Any]) -> Callable[..., Answer]:
-    """With what the function gave, or with its error."""
+    """Make a function of the part return ("ok", result) or ("error", result of `said`)."""
 
     @functools.wraps(function)
     def answer(*args: Any) -> Answer:
@@ -340,82 +340,82 @@ def _answered(function: Callable[..., Any]) -> Callable[..., Answer]:
 
 @_answered
 def close_store(part: Part, store: int) -> None:
-    """`Part.close`."""
+    """Call `Part.close`."""
     part.close(store)
 
 
 @_answered
 def get(part: Part, *args: Any) -> Any:
-    """`Part.get`."""
+    """Call `Part.get`."""
     return part.get(*args)
 
 
 @_answered
 def put(part: Part, *args: Any) -> None:
-    """`Part.put`."""
+    """Call `Part.put`."""
     part.put(*args)
 
 
 @_answered
 def count(part: Part, store: int) -> int:
-    """How many rows are held."""
+    """Return how many rows are held."""
     return len(part.held(store).store)
 
 
 @_answered
 def freeze(part: Part, *args: Any) -> dict[str, Any]:
-    """`Part.freeze`."""
+    """Call `Part.freeze`."""
     return part.freeze(*args)
 
 
 @_answered
 def release(part: Part, store: int) -> None:
-    """`Part.release`."""
+    """Call `Part.release`."""
     part.release(store)
 
 
 @_answered
 def lay(part: Part, *args: Any) -> None:
-    """`Part.lay`."""
+    """Call `Part.lay`."""
     part.lay(*args)
 
 
 @_answered
 def walk(part: Part, *args: Any) -> int:
-    """`Part.walk`."""
+    """Call `Part.walk`."""
     return part.walk(*args)
 
 
 @_answered
 def step(part: Part, *args: Any) -> Any:
-    """`Part.step`."""
+    """Call `Part.step`."""
     return part.step(*args)
 
 
 @_answered
 def begin(part: Part, *args: Any) -> int:
-    """`Part.begin`."""
+    """Call `Part.begin`."""
     return part.begin(*args)
 
 
 @_answered
 def outcome(part: Part, *args: Any) -> Answer | None:
-    """`Part.outcome`."""
+    """Call `Part.outcome`."""
     return part.outcome(*args)
 
 
 @_answered
 def bye(part: Part) -> None:
-    """The owner needs nothing more."""
+    """Note that the owner needs nothing more."""
     part.left.set()
 
 
 def alive() -> bool:
-    """The owner's one function: it is there."""
+    """Answer True. This is the only function that nodes call in the owner."""
     return True
 
 
 FUNCTIONS = (
     close_store, get, put, count, freeze, release, lay, walk, step, begin, outcome, bye, alive,
 )  # fmt: skip
-"""All that one process may call in another."""
+"""All functions that one process may call in another."""

@@ -1,4 +1,4 @@
-"""Memory nodes that a process starts for itself, on this machine: each a `skirl serve`, started again when it ends."""
+"""Memory nodes that a process starts for itself on this machine. Each is a `skirl serve`, restarted when it ends."""
 
 import ctypes
 import os
@@ -17,23 +17,23 @@ from skirl.store.remote.address import Address
 
 SERVE = ("-m", "skirl", "serve")
 Start = Callable[[list[str], Path | None], Any]
-"""Begins a process by the words behind `python` and a file for what it says; it has what `subprocess.Popen` has."""
+"""Starts a process, given the arguments of `python` and a file for its output. Returns an object like `subprocess.Popen`."""
 
 
 class StartedNodes:
-    """Some nodes, as a supervisor would keep them.
+    """Some nodes, kept running as by a supervisor.
 
     **Arguments**
 
-    - `count`: how many.
-    - `host`: where they meet; loopback, so that no other machine joins.
-    - `rows`: of each, as `skirl serve --rows` takes it; {} is replaced by the node's number.
+    - `count`: number of nodes.
+    - `host`: where they meet; by default loopback, so that no other machine can join.
+    - `rows`: where each keeps rows, as for `skirl serve --rows`. {} is replaced by the node's number.
     - `patience`: seconds that a call may take.
-    - `log`: a folder for what they say; None: the standard error.
-    - `start`: begins a process.
-    - `within`: words of a command that each runs within, such as those of a network namespace.
-    - `words`: what runs a node, behind `python`.
-    - `watched`: by a thread, or by calls of `tick`: a process that forks has no threads.
+    - `log`: folder for their output. None: the standard error.
+    - `start`: starts a process.
+    - `within`: command in which to run each node, such as one that enters a network namespace.
+    - `words`: arguments of `python` that run a node.
+    - `watched`: whether a thread watches them. If not, call `tick`: a process that forks should have no threads.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class StartedNodes:
         self.count = count
         self.address = Address(host, free_port() if host == "127.0.0.1" else 29400)
         self.held: set[int] = set()
-        """Nodes that are not started again."""
+        """Nodes that are not restarted."""
         self._rows, self._patience, self._log, self._within, self._words = rows, patience, log, within, words
         self._start = start or self._popen
         self._lock = threading.Lock()
@@ -64,7 +64,7 @@ class StartedNodes:
 
     @property
     def spec(self) -> str:
-        """What a trainer's `store` names."""
+        """The value of a trainer's `store` that names these nodes."""
         return f"rpc://{self.address}"
 
     def _begin(self, node: int) -> Any:
@@ -87,18 +87,18 @@ class StartedNodes:
             self.tick()
 
     def tick(self) -> None:
-        """Start again what has ended."""
+        """Restart nodes that have ended, except those in `held`."""
         with self._lock:
             for node, process in enumerate(self.processes):
                 if process.poll() is not None and node not in self.held and not self._over.is_set():
                     self.processes[node] = self._begin(node)
 
     def family(self, node: int) -> list[int]:
-        """The node's process and all that it has started."""
+        """Return the ids of a node's process and all its descendants."""
         return family(self.processes[node].pid)
 
     def send(self, node: int, number: int) -> list[int]:
-        """Send a signal to all processes of a node; which they were."""
+        """Send a signal to all processes of a node, and return their ids."""
         with self._lock:
             pids = self.family(node)
             for pid in pids:
@@ -107,7 +107,7 @@ class StartedNodes:
         return pids
 
     def end(self) -> None:
-        """End all of them."""
+        """Kill all nodes, and wait for them."""
         self._over.set()
         if self._watch is not None:
             self._watch.join()
@@ -128,19 +128,19 @@ class StartedNodes:
 
 
 def _die_with_parent() -> None:
-    """Whoever started the node supervises it, and none stays behind."""
+    """Have the system kill this process when its parent ends, so that no node is left behind."""
     with suppress(AttributeError, OSError):  # not on Linux
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def free_port() -> int:
-    """A port of this machine that nothing listens at."""
+    """Return a port of this machine on which nothing listens."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         return free.getsockname()[1]
 
 
 def family(pid: int) -> list[int]:
-    """A process and all that it has started, itself first.
+    """Return the ids of a process and all its descendants, itself first.
 
     >>> os.getpid() in family(os.getpid())
     True
@@ -163,7 +163,7 @@ def _children() -> Mapping[int, list[int]]:
 
 
 def cpu_of(pids: Sequence[int]) -> float:
-    """Seconds of CPU that some processes have used, all threads of theirs.
+    """Return the CPU time that all threads of some processes have used, in seconds.
 
     >>> 0 < cpu_of([os.getpid()]) < 1e9
     True
@@ -178,7 +178,7 @@ def cpu_of(pids: Sequence[int]) -> float:
 
 
 def private_memory_of(pid: int) -> int:
-    """Bytes of memory that a process has and no file has; 0 where it is gone."""
+    """Return the bytes of a process's memory that no file backs, or 0 if the process is gone."""
     with suppress(OSError, ValueError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("RssAnon"):

@@ -1,4 +1,4 @@
-"""Rows on memory nodes, as a store: each node has a part, a call goes to all of them at once."""
+"""Memory nodes as one store: each node has a part, and a call goes to all of them at once."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -21,17 +21,17 @@ from skirl.store.remote.connection import Connection, connection
 from skirl.store.remote.errors import NodeError
 
 PIECE_BYTES = 16 << 20
-"""Bytes of rows that a call carries, at most; several of them are in flight."""
+"""Most bytes of rows that a call carries. Several calls are in flight at once."""
 
 
 class RemoteStore(Store):
-    """What `store="rpc://HOST:PORT"` makes: rows on the memory nodes that meet there.
+    """The store behind `store="rpc://HOST:PORT"`, with rows on the memory nodes that meet there.
 
     **Arguments**
 
-    - `spec`: `rpc://HOST:PORT`, with `/rank-R` behind it for the trainer R.
+    - `spec`: `rpc://HOST:PORT`, followed by `/rank-R` for trainer R.
     - `layout`: the records of each table; a mapping will do.
-    - `rows`: how many rows each table has, as for a disk store.
+    - `rows`: number of rows of each table, as for a disk store.
     """
 
     def __init__(
@@ -61,13 +61,13 @@ class RemoteStore(Store):
         self.generation = max(point["generation"] for point in points)
 
     def _each(self, *args: Any) -> list[tuple[Any, ...]]:
-        """Arguments of a call to all parts."""
+        """Return the arguments of a call to all parts, each with its own store first."""
         return [(store, *args) for store in self._stores]
 
     # Rows
 
     def _pieces(self, kind: int, keys: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64] | slice]]:
-        """The rows of a call by node, in pieces of bounded size: which node, and where they are in the call."""
+        """Split the rows of a call by node, in pieces of bounded size. Yield each piece's node and indices in the call."""
         record = self.layout.kinds[kind]
         most = max(1, PIECE_BYTES // (record.width * np.dtype(record.dtype).itemsize))
         if self._nodes.nodes == 1:
@@ -87,7 +87,7 @@ class RemoteStore(Store):
             self._put_in(out, found, at, *self._checked(node, len(keys[at]), out, rows, held))
 
     def _checked(self, node: int, n: int, out: Rows, rows: Any, held: Any) -> tuple[Any, Any]:
-        """What a node gave, once it is what was asked for."""
+        """Return the rows and mask that a node sent, or raise a NodeError if they do not fit the request."""
         mask = None if held is None else held.numpy()
         count = n if mask is None else int(np.count_nonzero(mask))
         values = np.empty((0, out.shape[1]), out.dtype) if rows is None else rows.numpy()
@@ -135,7 +135,7 @@ class RemoteStore(Store):
             yield keys
 
     def held(self) -> Iterator[NDArray[np.int64] | tuple[int, NDArray[np.uint64]]]:
-        """As `Store.held` says; each node gives its own bits of a table."""
+        """See `Store.held`. Each node yields its own bits of a table."""
         self._check_open()
         for table, found in self._walked(bits=True):
             yield found if table is None else (table, found.view(np.uint64))
@@ -149,7 +149,7 @@ class RemoteStore(Store):
     # Points
 
     def remember(self, about: Mapping[str, Any]) -> None:
-        """As `Store.remember` says; nodes hear of it where their rows outlive this run."""
+        """See `Store.remember`. Nodes are told only if their rows outlive this run."""
         self._check_open()
         self.about = dict(about)
         if self._on_disk:
@@ -160,12 +160,12 @@ class RemoteStore(Store):
         return self._nodes.job_of_all(what, self._stores, [args] * len(self._stores))
 
     def flush(self) -> None:
-        """As `Store.flush` says, on all nodes."""
+        """See `Store.flush`. All nodes are flushed."""
         self._check_open()
         self._take_point(self._job("flush"))
 
     def freeze(self, folder: Path, since: Facts | None) -> Frozen:
-        """As `Store.freeze` says; the nodes write to the folder, so it has the same path on all machines."""
+        """See `Store.freeze`. The nodes write to the folder, so it must have the same path on all machines."""
         self._check_open()
         parts = None if since is None else cut.own_parts(since, self._placement.digest)
         each = [(s, str(folder.absolute()), None if parts is None else parts[i]) for i, s in enumerate(self._stores)]
@@ -186,9 +186,9 @@ class RemoteStore(Store):
         generation: int,
         ready: Callable[[], Any] = at_once,
     ) -> None:
-        """As `Store.thaw_parts` says. Rows that each node wrote itself it takes alone, all others it looks through.
+        """See `Store.thaw_parts`. If rows were split the same way, each node takes its own; else each looks through all.
 
-        What is wrong with files the nodes find later than `ready`.
+        Errors in the files show only after `ready`, when the nodes read them.
         """
         self._check_open()
         for part in parts:
@@ -217,7 +217,7 @@ class RemoteStore(Store):
         self._nodes.answers(calls)
 
     def close(self) -> None:
-        """Have the nodes close the parts, which flush if they are on disk; none where a node has failed."""
+        """Have the nodes close their stores, which flush if they are on disk. If a node has failed, tell none of them."""
         if not self.closed:
             super().close()
             if self._nodes.failure is None and not self._nodes.closed:
@@ -229,29 +229,29 @@ class FrozenOnNodes(Frozen):
 
     **Arguments**
 
-    - `store`: whose.
+    - `store`: the store whose rows these are.
     """
 
     def __init__(self, store: RemoteStore) -> None:
         self._store = store
 
     def write(self) -> Facts:
-        """Have all nodes write; they do it in threads of their own."""
+        """Have all nodes write, in threads of their own."""
         return cut.joined(self._store._job("write"), self._store._placement.digest)
 
     def release(self) -> None:
-        """Tell the nodes; where one is gone, so is what it kept."""
+        """Have the nodes release what they keep. If one is gone, so is what it kept."""
         with suppress(NodeError):
             self._store._nodes.of_all(service.release, self._store._each())
 
 
 def _tensor(array: NDArray[Any]) -> torch.Tensor:
-    """What a call carries, in place where that can be."""
+    """Return an array as a tensor that a call can carry, without a copy if possible."""
     return torch.from_numpy(np.ascontiguousarray(array) if array.flags.writeable else array.copy())
 
 
 def _told(mine: Callable[..., Any]) -> list[tuple[dict[str, Any], int]]:
-    """Which keys to take, for another process."""
+    """Return which keys to take in a form for another process: placements, and the site in each."""
     if not isinstance(mine, AtSite | AtSites):
         raise TypeError(f"{mine!r} chooses rows: a node is told of a placement and a site, an AtSite")
     return [(at.placement.facts, at.site) for at in (mine.each if isinstance(mine, AtSites) else (mine,))]

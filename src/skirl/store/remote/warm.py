@@ -1,4 +1,4 @@
-"""What every part of a node needs, imported and compiled once by the process that they are forked from."""
+"""Import and compile what every part of a node needs, once, in the process from which parts are forked."""
 
 import numpy as np
 import torch.distributed.rpc  # noqa: F401
@@ -13,7 +13,7 @@ def warm(dtype: str = "float32") -> int:
 
     **Arguments**
 
-    - `dtype`: of the row.
+    - `dtype`: dtype of the row.
 
     >>> warm()
     1

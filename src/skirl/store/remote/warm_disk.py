@@ -1,4 +1,4 @@
-"""What parts whose rows are on disk need besides: the disk store's loops, compiled before an owner waits for them."""
+"""Import and compile what parts with rows on disk need in addition: the disk store's kernels."""
 
 import tempfile
 from pathlib import Path
@@ -12,11 +12,11 @@ from skirl.store.remote import warm  # noqa: F401
 
 
 def warm_disk(dtype: str = "float32") -> int:
-    """Write, read, freeze and thaw a row; with and without the number of rows of its table.
+    """Write, read, freeze and thaw a row, with and without a known number of rows of its table.
 
     **Arguments**
 
-    - `dtype`: of the row.
+    - `dtype`: dtype of the row.
 
     >>> warm_disk()
     2

@@ -1,4 +1,4 @@
-"""What a node reads of a call: tensors, plain values, and the names of the store's own functions."""
+"""Limit what a node unpickles from a call: tensors, plain values, and the names of the store's own functions."""
 
 import pickle
 from collections.abc import Callable, Iterable
@@ -12,15 +12,15 @@ _GROUP = {
     ("torch._C._distributed_rpc", "WorkerInfo"),
     ("torch", "device"),
 }
-"""What members of a group say to each other when one joins."""
+"""Names that members of a group use when one joins."""
 
 
 def only(functions: Iterable[Callable[..., Any]]) -> None:
-    """From now on this process calls no function that another names, but these and those of joining a group.
+    """Let other processes call only these functions in this one, and those that are needed to join a group.
 
     **Arguments**
 
-    - `functions`: those that may be called.
+    - `functions`: the functions that may be called.
     """
     from torch.distributed.rpc import internal
 
@@ -28,7 +28,7 @@ def only(functions: Iterable[Callable[..., Any]]) -> None:
     tensor = internal._InternalRPCPickler._tensor_receiver
 
     class Known(pickle.Unpickler):
-        """Refuses every other name."""
+        """An unpickler that refuses every other name."""
 
         def find_class(self, module: str, name: str, /) -> Any:
             if (module, name) in allowed:
