@@ -48,7 +48,8 @@ class SiteFlags:
     """Store of each site: memory, disk:FOLDER, rpc://HOST:PORT or link:RATE,DELAY:STORE; if not given, as in --from,
     else memory."""
     rates: tuple[str, ...] | None = None
-    """How fast each site moves rows in each direction, such as 10Gbit; one value applies to all. Equal if not given."""
+    """How fast each site moves rows in each direction, such as 10Gbit; one value applies to all. All alike if not
+    given."""
     memory: tuple[str, ...] | None = None
     """Memory that the rows of each site may take, such as 4GiB; one value applies to all. No limit if not given."""
     step_ms: float | None = None
@@ -56,7 +57,7 @@ class SiteFlags:
     trainers: int | None = None
     """Also count what this many trainers would exchange in a step, as rows and as pooled vectors, by table."""
     from_: Path | None = None
-    """The plan that rows are placed by now: as few of them as possible move. Its sites are kept if --stores is not
+    """The plan by which rows are placed now; as few of them as possible move. Its sites are kept if --stores is not
     given."""
     move_at_most: str | None = None
     """With --from: the most bytes of rows that may move, such as 2GiB; the plan goes only that far. No limit if not
@@ -99,7 +100,7 @@ class SiteFlags:
 
     @cached_property
     def old(self) -> "PlacementPlan":
-        """The plan that rows are placed by now."""
+        """The plan by which rows are placed now."""
         from skirl.core.placement_plan import PlacementPlan
 
         assert self.from_ is not None

@@ -167,7 +167,7 @@ class Loads:
         return found
 
     def of_tables(self, which: slice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return by table the bytes read and written in some steps, and the bytes of its rows that the run uses at all.
+        """Return, for each table, the bytes read and written in some steps, and those of its rows that the run uses.
 
         **Arguments**
 
@@ -231,14 +231,14 @@ def _planned(window: Window, resident: "_Resident") -> Iterator[Moves]:
 
 
 class _Resident:
-    """Tracker of the keys in the cache. When the cache is split anew, all of them count as written."""
+    """Tracker of the keys in the cache. When the cache is split again, all of them count as written."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._keys: list[np.ndarray] = []
 
     def moves(self, flight: Flight) -> Moves:
-        """Return what a step moves. If the cache is split anew before it, that includes writing all resident rows."""
+        """Return what a step moves. If the cache is split again before it, that includes writing all resident rows."""
         steps: Sequence[Any] = flight.steps
         split = flight.splits[0] if flight.splits else self._engine.capacity.split
         assert split is not None

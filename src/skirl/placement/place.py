@@ -194,8 +194,8 @@ def _sites(flags: Placing, loads: Loads) -> list[Site]:
 def fewest(enough: Callable[[int], bool], least: int, most: int) -> int | None:
     """Return the least number that is enough, or None. Any larger number must be enough too.
 
-    Steps double first and are halved then, so that numbers far above the result are not tried: what a long run moves at
-    a thousand sites takes gigabytes to count.
+    Steps double at first and are then halved, so that numbers far above the result are not tried: what a long run moves
+    at a thousand sites takes gigabytes to count.
 
     **Arguments**
 

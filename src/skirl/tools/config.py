@@ -10,7 +10,7 @@ from typing import Any
 from skirl.tools.flags import Flag, read_as
 
 LEFT = {"config.json": "train", "sweep.json": "sweep"}
-"""Files with its flags that a command leaves in its folder, and the command."""
+"""Files in which commands leave their flags, and the command of each."""
 
 
 def read_config(

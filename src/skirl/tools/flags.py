@@ -115,7 +115,7 @@ def _texts(owner: type) -> dict[str, str]:
 
 @cache
 def _classes(module: str) -> dict[str, dict[str, str]]:
-    """Return the docstrings of a module's fields, by class."""
+    """Return the docstrings of the fields of a module's classes, by class."""
     try:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
     except (OSError, TypeError):  # it was typed in, or is built in

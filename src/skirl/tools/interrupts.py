@@ -28,7 +28,7 @@ class Hold:
 
     def __init__(self) -> None:
         self.active = False
-        """True while SIGINT comes here."""
+        """True while SIGINT is handled here."""
         self.most: int | None = None
         """Number of interrupts at which one is let through inside the block, for code that may hang; None: none is."""
         self._before: Any = None

@@ -51,7 +51,7 @@ def kernel(function: F) -> F:
 
 
 def read_only(array: np.ndarray) -> np.ndarray:
-    """Return a read-only view. A kernel is compiled for each kind of array: all that it only reads becomes one kind."""
+    """Return a read-only view. Kernels are compiled for each kind of array; for what they only read, this is one."""
     view = array.view()
     view.flags.writeable = False
     return view
@@ -73,7 +73,7 @@ else:
 
     @intrinsic
     def prefetch(context, array, index):
-        """Fetch `array[index]` into the cache, to write to it soon, in a kernel. The index must not be negative."""
+        """Fetch `array[index]` into the cache to write to it soon (in kernels only). The index must not be negative."""
 
         def generate(context, builder, signature, args):
             view = context.make_array(signature.args[0])(context, builder, args[0])
@@ -89,7 +89,7 @@ else:
 
     @intrinsic
     def ones(context, bits):
-        """Return the number of bits of an uint64 that are set, as int64, in a kernel."""
+        """Return how many bits of a uint64 are set, as int64 (in kernels only)."""
         return types.int64(types.uint64), lambda context, builder, signature, args: builder.ctpop(args[0])
 
 

@@ -89,9 +89,9 @@ def sources_of(path: Path) -> set[Path]:
 
 @cache
 def kernel_folder() -> Path | None:
-    """Return where compiled kernels lie: NUMBA_CACHE_DIR, the package, or the user's cache; None: nowhere.
+    """Return the folder for compiled kernels, or None.
 
-    The first of these that can be written to is used.
+    It is the first one that can be written to of NUMBA_CACHE_DIR, next to the package, and the user's cache.
     """
     places = [PACKAGE / "__pycache__" / "kernels", Path(AppDirs("skirl", appauthor=False).user_cache_dir) / "kernels"]
     if config.CACHE_DIR:  # pyright: ignore[reportAttributeAccessIssue]
@@ -172,7 +172,7 @@ class _Files(IndexDataCacheFile):
 
 
 class _Impl(CompileResultCacheImpl):
-    """What Numba's cache asks about where a function is."""
+    """What Numba's cache asks about the place of a function."""
 
     def __init__(self, function: Callable[..., Any], folder: Path) -> None:
         self._lineno = function.__code__.co_firstlineno

@@ -52,7 +52,7 @@ def peak_bytes() -> int:
 
 
 def free_bytes() -> int:
-    """Return the bytes that this process can still get: the system's free memory, or less by its control group's limit.
+    """Return the bytes that this process can still get: free memory of the system or, if less, of its control group.
 
     >>> free_bytes() > 1 << 20
     True

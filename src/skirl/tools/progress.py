@@ -27,8 +27,8 @@ ELSEWHERE = 3.0
 class Progress:
     """Shows the progress of a loop: use it in a with-block, and call it once per step.
 
-    `steps` is their number, None if not known. `below` returns what a terminal shows in place of the facts. `written`
-    formats a number of steps, such as `size` if they are bytes.
+    `steps` is how many there are, None if not known. `below` returns what a terminal shows in place of the facts.
+    `written` formats a number of steps, such as `size` if they are bytes.
 
     >>> with Progress("train", steps=2, to=sys.stdout) as progress:
     ...     for done in (1, 2):

@@ -17,7 +17,7 @@ _own: dict[str, Any] | None = None
 
 
 def swap_in(*seed: int) -> None:
-    """Seed the generators anew, until `swap_out` restores those of the run.
+    """Seed the generators, until `swap_out` restores those of the run.
 
     **Arguments**
 

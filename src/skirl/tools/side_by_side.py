@@ -15,7 +15,7 @@ _GLANCE = 0.05
 
 @contextmanager
 def side_by_side(work: Callable[[T], R], items: Iterator[T], threads: int) -> Iterator[Iterator[R]]:
-    """Do `work` in several threads, with results in the order of `items`. An error comes where its result would.
+    """Do `work` in several threads, with results in the order of `items`. An error is raised in place of its result.
 
     The thread that works on an item is the one that took it from the iterator; one thread at a time takes. When the
     block has ended, so have all threads.

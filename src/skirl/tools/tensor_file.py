@@ -24,8 +24,8 @@ _SIZES = {"float32": 4, "float64": 8, "int64": 8}
 
 Columns = Mapping[str, tuple[np.dtype, tuple[int, ...]]]
 Entry = dict[str, Any]
-"""A description of a file, by `Writer.entry`: {"file": name, "columns": {name: [dtype, shape]}, "about": ..., "bytes":
-..., "sha256": ...}."""
+"""A description of a file, as `Writer.entry` returns it:
+{"file": name, "columns": {name: [dtype, shape]}, "about": ..., "bytes": size, "sha256": ...}."""
 
 
 def bytes_of(columns: Columns) -> int:

@@ -123,7 +123,7 @@ def run(
 
     **Arguments**
 
-    - `kernel`: takes `lo` and `hi` last. It shares no sum across them, so that the bits do not depend on `threads`.
+    - `kernel`: takes `lo` and `hi` last. It shares no sum across ranges, so that the bits do not depend on `threads`.
     - `n`: number of items.
     - `args`: what the kernel takes before `lo` and `hi`.
     - `threads`: most threads to use; 1 calls the kernel here. Handing out a part takes about 10 us.

@@ -1,4 +1,4 @@
-"""Limits that tables set to a placement: cuts that they may not have, and ranks that they may not be at."""
+"""Limits that tables put on a placement: cuts that they may not have, and ranks where they may not be."""
 
 from skirl.placement.tables.pieces import Piece, whole
 from skirl.placement.tables.problem import Placed, Problem

@@ -51,7 +51,7 @@ def _over(used, cap):
 
 @kernel
 def improve(compute, exchange, nbytes, fixed, slow, far, caps, at, load, used, most):
-    """Move or swap items to get fewer bytes over the caps or a less busy busiest rank; return how many changes.
+    """Move or swap items while that reduces the bytes over the caps or the busiest rank's time. Return how often.
 
     Each change is the best one for a single rank: the one most over its cap, or else the busiest.
 

@@ -30,9 +30,9 @@ CHECKED = "checked"
 EVERY = 5
 """One task in this many of each cell is planned by TorchRec too, in twelve ways that take seconds each."""
 PLAN_ROUNDS, MOST_ROUNDS, SETTLED = 4, 24, 0.02
-"""Measure a task's plans in so many rounds at a time, until the minima of every other round differ from the rest's by
-no more than `SETTLED`, or `MOST_ROUNDS` are done. Remaining noise makes the busiest rank look busier, most of all in an
-even plan."""
+"""Measure a task's plans `PLAN_ROUNDS` rounds at a time, until the minima of every other round differ from the rest's
+by no more than `SETTLED`, or `MOST_ROUNDS` are done. Remaining noise makes the busiest rank look busier, most of all in
+an even plan."""
 Times = Mapping[str, tuple[float, float, float]]
 """For each plan of a task: milliseconds of the busiest rank, of the mean rank, and the most that one rank exchanges."""
 OURS = {

@@ -1,4 +1,4 @@
-"""Measured costs: random combinations of parts of tables are timed, two kinds are fitted, and others choose one."""
+"""Measured costs: random combinations of parts of tables are timed, two kinds of costs fitted, and one chosen."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -267,7 +267,7 @@ def tau(one: np.ndarray, other: np.ndarray) -> float:
 
     **Arguments**
 
-    - `one`, `other`: two rankings of the same things.
+    - `one`, `other`: two lists of values for the same things.
 
     >>> tau(np.array([1, 2, 3]), np.array([1, 3, 2]))
     0.333

@@ -155,7 +155,7 @@ class _Evenly:
 
 
 def _counts(tables: int) -> Sequence[int]:
-    """Return how many tables to try: each number up to 16, then ever fewer."""
+    """Return the numbers of tables to try: every one up to 16, then fewer and fewer."""
     counts = [*range(1, min(tables, 16) + 1)]
     while counts and counts[-1] < tables:
         counts.append(min(tables, counts[-1] + max(1, counts[-1] // 4)))
@@ -225,7 +225,7 @@ class _Rest(Problem):
         return tuple(item for item in super().root() if item[0].table not in self.cut)
 
     def side_by_side(self, placed: Placed) -> Placed:
-        """Return the placement with the columns that a rank has of a table side by side.
+        """Return the placement with each rank's columns of a table side by side.
 
         TorchRec cannot run parts of one table with different widths at one rank.
         """

@@ -92,7 +92,7 @@ class Mlp:
 
 @dataclass(frozen=True)
 class ComputeNet:
-    """A correction of sums of terms: a factor for the time of each part, and one for that of a whole set of parts.
+    """Corrections to sums of terms: a factor for the time of each part, and one for that of a whole set of parts.
 
     **Arguments**
 

@@ -15,8 +15,8 @@ POOLING, POOLING_SD = 15.8, 25.6
 """Mean and standard deviation of the ids per sample in them."""
 _ODD = 2654435761
 _ACTIVE, _HEAD = 0.08, 2.5
-"""The share of rows that are looked up at all, and the largest exponent of ten for `Made.head`. So at batch 65,536 a
-row that is looked up is so 7 times on average, and 47% of them once, as in published histograms."""
+"""The share of rows that are looked up at all, and the largest exponent of ten for `Made.head`. At batch 65,536,
+this has a looked-up row looked up 7 times on average, and 47% of them once, as in published histograms."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.nd
 _CHANGES = 256
 """Moves and swaps between two looks at the clock."""
 _SETTLED = 3
-"""Most times that moves are tried again because moves have changed what a rank's parts cost together."""
+"""Most rounds of moves and swaps where these change what a rank's parts cost together."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class Problem:
         return tuple(map(tuple, groups.values()))
 
     def arrays(self, items: Sequence[Item], slow: np.ndarray | None = None) -> Arrays:
-        """Return what `balance` takes of items and ranks. `slow` stands in for that of the ranks."""
+        """Return the arrays that `balance` takes for items and ranks. `slow` replaces that of the ranks."""
         if self._last[0] is not items or not isinstance(items, tuple):
             of = [
                 self.cost(item[0]) if len(item) == 1 else tuple(map(sum, zip(*map(self.cost, item)))) for item in items
@@ -192,7 +192,7 @@ class Problem:
         return *self._last[1:], ranks.slow if slow is None else slow, ranks.far, ranks.bytes_of
 
     def with_cut(self, items: tuple[Item, ...], number: int, pair: tuple[Piece, Piece]) -> tuple[Item, ...]:
-        """Return items with one of them cut in two, without computing again for the others, maybe a thousand."""
+        """Return items with one of them cut in two. What is known of the others, maybe a thousand, is kept."""
         if self._cut[0] is not items:
             self.arrays(items)
             self._cut = self._last
@@ -242,7 +242,7 @@ class Problem:
         return self._improved(placed, most, clock)
 
     def _improved_together(self, placed: Placed, most: int, clock: Callable[[], bool]) -> Placed:
-        """Improve with each rank's factor as part of its slowness, again while the factor changes with what it has."""
+        """Improve with each rank's factor as part of its slowness. Repeat, since moves change the factor."""
         for _ in range(_SETTLED):
             after = self.together(self._improved(placed, most, clock))
             if after.score >= placed.score:

@@ -17,7 +17,7 @@ WIDTH, WIDEST, TOGETHER = 3, 60, 8000
 number of items are about `TOGETHER`. Few tables on many ranks need cuts of several of them at once, which a narrow beam
 drops on the way."""
 CANDIDATES, MORE_CANDIDATES, FEW = 10, 20, 24
-"""Items of a state that are cut; and `MORE_CANDIDATES` where there are at most `FEW` tables."""
+"""Items of a state that are cut: `CANDIDATES`, or `MORE_CANDIDATES` where there are at most `FEW` tables."""
 PATIENCE = 3
 """Depths without gain after which the beam ends."""
 MEMORY_WEIGHTS = (0.0, 0.5, 2.0, 8.0)
@@ -30,9 +30,9 @@ LEVELLED = 8
 """For this many numbers of cuts, the best state of the beam is cut anywhere."""
 KICKS = 60
 WORTH_LEVELLING = 1.05
-"""How many times the best's time a state may take to be cut anywhere."""
+"""A state is cut anywhere if its time is at most this many times the best one's."""
 TINY, TINY_KICKS = 16, 8
-"""Up to this many items, each state is shaken, and how often."""
+"""Each state with up to `TINY` items is shaken, `TINY_KICKS` times."""
 SMALL = 150
 """Up to this many items, each state is also placed from nothing, and the best one is shaken at the end."""
 _LEAST_GAIN = 1e-6
@@ -82,7 +82,7 @@ def search(
     **Arguments**
 
     - `problem`: tables, ranks and costs.
-    - `seconds`: time limit; a search that ends before it depends on the other arguments only.
+    - `seconds`: time limit; the plan of a search that ends before it depends only on the other arguments.
     - `seed`: the random seed.
     - `uneven`: whether cuts are moved off the halves in the end.
     - `most_pieces`: most pieces of a table; None: any number.

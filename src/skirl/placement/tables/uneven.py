@@ -163,8 +163,8 @@ class _Gift:
     def cuts(self, ways: tuple[str, ...]) -> Iterator[tuple[Piece, Piece]]:
         """Yield pairs of what stays and what goes.
 
-        They are all cuts by columns for which there is room, and the cut by rows that makes both ranks equally busy, as
-        far as there is room.
+        These are all cuts by columns for which there is room, and the cut by rows that makes both ranks equally busy,
+        or comes as close to that as there is room.
         """
         piece, room = self.piece, int(self.placed.caps[self.taker] - self.placed.used[self.taker])
         if "columns" in ways:

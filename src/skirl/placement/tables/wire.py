@@ -1,6 +1,6 @@
 """How long ranks exchange pooled rows and their gradients: a latency and a rate, alone or corrected by two nets.
 
-Nets are trained only where measuring again gives the same times, which over gloo on a busy machine it does not.
+Nets are trained only if measuring again gives the same times, which gloo on a busy machine does not.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _FORM = {"ranks": COUNT, "latency": AMOUNT, "per_byte": AMOUNT, "noise": AMOUNT,
 
 @dataclass(frozen=True)
 class WireNets:
-    """A correction of a latency and a rate to the time of an exchange.
+    """Corrections to an exchange's time by latency and rate.
 
     **Arguments**
 

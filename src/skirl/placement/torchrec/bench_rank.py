@@ -53,7 +53,7 @@ def plan_by_hand(kind: str, optimizer: str, world: int) -> TablePlan:
             )
         elif kind == "columns" and table.dim > 4:
             at = table.dim - 4 if n % 2 else 4
-            at = at if world > 1 else table.dim // 2  # TorchRec runs no unlike widths at one rank
+            at = at if world > 1 else table.dim // 2  # TorchRec cannot run unlike widths at one rank
             ends = ((0, at), (at, table.dim))
             pieces.append(tuple((Piece(n, 0, table.rows, *of), (n + r) % world) for r, of in enumerate(ends)))
         else:

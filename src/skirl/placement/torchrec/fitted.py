@@ -43,7 +43,7 @@ def coefficients(combinations: Sequence[Sequence[Part]], ms: np.ndarray) -> tupl
 
 
 def config_of(numbers: Sequence[float], name: str = "skirl") -> Any:
-    """Return a HardwarePerfConfig of TorchRec with these coefficients, with a third of a step as its forward pass.
+    """Return a HardwarePerfConfig of TorchRec with these coefficients. A third of a step counts as its forward pass.
 
     **Arguments**
 
@@ -154,7 +154,7 @@ def stack_distances(rows: np.ndarray, count: int) -> np.ndarray:
 
 @kernel
 def _distances(rows, last, tree, out):
-    """Count the distinct rows since each row's last use, in a tree of sums that marks the last use of every row."""
+    """Fill `out` with the distinct rows since each row's last use, counted in a tree of sums that marks last uses."""
     n = len(rows)
     for i in range(n):
         before = last[rows[i]]

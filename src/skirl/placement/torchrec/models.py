@@ -26,7 +26,7 @@ _REFUSED = ("min_partition", "cache_params", "key_value_params", "device_group")
 
 
 def needed() -> None:
-    """Raise an error that is one sentence if TorchRec is not installed."""
+    """Raise an error of one sentence if TorchRec is not installed."""
     try:
         import torchrec.distributed  # noqa: F401
     except (ImportError, OSError) as error:

@@ -32,7 +32,7 @@ class SkirlPlanner:
 
     **Arguments**
 
-    - `topology`: TorchRec's; plans keep to its memory (of the device that computes) and count with its bandwidth.
+    - `topology`: TorchRec's; plans keep to its memory (of the device that computes) and use its bandwidth.
     - `batch_size`: samples of one rank in a step; TorchRec's 512 if not given. Not used if there are batches.
     - `storage_reservation`: TorchRec's; if not given, 15% of a GPU's memory is left free, and nothing on a CPU.
     - `constraints`: TorchRec's, by table: sharding types, pooling factors, batch sizes. What cannot be followed is
@@ -101,7 +101,7 @@ class SkirlPlanner:
         return self._exported(tables)
 
     def collective_plan(self, module: Any, sharders: Iterable[Any] | None = None, pg: Any = None) -> Any:
-        """Return the plan of the first rank at every rank. If it finds none, every rank raises the reason.
+        """Return the first rank's plan, at every rank. If it finds none, every rank raises an error that says why.
 
         **Arguments**
 

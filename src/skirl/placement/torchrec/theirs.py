@@ -22,7 +22,7 @@ ALLOWED = {
 }
 """Ways to cut tables that its planner may use."""
 NAME = "torchrec"
-"""What the names of its plans begin with."""
+"""The beginning of the names of its plans."""
 ORDERS = ("storage", "perf")
 """Orders in which its partitioner places tables; the first is its default."""
 
@@ -230,7 +230,7 @@ def timed(problem: Problem, seconds: float) -> tuple[Placed | None, float, bool]
 
 
 def ratios(measured: Sequence[Mapping[str, tuple[float, float, float]]], ours: str) -> dict[str, float]:
-    """Return our busiest rank's time over its own, by the way it is asked: the mean over tasks that have both.
+    """Return the mean ratio of our busiest rank's time to TorchRec's, for each way to plan, over tasks that have both.
 
     **Arguments**
 
