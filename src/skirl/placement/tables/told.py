@@ -82,7 +82,8 @@ def parts_of(problem: Problem, placed: Placed, measured: np.ndarray | None, wire
     - `problem`: tables, ranks and costs.
     - `placed`: a plan.
     - `measured`: milliseconds that each rank computes; None: not measured.
-    - `wire`: the measured exchange, which tells forward and backward apart; None: each takes half.
+    - `wire`: the measured exchange, which tells forward and backward apart; None, or one of another number of ranks:
+      each takes half.
     """
     ranks, exchange = problem.ranks, exchange_of(problem, placed)
     slow = ranks.slow if placed.slow is None else placed.slow
