@@ -1,1 +1,1 @@
-"""Where rows are to live: counted where they move, and planned from that. Nothing here moves a row."""
+"""Planning where rows live, from counts of the rows that move. Nothing here moves a row."""

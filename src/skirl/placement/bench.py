@@ -1,4 +1,4 @@
-"""`skirl bench place`: what is counted against what an executed run counts, and placements against each other on links."""
+"""`skirl bench place`: compare counted moves with executed ones, and placements with each other over emulated links."""
 
 import json
 import math
@@ -42,27 +42,27 @@ class PlaceBench:
     part: Literal[
         "loads", "stores", "exchange", "optimum", "tight", "time", "model", "plans", "transfer", "torchrec"
     ] = "loads"
-    """loads: predicted rows and bytes by site and step against executed ones; stores: iterations over emulated links;
-    exchange: bytes between trainers as rows and as pooled vectors. Of
-    tables over ranks, optimum: the search against every placement of small tasks; tight: 90 to 98% of the memory; time:
-    seconds of searches; model: both kinds of costs, of tables that they were not fitted to; plans: measured, beside simpler
-    ones; transfer: plans after a minute of calibration, beside full training; torchrec: plans that TorchRec runs in two
+    """loads: predicted rows and bytes by site and step against those of an executed run; stores: iterations over
+    emulated links; exchange: bytes between trainers, as rows and as pooled vectors. For tables over ranks, optimum: the
+    search against every placement of small tasks; tight: tables that fill 90 to 98% of the memory; time: seconds that
+    searches take; model: both kinds of costs, on tables they were not fitted to; plans: measured plans against simpler
+    ones; transfer: plans after a minute of calibration against full training; torchrec: plans that TorchRec runs in two
     processes, against plain torch and its own planner's."""
     sites: tuple[int, ...] = (1, 2, 3, 4, 8)
-    """Numbers of sites; for part stores, 4 and 8 if not given."""
+    """Numbers of sites. Part stores takes 4, 8 or both; anything else means both."""
     batch: int = 512
     """Samples in a step."""
     steps: int = 40
     """Steps of each run."""
     rows_scale: float = 0.01
-    """Multiply the rows of tables, which are like those of Criteo Kaggle, by this."""
+    """Scale factor for the rows of the tables, which are modelled on Criteo Kaggle."""
     share: float = 0.1
-    """The share of the touched rows that the cache holds; at least what a batch needs."""
+    """Cache size as a share of the touched rows; at least what one batch needs."""
     link_ms: float = 250.0
-    """For part stores: the least milliseconds that the links take for a step; all else in a step should be small
-    beside it."""
+    """For part stores: the least milliseconds that the links take for a step; all else in a step should be short
+    compared with it."""
     tasks: int | None = None
-    """For tables over ranks: the number of tasks; if not given, as many as make the figure."""
+    """Number of tasks, for tables over ranks; by default the number behind the documented figures."""
     seed: int = 0
     """Seed of the data."""
     json: bool = False
@@ -116,7 +116,7 @@ class PlaceBench:
         }
 
     def job(self, kind: str, *, ranked: bool = False) -> tuple[Job, Sequence[Any]]:
-        """A job, with a cache of the share of its touched rows, and its batches."""
+        """Return a job whose cache holds `share` of its touched rows, and its batches."""
         job = Job(kind, self.batch, self.steps, self.rows_scale, 0, seed=self.seed, ranked=ranked)
         batches = job.batches()
         ids = [columns(batch) for batch in batches]
@@ -126,7 +126,7 @@ class PlaceBench:
         return replace(job, cache=cache), batches
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """The result as people read it."""
+        """Return the result as printed lines, by name."""
         if self.part in bench_tables.PARTS:
             return bench_tables.told(result)
         if self.part in ("stores", "exchange"):
@@ -139,11 +139,11 @@ class PlaceBench:
 
 
 def cuts_of(tables: int, sites: int) -> list[Cut]:
-    """Tables cut in all ways: evenly, by weights, by rows, whole.
+    """Return one cut for each table: even, weighted, by rows and whole, in turn.
 
     **Arguments**
 
-    - `tables`, `sites`: how many.
+    - `tables`, `sites`: how many there are.
     """
     ways = [
         Cut.even(range(sites)),
@@ -154,13 +154,15 @@ def cuts_of(tables: int, sites: int) -> list[Cut]:
 
 
 def executed(job: Job, batches: Sequence[Any], plan: PlacementPlan, loads: Loads) -> tuple[Outcome, int, int]:
-    """Train over sites that count; how many of the predicted loads differ, and how many there are.
+    """Train over sites that record their calls.
+
+    Return the outcome, how many of the predicted loads differ, and how many were compared.
 
     **Arguments**
 
-    - `job`, `batches`: what is trained.
-    - `plan`: where rows are.
-    - `loads`: what was planned.
+    - `job`, `batches`: what to train.
+    - `plan`: where rows live.
+    - `loads`: the planned moves.
     """
     layout = layout_of(job)
     sites = [Seen(layout) for _ in plan.sites]
@@ -189,24 +191,24 @@ def executed(job: Job, batches: Sequence[Any], plan: PlacementPlan, loads: Loads
 
 
 def same(one: Outcome, other: Outcome) -> bool:
-    """Whether all bits are equal: the losses of the steps that both have done, and all rows.
+    """Return whether all rows are equal bit for bit, and the losses of the steps that both runs did.
 
     **Arguments**
 
-    - `one`, `other`: of two runs; one may have begun later.
+    - `one`, `other`: outcomes of two runs; one may have begun later.
     """
     both = min(len(one.losses), len(other.losses))
     return one.losses[-both:] == other.losses[-both:] and one.rows == other.rows
 
 
 def killed(job: Job, batches: Sequence[Any], whole: Outcome, plan: PlacementPlan) -> bool:
-    """Whether a run over disks that is killed goes on with the bits of one that was not, under its plan and another.
+    """Return whether a run killed over disks resumes to the bits of an unkilled one, under its own plan and another.
 
     **Arguments**
 
-    - `job`, `batches`: what is trained.
-    - `whole`: what it leaves behind over one store.
-    - `plan`: of the run that is killed.
+    - `job`, `batches`: what to train.
+    - `whole`: the outcome of the same job over one store.
+    - `plan`: the plan of the run that is killed.
     """
     with tempfile.TemporaryDirectory(prefix="skirl-place-") as folder:
         root = Path(folder)
@@ -229,12 +231,12 @@ def killed(job: Job, batches: Sequence[Any], whole: Outcome, plan: PlacementPlan
 
 
 def site_ns_key(keys: int = 1 << 20, rounds: int = 15) -> float:
-    """Nanoseconds of a look at where a row is, 26 tables cut by weights over 8 sites; the least of some rounds.
+    """Return the least nanoseconds of all rounds to look up a key's site, with 26 tables cut by weights over 8 sites.
 
     **Arguments**
 
-    - `keys`: of a round.
-    - `rounds`: how many.
+    - `keys`: keys per round.
+    - `rounds`: number of rounds.
     """
     rng = np.random.default_rng(0)
     some = rng.integers(0, 26, keys) << 48 | rng.integers(0, 1 << 22, keys)

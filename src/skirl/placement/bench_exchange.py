@@ -1,4 +1,4 @@
-"""`skirl bench place --part exchange`: bytes as rows and as pooled vectors, and whether trainers send what was counted."""
+"""`skirl bench place --part exchange`: count bytes as rows and as pooled vectors, and compare what trainers send."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -15,17 +15,17 @@ from skirl.placement.tables import pool
 TRAINERS = (2, 3, 4, 6, 8)
 TABLES, BATCH, DIM = 60, 8192, 16
 BATCHES = 3
-"""Of each stream: a batch of 8,192 has the ids of thousands of users, so that few of them say it all."""
+"""Batches of each stream. A batch of 8,192 holds the ids of thousands of users, so a few are enough."""
 RUN = (2, 512, 6, 8)
-"""Trainers that run, and samples, batches and dim of what they train."""
+"""Number of trainers that are run, and the samples, batches and dim that they train."""
 
 
 def measured(seed: int) -> dict[str, Any]:
-    """The figures of the part.
+    """Return the figures of this part.
 
     **Arguments**
 
-    - `seed`: of chance.
+    - `seed`: the random seed.
     """
     made = pool.pool(TABLES, batch=BATCH, max_dim=128, seed=seed)
     tables = [(of.spec.name, of.spec.dim) for of in made]
@@ -59,7 +59,7 @@ def _counted(tables: Sequence[tuple[str, int]], batches: Any) -> dict[str, Any]:
 
 
 def _made(made: Sequence[pool.Made], trainers: int, seed: int) -> Iterator[list[Ids]]:
-    """Batches of tables made by chance: ids fall on samples by chance."""
+    """Yield batches of generated tables, with ids assigned to samples at random."""
     edges = [BATCH * n // trainers for n in range(trainers + 1)]
     bags = [end - begin for begin, end in pairwise(edges)]
     for number in range(BATCHES):
@@ -73,11 +73,11 @@ def _made(made: Sequence[pool.Made], trainers: int, seed: int) -> Iterator[list[
 
 
 def ran(seed: int) -> dict[str, Any]:
-    """Vectors that processes have sent, beside those that were counted for owners by hash.
+    """Return the vectors that processes sent, and the number counted for owners by hash.
 
     **Arguments**
 
-    - `seed`: of the ids.
+    - `seed`: random seed of the ids.
     """
     trainers, batch, steps, dim = RUN
     args = map(str, (batch, steps, dim, seed))
@@ -95,11 +95,11 @@ def ran(seed: int) -> dict[str, Any]:
 
 
 def counted_of(trainers: int, batch: int, steps: int, dim: int, seed: int) -> int:
-    """Vectors that owners by hash would be sent in the run of `skirl bench network`.
+    """Count the vectors that owners by hash would exchange in the run of `skirl bench network`.
 
     **Arguments**
 
-    - `trainers`, `batch`, `steps`, `dim`, `seed`: of that run.
+    - `trainers`, `batch`, `steps`, `dim`, `seed`: settings of that run.
     """
     sources = [wire.source_of(batch, steps, dim, seed)[0].sharded(n, n + 1, trainers) for n in range(trainers)]
     tables = wire.source_of(batch, steps, dim, seed)[1]
@@ -111,11 +111,11 @@ def counted_of(trainers: int, batch: int, steps: int, dim: int, seed: int) -> in
 
 
 def told(result: dict[str, Any]) -> dict[str, str]:
-    """The result as people read it.
+    """Return the result as printed lines, by name.
 
     **Arguments**
 
-    - `result`: of `measured`.
+    - `result`: what `measured` returned.
     """
     lines = {}
     for kind in ("production", "criteo"):

@@ -1,4 +1,4 @@
-"""Runs of `skirl bench place`: the same small job over any store, with what each site saw; one may be killed on its way."""
+"""Runs of `skirl bench place`: one small job over any store, recording what each site sees. One may be killed."""
 
 import json
 import os
@@ -32,20 +32,20 @@ from skirl.store.memory.store import MemoryStore
 from skirl.train.scored import Fresh
 
 DIMS = {"criteo-kaggle": (16,), "mixed": (8, 16, 32)}
-"""Of the tables in turn, by the name of the job."""
+"""Dims that tables take in turn, by the kind of job."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is trained: rows alone, with the sum of their squares as the loss.
+    """A job that trains rows alone, with the sum of their squares as the loss.
 
     **Arguments**
 
-    - `kind`: whose dims tables have.
-    - `batch`, `steps`, `rows_scale`, `seed`: of the data, which are like those of Criteo Kaggle.
-    - `cache`: rows.
-    - `depth`: batches that are read ahead.
-    - `ranked`: rows are numbered as `skirl vocab` numbers them, the most frequent first.
+    - `kind`: key into `DIMS`.
+    - `batch`, `steps`, `rows_scale`, `seed`: of the data, which is modelled on Criteo Kaggle.
+    - `cache`: cache size in rows.
+    - `depth`: batches that the oracle reads ahead.
+    - `ranked`: whether rows are numbered as `skirl vocab` numbers them, the most frequent first.
     """
 
     kind: str
@@ -58,18 +58,18 @@ class Job:
     ranked: bool = False
 
     def tables(self) -> list[Table]:
-        """All of them."""
+        """Return all tables."""
         dims = DIMS[self.kind]
         return [replace(t, dim=dims[n % len(dims)]) for n, t in enumerate(self.data().tables(dims[0]))]
 
     def data(self) -> Synthetic:
-        """The batches."""
+        """Return the source of batches."""
         return Synthetic(
             "criteo-kaggle", batch_size=self.batch, batches=self.steps, seed=self.seed, rows_scale=self.rows_scale
         )
 
     def batches(self) -> list[KeyedJagged]:
-        """The ids of all batches."""
+        """Return the ids of all batches."""
         names = [table.name for table in self.tables()]
         ids = [columns(batch.sparse) for batch in self.data()]
         if self.ranked:
@@ -83,7 +83,7 @@ class Job:
         return [KeyedJagged.one_hot(names, torch.from_numpy(of)) for of in ids]
 
     def embeddings(self, store: "Store | str", resume: bool = False) -> EmbeddingBagCollection:
-        """The rows, with a cache before the store."""
+        """Return the embeddings, with a cache in front of the store."""
         return EmbeddingBagCollection(
             self.tables(),
             optimizer=RowwiseAdagrad(lr=0.02),
@@ -95,7 +95,7 @@ class Job:
 
 
 def columns(sparse: Any) -> NDArray[np.int64]:
-    """The ids of a batch in which each feature has one a sample, [batch, features].
+    """Return the ids of a batch whose features have one id per sample, [batch, features].
 
     **Arguments**
 
@@ -105,11 +105,11 @@ def columns(sparse: Any) -> NDArray[np.int64]:
 
 
 def counted(job: Job, batches: Sequence[Any]) -> Loads:
-    """What each step moves, planned.
+    """Plan the run, and return what each step moves.
 
     **Arguments**
 
-    - `job`, `batches`: what is trained.
+    - `job`, `batches`: what to train.
     """
     embeddings = job.embeddings("memory")
     engine = embeddings.engine
@@ -121,24 +121,24 @@ def counted(job: Job, batches: Sequence[Any]) -> Loads:
 
 
 def plan_of(job: Job, sites: int, cuts: Sequence[Cut]) -> PlacementPlan:
-    """A plan with these cuts, in memory.
+    """Return a plan with these cuts, over sites in memory.
 
     **Arguments**
 
-    - `job`: whose tables.
-    - `sites`: how many.
-    - `cuts`: of each table.
+    - `job`: the job whose tables are placed.
+    - `sites`: number of sites.
+    - `cuts`: the cut of each table.
     """
     tables = (PlacedTable(t.name, t.rows, t.dim, cut) for t, cut in zip(job.tables(), cuts, strict=True))
     return PlacementPlan(tuple(Site(f"site-{n}") for n in range(sites)), tuple(tables))
 
 
 def layout_of(job: Job) -> Layout:
-    """The records of a job's tables.
+    """Return the layout of the records of a job's tables.
 
     **Arguments**
 
-    - `job`: whose tables.
+    - `job`: the job whose tables are stored.
     """
     embeddings = job.embeddings("memory")
     layout = embeddings.engine.store.layout
@@ -147,9 +147,9 @@ def layout_of(job: Job) -> Layout:
 
 
 class Seen(MemoryStore):
-    """A site that writes down what it gave and took, call by call: rows, bytes, and which rows they were.
+    """A site that records each read and write: number of rows, bytes, and a digest of which rows.
 
-    Two threads write, so calls of neighbouring steps may change places: which rows they are of says which step it was.
+    Two threads call it, so calls of neighbouring steps may swap places; the digest tells which step a call belongs to.
     """
 
     def __init__(self, layout: Any) -> None:
@@ -167,25 +167,25 @@ class Seen(MemoryStore):
 
 
 def load_of(keys: NDArray[np.int64], nbytes: int) -> tuple[int, int, bytes]:
-    """Rows, bytes, and a digest of which rows.
+    """Return the number of rows, their bytes, and a digest of which rows they are.
 
     **Arguments**
 
-    - `keys`: of the rows.
-    - `nbytes`: of one.
+    - `keys`: keys of the rows.
+    - `nbytes`: bytes of one row.
     """
     return len(keys), len(keys) * nbytes, blake2b(np.sort(keys).tobytes(), digest_size=8).digest()
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run left behind.
+    """The result of a run.
 
     **Arguments**
 
-    - `losses`: of each step.
+    - `losses`: loss of each step.
     - `rows`: a digest of all rows with their state.
-    - `seconds`: of the loop.
+    - `seconds`: duration of the training loop.
     """
 
     losses: list[float]
@@ -203,17 +203,17 @@ def trained(
     compute: float = 0.0,
     before_flush: Any = None,
 ) -> Outcome:
-    """Train to the end, or be killed.
+    """Train to the end, or until this process is killed.
 
     **Arguments**
 
-    - `job`: what is trained.
-    - `embeddings`: its rows.
-    - `batches`: of the whole run.
-    - `folder`: of a checkpoint: it is loaded where there is one, and saved every 5 steps.
+    - `job`: what to train.
+    - `embeddings`: its embeddings.
+    - `batches`: batches of the whole run.
+    - `folder`: a checkpoint folder: loaded if it exists, and saved every 5 steps.
     - `kill_at`: the step in which this process kills itself.
-    - `compute`: seconds that a step takes beside its rows.
-    - `before_flush`: called when all steps are done and written.
+    - `compute`: seconds that each step sleeps, to stand for computation.
+    - `before_flush`: called after the last step, before the flush.
     """
     losses: list[float] = []
     with lookahead(Fresh(batches), embeddings, sparse=lambda ids: ids, depth=job.depth) as steps:

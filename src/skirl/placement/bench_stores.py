@@ -1,4 +1,4 @@
-"""Iterations over emulated links that bound a run: the hash, and the plan for unlike sites, beside what others do."""
+"""Runs bound by emulated links: the hash over equal links, and the plan for unequal ones, against other placements."""
 
 import math
 from collections.abc import Sequence
@@ -17,33 +17,33 @@ from skirl.store import Link, LinkStore, MemoryStore
 from skirl.store.placed.store import PlacedStore
 
 UNLIKE = (4.0, 2.0, 1.0, 1.0)
-"""Rates of unlike sites, one to another."""
+"""Rates of the unequal sites, relative to each other."""
 TIGHT = (0.25, 0.35, 0.3, 0.15)
-"""Memory of unlike sites where it binds, of the rows that the run uses."""
+"""Memory of the unequal sites where it binds, as shares of the rows that the run uses."""
 
 WARM = 4
-"""Batches of a run before the first that is timed."""
+"""Batches of the warm-up run, before anything is timed."""
 
 
 @dataclass(frozen=True)
 class _Timed:
-    """What a placement took."""
+    """How long a placement took."""
 
     seconds: float
-    """Of the loop;"""
+    """Duration of the training loop."""
     busiest: float
-    """bytes of the busiest site in its busier direction over its rate;"""
+    """Time of the busiest site: bytes in its busier direction, divided by its rate."""
     imbalance: float
 
 
 def measured(job: Job, batches: Sequence[Any], counts: Sequence[int], step: float) -> dict[str, Any]:
-    """What each placement takes.
+    """Return how long each placement takes, relative to the hash or the bound.
 
     **Arguments**
 
-    - `job`, `batches`: what is trained, rows numbered by frequency.
-    - `counts`: numbers of links.
-    - `step`: seconds that the links take for a step at the least.
+    - `job`, `batches`: what to train; rows are numbered by frequency.
+    - `counts`: numbers of links to try.
+    - `step`: least seconds that the links take for a step.
     """
     tables = job.tables()
     with counted(job, batches) as loads:
@@ -52,7 +52,7 @@ def measured(job: Job, batches: Sequence[Any], counts: Sequence[int], step: floa
         lookups = [float(job.batch * len(batches))] * len(tables)  # one id a sample in every table
         used = _used(batches)
         by_count = {}
-        _timed(job, batches[:WARM], loads, [Site("warm")], [Cut((0,), (0,))] * len(tables))  # loops are compiled
+        _timed(job, batches[:WARM], loads, [Site("warm")], [Cut((0,), (0,))] * len(tables))  # compiles the loops
         for count in counts:
             rate = most / len(loads) / step / count
             sites = [Site(f"site-{n}", rate=rate) for n in range(count)]
@@ -92,11 +92,11 @@ def measured(job: Job, batches: Sequence[Any], counts: Sequence[int], step: floa
 
 
 def told(result: dict[str, Any]) -> dict[str, str]:
-    """The result as people read it.
+    """Return the result as printed lines, by name.
 
     **Arguments**
 
-    - `result`: what `measured` gave.
+    - `result`: what `measured` returned.
     """
     lines = {
         f"{count} links": f"busiest {of['imbalance_hash']:.3f} of the mean; the hash is {of['vs_round_robin']:.2f} times as "
@@ -114,7 +114,7 @@ def told(result: dict[str, Any]) -> dict[str, str]:
 def _unlike(
     job: Job, batches: Sequence[Any], loads: Loads, tables: Sequence[Table], most: float, tight: Sequence[float]
 ) -> dict[str, float]:
-    """Links whose rates differ: the plan beside its bound, and beside an even hash."""
+    """Compare the plan for links of unequal rates with its bound and with an even hash."""
     rate = most / len(loads) / sum(UNLIKE)
     held = float(loads.of_tables(slice(0))[2].sum())
     memory = [int(held * share) for share in tight] or [None] * len(UNLIKE)
@@ -131,7 +131,7 @@ def _unlike(
 
 
 def _timed(job: Job, batches: Sequence[Any], loads: Loads, sites: Sequence[Site], cuts: Sequence[Cut]) -> _Timed:
-    """Train over links of the sites' rates."""
+    """Train over links with the sites' rates, and time the run."""
     plan = PlacementPlan(tuple(sites), plan_of(job, len(sites), cuts).tables)
     layout = layout_of(job)
     stores = [LinkStore(MemoryStore(layout), Link(rate=site.rate or math.inf)) for site in sites]
@@ -147,18 +147,18 @@ def _whole(site: int) -> Cut:
 
 
 def _used(batches: Sequence[Any]) -> list[int]:
-    """Rows of each table that are used: numbered by frequency, they are its first ones."""
+    """Return how many rows of each table are used. They are the first ones, because rows are numbered by frequency."""
     return (np.concatenate([columns(batch) for batch in batches]).max(axis=0) + 1).tolist()
 
 
 def _ranges(rows: int, sites: int) -> Cut:
-    """As many rows to each site."""
+    """Cut a table into ranges of equal size, one for each site."""
     starts = sorted({rows * n // sites for n in range(sites)})
     return Cut(tuple(starts), tuple(range(len(starts))), "rows")
 
 
 def _greedy(costs: Sequence[float], sites: int) -> list[Cut]:
-    """Whole tables, the costliest first, each to the site that has least."""
+    """Place whole tables, costliest first, each at the site with the least load."""
     loads, of = [0.0] * sites, [0] * len(costs)
     for table in sorted(range(len(costs)), key=lambda t: -costs[t]):
         of[table] = loads.index(min(loads))

@@ -1,4 +1,4 @@
-"""How fast one store moves rows."""
+"""A measurement of how fast one store moves rows."""
 
 import shutil
 import time
@@ -13,18 +13,18 @@ from skirl.store.own_folder import inside
 
 _FOLDER = "skirl-calibrate"
 _MOST_BYTES, _MOST_ROWS = 1 << 30, 1 << 22
-"""What is held of rows at the most; from there on they are written anew."""
+"""Most bytes and rows that the store holds; beyond that, the same keys are written again."""
 
 
 def calibrated(spec: str, width: int, rows: int, seconds: float) -> dict[str, Any]:
-    """Bytes a second that a store takes and gives in calls of so many rows, read in an order drawn at random.
+    """Return the bytes per second that a store takes and gives, in calls of `rows` rows, read in random order.
 
     **Arguments**
 
-    - `spec`: the store.
-    - `width`: numbers of a record.
-    - `rows`: of a call.
-    - `seconds`: how long to write, and how long to read.
+    - `spec`: the store's spec.
+    - `width`: numbers in a record.
+    - `rows`: rows in a call.
+    - `seconds`: how long to write, and then how long to read.
     """
     _, disk, path = spec.partition("disk:")
     folder = Path(path) / _FOLDER
@@ -37,7 +37,7 @@ def calibrated(spec: str, width: int, rows: int, seconds: float) -> dict[str, An
     keys = np.arange(calls * rows).reshape(calls, rows)
     try:
         with open_store(inside(spec, _FOLDER), {0: Record(width)}) as store:
-            store.write(keys[0], values)  # loops are compiled before the clock starts
+            store.write(keys[0], values)  # compiles the loops before the clock starts
             store.read(keys[0], values)
             began = time.perf_counter()
             wrote = _called(lambda some: store.write(some, values), keys, seconds)
@@ -64,7 +64,7 @@ def calibrated(spec: str, width: int, rows: int, seconds: float) -> dict[str, An
 
 
 def _called(call: Callable[[np.ndarray], Any], keys: np.ndarray, seconds: float) -> int:
-    """How many calls were made until time was up, at least one; nothing is drawn between them."""
+    """Call until the time is up, at least once, and return the number of calls. The keys are drawn beforehand."""
     calls, began = 0, time.perf_counter()
     while not calls or time.perf_counter() - began < seconds:
         call(keys[calls % len(keys)])

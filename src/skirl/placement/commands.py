@@ -1,4 +1,4 @@
-"""`skirl place` and `skirl place calibrate`: their flags, and what they print. What they do is imported when they run."""
+"""`skirl place` and `skirl place calibrate`: flags and printed output. The work itself is imported when they run."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,7 @@ from skirl.train.flags import OptimizerFlags, ShowFlags
 
 @dataclass(frozen=True)
 class Place(Composed):
-    """Where rows are to live.
+    """Plan where rows live.
 
     >>> flags = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 64, "steps": 20, "quiet": True}
     >>> result = Place.of(**flags, cache="touched:40%", sites=4, out=None).run()
@@ -37,7 +37,7 @@ class Place(Composed):
     where: SiteFlags = field(default_factory=SiteFlags)
     show: ShowFlags = field(default_factory=ShowFlags)
     out: Path | None = Path("plan.json")
-    """The file to write the plan to, for --store placed:plan.json."""
+    """File to write the plan to, for --store placed:plan.json."""
     page: Path | None = None
     """Write a page with plots to this .html file."""
 
@@ -49,14 +49,14 @@ class Place(Composed):
             raise ValueError(f"page is {str(self.page)!r}: name a file that ends in .html")
 
     def run(self) -> dict[str, Any]:
-        """Plan the run once, count, and choose."""
+        """Plan the run once, count what moves, and choose a plan."""
         from skirl.placement.place import Placing, placed
 
         parts = (self.data, self.model, self.optimizer, self.window, self.where, self.show)
         return placed(Placing(*parts, out=self.out, page=self.page))
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """The plan as people read it."""
+        """Return the plan as printed lines, by name."""
         lines = {
             "moved": f"{result['rows_read']:,} rows read and {result['rows_written']:,} written in {result['steps']:,} "
             f"steps, counted; sites hold {size(result['held'])}",
@@ -100,7 +100,7 @@ _NAMED = 6
 
 
 def _exchange(facts: dict[str, Any]) -> str:
-    """What trainers would exchange, and which tables better as what."""
+    """Describe what trainers would exchange, and which tables are better exchanged as rows and which pooled."""
     text = (
         f"{facts['trainers']} trainers, a step: {size(facts['rows'])} as rows (owners by hash {size(facts['hashed'])}), "
         f"{size(facts['pooled'])} pooled, {size(facts['better'])} the better by table"
@@ -114,7 +114,7 @@ def _exchange(facts: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Calibrate:
-    """How fast a store moves rows: what --rates is to say of it.
+    """Measure how fast a store moves rows, to set --rates.
 
     >>> Calibrate("memory", rows=2000, seconds=0.01).run()["bytes_a_second"] > 0
     True
@@ -124,13 +124,13 @@ class Calibrate:
 
     store: str
     """The store to measure: disk:FOLDER, link:RATE,DELAY:STORE or memory. On disk, a folder inside FOLDER is used and
-    removed."""
+    then removed."""
     width: int = 65
-    """Numbers in a record, with its optimizer state."""
+    """Numbers in a record, including its optimizer state."""
     rows: int = 4096
     """Rows in a call."""
     seconds: float = 2.0
-    """Seconds to write, and seconds to read."""
+    """Seconds to write, and then to read."""
     json: bool = False
     """Print one line of JSON."""
 
@@ -146,13 +146,13 @@ class Calibrate:
             )
 
     def run(self) -> dict[str, Any]:
-        """Write and read."""
+        """Measure writing and reading."""
         from skirl.placement.calibrate import calibrated
 
         return calibrated(self.store, self.width, self.rows, self.seconds)
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """The result as people read it."""
+        """Return the result as printed lines, by name."""
         return {
             "reads": f"{size(result['read'])} a second",
             "writes": f"{size(result['written'])} a second, flushed at the end",

@@ -1,4 +1,4 @@
-"""What trainers would exchange in a step, counted from ids: rows and their gradients, or pooled vectors and theirs."""
+"""A count, from ids, of what trainers would exchange in a step: rows or pooled vectors, and their gradients."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,19 +14,20 @@ from skirl.core.placement import Placement
 from skirl.core.tables import Table
 
 WAYS = ("rows", "hashed", "pooled")
-"""rows: each row from an owner among its readers to the others; hashed: from the owner that its hash names, as trainers
-have it today; pooled: from a table's owner a vector for each bag of the others."""
+"""Ways to exchange. rows: each row goes from an owner among its readers to the others; hashed: each row goes from the
+owner that its hash names, as trainers do today; pooled: a table's owner sends a vector for each bag of the other
+trainers."""
 _FLOAT = 4
 
 
 @dataclass(frozen=True)
 class Ids:
-    """What a batch looks up in one table.
+    """The ids that a batch looks up in one table.
 
     **Arguments**
 
     - `rows`: by trainer, the row of each id of its samples.
-    - `bags`: by trainer, how many.
+    - `bags`: by trainer, the number of bags.
     """
 
     rows: Sequence[np.ndarray]
@@ -34,12 +35,12 @@ class Ids:
 
 
 class Exchange:
-    """Vectors that cross between trainers, each counted there and, as a gradient, back.
+    """A count of the vectors that cross between trainers: each on its way there and, as a gradient, on its way back.
 
     **Arguments**
 
-    - `tables`: name and dim of each.
-    - `trainers`: how many; each has an equal part of the samples.
+    - `tables`: name and dim of each table.
+    - `trainers`: number of trainers; each has an equal part of the samples.
 
     >>> exchange = Exchange([("a", 4)], 2)
     >>> exchange.add([Ids([np.array([1, 1, 2]), np.array([2, 3])], [2, 2])])
@@ -53,11 +54,11 @@ class Exchange:
         self._placement = Placement.even(trainers)
 
     def add(self, batch: Sequence[Ids]) -> None:
-        """One more batch.
+        """Count one more batch.
 
         **Arguments**
 
-        - `batch`: of each table.
+        - `batch`: the ids of each table.
         """
         self.batches += 1
         for table, ids in enumerate(batch):
@@ -71,7 +72,7 @@ class Exchange:
             self.vectors["pooled"][table] += 2 * (sum(ids.bags) - ids.bags[owner])
 
     def facts(self) -> dict[str, Any]:
-        """Bytes of a step, by table and of all, with the better of rows and pooled vectors marked."""
+        """Return the bytes per step, by table and in total, and mark the better of rows and pooled vectors."""
         tables = []
         for n, (name, dim) in enumerate(self.tables):
             each = {way: float(self.vectors[way][n] * dim * _FLOAT / max(1, self.batches)) for way in WAYS}
@@ -92,13 +93,13 @@ class Exchange:
 
 
 def ids_of(sparse: Sparse, tables: Sequence[Table], trainers: int) -> list[Ids]:
-    """What a batch looks up in each table, by trainer: equal stretches of its samples.
+    """Return what a batch looks up in each table, by trainer. Each trainer has an equal stretch of the samples.
 
     **Arguments**
 
     - `sparse`: the ids.
-    - `tables`: of the model.
-    - `trainers`: how many.
+    - `tables`: tables of the model.
+    - `trainers`: number of trainers.
     """
     features = [feature for table in tables for feature in table.features]
     captured = capture(sparse, features, copy=False)
@@ -113,7 +114,7 @@ def ids_of(sparse: Sparse, tables: Sequence[Table], trainers: int) -> list[Ids]:
 
 
 def _of_feature(captured: Captured, place: int, edges: Sequence[int]) -> list[np.ndarray]:
-    """The rows that each stretch of samples looks up; a bag that several samples share counts once."""
+    """Return the rows that each stretch of samples looks up; a bag that several of its samples share counts once."""
     starts = captured.starts(place)
     inverse = None if captured.inverse is None else captured.inverse.of[place]
     found = []

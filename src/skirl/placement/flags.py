@@ -1,4 +1,4 @@
-"""The flags of `skirl place` that are its own: the cache in front of the sites, and the sites."""
+"""Flags that only `skirl place` has: the cache in front of the sites, and the sites."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ MOST_SITES = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class WindowFlags:
-    """The cache in front of the sites, and how far it is planned."""
+    """The cache in front of the sites, and how far ahead it is planned."""
 
     group: ClassVar[str] = "cache"
 
@@ -26,7 +26,7 @@ class WindowFlags:
     depth: int | Literal["auto", "epoch"] = "auto"
     """Batches the oracle reads ahead: a number, auto (four times the cache in rows) or epoch (the whole run, read twice)."""
     prefetch: int = 2
-    """Steps ahead that rows travel."""
+    """Steps ahead of their use that rows are fetched."""
 
     def __post_init__(self) -> None:
         if CacheFlags(cache=self.cache).parsed()[0] == "auto":
@@ -37,29 +37,31 @@ class WindowFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class SiteFlags:
-    """The places of rows."""
+    """The sites that hold rows."""
 
     group: ClassVar[str] = "sites"
 
     sites: int | Literal["auto"] | None = None
-    """How many; auto: the fewest whose movement hides behind --step-ms. As many as --stores, --rates or --memory name, or 2,
-    if not given."""
+    """Number of sites; auto: the fewest whose movement hides behind --step-ms. If not given, as many as --stores,
+    --rates or --memory name, else as many as --from has, else 2."""
     stores: tuple[str, ...] | None = None
-    """Where each is: memory, disk:FOLDER, rpc://HOST:PORT or link:RATE,DELAY:STORE; all in memory if not given."""
+    """Store of each site: memory, disk:FOLDER, rpc://HOST:PORT or link:RATE,DELAY:STORE; if not given, as in --from,
+    else memory."""
     rates: tuple[str, ...] | None = None
-    """How fast each moves rows, in each direction, as 10Gbit; one for all of them will do. Equal if not given."""
+    """How fast each site moves rows in each direction, such as 10Gbit; one value applies to all. All alike if not
+    given."""
     memory: tuple[str, ...] | None = None
-    """What the rows of each may take, as 4GiB; one for all of them will do. No limit if not given."""
+    """Memory that the rows of each site may take, such as 4GiB; one value applies to all. No limit if not given."""
     step_ms: float | None = None
-    """What a step computes, in milliseconds; with --rates it tells how much of the movement hides."""
+    """Milliseconds that a step computes; with --rates, this tells how much of the movement hides behind it."""
     trainers: int | None = None
-    """Say also what so many trainers would exchange in a step, as rows and as pooled vectors, by table."""
+    """Also count what this many trainers would exchange in a step, as rows and as pooled vectors, by table."""
     from_: Path | None = None
-    """A plan by which rows are placed already: as few of them move as can be. Its sites, if --stores and
-    --sites are not given."""
+    """The plan by which rows are placed now; as few of them as possible move. Its sites are kept if --stores is not
+    given."""
     move_at_most: str | None = None
-    """With --from: what the rows that move may take, as 2GiB; the plan goes so far on the way. No limit if
-    not given."""
+    """With --from: the most bytes of rows that may move, such as 2GiB; the plan goes only that far. No limit if not
+    given."""
 
     def __post_init__(self) -> None:
         if self.sites not in (None, "auto") and not 1 <= int(self.sites or 0) <= MOST_SITES:
@@ -90,7 +92,7 @@ class SiteFlags:
 
     @property
     def count(self) -> int:
-        """How many sites; 1 where that is to be found."""
+        """Number of sites; 1 if it is still to be found."""
         if self.sites is not None:
             return 1 if self.sites == "auto" else int(self.sites)
         named = [len(given) for given in (self.stores, self.rates, self.memory) if given is not None and len(given) > 1]
@@ -98,14 +100,14 @@ class SiteFlags:
 
     @cached_property
     def old(self) -> "PlacementPlan":
-        """The plan by which rows are placed already."""
+        """The plan by which rows are placed now."""
         from skirl.core.placement_plan import PlacementPlan
 
         assert self.from_ is not None
         return PlacementPlan.load(self.from_)
 
     def made(self, count: int) -> "list[Site]":
-        """So many sites."""
+        """Return `count` sites, as the flags describe them."""
         from skirl.core.placement_plan import Site
 
         memory = [parsed_bytes(text) for text in self.memory or ()]
@@ -126,11 +128,11 @@ class SiteFlags:
 
 
 def rates_of(sites: "Sequence[Site]") -> list[float]:
-    """Bytes a second of each site; 1 of each where none is known. Known ones say nothing of the others.
+    """Return the bytes per second of each site, or 1 for each if no rate is known. Raise if only some are known.
 
     **Arguments**
 
-    - `sites`: the places.
+    - `sites`: the sites.
     """
     known = [site.name for site in sites if site.rate is not None]
     if known and (lacks := next((site.name for site in sites if site.rate is None), None)) is not None:
@@ -139,12 +141,12 @@ def rates_of(sites: "Sequence[Site]") -> list[float]:
 
 
 def parsed_bytes(text: str, flag: str = "memory") -> int:
-    """The bytes of a flag.
+    """Parse the size that a flag gives, in bytes.
 
     **Arguments**
 
-    - `text`: as it was given.
-    - `flag`: its name.
+    - `text`: the text as given.
+    - `flag`: the flag's name, for the error.
     """
     try:
         return parse_bytes(text)
@@ -153,12 +155,12 @@ def parsed_bytes(text: str, flag: str = "memory") -> int:
 
 
 def parsed_rate(text: str, flag: str = "rates") -> float:
-    """The bytes a second of a flag.
+    """Parse the rate that a flag gives, in bytes per second.
 
     **Arguments**
 
-    - `text`: as it was given.
-    - `flag`: its name.
+    - `text`: the text as given.
+    - `flag`: the flag's name, for the error.
     """
     from skirl.store.link import Link
 

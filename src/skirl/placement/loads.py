@@ -1,6 +1,6 @@
-"""What moves in each step of a planned run, row by row: for any placement, the load of any site in any step is a count.
+"""Record of the rows that each planned step moves, from which any placement's load at any site can be counted exactly.
 
-A placement does not change the Steps: they are planned by the code that trains, and kept in a file, 8 bytes a row.
+A placement does not change the Steps: the code that trains plans them. They are kept in a file, 8 bytes per row.
 """
 
 import tempfile
@@ -25,27 +25,27 @@ from skirl.pipeline.window import Window
 
 
 class Moves(NamedTuple):
-    """The keys of one step, bank after bank."""
+    """The keys that move in one step, one array per bank."""
 
     read: list[np.ndarray]
-    """Of rows that the store is asked for;"""
+    """Rows that are read from the store."""
     written: list[np.ndarray]
-    """of rows that leave the cache;"""
+    """Rows that leave the cache."""
     new: list[np.ndarray]
-    """of rows that are used for the first time."""
+    """Rows that are used for the first time."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """What a placement makes of some steps."""
+    """The loads that a placement puts on each site in some steps."""
 
     rows_read: np.ndarray
-    """int64 [steps, sites];"""
+    """int64 [steps, sites], like the three below."""
     rows_written: np.ndarray
     bytes_read: np.ndarray
     bytes_written: np.ndarray
     held: np.ndarray
-    """int64 [sites]: bytes of the rows that are used at all."""
+    """int64 [sites]: bytes of the rows that the run uses at all."""
 
     @property
     def busiest(self) -> np.ndarray:
@@ -54,27 +54,27 @@ class Scored:
 
     @property
     def imbalance(self) -> float:
-        """The busiest site's bytes, read and written, over the mean of the sites'."""
+        """Bytes that the busiest site reads and writes, over the mean of all sites."""
         total = (self.bytes_read + self.bytes_written).sum(axis=0)
         return float(total.max() / total.mean()) if total.any() else 1.0
 
     def seconds(self, rates: Sequence[float]) -> float:
-        """How long the busiest site moves rows.
+        """Return how long the busiest site takes to move its rows.
 
         **Arguments**
 
-        - `rates`: bytes a second of each, in each direction.
+        - `rates`: bytes per second of each site, in each direction.
         """
         return float((self.busiest / np.asarray(rates)).max())
 
 
 class Loads:
-    """The moves of a run. `close` is the caller's.
+    """The moves of a run. The caller has to call `close`.
 
     **Arguments**
 
-    - `tables`: how many there are.
-    - `record_bytes`: of a row of each bank, with its optimizer state.
+    - `tables`: number of tables.
+    - `record_bytes`: bytes of a row of each bank, with its optimizer state.
 
     >>> with Loads(1, [8]) as loads:
     ...     loads.add(Moves([np.array([1, 2])], [np.array([3])], [np.array([1, 2, 3])]))
@@ -86,18 +86,18 @@ class Loads:
         self.tables, self.record_bytes = tables, list(record_bytes)
         self._file = tempfile.TemporaryFile(prefix="skirl-moves-")  # noqa: SIM115 closed with the loads
         self._ends = [0]
-        """Where the keys of each part end: of each step those read, written and new, bank after bank."""
+        """Where the keys of each part end: for each step those read, written and new, bank after bank."""
 
     def __len__(self) -> int:
-        """Steps so far."""
+        """Return the number of steps so far."""
         return (len(self._ends) - 1) // (3 * len(self.record_bytes))
 
     def add(self, moves: Moves) -> None:
-        """One more step.
+        """Append one step.
 
         **Arguments**
 
-        - `moves`: what moves in it.
+        - `moves`: the keys that move in it.
         """
         self._file.seek(0, 2)
         for keys in (*moves.read, *moves.written, *moves.new):
@@ -105,7 +105,7 @@ class Loads:
             self._ends.append(self._ends[-1] + len(keys))
 
     def steps(self, which: slice = slice(None)) -> Iterator[Moves]:
-        """The moves of some steps, in order.
+        """Yield the moves of some steps, in order.
 
         **Arguments**
 
@@ -117,13 +117,13 @@ class Loads:
             yield Moves(each[:banks], each[banks : 2 * banks], each[2 * banks :])
 
     def new(self) -> Iterator[tuple[int, np.ndarray]]:
-        """The rows that the run uses, each once: bytes of a row, and keys."""
+        """Yield, bank by bank, the bytes of a row and the keys of rows that the run uses. Each key comes once."""
         banks = len(self.record_bytes)
         for step in range(len(self)):
             yield from zip(self.record_bytes, self._parts(step, range(2 * banks, 3 * banks)), strict=True)
 
     def _parts(self, step: int, which: range) -> list[np.ndarray]:
-        """The keys of some parts of a step, which are one behind the other in the file."""
+        """Return the keys of some consecutive parts of a step."""
         first = step * 3 * len(self.record_bytes)
         ends = np.array(self._ends[first + which.start : first + which.stop + 1])
         self._file.seek(int(ends[0]) * 8)
@@ -133,11 +133,11 @@ class Loads:
         return np.split(keys, ends[1:-1] - ends[0])
 
     def held(self, placement: Placement) -> np.ndarray:
-        """Bytes of each site's rows, of those that the run uses, int64 [sites].
+        """Return the bytes that each site holds of the rows that the run uses, int64 [sites].
 
         **Arguments**
 
-        - `placement`: where rows are.
+        - `placement`: where rows live.
         """
         held = np.zeros(placement.sites, np.int64)
         for nbytes, keys in self.new():
@@ -145,12 +145,12 @@ class Loads:
         return held
 
     def scored(self, placement: Placement, which: slice = slice(None)) -> Scored:
-        """What each site reads and writes in each step, exactly.
+        """Count exactly what each site reads and writes in each step.
 
         **Arguments**
 
-        - `placement`: where rows are.
-        - `which`: the steps; all by default. What sites hold is of the whole run.
+        - `placement`: where rows live.
+        - `which`: the steps; all by default. What sites hold is always counted over the whole run.
         """
         steps, sites = range(*which.indices(len(self))), placement.sites
         each = np.zeros((4, len(steps), sites), np.int64)
@@ -167,7 +167,7 @@ class Loads:
         return found
 
     def of_tables(self, which: slice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Bytes read and bytes written of each table in some steps, and bytes of its rows that the run uses at all.
+        """Return, for each table, the bytes read and written in some steps, and those of its rows that the run uses.
 
         **Arguments**
 
@@ -183,7 +183,7 @@ class Loads:
         return read, written, held
 
     def close(self) -> None:
-        """Drop the file."""
+        """Close the file, which deletes it."""
         self._file.close()
 
     def __enter__(self) -> "Loads":
@@ -196,11 +196,11 @@ class Loads:
 
 
 def plan_run(engine: Engine, batches: Iterable[Sparse], plan: Plan) -> Iterator[Moves]:
-    """What each step of a run over these batches moves, planned by the code that plans a run; no row is moved.
+    """Yield what each step of a run over these batches moves. The code that trains plans it, and no row is moved.
 
     **Arguments**
 
-    - `engine`: of the embeddings that would train: its cache is allocated, its store stays empty.
+    - `engine`: engine of the embeddings that would train: its cache is allocated, its store stays empty.
     - `batches`: the ids of each batch; read twice with depth="epoch".
     - `plan`: how to plan.
     """
@@ -231,14 +231,14 @@ def _planned(window: Window, resident: "_Resident") -> Iterator[Moves]:
 
 
 class _Resident:
-    """Which rows are in the cache: all of them are written when it is split anew."""
+    """Tracker of the keys in the cache. When the cache is split again, all of them count as written."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._keys: list[np.ndarray] = []
 
     def moves(self, flight: Flight) -> Moves:
-        """What a step moves; where it begins with a cache that is split anew, what was resident is written before it."""
+        """Return what a step moves. If the cache is split again before it, that includes writing all resident rows."""
         steps: Sequence[Any] = flight.steps
         split = flight.splits[0] if flight.splits else self._engine.capacity.split
         assert split is not None

@@ -1,4 +1,4 @@
-"""From one placement to another: how many bytes of rows move, counted, and a plan for which no more than so many do."""
+"""Moves from one placement to another: a count of their bytes, and plans within a limit on them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,18 +14,18 @@ from skirl.tools.progress import size
 
 _STEPS = 14
 _CLOSE, _NONE = 30, 1e-9
-"""Shares that differ by less than 2**-30 are equal, and less than this is nothing."""
+"""Shares of the hash that differ by less than 2**-30 are equal; a share of less than 1e-9 is nothing."""
 
 
 @dataclass(frozen=True)
 class Old:
-    """Where rows are before they move, seen from the sites of a new plan.
+    """Where rows are before they move, with sites numbered as in a new plan.
 
     **Arguments**
 
-    - `plan`: the old one.
-    - `sites`: of each of its sites the number of the same one among the new ones; of one that is left out, a number beyond.
-    - `new`: how many new ones there are.
+    - `plan`: the old plan.
+    - `sites`: for each old site, its number among the new ones; sites that are left out are numbered after those.
+    - `new`: number of new sites.
     """
 
     plan: PlacementPlan
@@ -34,12 +34,12 @@ class Old:
 
     @classmethod
     def seen_from(cls, plan: PlacementPlan, sites: Sequence[Site]) -> "Old":
-        """An old plan seen from new sites: sites are the same that have one store, or in memory one name.
+        """Match an old plan's sites with new ones: by their store or, where that is not one place, by store and name.
 
         **Arguments**
 
-        - `plan`: the old one.
-        - `sites`: the new ones.
+        - `plan`: the old plan.
+        - `sites`: the new sites.
         """
         known = {_place_of(site): number for number, site in enumerate(sites)}
         numbers, gone = [], len(sites)
@@ -51,28 +51,28 @@ class Old:
 
     @property
     def count(self) -> int:
-        """Sites, with those that are left out."""
+        """Number of sites, including those that are left out."""
         return max(self.new, max(self.sites) + 1)
 
     def cuts(self) -> list[Cut]:
-        """Of each table, with these numbers of sites."""
+        """Return the cut of each table, with the new site numbers."""
         return [
             replace(table.cut, sites=tuple(self.sites[site] for site in table.cut.sites)) for table in self.plan.tables
         ]
 
     def placement(self) -> Placement:
-        """Where rows are, with these numbers of sites."""
+        """Return where rows are, with the new site numbers."""
         return Placement(self.count, Cut((0,), (0,)), dict(enumerate(self.cuts())), "sites")
 
 
 def moved_bytes(loads: Loads, old: Sequence[Cut], new: Sequence[Cut], sites: int) -> int:
-    """Bytes of the rows that the run uses, with their state, that are at another site afterwards: counted row by row.
+    """Count the bytes of used rows, with their state, that end up at another site, row by row.
 
     **Arguments**
 
-    - `loads`: what moves in the run.
+    - `loads`: the moves of the run.
     - `old`, `new`: the cut of each table.
-    - `sites`: how many there are in both together.
+    - `sites`: number of sites of both together.
     """
     before, after = (Placement(sites, Cut((0,), (0,)), dict(enumerate(cuts)), "sites") for cuts in (old, new))
     moved = 0
@@ -82,12 +82,12 @@ def moved_bytes(loads: Loads, old: Sequence[Cut], new: Sequence[Cut], sites: int
 
 
 def shifted(cut: Cut, shares: Sequence[float]) -> Cut:
-    """A cut by hash with other shares of sites, in which nothing moves that need not.
+    """Return a cut by hash with new shares of sites that moves no more than it has to.
 
     **Arguments**
 
-    - `cut`: what there is.
-    - `shares`: of each site; their sum is 1.
+    - `cut`: the present cut.
+    - `shares`: share of each site; they add up to 1.
 
     >>> shifted(Cut.even([0, 1]), [0.25, 0.5, 0.25]).sites, shifted(Cut.even([0, 1]), [0.5, 0.5]) == Cut.even([0, 1])
     ((0, 2, 1), True)
@@ -125,12 +125,12 @@ def shifted(cut: Cut, shares: Sequence[float]) -> Cut:
 
 
 def shares_of(cut: Cut, sites: int) -> np.ndarray:
-    """Of each site its share of the hash.
+    """Return each site's share of the hash.
 
     **Arguments**
 
-    - `cut`: by hash.
-    - `sites`: how many.
+    - `cut`: a cut by hash.
+    - `sites`: number of sites.
     """
     shares = np.zeros(sites)
     for begin, end, site in cut.ranges:
@@ -140,13 +140,13 @@ def shares_of(cut: Cut, sites: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Moved:
-    """A plan, and what it takes to come there.
+    """A plan, and the bytes that have to move for it.
 
     **Arguments**
 
-    - `plan`: where rows are to be.
-    - `nbytes`: of rows that move.
-    - `whole`: whether it is all that was wanted: no bound was in the way.
+    - `plan`: where rows are to live.
+    - `nbytes`: bytes of the rows that move.
+    - `whole`: whether it reaches the wanted plan, because no limit was in the way.
     """
 
     plan: PlacementPlan
@@ -162,18 +162,18 @@ def near(
     busy: Callable[[PlacementPlan], float],
     over: Callable[[PlacementPlan], np.ndarray],
 ) -> Moved:
-    """A plan with the shares that are wanted, in which as few rows move as can be; or so far on the way as `at_most` allows.
+    """Return a plan with the wanted shares that moves as few rows as possible, or goes as far as `at_most` allows.
 
-    Two ways are tried: all tables move a part of the way, or those go first that move most for a byte held.
+    Two ways are tried: all tables go part of the way, or those that move most per byte held go first.
 
     **Arguments**
 
-    - `loads`: what moves in the run.
-    - `old`: where rows are.
-    - `wanted`: shares of sites, as a plan.
-    - `at_most`: bytes; None: as many as it takes.
-    - `busy`: seconds of the busiest site of a plan.
-    - `over`: bytes by which a plan is over each site's memory.
+    - `loads`: the moves of the run.
+    - `old`: where rows are now.
+    - `wanted`: wanted shares of sites, as a plan.
+    - `at_most`: most bytes that may move; None: no limit.
+    - `busy`: returns the seconds of a plan's busiest site.
+    - `over`: returns the bytes by which a plan exceeds each site's memory.
     """
     count, cuts = len(wanted.tables), old.cuts()
     read, written, held = loads.of_tables(slice(None))
@@ -231,13 +231,13 @@ def near(
 
 
 def on_the_way(old: Old, wanted: PlacementPlan, shares: Sequence[float] | None = None) -> PlacementPlan:
-    """A plan that has gone a share of the way from an old one to another, in which nothing moves that need not.
+    """Return a plan that goes a share of the way from an old one to another and moves no more than it has to.
 
     **Arguments**
 
-    - `old`: where rows are.
-    - `wanted`: shares of sites, as a plan.
-    - `shares`: of the way, by table; None: all of it.
+    - `old`: where rows are now.
+    - `wanted`: wanted shares of sites, as a plan.
+    - `shares`: shares of the way, by table; None: all of it.
     """
     count, here = old.count, len(wanted.sites)
     of = zip(wanted.tables, old.cuts(), shares or [1.0] * len(wanted.tables), strict=True)
@@ -247,8 +247,8 @@ def on_the_way(old: Old, wanted: PlacementPlan, shares: Sequence[float] | None =
 
 
 def _part_way(cut: Cut, goal: Cut, share: float, sites: int, here: int) -> Cut:
-    """A cut that has gone this share of the way to another; rows at sites that are left out go all of it."""
-    if cut.by == "rows":  # the load of a range is not its length: it stays, or it goes
+    """Return a cut that goes this share of the way to another. Rows at sites that are left out always go all of it."""
+    if cut.by == "rows":  # the load of a range is not its length: all of it stays or all of it goes
         return goal if share >= 1 or any(site >= here for site in cut.sites) else cut
     was, aim = shares_of(cut, sites), shares_of(goal, sites)
     at = was + share * (aim - was)
@@ -261,5 +261,5 @@ def _part_way(cut: Cut, goal: Cut, share: float, sites: int, here: int) -> Cut:
 
 
 def _place_of(site: Site) -> str:
-    """What tells a site from others: its store where that is one place, else its name."""
+    """Return what identifies a site: its store if that is one place, else its store and name."""
     return site.store if "disk:" in site.store or "rpc:" in site.store else f"{site.store} {site.name}"

@@ -1,4 +1,4 @@
-"""The page of `skirl place`, made from its result and from what each site moves in each step."""
+"""The page of `skirl place`, made from its result and from the bytes that each site moves in each step."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from skirl.train.report.page import Page
 from skirl.train.report.plot import Chart
 
 _DRAWN = 12
-"""Sites that have a line of their own."""
+"""Most sites that get a line of their own."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class Steps:
 
     **Arguments**
 
-    - `planned`: of the steps that the cuts come from.
-    - `after`, `before`: of the steps behind them, by the plan and by what it is compared with.
+    - `planned`: under the plan, in the steps that the cuts come from.
+    - `after`, `before`: in the remaining steps, under the plan and under the placement that it is compared with.
     """
 
     planned: np.ndarray
@@ -32,25 +32,25 @@ class Steps:
 
     @classmethod
     def of(cls, loads: Loads, plan: Placement, before: Placement, first: slice, rest: slice) -> "Steps":
-        """Counted.
+        """Count the bytes of two placements.
 
         **Arguments**
 
-        - `loads`: what moves.
-        - `plan`, `before`: two placements.
-        - `first`, `rest`: the steps that the cuts come from, and those behind them.
+        - `loads`: the moves of the run.
+        - `plan`, `before`: the two placements.
+        - `first`, `rest`: the steps that the cuts come from, and the remaining ones.
         """
         found = [loads.scored(at, which) for at, which in ((plan, first), (plan, rest), (before, rest))]
         return cls(*(of.bytes_read + of.bytes_written for of in found))
 
 
 def drawn(result: Mapping[str, Any], steps: Steps) -> Page:
-    """The page of a result.
+    """Return the page for a result.
 
     **Arguments**
 
-    - `result`: of `skirl place`.
-    - `steps`: what sites move.
+    - `result`: result of `skirl place`.
+    - `steps`: bytes that the sites move.
     """
     page, before = Page(f"Where rows live: {result['data']}"), result["before"]
     page.lead(result["sentence"])

@@ -1,4 +1,4 @@
-"""What `skirl place` does: one planned run, a plan from its first steps, scored by the rest."""
+"""The work of `skirl place`: plan one run, choose a placement by its first half, and score it by the rest."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -28,12 +28,12 @@ from skirl.train.recipe import Recipe
 from skirl.train.verify import touched_rows
 
 HIDDEN = 1.05
-"""Times the computation alone: hidden."""
+"""Movement counts as hidden if the run takes at most this many times its computation alone."""
 
 
 @dataclass(frozen=True)
 class Placing:
-    """One question about sites; the fields are the flags of `skirl place`."""
+    """The settings of one `skirl place` run; the fields are its flags."""
 
     data: DataFlags
     model: ModelFlags
@@ -46,11 +46,11 @@ class Placing:
 
 
 def placed(flags: Placing) -> dict[str, Any]:
-    """The plan, its score, and a sentence.
+    """Plan where rows live, write the plan, and return its figures with a sentence of advice.
 
     **Arguments**
 
-    - `flags`: of the command.
+    - `flags`: flags of the command.
     """
     window = flags.window
     recipe = Recipe(
@@ -90,7 +90,7 @@ def placed(flags: Placing) -> dict[str, Any]:
 
 
 def _round_robin(sites: Sequence[Site], tables: Sequence[Table]) -> Placement:
-    """Whole tables, to one site after the other."""
+    """Place whole tables at one site after the other."""
     cuts = {n: Cut((0,), (n % len(sites),)) for n in range(len(tables))}
     return Placement(len(sites), Cut.even(range(len(sites))), cuts, "sites")
 
@@ -108,11 +108,11 @@ def _moved(flags: Placing, loads: Loads, old: Old, chosen: Planned, first: slice
 def _compared(
     flags: Placing, loads: Loads, plan: PlacementPlan, before: Placement, rest: slice
 ) -> dict[str, dict[str, Any]]:
-    """What the plan is compared with: the tables in turns, or the plan of --from."""
+    """Score the placement that the plan is compared with: tables dealt to sites in turn, or the plan of --from."""
     known = len(plan.sites)
     was, now = loads.scored(before, rest), loads.scored(plan.placement, rest)
     rates = rates_of(plan.sites)
-    rates += [sum(rates) / known] * (before.sites - known)  # of those that are left out it is not known
+    rates += [sum(rates) / known] * (before.sites - known)  # the rates of sites that are left out are unknown
     seconds = now.seconds(rates[:known])
     return {
         "before": {
@@ -126,7 +126,7 @@ def _compared(
 
 
 def _counted(recipe: Recipe, flags: Placing, exchange: Exchange | None) -> Loads:
-    """What every step of the run moves, and what trainers would exchange."""
+    """Count what every step of the run moves, and what trainers would exchange."""
     touched = touched_rows(recipe) if recipe.counts_first else 0
     embeddings = recipe.embeddings(recipe.cache_size(touched))
     engine, stream = embeddings.engine, recipe.stream()
@@ -150,7 +150,7 @@ def _counted(recipe: Recipe, flags: Placing, exchange: Exchange | None) -> Loads
 
 
 class _Ids:
-    """The ids of a run, as often as they are read; what trainers would exchange is counted the first time."""
+    """The ids of a run, which can be read again; what trainers would exchange is counted the first time only."""
 
     def __init__(self, recipe: Recipe, exchange: Exchange | None) -> None:
         self._recipe, self._exchange = recipe, exchange
@@ -165,7 +165,7 @@ class _Ids:
 
 
 def _sites(flags: Placing, loads: Loads) -> list[Site]:
-    """The sites as they are named, or the fewest behind which the movement hides."""
+    """Return the sites as named or, for auto, the fewest behind which the movement hides."""
     where = flags.where
     if where.sites != "auto":
         return where.made(where.count)
@@ -192,14 +192,15 @@ def _sites(flags: Placing, loads: Loads) -> list[Site]:
 
 
 def fewest(enough: Callable[[int], bool], least: int, most: int) -> int | None:
-    """The least number that is enough, where any larger one is too: in steps that double, then in halves. None: none is.
+    """Return the least number that is enough, or None. Any larger number must be enough too.
 
-    Numbers that are far above it are not tried: what a long run moves at a thousand sites takes gigabytes to count.
+    Steps double at first and are then halved, so that numbers far above the result are not tried: what a long run moves
+    at a thousand sites takes gigabytes to count.
 
     **Arguments**
 
-    - `enough`: what is asked of a number.
-    - `least`, `most`: the first that may be, and the last.
+    - `enough`: whether a number is enough.
+    - `least`, `most`: first and last number to consider.
 
     >>> fewest(lambda count: count >= 700, 3, 1024), fewest(lambda count: False, 3, 1024)
     (700, None)

@@ -1,4 +1,4 @@
-"""From counted loads to a plan: even where sites are equal, else the least time of the busiest under memory caps."""
+"""From counted loads to a plan: even for equal sites, else with the least time of the busiest one within memory."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,16 +16,16 @@ from skirl.tools.progress import size
 
 _TRIES = 30
 _NAMED = 3
-"""Tables that an error names."""
+"""Most tables that an error names."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan, and why it is the plan."""
+    """A plan, and whether it is an even one."""
 
     plan: PlacementPlan
     even: bool
-    """All tables are cut evenly, because sites are equal and no memory binds."""
+    """All tables are cut evenly, because the sites are equal and no memory limit binds."""
 
 
 def plan_for(
@@ -35,16 +35,16 @@ def plan_for(
     first: slice,
     laid: Callable[[PlacementPlan], PlacementPlan] = lambda plan: plan,
 ) -> Planned:
-    """Where rows are to live.
+    """Plan where rows live.
 
     **Arguments**
 
-    - `loads`: what moves.
-    - `tables`: of the model.
-    - `sites`: the places; memory and rate of each as far as they are known.
+    - `loads`: the moves of the run.
+    - `tables`: tables of the model.
+    - `sites`: the sites, with memory and rate of each as far as known.
     - `first`: the steps that the cuts come from.
-    - `laid`: puts the shares of a plan where they will be, as near to an old plan; memory is kept to there. By default
-      where the plan has them.
+    - `laid`: lays a plan's shares out as they will be, close to an old plan; memory limits apply to the result. By
+      default the plan stays as it is.
     """
     rows = sum(table.rows for table in tables)
     if len(sites) > rows:
@@ -69,7 +69,7 @@ def plan_for(
         over = _over(loads, laid(plan), caps)
         if not over.any():
             return Planned(plan, False)
-        allowed -= np.where(over > 0, over + 1e-4 * caps, 0)  # a hash divides rows up to chance
+        allowed -= np.where(over > 0, over + 1e-4 * caps, 0)  # a hash divides rows only approximately
     raise ValueError(
         f"the rows take {size(float(held.sum()))} of the {size(float(caps.sum()))} that all sites hold, too close for a "
         "hash to divide them without passing one: give the sites a little more memory"
@@ -77,12 +77,12 @@ def plan_for(
 
 
 def bound_of(loads: Loads, sites: Sequence[Site], which: slice) -> float:
-    """The least seconds in which the busiest site can move what moves in some steps, if hashes divided exactly.
+    """Return the least seconds for the busiest site to move the bytes of some steps, if hashes divided exactly.
 
     **Arguments**
 
-    - `loads`: what moves.
-    - `sites`: the places, which hold all rows; without rates, as if each had one byte a second.
+    - `loads`: the moves of the run.
+    - `sites`: the sites, which hold all rows; without rates, each moves one byte per second.
     - `which`: the steps.
     """
     moved, held = _moved_and_held(loads, which)
@@ -91,7 +91,7 @@ def bound_of(loads: Loads, sites: Sequence[Site], which: slice) -> float:
 
 
 def _moved_and_held(loads: Loads, which: slice) -> tuple[np.ndarray, np.ndarray]:
-    """Bytes of each table in the busier direction of some steps, and of its rows."""
+    """Return the bytes that each table moves in the busier direction of some steps, and the bytes of its rows."""
     read, written, held = loads.of_tables(which)
     return read if read.sum() >= written.sum() else written, held
 
@@ -102,12 +102,12 @@ def _plan(sites: Sequence[Site], tables: Sequence[Table], cuts: Sequence[Cut]) -
 
 
 def over_memory(loads: Loads, plan: PlacementPlan) -> np.ndarray:
-    """Bytes by which the rows of each site pass its memory: counted, row by row.
+    """Return the bytes by which the rows of each site exceed its memory, counted row by row.
 
     **Arguments**
 
-    - `loads`: what moves in the run.
-    - `plan`: where rows are.
+    - `loads`: the moves of the run.
+    - `plan`: where rows live.
     """
     return _over(loads, plan, _caps(plan.sites))
 
@@ -136,15 +136,15 @@ def _no_room(tables: Sequence[Table], held: np.ndarray, caps: np.ndarray) -> str
 def run_seconds(
     read: np.ndarray, written: np.ndarray, rates: Sequence[float], delay: float, step: float, prefetch: int
 ) -> float:
-    """What a run takes whose steps compute so long and move such bytes at several sites: an estimate of clocks.
+    """Estimate how many seconds a run takes whose steps compute while rows move to and from several sites.
 
     **Arguments**
 
     - `read`, `written`: bytes [steps, sites].
-    - `rates`: bytes a second of each site, in each direction.
-    - `delay`: seconds of each call.
-    - `step`: seconds that a step computes.
-    - `prefetch`: steps ahead that rows travel.
+    - `rates`: bytes per second of each site, in each direction.
+    - `delay`: seconds of latency of each call.
+    - `step`: seconds that each step computes.
+    - `prefetch`: steps ahead of their use that rows are fetched.
 
     >>> run_seconds(np.array([[0, 0], [100, 50]]), np.zeros((2, 2)), [100, 100], 0.0, 1.0, 2)
     2.0

@@ -1,9 +1,9 @@
-"""Which share of each table each of several unlike sites is to have: the least time of the busiest, under memory caps.
+"""The share of each table for each of several unequal sites: the least time of the busiest one, within memory limits.
 
-A table is an amount of memory of some density, bytes moved a byte held; a site is a point: the memory that it gives and
-the bytes that it can move in the time. Such points can be filled out of the tables exactly where, the sites in falling
-order of what they move a byte held, any number of the first need no more than the densest rows in their memory. So the
-least time has a formula, and each site that is full takes one range of densities: no linear programme is solved.
+A table is an amount of memory of some density: bytes moved per byte held. A site is a point: the memory that it has,
+and the bytes that it can move in the time. Sort the sites by bytes moved per byte held, highest first: the tables can
+fill them exactly if, for every n, the first n sites need no more than the densest rows that fit into their memory. So
+the least time has a formula, and each full site takes one range of densities: no linear programme is solved.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ _CLOSE = 1e-12
 
 
 class NoRoom(ValueError):
-    """The rows do not fit; the text says by how much."""
+    """Raised when the rows do not fit; the text says by how much."""
 
 
 def least_busy(
@@ -25,13 +25,13 @@ def least_busy(
     rates: Sequence[float] | Floats,
     caps: Sequence[float] | Floats,
 ) -> tuple[Floats, float]:
-    """The share of each table at each site, float [tables, sites], and the seconds of the busiest site.
+    """Return the share of each table at each site, float [tables, sites], and the seconds of the busiest site.
 
     **Arguments**
 
-    - `moved`, `held`: bytes of each table.
-    - `rates`: bytes a second of each site.
-    - `caps`: bytes that each can hold; infinite where there is no limit.
+    - `moved`, `held`: bytes of each table that move, and that are held.
+    - `rates`: bytes per second of each site.
+    - `caps`: bytes that each site can hold; infinite for no limit.
 
     >>> least_busy([6, 6], [1, 1], [2, 1], [9, 9])[0].round(3).tolist(), least_busy([6, 6], [1, 1], [2, 1], [1, 9])[1]
     ([[0.667, 0.333], [0.667, 0.333]], 6.0)
@@ -50,7 +50,7 @@ def least_busy(
 
 
 def _fill(shares: Floats, load: Floats, mass: Floats, rate: Floats, cap: Floats, left: Floats, sites: NDArray) -> None:
-    """Share out what is left of each table among some sites, which have room for it."""
+    """Divide what is left of each table among some sites, which have room for it."""
     total, size = float(load @ left), float(mass @ left)
     sites = sites[np.argsort(-rate[sites] / cap[sites], kind="stable")]
     least, first = total / rate[sites].sum(), 0
@@ -61,7 +61,7 @@ def _fill(shares: Floats, load: Floats, mass: Floats, rate: Floats, cap: Floats,
         seconds = (total - load @ _densest(load, mass, left, 0, room)) / rate[sites[count:]].sum()
         if seconds > least * (1 + _CLOSE):
             least, first = seconds, count
-    if first:  # these are full of the densest rows and have time to spare: no other can be relieved by them
+    if first:  # these are full of the densest rows and have time to spare: they can take no load off the others
         dense = _densest(load, mass, left, 0, cap[sites[:first]].sum())
         _fill(shares, load, mass, rate, cap, dense, sites[:first])
         _fill(shares, load, mass, rate, cap, left - dense, sites[first:])
@@ -69,7 +69,7 @@ def _fill(shares: Floats, load: Floats, mass: Floats, rate: Floats, cap: Floats,
     room = _rooms(size, rate[sites], cap[sites])
     full = room >= cap[sites] * (1 - _CLOSE)
     if full.all():
-        full[-1] = False  # it has what the others leave
+        full[-1] = False  # the last one takes what the others leave
     for site, mine in zip(sites[full], room[full], strict=True):
         taken = _window(load, mass, left, mine, least * rate[site])
         shares[:, site] += taken
@@ -79,7 +79,7 @@ def _fill(shares: Floats, load: Floats, mass: Floats, rate: Floats, cap: Floats,
 
 
 def _rooms(size: float, rate: Floats, cap: Floats) -> Floats:
-    """Memory of each site, in proportion to its rate as far as it has so much."""
+    """Return the memory that each site uses: in proportion to its rate, up to its cap."""
     room, open_ = np.zeros(len(rate)), np.ones(len(rate), np.bool_)
     while open_.any():
         each = (size - room[~open_].sum()) * rate / rate[open_].sum()
@@ -93,7 +93,7 @@ def _rooms(size: float, rate: Floats, cap: Floats) -> Floats:
 
 
 def _densest(load: Floats, mass: Floats, left: Floats, begin: float, end: float) -> Floats:
-    """What lies from `begin` to `end` in the memory of all that is left, the rows that move most in front."""
+    """Return the part of each table from `begin` to `end` in the memory of what is left, densest rows first."""
     density = np.divide(load, mass, out=np.zeros_like(load), where=mass > 0)
     order = np.argsort(-density, kind="stable")
     ends = np.cumsum((mass * left)[order])
@@ -105,7 +105,7 @@ def _densest(load: Floats, mass: Floats, left: Floats, begin: float, end: float)
 
 
 def _window(load: Floats, mass: Floats, left: Floats, room: float, moved: float) -> Floats:
-    """A range of densities that fills a room and moves so many bytes: the further back it begins, the fewer."""
+    """Return a range of densities that fills `room` and moves `moved` bytes: the further back, the fewer it moves."""
     low, high = 0.0, max(0.0, float(mass @ left) - room)
     for _ in range(100):
         begin = (low + high) / 2

@@ -1,4 +1,4 @@
-"""Reads the flags of a command line, shows them as help by groups, and words what is wrong with them."""
+"""Reading the flags of a command line, showing them as help by groups, and saying what is wrong with them."""
 
 import difflib
 import re
@@ -20,17 +20,17 @@ def read_flags(
     positional: str | None = None,
     example: str | None = None,
 ) -> dict[str, Any]:
-    """The value of each flag by name; leaves with exit code 2 where the command line is wrong.
+    """Return the value of each flag by name. Exit with code 2 if the command line is wrong.
 
     **Arguments**
 
-    - `prog`: the command, as its help and errors call it.
+    - `prog`: the command, as help and errors call it.
     - `text`: what it does.
-    - `flags`: those that it has.
+    - `flags`: the flags that it has.
     - `args`: the command line.
-    - `common`: flags that help shows first, in this order; those without a group follow them, all others are in groups.
+    - `common`: flags that help shows first, in this order; those without a group follow, all others are in groups.
     - `positional`: a flag that may be given without its name.
-    - `example`: a whole command line, where the positional flag has to be given.
+    - `example`: a whole command line to show in the error if the positional flag is missing.
     """
     args, unset = _unset(prog, flags, args)
     if not _asks(args):
@@ -64,7 +64,7 @@ def read_flags(
 
 
 def _declared(flags: Sequence[Flag], first: Collection[str]) -> type:
-    """A dataclass that tyro reads these flags by: those of `first` are its own, all others are in one for each group."""
+    """Return a dataclass by which tyro reads these flags: those in `first` directly, others in one for each group."""
     from tyro.conf import arg
 
     own, groups = [], dict[str, list[Any]]()
@@ -77,7 +77,7 @@ def _declared(flags: Sequence[Flag], first: Collection[str]) -> type:
 
 
 def _field(flag: Flag) -> tuple[str, Any, Any]:
-    """A flag as a field; one that takes no value is False until it is given, whatever its default."""
+    """Return a flag as a field; one that takes no value is False until it is given, whatever its default."""
     from tyro.conf import arg
 
     name, default = flag.name, False if flag.type is bool else flag.default
@@ -91,7 +91,7 @@ def _field(flag: Flag) -> tuple[str, Any, Any]:
 
 
 def _unset(prog: str, flags: Mapping[str, Flag], args: Sequence[str]) -> tuple[list[str], set[str]]:
-    """A command line without its `--no-NAME`, and the flags that these unset: what a file sets can be taken back."""
+    """Return a command line without its `--no-NAME`, and the flags that these unset, such as ones that a file sets."""
     off = {_off(name): name for name, flag in flags.items() if flag.type is bool}
     unset = {off[arg]: arg for arg in args if arg in off}
     for name, _ in _given(flags, args)[0]:
@@ -101,7 +101,7 @@ def _unset(prog: str, flags: Mapping[str, Flag], args: Sequence[str]) -> tuple[l
 
 
 def _off(name: str) -> str:
-    """What unsets a flag that has no value.
+    """Return what unsets a flag that takes no value.
 
     >>> _off("keep_best")
     '--no-keep-best'
@@ -110,7 +110,7 @@ def _off(name: str) -> str:
 
 
 def _refuse_unknown(prog: str, flags: Mapping[str, Flag], unknown: Sequence[str]) -> NoReturn:
-    """Leave because of words that are no flag, or follow none."""
+    """Exit because of words that are no flag, or that follow none."""
     wrong = next((arg for arg in unknown if arg.startswith("-")), None)
     options = [option(name) for name in flags]
     near = difflib.get_close_matches((wrong or unknown[0]).replace("_", "-"), options, n=1)
@@ -120,7 +120,7 @@ def _refuse_unknown(prog: str, flags: Mapping[str, Flag], unknown: Sequence[str]
 
 
 def joined(flags: Mapping[str, Flag], args: Sequence[str], names: Collection[str]) -> list[str]:
-    """A command line in which flags of these names, given several times, stand once, at its end, with all of their words.
+    """Return a command line in which repeated flags of these names stand once, at its end, with all of their words.
 
     >>> flags = {"vary": Flag("vary", tuple[str, ...], (), "", ""), "lr": Flag("lr", float, 1.0, "", "")}
     >>> joined(flags, ["--vary", "a=1,2", "--lr", "3", "--vary=b=4", "c=5"], ["vary"])
@@ -141,12 +141,12 @@ def joined(flags: Mapping[str, Flag], args: Sequence[str], names: Collection[str
 
 
 def _asks(args: Sequence[str]) -> bool:
-    """Whether a command line asks what there is: for help, or for a shell's completion."""
+    """Return whether a command line asks for help, or for a shell's completion."""
     return any(arg in ("-h", "--help") or arg.startswith("--tyro-") for arg in args)
 
 
 def _needed(flags: Mapping[str, Flag], args: Sequence[str]) -> set[str]:
-    """The flags that tyro has to know: those given, and words without one. The others have defaults, and take it 0.1 s."""
+    """Return the flags that tyro has to know: those given, and positional ones. The others would take it 0.1 s."""
     given = dict(_given(flags, args)[0])
     always = _asks(args)
     return {n for n, flag in flags.items() if always or n in given or get_origin(flag.type) is Annotated}
@@ -158,7 +158,7 @@ def _refuse(prog: str, why: str) -> NoReturn:
 
 
 def in_flags(sentence: str, names: Collection[str]) -> str:
-    """A sentence about arguments as one about flags; what only reads like the name of one stays as it is.
+    """Turn a sentence about arguments into one about flags. Leave words that only look like the name of one.
 
     >>> print(in_flags("save_every and keep need a folder: set save", ["save", "save_every", "keep"]))
     --save-every and --keep need a folder: set --save
@@ -185,7 +185,7 @@ def in_flags(sentence: str, names: Collection[str]) -> str:
 
 
 def _given(flags: Mapping[str, Flag], args: Sequence[str]) -> tuple[list[tuple[str, list[str]]], list[str]]:
-    """The flags of a command line, each with its values, and the words that follow no flag."""
+    """Return the flags of a command line, each with its values, and the words that follow no flag."""
     given: list[tuple[str, list[str]]] = []
     words: list[str] = []
     taking: Any = None
@@ -207,7 +207,7 @@ def _given(flags: Mapping[str, Flag], args: Sequence[str]) -> tuple[list[tuple[s
 
 
 def _refuse_wrong(prog: str, flags: Mapping[str, Flag], args: Sequence[str]) -> None:
-    """Leave where a flag has a value that it cannot have, or none, or is missing: in words, which tyro has not."""
+    """Exit if a flag has a wrong value, has none, or is missing. The errors are in words, which tyro's are not."""
     given, words = _given(flags, args)
     for name, values in given:
         kind = flags[name].type
@@ -235,5 +235,5 @@ def _refuse_wrong(prog: str, flags: Mapping[str, Flag], args: Sequence[str]) -> 
 
 
 def _begun(sentence: str) -> str:
-    """A sentence as the part of another one."""
+    """Return a sentence as part of another one."""
     return f"{sentence[:1].lower()}{sentence[1:].removesuffix('.')}"

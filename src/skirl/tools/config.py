@@ -1,4 +1,4 @@
-"""Flags out of a file: TOML, or the config.json that a run leaves in its folder."""
+"""Flags from a file: TOML, or the config.json that a run leaves in its folder."""
 
 import difflib
 import json
@@ -10,7 +10,7 @@ from typing import Any
 from skirl.tools.flags import Flag, read_as
 
 LEFT = {"config.json": "train", "sweep.json": "sweep"}
-"""What a command leaves in its folder, with its flags in it."""
+"""Files in which commands leave their flags, and the command of each."""
 
 
 def read_config(
@@ -20,15 +20,15 @@ def read_config(
     others: Collection[str] = (),
     of_one_run: Mapping[str, Collection[str]] = {},
 ) -> dict[str, Any]:
-    """The flags that a file sets, by name.
+    """Return the flags that a file sets, by name.
 
     **Arguments**
 
-    - `path`: of the file; a folder stands for the config.json in it, or for the sweep.json.
-    - `flags`: those that the command has. Any other name in the file is refused, and so is a value of another type.
-    - `others`: names that are passed over, for they are flags of other commands that the file serves too.
-    - `of_one_run`: names that such a file is not asked for, by the command that left it: those that say where it wrote,
-      and those that mean something else to the command which reads it.
+    - `path`: the file; a folder stands for the config.json in it, or for the sweep.json.
+    - `flags`: flags of the command. Any other name in the file is refused, and so is a value of another type.
+    - `others`: names to skip, because they are flags of other commands that share the file.
+    - `of_one_run`: by the command that left such a file, names to skip in it: flags that say where it wrote, and flags
+      that mean something else to the command that reads it.
     """
     if path.is_dir():
         path = next((path / name for name in LEFT if (path / name).is_file()), path / "config.json")

@@ -6,7 +6,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
 def parse_seconds(text: str) -> float:
-    """The seconds of a length such as "30m" or "1.5h".
+    """Return the seconds of a length of time such as "30m" or "1.5h".
 
     >>> parse_seconds("30m"), parse_seconds("1d"), parse_seconds("1.5 h")
     (1800.0, 86400.0, 5400.0)

@@ -1,4 +1,4 @@
-"""Flags of a command: dataclasses held by dataclasses, which the command line, files and `of` see as one flat list."""
+"""Flags of a command: nested dataclasses, which the command line, files and `of` see as one flat list."""
 
 import ast
 import dataclasses
@@ -22,18 +22,18 @@ class Flag:
     name: str
     type: Any
     default: Any
-    """`dataclasses.MISSING` where it has to be given."""
+    """`dataclasses.MISSING` if it has to be given."""
     help: str
     group: str
     """The title that help shows it under."""
 
 
 class WrongFlags(ValueError):
-    """Flags that turn out to be wrong once files were read: like any other wrong flag, the command ends with exit code 2."""
+    """Flags that turn out to be wrong once files were read. As for any wrong flag, the command exits with code 2."""
 
 
 def option(name: str) -> str:
-    """A flag as the command line has it; a field whose name Python keeps for itself ends with an underscore.
+    """Return a flag as the command line has it. A field whose name is a Python keyword ends with an underscore.
 
     >>> option("save_every"), option("from_")
     ('--save-every', '--from')
@@ -58,11 +58,11 @@ class Composed:
     """
 
     defaults: ClassVar[Mapping[str, Any]] = {}
-    """Where this command has another default than the part that a flag is of."""
+    """Defaults of this command that differ from those of its parts."""
 
     @classmethod
     def of(cls, **given: Any) -> Self:
-        """The command with these flags, by name; all others have their defaults."""
+        """Return the command with these flags, by name; all others have their defaults."""
         known = flags_of(cls)
         for name in given:
             if name not in known:
@@ -73,12 +73,12 @@ class Composed:
         return _made(cls, {**cls.defaults, **given})
 
     def flat(self) -> dict[str, Any]:
-        """All flags by name, as JSON can hold them."""
+        """Return all flags by name, in a form that JSON can hold."""
         return {name: str(value) if isinstance(value, Path) else value for name, value in _values(self).items()}
 
 
 def flags_of(command: type) -> dict[str, Flag]:
-    """The flags of a command by name; where a part has one of the same name as the whole, it is the whole's."""
+    """Return the flags of a command by name. A flag of the whole replaces one with the same name in a part."""
     changed = getattr(command, "defaults", {})
     found: dict[str, Flag] = {}
     for flag in _own_first(command):
@@ -89,7 +89,7 @@ def flags_of(command: type) -> dict[str, Flag]:
 
 
 def _own_first(owner: type) -> Iterator[Flag]:
-    """Flags of a dataclass and of its parts, in order of the fields; its own come first where names are the same."""
+    """Yield flags of a dataclass and its parts, in order of fields. Its own replace those of the same name in parts."""
     hints, texts, mine = get_type_hints(owner, include_extras=True), _texts(owner), {}
     for field in dataclasses.fields(owner):
         if not dataclasses.is_dataclass(hints[field.name]):
@@ -105,7 +105,7 @@ def _own_first(owner: type) -> Iterator[Flag]:
 
 
 def _texts(owner: type) -> dict[str, str]:
-    """The line of docstring of each field."""
+    """Return the docstring of each field, as one line."""
     return {
         name: text
         for base in reversed(owner.__mro__)
@@ -115,7 +115,7 @@ def _texts(owner: type) -> dict[str, str]:
 
 @cache
 def _classes(module: str) -> dict[str, dict[str, str]]:
-    """The lines of docstring of a module's fields, by class."""
+    """Return the docstrings of the fields of a module's classes, by class."""
     try:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
     except (OSError, TypeError):  # it was typed in, or is built in
@@ -154,7 +154,7 @@ def _values(whole: Any) -> dict[str, Any]:
 
 
 def check_types(flags: Any) -> None:
-    """Refuse a value of another type than its field has, when a dataclass of flags is made: dataclasses do not look.
+    """Convert values of a dataclass of flags to the types of its fields, or raise. Dataclasses themselves do not check.
 
     >>> @dataclass
     ... class Size:
@@ -179,7 +179,7 @@ def check_types(flags: Any) -> None:
 
 
 def checked(name: str, value: Any, kind: Any) -> Any:
-    """A value as a flag of this type takes it; a number where text is expected is its text."""
+    """Return a value as a flag of this type takes it; a whole number where text is expected becomes text."""
     given = list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
     try:
         return read_as(kind, given)
@@ -191,7 +191,7 @@ def checked(name: str, value: Any, kind: Any) -> Any:
 
 
 def read_as(kind: Any, value: Any) -> Any:
-    """A value of JSON or TOML as a flag of this type takes it; TypeError says what is expected.
+    """Return a value of JSON or TOML as a flag of this type takes it. A TypeError says what is expected.
 
     >>> read_as(tuple[int, ...] | None, [8, 4]), read_as(float, 1), read_as(Path | None, "runs")
     ((8, 4), 1.0, PosixPath('runs'))
@@ -227,9 +227,9 @@ def _choices(kind: Any) -> list[Any]:
 
 
 def read_text(kind: Any, text: str) -> Any:
-    """A word of a command line as a flag of this type takes it, one of a list where it takes several.
+    """Return a word of a command line as a flag of this type takes it; if it takes a list, one item of that.
 
-    ValueError has what may have been meant, of some words that are known, or nothing.
+    The text of a ValueError is the known word that may have been meant, or nothing.
 
     >>> read_text(int | Literal["auto"], "7"), read_text(tuple[int, ...] | None, "64")
     (7, 64)
@@ -261,12 +261,12 @@ def read_text(kind: Any, text: str) -> Any:
 
 
 def is_list(kind: Any) -> bool:
-    """Whether a flag of this type takes several words."""
+    """Return whether a flag of this type takes several words."""
     return any(get_origin(choice) is tuple for choice in _choices(kind))
 
 
 def metavar(kind: Any) -> str:
-    """What help shows in the place of a value.
+    """Return what help shows in place of a value.
 
     >>> metavar(int | Literal["auto", "epoch"] | None), metavar(tuple[int, ...] | None), metavar(Path)
     ('INT|{auto,epoch}', 'INT [INT ...]', 'PATH')
@@ -285,7 +285,7 @@ def metavar(kind: Any) -> str:
 
 
 def expected(kind: Any) -> str:
-    """What a flag of this type takes, in words."""
+    """Return in words what a flag of this type takes."""
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
     said = []
     for choice in _choices(kind):

@@ -1,4 +1,4 @@
-"""A hash index from int64 keys to int32 values: which slot, or which position, a row has."""
+"""A hash index from int64 keys to int32 values, such as the slot or the position of a row."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ _MUL_LOW, _MUL_HIGH, _MUL_LAST = np.uint64(0x9E3779B1), np.uint64(0x85EBCA77), n
 
 @kernel
 def mix(key: int) -> int:
-    """32 well mixed bits of a key, as a non-negative integer.
+    """Return 32 well mixed bits of a key, as a non-negative integer.
 
     A key is a table in the upper bits and a small row in the lower ones: unmixed, the rows of all tables would collide.
     Products are of 32 by 32 bits, so nothing overflows, and plain Python computes the same without a warning.
@@ -31,7 +31,7 @@ def mix(key: int) -> int:
 
 @kernel
 def probe(keys: NDArray[np.int64], mask: int, key: int) -> int:
-    """The place of a key, or the free place where it belongs; `keys[place] == key` says which of the two."""
+    """Return the place of a key, or the free place where it belongs; `keys[place] == key` tells which."""
     place = mix(key) & mask
     while keys[place] != key and keys[place] != EMPTY:
         place = (place + 1) & mask
@@ -48,7 +48,7 @@ def ask(keys: NDArray[np.int64], values: NDArray[np.int32], mask: int, key: int)
 
 @kernel
 def find(keys: NDArray[np.int64], values: NDArray[np.int32], mask: int, key: int) -> int:
-    """The value of a key, -1 if it is not in the index."""
+    """Return the value of a key, or -1 if it is not in the index."""
     place = probe(keys, mask, key)
     if keys[place] == key:
         return values[place]
@@ -57,7 +57,7 @@ def find(keys: NDArray[np.int64], values: NDArray[np.int32], mask: int, key: int
 
 @kernel
 def insert(keys: NDArray[np.int64], values: NDArray[np.int32], mask: int, key: int, value: int) -> bool:
-    """Set the value of a key; whether the key is new. There must be room: see `HashIndex.reserve`."""
+    """Set the value of a key, and return whether the key is new. There must be room: see `HashIndex.reserve`."""
     place = probe(keys, mask, key)
     new = keys[place] != key
     keys[place] = key
@@ -67,10 +67,10 @@ def insert(keys: NDArray[np.int64], values: NDArray[np.int32], mask: int, key: i
 
 @kernel
 def remove(keys: NDArray[np.int64], values: NDArray[np.int32], mask: int, key: int) -> int:
-    """Remove a key; its value, -1 if it was not in the index.
+    """Remove a key, and return its value, or -1 if it was not in the index.
 
-    Keys after it move back into the hole. So there are no markers of removed keys, and lookups stay as short as in a new
-    index, however many keys come and go.
+    Keys after it move back into the hole. So there are no markers of removed keys, and lookups stay as short as in a
+    new index, however many keys come and go.
     """
     hole = probe(keys, mask, key)
     if keys[hole] != key:
@@ -78,7 +78,7 @@ def remove(keys: NDArray[np.int64], values: NDArray[np.int32], mask: int, key: i
     value = values[hole]
     place = (hole + 1) & mask
     while keys[place] != EMPTY:
-        # A key may move back to the hole only if the hole is not before its home: it would not be found there.
+        # A key may move back to the hole only if the hole is not before its home, or it would not be found.
         home = mix(keys[place]) & mask
         if ((place - home) & mask) >= ((place - hole) & mask):
             keys[hole] = keys[place]
@@ -93,7 +93,7 @@ def remove(keys: NDArray[np.int64], values: NDArray[np.int32], mask: int, key: i
 def find_all(
     keys: NDArray[np.int64], values: NDArray[np.int32], mask: int, wanted: NDArray[np.int64], out: NDArray[np.int32]
 ) -> None:
-    """`find` for many keys."""
+    """Do `find` for many keys."""
     last = wanted.size - 1
     for i in range(wanted.size):
         ask(keys, values, mask, wanted[min(i + AHEAD, last)])
@@ -109,7 +109,7 @@ def insert_all(
     new: NDArray[np.int32],
     had: NDArray[np.bool_],
 ) -> int:
-    """`insert` for many keys; how many were new. had: is set to which were there before."""
+    """Do `insert` for many keys, and return how many were new. `had` is set to whether each was there before."""
     added, last = 0, new_keys.size - 1
     for i in range(new_keys.size):
         ask(keys, values, mask, new_keys[min(i + AHEAD, last)])
@@ -123,7 +123,7 @@ def insert_all(
 def remove_all(
     keys: NDArray[np.int64], values: NDArray[np.int32], mask: int, old_keys: NDArray[np.int64], out: NDArray[np.int32]
 ) -> int:
-    """`remove` for many keys; how many were in the index."""
+    """Do `remove` for many keys, and return how many were in the index."""
     removed, last = 0, old_keys.size - 1
     for i in range(old_keys.size):
         ask(keys, values, mask, old_keys[min(i + AHEAD, last)])
@@ -142,7 +142,7 @@ def _distinct(
     place: NDArray[np.int32],
     first: int,
 ) -> int:
-    """Number keys from `first` on; how many are new, which are in `out`."""
+    """Number keys from `first` on, put the new ones into `out`, and return how many these are."""
     found, mask, last = 0, keys.size - 1, wanted.size - 1
     for i in range(wanted.size):
         ask(keys, values, mask, wanted[min(i + AHEAD, last)])
@@ -156,7 +156,7 @@ def _distinct(
 
 
 def distinct(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """The distinct ones of keys that are not negative, in the order in which they come, and the place of each among them.
+    """Return the distinct keys in the order in which they first come, and the place of each key among them.
 
     >>> distinct(np.array([7, 300, 7]))
     (array([  7, 300]), array([0, 1, 0], dtype=int32))
@@ -180,7 +180,7 @@ def _rehash(
 
 
 class HashIndex:
-    """The two arrays of an index, at most half full, and how many keys they hold.
+    """The two arrays of an index, at most half full, and the number of keys in them.
 
     Kernels take `.keys`, `.values` and `.mask` and call `find`, `insert` and `remove` on them. They never grow the arrays:
     the caller calls `reserve` before, and adds the new keys to `.count` after. Keys and values must not be negative. An
@@ -225,17 +225,17 @@ class HashIndex:
         _rehash(keys, values, self.keys, self.values)
 
     def get(self, keys: NDArray[np.int64]) -> NDArray[np.int32]:
-        """The value of each key, -1 where it is not in the index."""
+        """Return the value of each key, -1 where it is not in the index."""
         out = np.empty(len(keys), np.int32)
         find_all(self.keys, self.values, self.mask, keys, out)
         return out
 
     def put(self, keys: NDArray[np.int64], values: NDArray[np.int32]) -> int:
-        """Set the value of each key; how many were new."""
+        """Set the value of each key, and return how many keys were new."""
         return int((~self.claim(keys, values)).sum())
 
     def claim(self, keys: NDArray[np.int64], values: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Set the value of each key; which of the keys were there before."""
+        """Set the value of each key, and return which of the keys were there before."""
         if len(keys) != len(values):
             raise ValueError(f"{len(keys)} keys and {len(values)} values given: pass one value for each key")
         if len(keys) and (keys.min() < 0 or values.min() < 0):
@@ -246,13 +246,13 @@ class HashIndex:
         return had
 
     def drop(self, keys: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Remove each key; its value, -1 where it was not in the index."""
+        """Remove each key, and return its value, -1 where it was not in the index."""
         out = np.empty(len(keys), np.int32)
         self.count -= remove_all(self.keys, self.values, self.mask, keys, out)
         return out
 
     def number(self, keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """Number keys in the order in which they first come: those that are new, and the number of each.
+        """Number keys in the order in which they first come. Return the new ones, and the number of each key.
 
         >>> index = HashIndex()
         >>> index.number(np.array([7, 300, 7])), index.number(np.array([300, 8]))

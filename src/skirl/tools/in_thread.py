@@ -1,4 +1,4 @@
-"""An iterable read ahead by a thread, so that whoever takes its items does not wait for them."""
+"""An iterable that a thread reads ahead, so that whoever takes its items does not wait for them."""
 
 import threading
 from collections.abc import Iterable, Iterator
@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 _END = object()
 _GLANCE = 0.05
-"""Seconds between two looks at whether anybody still wants more."""
+"""Seconds between two checks whether anybody still wants more."""
 
 
 class _Failed:
@@ -19,9 +19,9 @@ class _Failed:
 
 @contextmanager
 def in_thread(items: Iterable[T], room: int = 2) -> Iterator[Iterator[T]]:
-    """The same items, at most `room` of them read ahead; an error comes where the item would have come.
+    """Read items in a thread, at most `room` of them ahead. An error is raised where its item would have come.
 
-    At the end of the block the thread has ended, and a generator that it read is closed.
+    When the block has ended, so has the thread, and a generator that it read is closed.
 
     >>> with in_thread(range(5)) as numbers:
     ...     print(list(numbers))
@@ -66,6 +66,6 @@ def in_thread(items: Iterable[T], room: int = 2) -> Iterator[Iterator[T]]:
         over.set()
         while thread.is_alive():
             try:
-                ready.get_nowait()  # what waits for room goes on, and sees that it is over
+                ready.get_nowait()  # a thread that waits for room goes on, and sees that it is over
             except Empty:
                 thread.join(_GLANCE)

@@ -1,4 +1,4 @@
-"""Ctrl-C waits while rows are half moved, and is let through at named points."""
+"""Holding Ctrl-C back while rows are half moved, and letting it through at named points."""
 
 import os
 import signal
@@ -28,9 +28,9 @@ class Hold:
 
     def __init__(self) -> None:
         self.active = False
-        """Whether SIGINT comes here."""
+        """True while SIGINT is handled here."""
         self.most: int | None = None
-        """How many interrupts come before one is let through inside the block, for what may hang; None: none is."""
+        """Number of interrupts at which one is let through inside the block, for code that may hang; None: none is."""
         self._before: Any = None
         self._lending = False
         self._quiet_until = 0.0
@@ -68,10 +68,10 @@ class Hold:
             self._hand_on(frame)
 
     def lend(self) -> None:
-        """Let SIGINT through until `resume`: code runs that the user must be able to interrupt.
+        """Let SIGINT through until `resume`, while code runs that the user must be able to interrupt.
 
-        After one it is held back for `QUIET` seconds, so that `resume` is reached. If the code swallowed what was
-        raised, later ones are let through again.
+        After one interrupt, SIGINT is held back for `QUIET` seconds, so that `resume` is reached. If the code swallows
+        the exception, later interrupts are let through again.
         """
         self.check()
         if self.active:
@@ -81,14 +81,14 @@ class Hold:
             install(signal.SIGINT, self._lent)
 
     def resume(self) -> None:
-        """Hold back again; nothing after the end of the block.
+        """Hold SIGINT back again, or do nothing after the end of the block.
 
-        An interrupt may keep `released` from being left, and its generator then ends whenever it is collected.
+        An interrupt may keep `released` from being left; its generator then ends whenever it is collected.
         """
         if self._lending:
             now = getsignal(signal.SIGINT)
             install(signal.SIGINT, self._hold)
-            # Bound methods are made anew at each access: they are equal, not identical.
+            # Each access creates a new bound method: they are equal, not identical.
             if now != self._lent and callable(now):  # the user's code has set a handler of its own
                 self._before = now
             self._lending = False
@@ -103,7 +103,7 @@ class Hold:
             self.resume()
 
     def _hand_on(self, frame: FrameType | None) -> None:
-        """Call the handler that was there before; by default it raises KeyboardInterrupt."""
+        """Call the handler that was installed before; by default it raises KeyboardInterrupt."""
         if callable(self._before):
             self._before(signal.SIGINT, frame)
 
@@ -125,7 +125,7 @@ class Hold:
             self.check()
 
     def _leaves(self, frame: FrameType | None) -> bool:
-        """Whether the code that was interrupted puts the handler back: raised there, ours would stay for good."""
+        """Return whether the interrupted code is restoring the handler: raised there, ours would stay for good."""
         while frame is not None and not (frame.f_code is Hold.__exit__.__code__ and frame.f_locals["self"] is self):
             frame = frame.f_back
         return frame is not None

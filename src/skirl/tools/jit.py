@@ -1,4 +1,4 @@
-"""One way to compile a hot loop: `@kernel`; and what a loop may ask of the processor."""
+"""The one way to compile a hot loop, `@kernel`, and what a loop may ask of the processor."""
 
 import threading
 from collections.abc import Callable
@@ -25,9 +25,9 @@ def kernel(function: F) -> F:
 
     **Arguments**
 
-    - `function`: a loop that Numba can compile. It is compiled to release the interpreter's lock, since kernels run beside
-      each other in our own threads, and without `fastmath`, so that LLVM neither fuses a multiply with an add nor reorders
-      a sum. A division by zero gives inf or nan, as in torch.
+    - `function`: a loop that Numba can compile. It is compiled to release the interpreter's lock, since our own threads
+      run kernels at the same time, and without `fastmath`, so that LLVM neither fuses a multiply with an add nor
+      reorders a sum. A division by zero gives inf or nan, as in torch.
 
     >>> @kernel
     ... def double(x, lo, hi):
@@ -41,7 +41,7 @@ def kernel(function: F) -> F:
     if config.DISABLE_JIT:  # pyright: ignore[reportAttributeAccessIssue]
         # Compiled code wraps and divides silently; numpy's scalars would warn each time.
         return np.errstate(all="ignore")(function)
-    # Nobody calls it from C, so no function for that is compiled beside it.
+    # Nobody calls it from C, so the wrapper for that is left out.
     options: Any = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
     compiled: Any = njit(**options)(function)
     cache = cache_for(function)
@@ -51,29 +51,29 @@ def kernel(function: F) -> F:
 
 
 def read_only(array: np.ndarray) -> np.ndarray:
-    """A view that nothing writes to. A kernel is compiled for each kind of array: of what it only reads, this is one."""
+    """Return a read-only view. Kernels are compiled for each kind of array; for what they only read, this is one."""
     view = array.view()
     view.flags.writeable = False
     return view
 
 
 AHEAD = 32
-"""How many turns ahead a loop with scattered accesses asks for memory."""
+"""How many turns ahead a loop with scattered accesses prefetches memory."""
 
 if TYPE_CHECKING or config.DISABLE_JIT:
 
     def prefetch(array: np.ndarray, index: int) -> None:
-        """Do nothing: nothing is compiled."""
+        """Do nothing, since nothing is compiled."""
 
     def ones(bits: Any) -> int:
-        """How many bits are set."""
+        """Return the number of bits that are set."""
         return int(bits).bit_count()
 
 else:
 
     @intrinsic
     def prefetch(context, array, index):
-        """In a kernel: fetch `array[index]` into the cache now, to write to it soon. The index must not be negative."""
+        """Fetch `array[index]` into the cache to write to it soon (in kernels only). The index must not be negative."""
 
         def generate(context, builder, signature, args):
             view = context.make_array(signature.args[0])(context, builder, args[0])
@@ -89,14 +89,14 @@ else:
 
     @intrinsic
     def ones(context, bits):
-        """In a kernel: how many bits of an uint64 are set, as int64."""
+        """Return how many bits of a uint64 are set, as int64 (in kernels only)."""
         return types.int64(types.uint64), lambda context, builder, signature, args: builder.ctpop(args[0])
 
 
 class _Quiet(event.Listener):
-    """Holds Ctrl-C back while the main thread has the compiler's lock or waits for it, at most some seconds.
+    """Holds Ctrl-C back while the main thread has the compiler's lock or waits for it, some seconds at most.
 
-    Raised inside the compiler, it leaves Numba's registries half filled, and the next kernel does not compile.
+    Raised inside the compiler, it would leave Numba's registries half filled, and the next kernel would not compile.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Compiled kernels on disk, in folders named by what they were compiled from."""
+"""Compiled kernels on disk, in folders named after what they were compiled from."""
 
 import hashlib
 import logging
@@ -26,9 +26,9 @@ log = logging.getLogger("skirl")
 
 PACKAGE = Path(__file__).parents[1]
 KEPT = 4
-"""Folders of one module that stay, however old they are: other checkouts and environments may use them."""
+"""Folders of one module that stay, however old: other checkouts and environments may use them."""
 YOUNG = 86400.0
-"""Seconds since its last use for which a folder stays in any case: a process that runs now may use it."""
+"""Seconds after its last use during which a folder stays in any case: a running process may use it."""
 
 _IMPORT = re.compile(rb"^[ \t]*(?:from|import) skirl([.\w]*)", re.MULTILINE)
 _VERSIONS = (numba.__version__, llvmlite.__version__, np.__version__, sys.version)
@@ -48,7 +48,7 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 
 _AT_START = _stamps()
-"""The sources when this process began: one that changes later may or may not have been imported before."""
+"""The sources when this process began. One that changes later may have been imported before or after its change."""
 
 _BELOW: dict[Path, list[Path]] = {}
 """The sources below each folder."""
@@ -70,14 +70,14 @@ def _source(path: Path) -> _Source:
 
 
 def _files(dotted: str) -> list[Path]:
-    """The file of `skirl` + dotted; of a package every file below it, since any of them may be meant."""
+    """Return the file of `skirl` + dotted; for a package, every file below it, since any of them may be meant."""
     place = PACKAGE.joinpath(*dotted.split(".")[1:])
     module = place.with_suffix(".py")
     return [module] if module in _AT_START else _BELOW.get(place, [])
 
 
 def sources_of(path: Path) -> set[Path]:
-    """The files of the package that can enter a kernel defined in this one: itself and all that it imports."""
+    """Return the files of the package that can affect a kernel defined in this one: itself and all that it imports."""
     found, todo = set[Path](), [path]
     while todo:
         path = todo.pop()
@@ -89,9 +89,9 @@ def sources_of(path: Path) -> set[Path]:
 
 @cache
 def kernel_folder() -> Path | None:
-    """Where compiled kernels lie: NUMBA_CACHE_DIR, else beside the package, else the user's cache; None: nowhere.
+    """Return the folder for compiled kernels, or None.
 
-    The first of them that can be written to.
+    It is the first one that can be written to of NUMBA_CACHE_DIR, next to the package, and the user's cache.
     """
     places = [PACKAGE / "__pycache__" / "kernels", Path(AppDirs("skirl", appauthor=False).user_cache_dir) / "kernels"]
     if config.CACHE_DIR:  # pyright: ignore[reportAttributeAccessIssue]
@@ -109,7 +109,7 @@ def kernel_folder() -> Path | None:
 
 @cache
 def _folder_of(path: Path) -> Path | None:
-    """The folder of a module's kernels."""
+    """Return the folder of a module's kernels, or None if its sources have changed since this process began."""
     sources = sorted(sources_of(path))
     top = kernel_folder()
     if top is None or any(_stamp(source) != _AT_START[source] for source in sources):
@@ -130,7 +130,7 @@ def _folder_of(path: Path) -> Path | None:
 
 
 def _clear(top: Path, name: str) -> None:
-    """Remove a module's folders that nobody has used for long."""
+    """Remove a module's folders that have not been used for long."""
     used = sorted(((_stamp(folder)[0] / 1e9, folder) for folder in top.glob(f"{name}-*")), reverse=True)
     for last, folder in used[KEPT:]:
         if last < time.time() - YOUNG:
@@ -138,7 +138,7 @@ def _clear(top: Path, name: str) -> None:
 
 
 class _Files(IndexDataCacheFile):
-    """One file a signature. In Numba's index two processes can give two signatures the same number."""
+    """One file per signature. In Numba's index, two processes can give two signatures the same number."""
 
     def __init__(self, folder: Path, base: str) -> None:
         super().__init__(str(folder), base, None)
@@ -147,7 +147,7 @@ class _Files(IndexDataCacheFile):
     def load(self, key: Any) -> Any:
         found = self._load(key)
         if found is None and turns.take(Path(self._cache_path) / f"{self._name(key)}.turn"):
-            found = self._load(key)  # another process may have been at it
+            found = self._load(key)  # another process may have compiled it
         return found
 
     def _load(self, key: Any) -> Any:
@@ -155,7 +155,7 @@ class _Files(IndexDataCacheFile):
             kept, data = self._load_data(self._name(key))
         except FileNotFoundError:
             return None
-        except Exception as error:  # cut off
+        except Exception as error:  # it was cut off
             log.warning("a compiled kernel in %s cannot be read, and is compiled again: %r", self._cache_path, error)
             return None
         return data if kept == key else None
@@ -204,7 +204,7 @@ class KernelCache(FunctionCache):
 
 
 def cache_for(function: Callable[..., Any]) -> KernelCache | None:
-    """The cache of a kernel; None where its source is not in the package, or has changed since this process began."""
+    """Return a kernel's cache; None if its source is not in the package, or has changed since this process began."""
     path = Path(function.__code__.co_filename)
     folder = _folder_of(path) if path in _AT_START else None
     return None if folder is None else KernelCache(function, folder)

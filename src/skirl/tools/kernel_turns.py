@@ -1,4 +1,4 @@
-"""Processes that want the same kernel take turns: the first one compiles it, the others wait and load what it has kept."""
+"""Processes that want the same kernel take turns: the first one compiles it, the others wait and load the result."""
 
 import logging
 import os
@@ -17,12 +17,12 @@ except ImportError:  # not on Windows: there each process compiles
 log = logging.getLogger("skirl")
 
 PATIENCE = 60.0
-"""Seconds to wait for another process, ten times what the largest kernel takes; then it is compiled here as well."""
+"""Seconds to wait for another process: ten times what the largest kernel takes. Then it is compiled here as well."""
 PAUSE = 0.01
 
 
 class Turns(event.Listener):
-    """The turns of this process. Each lasts until the compiler lets go of its lock, also when it fails."""
+    """The turns of this process. Each lasts until the compiler releases its lock, even if it fails."""
 
     def __init__(self) -> None:
         self._own = threading.local()
@@ -34,11 +34,11 @@ class Turns(event.Listener):
         if levels := self._open():
             for path, file in levels.pop():
                 with suppress(OSError):
-                    path.unlink(missing_ok=True)  # who waits for it has it open, and looks for the kernel first
+                    path.unlink(missing_ok=True)  # those who wait have it open, and look for the kernel first
                 os.close(file)
 
     def take(self, path: Path) -> bool:
-        """Wait for a turn; whether the kernel may have been kept by now.
+        """Wait for a turn, and return whether the kernel may have been kept by now.
 
         **Arguments**
 
@@ -71,7 +71,7 @@ class Turns(event.Listener):
             return False
 
     def _open(self) -> list[list[tuple[Path, int]]]:
-        """What was taken under each lock of the compiler that this thread holds or waits for."""
+        """Return what was taken under each lock of the compiler that this thread holds or waits for."""
         if not hasattr(self._own, "levels"):
             self._own.levels = []
         return self._own.levels

@@ -1,4 +1,4 @@
-"""A row as one value in a kernel: `load` it, do arithmetic on it, `store` it; and hints about memory to come.
+"""A row as one value in a kernel: `load` it, do arithmetic on it, `store` it; and hints about memory needed soon.
 
 `n`, and the lanes of a row, have to be constants of the kernel: literals, or variables of the function around it.
 """
@@ -17,7 +17,7 @@ from numba.extending import intrinsic, overload
 from skirl.tools.jit import kernel
 
 BYTES = 64
-"""Of a piece: a cache line, and the widest vector of any processor. Narrower ones take two or four instructions for it."""
+"""Bytes of a piece: a cache line, and the widest vector of any processor. Narrower ones take 2 or 4 instructions."""
 
 _I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _FLOATS = {types.float32: ir.FloatType(), types.float64: ir.DoubleType()}
@@ -25,7 +25,7 @@ _INTO_L2, _INTO_L1 = 2, 3
 
 
 def _inlined(typed: Callable[..., Any]) -> Any:
-    """Make a function for kernels out of its type and its instructions."""
+    """Make a function for kernels from its type and its instructions."""
     return intrinsic(prefer_literal=True)(typed)
 
 
@@ -42,7 +42,7 @@ class Lanes(types.Type):
 
     @property
     def pieces(self) -> list[Any]:
-        """The vectors that it takes: the last one may be of one number, as in rows that end with a weight."""
+        """The vectors that it takes. The last one may have a single number, as in rows that end with a weight."""
         sizes = [self.wide] * (self.n // self.wide) + [1] * (self.n % self.wide)
         return [ir.VectorType(_FLOATS[self.dtype], size) for size in sizes]
 
@@ -67,7 +67,7 @@ def _joined(builder: Any, pieces: list[Any]) -> Any:
 
 
 def _pointer(context: Any, builder: Any, array_type: Any, array: Any, row: Any, column: Any) -> Any:
-    """A pointer to array[row, column] of an array in C order."""
+    """Return a pointer to array[row, column] of an array in C order."""
     made = context.make_array(array_type)(context, builder, array)
     width = cgutils.unpack_tuple(builder, made.shape)[1]
     return builder.gep(made.data, [builder.add(builder.mul(row, width), column)])
@@ -80,7 +80,7 @@ def _check(array: Any) -> None:
 
 @_inlined
 def load(typingctx, array, row, column, n):
-    """array[row, column : column + n] as lanes."""
+    """Return array[row, column : column + n] as lanes."""
     _check(array)
     lanes = Lanes(array.dtype, n.literal_value)
 
@@ -120,19 +120,19 @@ store = _inlined(_storing(False))
 """store(array, row, column, lanes): array[row, column : column + n] = lanes."""
 
 stream = _inlined(_storing(True))
-"""As `store`, past the caches: a line is not read before it is overwritten. Each row must begin at a multiple of 64."""
+"""Like `store`, past the caches: a line is not read before it is overwritten. Rows must begin at multiples of 64."""
 
 
 @_inlined
 def zeros(typingctx, array, n):
-    """Lanes of 0, in an array's dtype."""
+    """Return lanes of 0, in an array's dtype."""
     lanes = Lanes(array.dtype, n.literal_value)
     return lanes(array, n), lambda context, builder, signature, args: ir.Constant(context.get_value_type(lanes), None)
 
 
 @_inlined
 def filled(typingctx, like, number):
-    """A number in all lanes."""
+    """Return lanes that all have this number."""
 
     def codegen(context, builder, signature, args):
         made = {}
@@ -148,7 +148,7 @@ def filled(typingctx, like, number):
 
 @_inlined
 def root(typingctx, lanes):
-    """The square root of each lane."""
+    """Return the square root of each lane."""
 
     def codegen(context, builder, signature, args):
         roots = []
@@ -162,7 +162,7 @@ def root(typingctx, lanes):
 
 
 def _added(builder: Any, low: Any, high: Any) -> Any:
-    """low + high, where high may be a vector of one number: that is added to the first one."""
+    """Return low + high, where high may be a vector of one number, which is added to the first one."""
     if low.type.count == high.type.count:
         return builder.fadd(low, high)
     first = builder.fadd(*(builder.extract_element(vector, _I32(0)) for vector in (low, high)))
@@ -171,7 +171,7 @@ def _added(builder: Any, low: Any, high: Any) -> Any:
 
 @_inlined
 def total(typingctx, lanes):
-    """The sum by halves, as `tree_sum`: add the upper half to the lower until one is left."""
+    """Return the sum by halves, as `tree_sum` does: the upper half is added to the lower until one is left."""
 
     def codegen(context, builder, signature, args):
         pieces = _cut(builder, args[0])
@@ -194,7 +194,7 @@ def total(typingctx, lanes):
 
 @_inlined
 def above(typingctx, a, b, then, other):
-    """then where a > b, other elsewhere, and where one of them is NaN."""
+    """Return `then` where a > b, and `other` elsewhere, including where one of them is NaN."""
 
     def codegen(context, builder, signature, args):
         pieces = zip(*(_cut(builder, arg) for arg in args), strict=True)
@@ -216,7 +216,7 @@ def _each(operation: str) -> Callable[..., Any]:
 
 
 def _operator(function: Any, apply: Any) -> None:
-    """Lanes on both sides, or a number of their dtype on the left."""
+    """Define an operator for lanes on both sides, or a number of their dtype on the left."""
 
     @overload(function)
     def between(a, b):
@@ -255,13 +255,13 @@ def _hinting(level: int, writes: int) -> Callable[..., Any]:
 
 
 soon = _inlined(_hinting(_INTO_L1, 0))
-"""soon(array, row, n): array[row, :n] will be read after some tens of others; start fetching it."""
+"""soon(array, row, n): array[row, :n] will be read after some tens of other rows; start fetching it."""
 
 later = _inlined(_hinting(_INTO_L2, 0))
-"""As `soon`, for rows further ahead: into L2, which can wait for more at once."""
+"""Like `soon`, for rows further ahead: into L2, which can wait for more at once."""
 
 written_soon = _inlined(_hinting(_INTO_L1, 1))
-"""As `soon`, for a row that will also be written."""
+"""Like `soon`, for a row that will also be written."""
 
 
 @kernel
@@ -278,7 +278,7 @@ def _every_operation(rows):
 
 
 def check() -> None:
-    """Raise an error where lanes cannot be compiled, or compute something else than plain loops."""
+    """Raise an error if lanes cannot be compiled, or compute something other than plain loops."""
     memory = np.zeros(5 * 32, np.float32)
     first = -memory.ctypes.data % BYTES // 4
     rows = memory[first : first + 4 * 32].reshape(4, 32)

@@ -1,4 +1,4 @@
-"""Public names of a package that are imported when they are first asked for, so that importing the package is quick."""
+"""Public names of a package that are imported on first use, so that importing the package is quick."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def lazily(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
-    """The `__getattr__` of a package.
+    """Return the `__getattr__` of a package.
 
     **Arguments**
 

@@ -1,4 +1,4 @@
-"""What a figure was measured on, and how much memory there is."""
+"""The machine that a figure was measured on, and how much memory there is."""
 
 import os
 import platform
@@ -10,17 +10,17 @@ from skirl.tools.sealed_json import skirl_version
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def machine() -> dict[str, Any]:
-    """The processor, its cores, threads and versions; nothing that names the machine or its user.
+    """Return the processor, its cores, threads and versions; nothing that names the machine or its user.
 
     >>> machine()["cores"] >= 1
     True
     """
-    import torch  # 1.4 s, which help and a wrong flag do without
+    import torch  # takes 1.4 s, which help and wrong flags do without
 
     return {
         "processor": _processor(),
@@ -35,9 +35,9 @@ def machine() -> dict[str, Any]:
 
 
 def peak_bytes() -> int:
-    """The most memory this process has held.
+    """Return the most memory that this process has held, in bytes.
 
-    getrusage is asked only where nothing else tells: its figure starts at the peak of the parent process.
+    getrusage is asked only if nothing else tells, because its figure starts at the peak of the parent process.
 
     >>> peak_bytes() > 1 << 20
     True
@@ -52,7 +52,7 @@ def peak_bytes() -> int:
 
 
 def free_bytes() -> int:
-    """Memory that this process can still get: the system's free memory, or less where its control group has a limit.
+    """Return the bytes that this process can still get: free memory of the system or, if less, of its control group.
 
     >>> free_bytes() > 1 << 20
     True

@@ -1,4 +1,4 @@
-"""What the system refused, in words: no numbers of errors, and no names of drafts."""
+"""Errors of the system in words, without their numbers and without names of drafts."""
 
 import errno
 import os
@@ -23,7 +23,7 @@ _WORDS = {
     errno.EMFILE: "this process has too many files open (ulimit -n)",
 }
 ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What freeing some room would mend."""
+"""Errors that go away once there is more room."""
 _IN_TEXT = re.compile(r"(?:os error |[Ee]rrno )(\d+)")
 _DRAFT = re.compile(r"(-[0-9a-f]{16}\.tmp|\.new|\.tmp|\.\d+\.part)$")
 
@@ -37,7 +37,7 @@ class NotWritten(OSError):
 
 
 def of_system(error: BaseException) -> OSError | None:
-    """The system's error behind one: itself, or what a library made a text of; None if it is of another kind.
+    """Return the system's error behind one: itself, or the one that a library turned into text. None for other errors.
 
     >>> of_system(RuntimeError("I/O error: No space left on device (os error 28)")).errno
     28
@@ -55,7 +55,7 @@ def of_system(error: BaseException) -> OSError | None:
 
 
 def why(error: BaseException, where: str | Path | None = None) -> str:
-    """Why the system refused, and how much room there is at `where` if that was the reason.
+    """Return why the system refused, and how much room there is at `where` if that was the reason.
 
     >>> why(OSError(errno.EROFS, "Read-only file system", "runs/x.tmp"))
     'the file system is read-only'
@@ -73,7 +73,7 @@ def why(error: BaseException, where: str | Path | None = None) -> str:
 
 
 def said(error: BaseException) -> str:
-    """An error as a sentence of a command: a file that the system names stands before the reason.
+    """Return an error as a command reports it: a file that the system names comes before the reason.
 
     >>> said(FileNotFoundError(errno.ENOENT, "No such file or directory", "clicks.csv"))
     'clicks.csv: there is no such file or folder'
@@ -88,7 +88,7 @@ def said(error: BaseException) -> str:
 
 @contextmanager
 def writing(path: str | Path) -> Iterator[None]:
-    """In this block a file is written: what the system refuses comes out as a `NotWritten` that names it."""
+    """Raise a `NotWritten` that names the file if the system refuses something in this block."""
     try:
         yield
     except Exception as error:
@@ -100,7 +100,7 @@ def writing(path: str | Path) -> Iterator[None]:
 
 
 def _free(path: Path) -> int | None:
-    """Bytes that are free where a path is, or would be."""
+    """Return the bytes that are free where a path is, or would be."""
     for place in (path, *path.absolute().parents):
         try:
             return shutil.disk_usage(place).free

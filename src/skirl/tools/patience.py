@@ -1,16 +1,16 @@
-"""How long one process waits for another, as the user has it."""
+"""How long one process waits for another, as the user sets it."""
 
 from collections.abc import Mapping
 from contextlib import suppress
 
 
 def patience_of(environment: Mapping[str, str], otherwise: float = 600.0) -> float:
-    """Seconds, as SKIRL_PATIENCE says in the environment.
+    """Return the seconds that SKIRL_PATIENCE sets in the environment.
 
     **Arguments**
 
-    - `environment`: of the process.
-    - `otherwise`: where it says nothing.
+    - `environment`: environment of the process.
+    - `otherwise`: the default.
 
     >>> patience_of({}), patience_of({"SKIRL_PATIENCE": "90"})
     (600.0, 90.0)

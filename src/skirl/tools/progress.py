@@ -25,8 +25,10 @@ ELSEWHERE = 3.0
 
 
 class Progress:
-    """Shows one loop: use it in a with-block and call it once per step. steps: how many there are; None if not known. below:
-    what a terminal shows in the place of the facts. written: how a number of steps is, such as `size` where they are bytes.
+    """Shows the progress of a loop: use it in a with-block, and call it once per step.
+
+    `steps` is how many there are, None if not known. `below` returns what a terminal shows in place of the facts.
+    `written` formats a number of steps, such as `size` if they are bytes.
 
     >>> with Progress("train", steps=2, to=sys.stdout) as progress:
     ...     for done in (1, 2):
@@ -58,7 +60,7 @@ class Progress:
         self._last: tuple[int, Callable[[], Facts]] | None = None
 
     def __call__(self, done: int, facts: Callable[[], Facts]) -> None:
-        """`done` steps are done; `facts` is called for what else to show, if it is time to show anything."""
+        """Report that `done` steps are done. `facts` returns what else to show; it is called only when it is shown."""
         if self._quiet:
             return
         now = time.monotonic()
@@ -131,7 +133,7 @@ class Progress:
 
 
 def clock(seconds: float) -> str:
-    """Seconds as people write them.
+    """Return seconds as people write them.
 
     >>> clock(75.2), clock(3700)
     ('1:15', '1:01:40')
@@ -141,7 +143,7 @@ def clock(seconds: float) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes as people write them.
+    """Return bytes as people write them.
 
     >>> size(512), size(3 * 2**20), size(5.5 * 2**30)
     ('512 B', '3.0 MiB', '5.5 GiB')
@@ -154,7 +156,7 @@ def size(count: float) -> str:
 
 
 def hidden(share: float, moved: int) -> str:
-    """How much of the movement of so many rows computing has hidden.
+    """Say how much of the movement of this many rows was hidden behind computing.
 
     >>> hidden(0.3, 10), hidden(0.3, 0)
     ('30% of the movement', 'no row was fetched or written: there was no movement to hide')
@@ -163,7 +165,7 @@ def hidden(share: float, moved: int) -> str:
 
 
 def malformed(count: int, first: str | None) -> str:
-    """How many rows of data files were left out, and where the first is.
+    """Say how many rows of data files were skipped, and where the first one is.
 
     >>> malformed(1, "line 17 of part-3")
     '1 malformed row: line 17 of part-3'
@@ -174,7 +176,7 @@ def malformed(count: int, first: str | None) -> str:
 
 
 def listed(facts: Facts) -> str:
-    """Facts, one on each line.
+    """Return facts as text, one on each line.
 
     >>> print(listed({"loss": "0.693", "rows": "10\\nof 100"}))
       loss  0.693

@@ -1,5 +1,7 @@
-"""The states of the random generators that a training script uses without naming one: saved with a checkpoint, and put
-back when a run is resumed, so that a DataLoader's seed and dropout are what they would have been.
+"""The states of the random generators that a training script uses without naming one.
+
+They are saved with a checkpoint, and restored when a run is resumed, so that a DataLoader's seed and dropout are what
+they would have been.
 """
 
 import random
@@ -11,11 +13,11 @@ import numpy as np
 import torch
 
 _own: dict[str, Any] | None = None
-"""The states of the run, while others are in their place."""
+"""States of the run's generators, while others are in their place."""
 
 
 def swap_in(*seed: int) -> None:
-    """Begin the generators anew by a seed, until `swap_out` puts those of the run back.
+    """Seed the generators, until `swap_out` restores those of the run.
 
     **Arguments**
 
@@ -43,7 +45,7 @@ def swap_in(*seed: int) -> None:
 
 
 def swap_out() -> None:
-    """Put the generators of the run back, if others are in their place."""
+    """Restore the generators of the run, if others are in their place."""
     global _own
     own, _own = _own, None
     if own is not None:
@@ -52,7 +54,7 @@ def swap_out() -> None:
 
 @contextmanager
 def unchanged() -> Iterator[None]:
-    """After the block the generators are what they were before it.
+    """Restore the generators after the block to what they were before it.
 
     >>> before = torch.get_rng_state()
     >>> with unchanged():
@@ -68,7 +70,7 @@ def unchanged() -> Iterator[None]:
 
 
 def capture() -> dict[str, Any]:
-    """The states of torch's, NumPy's and Python's own generators: those of the run, where others are in their place.
+    """Return the states of torch's, NumPy's and Python's own generators: the run's, if others are in their place.
 
     >>> before = capture()
     >>> a = torch.rand(2)
@@ -80,7 +82,7 @@ def capture() -> dict[str, Any]:
 
 
 def restore(state: dict[str, Any]) -> None:
-    """Put captured states back; after those that are in the place of the run's."""
+    """Restore captured states; if others are in place of the run's, `swap_out` will restore them."""
     global _own
     if _own is None:
         _put(state)

@@ -1,4 +1,4 @@
-"""A JSON file that is replaced whole and read back only as it was written: its last entry is the SHA-256 of the rest.
+"""A JSON file that is replaced whole and read back only if unchanged: its last entry is the SHA-256 of the rest.
 
 Renaming such a header into place makes all files that it names the current state in one step. Plans and costs, which people
 may edit, have a digest that may be left out.
@@ -29,11 +29,11 @@ class CheckpointError(ValueError):
 
 
 class OtherVersion(CheckpointError):
-    """A checkpoint that another version of skirl wrote; it may well be whole."""
+    """A checkpoint that another version of skirl wrote; it may well be intact."""
 
 
 def seal(body: Mapping[str, Any]) -> bytes:
-    """The bytes of a header; equal bodies have equal bytes.
+    """Return the bytes of a header; equal bodies have equal bytes.
 
     >>> seal({"step": 7}).decode().splitlines()[1]
     ' "step": 7,'
@@ -41,27 +41,27 @@ def seal(body: Mapping[str, Any]) -> bytes:
     body = dict(body)
     text = json.dumps(body, indent=1, allow_nan=False)
     checksum = hashlib.sha256(text.encode()).hexdigest()
-    # As `json.dumps(body | {_SEAL: checksum}, indent=1)`, which would format the body again: half the time of a header.
+    # Like `json.dumps(body | {_SEAL: checksum}, indent=1)`, but without formatting the body again: half of the time.
     return f'{text.removesuffix("}").rstrip()}{"," if body else ""}\n "{_SEAL}": "{checksum}"\n}}\n'.encode()
 
 
 def _is_sealed(raw: bytes) -> bool:
-    """Whether bytes are what `seal` made of something. To make them again would take most of the time of reading them."""
+    """Return whether `seal` made these bytes. Making them again would take most of the time of reading them."""
     head, found, tail = raw.rpartition(f'\n "{_SEAL}": "'.encode())
     text = b"{}" if head == b"{" else head.removesuffix(b",") + b"\n}"
     return bool(found) and tail == f'{hashlib.sha256(text).hexdigest()}"\n}}\n'.encode()
 
 
 def write_sealed(path: Path, body: Mapping[str, Any], mark: str, check: Callable[[], None] = lambda: None) -> None:
-    """Put a header in place; everything that it names must be on disk already. The draft is called `PATH-MARK.tmp`.
+    """Put a header in place. Everything that it names must be on disk already. The draft is called `PATH-MARK.tmp`.
 
-    check: called when the draft is on disk; where it raises, the header is not put in place.
+    `check` is called when the draft is on disk; if it raises, the header is not put in place.
     """
     put_whole(path, seal(body), mark, check)
 
 
 def put_whole(path: Path, content: bytes, mark: str, check: Callable[[], None] = lambda: None) -> None:
-    """Put a file in place: whatever fails, the old one is there or the new one, whole. As `write_sealed`."""
+    """Put a file in place. Whatever fails, either the old one or the new one is there, whole. See `write_sealed`."""
     draft = path.with_name(f"{path.name}-{mark}.tmp")
     try:
         with draft.open("wb") as file:
@@ -85,7 +85,7 @@ def read_sealed(
     what: str,
     error: type[CheckpointError] = CheckpointError,
 ) -> dict[str, Any]:
-    """Read a header; anything but an undamaged one of this format and version is refused. `what`: what errors call it."""
+    """Read a header. Refuse anything but an undamaged one of this format and version. `what`: what errors call it."""
     versions = version if isinstance(version, tuple) else (version,)
     if not path.is_file():
         raise error(f"{path} is missing: give a folder that holds a finished {what}")
@@ -109,7 +109,7 @@ def read_sealed(
 
 @cache  # reading it takes 0.5 ms, and every durable point of a store writes it
 def skirl_version() -> str:
-    """The version of skirl that is installed."""
+    """Return the version of skirl that is installed."""
     try:
         return importlib.metadata.version("skirl")
     except importlib.metadata.PackageNotFoundError:  # run from a source tree
@@ -134,16 +134,16 @@ def sync_folder(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Readable:
-    """A kind of JSON file that people read and may write by hand. Its digest tells one that was changed by accident.
+    """A kind of JSON file that people read and may write by hand. Its digest shows whether it was changed by accident.
 
     **Arguments**
 
-    - `format`, `version`: what its first two entries say.
-    - `noun`: what errors call it, as "plan of tables".
+    - `format`, `version`: values of its first two entries.
+    - `noun`: what errors call it, such as "plan of tables".
     - `writer`: the command that writes it.
-    - `form`: of its entries, as `misfit` takes it.
-    - `most`: bytes of a file.
-    - `what`, `again`: what it holds, and how one comes to another, as errors say it.
+    - `form`: form of its entries, as for `misfit`.
+    - `most`: most bytes of a file.
+    - `what`, `again`: what it holds, and how to get another one, as errors say it.
     """
 
     format: str
@@ -156,34 +156,34 @@ class Readable:
     again: str = "make the plan again"
 
     def text(self, body: Mapping[str, Any]) -> str:
-        """The file's text.
+        """Return the file's text.
 
         **Arguments**
 
-        - `body`: what it says, but for its format and its digest.
+        - `body`: its entries, without format and digest.
         """
         body = {"format": self.format, "format_version": self.version, **body}
         return json.dumps(body | {"digest": _digest(body)}, indent=1) + "\n"
 
     def write(self, path: Path, body: Mapping[str, Any]) -> None:
-        """Write a file; one that is there is replaced whole, or stays.
+        """Write a file. An existing one is replaced whole, or stays.
 
         **Arguments**
 
-        - `path`: where.
-        - `body`: as `text` takes it.
+        - `path`: the file.
+        - `body`: as for `text`.
         """
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             put_whole(path, self.text(body).encode(), secrets.token_hex(8))
 
     def load(self, path: Path, parsed: Callable[[str], T]) -> T:
-        """What a file says; a ValueError that names it where it is wrong.
+        """Read a file. Raise a ValueError that names it if it is wrong.
 
         **Arguments**
 
         - `path`: the file.
-        - `parsed`: makes of its text what it says.
+        - `parsed`: turns its text into what it describes.
         """
         named = f"name {self.what} that `{self.writer}` wrote"
         if not path.is_file():
@@ -198,11 +198,11 @@ class Readable:
             raise ValueError(f"{path}: {error}") from None
 
     def body(self, text: str) -> dict[str, Any]:
-        """What a text says, of the right form and not changed; a ValueError where it is not.
+        """Return the entries of a text. Raise a ValueError if they have the wrong form or were changed.
 
         **Arguments**
 
-        - `text`: of a file. One without a digest may be written by hand.
+        - `text`: text of a file. One that is written by hand may lack the digest.
         """
         try:
             body = json.loads(text, parse_constant=_refused)

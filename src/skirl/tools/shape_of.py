@@ -1,5 +1,7 @@
-"""Check the form of what was read from a file before it is used. A form is a `Kind`, a dict of forms by name (all are
-needed, others are allowed), `[form]` for a list, or `{...: form}` for a dict with any names.
+"""Checks of the form of what was read from a file, before it is used.
+
+A form is a `Kind`, a dict of forms by name (all are needed, others are allowed), `[form]` for a list, or `{...: form}`
+for a dict with any names.
 """
 
 import math
@@ -23,7 +25,7 @@ ANY = Kind("anything", lambda v: True)
 
 
 def misfit(value: Any, form: Any, where: str = "") -> str | None:
-    """The first place where a value does not have the form, in words; None if it has.
+    """Return in words the first place where a value does not have the form, or None.
 
     >>> misfit({"step": -1}, {"step": COUNT})
     'step is -1, not a whole number from 0 on'
@@ -50,7 +52,7 @@ def misfit(value: Any, form: Any, where: str = "") -> str | None:
 
 
 def finite(value: float | None) -> bool:
-    """Whether a score is a number that can be plotted.
+    """Return whether a score is a number that can be plotted.
 
     >>> finite(None), finite(float("nan")), finite(0.5)
     (False, False, True)

@@ -1,4 +1,4 @@
-"""Arrays for a process that is forked off this one, in memory that both see: nothing is copied on the way."""
+"""Arrays for a process that is forked off this one, in memory that both see, so that nothing is copied on the way."""
 
 import mmap
 from collections.abc import Sequence
@@ -9,16 +9,16 @@ ALIGNED = 64
 """Bytes of a cache line."""
 
 Layout = tuple[tuple[str, tuple[int, ...], int] | None, ...]
-"""Of each array its dtype, shape and the byte at which it begins; None for none."""
+"""For each array its dtype, its shape and the byte at which it begins; None for no array."""
 
 
 class SharedSlots:
-    """Places for some arrays each; made before the fork. Who puts knows which places are free.
+    """Slots that hold some arrays each, made before the fork. Whoever calls `put` keeps track of which are free.
 
     **Arguments**
 
-    - `count`: how many places.
-    - `size`: bytes of each. They take memory when they are first used.
+    - `count`: number of slots.
+    - `size`: bytes of each slot. They take memory when they are first used.
 
     >>> slots = SharedSlots(2, 1024)
     >>> layout = slots.put(1, [np.arange(3), None, np.ones((2, 2), np.float32)])
@@ -32,12 +32,12 @@ class SharedSlots:
         self._memory = mmap.mmap(-1, count * size)
 
     def put(self, slot: int, arrays: Sequence[np.ndarray | None]) -> Layout | None:
-        """Copy arrays to a place; where they are there, or None if it is too small for them.
+        """Copy arrays to a slot. Return where they are, or None if it is too small for them.
 
         **Arguments**
 
-        - `slot`: which place; what was in it is gone.
-        - `arrays`: of any shapes; None stands for none.
+        - `slot`: number of the slot; what was in it is lost.
+        - `arrays`: of any shapes; None stands for no array.
         """
         at, layout = slot * self._size, []
         for array in arrays:
@@ -51,5 +51,5 @@ class SharedSlots:
         return tuple(layout)
 
     def get(self, layout: Sequence[tuple[str, tuple[int, ...], int] | None]) -> list[np.ndarray | None]:
-        """The arrays themselves, until others are put in their place."""
+        """Return the arrays themselves, valid until others are put in their place."""
         return [None if one is None else np.ndarray(one[1], one[0], self._memory, one[2]) for one in layout]

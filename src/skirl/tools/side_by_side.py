@@ -1,4 +1,4 @@
-"""Work on the items of an iterator in several threads, the results in the order of the items."""
+"""Working on the items of an iterator in several threads, with the results in the order of the items."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -10,21 +10,21 @@ from typing import TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 _GLANCE = 0.05
-"""Seconds between two looks at whether anybody still wants more."""
+"""Seconds between two checks whether anybody still wants more."""
 
 
 @contextmanager
 def side_by_side(work: Callable[[T], R], items: Iterator[T], threads: int) -> Iterator[Iterator[R]]:
-    """The results of `work` in the order of `items`; an error comes where the result would have come.
+    """Do `work` in several threads, with results in the order of `items`. An error is raised in place of its result.
 
-    The thread that works on an item is the one that took it out of the iterator; one thread at a time takes. At the end of
-    the block all have ended.
+    The thread that works on an item is the one that took it from the iterator; one thread at a time takes. When the
+    block has ended, so have all threads.
 
     **Arguments**
 
-    - `work`: makes a result of an item, in several threads at once.
-    - `items`: as far ahead of the results as there are threads, and one more for each.
-    - `threads`: how many work.
+    - `work`: makes a result from an item, in several threads at once.
+    - `items`: the items; up to two per thread are taken ahead of the results.
+    - `threads`: number of threads that work.
 
     >>> with side_by_side(lambda n: n * n, iter(range(5)), 3) as squares:
     ...     print(list(squares))
@@ -81,5 +81,5 @@ def side_by_side(work: Callable[[T], R], items: Iterator[T], threads: int) -> It
         for thread in running:
             while thread.is_alive():
                 with suppress(Empty):
-                    ready.get_nowait()  # what waits for room goes on, and sees that it is over
+                    ready.get_nowait()  # a thread that waits for room goes on, and sees that it is over
                 thread.join(_GLANCE)

@@ -7,7 +7,7 @@ _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
 
 def parse_bytes(text: str) -> int:
-    """The bytes of a size such as "4GiB" or "500 MB".
+    """Return the bytes of a size such as "4GiB" or "500 MB".
 
     >>> parse_bytes("4GiB"), parse_bytes("1.5 kB")
     (4294967296, 1500)

@@ -1,5 +1,7 @@
-"""Safetensors files that are written and read a piece at a time, with a checksum for each tensor: memory is one piece,
-not the file. An `Entry` describes a file to whoever reads it back: its header is then compared, not parsed.
+"""Safetensors files that are written and read in pieces, with a checksum for each tensor.
+
+Memory holds one piece, not the file. An `Entry` describes a file to its reader, which compares the file's header
+instead of parsing it.
 """
 
 import hashlib
@@ -22,17 +24,17 @@ _SIZES = {"float32": 4, "float64": 8, "int64": 8}
 
 Columns = Mapping[str, tuple[np.dtype, tuple[int, ...]]]
 Entry = dict[str, Any]
-"""What `Writer.entry` says of a file: {"file": name, "columns": {name: [dtype, shape]}, "about": ..., "sha256": ...}.
-"""
+"""A description of a file, as `Writer.entry` returns it:
+{"file": name, "columns": {name: [dtype, shape]}, "about": ..., "bytes": size, "sha256": ...}."""
 
 
 def bytes_of(columns: Columns) -> int:
-    """How many bytes the tensors take."""
+    """Return the number of bytes that the tensors take."""
     return sum(dtype.itemsize * math.prod(shape) for dtype, shape in columns.values())
 
 
 def _layout(columns: Columns, about: Mapping[str, str]) -> tuple[bytes, dict[str, int]]:
-    """The head of a file, and where each tensor begins in it."""
+    """Return the head of a file, and where each tensor begins in it."""
     header: dict[str, object] = {"__metadata__": dict(about)}
     begin: dict[str, int] = {}
     place = 0
@@ -74,7 +76,7 @@ class Writer:
         return self
 
     def write(self, name: str, rows: np.ndarray) -> None:
-        """The next rows of a tensor."""
+        """Write the next rows of a tensor."""
         data = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
         self._digests[name].update(data)
         self._file.seek(self._at[name])
@@ -108,7 +110,7 @@ class Writer:
 
 
 class Reader:
-    """A file that `Writer` wrote. Whatever is wrong with it raises a `CheckpointError` that names it."""
+    """A file that `Writer` wrote. If anything is wrong with it, a `CheckpointError` names it."""
 
     def __init__(self, folder: Path, entry: Entry) -> None:
         try:
@@ -151,7 +153,7 @@ class Reader:
                 raise CheckpointError(f"{self.path} is damaged, the checksum of {name} differs: use another checkpoint")
 
     def pieces(self, names: list[str], rows: int) -> Iterator[list[np.ndarray]]:
-        """Some tensors, at most `rows` rows at a time; all of them have equally many rows."""
+        """Yield some tensors, at most `rows` rows at a time; all of them must have equally many rows."""
         shapes = [self._columns[name][1] for name in names]
         with self.path.open("rb") as file:
             for start in range(0, shapes[0][0], rows):
@@ -159,7 +161,7 @@ class Reader:
                 yield [self._read(file, name, start, n) for name in names]
 
     def pairs(self, keys: str, rows: str, layout: Any, n: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Keys and their rows, at most `n` at a time; they must fit a store's layout."""
+        """Yield keys and their rows, at most `n` at a time. They must fit a store's layout."""
         if keys not in self or rows not in self:
             raise CheckpointError(f"{self.path} has no {keys}: use another checkpoint")
         if self._columns[keys][1] != self._columns[rows][1][:1]:
@@ -172,13 +174,13 @@ class Reader:
             yield some, records
 
     def whole(self, name: str) -> np.ndarray:
-        """All of one tensor."""
+        """Return a whole tensor."""
         parts = [piece for [piece] in self.pieces([name], 1 << 20)]
         dtype, shape = self._columns[name]
         return np.concatenate([np.empty((0, *shape[1:]), dtype), *parts])
 
     def mapped(self, name: str) -> np.ndarray:
-        """All of one tensor, read-only, in pages of the file: what is not looked at is not read."""
+        """Return a whole tensor, read-only and mapped from the file: parts that are not accessed are not read."""
         dtype, shape = self._columns[name]
         if not math.prod(shape):
             return np.empty(shape, dtype)

@@ -1,4 +1,4 @@
-"""Run a kernel over 0..n in several threads, with the same bits for any number of them."""
+"""Running a kernel over 0..n in several threads, with the same bits for any number of them."""
 
 import os
 import threading
@@ -33,7 +33,7 @@ class _Run:
                     self.done.release()
 
     def wait(self) -> None:
-        """Until every part has ended, Ctrl-C included: a part still running writes into the caller's arrays."""
+        """Wait until every part has ended, even after Ctrl-C: a running part still writes into the caller's arrays."""
         interrupt: BaseException | None = None
         while True:
             try:
@@ -48,9 +48,9 @@ class _Run:
 
 
 class Threads:
-    """Daemon threads and the queue they share. They are started when first needed, and anew in a forked child.
+    """Daemon threads and the queue that they share. They are started when first needed, and again in a forked child.
 
-    A kernel that waits for a disk brings its own: on the shared ones a training step would wait behind it.
+    A kernel that waits for a disk uses threads of its own: on the shared ones, a training step would wait behind it.
     """
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ _threads = Threads()
 
 
 def _forget() -> None:
-    """In a forked child: the parent's threads do not exist here, and its locks may be held for ever."""
+    """Start over in a forked child: the parent's threads do not exist here, and its locks may be held for ever."""
     global _threads
     _threads = Threads()
 
@@ -87,12 +87,12 @@ if hasattr(os, "register_at_fork"):
 
 
 def partition(n: int, parts: int, work: NDArray[Any] | None = None) -> list[int]:
-    """Borders of ranges that cover 0..n: part p is borders[p]..borders[p + 1].
+    """Return the borders of ranges that cover 0..n: part p is borders[p]..borders[p + 1].
 
     **Arguments**
 
-    - `n`: how many items there are.
-    - `parts`: how many ranges to make.
+    - `n`: number of items.
+    - `parts`: number of ranges to make.
     - `work`: [n + 1], ascending: the cost of all items before each, such as the group starts of rows. None: all items cost
       the same.
 
@@ -117,19 +117,19 @@ def run(
     pool: Threads | None = None,
     meanwhile: Callable[[], None] | None = None,
 ) -> None:
-    """Call kernel(*args, lo, hi) so that the ranges cover 0..n, in up to `threads` threads, this one among them.
+    """Call kernel(*args, lo, hi) on ranges that cover 0..n, in up to `threads` threads, including this one.
 
-    Returns when all parts have ended. An exception of any part is raised here, with its traceback.
+    Return when all parts have ended. An exception of any part is raised here, with its traceback.
 
     **Arguments**
 
-    - `kernel`: takes `lo` and `hi` last, and shares no sum across their border, so that the bits do not depend on `threads`.
-    - `n`: how many items there are.
+    - `kernel`: takes `lo` and `hi` last. It shares no sum across ranges, so that the bits do not depend on `threads`.
+    - `n`: number of items.
     - `args`: what the kernel takes before `lo` and `hi`.
-    - `threads`: how many to use at most; 1 calls the kernel here. To hand out a part takes about 10 us.
-    - `work`: what the items cost, see `partition`. None: all the same.
+    - `threads`: most threads to use; 1 calls the kernel here. Handing out a part takes about 10 us.
+    - `work`: costs of the items, see `partition`. None: all cost the same.
     - `pool`: the threads to use. None: those that the process shares.
-    - `meanwhile`: what this thread does while others run the kernel, or before it where there are no others.
+    - `meanwhile`: what this thread does while others run the kernel, or before the kernel if there are no others.
 
     >>> x = np.zeros(5)
     >>> def add(x, amount, lo, hi):

@@ -1,16 +1,16 @@
-"""What tables forbid of a placement: cuts that they may not have, and ranks that are not theirs."""
+"""Limits that tables put on a placement: cuts that they may not have, and ranks where they may not be."""
 
 from skirl.placement.tables.pieces import Piece, whole
 from skirl.placement.tables.problem import Placed, Problem
 
 
 def forbidden(problem: Problem, placed: Placed) -> str | None:
-    """What a placement does that its tables forbid, in words, told from its pieces; None: nothing.
+    """Return in words what a placement's pieces do that their tables forbid, or None.
 
     **Arguments**
 
     - `problem`: tables, and how they may be cut.
-    - `placed`: of a search, a rule or a file.
+    - `placed`: a placement from a search, a rule or a file.
     """
     of: dict[int, list[tuple[Piece, int]]] = {}
     for item, rank in zip(placed.items, placed.at.tolist(), strict=True):

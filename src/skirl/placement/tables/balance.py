@@ -1,7 +1,8 @@
-"""Items over ranks, by compiled loops: the least busy rank in turn, then moves and swaps. Fixed items stay where they are.
+"""Compiled loops that put items on ranks: greedily, then by moves and swaps. Fixed items stay where they are.
 
-Of item i: compute[i] and exchange[i] in ms, nbytes[i], fixed[i] (its rank, or -1). Of rank r: slow[r] and far[r] multiply
-the two, caps[r] in bytes. Bytes over the caps, summed, come first, then the busiest rank.
+Item i has compute[i] and exchange[i] in ms, nbytes[i], and fixed[i] (its rank, or -1). Rank r multiplies the two times
+by slow[r] and far[r], and has room for caps[r] bytes. The sum of bytes over the caps counts first, then the time of the
+busiest rank.
 """
 
 import numpy as np
@@ -9,18 +10,18 @@ import numpy as np
 from skirl.tools.jit import kernel
 
 EPS = 1e-9
-"""What a change has to gain of the busiest rank's time, as a share: less is rounding."""
+"""The least that a change has to gain, as a share of the busiest rank's time: less is rounding."""
 
 
 @kernel
 def greedy(order, compute, exchange, nbytes, fixed, slow, far, caps, at, load, used):
-    """Each item of `order` to the rank that is then least busy, of those that have room; else to the one least over.
+    """Put each item of `order` on the least busy rank that has room, or else on the one that is then least over.
 
     **Arguments**
 
-    - `order`: items; those that are fixed come first whatever it says.
+    - `order`: items; fixed ones are placed first, wherever they stand in it.
     - `compute`, `exchange`, `nbytes`, `fixed`, `slow`, `far`, `caps`: as above.
-    - `at`, `load`, `used`: out, the rank of each item, and ms and bytes of each rank.
+    - `at`, `load`, `used`: out: the rank of each item, and the ms and bytes of each rank.
     """
     load[:] = 0.0
     used[:] = 0
@@ -50,19 +51,19 @@ def _over(used, cap):
 
 @kernel
 def improve(compute, exchange, nbytes, fixed, slow, far, caps, at, load, used, most):
-    """Move or swap items while that takes bytes over the caps away, or makes the busiest rank less busy; how often it did.
+    """Move or swap items while that reduces the bytes over the caps or the busiest rank's time. Return how often.
 
-    Of all changes of one rank, the busiest or the one most over its cap, the best is made.
+    Each change is the best one for a single rank: the one most over its cap, or else the busiest.
 
     **Arguments**
 
     - `compute`, `exchange`, `nbytes`, `fixed`, `slow`, `far`, `caps`: as above.
     - `at`, `load`, `used`: in and out, as `greedy` leaves them.
-    - `most`: changes to make at the most.
+    - `most`: most changes to make.
     """
     ranks, done = len(caps), 0
     while done < most:
-        worst, most_over = np.int64(-1), np.int64(0)  # no literals: for each `_change` would be compiled again
+        worst, most_over = np.int64(-1), np.int64(0)  # no literals: `_change` would be compiled again for each
         for r in range(ranks):
             over = _over(used[r], caps[r])
             if over > most_over:
@@ -74,7 +75,7 @@ def improve(compute, exchange, nbytes, fixed, slow, far, caps, at, load, used, m
                 if load[r] > load[worst]:
                     worst = r
         changed = _change(worst, tight, compute, exchange, nbytes, fixed, slow, far, caps, at, load, used)
-        if not changed and tight:  # no byte less over; it may still be less busy
+        if not changed and tight:  # the bytes over cannot shrink; the busiest rank's time still may
             worst = np.int64(0)
             for r in range(ranks):
                 if load[r] > load[worst]:
@@ -84,7 +85,7 @@ def improve(compute, exchange, nbytes, fixed, slow, far, caps, at, load, used, m
         if not changed:
             break
         done += 1
-    # Sums of many steps have drifted: add them up anew.
+    # The sums have drifted over many steps: add them up again.
     load[:] = 0.0
     for i in range(len(at)):
         load[at[i]] += compute[i] * slow[at[i]] + exchange[i] * far[at[i]]
@@ -93,12 +94,12 @@ def improve(compute, exchange, nbytes, fixed, slow, far, caps, at, load, used, m
 
 @kernel
 def _change(b, tight, compute, exchange, nbytes, fixed, slow, far, caps, at, load, used):
-    """The best move or swap of an item of rank b, made if it gains."""
+    """Make the best move or swap of an item of rank b, if it gains. Return whether one was made."""
     best_i, best_j, best_r = np.int64(-1), np.int64(-1), np.int64(-1)  # as above, for `_put`
     best_over, best_busy = 0, load[b] * (1 - EPS)
     over_b = _over(used[b], caps[b])
     if tight:
-        best_over, best_busy = -1, np.inf  # bytes over have to become fewer
+        best_over, best_busy = -1, np.inf  # the bytes over have to become fewer
     n, ranks = len(at), len(caps)
     for i in range(n):
         if at[i] != b or fixed[i] >= 0:
@@ -151,12 +152,12 @@ def _put(i, r, compute, exchange, nbytes, slow, far, at, load, used):
 
 @kernel
 def shake(state, kicks, compute, exchange, nbytes, fixed, slow, far, at, load, used):
-    """Move some items to ranks by chance; the next state of the generator.
+    """Move some items to random ranks, and return the generator's next state.
 
     **Arguments**
 
-    - `state`: uint64, of a splitmix64 generator.
-    - `kicks`: how many.
+    - `state`: uint64 state of a splitmix64 generator.
+    - `kicks`: number of moves.
     - `compute`, `exchange`, `nbytes`, `fixed`, `slow`, `far`: as above.
     - `at`, `load`, `used`: in and out.
     """

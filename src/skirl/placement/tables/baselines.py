@@ -1,4 +1,4 @@
-"""What plans are compared with: greedy rules on whole tables, chance, and every table cut by rows over all ranks."""
+"""Plans to compare with: greedy rules for whole tables, chance, and every table cut by rows over all ranks."""
 
 from collections.abc import Callable
 
@@ -15,12 +15,12 @@ MEASURES: dict[str, Measure] = {
     "lookup": lambda s: s.ids * s.dim,
     "size_lookup": lambda s: s.ids * s.dim * np.log10(s.rows),
 }
-"""Of the single rules, what each calls the load of a table."""
+"""The load of a table, according to each single rule."""
 SINGLE = ("size", "dim", "lookup", "size_lookup")
 
 
 def by_measure(problem: Problem, name: str) -> Placed:
-    """Whole tables, the largest first, each where the sum of this measure is least and there is room.
+    """Place whole tables, largest first, each on the rank with room where the sum of this measure is least.
 
     **Arguments**
 
@@ -32,18 +32,18 @@ def by_measure(problem: Problem, name: str) -> Placed:
 
 
 def by_costs(problem: Problem) -> Placed:
-    """The same by fitted costs: the longest first."""
+    """Place whole tables in the same way, by their fitted costs."""
     sizes = [sum(problem.cost(whole(n, spec))[:2]) for n, spec in enumerate(problem.specs)]
     return _placed(problem, np.argsort(-np.array(sizes), kind="stable"), sizes)
 
 
 def by_chance(problem: Problem, seed: int) -> Placed:
-    """Each table anywhere there is room.
+    """Place each table on a random rank that has room.
 
     **Arguments**
 
     - `problem`: tables and ranks.
-    - `seed`: of chance.
+    - `seed`: the random seed.
     """
     rng = np.random.default_rng(seed)
     caps, used = problem.ranks.bytes_of, np.zeros(len(problem.ranks.caps), np.int64)
@@ -57,7 +57,7 @@ def by_chance(problem: Problem, seed: int) -> Placed:
 
 
 def row_wise(problem: Problem) -> Placed:
-    """Every table cut by rows over all ranks, evenly."""
+    """Cut every table by rows, evenly over all ranks."""
     items, at, ranks = list[Item](), list[int](), len(problem.ranks.caps)
     for n, spec in enumerate(problem.specs):
         ends = [spec.rows * r // ranks for r in range(ranks + 1)]
@@ -69,12 +69,12 @@ def row_wise(problem: Problem) -> Placed:
 
 
 def all_of(problem: Problem, seed: int) -> dict[str, Placed]:
-    """Every one of them by its name.
+    """Return every baseline by name.
 
     **Arguments**
 
     - `problem`: tables and ranks.
-    - `seed`: of chance.
+    - `seed`: the random seed.
     """
     return {
         "random": by_chance(problem, seed),

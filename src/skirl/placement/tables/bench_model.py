@@ -1,4 +1,4 @@
-"""What `skirl bench place --part model` measures: both kinds of costs, on tables and batch sizes that neither has seen."""
+"""`skirl bench place --part model`: measure both kinds of costs on tables and batch sizes that neither has seen."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,7 +25,7 @@ from skirl.placement.torchrec import theirs
 
 OPTIMIZER = "rowwise-adagrad"
 BATCHES = {"": 512, "other_batch_": 768}
-"""Samples of a step: one that costs are fitted to, and one that they are not."""
+"""Samples of a step: a batch size that costs are fitted to, and one that they are not."""
 TRAINED, JUDGES, TESTED = 200, 60, 80
 ROUNDS = 6
 WIRE_RANKS = 2
@@ -35,17 +35,17 @@ def fit(
     arena: Arena, optimizer: str, seed: int, tests: Sequence[Combination] = (), *, count: int = TRAINED,
     judges: int = JUDGES, start: Costs | None = None, batches: Sequence[int] | None = None,
 ) -> tuple[Costs, np.ndarray]:  # fmt: skip
-    """Costs of this machine, now; and rounds of other combinations that were measured in turns with those of the fit.
+    """Fit costs of this machine. Return them, and rounds of other combinations measured in turn with those of the fit.
 
     **Arguments**
 
-    - `arena`: to measure in.
-    - `optimizer`: of rows.
-    - `seed`: of chance.
-    - `tests`: the others.
-    - `count`, `judges`: combinations that are learned, and that choose the kind.
-    - `start`: costs to go on from.
-    - `batches`: samples of what is learned; those of `skirl place costs` if not given.
+    - `arena`: the arena to measure in.
+    - `optimizer`: the row optimizer.
+    - `seed`: the random seed.
+    - `tests`: the other combinations.
+    - `count`, `judges`: number of combinations to learn from, and to choose the kind by.
+    - `start`: costs to start from.
+    - `batches`: batch sizes to measure; those of `skirl place costs` if not given.
     """
     more = () if batches is None else (batches,)
     learned, judging = training(optimizer, count, seed, *more), held_out(optimizer, judges, seed, *more)
@@ -56,11 +56,11 @@ def fit(
 
 
 def model(seed: int) -> dict[str, Any]:
-    """How far predictions of held-out tables, of the batch sizes that were fitted and of another, are from measurements.
+    """Measure how far predictions are off for held-out tables, at a batch size that costs are fitted to and at another.
 
     **Arguments**
 
-    - `seed`: of chance.
+    - `seed`: the random seed.
     """
     tests = {}
     for name, batch in BATCHES.items():
@@ -76,14 +76,14 @@ def model(seed: int) -> dict[str, Any]:
 
 
 def compared(name: str, costs: Costs, tests: Measured, rounds: np.ndarray) -> dict[str, Any]:
-    """Figures of one batch size: of the chosen kind, of both, of two rules, and of measuring again.
+    """Return the figures of one batch size: of the chosen kind, of both kinds, of simple rules, and of measuring again.
 
     **Arguments**
 
-    - `name`: with which all begin.
-    - `costs`: both kinds.
-    - `tests`: measured.
-    - `rounds`: of these.
+    - `name`: prefix of the figures' names.
+    - `costs`: costs of both kinds.
+    - `tests`: the measured combinations.
+    - `rounds`: rounds of their measurement.
     """
     ms, sets = tests.ms, [combination.pieces for combination in tests.combinations]
     said: dict[str, np.ndarray] = {"": costs.together(sets)}
@@ -103,11 +103,11 @@ def compared(name: str, costs: Costs, tests: Measured, rounds: np.ndarray) -> di
 
 
 def exchange(seed: int) -> dict[str, Any]:
-    """How well a latency and a rate, or nets, tell what an exchange takes; "unvalidated" where repeats vary too much.
+    """Measure how well a latency and a rate, or nets, predict an exchange; "unvalidated" if repeats vary too much.
 
     **Arguments**
 
-    - `seed`: of chance.
+    - `seed`: the random seed.
     """
     from skirl.placement.tables import wire_fit
 

@@ -1,4 +1,4 @@
-"""What `skirl bench place` measures of whole plans, on tables that no cost was fitted to."""
+"""Measurements of whole plans for `skirl bench place`, on tables that no cost was fitted to."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,20 +20,21 @@ from skirl.placement.torchrec import theirs
 
 OPTIMIZER = "rowwise-adagrad"
 BATCH = 512
-"""Samples of the tasks."""
+"""Samples of a step of the tasks."""
 CELLS = tuple((ranks, dim) for ranks in (4, 8) for dim in (16, 128))
-"""Ranks and the largest dim of the tasks."""
+"""Number of ranks and largest dim of the tasks."""
 FULL = 0.6
 SEARCH, CHECK = 5.0, 4.0
 """Seconds of each search, and of measuring the best few plans."""
 CHECKED = "checked"
 EVERY = 5
-"""Of the tasks of each cell, one in so many is planned by TorchRec too, in twelve ways: each takes seconds."""
+"""One task in this many of each cell is planned by TorchRec too, in twelve ways that take seconds each."""
 PLAN_ROUNDS, MOST_ROUNDS, SETTLED = 4, 24, 0.02
-"""Of measuring the plans of a task: so many rounds at a time, until the least of every other round is as near as that to the
-least of the rest, or there were so many. Noise that is left makes the busiest rank busier, of an even plan most."""
+"""Measure a task's plans `PLAN_ROUNDS` rounds at a time, until the minima of every other round differ from the rest's
+by no more than `SETTLED`, or `MOST_ROUNDS` are done. Remaining noise makes the busiest rank look busier, most of all in
+an even plan."""
 Times = Mapping[str, tuple[float, float, float]]
-"""Of each plan of a task the busiest rank's milliseconds, the mean rank's, and the most that one exchanges."""
+"""For each plan of a task: milliseconds of the busiest rank, of the mean rank, and the most that one rank exchanges."""
 OURS = {
     "whole": {"columns": "never", "rows": False},
     "columns": {"columns": "always", "rows": False},
@@ -43,12 +44,12 @@ OURS = {
 
 
 def plans(tasks: int, seed: int) -> dict[str, Any]:
-    """Measured milliseconds of the busiest rank, ours beside simpler plans of the same tasks.
+    """Measure the busiest rank's milliseconds under our plans and under simpler plans of the same tasks.
 
     **Arguments**
 
-    - `tasks`: how many, in turns of each of `CELLS`.
-    - `seed`: of chance.
+    - `tasks`: number of tasks, taken from each of `CELLS` in turn.
+    - `seed`: the random seed.
     """
     arena = Arena()
     (fitted_now, _), rng = fit(arena, OPTIMIZER, seed), np.random.default_rng(seed)
@@ -81,22 +82,22 @@ def plans(tasks: int, seed: int) -> dict[str, Any]:
 
 
 def _checked(arena: Arena, of: Task, problem: Problem, found: Found, seed: int) -> Placed:
-    """The plan as `--check` gives it out, which measures another batch of the same tables."""
+    """Return the plan that `--check` chooses, which measures another batch of the same tables."""
     heads = [of.tables[n].head for n in canonical(of.specs)]
     bench = Bench(problem, seed + 1, heads, arena)
     return checked(problem, candidates(problem, found), CHECK, seed=seed, bench=bench).best.placed
 
 
 def measure(arena: Arena, of: Task, problem: Problem, placed: Mapping[str, Placed], seed: int) -> tuple[Times, float]:
-    """Of each plan the busiest rank's milliseconds, computing measured and exchange counted, the mean rank's, and exchange.
+    """Return the `Times` of each plan, with computing measured and exchange counted, and the noise that is left.
 
     **Arguments**
 
-    - `arena`: to measure in.
+    - `arena`: the arena to measure in.
     - `of`: the task.
-    - `problem`: of it.
+    - `problem`: the task's problem.
     - `placed`: the plans.
-    - `seed`: of chance.
+    - `seed`: the random seed.
     """
     order = canonical(of.specs)
     lookups = [Lookups(of.tables[n], seed * 1000 + n) for n in order]
@@ -122,12 +123,12 @@ def measure(arena: Arena, of: Task, problem: Problem, placed: Mapping[str, Place
 
 
 def compared(cells: Sequence[str], measured: Sequence[Times]) -> dict[str, Any]:
-    """The figures of `plans`.
+    """Return the figures of `plans`.
 
     **Arguments**
 
-    - `cells`: of each task.
-    - `measured`: of each task.
+    - `cells`: the cell of each task.
+    - `measured`: the times of each task.
     """
     by_torchrec = theirs.ratios(measured, "rows")
     in_all = [name for name in measured[0] if name not in by_torchrec]

@@ -1,4 +1,4 @@
-"""What `skirl bench place` measures of the search alone: against every placement of small tasks, full memory, and time."""
+"""Measurements of the search alone: against every placement of small tasks, at full memory, and its time."""
 
 import itertools
 from collections.abc import Iterator
@@ -21,19 +21,20 @@ LINK = 1.25e9
 ANYWHERE = 30
 """Small tasks that are searched with cuts anywhere as well."""
 THEIRS, THEIR_SECONDS = 3, 300.0
-"""One task in so many is planned by TorchRec too, where memory is full; and the seconds after which its planner is ended."""
+"""At full memory, TorchRec plans one task in `THEIRS` too. Where searches are timed, its planner is stopped after
+`THEIR_SECONDS`."""
 SIZES = ((60, 8, 5.0), (200, 16, 15.0), (1000, 64, 90.0))
 """Tables, ranks, and seconds that a search may take."""
 
 
 def problem_of(of: Task, *, columns: str = "exact", rows: bool = True, costs: Costs | None = None) -> Problem:
-    """A task with costs.
+    """Return the problem of a task.
 
     **Arguments**
 
     - `of`: the task.
     - `columns`, `rows`: how tables may be cut.
-    - `costs`: of parts; those that come with skirl if not given.
+    - `costs`: costs of parts; those that come with skirl if not given.
     """
     specs = of.specs
     costs = shipped(LINK, len(of.ranks.caps)) if costs is None else costs
@@ -41,12 +42,12 @@ def problem_of(of: Task, *, columns: str = "exact", rows: bool = True, costs: Co
 
 
 def sound(problem: Problem, placed: Placed) -> bool:
-    """Whether every table is covered once, and no rank holds a byte too many.
+    """Return whether every table is covered once and no rank is over its memory.
 
     **Arguments**
 
-    - `problem`: what was searched.
-    - `placed`: what came out.
+    - `problem`: the problem that was searched.
+    - `placed`: the placement that was found.
     """
     check_cover(problem.specs, [piece for item in placed.items for piece in item])
     return max(over_caps(problem, placed)) == 0
@@ -56,12 +57,12 @@ def sound(problem: Problem, placed: Placed) -> bool:
 
 
 def optimum(tasks: int, seed: int) -> dict[str, Any]:
-    """Small tasks whose tables are whole, or in halves by rows or by columns: the search over the same, and any placement.
+    """Compare searches of small tasks with the best of all placements of tables that are whole or halved.
 
     **Arguments**
 
-    - `tasks`: how many.
-    - `seed`: of chance.
+    - `tasks`: number of tasks.
+    - `seed`: the random seed.
     """
     rng, ratios, uneven, cut = np.random.default_rng(seed), [], [], 0
     made = pool(80, batch=512, max_dim=128, seed=seed, optimizer="sgd")
@@ -73,7 +74,7 @@ def optimum(tasks: int, seed: int) -> dict[str, Any]:
         problem = problem_of(of)
         best = least(problem)
         if best == np.inf:
-            continue  # halves do not fit at all
+            continue  # they do not fit even in halves
         found = search(problem, seed=seed, uneven=False, most_pieces=2).placed
         over, busy = found.score
         ratios.append(busy / best if over == 0 and sound(problem, found) else np.inf)
@@ -90,18 +91,18 @@ def optimum(tasks: int, seed: int) -> dict[str, Any]:
 
 
 def least(problem: Problem) -> float:
-    """Milliseconds of the busiest rank in the best of all placements within memory; inf where there is none.
+    """Return the busiest rank's milliseconds in the best placement of whole and halved tables; inf if none fits.
 
     **Arguments**
 
-    - `problem`: few tables and ranks.
+    - `problem`: a problem with few tables and ranks.
     """
     best = np.inf
     slow, far, caps = problem.ranks.slow, problem.ranks.far, np.array(problem.ranks.caps)
     for choice in itertools.product(*(list(_parts(problem, n)) for n in range(len(problem.specs)))):
         pieces = [piece for pieces in choice for piece in pieces]
         of = [(problem.costs.of(problem.specs[p.table], p.rows, p.dim)) for p in pieces]
-        states = np.zeros((1, 2, len(caps)))  # of each placement of the pieces so far: load and bytes by rank
+        states = np.zeros((1, 2, len(caps)))  # load and bytes by rank, for each placement of the pieces so far
         for compute, exchange, nbytes in sorted(of, reverse=True):
             more = np.repeat(states[:, None], len(caps), axis=1)
             for r in range(len(caps)):
@@ -117,7 +118,7 @@ def least(problem: Problem) -> float:
 
 
 def _parts(problem: Problem, number: int) -> Iterator[tuple[Piece, ...]]:
-    """A table whole, and in halves."""
+    """Yield a table whole, then in halves."""
     piece = whole(number, problem.specs[number])
     yield (piece,)
     for way in problem.ways((piece,)):
@@ -130,13 +131,13 @@ def _parts(problem: Problem, number: int) -> Iterator[tuple[Piece, ...]]:
 
 
 def tight(tasks: int, seed: int, seconds: float) -> dict[str, Any]:
-    """Tasks whose tables take 90 to 98% of the memory, of unlike ranks in every other one.
+    """Search tasks whose tables take 90 to 98% of the memory; half of the tasks have unlike ranks.
 
     **Arguments**
 
-    - `tasks`: how many.
-    - `seed`: of chance.
-    - `seconds`: for each search.
+    - `tasks`: number of tasks.
+    - `seed`: the random seed.
+    - `seconds`: time limit of each search.
     """
     rng, made = np.random.default_rng(seed), pool(200, batch=512, max_dim=128, seed=seed)
     solved, by_greedy, over, halved = 0, {}, 0, 0
@@ -172,12 +173,11 @@ def tight(tasks: int, seed: int, seconds: float) -> dict[str, Any]:
 
 
 def times(seed: int) -> dict[str, Any]:
-    """Seconds of searches of three sizes, with cuts by rows and by columns, by a sum of terms and by a net, and whether one
-    second gives a plan.
+    """Time searches of three sizes, with costs by sum and by net, and check that one second is enough for a sound plan.
 
     **Arguments**
 
-    - `seed`: of chance.
+    - `seed`: the random seed.
     """
     made = pool(300, batch=512, max_dim=128, seed=seed)
     sizes, all_sound = [], True
@@ -201,17 +201,17 @@ def times(seed: int) -> dict[str, Any]:
 
 
 def _timed(problem: Problem, seconds: float, seed: int) -> tuple[Found, float]:
-    """What a search finds, and its seconds of CPU."""
+    """Search, and return what was found and the CPU seconds."""
     began = process_time()
     return search(problem, seconds=seconds, seed=seed), process_time() - began
 
 
 def fresh(problem: Problem) -> Problem:
-    """The same, with nothing remembered.
+    """Return the same problem with nothing cached.
 
     **Arguments**
 
-    - `problem`: that was searched.
+    - `problem`: a problem that was searched.
     """
     return Problem(problem.specs, problem.ranks, problem.costs, problem.columns, problem.rows)
 
@@ -221,13 +221,13 @@ def warm(made: list[Made]) -> None:
 
     **Arguments**
 
-    - `made`: tables.
+    - `made`: tables to search.
     """
     search(problem_of(task(made, 3, 2, np.random.default_rng(0))))
 
 
 def _their_time(problem: Problem) -> dict[str, Any]:
-    """Of TorchRec's planner, in its default order, tables whole and by columns; None where there is none."""
+    """Time TorchRec's planner in its default order, with tables whole and cut by columns. All None without TorchRec."""
     if not theirs.there():
         return {"torchrec_seconds": None, "torchrec_ended": None, "torchrec_ms": None}
     placed, took, by_itself = theirs.timed(problem, THEIR_SECONDS)

@@ -1,4 +1,4 @@
-"""The parts of `skirl bench place` about tables over ranks: which there are, and what each prints."""
+"""The parts of `skirl bench place` about tables over ranks, and what each prints."""
 
 from typing import Any
 
@@ -12,13 +12,13 @@ _KINDS = ("additive", "net", "dim", "lookup")
 
 
 def measured(part: str, tasks: int | None, seed: int) -> dict[str, Any]:
-    """The figures of one part.
+    """Measure one part.
 
     **Arguments**
 
     - `part`: one of `PARTS`.
-    - `tasks`: how many; None: as many as make the figure.
-    - `seed`: of chance.
+    - `tasks`: number of tasks; None: the number behind the documented figures.
+    - `seed`: the random seed.
     """
     count = tasks or _TASKS.get(part, 0)
     if part == "optimum":
@@ -37,18 +37,18 @@ def measured(part: str, tasks: int | None, seed: int) -> dict[str, Any]:
 
 
 def gpu() -> str:
-    """Why nothing was measured on a GPU."""
+    """Return why nothing was measured on a GPU."""
     import torch
 
     return "not run: costs are measured on CPUs alone" if torch.cuda.is_available() else "not run: no GPU"
 
 
 def told(result: dict[str, Any]) -> dict[str, str]:
-    """A part's result as people read it.
+    """Return a part's result as printed lines, by name.
 
     **Arguments**
 
-    - `result`: of `measured`.
+    - `result`: what `measured` returned.
     """
     if result["part"] == "optimum":
         return {

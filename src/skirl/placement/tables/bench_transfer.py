@@ -1,4 +1,4 @@
-"""What `skirl bench place --part transfer` measures: costs of one setting, used in others after a minute of calibration."""
+"""`skirl bench place --part transfer`: use the costs of one setting in others, after a minute of calibration."""
 
 import time
 from collections.abc import Mapping
@@ -22,13 +22,13 @@ CALIBRATED, TRAINED, JUDGES, ROUNDS = 60, 200, 50, 5
 
 @dataclass(frozen=True)
 class Setting:
-    """In what costs are used. The bundle's are of three optimizers, batches of 256 to 1024, one thread and wide loops.
+    """A setting for costs. Bundled ones are of three optimizers, batches of 256 to 1024, one thread and wide loops.
 
     **Arguments**
 
-    - `optimizer`: of rows.
-    - `batch`: samples of the tasks, and of what is measured.
-    - `threads`: of a rank.
+    - `optimizer`: the row optimizer.
+    - `batch`: samples of the tasks and of what is measured.
+    - `threads`: threads of a rank.
     - `plain`: whether rows take the plain loops.
     """
 
@@ -46,12 +46,12 @@ SETTINGS = {
 
 
 def transfer(tasks: int, seed: int) -> dict[str, Any]:
-    """Measured milliseconds of the busiest rank by plans of calibrated costs, beside plans of costs trained there in full.
+    """Measure the busiest rank under plans by calibrated costs, against plans by costs that were trained there in full.
 
     **Arguments**
 
-    - `tasks`: how many, of each setting.
-    - `seed`: of chance.
+    - `tasks`: number of tasks of each setting.
+    - `seed`: the random seed.
     """
     by_setting, seconds = {}, []
     for name, setting in SETTINGS.items():

@@ -1,4 +1,4 @@
-"""Measured costs: combinations of parts of tables made by chance, timed; two kinds are fitted, and others choose one."""
+"""Measured costs: random combinations of parts of tables are timed, two kinds of costs fitted, and one chosen."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -23,27 +23,27 @@ if TYPE_CHECKING:
 
 DIMS = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 BATCHES, OTHER_BATCHES = (256, 512, 1024), (384, 768)
-"""Samples of what is fitted, and of what judges it."""
+"""Batch sizes that costs are fitted to, and those that judge them."""
 _BEFORE = 0.25
-"""As how many measurements one counts that is told by costs of another machine."""
+"""How much a time predicted by another machine's costs counts, compared with a measured one."""
 _CHANCE = 2.0
-"""Standard errors up to which the gain of a net is chance."""
+"""Standard errors within which the gain of a net counts as chance."""
 _FAR = 0.5
-"""An error beyond this counts like this."""
+"""Larger errors count as this."""
 MOST_TABLES = 15
 JUDGING = 4
-"""Of one's own tables, one in so many judges costs and is not learned from."""
+"""Of the user's own tables, one in this many judges the costs and is not learned from."""
 ROUNDS = 12
 _TABLES = 120
 
 
 @dataclass(frozen=True)
 class Combination:
-    """Parts of tables that one rank has.
+    """Parts of tables on one rank.
 
     **Arguments**
 
-    - `parts`: table, its number, and rows and columns of the part.
+    - `parts`: table, its number, and rows and columns of each part.
     """
 
     parts: tuple[tuple[Made, int, int, int], ...]
@@ -55,15 +55,15 @@ class Combination:
 
     @property
     def optimizer(self) -> str:
-        """Of all its parts."""
+        """Row optimizer of all parts."""
         return self.parts[0][0].spec.optimizer
 
     def terms(self) -> np.ndarray:
-        """Of all parts together."""
+        """Return the terms of all parts together."""
         return np.sum([terms_of(*piece) for piece in self.pieces], axis=0)
 
     def ready(self, arena: Arena) -> list[Ready]:
-        """The parts with their ids."""
+        """Return the parts with their ids, ready to be run."""
         return [
             Ready(arena, Lookups(replace(made, spec=replace(made.spec, dim=dim)), number), Piece(0, 0, rows, 0, dim))
             for made, number, rows, dim in self.parts
@@ -73,14 +73,14 @@ class Combination:
 def combinations_of(
     tables: Sequence[Made], count: int, rng: np.random.Generator, dims: Sequence[int] = DIMS, halves: bool = True
 ) -> list[Combination]:
-    """By chance: 1 to 15 tables, other dims, and whole, half or a quarter of the rows.
+    """Return random combinations: 1 to 15 tables with other dims, and with all, half or a quarter of their rows.
 
     **Arguments**
 
-    - `tables`: to draw from.
-    - `count`: how many.
-    - `rng`: chance.
-    - `dims`: to choose from.
+    - `tables`: tables to draw from.
+    - `count`: number of combinations.
+    - `rng`: the random generator.
+    - `dims`: dims to choose from.
     - `halves`: whether tables are cut by rows.
     """
     found = []
@@ -97,15 +97,15 @@ def combinations_of(
 def training(
     optimizer: str, count: int, seed: int, batches: Sequence[int] = BATCHES, *, own: Sequence[TableSpec] = ()
 ) -> list[Combination]:
-    """What costs are fitted to: tables of several batch sizes.
+    """Return combinations to fit costs to, with tables of several batch sizes.
 
     **Arguments**
 
-    - `optimizer`: of rows.
-    - `count`: combinations.
-    - `seed`: of chance.
-    - `batches`: samples of a step.
-    - `own`: tables that are drawn from; (): made-up ones.
+    - `optimizer`: the row optimizer.
+    - `count`: number of combinations.
+    - `seed`: the random seed.
+    - `batches`: batch sizes of the tables.
+    - `own`: tables to draw from; (): generated ones.
     """
     rng, found = np.random.default_rng([seed, 1]), list[Combination]()
     for n, batch in enumerate(batches):
@@ -121,23 +121,23 @@ def training(
 def held_out(
     optimizer: str, count: int, seed: int, batches: Sequence[int] = OTHER_BATCHES, *, own: Sequence[TableSpec] = ()
 ) -> list[Combination]:
-    """What says how good costs are: other tables, of other batch sizes.
+    """Return combinations that judge costs: other tables, of other batch sizes.
 
     **Arguments**
 
-    - `optimizer`, `count`, `seed`, `batches`, `own`: as `training` has them.
+    - `optimizer`, `count`, `seed`, `batches`, `own`: as for `training`.
     """
     return training(optimizer, count, seed + 5000, batches, own=own)
 
 
 @dataclass(frozen=True)
 class Own:
-    """Tables of one's own: what is fitted to, what judges it, and batches of both, no larger than the tables'.
+    """The user's own tables: those to fit to, those that judge, and batch sizes for both, no larger than the tables'.
 
     **Arguments**
 
-    - `learned`, `judges`: tables; those that judge are every fourth.
-    - `batches`, `other_batches`: samples of a step.
+    - `learned`, `judges`: tables to fit to, and tables that judge: every fourth one.
+    - `batches`, `other_batches`: batch sizes to fit to, and to judge with.
     """
 
     learned: Sequence[TableSpec] = ()
@@ -147,12 +147,12 @@ class Own:
 
     @classmethod
     def of(cls, specs: Sequence[TableSpec], seed: int) -> "Own":
-        """Some tables, dealt by chance.
+        """Split some tables at random.
 
         **Arguments**
 
-        - `specs`: at least four.
-        - `seed`: of chance.
+        - `specs`: the tables, at least four.
+        - `seed`: the random seed.
         """
         if len(specs) < JUDGING:
             raise ValueError(f"there are {len(specs)} tables: list at least {JUDGING}, of which one judges the costs")
@@ -164,19 +164,19 @@ class Own:
 
 @dataclass(frozen=True)
 class Measured:
-    """Combinations and what they took.
+    """Combinations, and the times that were measured for them.
 
     **Arguments**
 
-    - `combinations`: of any optimizers, each of parts of one.
-    - `ms`: of each.
+    - `combinations`: of any optimizers; the parts of each have the same one.
+    - `ms`: milliseconds of each.
     """
 
     combinations: Sequence[Combination]
     ms: np.ndarray
 
     def sets(self, numbers: Mapping[str, tuple[float, ...]]) -> "Sets":
-        """As a net learns of them, over sums of terms with these numbers."""
+        """Return the sets for a net to learn from, based on sums of terms with these numbers."""
         from skirl.placement.tables.training import Sets
 
         parts = [(n, part) for n, of in enumerate(self.combinations) for part in of.pieces]
@@ -185,11 +185,11 @@ class Measured:
         return Sets(features, np.array(base), np.array([n for n, _ in parts]), self.ms)
 
     def fitted(self, start: Costs | None = None) -> dict[str, tuple[float, ...]]:
-        """Of each optimizer the numbers of the terms.
+        """Fit the numbers of the terms for each optimizer.
 
         **Arguments**
 
-        - `start`: costs that say, but for one factor, what was not measured well; None: there are none.
+        - `start`: costs that say, up to one factor, what was not measured well; None: there are none.
         """
         of = np.array([combination.optimizer for combination in self.combinations])
         terms = np.array([combination.terms() for combination in self.combinations])
@@ -206,14 +206,14 @@ class Measured:
 
 
 def costs_of(learned: Measured, judges: Measured, seed: int, start: Costs | None = None) -> Costs:
-    """Both kinds of costs from some measurements, and the better one chosen by others.
+    """Fit both kinds of costs to some measurements, and choose the better one by others.
 
     **Arguments**
 
-    - `learned`: what they are fitted to.
-    - `judges`: of tables that `learned` has not.
-    - `seed`: of what is left to chance.
-    - `start`: costs of another machine or setting, which are adapted.
+    - `learned`: measurements to fit to.
+    - `judges`: measurements of tables that are not in `learned`.
+    - `seed`: the random seed.
+    - `start`: costs of another machine or setting, to be adapted.
     """
     from skirl.placement.tables.training import trained
 
@@ -234,11 +234,11 @@ def costs_of(learned: Measured, judges: Measured, seed: int, start: Costs | None
 
 
 def chosen(additive: np.ndarray, net: np.ndarray) -> tuple[Kind, str]:
-    """Which kind predicts, and why: the net where it is the better one by more than chance would have it.
+    """Choose which kind predicts, and say why: the net if it is better by more than chance.
 
     **Arguments**
 
-    - `additive`, `net`: relative errors of the same sets of tables, which neither has seen.
+    - `additive`, `net`: relative errors for the same sets of tables, which neither has seen.
 
     >>> chosen(np.array([0.08, 0.02, 0.09]), np.array([0.07, 0.03, 0.08]))[1].partition(" than ")[0]
     'on tables that neither has seen the net is 0.3 +- 1.1 points nearer'
@@ -253,21 +253,21 @@ def chosen(additive: np.ndarray, net: np.ndarray) -> tuple[Kind, str]:
 
 
 def error(said: np.ndarray, ms: np.ndarray) -> float:
-    """The median of relative errors.
+    """Return the median relative error.
 
     **Arguments**
 
-    - `said`, `ms`: predicted and measured.
+    - `said`, `ms`: predicted and measured times.
     """
     return float(np.round(np.median(np.abs(said / ms - 1)), 4))
 
 
 def tau(one: np.ndarray, other: np.ndarray) -> float:
-    """Kendall's: of pairs, the share in the same order less that in the other.
+    """Return Kendall's tau: the share of pairs in the same order, less the share in the opposite order.
 
     **Arguments**
 
-    - `one`, `other`: of the same things.
+    - `one`, `other`: two lists of values for the same things.
 
     >>> tau(np.array([1, 2, 3]), np.array([1, 3, 2]))
     0.333
@@ -290,20 +290,20 @@ def machine_costs(
     quiet: bool,
     to: TextIO | None = None,
 ) -> dict[str, Any]:
-    """Measure, fit, choose and write.
+    """Measure costs of this machine, fit both kinds, choose one and write the file.
 
     **Arguments**
 
-    - `optimizers`: of rows.
-    - `minutes`: for all rounds together.
+    - `optimizers`: the row optimizers.
+    - `minutes`: time for all rounds together.
     - `count`: combinations of each optimizer to learn from; a quarter as many judge.
-    - `seed`: of chance.
-    - `out`: the file; rounds are kept beside it until it is written.
-    - `start`: costs that are adapted.
-    - `exchange`: processes whose exchange is measured; 0 leaves it.
-    - `tables`: that are measured; (): made-up ones.
-    - `quiet`: whether no progress is shown.
-    - `to`: where it is shown.
+    - `seed`: the random seed.
+    - `out`: the file to write; rounds are kept next to it until then.
+    - `start`: costs to adapt.
+    - `exchange`: number of processes whose exchange is measured; 0: none.
+    - `tables`: tables to measure; (): generated ones.
+    - `quiet`: whether to hide progress.
+    - `to`: where to show it.
     """
     own = Own.of(tables, seed) if tables else Own(batches=BATCHES, other_batches=OTHER_BATCHES)
     learned = [c for name in optimizers for c in training(name, count, seed, own.batches, own=own.learned)]

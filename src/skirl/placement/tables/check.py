@@ -1,4 +1,4 @@
-"""Plans measured, ranks one after the other: the best few of a search, then what a search finds that knows these times."""
+"""Measuring plans, one rank after the other: the best few of a search, then those of searches that know these times."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,24 +17,24 @@ from skirl.placement.tables.search import Found, search
 from skirl.placement.tables.spec import TableSpec
 
 ROUNDS = 4
-"""Of each comparison; the least counts."""
+"""Rounds of each comparison; the least time counts."""
 AGAIN = 3
-"""Of the given plans, those that are measured twice."""
+"""How many of the given plans are measured twice."""
 PATIENCE = 2
-"""Climbs without gain after which it ends."""
+"""Climbs without gain after which the check ends."""
 SEARCH = 0.25
-"""Of the time that is left, what a search may take that knows what was measured."""
+"""Share of the remaining time that a search with measured times may take."""
 
 
 class Bench:
-    """Where the plans of a problem are measured.
+    """A bench that measures the plans of a problem.
 
     **Arguments**
 
     - `problem`: tables and ranks.
-    - `seed`: of the batch.
-    - `heads`: of tables that were made by chance; not given: tables of which no more is known than their specs say.
-    - `arena`: memory; a new one if not given.
+    - `seed`: random seed of the batch.
+    - `heads`: heads of generated tables; None: nothing is known of the tables but their specs.
+    - `arena`: memory to measure in; a new one if not given.
     """
 
     def __init__(
@@ -45,9 +45,9 @@ class Bench:
         self._lookups: dict[int, Lookups] = {}
         self._parts: dict[Piece, Ready] = {}
         self.noise: list[float] = []
-        """Of each comparison."""
+        """Noise of each comparison."""
         self.least: dict[tuple[Piece, ...], float] = {}
-        """Of each list of pieces, the least so far: what a neighbour does only adds."""
+        """Least time of each list of pieces so far: a busy neighbour can only add to it."""
 
     def _part(self, piece: Piece) -> Ready:
         if piece not in self._parts:
@@ -60,11 +60,11 @@ class Bench:
         return self._parts[piece]
 
     def ms(self, pieces: Sequence[Sequence[Piece]], late: Callable[[], bool]) -> np.ndarray:
-        """Milliseconds of CPU that each list of pieces takes for a step, measured in turns; the least of all times so far.
+        """Measure the CPU milliseconds of a step for each list of pieces, in turns, and return the least so far.
 
         **Arguments**
 
-        - `pieces`: on one rank each.
+        - `pieces`: lists of pieces, each on one rank.
         - `late`: whether time is up.
         """
         ready = [[self._part(piece) for piece in of] for of in pieces]
@@ -78,11 +78,11 @@ class Bench:
         return np.array([self.least[tuple(sorted(of))] for of in pieces])
 
     def plans(self, plans: Sequence[Placed], late: Callable[[], bool] = lambda: False) -> list[np.ndarray]:
-        """Of each plan what its ranks compute, in milliseconds, each at its speed.
+        """Return what each rank of each plan computes, in milliseconds at the rank's speed.
 
         **Arguments**
 
-        - `plans`: to measure.
+        - `plans`: plans to measure.
         - `late`: whether time is up.
         """
         ranks = range(len(self.problem.ranks.caps))
@@ -91,7 +91,7 @@ class Bench:
 
 
 def exchange_of(problem: Problem, placed: Placed) -> np.ndarray:
-    """Milliseconds that each rank exchanges: counted.
+    """Count the milliseconds that each rank exchanges.
 
     **Arguments**
 
@@ -105,28 +105,28 @@ def exchange_of(problem: Problem, placed: Placed) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Corrected:
-    """Costs, times what was measured of each table.
+    """Costs, multiplied by a measured factor for each table.
 
     **Arguments**
 
-    - `inner`: the costs.
-    - `factors_of`: by the name of a table.
+    - `inner`: the costs to correct.
+    - `factors_of`: factors by table name.
     """
 
     inner: Any
     factors_of: Mapping[str, float]
 
     def of(self, spec: TableSpec, rows: int, dim: int) -> tuple[float, float, int]:
-        """As `Costs.of` says."""
+        """Return what `Costs.of` returns, corrected."""
         compute, exchange, nbytes = self.inner.of(spec, rows, dim)
         return compute * self.factors_of.get(spec.name, 1.0), exchange, nbytes
 
     def compute(self, spec: TableSpec, rows: int, dim: int) -> float:
-        """As `Costs.compute` says."""
+        """Return what `Costs.compute` returns, corrected."""
         return self.of(spec, rows, dim)[0]
 
     def part(self, spec: TableSpec, rows: int, dim: int) -> tuple[float, np.ndarray]:
-        """As `Costs.part` says."""
+        """Return what `Costs.part` returns, corrected."""
         compute, adds = self.inner.part(spec, rows, dim)
         return compute * self.factors_of.get(spec.name, 1.0), adds
 
@@ -135,12 +135,12 @@ class Corrected:
 
 
 def corrected(problem: Problem, factors: Mapping[str, float]) -> Problem:
-    """The same with what was measured of its tables.
+    """Return the same problem with costs corrected by measurements.
 
     **Arguments**
 
     - `problem`: tables, ranks and costs.
-    - `factors`: by the name of a table, by what its costs are multiplied.
+    - `factors`: by table name, the factor for its costs of computing.
     """
     costs: Any = Corrected(problem.costs, factors)
     return Problem(problem.specs, problem.ranks, costs, problem.columns, problem.rows)
@@ -154,9 +154,9 @@ class Tried:
 
     - `name`: where it comes from.
     - `placed`: the plan.
-    - `predicted`: milliseconds of the busiest rank.
-    - `compute`: measured, of each rank.
-    - `busiest`: the busiest rank's, with what is exchanged.
+    - `predicted`: predicted milliseconds of the busiest rank.
+    - `compute`: measured milliseconds of each rank.
+    - `busiest`: measured milliseconds of the busiest rank, with its exchange.
     - `after`: seconds since the check began.
     """
 
@@ -170,14 +170,14 @@ class Tried:
 
 @dataclass
 class Checked:
-    """What came of measuring.
+    """The result of measuring plans.
 
     **Arguments**
 
     - `best`: the plan to use.
-    - `tried`: all that were measured, in order.
-    - `noise`: by how much measurements of one thing differ, as a share.
-    - `seconds`: that it took.
+    - `tried`: all plans that were measured, in order.
+    - `noise`: relative difference between measurements of the same thing.
+    - `seconds`: how long it took.
     """
 
     best: Tried
@@ -197,17 +197,19 @@ def checked(
     find: Callable[..., Found] = search,
     now: Callable[[], float] = time.monotonic,
 ) -> Checked:
-    """The plan that takes least where it is measured; the one that is predicted to be best comes first among `plans`.
+    """Return the plan that takes least when it is measured.
+
+    The first of `plans` has to be the one that is predicted to be best.
 
     **Arguments**
 
     - `problem`: tables, ranks and costs.
-    - `plans`: to measure, by name; all within memory.
-    - `seconds`: after which it returns the best so far; the given plans are always measured, twice each.
-    - `seed`: of the batch, and of the search.
+    - `plans`: plans to measure, by name; all within memory.
+    - `seconds`: time limit; the given plans are always measured, the best few of them twice.
+    - `seed`: random seed of the batch and of the search.
     - `bench`: where to measure; a new one if not given.
-    - `told`: hears of each plan.
-    - `find`: the search, with a problem, seconds and a seed.
+    - `told`: called with the result so far when plans were measured.
+    - `find`: the search; takes a problem, seconds and a seed.
     - `now`: the clock.
     """
     began, bench = now(), bench or Bench(problem, seed)
@@ -251,7 +253,7 @@ def checked(
 
 
 def better(bench: Bench, best: Tried, other: Tried) -> Tried:
-    """The other one, if it takes less by more than measuring again differs: within that nothing is known.
+    """Return the other plan if it takes less by more than the noise of measuring, else the best so far.
 
     **Arguments**
 
@@ -263,10 +265,11 @@ def better(bench: Bench, best: Tried, other: Tried) -> Tried:
 
 
 def learned(bench: Bench, best: Tried, late: Callable[[], bool]) -> dict[str, float]:
-    """By how much the tables of a plan differ from what is predicted: of each its pieces alone, all together as the ranks.
+    """Return, by table, the factor between measured and predicted times of a plan.
 
-    With costs by net a piece alone is held against what the net says of it alone, and ranks against what it makes of
-    these: so its factor of a rank is not counted twice.
+    Each table's factor comes from its pieces measured alone; one more factor for all of them makes up for the ranks as
+    a whole. With costs by net, a piece alone is compared with what the net predicts for it alone, and ranks with what
+    it then predicts for them, so that the net's factor of a rank is not counted twice.
 
     **Arguments**
 
@@ -290,7 +293,7 @@ def learned(bench: Bench, best: Tried, late: Callable[[], bool]) -> dict[str, fl
 
 
 def cells(placed: Placed) -> frozenset[tuple[Piece, int]]:
-    """Which piece is where, whatever the order.
+    """Return which piece is at which rank, regardless of order.
 
     **Arguments**
 
@@ -302,12 +305,12 @@ def cells(placed: Placed) -> frozenset[tuple[Piece, int]]:
 
 
 def candidates(problem: Problem, found: Found) -> dict[str, Placed]:
-    """The best few plans of a search, and simple ones, of which none is over a rank's memory or does what tables forbid.
+    """Return the best few plans of a search, and simple ones, without those that exceed memory or are forbidden.
 
     **Arguments**
 
-    - `problem`: what was searched.
-    - `found`: what came out.
+    - `problem`: the problem that was searched.
+    - `found`: the result of the search.
     """
     plans = {"predicted 1": found.placed}
     plans |= {f"predicted {n}": placed for n, placed in enumerate(found.others, start=2)}

@@ -1,4 +1,4 @@
-"""`skirl place tables` and `skirl place costs`: their flags, and what they print. What they do is imported when they run."""
+"""`skirl place list`, `tables` and `costs`: flags and printed output. The work itself is imported when they run."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +17,12 @@ from skirl.train.flags import OptimizerFlags, ShowFlags
 MOST_RANKS = 1024
 _MEASURED = ("measured",)
 _SHOWN = 8
-"""Tables of a rank that are printed."""
+"""Most tables of a rank that are printed."""
 
 
 @dataclass(frozen=True)
 class ListTables(Composed):
-    """The tables of a model, and what the batches of a run look up in them: for `skirl place tables`.
+    """List the tables of a model and what the batches of a run look up in them, for `skirl place tables`.
 
     >>> flags = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 64, "steps": 3}
     >>> import tempfile
@@ -50,7 +50,7 @@ class ListTables(Composed):
             raise ValueError(f"out is {str(self.out)!r}: name a file that ends in .json")
 
     def run(self) -> dict[str, Any]:
-        """Read the batches, and count."""
+        """Read the batches, and count what they look up."""
         import sys
 
         from skirl.placement.tables.from_data import listed
@@ -59,7 +59,7 @@ class ListTables(Composed):
         return listed(self.data, self.model, self.optimizer, self.out, quiet=self.show.quiet, to=to)
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """What was counted."""
+        """Return the counts as printed lines, by name."""
         return {
             "read": f"{result['batches']:,} batches, each looks up {result['ids']:,.0f} ids of {result['distinct']:,.0f} "
             f"rows in {result['tables']:,} tables",
@@ -70,7 +70,7 @@ class ListTables(Composed):
 
 @dataclass(frozen=True)
 class PlaceTables:
-    """Tables over the ranks of a trainer."""
+    """Place tables over the ranks of a trainer."""
 
     common: ClassVar[tuple[str, ...]] = ("tables", "ranks", "memory", "check", "page", "out")
 
@@ -79,26 +79,26 @@ class PlaceTables:
     ranks: int = 2
     """The number of ranks."""
     memory: tuple[str, ...] | None = None
-    """The most memory that the tables of each rank may take with their optimizer state, such as 16GB; one value stands
-    for all ranks. No limit if not given."""
+    """The most memory that the tables of each rank may take with their optimizer state, such as 16GB; one value applies
+    to all ranks. No limit if not given."""
     speeds: tuple[float, ...] | None = None
-    """How fast each rank computes, as a multiple of the machine that the costs are of; all alike if not given."""
+    """How fast each rank computes, relative to the machine that the costs are from; all alike if not given."""
     link: tuple[str, ...] = ("10Gbit",)
-    """How fast each rank exchanges pooled rows, in each direction; one value stands for all ranks. measured: as `skirl
-    place costs --exchange` has measured."""
+    """How fast each rank exchanges pooled rows, in each direction; one value applies to all ranks. measured: the rate
+    that `skirl place costs --exchange` has measured."""
     costs: Path | None = None
-    """What parts of tables cost, as `skirl place costs` writes it; those that come with skirl if not given."""
+    """Costs of parts of tables, as `skirl place costs` writes them; those that come with skirl if not given."""
     columns: Literal["exact", "always", "never"] = "exact"
-    """Whether tables are cut by columns. exact: except where the optimizer keeps a single number for each row, since a
+    """Whether to cut tables by columns. exact: except where the optimizer keeps a single number for each row, since a
     cut would then train another model."""
     no_rows: bool = False
     """Do not cut tables by rows."""
     even_rows: bool = False
     """Cut rows only evenly over all ranks, and no table both ways, as TorchRec does."""
     seconds: float = 30.0
-    """The most seconds to search; the best plan so far is taken."""
+    """The most seconds to search; the best plan so far is used."""
     check: str | None = None
-    """Measure the best few plans here, ranks one after the other, and improve the best one by that, for this long,
+    """Measure the best few plans here, one rank after the other, and improve the best one accordingly, for this long,
     such as 20s."""
     seed: int = 0
     """Seed of the random parts of the search."""
@@ -182,7 +182,7 @@ class PlaceTables:
         )
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """The plan as people read it."""
+        """Return the plan as printed lines, by name."""
         lines = {"tables": f"{result['tables']:,}, {result['cut']:,} of them cut"}
         checked = result["check"]
         for rank in result["ranks"]:
@@ -218,11 +218,11 @@ class PlaceTables:
 
 
 def check_seconds(text: str) -> float:
-    """The seconds of --check.
+    """Parse the seconds of --check.
 
     **Arguments**
 
-    - `text`: as it was given.
+    - `text`: the text as given.
     """
     try:
         return parse_seconds(text)
@@ -231,7 +231,7 @@ def check_seconds(text: str) -> float:
 
 
 def _busiest(result: dict[str, Any], told: dict[str, Any], computes: str, how: str) -> str:
-    """What decides the maximum, and the gap to perfect balance."""
+    """Say what decides the maximum, and how far it is from perfect balance."""
     rank = result["ranks"][told["busiest"]]
     parts = {"computing": rank[computes], "forward": rank["forward_ms"], "backward": rank["backward_ms"]}
     most = max(parts, key=lambda name: parts[name])
@@ -257,27 +257,27 @@ def _before(result: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class MeasureCosts:
-    """What parts of tables cost on this machine: for `skirl place tables --costs`."""
+    """Measure what parts of tables cost on this machine, for `skirl place tables --costs`."""
 
     common: ClassVar[tuple[str, ...]] = ("minutes", "optimizers", "tables", "start", "exchange", "out")
 
     minutes: float = 1.0
     """Minutes to measure once everything is prepared; two rounds are always measured."""
     optimizers: tuple[str, ...] = ("rowwise-adagrad",)
-    """Of rows; each is measured by itself."""
+    """Row optimizers to measure, each by itself."""
     tables: Path | None = None
-    """Measure tables of this list, as `skirl place list` writes it: at least four, of which every fourth judges. Tables made
-    by chance if not given."""
+    """Measure the tables of this list, as `skirl place list` writes it: at least four, of which every fourth one judges
+    the costs. Generated tables if not given."""
     combinations: int = 150
-    """Of tables, for each optimizer."""
+    """Combinations of tables to learn from, for each optimizer."""
     start: Path | None = None
     """Costs of another machine, whose net is adapted; those that come with skirl if not given."""
     exchange: int = 0
-    """The number of processes on this machine that exchange pooled rows over gloo and are timed; 0: none."""
+    """The number of processes on this machine that are timed while they exchange pooled rows over gloo; 0: none."""
     seed: int = 0
     """Seed of the random combinations."""
     out: Path = Path("costs.json")
-    """The file to write. What is measured is kept beside it until then, and a killed measurement goes on from there."""
+    """The file to write. Measurements are kept next to it until then, and a killed run resumes from them."""
     quiet: bool = False
     """Show no progress."""
     json: bool = False
@@ -303,7 +303,7 @@ class MeasureCosts:
             raise ValueError(f"out is {str(self.out)!r}: name a file that ends in .json")
 
     def run(self) -> dict[str, Any]:
-        """Measure, fit, write."""
+        """Measure, fit and write."""
         import sys
 
         from skirl.placement.tables.calibrate import machine_costs
@@ -318,7 +318,7 @@ class MeasureCosts:
         )  # fmt: skip
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """The result as people read it."""
+        """Return the result as printed lines, by name."""
         lines = {
             "measured": f"{result['combinations']} combinations of tables, {result['rounds']} rounds; measuring again "
             f"differs by {result['noise']:.1%}",

@@ -1,4 +1,4 @@
-"""What parts of tables cost a rank: a sum of a few terms, or with a net that corrects it; and the file that keeps them.
+"""Costs of parts of tables for a rank: a sum of a few terms, alone or corrected by a net; and the file that keeps them.
 
 The file is JSON with a digest. Nothing in it is run or unpickled.
 """
@@ -21,9 +21,9 @@ from skirl.tools.shape_of import AMOUNT, ANY, TEXT
 
 FORMAT, VERSION = "skirl-costs", 2
 BACKEND = "skirl-cpu"
-"""Skirl's own kernels."""
+"""The backend of skirl's own kernels."""
 SHIPPED = Path(__file__).with_name("costs_cpu.json")
-"""Measured on one machine; `skirl place costs` adapts it to another."""
+"""Costs measured on one machine; `skirl place costs` adapts them to another."""
 _MOST = 1 << 20
 _FORM = {
     "backend": TEXT, "terms": [TEXT], "noise": ANY, "ms": {...: [AMOUNT]}, "chosen": TEXT, "net": ANY, "report": {...: ANY},
@@ -32,29 +32,29 @@ _FORM = {
 FILES = Readable(
     FORMAT, VERSION, "file of costs", "skirl place costs", _FORM, most=_MOST, what="costs", again="measure again"
 )
-"""The files."""
+"""The format of files of costs."""
 _FLOAT = 4
 _NOTHING = np.zeros(SUMS)
 Kind = Literal["additive", "net"]
 Part = tuple[TableSpec, int, int]
-"""Of a table, so many rows and columns."""
+"""A part of a table: its spec, and the part's rows and columns."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Milliseconds of parts of tables.
+    """Milliseconds that parts of tables take.
 
     **Arguments**
 
-    - `ms`: of each row optimizer a number for each of `TERMS`.
-    - `link`: bytes a second that a rank sends, and receives, of pooled rows and their gradients.
-    - `ranks`: among which they are exchanged.
-    - `backend`: what computes.
-    - `noise`: by how much two measurements of one thing differ, as a share; None: not known.
-    - `net`: what corrects the sum of terms; None: nothing was trained.
+    - `ms`: for each row optimizer, a number for each of `TERMS`.
+    - `link`: bytes per second of pooled rows and their gradients that a rank sends, and that it receives.
+    - `ranks`: number of ranks that exchange them.
+    - `backend`: the kernels that compute.
+    - `noise`: relative difference between two measurements of the same thing; None: not known.
+    - `net`: corrects the sum of terms; None: none was trained.
     - `kind`: which of the two predicts: "additive", or "net".
     - `report`: how good each was on tables that it had not seen, and why the kind was chosen.
-    - `wire`: how fast ranks exchange, where it was measured.
+    - `wire`: how fast ranks exchange, if that was measured.
     """
 
     ms: Mapping[str, tuple[float, ...]]
@@ -85,30 +85,30 @@ class Costs:
 
     @property
     def by_net(self) -> bool:
-        """Whether parts that are together cost something else than their sum."""
+        """True if parts that are together cost something other than their sum."""
         return self.kind == "net"
 
     def of(self, spec: TableSpec, rows: int, dim: int) -> tuple[float, float, int]:
-        """Compute and exchange of a step in milliseconds, and bytes of memory, of a part of a table.
+        """Return the milliseconds per step of computing and of exchange, and the bytes, for a part of a table.
 
         **Arguments**
 
         - `spec`: the table.
-        - `rows`, `dim`: of the part.
+        - `rows`, `dim`: size of the part.
         """
         return self.compute(spec, rows, dim), self.exchange(spec, dim), spec.nbytes(rows, dim)
 
     def compute(self, spec: TableSpec, rows: int, dim: int) -> float:
-        """Milliseconds to look up, pool and update."""
+        """Return the milliseconds to look up, pool and update."""
         return self.part(spec, rows, dim)[0]
 
     def part(self, spec: TableSpec, rows: int, dim: int) -> tuple[float, np.ndarray]:
-        """The same, and what the part adds to the sums of its set, of which `factors` makes a factor.
+        """Return the same, and what the part adds to the sums of its set, from which `factors` makes a factor.
 
         **Arguments**
 
         - `spec`: the table.
-        - `rows`, `dim`: of the part.
+        - `rows`, `dim`: size of the part.
         """
         of = self.ms.get(spec.optimizer)
         if of is None:
@@ -123,38 +123,40 @@ class Costs:
         return ms * float(factor[0]), adds[0]
 
     def factors(self, sums: np.ndarray) -> np.ndarray:
-        """By what the milliseconds of the parts of each set are multiplied, since they are together.
+        """Return the factor for the milliseconds of each set's parts that accounts for their being together.
 
         **Arguments**
 
-        - `sums`: of what the parts of each set add, [sets, SUMS].
+        - `sums`: what the parts of each set add up to, [sets, SUMS].
         """
         return np.ones(len(sums)) if not self.by_net or self.net is None else self.net.factors(sums)
 
     def together(self, sets: Sequence[Sequence[Part]]) -> np.ndarray:
-        """Milliseconds of sets of parts, each on a rank of its own.
+        """Return the milliseconds of sets of parts, each set on a rank of its own.
 
         **Arguments**
 
-        - `sets`: of tables, rows and dims.
+        - `sets`: table, rows and dim of each part.
         """
         parts = [[self.part(*part) for part in of] for of in sets]
         sums = np.array([np.sum([_NOTHING, *(adds for _, adds in of)], axis=0) for of in parts])
         return np.array([sum(ms for ms, _ in of) for of in parts]) * self.factors(sums)
 
     def exchange(self, spec: TableSpec, dim: int) -> float:
-        """Milliseconds to send pooled rows and to receive their gradients: bytes over rate, of parts of rows as of whole
-        tables, since each has sums for all samples."""
+        """Return the milliseconds to send pooled rows and to receive their gradients: bytes over rate.
+
+        A part of the rows takes as long as the whole table, since it has sums for all samples.
+        """
         others = (self.ranks - 1) / self.ranks
         return 2e3 * spec.batch * dim * _FLOAT * others / self.link
 
 
 def save_costs(costs: Costs, path: Path) -> None:
-    """Write what was fitted.
+    """Write fitted costs.
 
     **Arguments**
 
-    - `costs`: of a backend.
+    - `costs`: costs of one backend.
     - `path`: a JSON file.
     """
     FILES.write(path, {
@@ -166,23 +168,23 @@ def save_costs(costs: Costs, path: Path) -> None:
 
 
 def load_costs(path: Path, *, link: float, ranks: int, backends: Sequence[str] = (BACKEND,)) -> Costs:
-    """Read what was fitted; a ValueError that names the file where it is wrong.
+    """Read fitted costs. Raise a ValueError that names the file if it is wrong.
 
     **Arguments**
 
     - `path`: the file.
-    - `link`, `ranks`: as `Costs` has them.
-    - `backends`: it has to be of one of them.
+    - `link`, `ranks`: as in `Costs`.
+    - `backends`: the backends that it may be for.
     """
     return FILES.load(path, lambda text: _parsed(text, link, ranks, backends))
 
 
 def shipped(link: float, ranks: int) -> Costs:
-    """The costs that come with skirl.
+    """Return the costs that come with skirl.
 
     **Arguments**
 
-    - `link`, `ranks`: as `Costs` has them.
+    - `link`, `ranks`: as in `Costs`.
     """
     return load_costs(SHIPPED, link=link, ranks=ranks)
 
@@ -207,6 +209,6 @@ def _parsed(text: str, link: float, ranks: int, backends: Sequence[str]) -> Cost
 
 
 def _brief(value: Any, most: int = 40) -> str:
-    """A value as an error says it, which may be anything."""
+    """Return any value as an error shows it."""
     text = repr(value)
     return text if len(text) <= most else f"{text[:most]}..."

@@ -1,5 +1,6 @@
-"""The search where tables are cut by rows only evenly over all ranks, as TorchRec cuts them: which of them, and the rest
-whole or by columns.
+"""The search in which rows are cut only evenly over all ranks, as TorchRec cuts them.
+
+It chooses the tables to cut by rows; the others stay whole or are cut by columns.
 """
 
 import time
@@ -15,21 +16,21 @@ from skirl.placement.tables.search import Found, search
 from skirl.placement.tables.spec import TableSpec
 
 BEST = 4
-"""Choices of tables to cut that are searched in full."""
+"""Choices of tables to cut by rows that are searched in full."""
 FEW = 7
-"""Tables of which every choice is tried."""
+"""Up to this many tables, every choice is tried."""
 TRIED = 40
-"""Tables, the longest first, that are put in and out of the best choice."""
+"""Tables, longest first, that are moved in and out of the best choice."""
 QUICK, SPARED = 0.5, 0.05
-"""Of the time: what the choices may take, and what is left for putting the plan together."""
+"""Shares of the time: what the choices may take, and what is left for putting the plan together."""
 
 
 def blocks(rows: int, ranks: int) -> list[tuple[int, int]]:
-    """Rows of each rank: the same number for all but the last that have some.
+    """Return the rows of each rank: equally many for all but the last that has some.
 
     **Arguments**
 
-    - `rows`, `ranks`: of the table, and how many.
+    - `rows`, `ranks`: rows of the table, and number of ranks.
 
     >>> blocks(10, 4), blocks(5, 4)
     ([(0, 3), (3, 6), (6, 9), (9, 10)], [(0, 2), (2, 4), (4, 5), (5, 5)])
@@ -46,14 +47,14 @@ def search_evenly(
     seed: int = 0,
     now: Callable[[], float] = time.perf_counter,
 ) -> Found:
-    """A placement of the same problem, in which a table is whole, or cut by columns, or has `blocks` of rows at the ranks.
+    """Search for a placement in which each table is whole, cut by columns, or cut into `blocks` of rows at the ranks.
 
     **Arguments**
 
     - `problem`: tables, ranks and costs.
     - `forced`: numbers of tables that have to be cut by rows.
-    - `seconds`: after which it returns the best so far.
-    - `seed`: of what is left to chance.
+    - `seconds`: time after which the best so far is returned.
+    - `seed`: the random seed.
     - `now`: the clock.
     """
     return _Evenly(problem, frozenset(forced), seconds, seed, now).run()
@@ -104,7 +105,7 @@ class _Evenly:
         return found
 
     def rate(self, cut: frozenset[int]) -> tuple[int, float]:
-        """The score of whole tables beside those that are cut, by moves and swaps alone."""
+        """Score a choice of tables to cut, with the others whole, by moves and swaps alone."""
         if cut not in self.tried:
             rest = _Rest(self.problem, cut, self.blocks)
             root = rest.root()
@@ -122,7 +123,10 @@ class _Evenly:
         return self.tried[cut]
 
     def choose(self) -> None:
-        """The longest tables, the largest ones, then single ones in and out as long as that gains."""
+        """Try every choice of a few tables.
+
+        Of many, try the longest and the largest ones, then put single ones in and out as long as that gains.
+        """
         cost = [self.problem.cost(whole(n, spec)) for n, spec in enumerate(self.problem.specs)]
         self.rate(self.forced)
         self.rate(self.forced | frozenset(self.may))  # it fits wherever all tables do
@@ -151,7 +155,7 @@ class _Evenly:
 
 
 def _counts(tables: int) -> Sequence[int]:
-    """So many of them: each number to 16, then fewer and fewer."""
+    """Return the numbers of tables to try: every one up to 16, then fewer and fewer."""
     counts = [*range(1, min(tables, 16) + 1)]
     while counts and counts[-1] < tables:
         counts.append(min(tables, counts[-1] + max(1, counts[-1] // 4)))
@@ -159,19 +163,19 @@ def _counts(tables: int) -> Sequence[int]:
 
 
 class _Blocks:
-    """What blocks of tables take at each rank, without a look at each: all of a table but its last have the same rows.
+    """Costs of blocks at each rank, without a look at each: all blocks of a table but the last have the same rows.
 
     **Arguments**
 
     - `problem`: tables, ranks and costs.
-    - `tables`: that may be cut.
+    - `tables`: tables that may be cut.
     """
 
     def __init__(self, problem: Problem, tables: Iterable[int]) -> None:
         self.ranks, count = len(problem.ranks.caps), len(problem.specs)
         self.full, self.last = np.zeros((count, 3 + SUMS)), np.zeros((count, 3 + SUMS))
         self.of_full = np.zeros(count, np.int64)
-        """Blocks of a table that have all rows that a block may have."""
+        """For each table, the number of blocks with as many rows as a block may have."""
         for n in tables:
             spec = problem.specs[n]
             size = -(-spec.rows // self.ranks)
@@ -182,28 +186,28 @@ class _Blocks:
                     into[n] = (*problem.cost(piece), *problem.adds(piece))
 
     def of(self, tables: Sequence[int]) -> np.ndarray:
-        """Milliseconds of compute and exchange, bytes, and sums for a net, of all blocks at each rank: [ranks, 3 + SUMS].
+        """Return the compute ms, exchange ms, bytes and sums for a net of each rank's blocks: [ranks, 3 + SUMS].
 
         **Arguments**
 
-        - `tables`: that are cut.
+        - `tables`: tables that are cut.
         """
         full, last = (np.zeros((self.ranks + 1, 3 + SUMS)) for _ in range(2))
         np.add.at(full, self.of_full[tables], self.full[tables])
         np.add.at(last, self.of_full[tables], self.last[tables])
         return (
             np.cumsum(full[::-1], axis=0)[::-1][1:] + last[:-1]
-        )  # at a rank are full blocks of tables that end after it
+        )  # rank r has a full block of each table with more than r of them
 
 
 class _Rest(Problem):
-    """The problem that is left when some tables are cut: what a rank has of them is one item, which stays there.
+    """The problem that is left when some tables are cut: a rank's blocks of them are one item, which stays there.
 
     **Arguments**
 
-    - `of`: the problem.
-    - `cut`: its tables that are.
-    - `blocks`: what parts of them take.
+    - `of`: the whole problem.
+    - `cut`: the tables that are cut.
+    - `blocks`: costs of their blocks.
     """
 
     def __init__(self, of: Problem, cut: frozenset[int], blocks: _Blocks) -> None:
@@ -217,12 +221,14 @@ class _Rest(Problem):
         super().__init__([*of.specs, *stay], of.ranks, of.costs, of.columns, False, known, adds)
 
     def root(self) -> tuple[Item, ...]:
-        """Tables that are not cut, and of each rank what stays there."""
+        """Return the tables that are not cut, and for each rank the item that stays there."""
         return tuple(item for item in super().root() if item[0].table not in self.cut)
 
     def side_by_side(self, placed: Placed) -> Placed:
-        """The same with the columns that a rank has of a table side by side: TorchRec runs no parts of unlike widths of a
-        table at one rank."""
+        """Return the placement with each rank's columns of a table side by side.
+
+        TorchRec cannot run parts of one table with different widths at one rank.
+        """
         columns: dict[int, dict[int, int]] = {}
         items, at = list[Item](), list[int]()
         for item, rank in zip(placed.items, placed.at.tolist(), strict=True):
@@ -241,7 +247,7 @@ class _Rest(Problem):
         return self.at(tuple(items), np.array(at, np.int64))
 
     def whole_of(self, placed: Placed) -> Placed:
-        """The placement of the problem itself that one of this rest is: with the blocks of the tables that are cut."""
+        """Return the placement of the whole problem that this one stands for, with the blocks of cut tables."""
         tables = len(self.of.specs)
         kept = [n for n, item in enumerate(placed.items) if item[0].table < tables]
         items, at = [placed.items[n] for n in kept], [int(placed.at[n]) for n in kept]

@@ -24,10 +24,10 @@ def listed(
 
     **Arguments**
 
-    - `data`, `model`, `optimizer`: of the run.
-    - `out`: the file.
-    - `quiet`: whether no progress is shown.
-    - `to`: where it is shown.
+    - `data`, `model`, `optimizer`: flags of the run.
+    - `out`: the file to write.
+    - `quiet`: whether to hide progress.
+    - `to`: where to show it.
     """
     recipe = Recipe(data=data, model=model, optimizer=optimizer)
     schema, stream = Schema.of(list(recipe.tables())), recipe.stream()

@@ -1,4 +1,4 @@
-"""What ranks take to exchange pooled rows and their gradients, measured: processes on this machine, torch's gloo."""
+"""Measuring how long ranks exchange pooled rows and their gradients: processes on this machine, torch's gloo."""
 
 import json
 import subprocess
@@ -13,22 +13,22 @@ from typing import Any
 import numpy as np
 
 LONGEST = 300.0
-"""Seconds for all rounds."""
+"""Seconds that all rounds may take."""
 
 
 def exchanged(dims: np.ndarray, starts: np.ndarray, batch: int, rounds: int, seconds: float = LONGEST) -> np.ndarray:
-    """Milliseconds of each rank from its start to its end, [rounds, forward and backward, cases, ranks].
+    """Return the milliseconds of each rank from its start to its end, [rounds, forward and backward, cases, ranks].
 
-    Forward, a rank sends of its pooled vectors to each rank those of its share of the samples, and starts when it has them.
-    Backward, all start at once, and gradients go the other way.
+    Forward, a rank starts when it has its pooled vectors, and sends each rank those of that rank's share of the
+    samples. Backward, all start at once, and gradients go the other way.
 
     **Arguments**
 
     - `dims`: columns that each rank has, [cases, ranks].
-    - `starts`: milliseconds after which each rank starts forward, of the same shape.
+    - `starts`: milliseconds after which each rank starts forward, in the same shape.
     - `batch`: samples of all ranks.
-    - `rounds`: of all cases, in turns.
-    - `seconds`: after which it is given up.
+    - `rounds`: number of rounds; each goes through all cases.
+    - `seconds`: the timeout.
     """
     ranks = dims.shape[1]
     with tempfile.TemporaryDirectory() as folder:
@@ -52,11 +52,11 @@ def exchanged(dims: np.ndarray, starts: np.ndarray, batch: int, rounds: int, sec
 
 
 def main(said: dict[str, Any]) -> None:
-    """One rank.
+    """Run one rank.
 
     **Arguments**
 
-    - `said`: what `exchanged` asks for, and which rank it is.
+    - `said`: what `exchanged` asks for, and the number of the rank.
     """
     import torch
     import torch.distributed as dist

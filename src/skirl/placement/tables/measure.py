@@ -1,7 +1,7 @@
-"""What looking up and updating parts of tables takes on this machine: the engine's kernels, CPU times, minima of rounds.
+"""Measuring lookups and updates of parts of tables on this machine: the engine's kernels, CPU times, minima of rounds.
 
-Rows lie in one arena whose pages are there before, the last-level cache is evicted before each run, and all that is measured
-takes turns, so that what a neighbour does falls on all alike.
+Rows lie in one arena whose pages are touched beforehand, the last-level cache is evicted before each run, and
+everything that is measured takes turns, so that a busy neighbour affects all of it alike.
 """
 
 import json
@@ -25,19 +25,19 @@ from skirl.tools.sealed_json import put_whole
 from skirl.tools.shape_of import AMOUNT, misfit
 
 ARENA, OUTPUTS, EVICTED = 1 << 26, 1 << 24, 1 << 23
-"""Floats of rows, of pooled vectors and their gradients, and of what is read to evict the cache."""
+"""Number of floats: for rows, for pooled vectors and their gradients, and to read in order to evict the cache."""
 _LR = 1e-6
 _LINE = 16
 
 
 class Arena:
-    """Memory in which everything that is measured lies.
+    """The memory that holds everything that is measured.
 
     **Arguments**
 
-    - `floats`: of rows.
-    - `plain`: whether all rows take the plain loops, as where those compiled by dim cannot be built.
-    - `threads`: that share the work of a rank.
+    - `floats`: number of floats for rows.
+    - `plain`: whether all rows take the plain loops, as where loops compiled by dim cannot be built.
+    - `threads`: number of threads that share the work of a rank.
     """
 
     def __init__(self, floats: int = ARENA, *, plain: bool = False, threads: int = 1) -> None:
@@ -45,17 +45,17 @@ class Arena:
         self.pool = ThreadPoolExecutor(threads - 1) if threads > 1 else None
         self.rows, self.outputs, self.evicted = (empty(n, np.float32) for n in (floats, OUTPUTS, EVICTED))
         for of in (self.rows, self.outputs, self.evicted):
-            of[:] = 1.0  # every page is there now
+            of[:] = 1.0  # touch every page
         self._next = 0
 
     def view(self, width: int) -> np.ndarray:
-        """All rows, as records of this width."""
+        """Return all rows, as records of this width."""
         return self.rows[: len(self.rows) // width * width].reshape(-1, width)
 
     def output(self, bags: int, dim: int) -> np.ndarray:
-        """A place for pooled vectors: the next one, from the beginning again when there is none; it gets room if need be."""
+        """Return the next place for pooled vectors. Start over at the end; grow if they do not fit at all."""
         floats = bags * dim
-        if floats > len(self.outputs):  # what was given out keeps its place
+        if floats > len(self.outputs):  # views that were returned before keep the old memory
             self.outputs, self._next = empty(2 * -(-floats // _LINE) * _LINE, np.float32), 0
             self.outputs[:] = 1.0
         if self._next + floats > len(self.outputs):
@@ -64,18 +64,18 @@ class Arena:
         return self.outputs[begin : begin + floats].reshape(bags, dim)
 
     def evict(self) -> float:
-        """Read enough to have the last-level cache forget the rest."""
+        """Read enough to evict everything else from the last-level cache."""
         return float(self.evicted[::_LINE].sum())
 
 
 @dataclass
 class Lookups:
-    """A batch of one table, made by chance: what all parts of it share.
+    """A random batch of one table, shared by all parts of it.
 
     **Arguments**
 
     - `made`: the table.
-    - `seed`: of chance; one number, one batch.
+    - `seed`: the random seed; each number gives one batch.
     """
 
     made: Made
@@ -87,7 +87,7 @@ class Lookups:
         self.bags = np.sort(rng.integers(0, self.made.spec.batch, len(self.ids)))
 
     def of(self, piece: Piece) -> tuple[np.ndarray, np.ndarray]:
-        """Rows, counted from the piece's first, and bags of the ids that fall into a piece."""
+        """Return the rows, counted from the piece's first, and the bags of the ids that fall into a piece."""
         mine = (self.ids >= piece.row) & (self.ids < piece.row_end)
         return self.ids[mine] - piece.row, self.bags[mine]
 
@@ -97,9 +97,9 @@ class Ready:
 
     **Arguments**
 
-    - `arena`: where it lies.
-    - `lookups`: of the whole table.
-    - `piece`: which part.
+    - `arena`: the arena that holds it.
+    - `lookups`: lookups of the whole table.
+    - `piece`: the part.
     """
 
     def __init__(self, arena: Arena, lookups: Lookups, piece: Piece) -> None:
@@ -126,12 +126,12 @@ class Ready:
             self.update = choice.update_for(piece.dim, self.cache.dtype, self.kind)
 
     def forward(self, number: int = 0, of: int = 1) -> None:
-        """Look up and pool, one of some threads' share."""
+        """Look up and pool the share of one thread."""
         ends = [len(self.out) * n // of for n in (number, number + 1)]
         self.pool(self.cache, self.dim, self.slots, self.offsets, 1, self.none, self.out, *ends)
 
     def backward(self, number: int = 0, of: int = 1) -> None:
-        """Sum gradients and update rows, one of some threads' share."""
+        """Sum gradients and update rows for the share of one thread."""
         ends = [len(self.rows) * n // of for n in (number, number + 1)]
         self.update(
             self.cache, self.dim, self.kind, self.rows, self.keys, self.group_start, self.group_pos, self.bag_of,
@@ -140,12 +140,12 @@ class Ready:
 
 
 def run_ms(arena: Arena, parts: Sequence[Ready]) -> float:
-    """Milliseconds of CPU that a rank with these parts takes for a step; of its threads, the one that takes most.
+    """Return the CPU milliseconds that a rank with these parts takes for a step, by its slowest thread.
 
     **Arguments**
 
-    - `arena`: where they lie.
-    - `parts`: of the rank.
+    - `arena`: the arena that holds them.
+    - `parts`: parts of the rank.
     """
     arena.evict()
 
@@ -173,20 +173,20 @@ def rounds_of(
     late: Callable[[], bool] = lambda: False,
     seen: Callable[[int], None] = lambda done: None,
 ) -> np.ndarray:
-    """Milliseconds of each combination in each round, [rounds, combinations]; at least two rounds, fewer when time is up.
+    """Return the ms of each combination in each round, [rounds, combinations]. When time is up, stop after two or more.
 
     **Arguments**
 
-    - `arena`: where they lie.
-    - `combinations`: of parts.
-    - `rounds`: how many.
-    - `seed`: of the order, which is another in each round.
-    - `known`: a file of rounds that were measured before, and that gets the others.
+    - `arena`: the arena that holds them.
+    - `combinations`: combinations of parts.
+    - `rounds`: number of rounds.
+    - `seed`: random seed of the order, which differs in each round.
+    - `known`: a file of earlier rounds; new ones are added to it.
     - `late`: whether time is up.
-    - `seen`: called with how many rounds are done.
+    - `seen`: called with the number of rounds that are done.
     """
     done = [] if known is None else known.rounds[:rounds]
-    for combination in combinations:  # loops are compiled, and pages are there
+    for combination in combinations:  # compiles the loops and touches the pages
         run_ms(arena, combination)
     for number in range(len(done), rounds):
         if number >= 2 and late():
@@ -202,11 +202,11 @@ def rounds_of(
 
 
 def noise_of(rounds: np.ndarray) -> float:
-    """By how much the minima of every other round differ from those of the rest, in the median, as a share.
+    """Return the median relative difference between the minima of every other round and those of the rest.
 
     **Arguments**
 
-    - `rounds`: of `rounds_of`.
+    - `rounds`: what `rounds_of` returned.
 
     >>> noise_of(np.array([[1.0, 2.0], [1.1, 2.0], [1.0, 3.0]]))
     0.05
@@ -216,12 +216,12 @@ def noise_of(rounds: np.ndarray) -> float:
 
 
 class Rounds:
-    """A file of rounds, a line each, that a killed measurement goes on from.
+    """A file of rounds, one per line, from which a killed measurement resumes.
 
     **Arguments**
 
-    - `path`: of the file; it begins with what was measured, and where.
-    - `what`: tells one measurement from others; the machine is added.
+    - `path`: the file; it begins with what was measured, and where.
+    - `what`: identifies the measurement; the machine is added.
     """
 
     def __init__(self, path: Path, what: dict[str, Any]) -> None:
@@ -240,7 +240,7 @@ class Rounds:
             put_whole(path, "\n".join([head, *lines[1:], ""]).encode(), secrets.token_hex(8))
 
     def _read(self, line: str, number: int) -> list[float]:
-        """What a line says."""
+        """Parse a line."""
         try:
             ms = json.loads(line)
         except (ValueError, RecursionError):
@@ -252,6 +252,6 @@ class Rounds:
         return ms
 
     def add(self, ms: list[float]) -> None:
-        """Keep one more."""
+        """Append one round."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(ms) + "\n")

@@ -1,4 +1,4 @@
-"""A net of what computing takes: one small net of each part of a table, their sum, a head over the sum. Plain numpy."""
+"""A net that predicts computing times: a small net per part of a table, their sum, and a head over it. Plain numpy."""
 
 import base64
 import binascii
@@ -17,22 +17,22 @@ PLAIN = (
     "log rows", "log dim", "log batch", "log ids", "log distinct", "log pooling", "no multiple of 16", "no multiple of 8",
 )  # fmt: skip
 FEATURES = (*PLAIN, *(f"reuse {n}" for n in range(BINS)), *(f"is {name}" for name in ROW_OPTIMIZERS))
-"""Of a part of a table; what is not known of it is the mean of what was trained on."""
+"""Features of a part of a table; unknown ones count as the mean of the training data."""
 HIDDEN, SUMS, HEAD = 32, 4, 16
-"""Units of the net of a part, sums that a set of parts has, units of the head."""
+"""Units of a part's net, number of sums that a set of parts has, and units of the head."""
 FARTHEST = 4.0
-"""Deviations from the mean beyond which a feature is cut off, so that a table unlike all others gets no wild answer."""
+"""Deviations from the mean at which a feature is cut off, so that an unusual table gets no wild answer."""
 MOST = log(4.0)
-"""The logarithm of what a net makes of its input lies between this and its negative."""
+"""The logarithm of a net's factor lies between this and its negative."""
 
 
 def features_of(spec: TableSpec, rows: int, dim: int) -> np.ndarray:
-    """What a net is told of so many rows and columns of a table, whose lookups are spread over its rows.
+    """Return a net's features for this many rows and columns of a table, whose lookups are spread over its rows.
 
     **Arguments**
 
     - `spec`: the table.
-    - `rows`, `dim`: of the part.
+    - `rows`, `dim`: size of the part.
 
     >>> features_of(TableSpec("a", rows=1024, dim=8, batch=4, ids=8.0, distinct=8.0), 512, 8)[[3, 6, 7]].round(3).tolist()
     [1.386, 1.0, 0.0]
@@ -47,7 +47,7 @@ def features_of(spec: TableSpec, rows: int, dim: int) -> np.ndarray:
 
 @lru_cache(4096)
 def _shared(spec: TableSpec) -> np.ndarray:
-    """The features that all parts of a table have."""
+    """Return the features that all parts of a table share."""
     found = np.zeros(len(FEATURES))
     found[2] = log(spec.batch)
     found[len(PLAIN) : len(PLAIN) + BINS] = spec.reuse or np.nan
@@ -57,11 +57,11 @@ def _shared(spec: TableSpec) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Mlp:
-    """Two layers, with what is below 0 cut off between them.
+    """Two linear layers with a ReLU between them.
 
     **Arguments**
 
-    - `first`, `first_bias`, `last`, `last_bias`: [units, inputs], [units], [outputs, units], [outputs].
+    - `first`, `first_bias`, `last`, `last_bias`: of shapes [units, inputs], [units], [outputs, units], [outputs].
     """
 
     first: np.ndarray
@@ -70,21 +70,21 @@ class Mlp:
     last_bias: np.ndarray
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Outputs of inputs, [n, inputs] to [n, outputs]."""
+        """Return outputs for inputs, [n, inputs] to [n, outputs]."""
         return np.maximum(x @ self.first.T + self.first_bias, 0.0) @ self.last.T + self.last_bias
 
     def body(self) -> dict[str, Any]:
-        """What a file says of it."""
+        """Return it as a file stores it."""
         return {name: packed(of) for name, of in vars(self).items()}
 
     @classmethod
     def parsed(cls, said: Any, inputs: int, units: int, outputs: int) -> "Mlp":
-        """What a file says, if it has these sizes; else a ValueError.
+        """Parse what a file stores. Raise a ValueError if it does not have these sizes.
 
         **Arguments**
 
-        - `said`: by the file.
-        - `inputs`, `units`, `outputs`: that it has to have.
+        - `said`: what the file stores.
+        - `inputs`, `units`, `outputs`: the sizes that it has to have.
         """
         shapes = {"first": (units, inputs), "first_bias": (units,), "last": (outputs, units), "last_bias": (outputs,)}
         return cls(**unpacked(said, shapes))
@@ -92,13 +92,13 @@ class Mlp:
 
 @dataclass(frozen=True)
 class ComputeNet:
-    """By what the time of a part differs from a sum of terms, and by what that of a set differs from the sum of its parts.
+    """Corrections to sums of terms: a factor for the time of each part, and one for that of a whole set of parts.
 
     **Arguments**
 
-    - `mean`, `deviation`: of each of `FEATURES`.
-    - `each`: of a part: the logarithm of a factor, and what it adds to `SUMS` sums.
-    - `head`: of these sums: the logarithm of a factor of the whole set.
+    - `mean`, `deviation`: those of each of `FEATURES`.
+    - `each`: for a part: the logarithm of its factor, and what it adds to `SUMS` sums.
+    - `head`: for these sums: the logarithm of the factor of the whole set.
     """
 
     mean: np.ndarray
@@ -107,7 +107,7 @@ class ComputeNet:
     head: Mlp
 
     def parts(self, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of each part its factor, [n], and what it adds to the sums of its set, [n, SUMS].
+        """Return the factor of each part, [n], and what it adds to the sums of its set, [n, SUMS].
 
         **Arguments**
 
@@ -117,26 +117,26 @@ class ComputeNet:
         return np.exp(bounded(found[:, 0])), np.logaddexp(0.0, found[:, 1:])
 
     def factors(self, sums: np.ndarray) -> np.ndarray:
-        """Of each set its factor, [n].
+        """Return the factor of each set, [n].
 
         **Arguments**
 
-        - `sums`: of its parts, [n, SUMS].
+        - `sums`: sums over its parts, [n, SUMS].
         """
         return np.exp(bounded(self.head(np.log1p(sums))[:, 0]))
 
     def body(self) -> dict[str, Any]:
-        """What a file says of it."""
+        """Return it as a file stores it."""
         of_features = {"mean": packed(self.mean), "deviation": packed(self.deviation)}
         return {"features": list(FEATURES), **of_features, "each": self.each.body(), "head": self.head.body()}
 
     @classmethod
     def parsed(cls, said: Any) -> "ComputeNet":
-        """What a file says; a ValueError where it is wrong.
+        """Parse what a file stores. Raise a ValueError if it is wrong.
 
         **Arguments**
 
-        - `said`: by the file.
+        - `said`: what the file stores.
         """
         if not isinstance(said, Mapping):
             raise ValueError("its net is none")
@@ -151,21 +151,21 @@ class ComputeNet:
 
 
 def scaled(features: np.ndarray, mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
-    """Features in deviations from their means, cut off far away; 0 for what is not known.
+    """Return features in deviations from their means, cut off far away, and 0 for unknown ones.
 
     **Arguments**
 
     - `features`: [n, features].
-    - `mean`, `deviation`: of what was trained on.
+    - `mean`, `deviation`: those of the training data.
     """
     of = (features - mean) / deviation
     return np.minimum(
         np.maximum(np.where(np.isnan(of), 0.0, of), -FARTHEST), FARTHEST
-    )  # clip and nan_to_num take 25 us
+    )  # np.clip and np.nan_to_num take 25 us
 
 
 def bounded(x: np.ndarray) -> np.ndarray:
-    """Smoothly between `MOST` and its negative.
+    """Squash values smoothly to between `MOST` and its negative.
 
     >>> bounded(np.array([0.0, 99.0])).round(3).tolist()
     [0.0, 1.386]
@@ -174,7 +174,7 @@ def bounded(x: np.ndarray) -> np.ndarray:
 
 
 def packed(of: np.ndarray) -> dict[str, Any]:
-    """An array as a file says it: its shape, and its numbers as text.
+    """Return an array as a file stores it: its shape, and its numbers as text.
 
     **Arguments**
 
@@ -185,12 +185,14 @@ def packed(of: np.ndarray) -> dict[str, Any]:
 
 
 def unpacked(said: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """Arrays that a file says, if they have these shapes and are numbers; else a ValueError. Nothing is decoded before.
+    """Return the arrays that a file stores. Raise a ValueError unless they have these shapes and are finite.
+
+    Their sizes are checked before anything is decoded.
 
     **Arguments**
 
-    - `said`: by the file.
-    - `shapes`: of each array.
+    - `said`: what the file stores.
+    - `shapes`: shape of each array.
     """
     found = {}
     for name, shape in shapes.items():

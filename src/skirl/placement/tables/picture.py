@@ -1,4 +1,4 @@
-"""The page of `skirl place tables`, made from its result: the same facts as its text, drawn."""
+"""The page of `skirl place tables`, made from its result: the same facts as in its text, drawn."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,17 +8,17 @@ from skirl.train.report.page import Page
 from skirl.train.report.plot import Chart
 
 _SHOWN = 12
-"""Tables of a rank that are named."""
+"""Most tables of a rank that are named."""
 _UNMEASURED = "Nothing was measured: --check 20s measures the best few plans on this machine."
 
 
 def drawn(result: Mapping[str, Any], tables: str) -> Page:
-    """The page of a result.
+    """Return the page for a result.
 
     **Arguments**
 
-    - `result`: of `skirl place tables`.
-    - `tables`: the file that lists them.
+    - `result`: result of `skirl place tables`.
+    - `tables`: the file that lists the tables.
     """
     page, before, checked = Page(f"Tables over ranks: {tables}"), result["before"], result["check"]
     page.lead(result["sentence"])
@@ -119,7 +119,7 @@ def _by_plan(checked: Mapping[str, Any]) -> Chart:
 
 
 def _search(result: Mapping[str, Any]) -> Chart:
-    """The best so far, as steps that end when the search did."""
+    """Draw the best so far, as steps that end when the search did."""
     points, curve = list[tuple[float, float]](), result["curve"]
     for at, ms in curve:
         points += [(at, points[-1][1] if points else ms), (at, ms)]
@@ -131,7 +131,7 @@ def _search(result: Mapping[str, Any]) -> Chart:
 
 
 def _both(result: Mapping[str, Any]) -> Chart:
-    """Ranks of both plans, the busiest first."""
+    """Draw the ranks of both plans, the busiest first."""
     lines = {
         name: [(float(n), of) for n, of in enumerate(sorted(map(_predicted, ranks), reverse=True), start=1)]
         for name, ranks in ((result["before"]["name"], result["before"]["ranks"]), ("this plan", result["ranks"]))

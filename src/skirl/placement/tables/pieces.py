@@ -1,4 +1,4 @@
-"""Parts of tables, rectangles of rows and columns, and whether some of them cover every table once."""
+"""Parts of tables, which are rectangles of rows and columns, and a check that they cover every table exactly once."""
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -8,7 +8,7 @@ from skirl.placement.tables.spec import MULTIPLE, TableSpec
 
 
 class Piece(NamedTuple):
-    """Rows `row` to before `row_end` and columns `col` to before `col_end` of a table, by its number."""
+    """Rows `row` to `row_end` and columns `col` to `col_end`, ends excluded, of the table with the number `table`."""
 
     table: int
     row: int
@@ -18,32 +18,32 @@ class Piece(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """How many."""
+        """Number of rows."""
         return self.row_end - self.row
 
     @property
     def dim(self) -> int:
-        """How many columns."""
+        """Number of columns."""
         return self.col_end - self.col
 
     def cut_rows(self, first: int) -> "tuple[Piece, Piece]":
-        """In two, the first of so many rows."""
+        """Cut it in two; the first part has `first` rows."""
         at = self.row + first
         return self._replace(row_end=at), self._replace(row=at)
 
     def cut_columns(self, first: int) -> "tuple[Piece, Piece]":
-        """In two, the first of so many columns."""
+        """Cut it in two; the first part has `first` columns."""
         at = self.col + first
         return self._replace(col_end=at), self._replace(col=at)
 
 
 def whole(table: int, spec: TableSpec) -> Piece:
-    """A table that is not cut."""
+    """Return a table as one piece."""
     return Piece(table, 0, spec.rows, 0, spec.dim)
 
 
 def halves(piece: Piece, way: str) -> tuple[Piece, Piece] | None:
-    """A piece in two by "rows" or "columns", the columns at a multiple of 4; None where that cannot be.
+    """Halve a piece by "rows" or by "columns", these at a multiple of 4. Return None if that cannot be.
 
     >>> halves(Piece(0, 0, 5, 0, 12), "columns")
     (Piece(table=0, row=0, row_end=5, col=0, col_end=8), Piece(table=0, row=0, row_end=5, col=8, col_end=12))
@@ -55,7 +55,7 @@ def halves(piece: Piece, way: str) -> tuple[Piece, Piece] | None:
 
 
 def joined(pieces: Iterable[Piece]) -> list[Piece]:
-    """The same rows and columns in fewer pieces, where some are neighbours.
+    """Return the same rows and columns in fewer pieces, by joining neighbours.
 
     >>> joined([Piece(0, 5, 9, 0, 4), Piece(0, 0, 5, 0, 4)])
     [Piece(table=0, row=0, row_end=9, col=0, col_end=4)]
@@ -86,12 +86,12 @@ def joined(pieces: Iterable[Piece]) -> list[Piece]:
 
 
 def check_cover(specs: Sequence[TableSpec], pieces: Iterable[Piece]) -> None:
-    """Refuse pieces that do not have every row and column of every table exactly once.
+    """Raise unless the pieces contain every row and column of every table exactly once.
 
     **Arguments**
 
     - `specs`: the tables.
-    - `pieces`: of all ranks.
+    - `pieces`: pieces of all ranks.
     """
     of: dict[int, list[Piece]] = {}
     for piece in pieces:
@@ -114,7 +114,7 @@ def check_cover(specs: Sequence[TableSpec], pieces: Iterable[Piece]) -> None:
             p.row_end for p in mine
         ]:
             continue  # cut by rows alone, one after the other
-        # Where rows begin or end, the columns of those that have the rows between have to follow one another.
+        # Between two row ends, the columns of the pieces that have these rows must follow one another without gaps.
         ends = sorted({end for p in mine for end in (p.row, p.row_end)} | {0, spec.rows})
         for begin, end in pairwise(ends):
             at = 0

@@ -1,4 +1,4 @@
-"""What `skirl place tables` does: reads tables and costs, searches, measures, checks the plan once more."""
+"""The work of `skirl place tables`: read tables and costs, search, measure, and check the plan once more."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -23,14 +23,14 @@ from skirl.tools.progress import Progress, size
 ROUND_ROBIN = "round robin"
 _NAMED = 3
 _OTHERS = 2
-"""Plans of a search that are measured beside the best."""
+"""Plans of a search that are measured in addition to the best one."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """Which tables, where, and how long to search; the fields are the flags of `skirl place tables`.
+    """Which tables to place, where, and how long to search; the fields are the flags of `skirl place tables`.
 
-    `link` is None where the rate is that of the costs.
+    `link` is None to take the rate of the costs.
     """
 
     tables: Path
@@ -51,11 +51,11 @@ class Question:
 
 
 def placed_tables(question: Question) -> dict[str, Any]:
-    """The plan, what is predicted of it, and a sentence.
+    """Plan, write the plan, and return its figures with a sentence of advice.
 
     **Arguments**
 
-    - `question`: of the command.
+    - `question`: flags of the command.
     """
     specs, count = read_specs(question.tables), len(question.ranks.caps)
     old = None if question.before is None else TablePlan.load(question.before)
@@ -120,7 +120,7 @@ def _checked(question: Question, problem: Problem, found: Found, name: str, befo
 
 
 def _round_robin(problem: Problem, order: Sequence[int]) -> Placed:
-    """Whole tables, in the order of their file, to one rank after the other."""
+    """Place whole tables, in the order of their file, on one rank after the other."""
     ranks = len(problem.ranks.caps)
     items = tuple((whole(n, spec),) for n, spec in enumerate(problem.specs))
     return problem.at(items, np.array(order, np.int64) % ranks)
@@ -131,19 +131,21 @@ def planned(
     seconds: float = 30.0, seed: int = 0, even_rows: bool = False, forced: Sequence[str] = (), others: int = 0,
     told: Callable[[int, float], None] = lambda states, busiest: None,
 ) -> tuple[TablePlan, Found, Problem]:  # fmt: skip
-    """A plan within all memory, what the search found, and what it searched; a ValueError where none fits.
+    """Return a plan within memory, what the search found, and the problem that it searched.
+
+    Raise a ValueError if no plan fits.
 
     **Arguments**
 
     - `specs`: the tables.
-    - `ranks`: where they may be.
-    - `costs`: of parts of tables.
+    - `ranks`: the ranks to place them on.
+    - `costs`: costs of parts of tables.
     - `columns`, `rows`: how tables may be cut.
-    - `seconds`: to search.
-    - `seed`: of what is left to chance.
+    - `seconds`: time to search.
+    - `seed`: the random seed.
     - `others`, `told`: as `search` takes them.
-    - `even_rows`: rows are cut only evenly over all ranks, and no table both ways.
-    - `forced`: with it, tables that have to be cut by rows.
+    - `even_rows`: whether rows are cut only evenly over all ranks, and no table both ways.
+    - `forced`: with `even_rows`, tables that have to be cut by rows.
     """
     order = canonical(specs)
     problem = Problem([specs[n] for n in order], ranks, costs, columns, rows)
@@ -162,12 +164,12 @@ def planned(
 
 
 def sound(problem: Problem, placed: Placed) -> None:
-    """Refuse a placement over a rank's memory, or one that its tables forbid: told from its pieces, once more.
+    """Raise if a placement exceeds a rank's memory or is forbidden by its tables, judged once more by its pieces.
 
     **Arguments**
 
     - `problem`: tables and ranks.
-    - `placed`: before it is given out.
+    - `placed`: a placement that is about to be used.
     """
     over = over_caps(problem, placed)
     if max(over) > 0:
@@ -177,12 +179,12 @@ def sound(problem: Problem, placed: Placed) -> None:
 
 
 def over_caps(problem: Problem, placed: Placed) -> list[int]:
-    """Bytes by which each rank is over its memory, added up from the pieces, not as the search has kept them.
+    """Return the bytes by which each rank exceeds its memory, added up from the pieces, not as the search kept them.
 
     **Arguments**
 
     - `problem`: tables and ranks.
-    - `placed`: of the search.
+    - `placed`: a placement.
     """
     over = [-cap for cap in problem.ranks.caps]
     for item, rank in zip(placed.items, placed.at.tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""The file of tables over ranks: of every table its pieces and their ranks, checked to cover it once when it is read."""
+"""The file of a plan of tables: every table's pieces and their ranks, checked to cover it once when it is read."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,18 +21,18 @@ _FORM = {
     "tables": [{"name": TEXT, "rows": COUNT, "dim": COUNT, "optimizer": TEXT, "pieces": [_PIECE]}],
 }
 PLANS = Readable(FORMAT, VERSION, "plan of tables", "skirl place tables", _FORM, most=256 << 20)
-"""The files."""
+"""The format of plan files."""
 
 
 @dataclass(frozen=True)
 class TablePlan:
-    """Where every row and column of some tables is to be.
+    """A plan of where every row and column of some tables is to be.
 
     **Arguments**
 
-    - `ranks`: how many.
+    - `ranks`: number of ranks.
     - `tables`: name, rows, dim and optimizer of each, in the order of their file.
-    - `pieces`: of each table, with the rank of each.
+    - `pieces`: pieces of each table, each with its rank.
     """
 
     ranks: int
@@ -60,13 +60,13 @@ class TablePlan:
 
     @classmethod
     def of(cls, specs: Sequence[TableSpec], order: Sequence[int], placed: Placed) -> "TablePlan":
-        """What a search found.
+        """Make a plan of what a search found.
 
         **Arguments**
 
-        - `specs`: the tables as their file has them.
-        - `order`: the number there of each table of the search.
-        - `placed`: what it found.
+        - `specs`: the tables, in the order of their file.
+        - `order`: for each table of the search, its number in that order.
+        - `placed`: the placement that was found.
         """
         pieces: list[list[tuple[Piece, int]]] = [[] for _ in specs]
         for item, rank in zip(placed.items, placed.at.tolist(), strict=True):
@@ -77,7 +77,7 @@ class TablePlan:
         return cls(len(placed.caps), tables, tuple(tuple(sorted(of)) for of in pieces))
 
     def body(self) -> dict[str, Any]:
-        """What the file says, but for its format and its digest."""
+        """Return what the file stores, except its format and its digest."""
         tables = [
             {
                 "name": name, "rows": rows, "dim": dim, "optimizer": optimizer,
@@ -94,13 +94,13 @@ class TablePlan:
 
         **Arguments**
 
-        - `path`: where.
+        - `path`: the file.
         """
         PLANS.write(path, self.body())
 
     @classmethod
     def load(cls, path: Path) -> "TablePlan":
-        """Read a file; a ValueError that names it where it is wrong.
+        """Read a file. Raise a ValueError that names it if it is wrong.
 
         **Arguments**
 
@@ -110,11 +110,11 @@ class TablePlan:
 
     @classmethod
     def parsed(cls, text: str) -> "TablePlan":
-        """The plan that a text says, or a ValueError.
+        """Parse a plan. Raise a ValueError if it is wrong.
 
         **Arguments**
 
-        - `text`: of a file. One without a digest may be written by hand.
+        - `text`: content of a file. One that is written by hand may lack the digest.
         """
         body = PLANS.body(text)
         tables, pieces = [], []
@@ -124,7 +124,7 @@ class TablePlan:
         return cls(body["ranks"], tuple(tables), tuple(pieces))
 
     def check(self, specs: Sequence[TableSpec]) -> None:
-        """Refuse to be used for other tables: a ValueError with what was found and expected.
+        """Raise a ValueError, with what was found and expected, unless the plan is for these tables.
 
         **Arguments**
 
@@ -146,11 +146,11 @@ class TablePlan:
                     )
 
     def placed(self, problem: Problem) -> Placed:
-        """The plan as a placement of its tables, in the order of a search.
+        """Return the plan as a placement of a problem's tables, in the problem's order.
 
         **Arguments**
 
-        - `problem`: of the same tables and ranks.
+        - `problem`: a problem with the same tables and ranks.
         """
         numbers = {name: number for number, (name, *_) in enumerate(self.tables)}
         items, at = [], []
@@ -161,11 +161,11 @@ class TablePlan:
         return problem.at(tuple(items), np.array(at, np.int64))
 
     def said(self, number: int) -> str:
-        """How a table is cut, in words.
+        """Return in words how a table is cut.
 
         **Arguments**
 
-        - `number`: of the table.
+        - `number`: number of the table.
         """
         name, rows, dim, _ = self.tables[number]
         pieces = [piece for piece, _ in self.pieces[number]]

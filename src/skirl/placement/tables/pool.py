@@ -1,4 +1,4 @@
-"""Tables with the moments of published production tables, made by chance, or one's own; their ids; tasks drawn from them."""
+"""Generated tables with the moments of published production tables, or the user's own; their ids; and tasks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,23 +10,23 @@ from skirl.placement.tables.problem import Ranks
 from skirl.placement.tables.spec import TableSpec, reuse_of
 
 ROWS, ROWS_SD = 4.11e6, 3.13e6
-"""Mean and deviation of 856 published tables."""
+"""Mean and standard deviation of the rows of 856 published tables."""
 POOLING, POOLING_SD = 15.8, 25.6
-"""Ids of a sample in them."""
+"""Mean and standard deviation of the ids per sample in them."""
 _ODD = 2654435761
 _ACTIVE, _HEAD = 0.08, 2.5
-"""Rows that are looked up at all, as a share, and the most of the power of ten from which on they are looked up by Zipf's
-law: at batch 65,536 a row that is looked up is so 7 times in the mean and 47% of them once, as in published histograms."""
+"""The share of rows that are looked up at all, and the largest exponent of ten for `Made.head`. At batch 65,536,
+this has a looked-up row looked up 7 times on average, and 47% of them once, as in published histograms."""
 
 
 @dataclass(frozen=True)
 class Made:
-    """A table made by chance, or one of which no more is known than its spec says.
+    """A generated table, or one that is known only by its spec.
 
     **Arguments**
 
     - `spec`: what is known of it.
-    - `head`: so many of its rows are looked up alike, before Zipf's law begins; None: nothing is known of it.
+    - `head`: how many of its rows are looked up alike, before Zipf's law begins; None: nothing is known of it.
     """
 
     spec: TableSpec
@@ -34,12 +34,12 @@ class Made:
 
 
 def ids_of(spec: TableSpec, head: float | None, rng: np.random.Generator) -> np.ndarray:
-    """Rows that a batch looks up; frequent ones lie anywhere in the table.
+    """Return random rows that a batch looks up; frequent ones lie anywhere in the table.
 
     **Arguments**
 
-    - `spec`, `head`: of the table.
-    - `rng`: chance.
+    - `spec`, `head`: those of the table.
+    - `rng`: the random generator.
     """
     if head is None:
         return drawn(spec, rng)
@@ -49,12 +49,12 @@ def ids_of(spec: TableSpec, head: float | None, rng: np.random.Generator) -> np.
 
 
 def drawn(spec: TableSpec, rng: np.random.Generator) -> np.ndarray:
-    """Rows that a batch looks up, by chance: as many, as many distinct ones, and as often as is known of the table.
+    """Return random rows that a batch looks up: as many, as many distinct ones, and as often as the spec says.
 
     **Arguments**
 
     - `spec`: the table.
-    - `rng`: chance.
+    - `rng`: the random generator.
 
     >>> ids = drawn(TableSpec("a", rows=1000, dim=8, batch=4, ids=64.0, distinct=9.0), np.random.default_rng(0))
     >>> len(ids), len(np.unique(ids))
@@ -76,13 +76,13 @@ def drawn(spec: TableSpec, rng: np.random.Generator) -> np.ndarray:
 
 
 def rescaled(spec: TableSpec, batch: int, rng: np.random.Generator) -> Made:
-    """A table as a smaller batch looks it up: some of the ids of a whole one, by chance.
+    """Return a table as a smaller batch looks it up: with a random part of a whole batch's ids.
 
     **Arguments**
 
     - `spec`: the table.
-    - `batch`: samples, no more than it has.
-    - `rng`: chance.
+    - `batch`: samples, at most as many as the table has.
+    - `rng`: the random generator.
 
     >>> of = TableSpec("a", rows=1000, dim=8, batch=64, ids=640.0, distinct=90.0)
     >>> rescaled(of, 16, np.random.default_rng(0)).spec.ids
@@ -96,15 +96,15 @@ def rescaled(spec: TableSpec, batch: int, rng: np.random.Generator) -> Made:
 
 
 def pool(tables: int, *, batch: int, max_dim: int, seed: int, optimizer: str = "rowwise-adagrad") -> list[Made]:
-    """Tables of the published moments.
+    """Generate tables with the published moments.
 
     **Arguments**
 
-    - `tables`: how many.
-    - `batch`: samples.
+    - `tables`: number of tables.
+    - `batch`: samples of a step.
     - `max_dim`: dims are powers of two from 4 to this.
-    - `seed`: of chance.
-    - `optimizer`: of rows.
+    - `seed`: the random seed.
+    - `optimizer`: the row optimizer.
     """
     rng, made = np.random.default_rng(seed), []
     spread = log(1 + (POOLING_SD / POOLING) ** 2)
@@ -127,8 +127,8 @@ class Task:
 
     **Arguments**
 
-    - `tables`: which.
-    - `ranks`: where.
+    - `tables`: the tables.
+    - `ranks`: the ranks.
     """
 
     tables: tuple[Made, ...]
@@ -136,20 +136,20 @@ class Task:
 
     @property
     def specs(self) -> list[TableSpec]:
-        """Of the tables, each with a name of its own."""
+        """Specs of the tables, each with a name of its own."""
         return [made.spec for made in self.tables]
 
 
 def task(made: Sequence[Made], count: int, ranks: int, rng: np.random.Generator, *, full: float = 0.8,
          unlike: bool = False) -> Task:  # fmt: skip
-    """Some tables of a pool, whose memory takes this share of that of all ranks.
+    """Pick random tables of a pool, and ranks of whose memory they take the share `full`.
 
     **Arguments**
 
     - `made`: the pool.
-    - `count`, `ranks`: how many tables and ranks.
-    - `rng`: chance.
-    - `full`: share of the memory.
+    - `count`, `ranks`: number of tables and of ranks.
+    - `rng`: the random generator.
+    - `full`: share of the memory of all ranks that the tables take.
     - `unlike`: whether ranks differ in memory, speed and link.
     """
     some = [made[n] for n in rng.choice(len(made), count, replace=count > len(made))]

@@ -1,4 +1,4 @@
-"""What is searched: tables, ranks, costs; items of one piece or of a group's tables; and one placement of items, scored."""
+"""A placement problem: tables, ranks and costs; items, each a piece or a group's tables; and a scored placement."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,15 +13,15 @@ from skirl.placement.tables.pieces import Piece, halves, whole
 from skirl.placement.tables.spec import TableSpec, check_specs
 
 Item = tuple[Piece, ...]
-"""What is on one rank together: a piece, or all tables of a group."""
+"""What stays together on one rank: a piece, or all tables of a group."""
 Columns = Literal["exact", "always", "never"]
 UNBOUND = 1 << 52
-"""Bytes of a rank that nothing is said of."""
+"""Bytes of a rank without a limit."""
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 _CHANGES = 256
 """Moves and swaps between two looks at the clock."""
 _SETTLED = 3
-"""Times that moves are looked for anew where they have changed what a rank's parts cost together."""
+"""Most rounds of moves and swaps where these change what a rank's parts cost together."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Ranks:
 
     **Arguments**
 
-    - `caps`: bytes that each may hold of tables.
-    - `speeds`: how fast each computes, as a multiple of the machine that costs were measured on.
-    - `links`: how fast each exchanges, as a multiple of the costs' link.
+    - `caps`: bytes of tables that each may hold.
+    - `speeds`: how fast each computes, relative to the machine that costs were measured on.
+    - `links`: how fast each exchanges, relative to the costs' link.
     """
 
     caps: tuple[int, ...]
@@ -49,17 +49,17 @@ class Ranks:
 
     @classmethod
     def like(cls, count: int, cap: int = UNBOUND) -> "Ranks":
-        """So many ranks that do not differ."""
+        """Return `count` equal ranks."""
         return cls((cap,) * count, (1.0,) * count, (1.0,) * count)
 
     @cached_property
     def slow(self) -> np.ndarray:
-        """By what milliseconds of computing are multiplied."""
+        """Factor for milliseconds of computing, by rank."""
         return 1 / np.array(self.speeds)
 
     @cached_property
     def far(self) -> np.ndarray:
-        """By what milliseconds of exchange are multiplied."""
+        """Factor for milliseconds of exchange, by rank."""
         return 1 / np.array(self.links)
 
     @cached_property
@@ -70,15 +70,15 @@ class Ranks:
 
 @dataclass
 class Placed:
-    """Items at ranks.
+    """A placement of items at ranks.
 
     **Arguments**
 
     - `items`: all of them; together they cover each table once.
-    - `at`: the rank of each.
+    - `at`: the rank of each item.
     - `load`, `used`: milliseconds and bytes of each rank.
-    - `caps`: bytes that each may hold.
-    - `slow`: by what the milliseconds of its parts are multiplied at each rank; None: by `Ranks.slow`, since they add up.
+    - `caps`: bytes that each rank may hold.
+    - `slow`: factor for computing milliseconds at each rank; None: `Ranks.slow`, since those of parts add up.
     """
 
     items: tuple[Item, ...]
@@ -90,25 +90,25 @@ class Placed:
 
     @cached_property
     def score(self) -> tuple[int, float]:
-        """Bytes over the caps, then milliseconds of the busiest: less is better."""
+        """Bytes over the caps, then milliseconds of the busiest rank: less is better."""
         return int(np.maximum(self.used - self.caps, 0).sum()), float(self.load.max())
 
     def pieces(self, rank: int) -> list[Piece]:
-        """Those of a rank."""
+        """Return the pieces of a rank."""
         return [piece for item, at in zip(self.items, self.at.tolist(), strict=True) if at == rank for piece in item]
 
 
 @dataclass
 class Problem:
-    """One question.
+    """A placement problem: tables, ranks and costs.
 
     **Arguments**
 
     - `specs`: the tables, in an order that does not depend on how they were listed: `canonical` gives it.
-    - `ranks`: where they may be.
-    - `costs`: of parts of tables.
-    - `columns`: whether tables are cut by columns: "exact", where it trains the same model; "always"; "never".
-    - `rows`: whether they are cut by rows.
+    - `ranks`: the ranks to place them on.
+    - `costs`: costs of parts of tables.
+    - `columns`: whether tables may be cut by columns: "exact", where it trains the same model; "always"; "never".
+    - `rows`: whether they may be cut by rows.
     """
 
     specs: Sequence[TableSpec]
@@ -119,9 +119,9 @@ class Problem:
     _known: dict[tuple[int, int, int], tuple[float, float, int]] = field(default_factory=dict)
     _adds: dict[tuple[int, int, int], np.ndarray] = field(default_factory=dict)
     _last: tuple[Any, ...] = (None,)
-    """Of the items that were asked for last: theirs is asked for again and again."""
+    """Arrays of the last items that were asked for: the same ones are asked for again and again."""
     _cut: tuple[Any, ...] = (None,)
-    """The same of the items of which one was cut last."""
+    """Arrays of the items of which one was cut last."""
     _last_adds: np.ndarray | None = None
 
     def __post_init__(self) -> None:
@@ -138,11 +138,11 @@ class Problem:
         for number, spec in enumerate(self.specs):
             if spec.group in groups:
                 self.pinned[number] = groups[spec.group]
-        for number, spec in enumerate(self.specs):  # what cannot be told is told before the search
+        for number, spec in enumerate(self.specs):  # raises before the search if a cost is missing
             self.cost(whole(number, spec))
 
     def cost(self, piece: Piece) -> tuple[float, float, int]:
-        """Compute and exchange in milliseconds, and bytes."""
+        """Return milliseconds of computing and of exchange, and bytes."""
         key = _key(piece)
         found = self._known.get(key)
         if found is None:
@@ -152,12 +152,12 @@ class Problem:
         return found
 
     def adds(self, piece: Piece) -> np.ndarray:
-        """What a piece adds to the sums of its rank, of which a net makes a factor."""
+        """Return what a piece adds to the sums of its rank, from which a net makes a factor."""
         self.cost(piece)
         return self._adds[_key(piece)]
 
     def ways(self, item: Item) -> tuple[str, ...]:
-        """How an item may be cut: "rows", "columns"."""
+        """Return the ways in which an item may be cut: "rows", "columns"."""
         table, *others = (piece.table for piece in item)
         spec = self.specs[table]
         if others or spec.group is not None or self.pinned[table] >= 0:
@@ -167,19 +167,19 @@ class Problem:
         return ("rows",) * rows + ("columns",) * columns
 
     def parted(self, item: Item) -> list[tuple[Piece, Piece]]:
-        """An item in halves, in each way."""
+        """Return the halves of an item, for each way to cut it."""
         made = [halves(item[0], way) for way in self.ways(item)]
         return [pair for pair in made if pair is not None]
 
     def root(self) -> tuple[Item, ...]:
-        """Every table whole, and groups together."""
+        """Return every table whole, with groups together."""
         groups: dict[str | int, list[Piece]] = {}
         for number, spec in enumerate(self.specs):
             groups.setdefault(number if spec.group is None else spec.group, []).append(whole(number, spec))
         return tuple(map(tuple, groups.values()))
 
     def arrays(self, items: Sequence[Item], slow: np.ndarray | None = None) -> Arrays:
-        """What `balance` takes of items and ranks; slow: of the ranks, if not their own."""
+        """Return the arrays that `balance` takes for items and ranks. `slow` replaces that of the ranks."""
         if self._last[0] is not items or not isinstance(items, tuple):
             of = [
                 self.cost(item[0]) if len(item) == 1 else tuple(map(sum, zip(*map(self.cost, item)))) for item in items
@@ -192,7 +192,7 @@ class Problem:
         return *self._last[1:], ranks.slow if slow is None else slow, ranks.far, ranks.bytes_of
 
     def with_cut(self, items: tuple[Item, ...], number: int, pair: tuple[Piece, Piece]) -> tuple[Item, ...]:
-        """Items with one of them in two; of the others nothing is asked again, of which there may be a thousand."""
+        """Return items with one of them cut in two. What is known of the others, maybe a thousand, is kept."""
         if self._cut[0] is not items:
             self.arrays(items)
             self._cut = self._last
@@ -204,7 +204,7 @@ class Problem:
         return found
 
     def greedy(self, items: tuple[Item, ...], order: np.ndarray) -> Placed:
-        """Items to the least busy rank, one after the other."""
+        """Put items on the least busy rank, one after the other."""
         arrays, ranks = self.arrays(items), len(self.ranks.caps)
         at, load, used = np.zeros(len(items), np.int64), np.zeros(ranks), np.zeros(ranks, np.int64)
         args: Any = (order, *arrays, at, load, used)
@@ -212,7 +212,7 @@ class Problem:
         return self.together(Placed(items, at, load, used, self.ranks.bytes_of))
 
     def at(self, items: tuple[Item, ...], at: np.ndarray) -> Placed:
-        """Items where they are told to be."""
+        """Put items on the ranks given."""
         compute, exchange, nbytes, _, slow, far, caps = self.arrays(items)
         load = np.bincount(at, compute * slow[at] + exchange * far[at], minlength=len(caps))
         used = np.zeros(len(caps), np.int64)
@@ -220,7 +220,7 @@ class Problem:
         return self.together(Placed(items, at, load, used, caps))
 
     def together(self, placed: Placed) -> Placed:
-        """The same with what ranks take for all that they have, where that is not the sum of what each part takes."""
+        """Return the placement with loads by net, where a rank's load is not the sum over its parts."""
         if not self.costs.by_net:
             return placed
         ranks, items = self.ranks, placed.items
@@ -236,13 +236,13 @@ class Problem:
         return Placed(items, placed.at, load, placed.used, placed.caps, slow)
 
     def improved(self, placed: Placed, most: int = 1 << 40, clock: Callable[[], bool] = lambda: False) -> Placed:
-        """After moves and swaps, as many as gain."""
+        """Move and swap items as long as that gains."""
         if self.costs.by_net:
             return self._improved_together(self.at(placed.items, placed.at), most, clock)
         return self._improved(placed, most, clock)
 
     def _improved_together(self, placed: Placed, most: int, clock: Callable[[], bool]) -> Placed:
-        """The loops take a rank's factor as its slowness; where all it has has changed, so has the factor."""
+        """Improve with each rank's factor as part of its slowness. Repeat, since moves change the factor."""
         for _ in range(_SETTLED):
             after = self.together(self._improved(placed, most, clock))
             if after.score >= placed.score:
@@ -263,12 +263,12 @@ class Problem:
 
 
 def _key(piece: Piece) -> tuple[int, int, int]:
-    """All that the costs of a piece depend on: its table, how many rows, how many columns."""
+    """Return all that a piece's costs depend on: its table, number of rows and number of columns."""
     return piece[0], piece[2] - piece[1], piece[4] - piece[3]
 
 
 def canonical(specs: Sequence[TableSpec]) -> list[int]:
-    """Numbers of tables in an order that does not depend on how they are listed; names decide between equal ones.
+    """Return the numbers of tables in an order that does not depend on how they are listed. Names break ties.
 
     **Arguments**
 

@@ -1,4 +1,4 @@
-"""`skirl place score`: what is predicted of a plan of tables that is there, and of one that a search finds beside it."""
+"""`skirl place score`: predict the times of an existing plan of tables, and of one that a search finds to compare."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +10,12 @@ from skirl.placement.flags import parsed_bytes, parsed_rate
 from skirl.tools.progress import size
 
 _SHOWN = 8
-"""Tables of a rank that are printed."""
+"""Most tables of a rank that are printed."""
 
 
 @dataclass(frozen=True)
 class ScoreTables:
-    """A plan of tables over ranks, of skirl or of TorchRec's planner."""
+    """Predict the times of a plan of tables over ranks, made by skirl or by TorchRec's planner."""
 
     common: ClassVar[tuple[str, ...]] = ("plan", "tables", "memory", "seconds")
 
@@ -29,7 +29,7 @@ class ScoreTables:
     link: str = "10Gbit"
     """How fast each rank exchanges pooled rows, in each direction."""
     costs: Path | None = None
-    """What parts of tables cost, as `skirl place costs` writes it; those that come with skirl if not given."""
+    """Costs of parts of tables, as `skirl place costs` writes them; those that come with skirl if not given."""
     even_rows: bool = False
     """Have the search cut rows only evenly over all ranks, as TorchRec does."""
     seconds: float = 5.0
@@ -45,7 +45,7 @@ class ScoreTables:
         parsed_rate(self.link, "link")
 
     def run(self) -> dict[str, Any]:
-        """Predict."""
+        """Predict the plan's times, and search for a plan to compare with."""
         from skirl.placement.tables.costs import load_costs, shipped
         from skirl.placement.tables.place import over_caps, planned
         from skirl.placement.tables.plan_file import TablePlan
@@ -85,7 +85,7 @@ class ScoreTables:
         }  # fmt: skip
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """The result as people read it."""
+        """Return the result as printed lines, by name."""
         lines = {"plan": f"{result['plan']}: {result['tables']:,} tables, {result['cut']:,} of them cut"}
         for rank in result["ranks"]:
             names = rank["tables"]

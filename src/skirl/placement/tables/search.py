@@ -1,4 +1,4 @@
-"""The search: greedy starts, moves and swaps, a beam over cuts in halves, cuts anywhere; the best so far when time is up."""
+"""The search: greedy starts, moves and swaps, a beam over halvings, cuts anywhere; the best so far when time is up."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -13,46 +13,47 @@ from skirl.placement.tables.problem import Item, Placed, Problem
 from skirl.placement.tables.uneven import fill, level, tidied
 
 WIDTH, WIDEST, TOGETHER = 3, 60, 8000
-"""States that a beam keeps: more where there are few tables, times the square of their number about
-so many. Few tables on many ranks need cuts of several of them at once, which a narrow beam drops on the way."""
+"""States that a beam keeps: `WIDTH`, or more for few tables, up to `WIDEST`, so that states times the square of the
+number of items are about `TOGETHER`. Few tables on many ranks need cuts of several of them at once, which a narrow beam
+drops on the way."""
 CANDIDATES, MORE_CANDIDATES, FEW = 10, 20, 24
-"""Items of a state that are cut, and where there are at most so many tables."""
+"""Items of a state that are cut: `CANDIDATES`, or `MORE_CANDIDATES` where there are at most `FEW` tables."""
 PATIENCE = 3
 """Depths without gain after which the beam ends."""
 MEMORY_WEIGHTS = (0.0, 0.5, 2.0, 8.0)
-"""Of bytes beside time, in the orders in which items are placed."""
+"""Weights of bytes relative to time, in the orders in which items are placed."""
 COARSE = (1.0, 0.5, 0.25)
-"""Of the mean load: starts in which every larger item is cut in halves until it is smaller."""
+"""Shares of the mean load: one start for each, in which larger items are halved until they are smaller."""
 WORTH = 0.8
-"""Of a piece's time, what a half of it may take in those starts: what is exchanged does not become less by cuts of rows."""
+"""Most of a piece's time that a half of it may take in those starts: cutting rows does not reduce the exchange."""
 LEVELLED = 8
-"""Numbers of cuts, of each of which the best state of the beam is cut anywhere."""
+"""For this many numbers of cuts, the best state of the beam is cut anywhere."""
 KICKS = 60
 WORTH_LEVELLING = 1.05
-"""Of the best, what a state may take to be cut anywhere."""
+"""A state is cut anywhere if its time is at most this many times the best one's."""
 TINY, TINY_KICKS = 16, 8
-"""Items up to which each state is shaken, and how often."""
+"""Each state with up to `TINY` items is shaken, `TINY_KICKS` times."""
 SMALL = 150
-"""Items up to which each state is also placed from nothing, and shaken."""
+"""Up to this many items, each state is also placed from nothing, and the best one is shaken at the end."""
 _LEAST_GAIN = 1e-6
 BEAM, BEAM_ALONE = 0.5, 0.8
-"""Of the time, when the beam ends at the latest: where shaking comes after it, and where nothing but cuts anywhere does."""
+"""Share of the time by which the beam ends: if shaking follows it, and if nothing but cuts anywhere does."""
 _SPARED = 0.05
-"""Of the time, the most that is left over so that what comes before the next look at the clock does not take more of it."""
+"""Largest share of the time that is kept back, so that work before the next look at the clock does not overrun."""
 
 
 @dataclass
 class Found:
-    """What a search came to.
+    """The result of a search.
 
     **Arguments**
 
-    - `placed`: the best.
-    - `seconds`: that it took.
-    - `states`: that were placed.
-    - `in_time`: whether it ended by itself, so that more time gives no other plan.
-    - `curve`: seconds and score of each better one.
-    - `others`: the next best, within all memory.
+    - `placed`: the best placement.
+    - `seconds`: how long it took.
+    - `states`: number of states that were placed.
+    - `in_time`: whether it ended by itself, so that more time gives the same plan.
+    - `curve`: seconds and score of each new best placement.
+    - `others`: the next best placements, within memory.
     """
 
     placed: Placed
@@ -74,17 +75,19 @@ def search(
     told: Callable[[int, float], None] = lambda states, busiest: None,
     now: Callable[[], float] = time.perf_counter,
 ) -> Found:
-    """A placement whose busiest rank is little busier than it has to be; never one over a cap if one within is found.
+    """Search for a placement whose busiest rank is hardly busier than it has to be.
+
+    It exceeds a cap only if no placement within the caps is found.
 
     **Arguments**
 
     - `problem`: tables, ranks and costs.
-    - `seconds`: after which it returns the best so far; with time to spare the plan depends on nothing but the rest.
-    - `seed`: of what is left to chance.
+    - `seconds`: time limit; the plan of a search that ends before it depends only on the other arguments.
+    - `seed`: the random seed.
     - `uneven`: whether cuts are moved off the halves in the end.
-    - `most_pieces`: of a table; None: any number.
-    - `others`: so many of the next best are given as well.
-    - `told`: hears often how many states were placed, and the busiest rank's milliseconds so far.
+    - `most_pieces`: most pieces of a table; None: any number.
+    - `others`: number of next best placements to return as well.
+    - `told`: called often with the number of states placed, and the busiest rank's milliseconds so far.
     - `now`: the clock.
     """
     return _Search(problem, seconds, seed, uneven, most_pieces, told, now).run(others)
@@ -111,7 +114,7 @@ class _Search:
         self.beam_ends = BEAM if len(problem.root()) <= SMALL else BEAM_ALONE
 
     def late(self, share: float = 1.0) -> bool:
-        """Whether this share of the time is over, or would be at the next look if that came as late as any before."""
+        """Return whether this share of the time is over, or would be at a next look as late as any before it."""
         if self.found is not None:
             self.told(len(self.memo), self.found.placed.score[1])
         at = self.now() - self.began
@@ -131,7 +134,7 @@ class _Search:
         assert self.found is not None
         if self.uneven:
             self.take(self.levelled(self.found.placed))
-            least = dict[int, Placed]()  # of each number of cuts: fewer may gain more by what follows
+            least = dict[int, Placed]()  # the best for each number of cuts: fewer cuts may gain more by what follows
             for placed in self.best(len(self.memo) if len(root) <= SMALL else 0):
                 least.setdefault(len(placed.items), placed)
             for placed in list(least.values())[:LEVELLED]:
@@ -145,19 +148,19 @@ class _Search:
         return self.found
 
     def best(self, count: int) -> list[Placed]:
-        """Of the states of the beam within all memory, so many."""
+        """Return the best few states of the beam within memory."""
         fitting = [placed for placed in self.memo.values() if placed.score[0] == 0]
         return sorted(fitting, key=lambda placed: placed.score)[:count]
 
     def take(self, placed: Placed) -> None:
-        """Keep it if it is the best."""
+        """Keep a placement if it is the best so far."""
         if self.found is None or placed.score < self.found.placed.score:
             curve = [] if self.found is None else self.found.curve
             curve.append((self.now() - self.began, *placed.score))
             self.found = Found(placed, curve=curve)
 
     def key(self, items: Sequence[Item]) -> frozenset[Piece]:
-        """A state, whatever way led to it: the pieces of tables that are cut."""
+        """Identify a state by the pieces of cut tables, whatever way led to it."""
         return frozenset(item[0] for item in items if len(item) == 1 and item not in self.whole)
 
     def orders(self, items: tuple[Item, ...]) -> list[np.ndarray]:
@@ -182,7 +185,7 @@ class _Search:
     # Cuts in halves
 
     def coarse(self, root: tuple[Item, ...]) -> list[Placed]:
-        """Starts whose large items are cut already."""
+        """Return starts whose large items are already cut."""
         problem, placed = self.problem, []
         ranks = problem.ranks
         compute, exchange, *_ = problem.arrays(root)
@@ -207,11 +210,11 @@ class _Search:
         return placed
 
     def ms(self, pieces: Sequence[Piece]) -> float:
-        """What pieces take together where nothing multiplies it."""
+        """Return the milliseconds of pieces together, without any factor."""
         return sum(sum(self.problem.cost(piece)[:2]) for piece in pieces)
 
     def allowed(self, items: Sequence[Item], item: Item) -> bool:
-        """Whether the table of an item may have one more piece."""
+        """Return whether the table of an item may have one more piece."""
         table = item[0].table
         return self.most_pieces is None or sum(of[0].table == table for of in items) < self.most_pieces
 
@@ -236,7 +239,7 @@ class _Search:
             best, waited = min(best, states[0].score), 0 if gained else waited + 1
 
     def cuts(self, state: Placed) -> list[tuple[int, tuple[Piece, Piece]]]:
-        """Items to cut, and how: of the busiest rank and the one most over, and the largest anywhere."""
+        """Return items to cut, and how: of the busiest rank, of the one most over its cap, and the largest anywhere."""
         problem = self.problem
         compute, exchange, nbytes, *_ = problem.arrays(state.items)
         ms = compute + exchange
@@ -261,7 +264,7 @@ class _Search:
         ]
 
     def child(self, state: Placed, key: frozenset[Piece], item: int, pair: tuple[Piece, Piece]) -> Placed | None:
-        """A state with one more cut, unless it was there already; key: of the state."""
+        """Return a state with one more cut, or None if that state is known. `key` is the key of `state`."""
         problem = self.problem
         key = key - {state.items[item][0]} | set(pair)
         if key in self.memo:
@@ -280,11 +283,11 @@ class _Search:
     # The end
 
     def levelled(self, placed: Placed) -> Placed:
-        """With cuts anywhere."""
+        """Return the placement with cuts anywhere."""
         return level(self.problem, tidied(self.problem, placed), self.late)
 
     def shaken(self, kept: Placed, kicks: int, uneven: bool = False) -> Placed:
-        """The best of items moved by chance, then moves and swaps again; uneven: with cuts anywhere."""
+        """Move random items, then move and swap again, and return the best; `uneven` makes cuts anywhere as well."""
         state = np.uint64(self.seed)
         arrays = self.problem.arrays(kept.items)
         for kick in range(kicks):

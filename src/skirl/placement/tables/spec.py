@@ -1,4 +1,4 @@
-"""What is known of a table before it is placed: its size and what a batch looks up in it; and the file that says so."""
+"""What is known of a table before it is placed: its size and what a batch looks up in it; and the file with these."""
 
 import json
 from collections import Counter
@@ -16,7 +16,7 @@ from skirl.tools.shape_of import AMOUNT, ANY, TEXT, misfit
 
 FORMAT, VERSION = "skirl-tables", 1
 BINS = 17
-"""Of reuse: rows that a batch looks up once, twice, up to 4, 8, ... 32,768 times, and more often."""
+"""Bins of reuse: rows that a batch looks up once, twice, up to 4, 8, ... 32,768 times, and more often."""
 MULTIPLE = 4
 """Columns are cut at multiples of this."""
 _MOST = 64 << 20
@@ -26,18 +26,18 @@ Split = Literal["any", "rows", "columns", "no"]
 
 @dataclass(frozen=True)
 class TableSpec:
-    """A table, as its cost is told from.
+    """A table, with all that its cost depends on.
 
     **Arguments**
 
     - `name`, `rows`, `dim`: of the table.
-    - `batch`: samples of a step, of all ranks together.
-    - `ids`: lookups of a batch in this table, in the mean.
-    - `distinct`: rows that they look up, in the mean.
-    - `reuse`: of these rows, the share that is looked up once, twice, up to 4, ... times; () where it is not known.
-    - `optimizer`: of rows; "rowwise-adagrad" by default.
-    - `rank`: where it has to be; None: anywhere.
-    - `group`: tables of one group are on one rank, whole.
+    - `batch`: samples of a step, over all ranks together.
+    - `ids`: lookups of a batch in this table, on average.
+    - `distinct`: distinct rows that these look up, on average.
+    - `reuse`: shares of these rows that are looked up once, twice, up to 4, ... times; () if not known.
+    - `optimizer`: the row optimizer; "rowwise-adagrad" by default.
+    - `rank`: the rank where it has to be; None: any.
+    - `group`: name of a group, whose tables are whole and on one rank.
     - `split`: how it may be cut; "any" by default, "no" keeps it whole.
 
     >>> TableSpec("user", rows=1000, dim=16, batch=64, ids=64.0, distinct=40.0).nbytes(1000, 16)
@@ -83,32 +83,32 @@ class TableSpec:
             raise ValueError(f"{who} has split {self.split!r}: set it to any, rows, columns or no")
 
     def nbytes(self, rows: int, dim: int) -> int:
-        """Bytes of so many rows and columns with their optimizer state.
+        """Return the bytes of a part's rows and columns with their optimizer state.
 
         **Arguments**
 
-        - `rows`, `dim`: of a part.
+        - `rows`, `dim`: size of the part.
         """
         return rows * _width(self.optimizer, dim) * _FLOAT
 
     @property
     def one_state(self) -> bool:
-        """Whether the row optimizer keeps one number a row, so that a table cut by columns trains another model."""
+        """True if the row optimizer keeps one number per row, so that a table cut by columns trains another model."""
         return 2 * _width(self.optimizer, MULTIPLE) != _width(self.optimizer, 2 * MULTIPLE)
 
 
 @lru_cache(4096)
 def _width(optimizer: str, dim: int) -> int:
-    """Floats of a row with its state: asked for each piece of a plan, of which there may be tens of thousands."""
+    """Return the floats of a row with its state. Cached, since maybe tens of thousands of pieces of plans need it."""
     return row_optimizer(optimizer)().width(dim)
 
 
 def reuse_of(counts: np.ndarray) -> tuple[float, ...]:
-    """The bins of rows that are looked up so many times.
+    """Return the share of rows in each bin of reuse.
 
     **Arguments**
 
-    - `counts`: of each distinct row, 1 or more.
+    - `counts`: lookups of each distinct row, 1 or more.
 
     >>> reuse_of(np.array([1, 2, 4, 3]))[:4]
     (0.25, 0.25, 0.5, 0.0)
@@ -118,11 +118,11 @@ def reuse_of(counts: np.ndarray) -> tuple[float, ...]:
 
 
 def read_specs(path: Path) -> list[TableSpec]:
-    """The tables of a file.
+    """Read the tables of a file.
 
     **Arguments**
 
-    - `path`: JSON; docs/howto/placing.md says what is in it.
+    - `path`: a JSON file; docs/howto/placing.md says what is in it.
     """
     if not path.is_file():
         raise ValueError(f"{path} is no file: name one that lists tables, as docs/howto/placing.md shows")
@@ -139,11 +139,11 @@ def read_specs(path: Path) -> list[TableSpec]:
 
 
 def parsed_specs(body: Any) -> list[TableSpec]:
-    """The tables that a file's JSON says.
+    """Parse the tables that a file lists.
 
     **Arguments**
 
-    - `body`: of the file.
+    - `body`: the file's JSON.
     """
     if not isinstance(body, dict) or body.get("format") != FORMAT:
         raise ValueError(f'it is no list of tables: begin it with "format": "{FORMAT}"')
@@ -168,11 +168,11 @@ def parsed_specs(body: Any) -> list[TableSpec]:
 
 
 def check_specs(specs: Sequence[TableSpec]) -> None:
-    """Refuse tables that cannot be placed together.
+    """Raise if tables cannot be placed together.
 
     **Arguments**
 
-    - `specs`: all of them.
+    - `specs`: all tables.
     """
     if not specs:
         raise ValueError("there is no table: name at least one")
@@ -191,7 +191,7 @@ def check_specs(specs: Sequence[TableSpec]) -> None:
 
 
 def specs_text(specs: Sequence[TableSpec]) -> str:
-    """The file of some tables of one batch size.
+    """Return the text of a file that lists tables of one batch size.
 
     **Arguments**
 
@@ -209,14 +209,14 @@ def specs_text(specs: Sequence[TableSpec]) -> str:
 
 def specs_of(tables: Iterable[tuple[str, int, int]], batches: Sequence[Sequence[np.ndarray]], batch: int,
              optimizer: str = "rowwise-adagrad") -> list[TableSpec]:  # fmt: skip
-    """What some batches look up.
+    """Return specs of tables, from what some batches look up.
 
     **Arguments**
 
-    - `tables`: name, rows and dim of each.
-    - `batches`: of each batch the row numbers of each table.
-    - `batch`: samples of one.
-    - `optimizer`: of rows.
+    - `tables`: name, rows and dim of each table.
+    - `batches`: for each batch, the row numbers that it looks up in each table.
+    - `batch`: samples of one batch.
+    - `optimizer`: the row optimizer.
     """
     specs = []
     for number, (name, rows, dim) in enumerate(tables):

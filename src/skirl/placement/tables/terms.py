@@ -1,4 +1,4 @@
-"""The terms whose sum is what a part of a table costs, and the fit of their numbers to measured times."""
+"""The terms whose sum is the cost of a part of a table, and the fit of their coefficients to measured times."""
 
 from math import log2
 
@@ -10,21 +10,21 @@ TERMS = (
     "table", "ids", "ids*dim", "distinct", "distinct*dim", "distinct*log2(distinct)", "batch*dim",
     "odd distinct", "odd ids*dim", "odd distinct*dim",
 )  # fmt: skip
-"""The last three are of rows that are no multiple of 16 numbers, which take the plain loops. Many rows do not stay in the
-caches from the forward pass to the backward one, so that each costs more: the logarithm."""
+"""The last three are for rows that are no multiple of 16 numbers, which take the plain loops. The logarithm is there
+because many rows do not stay in the caches from the forward pass to the backward one, so that each costs more."""
 WIDE = 16
 _CYCLES, _TURNS = 1000, 12
 _CLOSE = 0.01
-"""Errors up to this count alike."""
+"""Errors up to this have the same weight."""
 
 
 def terms_of(spec: TableSpec, rows: int, dim: int) -> tuple[float, ...]:
-    """The terms of so many rows and columns of a table, whose lookups are spread over its rows.
+    """Return the terms for this many rows and columns of a table, whose lookups are spread over its rows.
 
     **Arguments**
 
     - `spec`: the table.
-    - `rows`, `dim`: of the part.
+    - `rows`, `dim`: size of the part.
 
     >>> terms_of(TableSpec("a", rows=1024, dim=8, batch=4, ids=8.0, distinct=8.0), 512, 8)
     (1.0, 4.0, 32.0, 4.0, 32.0, 8.0, 32.0, 4.0, 32.0, 32.0)
@@ -39,16 +39,16 @@ def terms_of(spec: TableSpec, rows: int, dim: int) -> tuple[float, ...]:
 
 
 def fitted(terms: np.ndarray, ms: np.ndarray, counts: np.ndarray | None = None) -> tuple[float, ...]:
-    """Numbers of 0 or more whose products with the terms have about the least sum of relative errors.
+    """Fit coefficients of 0 or more to the terms, with about the least sum of relative errors.
 
-    Least squares in turns, in each of which what was far off counts less: a neighbour of the machine makes measurements too
-    long and never too short, and squares would follow it.
+    This repeats least squares with less weight on what was far off: a busy neighbour of the machine makes measurements
+    too long, never too short, and plain squares would follow it.
 
     **Arguments**
 
     - `terms`: [measurements, terms].
-    - `ms`: of each measurement.
-    - `counts`: as how many measurements each counts; one if not given.
+    - `ms`: measured milliseconds.
+    - `counts`: how many measurements each one counts as; 1 if not given.
 
     >>> terms = np.array([[1, 2.0], [1, 3], [1, 5]])
     >>> [round(x, 3) for x in fitted(terms, terms @ [0.5, 2])]
@@ -67,7 +67,7 @@ def fitted(terms: np.ndarray, ms: np.ndarray, counts: np.ndarray | None = None) 
 
 
 def _solve(products: np.ndarray, wanted: np.ndarray, out: np.ndarray) -> None:
-    """One number after the other to where it is best, or to 0."""
+    """Set one coefficient after the other to where it is best, or to 0."""
     for _ in range(_CYCLES):
         before = out.copy()
         for n in range(len(out)):

@@ -1,4 +1,4 @@
-"""What is said of a plan of tables: each rank's parts, what decides the maximum, what was before, and advice."""
+"""What is reported of a plan of tables: each rank's parts, what decides the maximum, the plan before, and advice."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,25 +16,25 @@ from skirl.placement.tables.spec import TableSpec
 from skirl.placement.tables.wire import Wire
 
 BALANCED = 0.02
-"""Above the mean of all ranks, the busiest one is busy like the rest."""
+"""If the busiest rank is above the mean by no more than this share, the ranks are equally busy."""
 FAR_OFF = 0.1
-"""Measured and predicted differ by more than this: the costs are of another machine."""
+"""If measured and predicted differ by more than this share, the costs are of another machine."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A plan, and what came before it.
+    """A plan, and what is needed to report it.
 
     **Arguments**
 
     - `specs`: the tables, in the order of their file.
-    - `problem`: what was searched.
-    - `plan`, `placed`: what is given out, as a file and as the search has it.
-    - `found`: of the search.
-    - `name`, `before`: what it is compared with.
-    - `measured`: what was measured; None: nothing.
-    - `wire`: the measured exchange that the link is of; None: the link was named.
-    - `seconds`: that the search was given.
+    - `problem`: the problem that was searched.
+    - `plan`, `placed`: the plan, in the form of its file and in that of the search.
+    - `found`: the result of the search.
+    - `name`, `before`: name and placement of the plan that it is compared with.
+    - `measured`: the measurements; None: nothing was measured.
+    - `wire`: the measured exchange that the link's rate comes from; None: the rate was given.
+    - `seconds`: the time that the search was given.
     """
 
     specs: Sequence[TableSpec]
@@ -50,7 +50,7 @@ class Answer:
 
 
 def answered(answer: Answer) -> dict[str, Any]:
-    """Everything that is said, as JSON has it.
+    """Return everything that is reported, as JSON has it.
 
     **Arguments**
 
@@ -75,14 +75,15 @@ def answered(answer: Answer) -> dict[str, Any]:
 
 
 def parts_of(problem: Problem, placed: Placed, measured: np.ndarray | None, wire: Wire | None) -> list[dict[str, Any]]:
-    """Of each rank its memory, and what it computes and exchanges in a step.
+    """Return the memory of each rank, and what it computes and exchanges in a step.
 
     **Arguments**
 
     - `problem`: tables, ranks and costs.
     - `placed`: a plan.
     - `measured`: milliseconds that each rank computes; None: not measured.
-    - `wire`: the measured exchange, which tells its two ways apart; None: they are halves.
+    - `wire`: the measured exchange, which tells forward and backward apart; None, or one of another number of ranks:
+      each takes half.
     """
     ranks, exchange = problem.ranks, exchange_of(problem, placed)
     slow = ranks.slow if placed.slow is None else placed.slow
@@ -106,7 +107,7 @@ def parts_of(problem: Problem, placed: Placed, measured: np.ndarray | None, wire
 
 
 def _before(answer: Answer) -> dict[str, Any]:
-    """The plan that it is compared with."""
+    """Return figures of the plan that this one is compared with."""
     problem, before = answer.problem, answer.before
     tried = [] if answer.measured is None else [of for of in answer.measured.tried if of.name == answer.name]
     measured = tried[0].compute if tried else None
@@ -119,7 +120,7 @@ def _before(answer: Answer) -> dict[str, Any]:
 
 
 def moved_bytes(specs: Sequence[TableSpec], before: Placed, after: Placed) -> int:
-    """Bytes of rows, with their state, that are at another rank afterwards.
+    """Return the bytes of rows, with their state, that move to another rank.
 
     **Arguments**
 
@@ -158,12 +159,12 @@ def _check(answer: Answer) -> dict[str, Any] | None:
 
 
 def advice(answer: Answer, result: dict[str, Any]) -> str:
-    """One sentence, with flags to copy.
+    """Return one sentence of advice, with flags to copy.
 
     **Arguments**
 
     - `answer`: the plan.
-    - `result`: what else is said of it.
+    - `result`: the other facts that are reported.
     """
     problem, checked, found = answer.problem, result["check"], answer.found
     told = result if checked is None else checked

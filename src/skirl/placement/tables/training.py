@@ -1,4 +1,4 @@
-"""Training of nets from measured times, in torch; what comes out is numpy."""
+"""Training of nets from measured times, in torch; the trained nets are numpy."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,23 +12,23 @@ from skirl.placement.tables.nets import FEATURES, HEAD, HIDDEN, MOST, SUMS, Comp
 from skirl.placement.tables.wire import UNITS
 
 EPOCHS, TUNED = 150, 60
-"""Times that all is seen, from nothing and from a net that was trained elsewhere."""
+"""Epochs of training from scratch, and from a net that was trained elsewhere."""
 BATCH, RATE, TUNED_RATE, DECAY = 64, 3e-3, 1e-3, 1e-2
 DROPPED = 0.1
 KEPT = 5
-"""One set in so many says when a net is best; nothing is learned of it."""
+"""One set in this many tells when a net is best; nothing is learned from it."""
 
 
 @dataclass(frozen=True)
 class Sets:
-    """Measured sets of parts, as a net learns of them.
+    """Measured sets of parts, in the form that a net learns from.
 
     **Arguments**
 
-    - `features`: of all parts, [parts, FEATURES].
+    - `features`: features of all parts, [parts, FEATURES].
     - `base`: milliseconds of each part by a sum of terms.
-    - `of`: the set of each part, from 0 on.
-    - `ms`: measured, of each set.
+    - `of`: number of the set that each part is in, from 0 on.
+    - `ms`: measured milliseconds of each set.
     """
 
     features: np.ndarray
@@ -37,14 +37,14 @@ class Sets:
     ms: np.ndarray
 
     def some(self, which: np.ndarray) -> "Sets":
-        """Those of some sets, by their numbers."""
+        """Return some of the sets, by their numbers."""
         number = np.full(len(self.ms), -1)
         number[which] = np.arange(len(which))
         mine = number[self.of] >= 0
         return Sets(self.features[mine], self.base[mine], number[self.of[mine]], self.ms[which])
 
     def told(self, net: ComputeNet | None) -> np.ndarray:
-        """What a net says of each set; None: the sums of terms."""
+        """Return what a net predicts for each set; None: the sums of terms."""
         if net is None:
             return np.bincount(self.of, self.base, minlength=len(self.ms))
         factors, adds = net.parts(self.features)
@@ -53,13 +53,13 @@ class Sets:
 
 
 def trained(sets: Sets, seed: int, start: ComputeNet | None = None) -> ComputeNet:
-    """A net of these sets.
+    """Train a net on these sets.
 
     **Arguments**
 
-    - `sets`: measured.
-    - `seed`: of what is left to chance.
-    - `start`: a net of another machine or setting, to go on from.
+    - `sets`: measured sets.
+    - `seed`: the random seed.
+    - `start`: a net of another machine or setting, to start from.
     """
     generator = torch.Generator().manual_seed(seed)
     mean, deviation = (start.mean, start.deviation) if start else moments(sets.features)
@@ -94,7 +94,7 @@ def trained(sets: Sets, seed: int, start: ComputeNet | None = None) -> ComputeNe
 
 
 def moments(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and deviation of features; 1 for those that never change.
+    """Return mean and deviation of features, with a deviation of 1 for those that never change.
 
     **Arguments**
 
@@ -108,9 +108,9 @@ def _learn(
     parameters: Sequence[Tensor], rest: Tensor, loss: Callable[[Tensor, bool], Tensor], held_out: Callable[[], float],
     generator: torch.Generator, tuned: bool,
 ) -> None:  # fmt: skip
-    """Adam; the parameters are those of the epoch after which the held-out error was least, the beginning included."""
+    """Train with AdamW. Keep the parameters that had the least held-out error after any epoch, or at the start."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # they would wait for each other: the nets are tiny
+    torch.set_num_threads(1)  # the nets are so small that threads would only wait for each other
     epochs, rate = (TUNED, TUNED_RATE) if tuned else (EPOCHS, RATE)
     optimizer = torch.optim.AdamW(parameters, rate, weight_decay=DECAY)
     slower = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
@@ -137,7 +137,7 @@ def _zero(errors: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _module(inputs: int, units: int, outputs: int, generator: torch.Generator) -> nn.Sequential:
-    """Two layers, of which the last one begins near 0."""
+    """Return two layers; the last one starts near 0."""
     first, last = nn.Linear(inputs, units), nn.Linear(units, outputs)
     with torch.no_grad():
         for layer in (first, last):
@@ -160,13 +160,13 @@ def _mlp(module: nn.Sequential) -> Mlp:
 
 
 def regressed(x: np.ndarray, wanted: np.ndarray, seed: int) -> Mlp:
-    """A net of numbers of which each output is a bounded logarithm.
+    """Train a net whose outputs are bounded logarithms.
 
     **Arguments**
 
     - `x`: [n, inputs], scaled.
     - `wanted`: [n, outputs].
-    - `seed`: of what is left to chance.
+    - `seed`: the random seed.
     """
     generator = torch.Generator().manual_seed(seed)
     made = _module(x.shape[1], UNITS, wanted.shape[1], generator)

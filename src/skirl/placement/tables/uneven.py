@@ -1,4 +1,4 @@
-"""Cuts anywhere: rows that are over a rank's memory go where there is room, and a busy rank gives rows or columns away."""
+"""Cuts anywhere: rows over a rank's memory go where there is room, and a busy rank gives rows or columns away."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,21 +10,21 @@ from skirl.placement.tables.problem import Item, Placed, Problem
 from skirl.placement.tables.spec import MULTIPLE
 
 GAIN = 2e-4
-"""What a cut has to take off the busiest rank, as a share."""
+"""Least gain of a cut, as a share of the busiest rank's time."""
 CLOSE = 1e-5
-"""Of the busiest rank's time, by what two ranks may differ that are busy alike."""
+"""How much two equally busy ranks may differ, as a share of the busiest rank's time."""
 TAKERS = 4
 GIVEN = 8
 
 
 def fill(problem: Problem, placed: Placed, late: Callable[[], bool]) -> Placed:
-    """The same with rows cut off ranks that are over their memory, and given to those that have room.
+    """Cut rows off ranks that are over their memory, and give them to ranks that have room.
 
     **Arguments**
 
     - `problem`: tables, ranks and costs.
-    - `placed`: over some caps.
-    - `late`: whether time for moves is up; what does not fit is made to fit all the same.
+    - `placed`: a placement that is over some caps.
+    - `late`: whether the time for moves is up; rows are made to fit all the same.
     """
     items, at, used = list(placed.items), placed.at.tolist(), placed.used.copy()
     for _ in range(4 * len(placed.caps) + len(items)):
@@ -62,12 +62,12 @@ def fill(problem: Problem, placed: Placed, late: Callable[[], bool]) -> Placed:
 
 
 def tidied(problem: Problem, placed: Placed) -> Placed:
-    """The same with neighbours on one rank joined: less work, and not a byte more.
+    """Join neighbouring pieces on one rank: less work, and not a byte more.
 
     **Arguments**
 
     - `problem`: tables, ranks and costs.
-    - `placed`: where items are.
+    - `placed`: the placement.
     """
     several = {table for table, n in _pieces_by_table(placed.items).items() if n > 1}
     if not several:
@@ -88,12 +88,12 @@ def tidied(problem: Problem, placed: Placed) -> Placed:
 
 
 def level(problem: Problem, placed: Placed, late: Callable[[], bool]) -> Placed:
-    """The same with rows or columns of the busiest rank given to calm ones, as long as that gains.
+    """Give rows or columns of the busiest rank to less busy ones, as long as that gains.
 
     **Arguments**
 
     - `problem`: tables, ranks and costs.
-    - `placed`: where items are.
+    - `placed`: the placement.
     - `late`: whether time is up.
     """
     while not late():
@@ -108,7 +108,7 @@ def level(problem: Problem, placed: Placed, late: Callable[[], bool]) -> Placed:
 
 
 def _given(problem: Problem, placed: Placed) -> Placed | None:
-    """The best single gift of the busiest rank."""
+    """Return the placement after the best single gift of the busiest rank, or None."""
     giver = int(placed.load.argmax())
     mine = [i for i in np.flatnonzero(placed.at == giver).tolist() if problem.ways(placed.items[i])]
     mine.sort(key=lambda i: -sum(problem.cost(placed.items[i][0])[:2]))
@@ -137,7 +137,7 @@ def _given(problem: Problem, placed: Placed) -> Placed | None:
 
 @dataclass
 class _Gift:
-    """A part of a piece, from one rank to another that may have a neighbour of it."""
+    """A part of a piece that goes from one rank to another, which may have a neighbouring piece."""
 
     problem: Problem
     placed: Placed
@@ -152,7 +152,7 @@ class _Gift:
         return compute * slow[rank] + exchange * self.problem.ranks.far[rank]
 
     def loads(self, pair: tuple[Piece, Piece]) -> tuple[float, float]:
-        """Of giver and taker, if the first of a pair stays and the second goes."""
+        """Return the loads of giver and taker if the first of a pair stays and the second goes."""
         stays, goes = pair
         gets = self.ms(goes, self.taker)
         if self.near is not None and len(one := joined([self.near, goes])) == 1:
@@ -161,7 +161,11 @@ class _Gift:
         return self.placed.load[self.giver] - gives, self.placed.load[self.taker] + gets
 
     def cuts(self, ways: tuple[str, ...]) -> Iterator[tuple[Piece, Piece]]:
-        """What stays and what goes, so that the two are busy alike as far as there is room."""
+        """Yield pairs of what stays and what goes.
+
+        These are all cuts by columns for which there is room, and the cut by rows that makes both ranks equally busy,
+        or comes as close to that as there is room.
+        """
         piece, room = self.piece, int(self.placed.caps[self.taker] - self.placed.used[self.taker])
         if "columns" in ways:
             for first in range(MULTIPLE, piece.dim, MULTIPLE):
@@ -175,8 +179,11 @@ class _Gift:
         yield self.cut(most if (below := self.more(most)) > 0 else self._alike(1, above, most, below))
 
     def _alike(self, low: int, above: float, high: int, below: float) -> int:
-        """How many rows go so that giver and taker are busy alike, between two numbers of them: where a line through both is
-        0, or the middle after a line that did not halve what is between, since loads are nearly lines in rows."""
+        """Return how many rows have to go, between two numbers, so that giver and taker are equally busy.
+
+        Since loads are nearly linear in rows, try where a line through both ends is 0. After a line that did not halve
+        the range, try its middle.
+        """
         close, by_line = CLOSE * float(self.placed.load[self.giver]), True
         while high - low > max(1, self.piece.rows >> 14):
             width = high - low
@@ -190,20 +197,20 @@ class _Gift:
         return low
 
     def cut(self, moved: int) -> tuple[Piece, Piece]:
-        """So many rows go, from the side where the taker has a neighbour."""
+        """Cut this many rows off, on the side where the taker has a neighbour."""
         if self.near is None or self.near.row == self.piece.row_end:
             return self.piece.cut_rows(self.piece.rows - moved)
         goes, stays = self.piece.cut_rows(moved)
         return stays, goes
 
     def more(self, moved: int) -> float:
-        """By how much the giver is busier than the taker when so many rows have gone."""
+        """Return by how much the giver is busier than the taker once this many rows have gone."""
         gives, takes = self.loads(self.cut(moved))
         return gives - takes
 
 
 def _beside(one: Piece, other: Piece) -> bool:
-    """Whether two pieces of one table have the same columns and rows that touch."""
+    """Return whether two pieces of one table have the same columns and adjoining rows."""
     return one[3:] == other[3:] and (one.row_end == other.row or one.row == other.row_end)
 
 

@@ -1,6 +1,6 @@
-"""What ranks take to exchange pooled rows and their gradients: a latency and a rate, or with two nets that correct them.
+"""How long ranks exchange pooled rows and their gradients: a latency and a rate, alone or corrected by two nets.
 
-Nets are trained only where measuring again gives the same, which over gloo on a busy machine it does not.
+Nets are trained only if measuring again gives the same times, which gloo on a busy machine does not.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from skirl.tools.shape_of import AMOUNT, COUNT, misfit
 
 UNITS = 32
 MOST_NOISE = 0.25
-"""By how much repeats may vary, as a share, for a net to be trained of them."""
+"""How much repeats may vary, as a share, for nets to be trained on them."""
 MOST_RANKS = 64
 _FLOAT = 4
 _FORM = {"ranks": COUNT, "latency": AMOUNT, "per_byte": AMOUNT, "noise": AMOUNT, "error": AMOUNT}
@@ -21,13 +21,13 @@ _FORM = {"ranks": COUNT, "latency": AMOUNT, "per_byte": AMOUNT, "noise": AMOUNT,
 
 @dataclass(frozen=True)
 class WireNets:
-    """By what the time of an exchange differs from a latency and a rate.
+    """Corrections to an exchange's time by latency and rate.
 
     **Arguments**
 
-    - `mean`, `deviation`: of the inputs: the logarithm of each rank's bytes, then when it starts.
-    - `forward`: of bytes and starts, the logarithm of a factor of each rank.
-    - `backward`: of bytes alone.
+    - `mean`, `deviation`: those of the inputs: the logarithm of each rank's bytes, then when it starts.
+    - `forward`: from bytes and starts, the logarithm of a factor for each rank.
+    - `backward`: the same from bytes alone.
     """
 
     mean: np.ndarray
@@ -36,11 +36,11 @@ class WireNets:
     backward: Mlp
 
     def factors(self, nbytes: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Forward and backward, of each rank.
+        """Return the forward and the backward factor of each rank.
 
         **Arguments**
 
-        - `nbytes`, `starts`: as `Wire.told` has them.
+        - `nbytes`, `starts`: as for `Wire.told`.
         """
         x = scaled(inputs_of(nbytes, starts), self.mean, self.deviation)
         return np.exp(bounded(self.forward(x))), np.exp(bounded(self.backward(x[:, : nbytes.shape[1]])))
@@ -52,12 +52,12 @@ class Wire:
 
     **Arguments**
 
-    - `ranks`: how many.
-    - `latency`: milliseconds of an exchange of nothing.
-    - `per_byte`: milliseconds that a byte of the rank with most adds.
-    - `noise`: by how much repeats vary: deviation over mean, in the median.
+    - `ranks`: number of ranks.
+    - `latency`: milliseconds of an empty exchange.
+    - `per_byte`: milliseconds for each byte of the rank with the most.
+    - `noise`: how much repeats vary: the median of deviation over mean.
     - `error`: the median error for exchanges that it was not fitted to.
-    - `nets`: what corrects this; None where repeats vary too much, or where they gained nothing.
+    - `nets`: correct latency and rate; None if repeats vary too much, or if nets gained nothing.
     """
 
     ranks: int
@@ -75,20 +75,20 @@ class Wire:
 
     @property
     def validated(self) -> bool:
-        """Whether measuring again gives about the same."""
+        """True if measuring again gives about the same."""
         return self.noise <= MOST_NOISE
 
     @property
     def rate(self) -> float:
-        """Bytes a second."""
+        """Bytes per second."""
         return 1e3 / self.per_byte
 
     def told(self, nbytes: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Milliseconds of each rank forward, from its start on, and backward, each [n, ranks].
+        """Return the milliseconds of each rank forward, from its start on, and backward, each [n, ranks].
 
         **Arguments**
 
-        - `nbytes`: that each rank sends forward, and gets back, [n, ranks].
+        - `nbytes`: bytes that each rank sends forward, and gets back, [n, ranks].
         - `starts`: milliseconds after which each rank has its pooled rows, of the same shape.
         """
         moved = np.repeat(self.latency + self.per_byte * nbytes.max(axis=1, keepdims=True), self.ranks, axis=1)
@@ -96,7 +96,7 @@ class Wire:
         return waits(starts) + moved * forward, moved * backward
 
     def said(self) -> dict[str, Any]:
-        """In words and numbers."""
+        """Return its kind and its figures, to be reported."""
         kind = "unvalidated" if not self.validated else "latency and rate" if self.nets is None else "nets"
         return {
             "kind": kind, "ranks": self.ranks, "noise": self.noise, "error": self.error, "latency_ms": self.latency,
@@ -104,7 +104,7 @@ class Wire:
         }  # fmt: skip
 
     def body(self) -> dict[str, Any]:
-        """What a file says of it."""
+        """Return it as a file stores it."""
         plain = {name: getattr(self, name) for name in _FORM}
         if self.nets is None:
             return plain | {"nets": None}
@@ -113,11 +113,11 @@ class Wire:
 
     @classmethod
     def parsed(cls, said: Any) -> "Wire":
-        """What a file says; a ValueError where it is wrong.
+        """Parse what a file stores. Raise a ValueError if it is wrong.
 
         **Arguments**
 
-        - `said`: by the file.
+        - `said`: what the file stores.
         """
         if (wrong := misfit(said, _FORM)) is not None:
             raise ValueError(f"its exchange is wrong, {wrong}")
@@ -134,11 +134,11 @@ class Wire:
 
 
 def waits(starts: np.ndarray) -> np.ndarray:
-    """Milliseconds that each rank waits for the last one.
+    """Return the milliseconds that each rank waits for the last one.
 
     **Arguments**
 
-    - `starts`: of all ranks, [n, ranks].
+    - `starts`: starts of all ranks, [n, ranks].
 
     >>> waits(np.array([[1.0, 4.0]])).tolist()
     [[3.0, 0.0]]
@@ -147,21 +147,21 @@ def waits(starts: np.ndarray) -> np.ndarray:
 
 
 def inputs_of(nbytes: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """What the nets are told: bytes, and by how much each rank starts after the first.
+    """Return the inputs of the nets: bytes, and how long after the first each rank starts.
 
     **Arguments**
 
-    - `nbytes`, `starts`: of all ranks, [n, ranks].
+    - `nbytes`, `starts`: those of all ranks, [n, ranks].
     """
     return np.concatenate([np.log1p(nbytes), starts - starts.min(axis=1, keepdims=True)], axis=1)
 
 
 def sent(dims: np.ndarray, batch: int) -> np.ndarray:
-    """Bytes that leave each rank forward.
+    """Return the bytes that leave each rank forward.
 
     **Arguments**
 
-    - `dims`: columns that it has, [n, ranks].
+    - `dims`: columns that each rank has, [n, ranks].
     - `batch`: samples of all ranks.
 
     >>> sent(np.array([[16, 48]]), 8).tolist()

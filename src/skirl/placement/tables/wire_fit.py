@@ -1,4 +1,4 @@
-"""A wire of measured exchanges: what repeats vary by decides whether nets are trained."""
+"""A wire fitted to measured exchanges. How much repeats vary decides whether nets are trained."""
 
 import numpy as np
 
@@ -9,19 +9,19 @@ from skirl.placement.tables.wire import MOST_NOISE, Wire, WireNets, inputs_of, s
 
 CASES, ROUNDS = 40, 6
 COLUMNS = 1024
-"""The most that a rank has."""
+"""Most columns of a rank."""
 LATEST = 4.0
-"""Milliseconds."""
+"""The latest that a rank starts, in milliseconds."""
 _HELD_OUT = 5
 
 
 def cases_of(ranks: int, cases: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Columns that each rank has, and when it starts, by chance: some cases are balanced, some not.
+    """Return random columns and start times for each rank: some cases are balanced, some not.
 
     **Arguments**
 
-    - `ranks`, `cases`: how many.
-    - `rng`: chance.
+    - `ranks`, `cases`: number of ranks and of cases.
+    - `rng`: the random generator.
     """
     total = rng.integers(ranks, COLUMNS + 1, (cases, 1))
     uneven = rng.random((cases, 1))
@@ -31,27 +31,27 @@ def cases_of(ranks: int, cases: int, rng: np.random.Generator) -> tuple[np.ndarr
 
 
 def measured(ranks: int, batch: int, seed: int, cases: int = CASES, rounds: int = ROUNDS) -> Wire:
-    """How fast processes of this machine exchange over gloo.
+    """Measure how fast processes of this machine exchange over gloo.
 
     **Arguments**
 
-    - `ranks`: processes.
-    - `batch`: samples of all.
-    - `seed`: of chance.
-    - `cases`, `rounds`: to measure.
+    - `ranks`: number of processes.
+    - `batch`: samples of all processes.
+    - `seed`: the random seed.
+    - `cases`, `rounds`: number of cases and of rounds to measure.
     """
     dims, starts = cases_of(ranks, cases, np.random.default_rng(seed))
     return wire_of(sent(dims, batch), starts, gloo.exchanged(dims, starts, batch, rounds), seed)
 
 
 def wire_of(nbytes: np.ndarray, starts: np.ndarray, rounds: np.ndarray, seed: int) -> Wire:
-    """The wire of some exchanges.
+    """Fit a wire to some exchanges.
 
     **Arguments**
 
-    - `nbytes`, `starts`: as `Wire.told` has them.
+    - `nbytes`, `starts`: as for `Wire.told`.
     - `rounds`: milliseconds, [rounds, forward and backward, cases, ranks].
-    - `seed`: of chance.
+    - `seed`: the random seed.
     """
     cases, ranks = nbytes.shape
     wait = np.stack([waits(starts), np.zeros_like(starts)])

@@ -1,1 +1,1 @@
-"""Tables over ranks for TorchRec: its models read, plans for it and of it. Only here is it imported, when it is used."""
+"""Tables over ranks for TorchRec: reading its models, making and reading its plans. It is imported on first use."""

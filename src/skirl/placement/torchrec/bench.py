@@ -1,4 +1,4 @@
-"""`skirl bench place --part torchrec`: plans run by TorchRec against plain torch, whole iterations against its planner."""
+"""`skirl bench place --part torchrec`: plans that TorchRec runs, against plain torch and its planner's plans."""
 
 import json
 import os
@@ -15,21 +15,21 @@ from skirl.placement.torchrec.models import needed
 
 WORLD, STEPS, TURNS, COMBINATIONS = 2, 10, 15, 60
 TABLES = 200
-"""Of the model that is planned and counted."""
+"""Tables of the model whose plan is checked for missing ones."""
 SECONDS = 15.0
-"""To search for its plan."""
+"""Seconds to search for its plan."""
 BATCH, HIDDEN = 512, (256, 64)
 SLOWEST = 1800.0
-"""Seconds after which processes that do not end are ended."""
+"""Seconds after which processes that still run are killed."""
 
 
 def measured(tasks: int, seed: int) -> dict[str, Any]:
-    """The figures of this part.
+    """Return the figures of this part.
 
     **Arguments**
 
-    - `tasks`: of whole iterations.
-    - `seed`: of chance.
+    - `tasks`: number of tasks for whole iterations.
+    - `seed`: the random seed.
     """
     needed()
     found = ranks_found(
@@ -58,11 +58,11 @@ def measured(tasks: int, seed: int) -> dict[str, Any]:
 
 
 def ranks_found(said: dict[str, Any]) -> dict[str, Any]:
-    """What the processes find, one for each rank.
+    """Run a process for each rank, and return what they find.
 
     **Arguments**
 
-    - `said`: to them.
+    - `said`: what to tell them.
     """
     with tempfile.TemporaryDirectory(prefix="skirl-torchrec-") as folder:
         env = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
@@ -92,12 +92,12 @@ def ranks_found(said: dict[str, Any]) -> dict[str, Any]:
 
 
 def tables_missing(count: int, seed: int) -> int:
-    """Tables of a large model that a plan of `SkirlPlanner` does not have exactly once.
+    """Count the tables of a large model that a plan of `SkirlPlanner` does not contain exactly once.
 
     **Arguments**
 
-    - `count`: of tables.
-    - `seed`: of chance.
+    - `count`: number of tables.
+    - `seed`: the random seed.
     """
     from torchrec.distributed.planner.types import ParameterConstraints, Topology
 
@@ -121,11 +121,11 @@ def tables_missing(count: int, seed: int) -> int:
 
 
 def told(result: dict[str, Any]) -> dict[str, str]:
-    """The result as people read it.
+    """Return the result as printed lines, by name.
 
     **Arguments**
 
-    - `result`: of `measured`.
+    - `result`: what `measured` returned.
     """
     lines = {
         "difference": f"{result['difference']:.1e} at the most from plain torch after {STEPS} steps: "

@@ -1,4 +1,4 @@
-"""One of the processes of `skirl bench place --part torchrec`: plans run under DistributedModelParallel, over gloo."""
+"""One process of `skirl bench place --part torchrec`, which runs plans under DistributedModelParallel, over gloo."""
 
 import copy
 import json
@@ -25,22 +25,22 @@ TABLES = (
     Bags("a", 400, 24, 3.0, 20.0), Bags("b", 301, 8, 1.0, 5.0), Bags("c", 77, 16, 6.0, 3.0), Bags("d", 1000, 16, 2.0, 50.0),
     Bags("e", 5, 4, 1.0, 2.0),
 )  # fmt: skip
-"""Of the plans that are compared with plain torch."""
+"""Tables of the plans that are compared with plain torch."""
 BATCH = 32
 OPTIMIZERS = ("sgd", "rowwise-adagrad")
 GB = 1 << 30
 _BATCHES = 4
-"""That whole iterations go through, again and again."""
+"""Batches that whole iterations go through, again and again."""
 
 
 def plan_by_hand(kind: str, optimizer: str, world: int) -> TablePlan:
-    """A plan of `TABLES`, all of them cut in one way.
+    """Return a plan of `TABLES` that cuts all of them in one way.
 
     **Arguments**
 
     - `kind`: "whole", "rows" or "columns".
-    - `optimizer`: of rows.
-    - `world`: ranks.
+    - `optimizer`: the row optimizer.
+    - `world`: number of ranks.
     """
     from skirl.placement.tables.evenly import blocks
 
@@ -53,7 +53,7 @@ def plan_by_hand(kind: str, optimizer: str, world: int) -> TablePlan:
             )
         elif kind == "columns" and table.dim > 4:
             at = table.dim - 4 if n % 2 else 4
-            at = at if world > 1 else table.dim // 2  # unlike widths are not run at one rank
+            at = at if world > 1 else table.dim // 2  # TorchRec cannot run unlike widths at one rank
             ends = ((0, at), (at, table.dim))
             pieces.append(tuple((Piece(n, 0, table.rows, *of), (n + r) % world) for r, of in enumerate(ends)))
         else:
@@ -62,12 +62,12 @@ def plan_by_hand(kind: str, optimizer: str, world: int) -> TablePlan:
 
 
 def differences(steps: int, seed: int) -> dict[str, float]:
-    """Of each kind of plan and optimizer, by how much rows, dense weights and losses differ from plain torch at the most.
+    """Return how far rows, dense weights and losses are from plain torch at most, by kind of plan and optimizer.
 
     **Arguments**
 
-    - `steps`: of training.
-    - `seed`: of chance.
+    - `steps`: number of training steps.
+    - `seed`: the random seed.
     """
     rank, world, found = dist.get_rank(), dist.get_world_size(), dict[str, float]()
     rows = rows_of(TABLES, seed)
@@ -108,11 +108,11 @@ def differences(steps: int, seed: int) -> dict[str, float]:
 
 
 def topology(world: int) -> Any:
-    """Ranks on this machine.
+    """Return the topology of ranks on this machine.
 
     **Arguments**
 
-    - `world`: how many.
+    - `world`: number of ranks.
     """
     from torchrec.distributed.planner.types import Topology
 
@@ -123,11 +123,11 @@ def topology(world: int) -> Any:
 
 
 def skewed(rng: np.random.Generator) -> list[Bags]:
-    """10 to 20 tables whose dims and lookups are spread as those of published production tables, with fewer rows.
+    """Return 10 to 20 tables with dims and lookups spread like those of published production tables, but fewer rows.
 
     **Arguments**
 
-    - `rng`: chance.
+    - `rng`: the random generator.
     """
     made = pool(int(rng.integers(10, 21)), batch=BATCH, max_dim=128, seed=int(rng.integers(1 << 30)))
     return [
@@ -137,13 +137,13 @@ def skewed(rng: np.random.Generator) -> list[Bags]:
 
 
 def iteration(task: int, said: dict[str, Any], costs: Costs) -> dict[str, Any]:
-    """Milliseconds of whole iterations by a plan of skirl and by TorchRec's own, in turns.
+    """Time whole iterations under a plan of skirl and under one of TorchRec, in turns.
 
     **Arguments**
 
-    - `task`: its number.
-    - `said`: to this process.
-    - `costs`: of the kernel, on this machine.
+    - `task`: number of the task.
+    - `said`: what this process was told.
+    - `costs`: costs of the kernel on this machine.
     """
     from torchrec.distributed.planner import EmbeddingShardingPlanner
     from torchrec.distributed.planner.types import ParameterConstraints
@@ -190,12 +190,12 @@ def iteration(task: int, said: dict[str, Any], costs: Costs) -> dict[str, Any]:
 
 
 def _least(ms: Sequence[float]) -> np.ndarray:
-    """Of each batch the least of all turns."""
+    """Return the least time of each batch over all turns."""
     return np.array(ms).reshape(-1, _BATCHES).min(axis=0)
 
 
 def _busiest(cpu: Sequence[float]) -> tuple[float, float]:
-    """CPU milliseconds of the busier rank, and of the mean one."""
+    """Return the CPU milliseconds of the busier rank, and of the mean rank."""
     mine = torch.tensor(_least(cpu))
     every = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(every, mine)
@@ -204,11 +204,11 @@ def _busiest(cpu: Sequence[float]) -> tuple[float, float]:
 
 
 def main(text: str) -> None:
-    """Do what the JSON says, and have the first rank write what came out.
+    """Do what the JSON says, and have the first rank write the results.
 
     **Arguments**
 
-    - `text`: of the caller.
+    - `text`: JSON from the caller.
     """
     said = json.loads(text)
     folder = Path(said["folder"])

@@ -1,4 +1,4 @@
-"""For those who keep TorchRec's planner: coefficients of its estimator, fitted, and cache statistics, counted."""
+"""For users who keep TorchRec's planner: fitted coefficients for its estimator, and counted cache statistics."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -15,15 +15,15 @@ from skirl.tools.jit import kernel
 _INT, _FLOAT = 8, 4
 _TABLES, _BATCHES = 120, (256, 512, 1024, 4096)
 BINS = 1000
-"""Of a miss ratio curve."""
+"""Bins of a miss ratio curve."""
 
 
 def sizes_of(parts: Iterable[Part]) -> np.ndarray:
-    """What TorchRec's estimator multiplies by coefficients: bytes of ids, of rows looked up and of outputs, and rows.
+    """Return what TorchRec's estimator multiplies by coefficients: bytes of ids, rows looked up and outputs; rows.
 
     **Arguments**
 
-    - `parts`: of one rank.
+    - `parts`: parts of one rank.
     """
     return np.sum([
         (_INT * s.ids * rows / s.rows, _FLOAT * s.ids * rows / s.rows * dim, _FLOAT * s.batch * dim, rows)
@@ -32,22 +32,22 @@ def sizes_of(parts: Iterable[Part]) -> np.ndarray:
 
 
 def coefficients(combinations: Sequence[Sequence[Part]], ms: np.ndarray) -> tuple[float, ...]:
-    """The four numbers whose products with those sizes have the least squared relative error; none below 0.
+    """Fit the four coefficients of these sizes, 0 or more, with about the least sum of relative errors.
 
     **Arguments**
 
     - `combinations`: parts of tables that were measured together.
-    - `ms`: of each.
+    - `ms`: milliseconds of each.
     """
     return fitted(np.array([sizes_of(parts) for parts in combinations]), ms)
 
 
 def config_of(numbers: Sequence[float], name: str = "skirl") -> Any:
-    """A HardwarePerfConfig of TorchRec with these coefficients: a third of a step is its forward pass.
+    """Return a HardwarePerfConfig of TorchRec with these coefficients. A third of a step counts as its forward pass.
 
     **Arguments**
 
-    - `numbers`: of `coefficients`.
+    - `numbers`: what `coefficients` returned.
     - `name`: name of the hardware.
     """
     needed()
@@ -72,12 +72,12 @@ def config_of(numbers: Sequence[float], name: str = "skirl") -> Any:
 
 
 def hardware_config(costs: Costs | None = None, optimizer: str = "rowwise-adagrad") -> Any:
-    """A HardwarePerfConfig for `EmbeddingPerfEstimatorFactory.create_with_config`, fitted to costs that were measured.
+    """Return a HardwarePerfConfig for `EmbeddingPerfEstimatorFactory.create_with_config`, fitted to measured costs.
 
     **Arguments**
 
-    - `costs`: what parts of tables cost; those that come with skirl if not given.
-    - `optimizer`: of rows.
+    - `costs`: costs of parts of tables; those that come with skirl if not given.
+    - `optimizer`: the row optimizer.
     """
     costs = costs or shipped(1.0, 1)
     parts = [
@@ -91,15 +91,17 @@ def hardware_config(costs: Costs | None = None, optimizer: str = "rowwise-adagra
 def cache_statistics(
     module: Any, batches: Sequence[Any], world: int, sharders: Iterable[Any] | None = None
 ) -> dict[str, Any]:
-    """CacheStatistics of TorchRec by table, for the CacheParams of constraints: the miss rate of an LRU cache of any size,
-    counted over the distinct rows of the batches; first uses count nothing.
+    """Return TorchRec's CacheStatistics by table, for the CacheParams of constraints.
+
+    They give the miss rate of an LRU cache of any size, counted over the distinct rows of each step; first uses are
+    left out.
 
     **Arguments**
 
     - `module`: the model.
     - `batches`: KeyedJaggedTensors of single ranks, in order.
-    - `world`: ranks; so many of them are one step.
-    - `sharders`: TorchRec's; that of EmbeddingBagCollections if not given.
+    - `world`: number of ranks; this many batches make one step.
+    - `sharders`: TorchRec's sharders; the one for EmbeddingBagCollections if not given.
     """
     sharders = sharders_of(sharders)
     import torch
@@ -131,17 +133,17 @@ def cache_statistics(
 
 
 def stack_distances(rows: np.ndarray, count: int) -> np.ndarray:
-    """Of each use the least LRU cache that still has the row: 1 if it was used just before, 0 at its first use.
+    """Return the least LRU cache that still has the row at each use: 1 if it was used just before, 0 at its first use.
 
     **Arguments**
 
     - `rows`: int64, in order of use, each below `count`.
-    - `count`: of all rows.
+    - `count`: number of all rows.
 
     >>> stack_distances(np.array([5, 7, 7, 5, 9, 7]), 10).tolist()
     [0, 0, 1, 2, 0, 3]
     """
-    if len(rows) and not 0 <= rows.min() <= rows.max() < count:  # compiled loops look at no bounds
+    if len(rows) and not 0 <= rows.min() <= rows.max() < count:  # compiled loops do not check bounds
         raise ValueError(
             f"there are rows {rows.min()} to {rows.max()} of {count}: name rows from 0 on, below their count"
         )
@@ -152,7 +154,7 @@ def stack_distances(rows: np.ndarray, count: int) -> np.ndarray:
 
 @kernel
 def _distances(rows, last, tree, out):
-    """Uses that are the last of their row are marked in a tree of sums; those after a row's last use are counted."""
+    """Fill `out` with the distinct rows since each row's last use, counted in a tree of sums that marks last uses."""
     n = len(rows)
     for i in range(n):
         before = last[rows[i]]

@@ -1,4 +1,4 @@
-"""What FBGEMM's kernel, which TorchRec runs, takes on this CPU: measured and fitted as `skirl place costs` does."""
+"""Costs of FBGEMM's kernel, which TorchRec runs, on this CPU: measured and fitted as `skirl place costs` does."""
 
 from dataclasses import replace
 from time import thread_time
@@ -16,7 +16,7 @@ BACKEND = "fbgemm-cpu"
 COMBINATIONS, ROUNDS = 60, 6
 BATCHES = (256, 512, 1024, 2048)
 MOST_ROWS = 1 << 17
-"""Of a table that is measured: those of larger ones are looked up as if they were so many."""
+"""Most rows of a table that is measured."""
 _PARTS = 6
 _EVICTED = 1 << 23
 
@@ -26,9 +26,9 @@ class Kernel:
 
     **Arguments**
 
-    - `tables`: with rows that fit.
+    - `tables`: tables whose rows fit into memory.
     - `optimizer`: "sgd", "rowwise-adagrad", "adagrad" or "adam".
-    - `seed`: of the ids.
+    - `seed`: random seed of the ids.
     """
 
     def __init__(self, tables: "list[Made]", optimizer: str, seed: int) -> None:
@@ -61,20 +61,21 @@ class Kernel:
         self.grads = torch.ones(specs[0].batch, sum(spec.dim for spec in specs))
 
     def step(self) -> None:
-        """Look up, pool, and update."""
+        """Look up, pool and update."""
         self.of(self.ids, self.offsets).backward(self.grads)
 
 
 def measure_costs(optimizer: str = "rowwise-adagrad", combinations: int = COMBINATIONS, seed: int = 0) -> Costs:
-    """What parts of tables cost FBGEMM's kernel on this CPU and one thread, for `SkirlPlanner(costs=...)` and
-    `hardware_config`: combinations of tables made by chance, the least CPU time of some rounds, fitted to the terms of
-    `skirl place costs`.
+    """Measure what parts of tables cost FBGEMM's kernel on one thread of this CPU.
+
+    The result is for `SkirlPlanner(costs=...)` and `hardware_config`. Random combinations of tables are timed in some
+    rounds, and their least CPU times are fitted to the terms of `skirl place costs`.
 
     **Arguments**
 
-    - `optimizer`: trains the rows: "sgd", "rowwise-adagrad", "adagrad" or "adam".
-    - `combinations`: random combinations of tables; half a second each.
-    - `seed`: seed of those.
+    - `optimizer`: the row optimizer: "sgd", "rowwise-adagrad", "adagrad" or "adam".
+    - `combinations`: number of random combinations of tables; half a second each.
+    - `seed`: the random seed.
     """
     needed()
     import torch
@@ -99,13 +100,13 @@ def measure_costs(optimizer: str = "rowwise-adagrad", combinations: int = COMBIN
 
 
 def drawn(n: int, optimizer: str, seed: int) -> list[Made]:
-    """One combination of tables.
+    """Return one random combination of tables.
 
     **Arguments**
 
     - `n`: its number.
-    - `optimizer`: of rows.
-    - `seed`: of chance.
+    - `optimizer`: the row optimizer.
+    - `seed`: the random seed.
     """
     rng = np.random.default_rng([seed, n])
     batch = BATCHES[n % len(BATCHES)]
@@ -114,13 +115,13 @@ def drawn(n: int, optimizer: str, seed: int) -> list[Made]:
 
 
 def resized(made: Made, rows: int, rng: np.random.Generator) -> Made:
-    """A table with other rows, and as many distinct ones as its ids then have.
+    """Return a table with another number of rows, and the number of distinct rows that its ids then have.
 
     **Arguments**
 
     - `made`: the table.
-    - `rows`: it gets.
-    - `rng`: chance.
+    - `rows`: its new number of rows.
+    - `rng`: the random generator.
     """
     spec = replace(made.spec, rows=rows, distinct=1.0, reuse=())
     return replace(made, spec=replace(spec, distinct=float(len(np.unique(ids_of(spec, made.head, rng))))))

@@ -1,4 +1,4 @@
-"""The tables of a TorchRec model, known by the names of its methods: what `skirl place tables` has to know of them."""
+"""The tables of a TorchRec model, recognized by names of types and methods: what `skirl place tables` has to know."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,22 +11,22 @@ from skirl.placement.tables.spec import TableSpec, reuse_of
 
 INSTALL = "torchrec is not installed: pip install torchrec, with the FBGEMM of the same release"
 BATCH = 512
-"""TorchRec's own, where no batch size is given."""
+"""TorchRec's default batch size."""
 OPTIMIZERS = {
     "SGD": "sgd", "EXACT_SGD": "sgd",
     "Adagrad": "adagrad", "EXACT_ADAGRAD": "adagrad",
     "RowWiseAdagrad": "rowwise-adagrad", "EXACT_ROWWISE_ADAGRAD": "rowwise-adagrad",
     "Adam": "adam", "ADAM": "adam",
 }  # fmt: skip
-"""Names of classes, and of FBGEMM's kinds, as skirl calls them."""
+"""Names of optimizer classes and of FBGEMM's kinds, with skirl's name for each."""
 WHOLE, COLUMNS, ROWS = "table_wise", "column_wise", "row_wise"
-"""Ways to shard a table that skirl plans, as TorchRec calls them."""
+"""Ways to shard a table that skirl plans, by TorchRec's names."""
 _PLANNED = (WHOLE, COLUMNS, ROWS)
 _REFUSED = ("min_partition", "cache_params", "key_value_params", "device_group")
 
 
 def needed() -> None:
-    """Refuse in a sentence where there is no TorchRec."""
+    """Raise an error of one sentence if TorchRec is not installed."""
     try:
         import torchrec.distributed  # noqa: F401
     except (ImportError, OSError) as error:
@@ -39,9 +39,9 @@ class TheirTable:
 
     **Arguments**
 
-    - `path`: of the module that has it.
-    - `table`: its name there.
-    - `spec`: what skirl has to know; its name is `table`, with the path where two modules have a table of that name.
+    - `path`: path of the module that has it.
+    - `table`: its name in that module.
+    - `spec`: what skirl has to know; its name is `table`, after the path if two modules have a table of that name.
     - `forced`: whether it has to be cut by rows.
     """
 
@@ -53,17 +53,17 @@ class TheirTable:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a plan is asked for, beside the model.
+    """A request for a plan, apart from the model.
 
     **Arguments**
 
-    - `world`: ranks.
+    - `world`: number of ranks.
     - `batch_size`: samples of one rank.
-    - `constraints`: TorchRec's, by table.
-    - `batches`: KeyedJaggedTensors of single ranks; () where there are none.
-    - `optimizer`: of rows; None: the one that the model or its sharder names.
-    - `pins`: ranks of tables that are not free.
-    - `groups`: names of groups of tables that stay together.
+    - `constraints`: TorchRec's constraints, by table.
+    - `batches`: KeyedJaggedTensors of single ranks; () if there are none.
+    - `optimizer`: the row optimizer; None: the one that the model or its sharder names.
+    - `pins`: ranks of pinned tables, by table.
+    - `groups`: names of groups of tables that stay together, by table.
     """
 
     world: int
@@ -76,13 +76,13 @@ class Asked:
 
 
 def tables_of(module: Any, sharders: Iterable[Any], asked: Asked) -> list[TheirTable]:
-    """Every table of the model that the sharders shard, in the model's order.
+    """Return every table of the model that the sharders shard, in the model's order.
 
     **Arguments**
 
     - `module`: the model.
-    - `sharders`: TorchRec's.
-    - `asked`: the rest.
+    - `sharders`: TorchRec's sharders.
+    - `asked`: the rest of the request.
     """
     by_type = {_name(sharder.module_type): sharder for sharder in sharders}
     found = list[tuple[str, Any, Any, Any]]()
@@ -143,13 +143,13 @@ def _table(path: str, who: str, config: Any, param: Any, sharder: Any, asked: As
 
 
 def optimizer_of(who: str, param: Any, sharder: Any) -> str | None:
-    """What skirl calls the optimizer of a table; None where neither table nor sharder names one.
+    """Return skirl's name for the optimizer of a table, or None if neither table nor sharder names one.
 
     **Arguments**
 
-    - `who`: the table.
+    - `who`: name of the table.
     - `param`: its weight, which knows an optimizer that is applied in backward.
-    - `sharder`: whose `fused_params` may name another.
+    - `sharder`: the sharder, whose `fused_params` may name an optimizer otherwise.
     """
     classes = getattr(param, "_optimizer_classes", None) or getattr(param, "_optimizer_class", None)
     fused = (getattr(sharder, "fused_params", None) or {}).get("optimizer")
@@ -168,7 +168,7 @@ def optimizer_of(who: str, param: Any, sharder: Any) -> str | None:
 
 
 def _ways(who: str, constraint: Any) -> tuple[Any, bool]:
-    """How constraints let a table be cut, and whether it has to be cut by rows."""
+    """Return how constraints let a table be cut, and whether it has to be cut by rows."""
     if constraint is None:
         return "any", False
     for name in _REFUSED:
@@ -192,7 +192,7 @@ def _ways(who: str, constraint: Any) -> tuple[Any, bool]:
 
 
 def _expected(who: str, config: Any, constraint: Any, asked: Asked) -> tuple[int, float, float, tuple[float, ...]]:
-    """Bags, ids and distinct rows of a batch of all ranks, from pooling factors: rows as if all were looked up alike."""
+    """Return bags, ids and distinct rows of a step, from pooling factors, as if all rows were equally likely."""
     features = len(config.feature_names)
     pooling = list(getattr(constraint, "pooling_factors", None) or [1.0])
     if len(pooling) == 1:
@@ -214,7 +214,7 @@ def _expected(who: str, config: Any, constraint: Any, asked: Asked) -> tuple[int
 
 
 def _looked_up(configs: Sequence[Any], asked: Asked) -> list[tuple[int, float, float, tuple[float, ...]]]:
-    """The same, counted: batches of single ranks are taken together, as many as there are ranks."""
+    """Return the same by counting: as many batches of single ranks are taken together as there are ranks."""
     steps, found = steps_of(asked.batches, asked.world), []
     for config in configs:
         counts = [np.unique(ids_of(config, step), return_counts=True)[1] for step in steps]
@@ -227,12 +227,12 @@ def _looked_up(configs: Sequence[Any], asked: Asked) -> list[tuple[int, float, f
 
 
 def steps_of(batches: Sequence[Any], world: int) -> list[Sequence[Any]]:
-    """Batches of single ranks, as many of them together as there are ranks.
+    """Group batches of single ranks into steps, with as many batches as there are ranks.
 
     **Arguments**
 
     - `batches`: KeyedJaggedTensors, in order.
-    - `world`: ranks.
+    - `world`: number of ranks.
     """
     if len(batches) < world:
         raise ValueError(f"there are {len(batches)} batches for {world} ranks: give one of each rank at least")
@@ -240,12 +240,12 @@ def steps_of(batches: Sequence[Any], world: int) -> list[Sequence[Any]]:
 
 
 def ids_of(config: Any, step: Sequence[Any]) -> np.ndarray:
-    """What batches look up in a table: int64, each checked to be one of its rows.
+    """Return the ids that batches look up in a table, int64. Raise if one is not among its rows.
 
     **Arguments**
 
-    - `config`: of the table.
-    - `step`: KeyedJaggedTensors.
+    - `config`: config of the table.
+    - `step`: the batches, KeyedJaggedTensors.
     """
     found = []
     for batch in step:

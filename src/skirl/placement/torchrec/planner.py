@@ -1,4 +1,4 @@
-"""`SkirlPlanner`: takes the place of TorchRec's EmbeddingShardingPlanner."""
+"""`SkirlPlanner`, which takes the place of TorchRec's EmbeddingShardingPlanner."""
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,32 +20,34 @@ from skirl.placement.torchrec.telling import told
 from skirl.tools.progress import size
 
 HBM_RESERVED = 0.15
-"""Of a GPU's memory, what is left free where no reservation is given, as TorchRec's planner leaves it."""
+"""Share of a GPU's memory that is left free if no reservation is given, as TorchRec's planner does."""
 _SHOWN = 8
 
 
 class SkirlPlanner:
-    """A planner with the methods of TorchRec's EmbeddingShardingPlanner: `plan` and `collective_plan` return a ShardingPlan
-    for DistributedModelParallel. Tables are whole, cut by columns, or cut by rows evenly over all ranks.
+    """A planner that takes the place of TorchRec's EmbeddingShardingPlanner.
+
+    `plan` and `collective_plan` return a ShardingPlan for DistributedModelParallel. Tables are whole, cut by columns,
+    or cut by rows evenly over all ranks.
 
     **Arguments**
 
-    - `topology`: TorchRec's; its memory (of the device that computes) and its bandwidth between ranks are kept to.
-    - `batch_size`: samples of one rank in a step; TorchRec's 512 if not given. Not used where there are batches.
-    - `storage_reservation`: TorchRec's; if not given, 15% of a GPU's memory are left free, and nothing on a CPU.
-    - `constraints`: TorchRec's, by table: sharding types, pooling factors, batch sizes. What cannot be kept to is
-      refused, as types without table_wise, but for row_wise alone.
-    - `batches`: KeyedJaggedTensors of single ranks, at least one for each: ids and distinct rows are counted, not expected.
-    - `optimizer`: of rows, as skirl calls it; if not given, the one applied in backward or of the sharder's `fused_params`,
-      or SGD, which is what TorchRec's kernel falls back to.
-    - `costs`: what parts of tables cost, of `measure_costs` or the file of `skirl place costs`; those that come with skirl,
-      of its own kernels, if not given.
-    - `columns`: "exact" cuts no table by columns whose optimizer keeps one number a row, which would train another model;
-      "always" and "never" do as they say.
+    - `topology`: TorchRec's; plans keep to its memory (of the device that computes) and use its bandwidth.
+    - `batch_size`: samples of one rank in a step; TorchRec's 512 if not given. Not used if there are batches.
+    - `storage_reservation`: TorchRec's; if not given, 15% of a GPU's memory is left free, and nothing on a CPU.
+    - `constraints`: TorchRec's, by table: sharding types, pooling factors, batch sizes. What cannot be followed is
+      refused, such as types without table_wise, unless row_wise is the only one.
+    - `batches`: KeyedJaggedTensors of single ranks, at least one for each: ids and distinct rows are counted in them.
+    - `optimizer`: the row optimizer, by skirl's name; if not given, the one applied in backward or in the sharder's
+      `fused_params`, else SGD, which is what TorchRec's kernel falls back to.
+    - `costs`: costs of parts of tables, from `measure_costs` or a file of `skirl place costs`; if not given, those that
+      come with skirl, which are of its own kernels.
+    - `columns`: "exact" cuts no table by columns whose optimizer keeps one number per row, since that would train
+      another model; "always" and "never" do as they say.
     - `rows`: whether tables may be cut by rows.
-    - `pins`: ranks of tables that are not free, by name.
-    - `groups`: names of groups of tables that stay on one rank, by table.
-    - `seconds`: to search at the most.
+    - `pins`: ranks of pinned tables, by name.
+    - `groups`: group names by table; the tables of a group stay on one rank.
+    - `seconds`: most seconds to search.
     - `seed`: seed of the random parts of the search.
     """
 
@@ -76,16 +78,16 @@ class SkirlPlanner:
         self.columns: Columns = columns
         self.costs, self.rows, self.seconds, self.seed = costs, rows, seconds, seed
         self.table_plan: TablePlan | None = None
-        """The last plan, as skirl writes it to a file."""
+        """The last plan, in the form that skirl writes to a file."""
         self._found: tuple[Found, Problem] | None = None
 
     def plan(self, module: Any, sharders: Iterable[Any] | None = None) -> Any:
-        """A ShardingPlan within all memory; a ValueError in one sentence where there is none.
+        """Return a ShardingPlan within all memory. Raise a ValueError of one sentence if there is none.
 
         **Arguments**
 
-        - `module`: the model; a meta device will do.
-        - `sharders`: TorchRec's; that of EmbeddingBagCollections if not given.
+        - `module`: the model; it may be on the meta device.
+        - `sharders`: TorchRec's sharders; the one for EmbeddingBagCollections if not given.
         """
         sharders = sharders_of(sharders)
         tables = tables_of(module, sharders, self.asked)
@@ -99,11 +101,11 @@ class SkirlPlanner:
         return self._exported(tables)
 
     def collective_plan(self, module: Any, sharders: Iterable[Any] | None = None, pg: Any = None) -> Any:
-        """The plan that the first rank finds, at every rank; where it finds none, every rank says why.
+        """Return the first rank's plan, at every rank. If it finds none, every rank raises an error that says why.
 
         **Arguments**
 
-        - `module`, `sharders`: as `plan` takes them.
+        - `module`, `sharders`: as for `plan`.
         - `pg`: the process group; the default one if not given.
         """
         import torch.distributed as dist
@@ -129,7 +131,7 @@ class SkirlPlanner:
         return found
 
     def summary(self) -> str:
-        """The last plan as people read it: of each rank its tables, memory and predicted milliseconds."""
+        """Return the last plan as text: the tables, memory and predicted milliseconds of each rank."""
         if self.table_plan is None or self._found is None:
             return "nothing was planned here yet"
         (found, problem), plan, lines = self._found, self.table_plan, []
@@ -155,7 +157,7 @@ class SkirlPlanner:
         return exported(self.table_plan, tables, self.topology.compute_device, local, self.constraints or {})
 
     def _caps(self, module: Any, sharders: Sequence[Any]) -> list[int]:
-        """Bytes that tables may take at each rank."""
+        """Return the bytes that tables may take at each rank."""
         gpu, topology = self.topology.compute_device != "cpu", self.topology
         if self.reservation is not None:
             from torchrec.distributed.planner.types import PlannerError

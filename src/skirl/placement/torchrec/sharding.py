@@ -1,4 +1,4 @@
-"""A plan of tables as TorchRec's ShardingPlan, and back. What TorchRec would run otherwise than planned is refused."""
+"""A plan of tables as TorchRec's ShardingPlan, and back. What TorchRec would not run as planned is refused."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -10,15 +10,15 @@ from skirl.placement.tables.plan_file import TablePlan
 from skirl.placement.torchrec.models import COLUMNS, ROWS, WHOLE, Asked, TheirTable, needed, tables_of
 
 _PASSED = ("enforce_hbm", "stochastic_rounding", "bounds_check_mode", "output_dtype")
-"""Of constraints, what a ShardingPlan hands on to the kernel."""
+"""Attributes of constraints that a ShardingPlan hands on to the kernel."""
 
 
 def sharders_of(sharders: Iterable[Any] | None) -> list[Any]:
-    """Those that are given, or the one of EmbeddingBagCollections.
+    """Return the given sharders, or else the one for EmbeddingBagCollections.
 
     **Arguments**
 
-    - `sharders`: TorchRec's.
+    - `sharders`: TorchRec's sharders.
     """
     needed()
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -35,31 +35,32 @@ def sharding_plan(
     local_world_size: int | None = None,
     constraints: Any = None,
 ) -> Any:
-    """A plan as TorchRec's ShardingPlan, for DistributedModelParallel: tables whole, by columns, or by rows evenly over all
-    ranks, each with the fused kernel.
+    """Return a plan as TorchRec's ShardingPlan, for DistributedModelParallel.
+
+    Tables are whole, cut by columns, or cut by rows evenly over all ranks, each with the fused kernel.
 
     **Arguments**
 
     - `plan`: from `SkirlPlanner`, or from a file: `skirl place tables --even-rows` writes one, `TablePlan.load` reads it.
-    - `module`: the model, or any module that has its EmbeddingBagCollections.
-    - `sharders`: TorchRec's; that of EmbeddingBagCollections if not given.
+    - `module`: the model, or any module that contains its EmbeddingBagCollections.
+    - `sharders`: TorchRec's sharders; the one for EmbeddingBagCollections if not given.
     - `device`: "cpu", "cuda" or "mtia".
-    - `local_world_size`: ranks of one machine; all of them if not given.
-    - `constraints`: TorchRec's by table; sharding types that they do not allow are refused, and what they say of rounding,
-      bounds and the output's type is handed on.
+    - `local_world_size`: number of ranks on one machine; all of them if not given.
+    - `constraints`: TorchRec's, by table. Sharding types that they do not allow are refused; their rounding, bounds
+      check and output type are handed on.
     """
     tables = tables_of(module, sharders_of(sharders), Asked(plan.ranks))
     return exported(plan, tables, device, local_world_size or plan.ranks, constraints or {})
 
 
 def exported(plan: TablePlan, tables: Sequence[TheirTable], device: str, local: int, constraints: Any) -> Any:
-    """The same for tables that are known.
+    """Return the same for tables that are already known.
 
     **Arguments**
 
-    - `plan`: of skirl.
-    - `tables`: of the model.
-    - `device`, `local`, `constraints`: as above.
+    - `plan`: a plan of skirl.
+    - `tables`: tables of the model.
+    - `device`, `local`, `constraints`: as for `sharding_plan`.
     """
     needed()
     from torch.distributed._shard.sharding_spec import ShardMetadata
@@ -105,13 +106,13 @@ def exported(plan: TablePlan, tables: Sequence[TheirTable], device: str, local: 
 def laid_out(
     name: str, rows: int, dim: int, pieces: Sequence[tuple[Piece, int]], ranks: int
 ) -> tuple[str, list[tuple[Piece, int]]]:
-    """What TorchRec calls this way to cut a table, and its shards in TorchRec's order.
+    """Return TorchRec's name for this way to cut a table, and its shards in TorchRec's order.
 
     **Arguments**
 
     - `name`, `rows`, `dim`: of the table.
-    - `pieces`: with the rank of each.
-    - `ranks`: how many there are.
+    - `pieces`: pieces of the table, with the rank of each.
+    - `ranks`: number of ranks.
     """
     ordered = sorted(pieces)
     if len(ordered) == 1:
@@ -119,7 +120,7 @@ def laid_out(
     if all(p.rows == rows for p, _ in ordered):
         for rank in {rank for _, rank in ordered}:
             widths = [p.dim for p, at in ordered if at == rank]
-            if len(set(widths)) > 1:  # its kernel takes the parts that a rank has of a table for one of one width
+            if len(set(widths)) > 1:  # its kernel assumes that all parts of a table at a rank have one width
                 said = " and ".join(map(str, widths))
                 raise ValueError(
                     f"table {name!r} has parts of {said} columns at rank {rank}: TorchRec runs none of unlike widths"
@@ -138,15 +139,15 @@ def laid_out(
 def table_plan(
     sharding: Any, module: Any, sharders: Iterable[Any] | None = None, *, ranks: int, optimizer: str | None = None
 ) -> TablePlan:
-    """TorchRec's ShardingPlan as a plan of skirl: checked to cover each row and column once, to save and to score.
+    """Return TorchRec's ShardingPlan as a plan of skirl, to save and to score. It must cover each row and column once.
 
     **Arguments**
 
     - `sharding`: the ShardingPlan.
-    - `module`: the model that it is of.
-    - `sharders`: TorchRec's; that of EmbeddingBagCollections if not given.
-    - `ranks`: how many there are.
-    - `optimizer`: of rows; the one that model or sharder name if not given.
+    - `module`: the model that it is for.
+    - `sharders`: TorchRec's sharders; the one for EmbeddingBagCollections if not given.
+    - `ranks`: number of ranks.
+    - `optimizer`: the row optimizer; the one that model or sharder name if not given.
     """
     tables = tables_of(module, sharders_of(sharders), Asked(ranks, optimizer=optimizer))
     listed, pieces = [], []

@@ -1,18 +1,18 @@
-"""What the first rank of a process group tells the others: JSON, of which nothing is unpickled."""
+"""What the first rank of a process group tells the others: JSON, so that nothing is unpickled."""
 
 import json
 from typing import Any
 
 MOST = 256 << 20
-"""Bytes of what may be told."""
+"""Most bytes that may be told."""
 
 
 def told(said: Any, group: Any = None) -> Any:
-    """What the first rank says, at every rank.
+    """Return, at every rank, what the first rank says.
 
     **Arguments**
 
-    - `said`: what JSON can hold; other ranks' is not looked at.
+    - `said`: a value that JSON can hold; that of other ranks is ignored.
     - `group`: the process group; the default one if not given.
     """
     import torch

@@ -1,4 +1,4 @@
-"""TorchRec's own planner on the tasks of `skirl bench place`: what it plans, how long it takes, and its estimator's sums."""
+"""TorchRec's own planner on the tasks of `skirl bench place`: its plans, its time, and sums by its estimator."""
 
 import contextlib
 import logging
@@ -20,15 +20,15 @@ ALLOWED = {
     "columns": ["table_wise", "column_wise"],
     "rows": ["table_wise", "column_wise", "row_wise"],
 }
-"""Ways to cut tables that its planner may take."""
+"""Ways to cut tables that its planner may use."""
 NAME = "torchrec"
-"""Names of its plans begin with it."""
+"""The beginning of the names of its plans."""
 ORDERS = ("storage", "perf")
-"""In which its partitioner places tables; the first is its default."""
+"""Orders in which its partitioner places tables; the first is its default."""
 
 
 def there() -> bool:
-    """Whether TorchRec is installed."""
+    """Return whether TorchRec is installed."""
     try:
         import torchrec.distributed.planner  # noqa: F401
     except (ImportError, OSError):
@@ -38,7 +38,7 @@ def there() -> bool:
 
 @dataclass(frozen=True)
 class Asked:
-    """How TorchRec's planner is asked.
+    """How TorchRec's planner is to plan.
 
     **Arguments**
 
@@ -54,7 +54,7 @@ class Asked:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without what TorchRec logs of each plan."""
+    """Suppress what TorchRec logs about each plan, and its warnings."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -66,15 +66,16 @@ def quiet() -> Iterator[None]:
 
 
 def planned(problem: Problem, asked: Asked) -> tuple[Placed | None, float]:
-    """What TorchRec's planner makes of a problem, and its seconds; None where it finds no plan.
+    """Plan a problem with TorchRec's planner. Return its placement, or None if it finds no plan, and its seconds.
 
-    It is told the pooling factors, the memory and the link, and reserves nothing. Of ranks that differ it knows the memory.
-    Columns are cut in halves: by itself it cuts none of 128 or less, and its finer cuts repeat more work.
+    It is told the pooling factors, the memory and the link, and reserves nothing. Of ranks that differ, it is told the
+    memory alone. Columns are cut in halves: by default it cuts no table of 128 or fewer, and its finer cuts repeat more
+    work.
 
     **Arguments**
 
     - `problem`: tables, ranks and costs.
-    - `asked`: how.
+    - `asked`: how to plan.
     """
     with quiet():
         from torchrec.distributed.planner.types import PlannerError
@@ -97,11 +98,11 @@ def planned(problem: Problem, asked: Asked) -> tuple[Placed | None, float]:
 
 
 def prepared(problem: Problem, asked: Asked) -> tuple[Any, Any, list[Any]]:
-    """The model, TorchRec's planner and its sharders for a problem.
+    """Return the model, TorchRec's planner and its sharders for a problem.
 
     **Arguments**
 
-    - `problem`, `asked`: as above.
+    - `problem`, `asked`: as for `planned`.
     """
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
     from torchrec.distributed.planner import EmbeddingShardingPlanner
@@ -153,7 +154,7 @@ def _perf_estimator(topology: Any, constraints: Any, config: Any) -> Any:
 
 
 def module_of(specs: Sequence[TableSpec]) -> Any:
-    """A collection of these tables without weights; they are called t0, t1, ...
+    """Return a collection of these tables without weights, called t0, t1, ...
 
     **Arguments**
 
@@ -185,12 +186,12 @@ def module_of(specs: Sequence[TableSpec]) -> Any:
 
 
 def all_of(problem: Problem, config: Any) -> dict[str, Placed]:
-    """Its plans in both orders, with tables whole, by columns too, and by rows too; by its own estimates and fitted ones.
+    """Return its plans in both orders, with tables whole, by columns too, by rows too; with its own and fitted costs.
 
     **Arguments**
 
-    - `problem`: the task.
-    - `config`: a HardwarePerfConfig that is fitted.
+    - `problem`: the problem of the task.
+    - `config`: a fitted HardwarePerfConfig.
     """
     found: dict[str, Placed] = {}
     for kind, of in (("default", None), ("fitted", config)):
@@ -203,12 +204,14 @@ def all_of(problem: Problem, config: Any) -> dict[str, Placed]:
 
 
 def timed(problem: Problem, seconds: float) -> tuple[Placed | None, float, bool]:
-    """What its default planner makes of a problem, its seconds, and whether it ended by itself. For the main thread.
+    """Time its planner on a problem, in its default order, with tables whole and by columns. Main thread only.
+
+    Return its placement or None, its seconds, and whether it ended by itself.
 
     **Arguments**
 
     - `problem`: tables, ranks and costs.
-    - `seconds`: after which it is ended.
+    - `seconds`: the time limit.
     """
 
     def ended(*_: Any) -> None:
@@ -227,11 +230,11 @@ def timed(problem: Problem, seconds: float) -> tuple[Placed | None, float, bool]
 
 
 def ratios(measured: Sequence[Mapping[str, tuple[float, float, float]]], ours: str) -> dict[str, float]:
-    """Of each way to ask it, the mean of our busiest milliseconds over its own, over the tasks that have both.
+    """Return the mean ratio of our busiest rank's time to TorchRec's, for each way to plan, over tasks that have both.
 
     **Arguments**
 
-    - `measured`: of each task, by plan: the busiest rank first.
+    - `measured`: for each task the times by plan, those of the busiest rank first.
     - `ours`: the name of our plan.
     """
     names = dict.fromkeys(name for times in measured for name in times if name.startswith(NAME))
@@ -241,12 +244,12 @@ def ratios(measured: Sequence[Mapping[str, tuple[float, float, float]]], ours: s
 
 
 def estimated(specs_of: Sequence[Sequence[tuple[TableSpec, int, int]]], config: Any) -> np.ndarray:
-    """Milliseconds of computing that TorchRec's estimator expects of combinations of whole tables.
+    """Return the milliseconds of computing that TorchRec's estimator expects of combinations of whole tables.
 
     **Arguments**
 
-    - `specs_of`: of each combination its parts: table, rows and columns.
-    - `config`: a HardwarePerfConfig; None: its own.
+    - `specs_of`: parts of each combination: table, rows and columns.
+    - `config`: a HardwarePerfConfig; None: TorchRec's own.
     """
     from torchrec.distributed.planner.estimator.config import EmbeddingPerfEstimatorConfig
     from torchrec.distributed.planner.estimator.estimator import get_embedding_perf_sharding_evaluator
@@ -267,25 +270,25 @@ def estimated(specs_of: Sequence[Sequence[tuple[TableSpec, int, int]]], config: 
 
 
 def said_of(sets: Sequence[Sequence[tuple[TableSpec, int, int]]], ms: np.ndarray, config: Any) -> dict[str, np.ndarray]:
-    """What its estimator says of measured combinations, as it is and fitted, each times the one number that suits it best.
+    """Return what its estimator says of measured combinations, as it is and fitted, each scaled to suit best.
 
     **Arguments**
 
-    - `sets`: of each combination its parts.
-    - `ms`: measured.
-    - `config`: a HardwarePerfConfig that is fitted.
+    - `sets`: parts of each combination.
+    - `ms`: measured milliseconds.
+    - `config`: a fitted HardwarePerfConfig.
     """
     sums = {f"{NAME}_": estimated(sets, None), f"{NAME}_fitted_": estimated(sets, config)}
     return {name: of * np.median(ms / of) for name, of in sums.items()}
 
 
 def context_of(spec: TableSpec, rows: int, dim: int, config: Any) -> Any:
-    """What its estimator knows of so many rows and columns of a table on one CPU.
+    """Return what its estimator knows of this many rows and columns of a table on one CPU.
 
     **Arguments**
 
     - `spec`: the table.
-    - `rows`, `dim`: of the part.
+    - `rows`, `dim`: size of the part.
     - `config`: a HardwarePerfConfig.
     """
     from torchrec.distributed.planner.constants import DDR_MEM_BW, HBM_MEM_BW, HBM_TO_DDR_MEM_BW, SSD_MEM_BW

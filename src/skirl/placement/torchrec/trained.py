@@ -1,4 +1,4 @@
-"""A small TorchRec model and the same in plain torch: what a plan trains under DistributedModelParallel."""
+"""A small TorchRec model and the same in plain torch, to compare what a plan trains under DistributedModelParallel."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ DENSE = 13
 
 @dataclass(frozen=True)
 class Bags:
-    """A table and how its ids are made: each table has one feature of its name.
+    """A table and how its ids are made. Each table has one feature, of the same name.
 
     **Arguments**
 
     - `name`, `rows`, `dim`: of the table.
-    - `pooling`: ids of a sample in the mean.
-    - `head`: so many of its rows are looked up alike, before Zipf's law begins; None: nothing is known of it.
+    - `pooling`: ids of a sample, on average.
+    - `head`: how many of its rows are looked up alike, before Zipf's law begins; None: nothing is known of it.
     """
 
     name: str
@@ -35,12 +35,12 @@ class Bags:
     head: float | None
 
     def ids(self, batch: int, seed: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Ids of a batch, and how many each sample has.
+        """Return the ids of a batch, and how many each sample has.
 
         **Arguments**
 
         - `batch`: samples.
-        - `seed`: of chance.
+        - `seed`: the random seed.
         """
         rng = np.random.default_rng(seed)
         count = max(1, round(batch * self.pooling))
@@ -49,13 +49,13 @@ class Bags:
 
 
 def batch_of(tables: Sequence[Bags], batch: int, seed: Sequence[int]) -> tuple[Any, Tensor, Tensor]:
-    """Ids as a KeyedJaggedTensor, dense features and labels.
+    """Return ids as a KeyedJaggedTensor, dense features and labels.
 
     **Arguments**
 
-    - `tables`: that are looked up.
+    - `tables`: tables to look up.
     - `batch`: samples.
-    - `seed`: of chance.
+    - `seed`: the random seed.
     """
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -71,12 +71,12 @@ def batch_of(tables: Sequence[Bags], batch: int, seed: Sequence[int]) -> tuple[A
 
 
 class Dense(nn.Module):
-    """The dense part: both kinds of model have it.
+    """The dense part, which both kinds of model have.
 
     **Arguments**
 
-    - `width`: numbers of all pooled rows.
-    - `hidden`: sizes of the layers.
+    - `width`: width of all pooled rows together.
+    - `hidden`: sizes of the hidden layers.
     """
 
     def __init__(self, width: int, hidden: Sequence[int]) -> None:
@@ -94,9 +94,9 @@ class Theirs(nn.Module):
 
     **Arguments**
 
-    - `tables`: of its collection.
-    - `hidden`: of its dense part.
-    - `device`: of its rows; "meta" has none.
+    - `tables`: tables of its collection.
+    - `hidden`: sizes of the hidden layers of its dense part.
+    - `device`: device of its rows; "meta" has none.
     """
 
     def __init__(self, tables: Sequence[Bags], hidden: Sequence[int] = (), device: str = "cpu") -> None:
@@ -122,13 +122,13 @@ class Theirs(nn.Module):
 
 
 class Plain:
-    """The same in plain torch, on one process, with row optimizers written out.
+    """The same model in plain torch, in one process, with row optimizers written out.
 
     **Arguments**
 
     - `tables`: of the model.
-    - `dense`: its dense part, which this one trains.
-    - `rows`: of each table, which this one trains.
+    - `dense`: its dense part, which is trained in place.
+    - `rows`: first rows of each table, of which a copy is trained.
     - `optimizer`: "sgd" or "rowwise-adagrad".
     """
 
@@ -138,11 +138,11 @@ class Plain:
         self.sums = {name: torch.zeros(len(of)) for name, of in rows.items()}
 
     def step(self, batches: Sequence[tuple[Any, Tensor, Tensor]]) -> float:
-        """One step over the batches of all ranks; the loss.
+        """Train one step over the batches of all ranks, and return the loss.
 
         **Arguments**
 
-        - `batches`: of each rank.
+        - `batches`: the batch of each rank.
         """
         losses = []
         for kjt, dense, labels in batches:
@@ -172,21 +172,21 @@ class Plain:
 
 
 def loss_of(out: Tensor, labels: Tensor) -> Tensor:
-    """Of one batch.
+    """Return the loss of one batch.
 
     **Arguments**
 
-    - `out`, `labels`: of each sample.
+    - `out`, `labels`: those of each sample.
     """
     return nn.functional.binary_cross_entropy_with_logits(out, labels)
 
 
 class Parallel:
-    """A model under DistributedModelParallel by a plan, in one of several processes.
+    """A model under DistributedModelParallel with a plan, in one of several processes.
 
     **Arguments**
 
-    - `model`: of TorchRec.
+    - `model`: a model of TorchRec.
     - `plan`: a ShardingPlan.
     - `optimizer`: "sgd" or "rowwise-adagrad".
     """
@@ -202,12 +202,12 @@ class Parallel:
         )
         named = dict(self.model.named_parameters())
         self.parameters = list(named.values())
-        """Those of fused rows never have a gradient; those of tables that TorchRec copies to each rank have."""
+        """Fused rows never have a gradient; tables that TorchRec copies to each rank have one."""
         self.dense = [of for name, of in named.items() if "embedding_bags." not in name]
         self.losses = list[float]()
 
     def shards(self) -> list[tuple[str, Tensor, tuple[slice, slice]]]:
-        """Of each shard here its table, its weights and which of the table they are."""
+        """Return, for each shard here, its table, its weights and their place in the table."""
         found = []
         for key, of in self.model.state_dict().items():
             if "embedding_bags." in key:
@@ -218,22 +218,22 @@ class Parallel:
         return found
 
     def take(self, rows: dict[str, Tensor]) -> None:
-        """Begin with these weights.
+        """Set the weights to begin with.
 
         **Arguments**
 
-        - `rows`: of each table.
+        - `rows`: rows of each table.
         """
         with torch.no_grad():
             for table, weights, where in self.shards():
                 weights.copy_(rows[table][where])
 
     def step(self, batch: tuple[Any, Tensor, Tensor]) -> None:
-        """One step with this rank's batch.
+        """Train one step with this rank's batch.
 
         **Arguments**
 
-        - `batch`: of this rank.
+        - `batch`: the batch.
         """
         kjt, dense, labels = batch
         loss = loss_of(self.model(kjt, dense), labels)
@@ -247,7 +247,7 @@ class Parallel:
 
 
 def sharder(optimizer: str) -> Any:
-    """TorchRec's, with the fused optimizer.
+    """Return TorchRec's sharder, with the fused optimizer.
 
     **Arguments**
 
@@ -261,12 +261,12 @@ def sharder(optimizer: str) -> Any:
 
 
 def rows_of(tables: Sequence[Bags], seed: int) -> dict[str, Tensor]:
-    """The same first weights at every rank.
+    """Return first weights, the same at every rank.
 
     **Arguments**
 
     - `tables`: of the model.
-    - `seed`: of chance.
+    - `seed`: the random seed.
     """
     draw = torch.Generator().manual_seed(seed)
     return {t.name: (torch.rand(t.rows, t.dim, generator=draw) - 0.5) / t.rows**0.5 for t in tables}
