@@ -8,12 +8,12 @@ import numpy as np
 from skirl.tools.jit import kernel
 
 STRETCH = 256
-"""Positions of a stretch. A row of no more has the bits of a plain sum."""
+"""Positions in a stretch. A row with no more than these has the bits of a plain sum."""
 
 
 @kernel
 def stretches_of(group_start):
-    """The stretches of all rows that have more than one: int32 [m, 3], each (row, first, end in group_pos).
+    """Return the stretches of all rows that have more than one: int32 [m, 3], each (row, first, end in group_pos).
 
     **Arguments**
 
