@@ -41,9 +41,7 @@ class Cache:
         self.changes.changing(self.flags, slots, self.key_of, self.records)
 
     def record(self, left: np.ndarray, came: Sequence[tuple[np.ndarray, np.ndarray]], rows: np.ndarray) -> None:
-        """Record an executed step: it emptied the slots `left`, filled `came` (keys, slots), and used `rows` in this
-        order.
-        """
+        """Record an executed step: it emptied the slots `left`, filled `came` (keys, slots) and used `rows` in order."""
         _empty(self.key_of, left)
         for keys, slots in came:
             _fill(self.key_of, keys, slots)

@@ -369,7 +369,7 @@ class Engine:
             bank.forget_moves()
 
     def trained(self, bank: int) -> np.ndarray:
-        """Return whether its rows are trained, for each feature of a bank."""
+        """Return for each feature of a bank whether its rows are trained."""
         return ~self.frozen[self.table_of[bank]]
 
     def update(self, work: Work, settings: Sequence[Setting], finite: bool = True) -> bool:

@@ -58,7 +58,7 @@ class Exchange:
         self.end_move()
 
     def owns(self, keys: np.ndarray) -> np.ndarray:
-        """Return whether this trainer owns the row, for each key."""
+        """Return for each key whether this trainer owns its row."""
         return self.placement.site_of(keys) == self.peers.rank
 
     def values(self, banks: Sequence[BankRows], work: Work) -> None:

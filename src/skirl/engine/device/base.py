@@ -226,7 +226,7 @@ class BankRows(ABC):
 
     @abstractmethod
     def weight_grad(self, work: Work, micro: int, grad: torch.Tensor, live: np.ndarray) -> np.ndarray:
-        """Return the dot product of its bag's gradient and its row before the update, for each position."""
+        """Return for each position the dot product of its bag's gradient and its row before the update."""
 
     # Rows by their slots, for everything but training.
 
