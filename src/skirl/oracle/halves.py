@@ -1,8 +1,7 @@
 """The two halves of a step of several trainers: what a trainer reads, and what it is asked for as an owner of rows.
 
 A trainer requests each of its distinct rows from the row's owner. An owner joins the requests of all trainers, in rank
-order, into a batch that `BankPlanner` plans like any other. A position of that batch is a request: one distinct row of one
-trainer.
+order, into a batch that `BankPlanner` plans like any other. Its positions are requests, each a distinct row of a trainer.
 """
 
 from collections.abc import Sequence
@@ -98,7 +97,7 @@ class Asking:
 
 
 def joined(tables: np.ndarray, asked: Sequence[Requests]) -> tuple[Positions, np.ndarray]:
-    """Join what all trainers ask an owner for, in rank order, into a batch to plan. Also return where each one's part begins.
+    """Join what all trainers ask an owner for, in rank order, into a batch to plan. Also return where each one's begins.
 
     The second is int32 [trainers + 1]. `Step.slots` has one slot for each request.
 

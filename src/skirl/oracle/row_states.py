@@ -159,9 +159,7 @@ def _to_number(schema: Schema, tables: Sequence[int], room: int, share: Share | 
 
 
 def zeros(count: int) -> np.ndarray:
-    """Return int32 zeros in large pages, backed when first written. Small pages cost each access a wait for the page
-    table.
-    """
+    """Return int32 zeros in large pages, backed when first written. With small pages, accesses wait for page tables too."""
     nbytes = 4 * count
     if nbytes < 1 << 22 or not hasattr(mmap, "MADV_HUGEPAGE"):
         return np.zeros(count, np.int32)
