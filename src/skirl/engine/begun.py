@@ -33,11 +33,11 @@ class Begun:
         self._tables = schema.tables
         self._seed = seed
         self._written = Seen(schema) if self.of else None
-        """Rows that the store took. If one of them is missing later, the store is damaged; it is no first use."""
+        """Rows that the store took. If one of them is missing later, that is damage and not a first use."""
         self._among_others = False
         """Whether the planner may take rows of any table to exist that this store has never had."""
         self._lock = threading.Lock()
-        """Rows are written by other threads than those that read them."""
+        """Needed because rows are written by other threads than those that read them."""
         for t, given in self.of.items():
             table = schema.tables[t]
             given.check_dtype(table.name, dtype)

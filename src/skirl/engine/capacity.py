@@ -26,7 +26,7 @@ class Size:
     slots: int
     """Rows that the cache holds."""
     staging_rows: int
-    """Rows on their way in addition to those, at most. A step that needs more goes alone."""
+    """Most rows on their way in addition to those. A step that needs more goes alone."""
     record_bytes: int
     staging_bytes: int
     """Bytes of the staging buffers now."""
@@ -66,7 +66,7 @@ class Capacity:
     - `record_bytes`: bytes of a record, for each bank.
     - `free`: returns the bytes that are free where the cache will be.
     - `sites`: trainers that share the rows.
-    - `near`: how many of them share the memory: "auto" takes one part in `near` of what is free.
+    - `near`: how many of them share the memory: "auto" takes 1/near of what is free.
 
     >>> from skirl import Table
     >>> capacity = Capacity(10, Schema.of([Table("a", 100, 4), Table("b", 100, 8)]), [16, 32], lambda: 0)
@@ -239,9 +239,7 @@ class Capacity:
         return Split(list(saved["slots"]), list(saved["staging_rows"]))
 
     def allows(self, saved: Any) -> bool:
-        """Return whether a resumed run can use `saved`, which may come from a file: None, of another cache size, or a
-        split that this cache can have.
-        """
+        """Return False if `saved`, maybe from a file, is for a cache of this size and not a split that it could have."""
         if saved is None or saved["cache"] != self.cache:
             return True
         kind, amount = parse_cache(self.cache)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class Counters:
     """Rows moved since the engine was made.
 
-    Fetched and written rows are counted when they move, so only those that the store had or took.
+    Fetched and written rows are counted when they move, and only those that the store had or took.
     """
 
     steps: int = 0

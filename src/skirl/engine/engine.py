@@ -44,7 +44,7 @@ class Damaged(RuntimeError):
 
 
 class Engine:
-    """All of a collection but the module around it."""
+    """Everything of a collection except the module around it."""
 
     def __init__(
         self,
@@ -272,7 +272,7 @@ class Engine:
                     bank.join()
 
     def give_up(self) -> None:
-        """End the loop. Rows are lost if gradients are still on their way between trainers."""
+        """Note that the loop has ended. Rows are lost if gradients are still on their way between trainers."""
         if self.exchange is not None and not self.exchange.settled:
             why = self.exchange.peers.over or "the job has ended"
             self.lose(f"{why}, and gradients were on their way between trainers")

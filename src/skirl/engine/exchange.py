@@ -27,8 +27,8 @@ log = logging.getLogger("skirl")
 class Exchange:
     """The exchanges of one engine's steps.
 
-    Methods above "While a step computes" are for the thread of the training loop, those below for the one that moves
-    rows meanwhile.
+    Methods above the comment "While a step computes" are for the training loop's thread, those below it for the thread
+    that moves rows meanwhile.
 
     **Arguments**
 
@@ -153,7 +153,7 @@ class Exchange:
             self.bring_late()
 
     def issue_early(self, banks: Sequence[BankRows]) -> None:
-        """Give the device the early values of the next step. It has the step's forward and backward already."""
+        """Issue the early values of the next step to the device, which has this step's forward and backward already."""
         if self.issues:
             self._wait(self._linked)
             after, self._early = self._early, None

@@ -1,4 +1,4 @@
-"""Keeps rows that were looked up at hand while nothing trains them: prediction batches have most rows in common."""
+"""Keeps looked-up rows at hand while nothing trains them: prediction batches have most rows in common."""
 
 import numpy as np
 

@@ -7,7 +7,7 @@ import numpy as np
 
 
 class DoesNotFit(ValueError):
-    """A batch needs more rows together than the whole cache holds."""
+    """A batch needs more rows at the same time than the whole cache holds."""
 
 
 @dataclass(frozen=True)

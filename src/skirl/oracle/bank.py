@@ -254,7 +254,7 @@ class BankPlanner:
         self.window_rows -= int(counts.sum())
         uses.give(place, total)
         known = next_uses if batch.next_uses is None else batch.next_uses
-        # The policy takes about as long as all groups do, and neither reads what the other writes.
+        # The policy takes about as long as the grouping, and neither reads what the other writes.
         position_slots, group_start, group_pos = self._group(
             batch, slots, lambda: self._policy.used(slots, known, number, last)
         )

@@ -24,7 +24,7 @@ class Plan:
     ramp: bool = True
     """Start with a window of 8 batches that grows by 2 a step; False waits for the whole window first."""
     window_bytes: int | None = None
-    """The window stops growing when its batches take this much memory; None: 1 GiB, or no limit where depth is a number."""
+    """The window stops growing when its batches take this much memory; None: 1 GiB, or no limit if depth is a number."""
     threads: int = 1
     """Threads that plan. The Steps do not depend on their number."""
 

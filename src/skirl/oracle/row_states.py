@@ -23,7 +23,7 @@ from skirl.tools.hash_index import HashIndex, ask, find, insert, remove
 from skirl.tools.jit import AHEAD, kernel, prefetch
 
 EVICTED = 1 << 30
-"""States below -EVICTED: evicted lately. Also the count after which evictions are numbered from 0 again."""
+"""States below -EVICTED mean evicted recently. Also the count after which evictions are numbered from 0 again."""
 
 MOST_IN_ARRAY = 1 << 26
 """Most rows whose states are in the array: 256 MB."""

@@ -28,7 +28,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 class OrderChanged(ValueError):
-    """The second pass over the loader brought other batches than the first."""
+    """The second pass over the loader brought different batches than the first."""
 
 
 class Epoch:
@@ -88,7 +88,7 @@ class Epoch:
         return [spool.next_uses(number) for spool in self._banks]
 
     def close(self) -> None:
-        """Drop the spool."""
+        """Delete the spool."""
         for spool in self._banks:
             spool.file.close()
 

@@ -233,9 +233,7 @@ class Reader:
                 )
 
     def spool(self, place: Place, together: Together | None = None) -> list[Epoch]:
-        """Run the first pass of depth="epoch": spool each collection's ids of all batches; of all trainers, if
-        `together`.
-        """
+        """Run the first pass of depth="epoch": spool each collection's ids; with `together`, those of all trainers."""
         epochs = [Epoch(resolver.schema) for resolver in self._resolvers]
         step: list[Captured] = []
 

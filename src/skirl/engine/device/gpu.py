@@ -174,7 +174,7 @@ class GpuRows(GpuMoves):
         plan = self.plans.take(packed.nbytes)
         for block in (rows, plan):
             if block.copied is not None:
-                block.copied.synchronize()  # before the host's side is written to; mostly long past
+                block.copied.synchronize()  # before the host's side is written to; mostly passed long ago
         return Arrival(work, rows, plan, packed, [i.scale for i in ids], forwards, shared, tree)
 
     def room(self, arrival: Arrival) -> np.ndarray:

@@ -117,7 +117,7 @@ class GpuBackward(BankRows):
 
         def apply() -> None:
             named = {"rows": self._gpu.up(of.rows), "keys": self._gpu.up(of.keys)} if views is None else views
-            # Now they are rows with one position each, whose gradient is the sum.
+            # The sums are applied as the gradients of rows with one position each.
             each = torch.arange(rows + 1, dtype=torch.int32, device=at)
             scale = self._no_scale if times == 1 else torch.full((rows,), times, dtype=self._gpu.dtype, device=at)
             groups = each, each[:-1], each[:-1], scale, sums.values, sums.counted

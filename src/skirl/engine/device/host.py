@@ -257,7 +257,7 @@ class HostRows(BankRows):
         return Sums(values, torch.from_numpy(counted))
 
     def apply(self, work: Work, sums: Sums, scalars: np.ndarray, step: int, times: float = 1.0) -> None:
-        # Now they are rows with one position each, whose gradient is the sum.
+        # The sums are applied as the gradients of rows with one position each.
         rows = len(sums.values)
         each = np.arange(rows + 1, dtype=np.int32)
         scale = np.full(0 if times == 1 else rows, times, self.facts.dtype)

@@ -16,7 +16,7 @@ WIDEST = 256
 """Most floats of a row that still fit in registers."""
 CACHE_LINE = 64
 STREAMED = 32 << 20
-"""Bytes from which an output is written past the caches: its reader would not find it there anyway."""
+"""Size in bytes from which an output is written past the caches: its reader would not find it there anyway."""
 
 
 def pool_for(dim: int, width: int, out: np.ndarray, one: bool) -> Kernel:

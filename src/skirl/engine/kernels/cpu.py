@@ -154,7 +154,7 @@ def update(cache, dim, kind, rows, keys, group_start, group_pos, bag_of, scale, 
 
 @kernel
 def weight_grad(cache, dim, slots, bag_of, grads, live, out, lo, hi):
-    """Compute the gradient of each position's weight: out[pos] = dot(grads[bag], row), or 0 if the feature has none.
+    """Compute each position's weight gradient: out[pos] = dot(grads[bag], row), 0 for a feature without gradient.
 
     For a mean the caller divides by the bag's count.
 

@@ -1,4 +1,4 @@
-"""The hot loops on a GPU, in Triton, bit for bit those of cpu.py. **Not run on a GPU yet**: block sizes are guesses.
+"""The hot loops on a GPU, in Triton, bit for bit those of cpu.py. **Not run on a GPU yet**: block sizes are not measured.
 
 Launchers run on the current stream, allocate nothing and never synchronise. Shapes and names are those of cpu.py.
 """

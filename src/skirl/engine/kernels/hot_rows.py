@@ -1,4 +1,4 @@
-"""Stretches: a row's positions are summed in parts of STRETCH, so that a GPU can sum a hot row by many threads.
+"""Stretches: a row's positions are summed in parts of STRETCH, so that a GPU can sum a hot row with many threads.
 
 Each stretch is summed from zero in order, then the sums of the stretches are added to zero in order.
 """
@@ -8,7 +8,7 @@ import numpy as np
 from skirl.tools.jit import kernel
 
 STRETCH = 256
-"""Positions in a stretch. A row with no more than these has the bits of a plain sum."""
+"""Positions in a stretch. A row with at most this many has the bits of a plain sum."""
 
 
 @kernel

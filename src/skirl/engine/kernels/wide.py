@@ -259,7 +259,7 @@ def _update_kernel(n: int, which: int, apart: bool) -> Kernel:
         once(cache, dim, kind, rows, keys, group_start, group_pos, bag_of, scale, grads, more, live, scalars, lo, hi)
         slots, names, sums = hot(rows, keys, group_start, group_pos, bag_of, scale, grads, more, live, lo, hi)
         if len(slots):
-            # Now they are rows with one position each, whose gradient is the sum.
+            # The sums are applied as the gradients of rows with one position each.
             each = np.arange(len(slots) + 1, dtype=np.int32)
             once(
                 cache, dim, kind, slots, names, each, each[:-1], each[:-1], scale[:0], sums, sums, np.ones(1, np.bool_),
