@@ -239,7 +239,7 @@ class Capacity:
         return Split(list(saved["slots"]), list(saved["staging_rows"]))
 
     def allows(self, saved: Any) -> bool:
-        """Return False if `saved`, maybe from a file, is for a cache of this size and not a split that it could have."""
+        """Return False only if `saved`, of a cache of this size, is no split that it could have. It may be from a file."""
         if saved is None or saved["cache"] != self.cache:
             return True
         kind, amount = parse_cache(self.cache)

@@ -20,7 +20,7 @@ def link(
     borders, tables, base, by_key, dense, hashed, found, low, first, place, handle, after, slot, state, slot_next, called,
     counts, lo, hi,
 ):  # fmt: skip
-    """Write a batch's uses, from `place` on, and link each to the use before of the same row.
+    """Write a batch's uses, from `place` on, and link each to the row's previous use.
 
     first [tables + 1]: the number of each table's first use. Handles of rows outside of small tables are there already.
     Scratch: state [uses]. Out: called [uses], in each table's stretch: slots of resident rows that the window did not
