@@ -1,4 +1,4 @@
-"""Rows by their keys, outside of training: looked up as they are now, or replaced by what comes from elsewhere."""
+"""Access to rows by key outside of training: look them up as they are now, or replace them from elsewhere."""
 
 from collections.abc import Mapping
 
@@ -16,18 +16,20 @@ PIECE = 1 << 16
 
 
 def bank_of(engine: Engine, table: int) -> int:
-    """The bank that a table is in."""
+    """Return the bank that a table is in."""
     return next(i for i, bank in enumerate(engine.schema.banks) if table in bank.tables)
 
 
 def peek(engine: Engine, keys: np.ndarray, bank: int) -> tuple[np.ndarray, np.ndarray]:
-    """The executed state of some rows, changing nothing: records of the distinct ones, and each key's place among them."""
+    """Return the distinct rows among `keys`, with their state, as the last executed step left them, and each key's
+    index among them. This changes nothing.
+    """
     distinct, place = np.unique(keys, return_inverse=True)
     return peek_distinct(engine, distinct, bank), place.astype(np.int32)
 
 
 def peek_distinct(engine: Engine, distinct: np.ndarray, bank: int) -> np.ndarray:
-    """The same of rows that are distinct, in their order."""
+    """Return the same for rows that are distinct already, in their order."""
     rows = np.empty((len(distinct), engine.widths[bank]), engine.dtype)
     slots = engine.caches[bank].find(distinct) if engine.caches else np.full(len(distinct), -1)
     found = slots >= 0
@@ -50,7 +52,9 @@ def peek_distinct(engine: Engine, distinct: np.ndarray, bank: int) -> np.ndarray
 
 
 def weights_of_all(engine: Engine, distinct: np.ndarray, bank: int) -> np.ndarray:
-    """Rows as `peek_distinct` gives them, whoever owns them; of several trainers all ask at once, for weights alone."""
+    """Return rows as `peek_distinct` does, whichever trainer owns them. With several trainers, all must call this at
+    the same time, and only weights are returned.
+    """
     if engine.exchange is None:
         return peek_distinct(engine, distinct, bank)
     dim = engine.schema.banks[bank].dim
@@ -59,7 +63,7 @@ def weights_of_all(engine: Engine, distinct: np.ndarray, bank: int) -> np.ndarra
 
 
 def make(engine: Engine, bank: int, keys: np.ndarray, slots: np.ndarray, into: np.ndarray) -> None:
-    """First records of some rows, in the host's memory: into[slots[i]] for keys[i]."""
+    """Write the first record of keys[i] to into[slots[i]], in host memory."""
     dim, initial = engine.schema.banks[bank].dim, engine.initial
     run(
         fill, len(keys), keys, slots, into, dim, engine.seed, initial.kind, initial.scale, initial.quantiles,
@@ -73,7 +77,7 @@ def make(engine: Engine, bank: int, keys: np.ndarray, slots: np.ndarray, into: n
 
 
 def put(engine: Engine, keys: np.ndarray, records: np.ndarray, bank: int) -> None:
-    """Records from elsewhere replace those of these rows, as far as this trainer owns them; between steps."""
+    """Replace the records of these rows, as far as this trainer owns them. Call this only between steps."""
     if engine.exchange is not None:
         mine = engine.exchange.owns(keys)
         keys, records = keys[mine], records[mine]
@@ -89,9 +93,9 @@ def put(engine: Engine, keys: np.ndarray, records: np.ndarray, bank: int) -> Non
 
 
 def put_rows(engine: Engine, table: int, rows: np.ndarray, values: Mapping[str, np.ndarray]) -> None:
-    """Weights from elsewhere replace those of these rows; between steps. What `values` does not have starts anew.
+    """Replace the weights of these rows. Call this only between steps. What `values` lacks starts anew.
 
-    values: by name, `weight` and the parts of the optimizer's state; `all`: whole records.
+    `values` maps `weight` and the names of the optimizer's state to arrays; `all` stands for whole records.
     """
     bank = bank_of(engine, table)
     optimizer = engine.optimizers[table]
@@ -103,7 +107,7 @@ def put_rows(engine: Engine, table: int, rows: np.ndarray, values: Mapping[str, 
 
 
 def put_weight(engine: Engine, table: int, weight: torch.Tensor) -> None:
-    """The weight of a whole table replaces its rows, some at a time; their optimizer state starts anew."""
+    """Replace all rows of a table by `weight`, one piece at a time. Their optimizer state starts anew."""
     for start in range(0, len(weight), PIECE):
         part = weight[start : start + PIECE].detach().cpu()
         part = part.float() if part.dtype in (torch.bfloat16, torch.float16) else part
@@ -111,5 +115,5 @@ def put_weight(engine: Engine, table: int, weight: torch.Tensor) -> None:
 
 
 def _numbers(engine: Engine, records: np.ndarray, bank: int) -> np.ndarray:
-    """Rows out of their records."""
+    """Unpack rows from their records."""
     return expanded(records, engine.widths[bank], engine.half) if engine.half else records

@@ -1,5 +1,6 @@
-"""Rows that the oracle takes to exist, and the store has not: they come in as fetched rows do, and begin here. Such are rows
-of tables that begin from an array or a file, and where several engines have one plan, rows that others have had.
+"""Rows that exist for the oracle and are not in the store: they come in as fetched rows do, and get their first values
+here. These are rows of tables that begin from an array or a file and, where several engines share one plan, rows that
+only other engines have had.
 """
 
 import threading
@@ -17,26 +18,26 @@ from skirl.store import Store
 
 
 class Begun:
-    """The tables of one engine that begin from an array, and where that matters, which rows the store has had.
+    """The tables of one engine that begin from an array and, if that matters, the rows that its store has had.
 
     **Arguments**
 
     - `schema`: the tables.
-    - `dtype`: of rows, as torch names it.
-    - `seed`: of the first values of all other rows.
+    - `dtype`: dtype of the rows, as torch names it.
+    - `seed`: seed of the first values of all other rows.
     """
 
     def __init__(self, schema: Schema, dtype: str, seed: int) -> None:
         self.of: dict[int, Given] = {t: i.initial for t, i in enumerate(schema.tables) if isinstance(i.initial, Given)}
-        """By the table's number."""
+        """By table number."""
         self._tables = schema.tables
         self._seed = seed
         self._written = Seen(schema) if self.of else None
-        """Rows that the store took: if it has lost one, that is damage and no first use."""
+        """Rows that the store took. If one of them is missing later, that is damage and not a first use."""
         self._among_others = False
-        """Whether rows of any table may exist for whoever plans that this store has never had."""
+        """Whether the planner may take rows of any table to exist that this store has never had."""
         self._lock = threading.Lock()
-        """Rows are written by other threads than those that read."""
+        """Needed because rows are written by other threads than those that read them."""
         for t, given in self.of.items():
             table = schema.tables[t]
             given.check_dtype(table.name, dtype)
@@ -44,37 +45,40 @@ class Begun:
                 raise ValueError(f"table {table.name!r}: init is an array, which tables of at most 2**33 rows can have")
 
     def begin(self, seen: Seen, held: Iterable[np.ndarray | tuple[int, np.ndarray]]) -> None:
-        """The store holds these rows, and every row of these tables exists, for whoever plans."""
+        """Start from a store that holds the rows `held`. Mark them in `seen`, and all rows of these tables."""
         if self._written is not None:
             self._written.rebuild(held)
-        if not self._among_others:  # what others have stays
+        if not self._among_others:  # keep what other engines have
             seen.rebuild(held if self._written is None else ())
         self.tell(seen)
 
     def tell(self, seen: Seen) -> None:
-        """Whoever plans takes these rows to exist: those that the store has had, and all of these tables."""
+        """Mark the rows that exist in `seen`: those that the store has had, and all rows of these tables."""
         if self._written is not None:
             seen.include(self._written)
         for t in self.of:
             seen.add_all(t)
 
     def among_others(self, own: Seen) -> None:
-        """Several engines have one plan: a row exists for it if any of them has had it, and begins here when it first comes.
+        """Prepare for a plan that several engines share. A row exists for it if any of them has had it, and this engine
+        makes it when it first comes here.
 
         **Arguments**
 
-        - `own`: what exists here; kept.
+        - `own`: the rows that exist here; kept, not copied.
         """
         self._written, self._among_others = own if self._written is None else self._written, True
 
     def wrote(self, keys: np.ndarray) -> None:
-        """The store took these rows."""
+        """Record that the store took these rows."""
         if self._written is not None:
             with self._lock:
                 self._written.note(keys)
 
     def first(self, keys: np.ndarray, into: np.ndarray) -> np.ndarray:
-        """Which of these rows the store has never had and may lack; of those from an array the weights, to into[i, :dim]."""
+        """Return which of these rows the store has never had and may lack. Write the weights of those that begin from
+        an array to into[i, :dim].
+        """
         new, table = np.zeros(len(keys), np.bool_), table_of(keys)
         if self._written is None:
             return new
@@ -87,7 +91,7 @@ class Begun:
         return new if self._among_others else new & np.isin(table, list(self.of))
 
     def check_store(self, store: Store) -> None:
-        """Tell an empty store what its rows begin from, and refuse one whose rows began from something else."""
+        """Tell an empty store what its rows begin from. Raise if a store's rows began from something else."""
         here: dict[str, Any] = {t.name: _drawn(t.initial, self._seed) for t in self._tables}
         here |= {self._tables[t].name: given for t, given in self.of.items()}
         if not len(store):
@@ -96,7 +100,7 @@ class Begun:
         for name in sorted(here.keys() | store.about.keys()):
             there, now = (None if name not in of else _digest(of[name]) for of in (store.about, here))
             if there == now or (there is None and _is_drawn(now)) or (now is None and _is_drawn(there)):
-                continue  # a store from before seeds were kept; a table that has another name now
+                continue  # a store from before seeds were kept, or a table that was renamed
             (was, _, seed), (init, _, ours) = (str(text).partition(_OF_SEED) for text in (there, now))
             if was == init:
                 raise ValueError(
@@ -117,7 +121,7 @@ _OF_SEED = ", seed "
 
 
 def _drawn(initial: Any, seed: int) -> str:
-    """What the rows of a table without an array begin from."""
+    """Return what the rows of a table without an array begin from."""
     return repr(initial) if isinstance(initial, Constant) else f"{initial!r}{_OF_SEED}{seed}"
 
 

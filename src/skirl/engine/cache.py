@@ -1,7 +1,7 @@
-"""Which rows are on the device: by slot, not by key.
+"""The rows that are on the device, by slot.
 
-The mirror of what is resident after the last executed step is for what must see the executed state: evaluation,
-checkpoints, and the next planner. It takes 17 bytes a slot on the host.
+This mirrors what is resident after the last executed step, for those who must see the executed state: evaluation,
+checkpoints and the next planner. It takes 17 bytes per slot on the host.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from skirl.tools.jit import kernel
 
 
 class Cache:
-    """The slots of one bank, and which rows they held after the last executed step."""
+    """The slots of one bank, and the rows that they held after the last executed step."""
 
     def __init__(self, records: Records) -> None:
         self.records = records
@@ -23,7 +23,7 @@ class Cache:
         self.used = np.zeros(slots, np.int64)
         self.flags = np.zeros(slots, np.uint8)
         self.changes = Changes()
-        """Of the next checkpoint."""
+        """Records changed since the last checkpoint, for the next one."""
         self._clock = 1
         self._sorted: tuple[np.ndarray, np.ndarray] | None = None
 
@@ -32,32 +32,32 @@ class Cache:
 
     @property
     def filled(self) -> int:
-        """Slots that hold a row."""
+        """Number of slots that hold a row."""
         return int((self.key_of >= 0).sum())
 
     def changing(self, slots: np.ndarray) -> None:
-        """Rows of these slots are about to change, or to be replaced."""
+        """Announce that rows of these slots are about to change, or to be replaced."""
         self.changes.wait_for_room()
         self.changes.changing(self.flags, slots, self.key_of, self.records)
 
     def record(self, left: np.ndarray, came: Sequence[tuple[np.ndarray, np.ndarray]], rows: np.ndarray) -> None:
-        """A step was executed: `left` slots were emptied, `came` (keys, slots) filled, `rows` used in this order."""
+        """Record an executed step: it emptied the slots `left`, filled `came` (keys, slots) and used `rows` in order."""
         _empty(self.key_of, left)
         for keys, slots in came:
             _fill(self.key_of, keys, slots)
-            self.changing(slots)  # a row that comes back is not what an earlier checkpoint had of it in the cache
+            self.changing(slots)  # a row that comes back may differ from what an earlier checkpoint saw in the cache
         _use(self.used, rows, self._clock)
         self._clock += len(rows)
         self._sorted = None
 
     def resident(self) -> Resident:
-        """What is resident, from the least recently used."""
+        """Return the resident rows, the least recently used first."""
         slots = np.flatnonzero(self.key_of >= 0)
         slots = slots[np.argsort(self.used[slots], kind="stable")].astype(np.int32)
         return Resident(self.key_of[slots], slots)
 
     def find(self, keys: np.ndarray) -> np.ndarray:
-        """The slot of each key, -1 where it is not resident."""
+        """Return the slot of each key, -1 if it is not resident."""
         if self._sorted is None:
             slots = np.flatnonzero(self.key_of >= 0)
             order = np.argsort(self.key_of[slots])
@@ -69,7 +69,7 @@ class Cache:
         return np.where(held[place] == keys, slots[place], -1)
 
 
-# Kernels, because numpy indexes while it holds the interpreter: 0.26 ms a step of 18,000 rows, in which no stage moved.
+# Kernels, because numpy holds the GIL while it indexes: 0.26 ms per step of 18,000 rows, in which no stage moved.
 
 
 @kernel

@@ -1,4 +1,4 @@
-"""What a cache size means, and how many slots and staging rows it gives to each bank."""
+"""The meaning of a cache size, and the slots and staging rows that it gives to each bank."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -10,11 +10,11 @@ from skirl.tools.sizes import parse_bytes
 
 CacheSize = int | str
 AUTO = 0.5
-"""Of the memory that is free when training begins: the rest is the model's, for activations and what comes later."""
+"""Share of the free memory when training begins. The rest is for the model, its activations and what comes later."""
 
 
 def parse_cache(cache: CacheSize) -> tuple[str, float]:
-    """What a cache size means: ("rows", n), ("share", of all rows), ("bytes", n) or ("auto", share of the free memory).
+    """Parse a cache size: ("rows", n), ("share", of all rows), ("bytes", n) or ("auto", share of the free memory).
 
     >>> parse_cache(1000), parse_cache("10%"), parse_cache("1MiB"), parse_cache("auto")
     (('rows', 1000), ('share', 0.1), ('bytes', 1048576), ('auto', 0.5))
@@ -22,7 +22,7 @@ def parse_cache(cache: CacheSize) -> tuple[str, float]:
     if cache == "auto":
         return "auto", AUTO
     if isinstance(cache, Integral) and not isinstance(cache, bool):
-        cache = int(cache)  # numpy's too
+        cache = int(cache)  # numpy's integers too
     if isinstance(cache, bool) or not isinstance(cache, int | str):
         raise TypeError(
             f"cache is a {type(cache).__name__}: set it to a number of rows, a share like '10%', a size like '4GiB' or "
@@ -60,20 +60,20 @@ def split_cache(
     free: Callable[[], int] = free_bytes,
     batch: str = "one batch of the first window",
 ) -> tuple[list[int], list[int]]:
-    """Slots for each bank, and rows in flight that its staging holds beside them.
+    """Return the slots of each bank, and the rows in flight that its staging holds in addition.
 
-    Every bank gets what a batch needs, and at least one slot; the rest is shared out by demand.
+    Every bank gets what one batch needs and at least one slot. The rest is shared out by demand.
 
     **Arguments**
 
-    - `cache`: how large it is: rows, a share of all rows, bytes, or "auto".
+    - `cache`: the size: rows, a share of all rows, bytes, or "auto".
     - `rows`: rows of each bank's tables.
-    - `record_bytes`, `dims`: of a row of each bank.
+    - `record_bytes`, `dims`: bytes of a record and dim of a row, for each bank.
     - `distinct`: distinct rows of each bank in the window that decides.
-    - `largest`: those of its largest batch.
+    - `largest`: the most distinct rows of each bank in one batch.
     - `in_flight`: steps whose rows may be on their way.
-    - `free`: gives the bytes that are free where the cache will be; for "auto".
-    - `batch`: what an error calls the batch that does not fit.
+    - `free`: returns the bytes that are free where the cache will be; for "auto".
+    - `batch`: name of the batch that does not fit, for the error.
 
     >>> split_cache(100, rows=[900, 90], record_bytes=[64, 32], dims=[16, 8],
     ...             distinct=[60, 20], largest=[10, 5], in_flight=3)
@@ -85,12 +85,12 @@ def split_cache(
         cache, rows=rows, record_bytes=record_bytes, dims=dims, largest=largest, in_flight=in_flight, free=free
     )
     weights, budget = room.weights, room.budget
-    # Of one bank in rows, the planner says which batch does not fit.
+    # If there is one bank and the cache is in rows, the planner says which batch does not fit.
     if int(room.needs([largest])[0]) > budget and (len(rows) > 1 or room.staging is not None):
         raise too_small(room, [largest], lambda _: batch)
     if len(rows) == 1:
         floors = [1]
-    # A bank that the first window does not use at all will be used later: it counts as one row, lest it stay at one slot.
+    # A bank that the first window does not use will be used later. Count it as one row, so that it gets more than one slot.
     demand = [max(1, n) for n in distinct]
     return [max(1, slots) for slots in _share(budget, weights, floors, rows, demand)], staging
 
@@ -105,7 +105,7 @@ def room_of(
     in_flight: int,
     free: Callable[[], int] = free_bytes,
 ) -> tuple[Room, list[int]]:
-    """What a cache has for rows, and staging rows of each bank; the arguments are those of `split_cache`."""
+    """Return the room that a cache has for rows, and each bank's staging rows. Takes the arguments of `split_cache`."""
     kind, amount = parse_cache(cache)
     if kind == "auto":
         kind, amount = "bytes", int(amount * free())
@@ -113,7 +113,7 @@ def room_of(
     if kind != "bytes":
         budget = int(amount) if kind == "rows" else max(1, int(amount * sum(rows)))
         return Room(cache, budget, None, [1] * len(rows), rows, dims), staging
-    # Staging is counted in the bytes: at most half of them, so that a small cache stays a cache.
+    # Staging is part of the bytes, but at most half of them, so that a small cache still holds rows.
     wish = sum(n * width for n, width in zip(staging, record_bytes, strict=True))
     if 2 * wish > amount:
         staging = [max(1, int(n * amount / 2 / wish)) for n in staging]
@@ -124,7 +124,7 @@ def room_of(
 def _share(
     budget: int, weights: Sequence[int], floors: Sequence[int], rows: Sequence[int], demand: Sequence[int]
 ) -> list[int]:
-    """Slots for each bank: its floor, and of the rest in proportion to its demand; what a bank cannot use goes to others."""
+    """Return each bank's slots: its floor, and a part of the rest by demand. What a bank cannot use goes to others."""
     slots = list(floors)
     growing = [i for i in range(len(slots)) if slots[i] < rows[i]]
     spare = budget - sum(slot * weight for slot, weight in zip(slots, weights, strict=True))

@@ -1,4 +1,4 @@
-"""The cache of one engine: how large it is, and how it is split between the banks, record widths of different dims."""
+"""The size of one engine's cache, and its split between the banks, which have records of different widths."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from skirl.engine.too_small import DoesNotFit, Room, too_small
 
 @dataclass(frozen=True)
 class Size:
-    """What one bank takes in memory beside the store.
+    """Memory that one bank takes, apart from the store.
 
     >>> print(Size(dim=64, rows=1_000_000, slots=50_000, staging_rows=4_000, record_bytes=260, staging_bytes=900_000))
     dim 64: 50,000 of 1,000,000 rows in the cache (12.4 MiB), 4,000 on their way (1.0 MiB; 0.9 MiB allocated)
@@ -22,18 +22,18 @@ class Size:
 
     dim: int
     rows: int
-    """Of all its tables."""
+    """Rows of all its tables."""
     slots: int
     """Rows that the cache holds."""
     staging_rows: int
-    """Rows on their way beside them, at most; one step that needs more goes alone."""
+    """Most rows on their way in addition to those. A step that needs more goes alone."""
     record_bytes: int
     staging_bytes: int
-    """Memory of staging buffers now."""
+    """Bytes of the staging buffers now."""
 
     @property
     def nbytes(self) -> int:
-        """Cache and staging as planned."""
+        """Bytes of the cache and of staging, as planned."""
         return (self.slots + self.staging_rows) * self.record_bytes
 
     def __str__(self) -> str:
@@ -47,25 +47,26 @@ class Size:
 
 @dataclass(frozen=True)
 class Split:
-    """Slots of each bank, and rows that may be on their way beside them."""
+    """Slots of each bank, and rows that may be on their way in addition."""
 
     slots: list[int]
     staging_rows: list[int]
 
 
 class Capacity:
-    """The cache of one engine: how it is split now, and how it would be split for other batches.
+    """The size of one engine's cache: how it is split now, and how it would be split for other batches.
 
-    It is split by the demand of a run's first batches, and again where a later batch does not fit: a function of the data.
+    The split follows the demand of a run's first batches, and changes if a later batch does not fit. It depends only on
+    the data, and with "auto" on the memory that is free at first.
 
     **Arguments**
 
-    - `cache`: how large it is, as one trainer of all has it: a share is of the rows that it owns.
+    - `cache`: size of the cache of this one trainer. A share is a share of the rows that it owns.
     - `schema`: the tables.
-    - `record_bytes`: of a row of each bank.
-    - `free`: gives the bytes that are free where the cache will be.
+    - `record_bytes`: bytes of a record, for each bank.
+    - `free`: returns the bytes that are free where the cache will be.
     - `sites`: trainers that share the rows.
-    - `near`: those of them that share the memory: "auto" takes its part of what is free.
+    - `near`: how many of them share the memory: "auto" takes 1/near of what is free.
 
     >>> from skirl import Table
     >>> capacity = Capacity(10, Schema.of([Table("a", 100, 4), Table("b", 100, 8)]), [16, 32], lambda: 0)
@@ -92,29 +93,29 @@ class Capacity:
         if sites > 1 and kind == "share":  # of the rows that this trainer owns
             self.cache = max(1, int(share * sum(table.rows for table in schema.tables) / sites))
         self.split: Split | None = None
-        """None before the first batches have decided it."""
+        """None until the first batches have decided it."""
         self.by_one = False
-        """It was decided by a batch that was looked up alone; a lookahead decides by its window."""
+        """True if a batch that was looked up alone decided the split. A lookahead decides by its window instead."""
         self._schema = schema
         self._record_bytes = list(record_bytes)
         self._free = lambda: free() // near
         self._largest = np.zeros(len(schema.banks), np.int64)
-        """Of each bank: rows of the largest batch that a split was made for."""
+        """Rows of each bank in the largest batch that a split was made for."""
         self._auto: str | None = None
-        """What "auto" came to, once that is decided."""
+        """The size that "auto" stands for, once that is decided."""
 
     @property
     def halves(self) -> list[int]:
-        """For each bank: rows that may be on their way in, and as many on their way out."""
+        """For each bank: rows that may be on their way in; as many more may be on their way out."""
         return [rows // 2 for rows in self.split.staging_rows] if self.split else []
 
     def sizes(self, record_bytes: Sequence[int], staging_bytes: Sequence[int]) -> list[Size]:
-        """What each bank takes, once a split is decided.
+        """Return what each bank takes. Empty until a split is decided.
 
         **Arguments**
 
-        - `record_bytes`: of a row of each bank.
-        - `staging_bytes`: that each bank has allocated for rows on their way.
+        - `record_bytes`: bytes of a record, for each bank.
+        - `staging_bytes`: bytes that each bank has allocated for rows on their way.
         """
         tables, split = self._schema.tables, self.split
         if split is None:
@@ -129,14 +130,14 @@ class Capacity:
     def decide(
         self, needs: Sequence[Sequence[int]], distinct: Sequence[int], *, in_flight: int, number: int | None
     ) -> Split:
-        """A split that holds the batch `number`, and as many of those after it as can be had.
+        """Return a split that holds batch `number`, and as many of the batches after it as possible.
 
         **Arguments**
 
         - `needs`: for each batch from `number` on, the distinct rows of each bank.
-        - `distinct`: the distinct rows of each bank in all of them.
+        - `distinct`: the distinct rows of each bank in all of them together.
         - `in_flight`: steps whose rows may be on their way.
-        - `number`: of the first batch, for the error where not even this one fits; None: it has none.
+        - `number`: number of the first batch, for the error if not even that one fits; None: it has no number.
         """
         each = np.array(needs, np.int64)
         whole = np.maximum(each.max(axis=0), self._largest)
@@ -151,20 +152,20 @@ class Capacity:
             raise self.refusal(needs, in_flight=in_flight, number=number) from None
 
     def check(self, needs: Sequence[int], *, in_flight: int, number: int) -> None:
-        """Refuse the batch `number` if no split holds it; `needs`: its distinct rows of each bank."""
+        """Raise if no split holds batch `number`. `needs`: its distinct rows of each bank."""
         largest = self._largest
         self._split_for(np.array(needs, np.int64), needs, in_flight, number)
         self._largest = largest
 
     def check_run(self, needs: Sequence[Sequence[int]], *, in_flight: int) -> None:
-        """Refuse a run that is known as a whole and has a batch for which no split is large enough.
+        """Raise if a run whose batches are all known has one that no split holds.
 
         `needs`: for each of its batches, the distinct rows of each bank.
         """
         if self.cache == "auto" or not len(needs):
             return
         room, _ = self._room(needs[0], in_flight)
-        # A bank that has no row in the batches that decide gets a slot all the same, beyond the budget.
+        # A bank without a row in the batches that decide still gets one slot, beyond the budget.
         most = room.budget + len(self._rows) - 1 if room.staging is None else int(parse_cache(self.cache)[1])
         large = np.flatnonzero(room.needs(needs) > most)
         if len(large):
@@ -173,18 +174,18 @@ class Capacity:
     def refusal(
         self, needs: Sequence[Sequence[int]], *, in_flight: int, number: int | None, at: int = 0, whole: bool = False
     ) -> DoesNotFit:
-        """The error for a batch that no split holds.
+        """Return the error for a batch that no split holds.
 
         **Arguments**
 
         - `needs`: for each batch that is known, the distinct rows of each bank.
         - `in_flight`: steps whose rows may be on their way.
-        - `number`: of the first of these batches; None: it has none.
-        - `at`: which of them does not fit.
+        - `number`: number of the first of these batches; None: it has no number.
+        - `at`: index of the one that does not fit.
         - `whole`: whether these are all batches of the run.
         """
         room, _ = self._room(needs[at], in_flight)
-        room = replace(room, cache=self.cache)  # and not the bytes that "auto" came to
+        room = replace(room, cache=self.cache)  # not the bytes that "auto" stands for
         return too_small(room, needs, lambda i: _named(None if number is None else number + i), at=at, whole=whole)
 
     def _room(self, largest: Sequence[int], in_flight: int) -> tuple[Room, list[int]]:
@@ -199,7 +200,7 @@ class Capacity:
         )
 
     def _split_for(self, largest: np.ndarray, distinct: Sequence[int], in_flight: int, number: int | None) -> Split:
-        """A split that holds so many rows of each bank together."""
+        """Return a split that holds this many rows of each bank at the same time."""
         slots, staging = split_cache(
             self._auto or self.cache,
             rows=self._rows,
@@ -215,30 +216,30 @@ class Capacity:
         return Split(slots, staging)
 
     def take(self, split: Split) -> None:
-        """The cache is split so from now on."""
+        """Use this split from now on."""
         self.split = split
         if self.cache == "auto":
             self._auto = f"{self._bytes(split.slots) + self._bytes(split.staging_rows)}B"
 
     def forget(self) -> None:
-        """There is no cache: the next batches decide."""
+        """Forget the split: there is no cache, and the next batches decide."""
         self.split, self.by_one = None, False
 
     @property
     def saved(self) -> dict[str, Any] | None:
-        """How the cache is split, for a resumed run; None before it was."""
+        """The split, to save for a resumed run; None if it is not decided."""
         if self.split is None:
             return None
         return {"cache": self.cache, "slots": self.split.slots, "staging_rows": self.split.staging_rows}
 
     def saved_split(self, saved: dict[str, Any] | None) -> Split | None:
-        """The split that a run was saved with, where its cache was as large as this one."""
+        """Return the split that a run was saved with, or None if its cache had another size than this one."""
         if saved is None or saved["cache"] != self.cache:
             return None
         return Split(list(saved["slots"]), list(saved["staging_rows"]))
 
     def allows(self, saved: Any) -> bool:
-        """Whether `saved` is a split that this cache could have: it may come from a file."""
+        """Return False only if `saved`, of a cache of this size, is no split that it could have. It may be from a file."""
         if saved is None or saved["cache"] != self.cache:
             return True
         kind, amount = parse_cache(self.cache)
@@ -248,9 +249,9 @@ class Capacity:
             return False
         weights = self._record_bytes if kind == "bytes" else [1 for _ in banks]
         most = amount * sum(banks) if kind == "share" else amount
-        most = max(1, most) + sum(weights[1:])  # a bank of which no batch had a row has one slot all the same
+        most = max(1, most) + sum(weights[1:])  # a bank that no batch had a row of still has one slot
         taken = sum(n * weight for n, weight in zip(saved["slots"], weights, strict=True))
-        if kind == "auto":  # another machine may have had more free: the split stays, and has to fit here
+        if kind == "auto":  # another machine may have had more memory: the split stays, so it has to fit here
             taken, most = self._bytes(saved["slots"]) + self._bytes(saved["staging_rows"]), max(1, self._free())
         return all(n <= rows for n, rows in zip(saved["slots"], banks, strict=True)) and taken <= most
 

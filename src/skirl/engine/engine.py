@@ -1,6 +1,6 @@
 """The rows of one collection: its cache, its store, its optimizer, and the moves between them that a Step asks for.
 
-Where the cache is and how it is computed on is for one `BankRows` a bank (device/), in host memory or on a GPU.
+Each bank has a `BankRows` (device/) that holds its part of the cache, in host memory or on a GPU, and computes on it.
 """
 
 import os
@@ -36,15 +36,15 @@ _DTYPES = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float
 
 
 Leaving = list[tuple[np.ndarray, Any]]
-"""Rows that left the cache in one step: for each bank their keys, and what it knows their records by."""
+"""Rows that left the cache in one step: for each bank, their keys and its handle for their records."""
 
 
 class Damaged(RuntimeError):
-    """Rows were lost on the way; the message says how, and what to do."""
+    """Rows were lost on the way. The message says how, and what to do."""
 
 
 class Engine:
-    """Everything but the module around it."""
+    """Everything of a collection except the module around it."""
 
     def __init__(
         self,
@@ -73,13 +73,13 @@ class Engine:
         """Tables whose rows are looked up and not trained."""
         self.torch_dtype = dtype
         self.half = dtype if dtype in HALVES else None
-        """What rows are held in, where it is not what is computed in."""
+        """Dtype that rows are held in, if computation uses another one."""
         self.dtype = _DTYPES[torch.float32 if self.half else dtype]
-        """What is computed in, and what rows are given out as."""
+        """Dtype of computation, and of rows that are given out."""
         self.seed = seed
         self.pooled = pooled
-        self.exchange = exchange_with(torch_device(device))  # of several GPUs it chooses one
-        """With the other trainers, where there are some: each owns the rows whose keys are its own."""
+        self.exchange = exchange_with(torch_device(device))  # with several GPUs, it chooses one
+        """The exchange with other trainers, each of which owns some of the rows; None for a single trainer."""
         self.device = open_device(device, self.dtype)
         if self.exchange is not None:
             self.exchange.issues = self.device.issues_moves
@@ -88,9 +88,9 @@ class Engine:
             rank, others = (0, launched_here()) if self.exchange is None else (self.exchange.peers.rank, True)
             store = own_folder(store, rank, among_others=others)
         self.widths = [self.optimizers[bank.tables[0]].width(bank.dim) for bank in self.schema.banks]
-        """Numbers of a row and its state."""
+        """By bank: numbers of a row and its state."""
         self.held = [words(width) if self.half else width for width in self.widths]
-        """Numbers in its record, as the store has it."""
+        """By bank: numbers in a record, as the store has it."""
         record_bytes = [width * self.dtype.itemsize for width in self.held]
         sites, near = (1, 1) if self.exchange is None else (self.exchange.peers.size, self.exchange.peers.near)
         self.capacity = Capacity(cache, self.schema, record_bytes, self.device.free_bytes, sites, near)
@@ -105,7 +105,7 @@ class Engine:
                     "(`skirl train`: --resume and --save), or set store to an empty one"
                 )
             self.begun = Begun(self.schema, str(dtype).removeprefix("torch."), seed)
-            """What exists and the store has not."""
+            """Rows that exist and are not in the store."""
             self.begun.check_store(self.store)
             self.begun.begin(self.seen, self.store.held() if len(self.store) else ())
         except BaseException:
@@ -116,17 +116,17 @@ class Engine:
         self.table_steps = np.zeros(len(self.schema.tables), np.int64)
         self.counters = Counters()
         self.asked = np.zeros((sites, len(self.schema.tables)), np.int64)
-        """Of several trainers: rows that this one has read of each owner, by table: so many values came."""
+        """With several trainers: rows that this one has read, by owner and table. As many values came."""
         self._counting = threading.Lock()
         self.saving: Any = None
         """The last checkpoint that was begun or loaded: a `skirl.checkpoint.Saving`."""
         self.damage: str | None = None
-        """What happened and what to do; every later use repeats it."""
+        """What happened and what to do. Every later use raises this."""
         self._cause: BaseException | None = None
         self.banks = self._open_banks()
-        """What holds and computes on the cache, one a bank."""
+        """One for each bank, which holds its part of the cache and computes on it."""
         self.table_of = [np.array([f.table for f in bank.features], np.int64) for bank in self.schema.banks]
-        """Of each bank: the table of each feature."""
+        """By bank: the table of each feature."""
         self._pid = os.getpid()
 
     def _open_banks(self) -> list[BankRows]:
@@ -150,15 +150,15 @@ class Engine:
 
     @property
     def in_flight_rows(self) -> int:
-        """Rows held for a step's write-back or for forwarding, right now."""
+        """Rows that are held right now for a write-back or for forwarding."""
         return sum(bank.in_flight for bank in self.banks)
 
     def stands_for(self, other: "Engine") -> bool:
-        """Whether a plan of these rows is one of those."""
+        """Return whether a plan of this engine's rows is one of the other's."""
         return other is self
 
     def check(self) -> None:
-        """Refuse to go on when rows were lost, after `close`, or in a forked child."""
+        """Raise if rows were lost, after `close`, or in a forked child."""
         if self.damage:
             raise Damaged(self.damage) from self._cause
         self.check_process()
@@ -168,7 +168,7 @@ class Engine:
             )
 
     def check_alone(self, what: str) -> None:
-        """Refuse what several trainers cannot do together yet."""
+        """Raise if several trainers share the rows: they cannot do this together yet."""
         if self.exchange is not None:
             raise ValueError(
                 f"{what} is for one trainer, and {self.exchange.peers.size} share these rows: call skirl.save on all of "
@@ -176,7 +176,7 @@ class Engine:
             )
 
     def check_process(self) -> None:
-        """Refuse to go on in a forked child."""
+        """Raise in a forked child."""
         if os.getpid() != self._pid:
             raise RuntimeError(
                 "this process is a fork of the one that made the embeddings: rows move by threads, which a fork does not "
@@ -184,27 +184,27 @@ class Engine:
             )
 
     def adopt(self) -> None:
-        """A forked child goes on with its copy: it looks rows up, and `store.in_any_process`."""
+        """Let a forked child use its copy. It may only look rows up, and the store must be `in_any_process`."""
         self._pid = os.getpid()
 
     def lose(self, what: str, cause: BaseException | None = None) -> None:
-        """Rows are lost: from now on every use is refused with this sentence. The first loss is the one to know of."""
+        """Record that rows are lost: from now on, every use raises this sentence. Only the first loss is recorded."""
         if self.damage is None:
             then = "" if what.endswith("from a checkpoint") else ". Make new embeddings and resume from a checkpoint"
             self.damage, self._cause = what.rstrip(".") + then, cause
 
     def forget_split(self) -> None:
-        """A lookahead begins: how a batch that was looked up alone has split the cache does not hold for its window."""
+        """Drop a split that a batch looked up alone has decided: the lookahead that begins decides by its window."""
         if self.capacity.by_one:
             self.drop_caches()
 
     def make_caches(self, distinct: Sequence[int], largest: Sequence[int], in_flight: int) -> None:
-        """Allocate the caches for batches of at most this many rows a bank, unless there are some."""
+        """Allocate the caches for batches of at most this many rows in each bank, unless there are some."""
         if not self.caches:
             self.allocate(self.capacity.decide([largest], distinct, in_flight=in_flight, number=0))
 
     def allocate(self, split: Split) -> None:
-        """Allocate the caches; there are none."""
+        """Allocate the caches. There must be none."""
         self.caches = [
             Cache(bank.allocate(n, staging))
             for bank, n, staging in zip(self.banks, split.slots, split.staging_rows, strict=True)
@@ -212,7 +212,7 @@ class Engine:
         self.capacity.take(split)
 
     def split_anew(self, split: Split) -> None:
-        """Write all resident rows to the store and begin with empty caches. Write-backs must be drained."""
+        """Write all resident rows to the store and begin with empty caches, split anew. Write-backs must be drained."""
         try:
             self.drop_caches()
             self.allocate(split)
@@ -229,17 +229,17 @@ class Engine:
         self.capacity.forget()
 
     def release(self) -> None:
-        """Give the memory of cache and staging back; all is in the store, and nothing is looked up any more."""
+        """Free the memory of cache and staging. All rows are in the store, and nothing is looked up any more."""
         self.banks, self.caches = [], []
         self.capacity.forget()
 
     def sizes(self) -> list[Size]:
-        """What is held in memory, once the first batches have decided it: one entry for each dim."""
+        """Return what is held in memory, one entry for each bank. Empty until the first batches have decided it."""
         record_bytes = [held * self.dtype.itemsize for held in self.held]
         return self.capacity.sizes(record_bytes, [bank.staging_bytes for bank in self.banks])
 
     def load(self, work: Work) -> Leaving:
-        """Make the rows of a step resident: evict, forward, put what was fetched, make what is new. Gives what left."""
+        """Make a step's rows resident: evict, forward, put fetched rows, make new ones. Return the rows that left."""
         try:
             leaving = [self._load_bank(bank, work) for bank in range(len(work.steps))]
         except BaseException as error:
@@ -250,19 +250,21 @@ class Engine:
         return leaving
 
     def bring_values(self, work: Work) -> None:
-        """The step's rows are resident with all owners: get the values of those that this trainer reads."""
+        """Get the values of the step's rows that this trainer reads. The rows must be resident with all owners."""
         if self.exchange is not None:
             self.exchange.values(self.banks, work)
             for bank, reads in zip(self.schema.banks, work.reads, strict=True):
                 self.asked[:, bank.tables] += reads.counts
 
     def link(self, work: Work, after: Work | None) -> bool:
-        """Agree on what is critical between the step in the loop and the next: whether values of that may come early."""
+        """Agree with the other trainers on what is critical between the step in the loop and the next. Return whether
+        values of the next one may come early.
+        """
         assert self.exchange is not None
         return self.exchange.link(self.banks, work, after, [len(cache) for cache in self.caches])
 
     def settle(self) -> None:
-        """Wait until no gradient is on its way to another trainer; all trainers call this after the same step."""
+        """Wait until no gradient is on its way to another trainer. All trainers call this after the same step."""
         if self.exchange is not None:
             with self._losing("gradients were on their way"):
                 self.exchange.settle()
@@ -270,20 +272,20 @@ class Engine:
                     bank.join()
 
     def give_up(self) -> None:
-        """The loop has ended; with other trainers that left theirs elsewhere, rows are lost."""
+        """Note that the loop has ended. Rows are lost if gradients are still on their way between trainers."""
         if self.exchange is not None and not self.exchange.settled:
             why = self.exchange.peers.over or "the job has ended"
             self.lose(f"{why}, and gradients were on their way between trainers")
 
     def complete(self, wait: bool = True) -> None:
-        """End the update of the step in the loop, as far as the next one needs it; or not yet, to wait for no move."""
+        """Finish the update of the step in the loop, as far as the next needs it. Unless `wait`, wait for no move."""
         if self.exchange is not None and (wait or self.exchange.moved):
             with self._losing("gradients were on their way"):
                 self.exchange.complete()
 
     @contextmanager
     def _losing(self, what: str) -> Iterator[None]:
-        """An error in this block loses rows."""
+        """Record that rows are lost if the block raises."""
         try:
             yield
         except BaseException as error:
@@ -301,7 +303,7 @@ class Engine:
         ]
         cache.record(step.evict_slots, came, step.rows)
         found = work.found[bank]
-        made = len(step.fetch_keys) - found  # from an array: no store has had them
+        made = len(step.fetch_keys) - found  # begun here: no store has had them
         self.counters.fetched += found + len(step.forward_keys)
         self.counters.forwarded += len(step.forward_keys)
         self.counters.new += len(step.new_keys) + made
@@ -323,7 +325,7 @@ class Engine:
             work.found.append(count)
 
     def _begin(self, bank: BankRows, keys: np.ndarray, places: np.ndarray, room: np.ndarray) -> None:
-        """First records of rows that the store has not: those of arrays, and with one plan for several those of others."""
+        """Make first records of rows that the store lacks: of arrays and, in a shared plan, of other engines."""
         facts, new = bank.facts, keys[places]
         initial, slots = facts.initial, np.arange(len(new), dtype=np.int32)
         records = np.empty((len(new), self.widths[facts.number]), self.dtype)
@@ -335,7 +337,7 @@ class Engine:
         room[places] = packed(records, self.half) if self.half else records
 
     def first(self, keys: np.ndarray, into: np.ndarray) -> None:
-        """The weights of rows from an array, to into[i] for keys[i]; refused if the store has had one and lost it."""
+        """Write the weights of rows that begin from an array, keys[i] to into[i]. Raise if the store has lost one."""
         new = self.begun.first(keys, into)
         if not new.all():
             key = keys[np.argmin(new)]
@@ -345,7 +347,7 @@ class Engine:
             )
 
     def write(self, leaving: Leaving) -> None:
-        """Write what left the cache in one step, and give its buffers back."""
+        """Write what left the cache in one step to the store, and release its buffers."""
         for bank, (keys, rows) in zip(self.banks, leaving, strict=True):
             if len(keys):
                 try:
@@ -362,18 +364,19 @@ class Engine:
             bank.written(rows)
 
     def forget_moves(self) -> None:
-        """All is written and nothing will be forwarded any more: let go of what is on its way."""
+        """Release what is on its way. All must be written, and nothing is forwarded any more."""
         for bank in self.banks:
             bank.forget_moves()
 
     def trained(self, bank: int) -> np.ndarray:
-        """Of each feature of a bank: whether its rows are trained."""
+        """Return for each feature of a bank whether its rows are trained."""
         return ~self.frozen[self.table_of[bank]]
 
     def update(self, work: Work, settings: Sequence[Setting], finite: bool = True) -> bool:
-        """Backward's end: sum the gradients of every row and apply its optimizer once. Whether it was.
+        """Sum the gradients of every row and apply its optimizer once, at the end of backward. Return whether it did.
 
-        settings: of their groups. finite: whether all gradients are; where those of any trainer are not, no rows change.
+        `settings`: those of the optimizer groups. `finite`: whether all gradients are. If any trainer's are not, no
+        rows change.
         """
         raised = np.zeros(len(self.schema.tables), np.bool_)
         for (bank, _), live in work.live.items():
@@ -396,7 +399,9 @@ class Engine:
     def _update_together(
         self, exchange: Exchange, work: Work, settings: Sequence[Setting], raised: np.ndarray, finite: bool
     ) -> bool:
-        """Sums are made while trainers tell each other which tables have gradients, and sent when all have."""
+        """Update with other trainers. Sums are made while trainers tell each other which tables have gradients; they
+        are sent once all have told.
+        """
         exchange.issue_early(self.banks)
         flags = exchange.begin_anywhere(np.append(raised, not finite))
         updates = {bank: self._summed(exchange, work, bank) for bank in self._raised(raised)}
@@ -416,22 +421,22 @@ class Engine:
         return update, exchange.sums(self.banks[bank], update)
 
     def _raised(self, raised: np.ndarray) -> list[int]:
-        """The banks of tables with gradients."""
+        """Return the banks of tables with gradients."""
         return [bank for bank, members in enumerate(self.schema.banks) if raised[list(members.tables)].any()]
 
     def _scalars(self, bank: int, settings: Sequence[Setting]) -> np.ndarray:
         return self.optimizers.scalars(self.schema.banks[bank].tables, settings, self.table_steps, self.dtype)
 
     def _of_backward(self, work: Work, bank: int) -> Update:
-        """What a backward brought, without its optimizer's numbers."""
+        """Return what a backward brought, without the optimizer's numbers."""
         grads = work.joint.get(bank, work.grads.get((bank, 0)))
-        if grads is None:  # other trainers have some
+        if grads is None:  # only other trainers have some
             grads = self.device.empty(0, self.schema.banks[bank].dim)
         none = np.empty((0, 0), self.dtype)
         return Update(work, grads, self._live(work, bank), none, self.counters.steps, work.apart.get(bank))
 
     def _live(self, work: Work, bank: int) -> np.ndarray:
-        """Which rows of the output got a gradient: by feature where that is enough, else one by one."""
+        """Return a mask of the output rows that got a gradient: by feature if that is enough, else row by row."""
         features = len(self.schema.banks[bank].features)
         masks = [work.live.get((bank, m), np.zeros(features, np.bool_)) for m in range(len(work.micros))]
         if all(mask.all() for mask in masks):
@@ -442,7 +447,7 @@ class Engine:
         return np.concatenate([m.ids[bank].by_bag(mask) for mask, m in zip(masks, work.micros, strict=True)])
 
     def flush(self) -> None:
-        """Write every resident row to the store; all stay resident. Write-backs must be drained."""
+        """Write every resident row to the store. All stay resident. Write-backs must be drained."""
         self.check()
         self.settle()
         for bank, cache in zip(self.banks, self.caches, strict=False):  # no caches before the first batch
@@ -456,9 +461,9 @@ class Engine:
     def restore(
         self, thaw: Callable[[], None], *, table_steps: Sequence[int], counters: Counters, split: dict[str, Any] | None
     ) -> None:
-        """Have the store take all rows from elsewhere; what was here is gone. No lookahead may be iterating.
+        """Replace all rows with those that `thaw` gives the store. No lookahead may be iterating.
 
-        A cache of the same size is split as it was: another split could leave a bank too few slots for a batch to come.
+        A cache of the same size is split as it was: another split could leave a bank too few slots for a later batch.
         """
         self.check_process()
         thaw()  # all or nothing; from here on nothing is expected to fail

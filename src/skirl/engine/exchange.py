@@ -1,9 +1,9 @@
-"""What one trainer of several does in a step: get the values of the rows that it reads from their owners, and give their
-gradients back; and, as an owner, serve and apply those of all.
+"""One trainer's part in a step of several. It gets the values of the rows that it reads from their owners and sends
+their gradients back; as an owner, it serves values and applies gradients for all.
 
-The loop waits for critical vectors alone: values that the step before changes, gradients of rows that the step after uses or
-evicts. The other values come early and the other gradients late while a step computes: by another
-thread, or on a stream of the GPU.
+The loop waits only for critical vectors: values that the step before changes, and gradients of rows that the next step
+uses or evicts. The other values come early and the other gradients late, while a step computes: on another thread, or
+on a stream of the GPU.
 """
 
 import logging
@@ -27,7 +27,8 @@ log = logging.getLogger("skirl")
 class Exchange:
     """The exchanges of one engine's steps.
 
-    Methods up to `settle` are for the thread of the training loop, the others for the one that moves rows meanwhile.
+    Methods above the comment "While a step computes" are for the training loop's thread, those below it for the thread
+    that moves rows meanwhile.
 
     **Arguments**
 
@@ -37,40 +38,40 @@ class Exchange:
     def __init__(self, peers: Peers) -> None:
         self.peers = peers
         self.placement = Placement.even(peers.size)
-        """Who owns which rows."""
+        """Which trainer owns which rows."""
         self.all_critical = False
-        """Whether nothing moves early or late: to compare with."""
+        """Whether nothing moves early or late, for comparison."""
         self.issues = False
-        """Whether the loop gives these moves to the device, where all has to come in one order on all ranks."""
+        """Whether the loop gives these moves to the device, where all ranks have to issue everything in one order."""
         self._early: Work | None = None
-        """The next step, where its early values are still to be issued."""
+        """The next step, if its early values are still to be issued."""
         self._channel = peers.channel("rows")
         self._moves, self._links = peers.channel("moves"), peers.channel("links")
         self._coming: list[tuple[Gradients, Swapping]] = []
         """Critical gradients on their way."""
         self._late: list[Gradients] = []
-        """Gradients of the last step that are to go while the next one computes,"""
+        """Gradients of the last step that are to go while the next one computes."""
         self._going: list[Gradients] = []
-        """and those of the step before it, which go now."""
+        """Gradients of the step before it, which go now."""
         self._failure: BaseException | None = None
         self._linked, self._moved = threading.Event(), threading.Event()
         self.end_move()
 
     def owns(self, keys: np.ndarray) -> np.ndarray:
-        """Of each key whether this trainer owns its row."""
+        """Return for each key whether this trainer owns its row."""
         return self.placement.site_of(keys) == self.peers.rank
 
     def values(self, banks: Sequence[BankRows], work: Work) -> None:
-        """The step's rows are resident: bring the values that this trainer reads and that did not come early."""
+        """Get the values that this trainer reads and that did not come early. The step's rows must be resident."""
         for number, bank in enumerate(banks):
             which = work.values_wait[number] if work.values_wait else None
             self._bring(self._channel, work, bank, bank.values, which, "values of rows")
             bank.branch()
 
     def look_up(self, keys: np.ndarray, dim: int, read: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        """The weights of some rows, as their owners have them now; all trainers ask at once, each for what it needs.
+        """Return the weights of some rows as their owners have them now. All trainers call this together.
 
-        read: gives records of rows that this trainer owns.
+        `read` returns records of rows that this trainer owns.
         """
         channel, owner = self.peers.channel("lookups"), self.placement.site_of(keys)
         asked = channel.exchange([keys[owner == rank] for rank in range(self.peers.size)], "rows to look up")
@@ -82,22 +83,22 @@ class Exchange:
         return out
 
     def begin_anywhere(self, raised: np.ndarray) -> Swapping[Sequence[torch.Tensor]]:
-        """Begin to tell which tables got a gradient here."""
+        """Begin to tell the other trainers which tables got a gradient here."""
         flags = torch.from_numpy(np.tile(raised.astype(np.uint8), (self.peers.size, 1)))
         channel = self.peers.channel("lookups") if self.issues else self._channel  # flags are on the host
         return channel.begin_swap_parts(list(flags), list(flags.clone()), tag="tables with gradients")
 
     def anywhere(self, flags: Swapping[Sequence[torch.Tensor]]) -> np.ndarray:
-        """Which tables got one from any trainer; flags: what `begin_anywhere` gave."""
+        """Return which tables got a gradient from any trainer. `flags` is what `begin_anywhere` returned."""
         return np.any([part.numpy() for part in flags.wait()], axis=0)
 
     def sums(self, rows: BankRows, update: Update) -> list[torch.Tensor]:
-        """Of each subtree of this trainer, the sums of the rows that it reads."""
+        """Return the sums of the rows that this trainer reads, for each of its subtrees."""
         mine = trees_of(update.work, self.peers.size)[self.peers.rank]
         return [marked(rows.sums(update, block)) for block in mine]
 
     def update(self, rows: BankRows, update: Update, sent: Sequence[torch.Tensor]) -> None:
-        """Begin to send these sums to the owners: the critical ones; others wait for `bring_late`."""
+        """Begin to send the critical part of these sums to the owners. The rest waits for `bring_late`."""
         work, bank = update.work, rows.facts.number
         self._wait(self._linked)
         trees = trees_of(work, self.peers.size)
@@ -109,14 +110,14 @@ class Exchange:
 
     def complete(self) -> None:
         """Apply the critical gradients of the step to the rows of this trainer."""
-        self._wait(self._moved)  # a step without a gradient had no update, and its rows still move
+        self._wait(self._moved)  # a step without gradients had no update, but its rows still move
         while self._coming:
             gradients, swapping = self._coming[0]
             gradients.apply(swapping.wait())
             del self._coming[0]
 
     def settle(self) -> None:
-        """Bring rows to the state after the last step that was updated: nothing is on its way then."""
+        """Bring all rows to the state after the last step that was updated. Nothing is on its way afterwards."""
         self._wait(self._moved)
         self.complete()
         self._going, self._late = self._late, []
@@ -126,21 +127,23 @@ class Exchange:
 
     @property
     def settled(self) -> bool:
-        """Whether no gradient is on its way."""
+        """True if no gradient is on its way."""
         return self._moved.is_set() and not (self._coming or self._late or self._going)
 
     @property
     def moved(self) -> bool:
-        """Whether the other thread has moved all that there is to move beside the step in the loop."""
+        """True if the other thread has moved all that there is to move while the step in the loop computes."""
         return self._moved.is_set()
 
     def open(self) -> None:
-        """A pass begins."""
+        """Begin a pass."""
         self._failure = None
         self.end_move()
 
     def begin_move(self) -> None:
-        """Another thread begins to move rows; `update` waits for its `link`, `complete` and `settle` for its `end_move`."""
+        """Announce that another thread begins to move rows. Until that calls `end_link`, `update` waits; until it calls
+        `end_move`, `complete` and `settle` wait.
+        """
         if self._failure is not None:
             raise self._failure
         self._going, self._late, self._early = self._late, [], None
@@ -150,7 +153,7 @@ class Exchange:
             self.bring_late()
 
     def issue_early(self, banks: Sequence[BankRows]) -> None:
-        """The step's forward and backward were given to the device: give it the early values of the next step."""
+        """Issue the early values of the next step to the device, which has this step's forward and backward already."""
         if self.issues:
             self._wait(self._linked)
             after, self._early = self._early, None
@@ -158,7 +161,7 @@ class Exchange:
                 self.bring_early(banks, after)
 
     def _wait(self, until: threading.Event) -> None:
-        """For the thread that moves rows."""
+        """Wait for the thread that moves rows, and raise if it failed."""
         until.wait()
         if self._failure is not None:
             raise self._failure
@@ -166,13 +169,13 @@ class Exchange:
     # While a step computes.
 
     def end_move(self, failure: BaseException | None = None) -> None:
-        """The other thread has moved what there was; or it cannot."""
+        """Announce that the other thread has moved all that there was, or that it failed."""
         self._failure = self._failure or failure
         self._linked.set()
         self._moved.set()
 
     def end_link(self) -> None:
-        """What is critical between the step in the loop and the next is known."""
+        """Announce that it is known what is critical between the step in the loop and the next."""
         self._linked.set()
 
     def bring_late(self) -> None:
@@ -183,15 +186,15 @@ class Exchange:
             del self._going[0]
 
     def link(self, banks: Sequence[BankRows], work: Work, after: Work | None, slots: Sequence[int]) -> bool:
-        """Agree on what is critical between a step and the one after it; True where all trainers have planned that one.
+        """Agree on what is critical between a step and the next. Return True if all trainers have planned the next one.
 
-        Then `gradients_wait` of the first and `values_wait` of the second are set. Owners tell by one bit a request.
+        In that case, set `gradients_wait` of the first and `values_wait` of the second. Owners send one bit a request.
 
         **Arguments**
 
-        - `banks`: of the engine.
-        - `work`, `after`: the steps; None: it is not planned here.
-        - `slots`: of each bank's cache.
+        - `banks`: the engine's.
+        - `work`, `after`: the two steps; None: the next one is not planned here.
+        - `slots`: number of slots in each bank's cache.
         """
         size = self.peers.size
         if after is None or self.all_critical or not all(bank.moves_ahead for bank in banks):
@@ -215,7 +218,7 @@ class Exchange:
         return True
 
     def bring_early(self, banks: Sequence[BankRows], after: Work) -> None:
-        """Bring the values of the next step's rows that the step in the loop does not change."""
+        """Get the values of the next step's rows that the step in the loop does not change."""
         for number, bank in enumerate(banks):
             which = after.values_wait[number].others()
             bank.aside(self._bring, self._moves, after, bank, bank.values_ahead, which, "early values of rows")
@@ -229,7 +232,7 @@ class Exchange:
         which: Waiting | None,
         tag: str,
     ) -> None:
-        """Serve values to those that read them, and take those that this trainer reads: all, or some."""
+        """Send values to the trainers that read them, and receive those that this one reads: all, or only `which`."""
         number = bank.facts.number
         ask, serve = work.reads[number].ask, work.serve[number]
         if which is None:
@@ -246,7 +249,7 @@ class Exchange:
 
 
 def exchange_with(at: torch.device) -> Exchange | None:
-    """With the trainers of this job, where it has several; at: where rows are."""
+    """Return the exchange with the other trainers of this job; None if there are none. `at` is where rows are."""
     peers = trainers(str(at))
     if peers.size == 1:
         return None
@@ -260,7 +263,7 @@ def exchange_with(at: torch.device) -> Exchange | None:
 
 
 def _read(heard: Sequence[np.ndarray], asks: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The bits of what this trainer reads, which each owner told of its part: in the order of `asks`."""
+    """Return the bits for what this trainer reads, in the order of `asks`. Each owner told those of its part."""
     out: list[list[np.ndarray]] = [[] for _ in asks]
     for owner, words in enumerate(heard):
         at = 1

@@ -17,15 +17,15 @@ from skirl.tools.jit import kernel
 
 
 class Gradients:
-    """The sums of one bank's rows in one step, or of some of these rows.
+    """The sums of one bank's rows in one step, or of some of them.
 
     **Arguments**
 
     - `rows`: the bank.
     - `update`: what the backward brought.
-    - `sent`: of each subtree of this trainer, the sums of the rows that it reads.
-    - `trees`: of each trainer, its subtrees.
-    - `which`: some rows, as this trainer reads them and as it is asked for them; None: all.
+    - `sent`: for each subtree of this trainer, the sums of the rows that it reads.
+    - `trees`: for each trainer, its subtrees.
+    - `which`: the rows, both as this trainer reads them and as others ask it for them; None: all.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Gradients:
             self._ask, self._serve = begins(which.rows)[self._ask], begins(which.requests)[self._serve]
 
     def begin(self, channel: Channel, tag: str) -> Swapping:
-        """Send them to their owners."""
+        """Begin to send the sums to their owners."""
         sent, ask, serve = self._sent, np.diff(self._ask), np.diff(self._serve)
         if self._which is not None:
             rows = np.flatnonzero(self._which.rows).astype(np.int32)
@@ -54,13 +54,13 @@ class Gradients:
         return channel.begin_swap(send, (ask * len(sent)).tolist(), counts, tag=tag)
 
     def bring(self, channel: Channel, tag: str) -> None:
-        """Send them, and apply what comes."""
+        """Send the sums, and apply those that come."""
         self.apply(self.begin(channel, tag).wait())
 
     def apply(self, come: torch.Tensor) -> None:
-        """What all trainers sent this one, to the rows that it owns."""
+        """Apply what all trainers sent to this one to the rows that it owns."""
         rows, update, serve, trees = self.rows, self._update, self._serve, self._trees
-        first = come[:, 0].clone()  # side by side: one pass over vectors, and not three
+        first = come[:, 0].clone()  # contiguous: one pass over the vectors instead of three
         given = Sums(come, ~((first == 0) & torch.signbit(first)))
         ends = np.cumsum([n for n, tree in zip(np.diff(serve), trees) for _ in tree])
         parts = Parts(ends, np.array([leaves.start for tree in trees for leaves in tree]))
@@ -72,30 +72,30 @@ class Gradients:
 
 
 def trees_of(work: Work, size: int) -> list[list[range]]:
-    """The subtrees of each trainer."""
+    """Return the subtrees of each trainer."""
     return _trees(size, work.shards, len(work.micros) // len(range(work.shards) if work.mine is None else work.mine))
 
 
 @lru_cache(maxsize=8)
 def _trees(size: int, shards: int, micros: int) -> list[list[range]]:
-    """The same for all steps of a run; micros: micro-batches of a shard."""
+    """Return the same, computed once for all steps of a run. `micros`: micro-batches of a shard."""
     blocks = [leaves_of(block_of(rank, size, shards), micros) for rank in range(size)]
     return [subtrees(block.start, block.stop) for block in blocks]
 
 
 def marked(sums: Sums) -> torch.Tensor:
-    """Values that say which of them count: sums begin at +0, so that none of those that do is -0."""
+    """Return values in which -0 marks sums that do not count. Sums begin at +0, so no sum that counts is -0."""
     if sums.counted.device.type == "cpu" and bool(sums.counted.all()):
-        return sums.values  # as nearly always; to ask a GPU would be to wait for it
+        return sums.values  # nearly always; asking a GPU would mean waiting for it
     return sums.values.masked_fill_(~sums.counted[:, None], -0.0)
 
 
 def narrowed(step: Step, requests: np.ndarray) -> Step:
-    """The step with some of its rows: those of these requests, which alone are numbered then.
+    """Return the step with only the rows of these requests. Only these requests are numbered.
 
     **Arguments**
 
-    - `step`: of an owner.
+    - `step`: the Step of an owner.
     - `requests`: bool [requests]; the same for all requests of a row.
     """
     rows, positions = len(step.rows), len(step.group_pos)
@@ -111,7 +111,7 @@ def narrowed(step: Step, requests: np.ndarray) -> Step:
 
 @kernel
 def _narrow(requests, slots, group_start, group_pos, new_slots, new_start, new_pos, which):
-    """The rows and requests that are left; how many they are."""
+    """Write the rows and requests that are left. Return how many there are of each."""
     number = np.empty(requests.size, np.int32)
     left = 0
     for i in range(requests.size):
@@ -134,19 +134,19 @@ def _narrow(requests, slots, group_start, group_pos, new_slots, new_start, new_p
 
 
 def _with(work: Work, rows: BankRows, step: Step) -> Work:
-    """The same work with another step of one bank."""
+    """Return the same work with another step for one bank."""
     bank, steps = rows.facts.number, list(work.steps)
     steps[bank] = step
     return replace(work, steps=steps)
 
 
 def _by_owner(sent: Sequence[torch.Tensor], ask: np.ndarray) -> torch.Tensor:
-    """The sums of several subtrees, those for one owner side by side."""
+    """Return the sums of several subtrees, with those for one owner next to each other."""
     return torch.cat([part[lo:hi] for lo, hi in zip(ask[:-1].tolist(), ask[1:].tolist()) for part in sent])
 
 
 def _spread(step: Step, serve: np.ndarray, trees: list[list[range]]) -> Step:
-    """The step of an owner, whose positions are the sums that came: several for a request of a trainer with several."""
+    """Return an owner's step whose positions are the sums that came: one per request and subtree of its trainer."""
     rank = np.searchsorted(serve[1:], step.group_pos, side="right")
     times = np.array([len(tree) for tree in trees])
     counts = np.diff(serve).astype(np.int64)

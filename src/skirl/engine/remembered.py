@@ -1,4 +1,4 @@
-"""Rows that were looked up stay at hand while nothing trains them: batches that are predicted have most rows in common."""
+"""Keeps looked-up rows at hand while nothing trains them: prediction batches have most rows in common."""
 
 import numpy as np
 
@@ -9,16 +9,16 @@ from skirl.engine.row_numbers import RowNumbers
 from skirl.tools.hash_index import HashIndex
 
 LIMIT = 64 << 20
-"""Bytes of rows, over all banks, from which they are forgotten; the index takes up to as much again."""
+"""Bytes of rows, over all banks, that are kept at most. The index may take as much again."""
 
 
 class Remembered:
-    """The weights of rows as the executed steps left them, for as long as no step comes; by one thread.
+    """Weights of rows as the last executed step left them. Valid until the next step, and for use by one thread.
 
     **Arguments**
 
-    - `engine`: whose rows.
-    - `limit`: bytes of rows. When a batch would exceed them, all are forgotten, and those of the batch are looked up.
+    - `engine`: the engine whose rows are looked up.
+    - `limit`: bytes of rows. If a batch would exceed them, all rows are dropped, and those of the batch are looked up.
     """
 
     def __init__(self, engine: Engine, limit: int = LIMIT) -> None:
@@ -26,7 +26,7 @@ class Remembered:
         self._banks = [_Bank(engine, bank, share) for bank in range(len(engine.schema.banks))]
 
     def find(self, keys: np.ndarray, bank: int) -> tuple[np.ndarray, np.ndarray]:
-        """An array of rows, and the place of each key's row in it. What is in it stays as it is."""
+        """Return an array of rows, and the index of each key's row in it. Rows already in the array do not change."""
         return self._banks[bank].find(keys)
 
 
@@ -50,12 +50,12 @@ class _Bank:
         try:
             self._append(new)
         except BaseException:
-            self._forget()  # numbers without rows
+            self._forget()  # the index has numbers without rows
             raise
         return self._rows, places
 
     def _append(self, new: np.ndarray) -> None:
-        """The rows of keys that are new, behind those that are here."""
+        """Look up the rows of new keys and append them."""
         if not len(new):
             return
         end = len(self._index)

@@ -1,4 +1,4 @@
-"""Rows numbered in the order in which they first come, in an array with an entry for every row: tables that are small."""
+"""Numbers for rows in the order in which they first come, for small tables: an array has an entry for every row."""
 
 import numpy as np
 
@@ -8,12 +8,12 @@ from skirl.tools.jit import AHEAD, kernel, prefetch
 
 
 class RowNumbers:
-    """What `HashIndex.number` does, in a third of its time, for the tables of one bank.
+    """Does what `HashIndex.number` does, in a third of its time, for the tables of one bank.
 
     **Arguments**
 
     - `schema`: all tables.
-    - `bank`: which bank's.
+    - `bank`: index of the bank.
 
     >>> from skirl import Table
     >>> numbers = RowNumbers(Schema.of([Table("a", 10, 4), Table("b", 5, 4)]), 0)
@@ -26,24 +26,24 @@ class RowNumbers:
     def __init__(self, schema: Schema, bank: int) -> None:
         self._count = 0
         self._first = np.zeros(len(schema.tables), np.int64)
-        """Of each table of the bank, the entry of its row 0."""
+        """For each table of the bank: the entry of its row 0."""
         end = 0
         for table in schema.banks[bank].tables:
             self._first[table] = end
             end += schema.tables[table].rows
         self._numbers = np.zeros(end, np.int32)
-        """Each row's number, from 1; 0: it has not come. Zeros take no memory before they are written."""
+        """Number of each row, counted from 1; 0 if it has not come. Zeros take no memory until they are written."""
 
     @staticmethod
     def nbytes(schema: Schema, bank: int) -> int:
-        """The memory that they take when every row has come."""
+        """Return the bytes that the numbers take once every row has come."""
         return 4 * sum(schema.tables[table].rows for table in schema.banks[bank].tables)
 
     def __len__(self) -> int:
         return self._count
 
     def number(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Those of int64 keys that are new, and the number of each key."""
+        """Return those of the int64 keys that are new, and the number of each key."""
         new, numbers = np.empty(len(keys), np.int64), np.empty(len(keys), np.int32)
         found = _number(self._numbers, self._first, keys, new, numbers, self._count)
         self._count += found
@@ -52,7 +52,7 @@ class RowNumbers:
 
 @kernel
 def _number(entries, first, keys, new, numbers, count):
-    """Number keys from `count` on; how many are new, which are in `new`."""
+    """Number keys from `count` on and write the new ones to `new`. Return how many are new."""
     found, last, rows = 0, keys.size - 1, (1 << ROW_BITS) - 1
     for i in range(keys.size):
         ahead = keys[min(i + AHEAD, last)]

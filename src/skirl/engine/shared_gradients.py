@@ -1,4 +1,4 @@
-"""Where the gradient of an output whose samples share bags goes: those of the shared bags are sums over their samples."""
+"""Gradients of outputs whose samples share bags: that of a shared bag is the sum over its samples."""
 
 import torch
 
@@ -9,15 +9,16 @@ from skirl.engine.work import Work
 def keep_shared(
     engine: Engine, work: Work, bank: int, micro: int, grad: torch.Tensor | None, of_bags: torch.Tensor | None
 ) -> None:
-    """Take the gradient of a micro-batch whose samples share bags.
+    """Keep the gradient of a micro-batch whose samples share bags.
 
     **Arguments**
 
-    - `engine`: the rows.
+    - `engine`: the engine.
     - `work`: the step.
-    - `bank`, `micro`: which bank, and which micro-batch.
-    - `grad`: of the output, [batch * features, dim]; None: it has none.
-    - `of_bags`: of the shared bags themselves, [shared bags, dim], where the loop took them; None: they have none.
+    - `bank`, `micro`: numbers of the bank and of the micro-batch.
+    - `grad`: gradient of the output, [batch * features, dim]; None: it has none.
+    - `of_bags`: gradient of the shared bags themselves, [shared bags, dim], if the loop used them; None: they have
+      none.
     """
     shared, rows, dim = work.micros[micro].ids[bank].folded, engine.banks[bank], engine.schema.banks[bank].dim
     assert shared is not None

@@ -1,9 +1,9 @@
-"""Buffers for rows on their way, used again and again.
+"""Reusable buffers for rows on their way.
 
-A buffer above 32 MiB page-faults anew at every allocation, which costs more than the copy into it. Buffers are counted by
-their owners and go back to a free list with the last one; a ring would be tighter, and one slow write-back would block it.
-Sizes are rounded up to the next quarter of a power of two, and a buffer is used again for no less than half of it: so
-what is allocated stays within twice what is in use, at a price of a new buffer now and then.
+Allocating a buffer above 32 MiB page-faults every time, which costs more than the copy into it. So buffers are
+reference-counted, and their last owner returns them to a free list. A ring would be tighter, but one slow write-back
+would block it. Sizes are rounded up to the next quarter of a power of two, and a buffer is reused for no less than half
+of its size. This bounds the memory that is allocated but not used, at the price of a new buffer now and then.
 """
 
 import threading
@@ -27,7 +27,7 @@ class Staging:
 
     def __init__(self, width: int, dtype: np.dtype, most: int = 0) -> None:
         self.most = most
-        """Records in all buffers: beyond that, none waits for use."""
+        """Records in all buffers together, beyond which free buffers are dropped."""
         self._width = width
         self._dtype = dtype
         self._lock = threading.Lock()
@@ -37,16 +37,16 @@ class Staging:
 
     @property
     def nbytes(self) -> int:
-        """Memory of all buffers, in use or free."""
+        """Bytes of all buffers, in use or free."""
         return self._size * self._dtype.itemsize
 
     @property
     def in_use(self) -> int:
-        """Buffers that have an owner."""
+        """Number of buffers that have an owner."""
         return len(self._used)
 
     def take(self, count: int) -> np.ndarray:
-        """An array of `count` records; its contents are undefined."""
+        """Return an array of `count` records with undefined contents."""
         need = count * self._width
         most = max(2 * need, _SMALLEST)
         with self._lock:
@@ -61,13 +61,13 @@ class Staging:
         return buffer[:need].reshape(count, self._width)
 
     def retain(self, rows: np.ndarray) -> None:
-        """One more owner."""
+        """Add an owner."""
         with self._lock:
             buffer, owners = self._used[id(rows.base)]
             self._used[id(buffer)] = buffer, owners + 1
 
     def release(self, rows: np.ndarray) -> None:
-        """One owner less; the last one gives the buffer back."""
+        """Remove an owner. The last one returns the buffer to the free list."""
         with self._lock:
             buffer, owners = self._used[id(rows.base)]
             if owners > 1:
@@ -78,18 +78,18 @@ class Staging:
             self._shrink()
 
     def reset(self) -> None:
-        """Forget all owners. Their buffers are not used again: one that is stuck may still write to its own."""
+        """Forget all owners. Their buffers are not reused: an owner that is stuck may still write to its own."""
         with self._lock:
             self._size -= sum(len(buffer) for buffer, _ in self._used.values())
             self._used.clear()
 
     def _shrink(self) -> None:
         while self._free and self._size > max(self.most * self._width, _SMALLEST):
-            self._size -= len(self._free.pop(0))  # the one unused for longest: sizes drift
+            self._size -= len(self._free.pop(0))  # the one unused for longest, since sizes drift
 
 
 def rounded(need: int, smallest: int) -> int:
-    """The next 4, 5, 6 or 7 times a power of two.
+    """Round up to the next 4, 5, 6 or 7 times a power of two, and at least to `smallest`.
 
     >>> rounded(5000, 1024), rounded(5200, 1024)
     (5120, 6144)

@@ -1,4 +1,4 @@
-"""What a cache is refused with that does not hold a batch: what was needed, by which batch, and the size that holds all."""
+"""The error for a cache that does not hold a batch: what was needed, by which batch, and a size that holds all."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import numpy as np
 
 
 class DoesNotFit(ValueError):
-    """A batch needs more rows together than the whole cache holds.
+    """A batch needs more rows at the same time than the whole cache holds.
 
     **Arguments**
 
@@ -28,40 +28,40 @@ class DoesNotFit(ValueError):
 
 @dataclass(frozen=True)
 class Room:
-    """What a cache has for rows, and in which unit."""
+    """The room that a cache has for rows, and its unit."""
 
     cache: object
-    """As it was given."""
+    """The size, as it was given."""
     budget: int
-    """Rows, or bytes beside staging."""
+    """Room in rows, or in bytes without staging."""
     staging: int | None
-    """Bytes for rows on their way, where the cache is a number of bytes."""
+    """Bytes for rows on their way, if the cache is a number of bytes."""
     weights: Sequence[int]
-    """What a row of each bank takes of the budget."""
+    """How much of the budget a row of each bank takes."""
     rows: Sequence[int]
     """Rows of each bank's tables."""
     dims: Sequence[int]
 
     def needs(self, batches: Sequence[Sequence[int]] | np.ndarray) -> np.ndarray:
-        """What each batch needs of the budget, by its distinct rows of each bank."""
+        """Return how much of the budget each batch needs, given its distinct rows of each bank."""
         return np.minimum(np.array(batches, np.int64).reshape(-1, len(self.rows)), self.rows) @ np.array(self.weights)
 
     def enough(self, need: int) -> int:
-        """A cache that surely holds batches which need so much: of one in bytes at most half is staging."""
+        """Return a cache size that surely holds batches with this need. In bytes, at most half of it is staging."""
         return need if self.staging is None else 2 * (need + sum(self.weights))
 
 
 def too_small(
     room: Room, batches: Sequence[Sequence[int]], name: Callable[[int], str], *, at: int = 0, whole: bool = False
 ) -> DoesNotFit:
-    """The error; it asks for what the largest of all known batches needs, lest the next one be refused as well.
+    """Return the error. It asks for what the largest known batch needs, so that the next one is not refused too.
 
     **Arguments**
 
-    - `room`: what the cache has.
+    - `room`: the room that the cache has.
     - `batches`: the distinct rows of each bank, of every batch that is known.
-    - `name`: gives what one of them is called.
-    - `at`: the one that does not fit.
+    - `name`: returns the name of one of them, by its index.
+    - `at`: index of the one that does not fit.
     - `whole`: whether these are all batches of the run.
 
     >>> room = Room(20, 20, None, [1, 1], [99, 99], [4, 8])

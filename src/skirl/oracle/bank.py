@@ -1,10 +1,10 @@
 """The planner of one bank: batches of ids in, Steps out. The same batches give the same Steps with any number of threads.
 
-`enter` finds a batch's distinct rows and links each to its use before. `plan`, up to `depth` batches later, makes room for
-the batch, brings its rows in, hands their slots on to their next uses and writes the Step.
+`enter` finds a batch's distinct rows and links each to its previous use. `plan`, up to `depth` batches later, makes room
+for the batch, brings its rows in, hands their slots on to their next uses and writes the Step.
 
-Words used below. The window: batches entered and not yet planned. A use: one distinct row of one batch. A place: where a use
-lies. A stretch: tables next to each other that one thread works on.
+Words used below. Window: the batches that entered and are not planned yet. Use: one distinct row of one batch. Place: the
+index of a use. Stretch: adjacent tables that one thread works on.
 """
 
 from collections import deque
@@ -29,7 +29,7 @@ from skirl.tools.threads import run
 
 @dataclass(slots=True)
 class Resident:
-    """Rows in the cache at some moment, from the least recently used."""
+    """Rows in the cache at some moment, the least recently used first."""
 
     keys: np.ndarray
     slots: np.ndarray
@@ -41,18 +41,18 @@ class _Entered:
 
     layout: Layout
     first: np.ndarray
-    """[tables + 1]: the number of each table's first row among the batch's distinct rows."""
+    """[tables + 1]: the index of each table's first row among the batch's distinct rows."""
     row_of: np.ndarray
-    """Of each position, the row it has: see `Distinct`."""
+    """The row of each position: see `Distinct`."""
     place: int
-    """Of its first use; the others follow."""
+    """Place of its first use. The others follow."""
     next_uses: np.ndarray | None
     keys: np.ndarray | None
-    """Of each row that the handle does not tell the key of: see `RowStates.name`."""
+    """The key of each row whose handle does not tell it: see `RowStates.name`."""
 
     @property
     def rows(self) -> int:
-        """How many distinct rows."""
+        """Number of distinct rows."""
         return int(self.first[-1])
 
 
@@ -60,7 +60,7 @@ _NONE = np.empty(0, np.bool_)
 
 
 class BatchTooLarge(ValueError):
-    """A batch needs more rows together than the cache holds."""
+    """A batch needs more rows at the same time than the cache holds."""
 
     def __init__(self, number: int, needs: int, has: int, dim: int, bank: int = 0) -> None:
         self.number, self.bank = number, bank
@@ -71,7 +71,7 @@ class BatchTooLarge(ValueError):
         )
 
     def at(self, first: int, bank: int) -> "BatchTooLarge":
-        """The same, of one of several banks whose batches are counted from `first`."""
+        """Return the same error for one of several banks, with batches counted from `first`."""
         return BatchTooLarge(first + self.number, *self._facts, bank)
 
 
@@ -104,70 +104,70 @@ class BankPlanner:
         resident_next: np.ndarray | None = None,
         share: Share | None = None,
     ) -> None:
-        """Nothing is planned yet.
+        """Set up. Nothing is planned yet.
 
         **Arguments**
 
-        - `schema`, `bank`: the tables, and which of their banks to plan.
+        - `schema`, `bank`: the tables, and the index of the bank to plan.
         - `capacity`: slots of the cache.
-        - `depth`: batches that the window is likely to hold; it sizes arrays, and changes no Step.
+        - `depth`: batches that the window is likely to hold. It sizes arrays and changes no Step.
         - `seen`: which rows exist. The planner adds first uses, and takes them back in `rollback`.
         - `policy`: which rows leave.
-        - `hold`: steps for which evicted rows can be forwarded; 4 is right for a `prefetch` of 2.
-        - `hold_rows`: how many evicted rows can be forwarded at a time; as many as the cache has slots where it is None.
-        - `threads`: threads that plan; no more are used than there are tables.
+        - `hold`: steps for which evicted rows can be forwarded. 4 is right for a `prefetch` of 2.
+        - `hold_rows`: evicted rows that can be forwarded at a time; None: as many as the cache has slots.
+        - `threads`: threads that plan, but no more than there are tables.
         - `resident`: rows in the cache at the start.
-        - `resident_next`: the number of the first batch that uses each of those, where the whole future is known.
-        - `share`: the rows that batches may have, where several owners share them; it changes no Step.
+        - `resident_next`: the number of the first batch that uses each of those, if the whole future is known.
+        - `share`: the rows that batches may have, if several owners share them. It changes no Step.
         """
         self.capacity = capacity
         self.entered = 0
         self.planned = 0
         self.window_rows = 0
-        """Distinct rows of the window."""
+        """Number of distinct rows of the window."""
         tables = schema.banks[bank].tables
         self.dim = schema.banks[bank].dim
-        """Of its tables."""
+        """The dim of its tables."""
         self._schema = schema
         self._seen = seen
         self._share = share
         self._threads = max(1, min(threads, len(tables)))
         self._cost = np.ones(len(tables), np.int64)
-        """Of each table, in some unit: the share of the work that goes with it."""
+        """For each table, in some unit: its part of the work."""
         self._depth = depth
         self._finder = Finder(schema, bank)
         self._tables = self._finder.tables
         self._whole = np.array([0, len(self._tables)])
-        """The borders of one stretch."""
+        """The borders of a single stretch."""
         self._in_set = np.flatnonzero(seen.base[self._tables] < 0)
         """Tables whose rows `Seen` keeps in its set."""
         self._rows: RowStates | None = None
         self._uses = Uses(depth)
         self._policy = make_policy(policy, capacity, depth)
         self._window: deque[_Entered] = deque()
-        # The simulated cache: of each slot the row there and its next use in the window, -1: none; a stack of free slots.
+        # The simulated cache: the row in each slot and its next use in the window (-1: none), and a stack of free slots.
         self._slot_row = np.empty(capacity, np.int64)
-        """A row's key; of a hashed row, its handle in the key's place of the row."""
+        """A row's key. For a hashed row, it has the row's handle in the low bits instead of the row number."""
         self._slot_next = np.full(capacity, -1, np.int32)
         self._free = np.arange(capacity - 1, -1, -1, dtype=np.int32)
         self._n_free = capacity
-        # Steps whose evicted rows have a state still, and the oldest of them whose rows can be forwarded.
+        # Steps whose evicted rows still have a state, and the oldest of them whose rows can be forwarded.
         self._hold = hold
         self._hold_rows = capacity if hold_rows is None else hold_rows
         self._left: deque[tuple[int, int, np.ndarray]] = deque()
-        """Step, number of its first eviction, keys."""
+        """(step, number of its first eviction, keys)."""
         self._evictions = 0
         self._held_rows = 0
         self._hold_from = 0
         self._first_uses: deque[tuple[int, np.ndarray]] = deque()
-        """Of each step planned and not known to be executed, for a rollback."""
+        """New rows of each step that is planned and not known to be executed, for a rollback."""
         self._resident = resident, resident_next
 
     def enter(self, batch: Positions | np.ndarray, next_uses: np.ndarray | None = None) -> None:
-        """The next batch enters the window. After an error only `rollback` may be called.
+        """Let the next batch enter the window. After an error only `rollback` may be called.
 
-        `next_uses`, if the whole future is known, gives for each distinct row in the order of `Step.keys` the number of the
-        next batch that uses it, `NEVER` for none; otherwise the window chains uses as batches enter.
+        If the whole future is known, `next_uses` gives for each distinct row, in the order of `Step.keys`, the number
+        of the next batch that uses it (`NEVER` for none). Otherwise the window links uses as batches enter.
         """
         batch = Positions.of(batch)
         layout = self._finder.layout(batch)
@@ -198,7 +198,7 @@ class BankPlanner:
         self.entered += 1
 
     def plan(self) -> Step:
-        """The Step of the next batch of the window."""
+        """Return the Step of the next batch of the window."""
         number = self.planned
         batch = self._window.popleft()
         rows, uses, total = self._known, self._uses, batch.rows
@@ -237,7 +237,7 @@ class BankPlanner:
         )  # fmt: skip
         self._n_free -= n_missing
         new_keys = new_keys[:n]
-        self._first_uses.append((number, new_keys))  # now, so that a failure further down takes them back
+        self._first_uses.append((number, new_keys))  # now, so that a rollback takes them back if something fails below
 
         # Use them.
         last = None
@@ -254,7 +254,7 @@ class BankPlanner:
         self.window_rows -= int(counts.sum())
         uses.give(place, total)
         known = next_uses if batch.next_uses is None else batch.next_uses
-        # The policy takes about as long as all groups do, and neither reads what the other writes.
+        # The policy takes about as long as the grouping, and neither reads what the other writes.
         position_slots, group_start, group_pos = self._group(
             batch, slots, lambda: self._policy.used(slots, known, number, last)
         )
@@ -283,19 +283,19 @@ class BankPlanner:
         return step
 
     def rows_ahead(self) -> Iterator[int]:
-        """Distinct rows of the window: now, and after each of its steps but the last, were no batch to enter."""
+        """Yield the distinct rows of the window: now, and after each of its steps but the last, if no batch entered."""
         left = self.window_rows
         for batch in self._window:
             yield left
             left -= int(np.count_nonzero(self._uses.next[batch.place : batch.place + batch.rows] < 0))
 
     def executed(self, number: int) -> None:
-        """Steps before `number` are done: their first uses stay."""
+        """Mark steps before `number` as done: their first uses stay."""
         while self._first_uses and self._first_uses[0][0] < number:
             self._first_uses.popleft()
 
     def rollback(self, number: int) -> None:
-        """Steps from `number` on will not be executed: their first uses did not happen. Nothing may be planned after it."""
+        """Take back the first uses of steps from `number` on, which will not be executed. Nothing may be planned after."""
         self.executed(number)
         while self._first_uses:
             self._seen.discard(self._first_uses.pop()[1])
@@ -306,7 +306,7 @@ class BankPlanner:
         return self._rows
 
     def _begin(self, positions: int) -> None:
-        """The first batch says how large the window will be: the array of states may take as much."""
+        """Make the row states. The first batch says how large the window will be; the array of states may take as much."""
         room = max(1 << 22, 4 * self.capacity, min(self._depth, 256) * positions)
         self._rows = RowStates(self._schema, tuple(self._tables.tolist()), room, self._share)
         resident, next_uses = self._resident
@@ -315,7 +315,7 @@ class BankPlanner:
         self._resident = None, None
 
     def _existed(self, batch: _Entered, missing: np.ndarray, counts: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        """Of missing rows that `Seen` keeps in its set and of which no eviction is known: whether they exist."""
+        """Return whether missing rows exist, for those that `Seen` keeps in its set and that have no known eviction."""
         if not len(self._in_set):
             return _NONE
         existed = np.zeros(batch.rows, np.bool_)
@@ -341,7 +341,7 @@ class BankPlanner:
         self._policy.used(slots, next_uses, -1, np.full(len(keys), -1, np.int32))
 
     def _held(self) -> tuple[np.ndarray, np.ndarray]:
-        """Steps whose evictions are known, as `arrive` takes them, and their keys."""
+        """Return the steps whose evictions are known, as `arrive` takes them, and their keys."""
         lines, begin = [], 0
         for step, first, keys in self._left:
             lines.append((step, first, begin))
@@ -350,7 +350,7 @@ class BankPlanner:
         return np.array(lines, np.int64), np.concatenate([keys for _, _, keys in self._left])
 
     def _hold_on(self, number: int, keys: np.ndarray) -> None:
-        """Keep this step's evicted rows for forwarding; let go of the oldest that are too old or too many."""
+        """Keep this step's evicted rows for forwarding. Drop the oldest that are too old or too many."""
         self._left.append((number, self._evictions & (EVICTED - 1), keys))
         self._evictions = (self._evictions + len(keys)) & (EVICTED - 1)
         self._held_rows += len(keys)
@@ -362,8 +362,7 @@ class BankPlanner:
     def _forget(self, number: int) -> None:
         """Forget rows that left more than `hold` steps ago and that the window does not use.
 
-        If such a row comes again, its write-back is known to be one of those before the last `hold`: that is remembered
-        of every row at no cost.
+        If such a row comes again, its write-back is known to be older than the last `hold` steps, without any record of it.
         """
         while self._left and self._left[0][0] < number - self._hold:
             _, begin, keys = self._left.popleft()
@@ -384,7 +383,7 @@ class BankPlanner:
         return slots, start, pos
 
     def _borders(self, stretches: int) -> np.ndarray:
-        """Where stretches of tables with about the same work begin and end."""
+        """Return where stretches of tables with about the same work begin and end."""
         if stretches == 1:
             return self._whole
         work = np.concatenate([[0], np.cumsum(self._cost)])

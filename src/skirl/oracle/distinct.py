@@ -1,6 +1,6 @@
-"""The distinct rows of a batch, table by table: for each position, which of its table's rows it has.
+"""The distinct rows of a batch, table by table, and which of them each position has.
 
-The order is a promise: rows of a table stand in the order of their last position in the batch.
+The order is guaranteed: the rows of a table are in the order of their last position in the batch.
 """
 
 import numpy as np
@@ -13,10 +13,10 @@ _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Distinct:
-    """What was found in one batch; `found` is scratch that the next batch overwrites.
+    """The distinct rows of one batch. `found` is scratch that the next batch overwrites.
 
-    Table t's distinct rows are found[low[t]:at[t + 1]], in order of last position, and from first[t] on if all are
-    counted; `row_of` says for each position which of its table's distinct rows it has.
+    Table t's distinct rows are found[low[t]:at[t + 1]], in order of last position. Counted over all tables, they begin
+    at first[t]. `row_of` gives for each position the index of its row among its table's distinct rows.
     """
 
     __slots__ = ("first", "found", "low", "row_of")
@@ -26,7 +26,7 @@ class Distinct:
 
 
 class OutOfRange(ValueError):
-    """A row that its table does not have: `value` is the index in `Positions.values`."""
+    """A row that its table does not have. `value` is the index in `Positions.values`."""
 
     def __init__(self, value: int) -> None:
         super().__init__(f"the id at {value} is outside its table")
@@ -34,7 +34,7 @@ class OutOfRange(ValueError):
 
 
 class Finder:
-    """Finds the distinct rows of one bank's batches; owns the scratch."""
+    """Finds the distinct rows of one bank's batches. Owns the scratch arrays."""
 
     def __init__(self, schema: Schema, bank: int) -> None:
         self.tables = np.array(schema.banks[bank].tables, np.int64)
@@ -47,16 +47,16 @@ class Finder:
         self._whole = np.array([0, len(self.tables)])
 
     def layout(self, batch: Positions) -> Layout:
-        """A batch's parts by table."""
+        """Return a batch's parts by table."""
         return Layout(batch, self._local, len(self.tables))
 
     def find_all(self, batch: Positions) -> tuple[Layout, Distinct]:
-        """The layout, and what was found: in this thread."""
+        """Return the layout and the distinct rows, found in this thread."""
         layout = self.layout(batch)
         return layout, self.find(batch, layout, self._whole, lambda kernel, *args: kernel(*args, 0, 1))
 
     def find(self, batch: Positions, layout: Layout, borders: np.ndarray, run) -> Distinct:
-        """`run(kernel, *args)` calls the kernel for every stretch of tables between `borders`."""
+        """Find the distinct rows. `run(kernel, *args)` calls the kernel for every stretch of tables between `borders`."""
         most = layout.most
         kind = np.uint16 if most < 0xFFFF else np.int32
         places = 1 << max(4, (4 * most - 1).bit_length())
@@ -80,9 +80,9 @@ class Finder:
 
 @kernel
 def _find(borders, marks, values, parts, first, at, rows, found, low, row_of, bad, none, lo, hi):
-    """Stretches lo..hi of tables. Rows are written from the end: the first one met, from the last position, is the last.
+    """Find rows for stretches lo..hi of tables. Positions are read from the last one on, and rows written from the end.
 
-    Indices are unsigned or known not to be negative, or each of them would be checked for a wrap from the end.
+    Indices are unsigned or known not to be negative. Otherwise each would be checked for wrapping around from the end.
     """
     places = marks.shape[1]
     bits = 0
@@ -144,7 +144,7 @@ def _find(borders, marks, values, parts, first, at, rows, found, low, row_of, ba
 
 @kernel
 def _count(at, low, bad, first):
-    """Fill first, [tables + 1]; the first of those that are bad, or -1."""
+    """Fill `first`, [tables + 1]. Return the first bad value, or -1."""
     first[0] = 0
     for t in range(len(low)):
         if bad[t] >= 0:

@@ -1,7 +1,7 @@
-"""The two halves of a step of several trainers: what a trainer reads, and what the owner of rows is asked for.
+"""The two halves of a step of several trainers: what a trainer reads, and what it is asked for as an owner of rows.
 
-A trainer asks the owner of each of its distinct rows for it. An owner joins what all trainers ask, in rank order, to a batch
-that `BankPlanner` plans like any other: its positions are requests, a request is one distinct row of one trainer.
+A trainer requests each of its distinct rows from the row's owner. An owner joins the requests of all trainers, in rank
+order, into a batch that `BankPlanner` plans like any other. Its positions are requests, each a distinct row of a trainer.
 """
 
 from collections.abc import Sequence
@@ -20,26 +20,26 @@ from skirl.oracle.step import Step
 from skirl.tools.jit import kernel
 
 NARROW = 1 << 31
-"""Tables of at most so many rows have row numbers of 32 bits."""
+"""Tables of at most this many rows have 32-bit row numbers."""
 
 
 @dataclass(slots=True)
 class Reads:
     """What one trainer reads of one bank in one step.
 
-    It reads from a buffer of its distinct rows: by owner, of one owner by table, of one table by their last position.
+    It reads from a buffer of its distinct rows, ordered by owner, then by table, then by their last position.
     """
 
     place: np.ndarray
-    """int32 [ids]: the row of the buffer that every id position has."""
+    """int32 [ids]: the index in the buffer of every id's row."""
     group_start: np.ndarray
     """int32 [rows + 1]: where each row's positions begin in `group_pos`."""
     group_pos: np.ndarray
     """int32 [ids]: positions grouped by row, ascending in each group."""
     ask: np.ndarray
-    """int32 [owners + 1]: where the rows of each owner begin: so many ids and gradients go to it, and values come."""
+    """int32 [owners + 1]: where the rows of each owner begin. Ids and gradients go to the owner, and values come back."""
     counts: np.ndarray
-    """int32 [owners, tables of the bank]: how many they are."""
+    """int32 [owners, tables of the bank]: number of these rows."""
 
 
 @dataclass(slots=True)
@@ -49,21 +49,21 @@ class Requests:
     rows: np.ndarray
     """int32 or int64: row numbers, table after table."""
     counts: np.ndarray
-    """int32 [tables of the bank]: how many of each."""
+    """int32 [tables of the bank]: number of rows of each table."""
 
 
 def row_type(schema: Schema, bank: int) -> type[np.int32] | type[np.int64]:
-    """What holds row numbers of a bank."""
+    """Return the integer type for row numbers of a bank."""
     return np.int32 if all(schema.tables[t].rows <= NARROW for t in schema.banks[bank].tables) else np.int64
 
 
 class Asking:
-    """The trainer's half, of one bank.
+    """The trainer's half, for one bank.
 
     **Arguments**
 
-    - `schema`, `bank`: the tables, and which of their banks.
-    - `placement`: who owns which rows.
+    - `schema`, `bank`: the tables, and the index of the bank.
+    - `placement`: which owner has which rows.
 
     >>> from skirl import Table
     >>> schema = Schema.of([Table("a", 10, 4), Table("b", 10, 4)])
@@ -80,7 +80,7 @@ class Asking:
         self._type = row_type(schema, bank)
 
     def of(self, batch: Positions) -> tuple[Reads, list[Requests]]:
-        """What the ids of one batch read, and what is asked of each owner."""
+        """Return what the ids of one batch read, and what is asked of each owner."""
         tables, sites = self._finder.tables, self._placement.sites
         layout, distinct = self._finder.find_all(batch)
         total = int(distinct.first[-1])
@@ -97,9 +97,9 @@ class Asking:
 
 
 def joined(tables: np.ndarray, asked: Sequence[Requests]) -> tuple[Positions, np.ndarray]:
-    """The owner's half: what all trainers ask for, in rank order, as a batch to plan; and which of it is whose.
+    """Join what all trainers ask an owner for, in rank order, into a batch to plan. Also return where each one's begins.
 
-    The second is int32 [trainers + 1]: where each trainer's requests begin. `Step.slots` has one for each request.
+    The second is int32 [trainers + 1]. `Step.slots` has one slot for each request.
 
     **Arguments**
 
@@ -118,32 +118,32 @@ def joined(tables: np.ndarray, asked: Sequence[Requests]) -> tuple[Positions, np
 
 
 def fused(reads: Reads, step: Step) -> Step:
-    """Both halves of a step of one trainer, as one Step over its ids."""
+    """Return both halves of one trainer's step as one Step over its ids."""
     return replace(step, slots=step.slots[reads.place], group_start=reads.group_start, group_pos=reads.group_pos)
 
 
 def critical_values(before: Step, step: Step, capacity: int) -> np.ndarray:
-    """Of each request of `step` whether `before`, the step before it, changes its row: its value is known only then.
+    """Return for each request of `step` whether `before`, the step before it, changes its row: its value is known only then.
 
     **Arguments**
 
-    - `before`, `step`: planned one after the other over the same `capacity` slots.
+    - `before`, `step`: two steps planned one after the other over the same `capacity` slots.
     """
     changed = np.zeros(capacity, np.bool_)
     changed[before.rows] = True
-    changed[_arrivals(step)] = False  # another row was there
+    changed[_arrivals(step)] = False  # another row was there before
     return changed[step.slots]
 
 
 def critical_gradients(step: Step, after: Step, capacity: int) -> np.ndarray:
-    """Of each request of `step` whether `after`, the step after it, uses or evicts its row: its gradient comes before.
+    """Return for each request of `step` whether the next step uses or evicts its row: its gradient has to come before that.
 
     **Arguments**
 
-    - `step`, `after`: planned one after the other over the same `capacity` slots.
+    - `step`, `after`: two steps planned one after the other over the same `capacity` slots.
     """
     wanted = np.zeros(capacity, np.bool_)
-    wanted[after.rows] = True  # a slot that another row takes is one that this one leaves
+    wanted[after.rows] = True  # if another row takes one of these slots, the row there is evicted
     wanted[after.evict_slots] = True
     return wanted[step.slots]
 
@@ -154,9 +154,9 @@ def _arrivals(step: Step) -> np.ndarray:
 
 @kernel
 def _by_owner(tables, found, low, first, cut_of, salt, guess, ends, sites, counts, ask, rows, moved):
-    """Order distinct rows by owner; counts come as zeros. moved: the place of each row, now in the order of tables.
+    """Order distinct rows by owner. `counts` comes as zeros. `moved` gets the new index of each row, in the order of tables.
 
-    Owners and places are unsigned, or each would be checked for a wrap from the end.
+    Owners and places are unsigned. Otherwise each would be checked for wrapping around from the end.
     """
     owner, owners = np.empty(len(moved), np.uint32), len(counts)
     of_table = np.empty(owners, np.int32)
@@ -189,7 +189,7 @@ def _by_owner(tables, found, low, first, cut_of, salt, guess, ends, sites, count
 
 @kernel
 def _parts(tables, counts, parts, serve):
-    """A part for each table of each trainer that asks for rows of it: how many, and where each trainer's begin."""
+    """Write a part for each table of each trainer that asks for its rows, and each trainer's begin. Return how many."""
     used = n = i = 0
     serve[0] = 0
     for trainer in range(len(serve) - 1):
@@ -205,7 +205,7 @@ def _parts(tables, counts, parts, serve):
 
 @kernel
 def _group(parts, first_part, first, row_of, moved, place, start, pos):
-    """The place of every position, and the positions of every row; start comes as zeros."""
+    """Write the place of every position, and the positions of every row. `start` comes as zeros."""
     rows = len(start) - 1
     for t in range(len(first) - 1):
         mine = moved[first[t] : first[t + 1]]
@@ -222,7 +222,7 @@ def _group(parts, first_part, first, row_of, moved, place, start, pos):
         n += start[i]
         start[i] = n
     start[rows] = n
-    # From the end: each row's positions fill its place downwards, which leaves `start` at its beginning.
+    # From the end: each row's positions fill its range downwards, which leaves `start` at its beginning.
     for p in range(len(place) - 1, -1, -1):
         n = start[place[p]] - 1
         start[place[p]] = n

@@ -1,8 +1,8 @@
-"""What trainers tell each other about a batch: one array of int32 from each to each.
+"""Letters that trainers send each other about a batch: one array of int32 from every trainer to every trainer.
 
-Words: what it is, the number of the batch, the sender's vote (2); then for a batch the count of rows of every table of every
-bank, and the rows, bank after bank; for an error its text. A row is one word, of a table of more than 2**31 rows half a word
-more.
+A letter begins with its kind, the number of the batch and the sender's vote (2 words). For a batch, the row counts of
+every table of every bank follow, then the rows, bank after bank. For an error, its text follows. A row is one word, and
+half a word more in a table of more than 2**31 rows.
 """
 
 from collections.abc import Sequence
@@ -23,17 +23,17 @@ _MOST = 2**31 - 1
 
 @dataclass(slots=True)
 class Letter:
-    """What one trainer tells one other."""
+    """What one trainer tells another."""
 
     kind: int
-    """`BATCH`; `END`: it has no more; or `ERROR`: it cannot go on."""
+    """`BATCH`; `END`: there are no more; or `ERROR`: the sender cannot go on."""
     number: int
-    """How many batches it told of before."""
+    """Number of batches that it told of before."""
     vote: Vote
     banks: list[Requests] = field(default_factory=list)
-    """Of a batch, what it asks for."""
+    """What it asks for, if it is a batch."""
     text: str = ""
-    """Of an error."""
+    """The text, if it is an error."""
 
 
 class Letters:
@@ -41,7 +41,7 @@ class Letters:
 
     **Arguments**
 
-    - `banks`: schema and number of each bank of all collections.
+    - `banks`: schema and index of each bank of all collections.
     """
 
     def __init__(self, banks: Sequence[tuple[Schema, int]]) -> None:
@@ -53,7 +53,7 @@ class Letters:
         self._types = [row_type(schema, bank) for schema, bank in banks]
 
     def write(self, letter: Letter) -> np.ndarray:
-        """As int32."""
+        """Return a letter as int32."""
         if letter.kind == BATCH:
             return self.write_batch(letter.number, letter.vote, [letter.banks])[0]
         head = _head(letter.kind, letter.number, letter.vote)
@@ -63,7 +63,7 @@ class Letters:
         return np.concatenate([head, np.array([len(text)], np.int32), _padded(np.frombuffer(text, np.uint8))])
 
     def write_batch(self, number: int, vote: Vote, asked: Sequence[Sequence[Requests]]) -> list[np.ndarray]:
-        """The letters about one batch to several trainers, which differ in what is asked of whom."""
+        """Return the letters about one batch to several trainers, which differ in what they ask for."""
         head = _head(BATCH, number, vote)
         return [
             np.concatenate(
@@ -74,7 +74,7 @@ class Letters:
         ]
 
     def read(self, words: np.ndarray) -> Letter:
-        """The letter in these words."""
+        """Return the letter in these words."""
         kind, number, *vote = words[:HEAD].tolist()
         letter = Letter(kind, number, Vote(*vote))
         if kind == ERROR:
@@ -93,7 +93,7 @@ def _head(kind: int, number: int, vote: Vote) -> np.ndarray:
 
 
 def _written(requests: Requests, wide: np.ndarray) -> list[np.ndarray]:
-    """Lower 32 bits of all rows, then bits 32 to 47 of those of wide tables."""
+    """Return the lower 32 bits of all rows, then bits 32 to 47 of those of wide tables."""
     rows = requests.rows
     if rows.dtype == np.int32:
         return [rows]
@@ -104,7 +104,7 @@ def _written(requests: Requests, wide: np.ndarray) -> list[np.ndarray]:
 def _read(
     words: np.ndarray, at: int, counts: np.ndarray, wide: np.ndarray, kind: type[np.int32] | type[np.int64]
 ) -> tuple[np.ndarray, int]:
-    """Rows of one bank, and where the next one's begin."""
+    """Return the rows of one bank, and where those of the next begin."""
     count = sum(counts.tolist())  # np.sum takes longer for so few
     low = words[at : at + count]
     at += count
@@ -118,7 +118,7 @@ def _read(
 
 
 def _padded(part: np.ndarray) -> np.ndarray:
-    """As int32, filled up with zeros."""
+    """Return an array as int32, padded with zeros."""
     out = np.zeros(-(-part.nbytes // 4), np.int32)
     out.view(part.dtype)[: len(part)] = part
     return out

@@ -1,7 +1,7 @@
-"""The kernels of planning: link a batch's uses when it enters, move rows out and in, hand slots on when it is planned.
+"""The kernels of planning: link a batch's uses when it enters; move rows out and in and hand slots on when it is planned.
 
-Those that take `borders, ..., lo, hi` work on stretches lo..hi of the bank's tables and touch nothing of other tables, so
-stretches run side by side. What lies far apart in memory is prefetched.
+Kernels with `borders, ..., lo, hi` work on stretches lo..hi of the bank's tables and touch nothing of other tables, so
+stretches run in parallel. Memory that is far apart is prefetched.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ from skirl.oracle.share import number_of
 from skirl.tools.jit import AHEAD, kernel, prefetch
 
 NEVER = np.int32(2**31 - 1)
-"""A next use that the window does not know of."""
+"""Marks a row without a next use in the window."""
 
 
 @kernel
@@ -20,11 +20,11 @@ def link(
     borders, tables, base, by_key, dense, hashed, found, low, first, place, handle, after, slot, state, slot_next, called,
     counts, lo, hi,
 ):  # fmt: skip
-    """Write a batch's uses, from `place` on, and tell the use before of each row.
+    """Write a batch's uses, from `place` on, and link each to the row's previous use.
 
-    first [tables + 1]: the number of each table's first use; handles of rows outside of small tables are there already.
-    Scratch: state [uses]. Out: called [uses], in each table's stretch: slots of resident rows that nobody in the window
-    wanted; counts [tables, 2]: how many these are, and how many rows are fresh in the window.
+    first [tables + 1]: the number of each table's first use. Handles of rows outside of small tables are there already.
+    Scratch: state [uses]. Out: called [uses], in each table's stretch: slots of resident rows that the window did not
+    use before; counts [tables, 2]: how many these are, and how many rows are new to the window.
     """
     for stretch in range(lo, hi):
         for t in range(borders[stretch], borders[stretch + 1]):
@@ -67,7 +67,7 @@ def link(
 
 @kernel
 def close_up(first, counts, called):
-    """Move the stretches of `called` to its front; how many there are, and how many rows are fresh; counts as in `link`."""
+    """Close the gaps between the stretches of `called`. Return how many slots it has, and how many rows are fresh."""
     n = fresh = 0
     for t in range(len(counts)):
         for i in range(first[t], first[t] + counts[t, 0]):
@@ -79,9 +79,9 @@ def close_up(first, counts, called):
 
 @kernel
 def scan(borders, tables, base, by_key, entry_key, first, place, handle, slot, keys, missing, counts, lo, hi):
-    """Keys of a batch's rows; which of its uses, in each table's stretch of `missing`, have no slot; counts [tables].
+    """Write the keys of a batch's rows, and which of its uses have no slot, in each table's stretch of `missing`.
 
-    Keys of numbered rows are there already.
+    Keys of numbered rows are there already. counts [tables]: how many uses have no slot.
     """
     for stretch in range(lo, hi):
         for t in range(borders[stretch], borders[stretch + 1]):
@@ -110,7 +110,7 @@ def scan(borders, tables, base, by_key, entry_key, first, place, handle, slot, k
 def leave(
     victims, number, base, begin, words, entry_key, dense, hashed, slot, slot_row, slot_next, free, n_free, keys
 ):  # fmt: skip
-    """Take rows out of the cache; the first of these evictions has this number."""
+    """Take rows out of the cache. `number` is that of the first of these evictions."""
     n = len(victims)
     for i in range(n):
         prefetch(slot_row, victims[min(i + 2 * AHEAD, n - 1)])
@@ -146,10 +146,10 @@ def arrive(
 ):  # fmt: skip
     """Give each missing row a slot and a source, in the order of the batch.
 
-    existed [uses], of tables whose rows `Seen` keeps in its set: whether a row exists.
-    held [steps, 3]: the latest steps whose evictions are known, the number of the first one, and where its keys begin in
-    `held_keys`; its last line is the number that the next eviction would have. Returns how many are fetched, forwarded and
-    new, and the write-back that fetches wait for.
+    existed [uses], for tables whose rows `Seen` keeps in its set: whether a row exists. held [steps, 3]: the latest
+    steps whose evictions are known, the number of the first eviction, and where its keys begin in `held_keys`; the last
+    line has the number of the next eviction. Returns how many rows are fetched, forwarded and new, and the step whose
+    write-back fetches wait for.
     """
     f = w = n = 0
     after = np.int64(-1)
@@ -174,7 +174,7 @@ def arrive(
             s = free[n_free]
             slot[p] = s
             slot_row[s] = key if keyed else high | handle[p]
-            if before == -1:  # never evicted, or nothing is remembered of it: the bit of `Seen` tells
+            if before == -1:  # never evicted, or that was forgotten: the bit of `Seen` tells
                 row = key & (MAX_ROWS - 1)
                 if words >= 0:
                     word, bit = words + (row >> 6), one << np.uint64(row & 63)
@@ -191,7 +191,7 @@ def arrive(
                     new_keys[n], new_slots[n] = key, s
                     n += 1
                 continue
-            # Numbers of evictions are modulo EVICTED, and states of rows in the array may be old: the key decides.
+            # Evictions are numbered modulo EVICTED, and states of rows in the array may be old: the key decides.
             age = (following - (-before - EVICTED - 1)) & (EVICTED - 1)
             k = last - 1
             while k >= 0 and ((following - held[k, 1]) & (EVICTED - 1)) < age:
@@ -218,9 +218,9 @@ def use(
     borders, tables, by_key, dense, hashed, first, place, bits, batch_of, handle, after, slot, slot_next, rows, next_uses,
     lasts, counts, lo, hi,
 ):  # fmt: skip
-    """Hand every row's slot on to its next use, or leave it in the row's state; counts [tables]: rows that have none.
+    """Hand every row's slot on to its next use, or put it in the row's state. counts [tables]: rows without a next use.
 
-    Scratch: lasts [uses]. Out: rows, the slot of each row, and next_uses, the number of the next batch that uses it.
+    Scratch: lasts [uses]. Out: rows, the slot of each row; next_uses, the number of the next batch that uses it.
     """
     for stretch in range(lo, hi):
         for t in range(borders[stretch], borders[stretch + 1]):
@@ -250,7 +250,7 @@ def use(
 
 @kernel
 def last_uses(tables, by_key, dense, hashed, first, place, bits, batch_of, handle, out):
-    """The last batch of the window that uses each row of a batch."""
+    """Write the number of the last batch in the window that uses each row of a batch."""
     for t in range(len(tables)):
         states = dense if by_key[tables[t]] >= 0 else hashed
         for i in range(first[t], first[t + 1]):
@@ -259,7 +259,7 @@ def last_uses(tables, by_key, dense, hashed, first, place, bits, batch_of, handl
 
 @kernel
 def adopt(keys, handles, slots, by_key, dense, hashed, slot_row, slot_next):
-    """Rows that are in the cache before the first batch."""
+    """Record rows that are in the cache before the first batch."""
     for i in range(len(keys)):
         s, h, table = slots[i], handles[i], keys[i] >> ROW_BITS
         slot_next[s] = -1
@@ -273,7 +273,7 @@ def adopt(keys, handles, slots, by_key, dense, hashed, slot_row, slot_next):
 
 @kernel
 def group(borders, parts, first_part, at, first, row_of, rows, slots, start, pos, lo, hi):
-    """The slot of every position, and the positions of every row: a counting sort within each table."""
+    """Write the slot of every position, and the positions of every row, by a counting sort within each table."""
     for stretch in range(lo, hi):
         for t in range(borders[stretch], borders[stretch + 1]):
             mine, counts = rows[first[t] : first[t + 1]], start[first[t] : first[t + 1]]
@@ -288,7 +288,7 @@ def group(borders, parts, first_part, at, first, row_of, rows, slots, start, pos
             for i in range(len(counts)):
                 n += counts[i]
                 counts[i] = n
-            # From the end: each row's positions fill its place downwards, which leaves `start` at its beginning.
+            # From the end: each row's positions fill its range downwards, which leaves `start` at its beginning.
             for part in range(first_part[t + 1] - 1, first_part[t] - 1, -1):
                 begin = parts[part, 3]
                 end = begin + parts[part, 1] - parts[part, 0]

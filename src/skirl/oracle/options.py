@@ -1,4 +1,4 @@
-"""How to plan: depth, prefetch, policy."""
+"""Options of planning: depth, prefetch, policy."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -13,20 +13,20 @@ AUTO_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Plan:
-    """How to plan; every field but `prefetch` changes what is fetched, none changes a result."""
+    """How to plan. Every field but `prefetch` changes what is fetched; none changes a result."""
 
     depth: Depth = "auto"
     """Batches the oracle reads ahead: a number, "auto" (until the window has four times the cache in rows), or "epoch"."""
     prefetch: int = 2
-    """Steps ahead that rows travel."""
+    """How many steps ahead rows travel."""
     policy: str = "min"
     """Which rows leave: "min", or "lru", "lfu", "ttl" for comparison."""
     ramp: bool = True
     """Start with a window of 8 batches that grows by 2 a step; False waits for the whole window first."""
     window_bytes: int | None = None
-    """The window stops growing when its batches take this much memory; None: 1 GiB, or no limit where depth is a number."""
+    """The window stops growing when its batches take this much memory; None: 1 GiB, or no limit if depth is a number."""
     threads: int = 1
-    """Threads that plan; the Steps do not depend on their number."""
+    """Threads that plan. The Steps do not depend on their number."""
 
     def __post_init__(self) -> None:
         if isinstance(self.depth, bool) or not (self.depth in ("auto", "epoch") or isinstance(self.depth, int)):
@@ -47,12 +47,12 @@ class Plan:
 
     @property
     def most_bytes(self) -> float:
-        """Memory after which the window stops growing: a number given as depth is a limit of its own."""
+        """Memory after which the window stops growing. By default there is no limit if `depth` is a number."""
         if self.window_bytes is not None:
             return self.window_bytes
         return float("inf") if isinstance(self.depth, int) else AUTO_BYTES
 
     @property
     def hold(self) -> int:
-        """Steps for which evicted rows can be forwarded: two more than rows travel ahead, so that a write-back has time."""
+        """Steps for which evicted rows can be forwarded: two more than rows travel ahead, to give a write-back time."""
         return self.prefetch + 2

@@ -1,6 +1,6 @@
 """The planner of a model: all banks of all its collections, and how far to read ahead.
 
-"auto" reads until the window's distinct rows are four times the cache. What the window holds is a function of the data.
+"auto" reads until the window has four times as many distinct rows as the cache. The window depends only on the data.
 """
 
 from collections import deque
@@ -35,15 +35,15 @@ def bank_planners(
     resident_next: Sequence[np.ndarray] | None = None,
     share: Share | None = None,
 ) -> list[BankPlanner]:
-    """A planner for each bank of a collection.
+    """Return a planner for each bank of a collection.
 
     **Arguments**
 
-    - `capacities`: slots of each bank.
-    - `hold_rows`: evicted rows of each bank that can be forwarded at any moment; as many as fit by default.
+    - `capacities`: number of slots of each bank.
+    - `hold_rows`: evicted rows of each bank that can be forwarded at any moment; by default as many as it has slots.
     - `residents`: rows of each bank that are in the cache at the start; none by default.
-    - `resident_next`: the first batch that uses each of those, if it is known.
-    - `share`: the rows that batches may have, where several owners share them.
+    - `resident_next`: the first batch that uses each of those, if known.
+    - `share`: the rows that batches may have, if several owners share them.
     """
     return [
         BankPlanner(
@@ -65,7 +65,7 @@ def bank_planners(
 
 
 Item = TypeVar("Item")
-"""What its owner knows a batch by; it comes back with the batch's Steps."""
+"""The owner's own name for a batch. It is returned with the batch's Steps."""
 
 
 class Planner(Generic[Item]):
@@ -86,9 +86,9 @@ class Planner(Generic[Item]):
 
     - `banks`: the planners of the banks.
     - `plan`: how far to read.
-    - `first`: the number of the first step; above 0 where other planners have planned those before.
-    - `may_stop`: a batch that a bank has no room for ends the plan before it: `stopped` says why, `rest` has it and what
-      came after. By default it is an error, for nobody could make more room.
+    - `first`: number of the first step; above 0 if other planners have planned those before.
+    - `may_stop`: whether a batch that a bank has no room for ends the plan before it. `stopped` then says why, and
+      `rest` has this batch and those after it. By default it is an error, for callers that could not make more room.
     """
 
     def __init__(self, banks: Sequence[BankPlanner], plan: Plan, *, first: int = 0, may_stop: bool = False) -> None:
@@ -96,7 +96,7 @@ class Planner(Generic[Item]):
         self.first = first
         self.stopped: BatchTooLarge | None = None
         self.due: int | None = None
-        """Steps to plan before the next batch enters, where several owners decide it; None: this planner does."""
+        """Steps to plan before the next batch enters, if several owners decide that; None: this planner decides."""
         self._plan = plan
         self._may_stop = may_stop
         self._inbox: deque[tuple[Item, Sequence[Batch], int, list[np.ndarray] | None]] = deque()
@@ -107,37 +107,37 @@ class Planner(Generic[Item]):
 
     @property
     def window(self) -> int:
-        """Batches entered and not yet planned."""
+        """Number of batches that entered and are not planned yet."""
         return len(self._entered)
 
     @property
     def end_number(self) -> int:
-        """The step after the last one that was planned."""
+        """Number of the step after the last one that was planned."""
         return self.first + self._planned
 
     @property
     def rest(self) -> list[tuple[Item, Sequence[Batch], int, list[np.ndarray] | None]]:
-        """Batches given and not entered, as they were given."""
+        """Batches that were added and have not entered, as they were given."""
         return list(self._inbox)
 
     def add(self, item: Item, banks: Sequence[Batch], nbytes: int, next_uses: list[np.ndarray] | None = None) -> None:
-        """One more batch.
+        """Add a batch.
 
         **Arguments**
 
-        - `item`: what comes back with its Steps.
+        - `item`: what is returned with its Steps.
         - `banks`: its ids or keys, for every bank.
-        - `nbytes`: what its owner holds in memory for it.
-        - `next_uses`: of each bank, the number of the next batch that uses each of its rows, where the future is known.
+        - `nbytes`: memory that its owner holds for it.
+        - `next_uses`: for each bank, the number of the next batch that uses each of its rows, if the future is known.
         """
         self._inbox.append((item, banks, nbytes, next_uses))
 
     def end(self) -> None:
-        """No more batches will come."""
+        """Announce that no more batches will come."""
         self._ended = True
 
     def next(self) -> tuple[Item, list[Step]] | None:
-        """The next batch and its Steps, one a bank; None until the window is full, or when all is planned."""
+        """Return the next batch and its Steps, one a bank. Return None until the window is full, or if all is planned."""
         while self._inbox and not self.stopped and not self._full():
             self._enter()
         if not self.window or not (self._full() or self._ended or (self.stopped and self.due is None)):
@@ -154,12 +154,12 @@ class Planner(Generic[Item]):
         return item, steps
 
     def executed(self, number: int) -> None:
-        """Steps before `number` are done."""
+        """Mark steps before `number` as done."""
         for bank in self.banks:
             bank.executed(number - self.first)
 
     def rollback(self, number: int) -> None:
-        """Steps from `number` on will not be executed. The planner is done with."""
+        """Take back the steps from `number` on, which will not be executed. The planner cannot be used after this."""
         for bank in self.banks:
             bank.rollback(number - self.first)
 
@@ -178,13 +178,13 @@ class Planner(Generic[Item]):
         self._bytes += nbytes
 
     def _from_first(self, next_uses: np.ndarray) -> np.ndarray:
-        """Numbers of batches, counted as this planner's banks do."""
+        """Return numbers of batches as this planner's banks count them."""
         if not self.first:
             return next_uses
         return np.where(next_uses == NEVER, NEVER, next_uses - self.first).astype(next_uses.dtype)
 
     def vote(self) -> Vote:
-        """What this planner says where several decide together when to plan."""
+        """Return this planner's vote, for several owners that decide together when to plan."""
         rows = 0
         if self._plan.depth == "auto":
             rows = min(_at_least(bank.rows_ahead(), AUTO_ROWS * bank.capacity) for bank in self.banks)
@@ -193,7 +193,7 @@ class Planner(Generic[Item]):
         return Vote(rows, _at_least(self._bytes_ahead(), self._plan.most_bytes))
 
     def _bytes_ahead(self) -> Iterator[int]:
-        """Memory of the window's batches: now, and after each of its steps but the last."""
+        """Yield the memory of the window's batches: now, and after each of its steps but the last."""
         left = self._bytes
         for _, nbytes in self._entered:
             yield left
@@ -208,5 +208,5 @@ class Planner(Generic[Item]):
 
 
 def _at_least(values: Iterator[int], least: float) -> int:
-    """How many come before the first that is smaller."""
+    """Return how many values come before the first that is below `least`."""
     return sum(1 for _ in takewhile(lambda value: value >= least, values))

@@ -1,7 +1,7 @@
 """How far the window reaches: when it is full. Several owners decide it together, so that all plan the same batches.
 
-What each says travels with the ids of the next batch. Steps that are planned until then change it, so an owner says for how
-many steps the window stays full, and not only that it is.
+What each says is sent along with the ids of the next batch. Steps that are planned until then change it. So an owner
+does not only say that its window is full, but for how many steps it stays full.
 """
 
 from collections.abc import Sequence
@@ -16,16 +16,16 @@ LONGEST_AUTO = 4096
 
 
 class Vote(NamedTuple):
-    """What one owner says of its window."""
+    """What one owner says about its window."""
 
     rows: int
-    """For so many steps, one planned after the other, its distinct rows are at least 4 times its cache."""
+    """Number of steps, planned one after the other, for which it has at least 4 times its cache in distinct rows."""
     memory: int
-    """For so many steps it takes as much memory as it may, or cannot take the next batch."""
+    """Number of steps for which it takes as much memory as it may, or cannot take the next batch."""
 
 
 def agreed(votes: Sequence[Vote]) -> Vote:
-    """What holds of all owners' windows together: full when all have rows enough, or one has no memory left.
+    """Return the vote on all owners' windows together: full if all have enough rows, or one has no memory left.
 
     >>> agreed([Vote(rows=3, memory=0), Vote(rows=1, memory=2)])
     Vote(rows=1, memory=2)
@@ -34,7 +34,7 @@ def agreed(votes: Sequence[Vote]) -> Vote:
 
 
 def is_full(plan: Plan, window: int, planned: int, vote: Vote) -> bool:
-    """Whether a window of so many batches is full, after so many planned steps."""
+    """Return whether a window of `window` batches is full, after `planned` steps."""
     if not window:
         return False
     if vote.memory > 0:
@@ -43,18 +43,18 @@ def is_full(plan: Plan, window: int, planned: int, vote: Vote) -> bool:
         return True
     if plan.depth == "auto":
         return window >= LONGEST_AUTO or vote.rows > 0
-    # Each batch of an epoch brings its next uses along: the window needs the batch itself only.
+    # Each batch of an epoch brings its next uses along, so the window needs only the batch itself.
     return window >= (1 if plan.depth == "epoch" else plan.depth)
 
 
 def due(plan: Plan, window: int, planned: int, votes: Sequence[Vote]) -> int:
-    """How many steps are planned before the next batch enters.
+    """Return how many steps are planned before the next batch enters.
 
     **Arguments**
 
     - `plan`: how far to read.
-    - `window`, `planned`: batches of the window, and steps planned before them.
-    - `votes`: of all owners, of this window.
+    - `window`, `planned`: number of batches in the window, and of steps planned before them.
+    - `votes`: the votes of all owners on this window.
 
     >>> due(Plan(ramp=False), 9, 0, [Vote(3, 0), Vote(2, 0)]), due(Plan(ramp=False), 9, 0, [Vote(3, 0), Vote(0, 1)])
     (2, 1)

@@ -1,13 +1,13 @@
-"""What the planner knows of a row: one int32, its state.
+"""The state of a row, one int32: what the planner knows of it.
 
-    0                   nothing: not in the window, not resident, and not evicted as far as is remembered
+    0                   nothing: not in the window, not resident, and no eviction is remembered
     place + 1           in the window: the place of its last use there (see uses.py)
     -1 - slot           resident, and not used in the window
     -2**30 - 1 - number evicted: the number of that eviction, modulo 2**30
 
-Small tables have their states in one array, row after row; all other rows have them behind a hash index. A handle is the
-place of a state, in the array or among the hashed ones. Where an owner's rows of a larger table can be numbered (share.py),
-their states are in the array too, behind those of small tables.
+The states of small tables are in one array, row after row; those of all other rows are found by a hash index. A handle is
+the index of a state, in the array or among the hashed ones. If an owner's rows of a larger table can be numbered
+(share.py), their states are in the array too, after those of small tables.
 """
 
 import mmap
@@ -23,16 +23,16 @@ from skirl.tools.hash_index import HashIndex, ask, find, insert, remove
 from skirl.tools.jit import AHEAD, kernel, prefetch
 
 EVICTED = 1 << 30
-"""States below -EVICTED: evicted lately. Also the count after which evictions are numbered from 0 again."""
+"""States below -EVICTED mean evicted recently. Also the count after which evictions are numbered from 0 again."""
 
 MOST_IN_ARRAY = 1 << 26
-"""Rows whose states lie in the array, at most: 256 MB."""
+"""Most rows whose states are in the array: 256 MB."""
 
 MOST_TO_NUMBER = 1 << 27
-"""Rows of all tables of which an owner numbers its own, at most: each is hashed once, which takes about 2 ns."""
+"""Most rows of all tables whose rows an owner numbers: each row is hashed once, which takes about 2 ns."""
 
 _BYTES_A_STATE = 8
-"""Memory that numbered rows may take for each state that may lie in the array; a hash index would take as much, or more."""
+"""Memory that numbered rows may take for each state that fits into the array. A hash index would take no less."""
 
 
 class RowStates:
@@ -41,8 +41,8 @@ class RowStates:
     **Arguments**
 
     - `schema`, `tables`: all tables, and the numbers of those of the bank.
-    - `room`: rows whose states may lie in the array; the smallest tables go there first.
-    - `share`: the rows that there can be, where several owners share them; None: all.
+    - `room`: number of rows whose states may be in the array. The smallest tables go there first.
+    - `share`: the rows that can come, if several owners share them; None: all.
 
     >>> from skirl import Table
     >>> schema = Schema.of([Table("a", 100, 4), Table("b", 10**9, 4)])
@@ -53,7 +53,7 @@ class RowStates:
 
     def __init__(self, schema: Schema, tables: tuple[int, ...], room: int, share: Share | None = None) -> None:
         self.base = np.full(len(schema.tables), -1, np.int64)
-        """[all tables]: the handle of a table's row 0, -1: its rows are hashed."""
+        """[all tables]: the handle of the table's row 0; -1: its rows are hashed or numbered."""
         used = 0
         for table in sorted(tables, key=lambda i: (schema.tables[i].rows, i)):
             if used + schema.tables[table].rows <= min(room, MOST_IN_ARRAY):
@@ -63,10 +63,10 @@ class RowStates:
         self.numbered = Numbered(schema, _to_number(schema, others, room, share), share, first=used)
         self.dense = zeros(self.numbered.end)
         self.by_key = np.maximum(self.base, self.numbered.begin)
-        """[all tables]: -1: its rows are hashed, and what refers to one of them knows its handle and not its key."""
+        """[all tables]: -1: its rows are hashed, and whatever refers to one of them has its handle instead of its key."""
         self.hashed = np.zeros(0, np.int32)
         self.key = np.empty(0, np.int64)
-        """Of each hashed row."""
+        """The key of each hashed row."""
         self.index = HashIndex()
         self.free = np.empty(0, np.int32)
         self.n_free = 0
@@ -92,7 +92,7 @@ class RowStates:
         self.hashed, self.key, self.free = hashed, key, free
 
     def handles(self, keys: np.ndarray) -> np.ndarray:
-        """int32: the handle of each row, made where there is none."""
+        """Return the handle of each row, int32. Make those that do not exist."""
         out = np.empty(len(keys), np.int32)
         if self.any_hashed:
             self.reserve(len(keys))
@@ -103,10 +103,10 @@ class RowStates:
     def name(
         self, tables: np.ndarray, found: np.ndarray, low: np.ndarray, first: np.ndarray, out: np.ndarray
     ) -> np.ndarray | None:
-        """Handles of the rows outside of small tables among a batch's distinct rows, made where there are none.
+        """Write the handles of a batch's distinct rows that are outside of small tables. Make those that are missing.
 
-        Table t's rows are found[low[t]:], and their places in `out` first[t]:first[t + 1]. Returned are the keys of numbered
-        rows in these places, where there are any: their handles do not tell them.
+        Table t's rows are found[low[t]:], and their handles go to out[first[t]:first[t + 1]]. Return the keys of
+        numbered rows in the same places, or None if no rows are numbered: their handles do not tell their keys.
         """
         if self.any_hashed:
             self.reserve(len(out))
@@ -118,7 +118,7 @@ class RowStates:
 
     @property
     def _named(self) -> tuple[Any, ...]:
-        """What handles are found by."""
+        """The arrays by which handles are found."""
         numbered, index = self.numbered, self.index
         return numbered.begin, numbered.words, self.key, index.keys, index.values, self.free, self.n_free
 
@@ -129,7 +129,7 @@ class RowStates:
         self.index.count += count
 
     def release(self, keys: np.ndarray, first: int) -> None:
-        """Forget hashed rows that are as their eviction left them, the first one numbered `first`."""
+        """Forget hashed rows that are as their eviction left them. The first one's eviction has the number `first`."""
         if self.any_hashed:
             removed = _release(
                 keys, first, self.by_key, self.hashed, self.index.keys, self.index.values, self.free, self.n_free
@@ -139,12 +139,12 @@ class RowStates:
 
     @property
     def hashed_rows(self) -> int:
-        """How many rows the hash index holds."""
+        """Number of rows in the hash index."""
         return len(self.key) - self.n_free
 
 
 def _to_number(schema: Schema, tables: Sequence[int], room: int, share: Share | None) -> list[int]:
-    """Tables of which an owner's rows are numbered, the smallest first."""
+    """Return the tables whose rows an owner numbers, the smallest first."""
     out, looked, nbytes = list[int](), 0, 0
     if share is None:
         return out
@@ -159,7 +159,7 @@ def _to_number(schema: Schema, tables: Sequence[int], room: int, share: Share | 
 
 
 def zeros(count: int) -> np.ndarray:
-    """int32 zeros in large pages, backed when first written; with small pages an access waits for the page table too."""
+    """Return int32 zeros in large pages, backed when first written. With small pages, accesses wait for page tables too."""
     nbytes = 4 * count
     if nbytes < 1 << 22 or not hasattr(mmap, "MADV_HUGEPAGE"):
         return np.zeros(count, np.int32)

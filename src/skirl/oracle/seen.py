@@ -1,6 +1,6 @@
-"""Which rows exist: one bit for each row, so that a row's first use needs no request.
+"""Which rows exist: one bit per row, so that a row's first use needs no request to the store.
 
-Tables of more than 2**33 rows have a set of keys instead: their bits would not fit in the address space.
+Tables of more than 2**33 rows have a set of keys instead, since their bits would not fit into the address space.
 """
 
 from collections.abc import Iterable
@@ -13,13 +13,13 @@ from skirl.tools.hash_index import EMPTY, HashIndex
 from skirl.tools.jit import kernel
 
 MOST_IN_BITS = 1 << 33
-"""Rows of a table that has bits, at most."""
+"""Most rows of a table that has bits."""
 _PIECE = 1 << 16
-"""Words looked at in one go: zero pages that are read only stay unbacked."""
+"""Words read at a time. Zero pages that are only read stay unbacked."""
 
 
 class Seen:
-    """For every row of every table: whether the row was ever used.
+    """The set of rows that exist, over all tables.
 
     **Arguments**
 
@@ -41,24 +41,24 @@ class Seen:
         words = np.array([(t.rows + 63) // 64 for t in schema.tables], np.int64) * small
         begin = np.concatenate([[0], np.cumsum(words)[:-1]]).astype(np.int64)
         self.base = np.where(small, begin, -1)
-        """[tables]: the first word of its bits, -1: its rows are in the set."""
+        """[tables]: the first word of the table's bits; -1: its rows are in the set."""
         self.bits = np.zeros(int(words.sum()), np.uint64)  # zero pages are not backed until written
         self.set = HashIndex()
         self.any_in_set = not small.all()
 
     def add(self, keys: np.ndarray) -> None:
-        """These rows exist now. Refuses keys of other tables: they may come from a store that someone else filled."""
+        """Record that these rows exist. Raise for keys of other tables, which may be in a store that someone else filled."""
         self._check(keys)
         self.note(keys)
 
     def note(self, keys: np.ndarray) -> None:
-        """These rows exist now, which are known to be of these tables."""
+        """Record that these rows exist. They must be rows of these tables."""
         _set(self.bits, self.base, keys)
         if len(large := self._in_set(keys)):
             self.set.put(large, np.zeros(len(large), np.int32))
 
     def add_all(self, table: int) -> None:
-        """Every row of a table of at most `MOST_IN_BITS` rows exists now."""
+        """Record that every row of a table exists. The table has at most `MOST_IN_BITS` rows."""
         whole, rest = divmod(self._tables[table].rows, 64)
         begin = int(self.base[table])
         self.bits[begin : begin + whole] = ~np.uint64(0)
@@ -66,7 +66,7 @@ class Seen:
             self.bits[begin + whole] = np.uint64((1 << rest) - 1)
 
     def include(self, other: "Seen") -> None:
-        """Rows that exist there exist here as well."""
+        """Record that all rows of `other` exist."""
         for begin in range(0, len(self.bits), _PIECE):
             part = other.bits[begin : begin + _PIECE]
             if part.any():
@@ -75,16 +75,16 @@ class Seen:
         self.set.put(large, np.zeros(len(large), np.int32))
 
     def claim(self, keys: np.ndarray) -> np.ndarray:
-        """These rows of tables in the set exist now; whether each did before."""
+        """Record that these rows exist, which are of tables in the set. Return for each whether it existed before."""
         return self.set.claim(keys, np.zeros(len(keys), np.int32))
 
     def discard(self, keys: np.ndarray) -> None:
-        """These rows do not exist after all: their step was never executed."""
+        """Record that these rows do not exist: their step was never executed."""
         _clear(self.bits, self.base, keys)
         self.set.drop(self._in_set(keys))
 
     def has(self, keys: np.ndarray) -> np.ndarray:
-        """Whether each row exists."""
+        """Return for each row whether it exists."""
         out = _test(self.bits, self.base, keys)
         if self.any_in_set:
             large = self.base[table_of(keys)] < 0
@@ -95,7 +95,7 @@ class Seen:
         return keys[self.base[table_of(keys)] < 0] if self.any_in_set else keys[:0]
 
     def rebuild(self, held: Iterable[np.ndarray | tuple[int, np.ndarray]]) -> None:
-        """Start from the rows that a store holds: arrays of keys, or (table, bits), as `Store.held` gives them."""
+        """Start again from the rows that a store holds: arrays of keys, or (table, bits), as `Store.held` gives them."""
         self.bits = np.zeros_like(self.bits)
         self.set = HashIndex()
         for part in held:
@@ -105,7 +105,7 @@ class Seen:
                 self.add(part)
 
     def _add_bits(self, table: int, words: np.ndarray) -> None:
-        """Row r of the table exists now if bit r % 64 of word r // 64 is set."""
+        """Record that row r of the table exists if bit r % 64 of word r // 64 is set."""
         some = np.flatnonzero(words)
         if not len(some):
             return
@@ -120,7 +120,7 @@ class Seen:
             self.add(key_of(table, rows + 64 * word))
 
     def _check(self, keys: np.ndarray) -> None:
-        """Outside its table a bit would be another row's, or none at all."""
+        """Raise for a row that its table lacks: its bit would be another row's, or none at all."""
         rows = np.array([t.rows for t in self._tables], np.int64)
         table = table_of(keys)
         known = (table >= 0) & (table < len(rows))

@@ -1,6 +1,6 @@
-"""The rows of tables that one of several owners has, numbered without a hole: so that their states can lie in an array.
+"""The rows of tables that one of several owners has, numbered without gaps, so that their states can be in an array.
 
-A word tells of 32 rows of a table, in its lower half which of them the owner has, in its upper half the number of the first.
+A word describes 32 rows of a table: which of them the owner has (lower half), and the first one's number (upper half).
 """
 
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ _HALF = np.uint64(32)
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Which rows an owner has.
+    """The rows that an owner has.
 
     **Arguments**
 
-    - `placement`: who owns which rows.
+    - `placement`: which owner has which rows.
     - `site`: the owner.
     """
 
@@ -30,19 +30,19 @@ class Share:
     site: int
 
     def rows_of(self, table: int, rows: int) -> int:
-        """About how many of a table's rows it has."""
+        """Return about how many of a table's rows it has."""
         return rows * sum(end - begin for begin, end in self.placement.ranges_of(self.site, table)) >> 64
 
 
 class Numbered:
-    """All rows of some tables that an owner has.
+    """Numbers for all rows of some tables that an owner has.
 
     **Arguments**
 
     - `schema`: all tables.
-    - `tables`: the numbers of those whose rows are numbered, in all at most 2**32 rows.
+    - `tables`: indices of the tables whose rows are numbered, at most 2**32 rows in all.
     - `share`: which rows they are; None: there are no tables.
-    - `first`: the number of the first one.
+    - `first`: number of the first row.
 
     >>> from skirl import Table
     >>> schema = Schema.of([Table("a", 8, 4), Table("b", 4, 4)])
@@ -55,12 +55,12 @@ class Numbered:
 
     def __init__(self, schema: Schema, tables: Sequence[int], share: Share | None, first: int = 0) -> None:
         self.begin = np.full(len(schema.tables), -1, np.int64)
-        """[all tables]: the word of a table's row 0, -1: its rows have no numbers."""
+        """[all tables]: the word of the table's row 0; -1: its rows have no numbers."""
         words = [-(-schema.tables[table].rows // 32) for table in tables]
         self.begin[list(tables)] = np.cumsum([0, *words])[:-1]
         self.words = np.zeros(sum(words), np.uint64)
         self.end = first
-        """The number that another row would have."""
+        """The number that one more row would have."""
         for table in tables:
             assert share is not None
             cut_of, *rest = share.placement.arrays
@@ -70,7 +70,7 @@ class Numbered:
 
 @kernel
 def number_of(words, begin, row):
-    """In a kernel: the number of a row of a table whose words begin there; -1: the owner does not have it."""
+    """Return the number of a row of a table whose words begin at `begin`, in a kernel; -1: the owner does not have it."""
     word = words[begin + (row >> 5)]
     bit = np.uint64(1) << np.uint64(row & 31)
     if word & bit == np.uint64(0):
@@ -80,7 +80,7 @@ def number_of(words, begin, row):
 
 @kernel
 def _mark(words, high, rows, site, end, cut, salt, guess, ends, sites):
-    """Fill a table's words; `end`: the number of its first row, and what it returns of the next table's."""
+    """Fill a table's words. `end` is the number of its first row. Return that of the next table's first row."""
     for i in range((rows + 31) >> 5):
         word = np.uint64(0)
         for row in range(32 * i, min(32 * i + 32, rows)):

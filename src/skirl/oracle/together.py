@@ -1,6 +1,6 @@
-"""Planning of several trainers: each finds what it reads, and plans what all ask of the rows that it owns.
+"""Planning with several trainers: each finds what it reads, and plans what all ask of the rows that it owns.
 
-There is one exchange a batch. What it brings, and nothing else, decides what all do next: plan, enter the batch, or stop.
+There is one exchange per batch. Only what it brings decides what all do next: plan, enter the batch, or stop.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,11 +18,11 @@ from skirl.oracle.reach import Vote, due
 from skirl.oracle.share import Share
 
 Exchange = Callable[[list[np.ndarray]], list[np.ndarray]]
-"""Gives each rank one array of int32, by rank, and brings what each rank gave; their sizes travel along."""
+"""Gives each rank one array of int32, by rank, and returns what each rank gave. Their sizes are sent along."""
 
 
 class FailedElsewhere(RuntimeError):
-    """Another rank cannot go on: it says of itself why."""
+    """Another rank cannot go on, for the reason that it gave."""
 
 
 @dataclass(slots=True)
@@ -30,24 +30,24 @@ class Joined:
     """A batch after its exchange."""
 
     banks: list[Positions]
-    """By bank: what all ranks ask of this one, to be planned."""
+    """By bank: what all ranks ask of this one; this is planned."""
     serve: list[np.ndarray]
     """By bank: int32 [ranks + 1], where each rank's requests begin."""
     reads: list[Reads]
     """By bank: what this rank reads."""
     votes: list[Vote]
-    """By rank: of the window without this batch."""
+    """By rank: votes on the window without this batch."""
 
 
 class Together:
-    """One rank's exchanges of one pass.
+    """The exchanges of one rank in one pass.
 
     **Arguments**
 
-    - `schemas`: of each collection.
-    - `rank`: of this trainer.
-    - `placement`: who owns which rows; its sites are the ranks.
-    - `exchange`: see `Exchange`; it is called for each batch and once more at the end.
+    - `schemas`: the schema of each collection.
+    - `rank`: the rank of this trainer.
+    - `placement`: which owner has which rows; its sites are the ranks.
+    - `exchange`: see `Exchange`. It is called for each batch and once more at the end.
     """
 
     def __init__(self, schemas: Sequence[Schema], rank: int, placement: Placement, exchange: Exchange) -> None:
@@ -56,21 +56,21 @@ class Together:
         self.share = Share(placement, rank)
         """The rows that this rank owns."""
         self.number = 0
-        """Batches exchanged."""
+        """Number of batches exchanged."""
         self.planned = 0
-        """Steps planned, as `step_planned` was told."""
+        """Number of steps planned, as counted by `step_planned`."""
         self.due = 0
-        """Steps that all owners plan before the batch that came last enters, as `decide` has found."""
+        """Number of steps that all owners plan before the last batch to come enters, as `decide` has found."""
         self.ended = False
-        """Whether the pass is over: no rank exchanges any more."""
+        """Whether the pass is over and no rank exchanges any more."""
         self.dropped = 0
-        """Batches of this rank that are left out, since another rank had no more."""
+        """Number of batches of this rank that are left out because another rank had no more."""
         self.alike = placement.sites > 1
         """Whether all ranks have asked this one for the same rows in the same order, in every batch so far."""
         self.requests = 0
-        """Rows that all ranks have asked this one for."""
+        """Number of rows that all ranks have asked this one for."""
         self.failure: BaseException | None = None
-        """What this rank cannot go on with. All hear of it at the next exchange, and end."""
+        """Why this rank cannot go on. All hear of it at the next exchange, and end."""
         self._size = placement.sites
         self._exchange = exchange
         self._tables = [np.array(schema.banks[bank].tables, np.int64) for schema, bank in banks]
@@ -79,9 +79,9 @@ class Together:
         self._reads: list[Reads] = []
 
     def batch(self, banks: Sequence[Positions], vote: Vote) -> Joined | None:
-        """Exchange this rank's ids of the next batch, by bank; None when another rank had no more: then all is over.
+        """Exchange this rank's ids of the next batch, by bank. Return None if another rank had no more, which ends the pass.
 
-        `vote`: what this owner says of its window, which the batch has not entered.
+        `vote` is this owner's vote on its window, which the batch has not entered.
         """
         if self.ended:
             self.dropped += 1
@@ -89,19 +89,19 @@ class Together:
         return self.answer(self._exchange(self.ask(banks, vote)))
 
     def end(self, vote: Vote) -> None:
-        """This rank has no more batches."""
+        """Tell the others that this rank has no more batches."""
         if not self.ended:
             self.answer(self._exchange(self.ask(None, vote)))
 
     def fail(self, error: BaseException) -> None:
-        """This rank cannot go on: tell all others, and raise it."""
+        """Tell the others that this rank cannot go on, and raise the error."""
         self.failure = error
         if self.ended:
             raise error
         self.end(Vote(0, 0))
 
     def ask(self, banks: Sequence[Positions] | None, vote: Vote) -> list[np.ndarray]:
-        """The first half of an exchange: what to give each rank. None: there is no batch."""
+        """Return what to give each rank, the first half of an exchange. If `banks` is None, there is no batch."""
         self._reads = []
         if self.failure is not None:
             letter = Letter(ERROR, self.number, vote, text=str(self.failure))
@@ -114,7 +114,7 @@ class Together:
         return [self._letters.write(letter)] * self._size
 
     def answer(self, given: Sequence[np.ndarray]) -> Joined | None:
-        """The second half: what each rank gave this one."""
+        """Take what each rank gave this one, the second half of an exchange. Return None if the pass is over."""
         letters = [self._letters.read(words) for words in given]
         for rank, letter in enumerate(letters):
             if letter.kind == ERROR:
@@ -139,16 +139,16 @@ class Together:
         )
 
     def decide(self, plan: Plan, batch: Joined) -> None:
-        """How many steps all owners plan before this batch enters, which came last. plan: the same on all ranks."""
+        """Decide how many steps all owners plan before this last batch enters. `plan` is the same on all ranks."""
         self.due = due(plan, self.number - 1 - self.planned, self.planned, batch.votes)
 
     def step_planned(self) -> None:
-        """One more step is planned, and one less is due."""
+        """Count one more step as planned, and one less as due."""
         self.planned += 1
         self.due = max(0, self.due - 1)
 
     def _named(self) -> BaseException | None:
-        """What this rank cannot go on with, saying which rank it is."""
+        """Return why this rank cannot go on, with its rank in the message."""
         if self.failure is not None and self.failure.args:
             self.failure.args = (f"rank {self.rank}: {self.failure.args[0]}", *self.failure.args[1:])
         return self.failure

@@ -1,6 +1,6 @@
-"""The uses of the window: one for each distinct row of each batch, linked from a row's use to its next.
+"""The uses of the window: one for each distinct row of each batch. Each use of a row is linked to the next.
 
-A use is three int32: the row's handle, the place of the row's next use, and the row's slot once that is known.
+A use is three int32: the row's handle, the place of the row's next use, and the row's slot once it is known.
 
 The slot of a use not yet planned:   slot >= 0   the row is there
                                      -1          not known: an earlier use comes first, or the row is nowhere
@@ -12,19 +12,19 @@ import bisect
 import numpy as np
 
 MOST = 1 << 30
-"""Places, at most: an int32 has to name them and other states besides."""
+"""Most places: an int32 has to hold them and other states as well."""
 AT_ONCE = 1 << 26
-"""Places whose memory is asked for at the first batch, at most; pages are backed when first written."""
+"""Most places whose memory is allocated at the first batch. Pages are backed when first written."""
 
 
 class Uses:
     """The uses of all batches of the window.
 
-    Those of one batch lie together, in blocks of a power of two.
+    Those of one batch are adjacent, in blocks whose size is a power of two.
 
     **Arguments**
 
-    - `depth`: batches that the window is likely to hold; memory for as many is asked for at the first.
+    - `depth`: batches that the window is likely to hold. Memory for as many is allocated at the first one.
 
     >>> uses = Uses(depth=2)
     >>> uses.take(5, number=0), uses.take(20, number=1)
@@ -38,16 +38,16 @@ class Uses:
 
     def __init__(self, depth: int) -> None:
         self.bits = 0
-        """Uses a block, as a power of two; fixed by the first batch that has any."""
+        """Size of a block, as a power of two. The first batch that has any uses fixes it."""
         self.handle = self.next = self.slot = np.empty(0, np.int32)
         self.batch = np.empty(0, np.int32)
         """The number of each block's batch."""
         self._depth = depth
         self._free: list[tuple[int, int]] = []
-        """Stretches of free blocks, in order: first, end."""
+        """Stretches of free blocks, in order: (first, end)."""
 
     def take(self, count: int, number: int) -> int:
-        """The place of the first of `count` uses of batch `number`."""
+        """Return the place of the first of `count` uses of batch `number`."""
         if not count:
             return 0
         if not self.bits:
@@ -63,7 +63,7 @@ class Uses:
         return first << self.bits
 
     def give(self, place: int, count: int) -> None:
-        """The batch whose uses begin there is planned."""
+        """Free the uses that begin there: their batch is planned."""
         if not count:
             return
         first = place >> self.bits
@@ -73,7 +73,7 @@ class Uses:
         return -(-count >> self.bits)
 
     def _add(self, first: int, end: int) -> None:
-        """A stretch becomes free; stretches that touch become one."""
+        """Free a stretch of blocks. Stretches that touch become one."""
         i = bisect.bisect(self._free, (first, end))
         if i < len(self._free) and self._free[i][0] == end:
             end = self._free.pop(i)[1]
@@ -83,7 +83,7 @@ class Uses:
         self._free.insert(i, (first, end))
 
     def _grow(self, more: int) -> None:
-        """More blocks; places stay what they are."""
+        """Add blocks. Places stay what they are."""
         blocks = len(self.batch)
         more = min(more, max(self._blocks(AT_ONCE), blocks, 1))
         if (blocks + more) << self.bits > MOST:

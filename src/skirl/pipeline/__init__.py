@@ -1,1 +1,1 @@
-"""The way of a batch, from the user's loader to the training loop."""
+"""The path of a batch from the user's loader to the training loop."""

@@ -1,4 +1,4 @@
-"""Mistakes of several trainers that no error would show: other weights on each, or the same data on all."""
+"""Checks for mistakes with several trainers that no error would show: different weights on each, or the same data on all."""
 
 import hashlib
 import logging
@@ -15,19 +15,19 @@ from skirl.peers.base import Peers
 
 log = logging.getLogger("skirl")
 LOOKED_AT = 4
-"""Batches after which it is said that all trainers read the same."""
+"""Batches after which trainers that all read the same data are warned."""
 SOON = 10.0
-"""Seconds after which it is said that a trainer that has left its loop waits for others."""
+"""Seconds after which a trainer that has left its loop says that it waits for the others."""
 FEWEST = 64
-"""Requests for rows in these, with fewer of which trainers may be alike by chance."""
+"""Fewest requests for rows in these batches for a warning: with fewer, trainers may be alike by chance."""
 
 
 def check_weights(model: nn.Module, peers: Peers) -> None:
-    """Refuse dense weights that differ between trainers; all call this at once, between two steps.
+    """Raise if dense weights differ between trainers. All call this at the same time, between two steps.
 
     **Arguments**
 
-    - `model`: as given to the lookahead of this trainer.
+    - `model`: the model given to this trainer's lookahead.
     - `peers`: all trainers.
     """
     named = [(name, w) for name, w in model.named_parameters() if not nn.parameter.is_lazy(w) and w.numel()]
@@ -52,7 +52,7 @@ def check_weights(model: nn.Module, peers: Peers) -> None:
 
 
 def _scale(scaler: Any) -> float:
-    """What a loss is multiplied with; 0 where nothing is."""
+    """Return the factor that a loss is multiplied with; 0 if there is none."""
     return 0.0 if scaler is None or not scaler.is_enabled() else float(scaler.get_scale())
 
 
@@ -62,13 +62,13 @@ def _digest(weight: torch.Tensor) -> int:
 
 
 def leave(peers: Peers, step: int, micro: int | None) -> None:
-    """End a loop on all trainers after the same step: each says after which; one in the midst of a step ends the job.
+    """End a loop on all trainers after the same step. Each tells the others its step; one within a step ends the job.
 
     **Arguments**
 
     - `peers`: all trainers.
-    - `step`: the last one that was in the loop.
-    - `micro`: which of its micro-batches; None: the last one, or none.
+    - `step`: the last step that was in the loop.
+    - `micro`: which of its micro-batches was in the loop; None: the last one, or none.
     """
     if micro is not None:
         why = (
@@ -99,11 +99,11 @@ def leave(peers: Peers, step: int, micro: int | None) -> None:
 
 
 def tell_of_same_data(together: Together) -> None:
-    """Say once that all trainers read the same data, where they do.
+    """Warn once if all trainers read the same data. Call this after each batch.
 
     **Arguments**
 
-    - `together`: of this trainer; called after each batch.
+    - `together`: the exchanges of this trainer.
     """
     if together.alike and together.number == LOOKED_AT and together.requests >= FEWEST and together.rank == 0:
         log.warning(

@@ -1,9 +1,10 @@
-"""A copy of a batch that the window may keep, and what it weighs.
+"""Copies of batches that the window may keep, and their size.
 
-A loader may fill the same buffers again, and a tensor out of a DataLoader's worker holds a file descriptor as long as it
-lives. `copy.deepcopy` alone would not do: it copies the storage behind a tensor, which for a loader that yields slices of
-one large tensor is the whole data set, for each batch. Here tensors are cloned first, everything else is deepcopy's. A
-mode that intercepts the copying of tensors would find them in any object, and an interrupt could leave it switched on.
+A loader may reuse its buffers, and a tensor from a DataLoader's worker holds a file descriptor as long as it lives.
+`copy.deepcopy` alone would not do: it copies the storage behind a tensor, which for a loader that yields slices of one
+large tensor is the whole data set, for each batch. So tensors are cloned first, and everything else is left to
+deepcopy. A mode that intercepts the copying of tensors would find them in any object, but an interrupt could leave it
+switched on.
 """
 
 import copy
@@ -18,11 +19,11 @@ _PLAIN = frozenset((int, float, str, bool, type(None)))
 
 
 class _Shared(Exception):
-    """A part of a state is in two places."""
+    """A part of a state appears in two places."""
 
 
 def own(batch: Any) -> Any:
-    """A copy that shares nothing with the batch.
+    """Return a copy that shares nothing with the batch.
 
     >>> data = torch.arange(1000)
     >>> mine = own({"x": data[10:12]})["x"]
@@ -37,7 +38,7 @@ def own(batch: Any) -> Any:
 
 
 def own_state(state: Any) -> Any:
-    """A copy of a loader's state. For dicts and lists of plain values it takes a tenth of deepcopy's time, at each batch.
+    """Copy a loader's state. For dicts and lists of plain values this takes a tenth of deepcopy's time, for each batch.
 
     >>> state = {"epoch": 0, "files": ["a", "b"]}
     >>> mine = own_state(state)
@@ -60,12 +61,12 @@ def own_state(state: Any) -> Any:
 
     try:
         return copied(state)
-    except _Shared:  # one part in two places, or inside of itself: it stays so
+    except _Shared:  # a part is in two places, or inside itself: deepcopy keeps this
         return copy.deepcopy(state)
 
 
 def weigh(batch: Any) -> int:
-    """Bytes of the tensors and arrays of a batch, as far as they are found in containers and attributes.
+    """Return the bytes of a batch's tensors and arrays, as far as they are found in containers and attributes.
 
     >>> weigh({"ids": torch.zeros(3, dtype=torch.int64), "labels": [np.zeros(2, np.float32)]})
     32
@@ -77,7 +78,7 @@ def weigh(batch: Any) -> int:
 
 
 def _leaves(batch: Any) -> Iterator[Any]:
-    """Tensors, arrays and bytes of a batch, each once."""
+    """Yield the tensors, arrays and bytes of a batch, each once."""
     looked_at, left = set(), [batch]
     while left and len(looked_at) < _MOST_PARTS:
         part = left.pop()

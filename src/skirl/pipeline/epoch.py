@@ -1,8 +1,8 @@
-"""The whole epoch's future: a first pass spools which rows each batch uses, a backward scan finds every next use.
+"""The future of a whole epoch: a first pass spools which rows each batch uses, a backward scan finds every next use.
 
-The spool is a file of 4 bytes a distinct row and batch, so an epoch of 4.2 billion ids (Criteo Terabyte, batch 16,384) takes
-about 100 GB at most and memory stays O(distinct rows); it is let go when the second pass begins. Keeping batches in memory
-instead would bound the epoch by RAM.
+The spool is a file of 4 bytes per batch and distinct row, so an epoch of 4.2 billion ids (Criteo Terabyte, batch
+16,384) takes about 100 GB at most. Memory stays O(distinct rows), and is freed when the second pass begins. Keeping
+batches in memory instead would bound the epoch by RAM.
 
 The second pass must bring the same batches in the same order: a digest of every batch's ids is compared.
 """
@@ -28,11 +28,11 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 class OrderChanged(ValueError):
-    """The second pass over the loader brought other batches than the first."""
+    """The second pass over the loader brought different batches than the first."""
 
 
 class Epoch:
-    """Next uses of a whole epoch.
+    """The next uses in a whole epoch.
 
     >>> from skirl import Table
     >>> with Epoch(Schema.of([Table("a", 100, 4)])) as epoch:
@@ -49,7 +49,7 @@ class Epoch:
         self._next = 0
 
     def add(self, batch: Sequence[Batch]) -> None:
-        """One more batch of the first pass."""
+        """Add a batch of the first pass."""
         banks = [Positions.of(part) for part in batch]
         with _spooling():
             for spool, part in zip(self._banks, banks, strict=True):
@@ -57,22 +57,22 @@ class Epoch:
         self._digests.append(_digest(banks))
 
     def scan(self) -> None:
-        """The first pass is over: find next uses."""
+        """Find next uses, after the first pass."""
         with _spooling():
             for spool in self._banks:
                 spool.scan()
 
     @property
     def needs(self) -> np.ndarray:
-        """[batches, banks]: distinct rows of each batch."""
+        """[batches, banks]: number of distinct rows in each batch."""
         return np.stack([spool.needs for spool in self._banks], axis=1)
 
     def first_uses(self, bank: int, keys: np.ndarray) -> np.ndarray:
-        """For rows resident at the start: the first batch that uses each. Ask before the second pass begins."""
+        """Return the first batch that uses each row resident at the start. Call this before the second pass begins."""
         return self._banks[bank].first_uses(keys)
 
     def next_uses(self, batch: Sequence[Batch]) -> list[np.ndarray]:
-        """The next uses of the next batch of the second pass, whose ids must be those of the first."""
+        """Return the next uses of the second pass's next batch. Raise if its ids are not those of the first pass."""
         number = self._next
         if number >= len(self._digests):
             raise OrderChanged(
@@ -88,7 +88,7 @@ class Epoch:
         return [spool.next_uses(number) for spool in self._banks]
 
     def close(self) -> None:
-        """Drop the spool."""
+        """Delete the spool."""
         for spool in self._banks:
             spool.file.close()
 
@@ -102,11 +102,11 @@ class Epoch:
 
 
 class _BankSpool:
-    """One bank's distinct rows by batch, as handles; after the scan, their next uses in the same places."""
+    """One bank's distinct rows by batch, as handles. After the scan, their next uses take the same places."""
 
     def __init__(self, schema: Schema, bank: int) -> None:
         self._finder = Finder(schema, bank)
-        # A row's state is here the batch that uses it next, seen from the scan, and 1 more; 0: none.
+        # Here, a row's state is 1 plus the number of the next batch that uses it, as the scan has seen so far; 0: none.
         self._rows: RowStates | None = RowStates(schema, schema.banks[bank].tables, MOST_IN_ARRAY)
         self.file = tempfile.TemporaryFile(prefix="skirl-spool-")  # noqa: SIM115 closed with the epoch
         self._starts = [0]
@@ -146,7 +146,7 @@ class _BankSpool:
         return self._read(number)
 
     def _handles(self, keys: np.ndarray) -> np.ndarray:
-        """Handles, those of hashed rows as -1 - handle."""
+        """Return handles. Those of hashed rows are given as -1 - handle."""
         assert self._rows is not None
         handles = self._rows.handles(keys)
         return (
@@ -165,7 +165,7 @@ class _BankSpool:
 
 @contextmanager
 def _spooling() -> Iterator[None]:
-    """In this block the spool is written: where there is no room for it, no plan can be made."""
+    """Write the spool in this block. Raise `NotWritten` if there is no room for it: then no plan can be made."""
     try:
         yield
     except OSError as error:
@@ -178,8 +178,10 @@ def _spooling() -> Iterator[None]:
 
 
 def _digest(banks: Sequence[Positions]) -> tuple[int, ...]:
-    """Differs where an id, its table, its position or the batch's inverse does: 64 bits against accidents, at 1 ns an id;
-    blake2b took 8."""
+    """Return a digest that differs if an id, its table, its position or the batch's inverse does.
+
+    It has 64 bits, against accidents, and takes 1 ns an id; blake2b took 8.
+    """
     return tuple(int(_sum(bank.values, bank.parts)) ^ bank.inverse for bank in banks)
 
 
@@ -199,7 +201,7 @@ def _sum(values, parts):
 
 @kernel
 def _name(tables, found, low, first, keys):
-    """Keys of a batch's distinct rows."""
+    """Write the keys of a batch's distinct rows."""
     for t in range(len(tables)):
         for i in range(first[t], first[t + 1]):
             keys[i] = tables[t] << ROW_BITS | found[low[t] + i - first[t]]
@@ -207,7 +209,7 @@ def _name(tables, found, low, first, keys):
 
 @kernel
 def _scan(part, dense, hashed, number):
-    """Replace each row by its next use, seen from the end of the epoch."""
+    """Replace each row with its next use, going backward from the end of the epoch."""
     for i in range(len(part)):
         handle = part[i]
         if handle >= 0:

@@ -1,4 +1,4 @@
-"""Tells of a loader that does not come back, and makes it an error when it comes back too late."""
+"""Reports a loader that does not return, and raises an error if it returns too late."""
 
 import faulthandler
 import logging
@@ -22,13 +22,13 @@ class StageStuck(RuntimeError):
 class Watch:
     """Watches the reads of one pass over a loader, which runs in the loop's own thread.
 
-    A read that takes longer than the patience is reported by a thread: the stacks of all threads go to stderr, and one
-    sentence to the log, again after twice the time, and so on. The loader itself is left alone. When it comes back,
-    the loop gets `StageStuck`.
+    A thread reports a read that takes longer than the patience: the stacks of all threads go to stderr and one sentence
+    to the log. It reports again after twice the time, and so on. The loader itself is left alone. When it returns, the
+    loop gets `StageStuck`.
 
     **Arguments**
 
-    - `patience`: seconds for one batch; infinity for any time, which needs no thread.
+    - `patience`: seconds for one batch. With infinity, a batch may take any time, and no thread is needed.
 
     >>> watch = Watch(patience=0.2)
     >>> with Hold() as hold, watch.reading(hold, 3):
@@ -41,13 +41,13 @@ class Watch:
     def __init__(self, patience: float) -> None:
         self._patience = patience
         self._now: tuple[int, float] | None = None
-        """The batch that is being read and since when; set as a whole, so that it needs no lock."""
+        """The batch that is being read and since when. Set as one tuple, so that it needs no lock."""
         self._closed = threading.Event()
         self._watcher: threading.Thread | None = None
 
     @contextmanager
     def reading(self, hold: Hold, number: int) -> Iterator[None]:
-        """The loader's code runs in this block, and Ctrl-C is let through."""
+        """Watch the block, in which the loader's code runs, and let Ctrl-C through."""
         if self._watcher is None and isfinite(self._patience):
             self._watcher = threading.Thread(target=self._watch, name="skirl-watch", daemon=True)
             self._watcher.start()
@@ -60,12 +60,12 @@ class Watch:
             self.rest(hold)
 
     def moved(self, number: int) -> None:
-        """Inside `reading`: the loader has come to this batch."""
+        """Note inside `reading` that the loader has reached this batch."""
         self._check()
         self._now = number, time.monotonic()
 
     def rest(self, hold: Hold) -> None:
-        """Nothing is read now. To be called once more after `reading`: an interrupt may have kept it from this."""
+        """Note that nothing is being read now. Call this again after `reading`: an interrupt may have skipped it there."""
         hold.resume()
         self._now = None
 
@@ -77,7 +77,7 @@ class Watch:
         self._watcher, self._closed = None, threading.Event()  # ready for another with-block
 
     def abandon(self) -> None:
-        """Let the thread end by itself; safe wherever the garbage collector may call it."""
+        """Let the thread end by itself. The garbage collector may call this anywhere."""
         self._closed = _SET
 
     def _check(self) -> None:
@@ -126,7 +126,7 @@ _SET.set()
 
 
 def seconds(time: float) -> str:
-    """A time for a message.
+    """Format a time for a message.
 
     >>> seconds(0.25), seconds(600.2)
     ('0.2 s', '600 s')

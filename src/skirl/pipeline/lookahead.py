@@ -30,7 +30,7 @@ from skirl.tools import rng_state
 from skirl.tools.interrupts import uninterrupted
 
 NAMED_WITHIN = 30.0
-"""Seconds after which a trainer that hangs is surely named, once the others have lost patience with it."""
+"""Seconds within which a hanging trainer is surely named, once the others have lost patience with it."""
 
 
 def _sparse_of(batch: Any) -> Sparse:
@@ -41,7 +41,7 @@ class OnePlan(Protocol):
     """Several models whose rows move by one plan: a `skirl.Sweep`."""
 
     def in_their_place(self) -> Collection:
-        """What stands for the collections of all of them."""
+        """Return the collection that stands for those of all the models."""
         ...
 
 
@@ -67,25 +67,25 @@ def lookahead(
 
     **Arguments**
 
-    - `loader`: yields batches: a DataLoader, a list, anything iterable.
-    - `model`: has the embeddings: one collection or several, each of which looks its features up in the same batch. Or a
-      `skirl.Sweep`: all its variants get the same batches.
-    - `sparse`: gives a batch's ids; those under `batch.sparse` by default.
-    - `depth`: batches that the oracle knows. "auto" reads until the window has four times the cache in rows, which comes
-      within a few percent of the least fetches; "epoch" knows all, and reads the loader twice.
-    - `prefetch`: steps ahead that rows travel; 2 hides a store that takes as long as a step.
-    - `accumulate`: micro-batches that make one step, after whose last backward rows are updated once.
-    - `shards`: parts of equal size that a step's samples come in, a power of two; its loss is the mean over them. The loader
-      yields these parts one after the other, and the loop's body runs for each as for a batch. Rows are updated after the
-      last backward, and `step()` of a dense optimizer does nothing before. The bits depend on this number, and not on who
-      computes which part: of several trainers each has some of them, and its loader yields these. One by default, and as
-      many as there are trainers, rounded up to a power of two.
-    - `policy`: which rows leave: "min", or "lru", "lfu", "ttl" to compare with.
+    - `loader`: iterable of batches: a DataLoader, a list, anything.
+    - `model`: the model with the embeddings: one collection or several, each of which looks its features up in the same
+      batch. Or a `skirl.Sweep`, whose variants all get the same batches.
+    - `sparse`: returns a batch's ids; by default `batch.sparse`.
+    - `depth`: batches that the oracle knows. "auto" reads until the window has four times the cache in rows, which
+      comes within a few percent of the fewest possible fetches; "epoch" knows all, and reads the loader twice.
+    - `prefetch`: how many steps ahead rows travel; 2 hides a store that takes as long as a step.
+    - `accumulate`: micro-batches in a step. Rows are updated once, after the last one's backward.
+    - `shards`: number of equal parts of a step's samples, a power of two; the step's loss is the mean over them. The
+      loader yields these parts one after the other, and the loop's body runs for each as for a batch. Rows are updated
+      after the last backward, and `step()` of a dense optimizer does nothing until then. The bits depend on this
+      number, and not on which trainer computes which part: with several trainers, each has some of the parts, and its
+      loader yields these. By default 1 or, with several trainers, their number rounded up to a power of two.
+    - `policy`: which rows leave: "min", or "lru", "lfu", "ttl" for comparison.
     - `ramp`: begin with a window of 8 batches that grows; False waits for the whole window before the first step.
-    - `window_bytes`: memory that the window's batches may take. By default 1 GiB, or no limit where `depth` is a number.
-    - `plan_threads`: threads of the oracle, beside those of torch.
-    - `patience`: seconds that a loader or a store may take for one batch before it is said to hang.
-    - `trace`: a file for the timeline of the stages, which chrome://tracing and Perfetto show.
+    - `window_bytes`: memory that the window's batches may take. By default 1 GiB, or no limit if `depth` is a number.
+    - `plan_threads`: threads of the oracle, in addition to those of torch.
+    - `patience`: seconds that a loader or a store may take for one batch before it counts as hanging.
+    - `trace`: file for the timeline of the stages, which chrome://tracing and Perfetto can show.
 
     >>> import torch, skirl
     >>> embeddings = skirl.EmbeddingBagCollection([skirl.Table("a", 100, 2)], optimizer=skirl.SGD(lr=0.1), cache=4)
@@ -106,7 +106,7 @@ class Lookahead:
     """An iterable over a loader's batches; use it in a with-block. Made by `lookahead`, which documents the arguments."""
 
     hook: StageHook | None = None
-    """Called before each thing a stage does: a seam for tests."""
+    """Called before everything that a stage does; for tests."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class Lookahead:
             raise ValueError(f"patience is {patience}: set it to seconds above 0, or to float('inf')")
         self.times = Times()
         self.collections = _collections(model)
-        """Whose rows the batches use."""
+        """The collections whose rows the batches use."""
         self._plan = plan
         self._accumulate = accumulate
         self._peers = peers_of(self.engines)
@@ -137,11 +137,11 @@ class Lookahead:
             raise ValueError(f"{size} trainers share {shards} shards: set shards to as many or more, a power of two")
         self._shards = shards
         self._mine = block_of(0 if self._peers is None else self._peers.rank, size, shards)
-        # A stage that waits for another trainer is not stuck before that one is named.
+        # A stage that waits for another trainer counts as stuck only after that trainer was named.
         self._patience = patience if self._peers is None else max(patience, self._peers.patience + NAMED_WITHIN)
         self._trace = trace
         self.trace_ended: str | None = None
-        """Why the timeline ended before the run, where it did; known when the lookahead is closed."""
+        """Why the timeline ended before the run, if it did. Known once the lookahead is closed."""
         self._watch = Watch(patience)
         resolvers = [collection.engine.resolver for collection in self.collections]
         self._reader = Reader(
@@ -160,61 +160,61 @@ class Lookahead:
         weakref.finalize(self, self._watch.abandon)
         self._pass: OnePass | None = None
         self._epochs: list[Epoch] = []
-        """What the pass knows of the whole epoch."""
+        """What the pass knows of the whole epoch, for each engine."""
         self._entered = False
         self._in_loop = InLoop()
         self._loaded = False
-        """Where it is was loaded from a checkpoint: the next pass goes on there."""
+        """Whether the place in the data was loaded from a checkpoint. The next pass goes on there."""
 
     @property
     def engines(self) -> list[Engine]:
-        """The rows that the batches use, of each collection."""
+        """The engines of all collections, which hold the rows that the batches use."""
         return [collection.engine for collection in self.collections]
 
     @property
     def engine(self) -> Engine:
-        """The rows that the batches use, of a model with one collection."""
+        """The engine of a model with one collection, which holds the rows that the batches use."""
         if len(self.collections) != 1:
             raise ValueError(f"the model has {len(self.collections)} skirl collections: ask for engines")
         return self.collections[0].engine
 
     def moves(self, engine: Engine) -> bool:
-        """Whether the batches use the rows of an engine.
+        """Return whether the batches use the rows of an engine.
 
         **Arguments**
 
-        - `engine`: of a collection, or of one variant of a sweep.
+        - `engine`: that of a collection, or of one variant of a sweep.
         """
         return any(own.stands_for(engine) for own in self.engines)
 
     @property
     def step(self) -> int:
-        """Steps begun: 1 while the first batch is in the loop."""
+        """Number of steps begun: 1 while the first batch is in the loop."""
         return self._in_loop.step
 
     @property
     def epochs(self) -> int:
-        """Passes over the loader that are complete; a resumed run goes on from those of the run that was saved."""
+        """Number of complete passes over the loader. A resumed run counts on from those of the run that was saved."""
         return self._in_loop.here.epochs
 
     @property
     def micros(self) -> int:
-        """Batches that the loader yields for one step: micro-batches of the shards that this trainer has."""
+        """Number of batches that the loader yields for one step: micro-batches of the shards that this trainer has."""
         return self._reader.micros
 
     @property
     def ends_step(self) -> bool:
-        """Whether the batch in the loop is the last micro-batch of its step: the time for `dense.step()` and a save."""
+        """True if the batch in the loop is the last micro-batch of its step: the time for `dense.step()` and for a save."""
         return self._in_loop.ends_step
 
     @property
     def iterating(self) -> bool:
-        """Whether a pass has begun and not ended."""
+        """True if a pass has begun and not ended."""
         return self._pipeline is not None
 
     @property
     def window(self) -> int:
-        """Batches that the planner knows now, beyond the one in the loop."""
+        """Number of batches that the planner knows now, beyond the one in the loop."""
         return self._pipeline.window if self._pipeline else 0
 
     def __enter__(self) -> "Lookahead":
@@ -234,7 +234,7 @@ class Lookahead:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None and self._peers is not None:
-            self._peers.fail(self._said(error))  # others wait for this trainer, and its stages for them
+            self._peers.fail(self._said(error))  # others wait for this trainer, and its stages wait for them
         try:
             self.close(apply=error is None)
         except Exception as late:
@@ -243,16 +243,16 @@ class Lookahead:
             error.add_note(f"and while closing the lookahead: {late}")
 
     def _said(self, error: BaseException) -> BaseException | str:
-        """An error of the loop, for other trainers: with the step that it came in."""
+        """Return an error of the loop as other trainers are told: with the step that it came in."""
         return f"{said_of(error)} (in step {self.step:,})" if self.iterating and self.step else error
 
     def close(self, apply: bool = True) -> None:
-        """End the pass and let the embeddings go; the with-block does it.
+        """End the pass and release the embeddings; the with-block does this.
 
         **Arguments**
 
-        - `apply`: whether a step of which only some micro-batches came back is applied, as it is by default; otherwise it
-          never happened.
+        - `apply`: whether a step that has the backward of only some micro-batches is applied, as it is by default.
+          Otherwise, it never happened.
         """
         with uninterrupted():
             if not self._entered:
@@ -300,7 +300,7 @@ class Lookahead:
         now.before = now.here
         if self._plan.depth == "epoch":
             self._epochs = self._reader.spool(now.here, self._together())
-            rng_state.restore(start)  # the first pass never happened: same draws as with any other depth
+            rng_state.restore(start)  # as if the first pass never happened: same draws as with any other depth
         if self.times.timeline is not None:
             self.times.timeline.first = now.here.step
         self._reader.begin(now.here)
@@ -326,7 +326,7 @@ class Lookahead:
         return self._pass
 
     def _together(self) -> Together | None:
-        """The exchanges of ids of a pass, where rows have owners."""
+        """Return the exchanges of ids in a pass, if rows have owners."""
         exchange = self.engines[0].exchange
         if exchange is None:
             return None
@@ -341,7 +341,7 @@ class Lookahead:
         return together
 
     def coming(self) -> list[Captured]:
-        """The batches after the one in the loop, as far as they were read."""
+        """Return the batches after the one in the loop, as far as they were read."""
         now, one = self._in_loop, self._pass
         if now.flight is None or one is None:
             return []
@@ -355,11 +355,11 @@ class Lookahead:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is planned, read or written before the loop goes on: a benchmark starts its clock then."""
+        """True if nothing is planned, read or written before the loop goes on. A benchmark starts its clock then."""
         return self._pipeline is None or self._pipeline.idle
 
     def reduce(self) -> None:
-        """Put the dense gradients of the step in place: for a loop that clips them, and may leave out a shard's backward.
+        """Put the dense gradients of the step in place, for a loop that clips them and may skip a shard's backward.
 
         The last shard's backward does so by itself. Before the last shard, and without shards, this does nothing.
         """
@@ -367,13 +367,13 @@ class Lookahead:
             self._in_shards.reduce()
 
     def saves_later(self) -> bool:
-        """Whether a save is left to the last shard of the step, which is still to come; it has to be asked for there."""
+        """Return whether a save has to wait for the last shard of the step, still to come. Ask for it again there."""
         now = self._in_loop
         now.save_awaited = self._shards > 1 and not now.ends_step
         return now.save_awaited
 
     def settle(self) -> None:
-        """End the step in the loop, so that rows are as after it; unless its batch was not looked up yet."""
+        """Finish the step in the loop, so that rows are as after it. Do nothing if its batch was not looked up yet."""
         now = self._in_loop
         if not now.begun:
             return
@@ -387,7 +387,7 @@ class Lookahead:
             collection.current.finish()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where in the data the run is: after the batch in the loop, or before it when it was not looked up yet."""
+        """Return where in the data the run is: after the batch in the loop, or before it if it was not looked up yet."""
         now = self._in_loop
         place = now.before if now.flight is not None and not now.begun else now.here
         return {
@@ -401,34 +401,34 @@ class Lookahead:
         }
 
     def _of_all(self, batches: int) -> int:
-        """How many batches all trainers have, where this one has so many: with several trainers steps are whole."""
+        """Return how many batches all trainers have had if this one has had `batches`. They share whole steps."""
         if self._peers is None:
             return batches
         return batches // self._reader.micros * self._shards * self._accumulate
 
     def _own(self, batches: int) -> int:
-        """The reverse."""
+        """Return the inverse of `_of_all`."""
         if self._peers is None:
             return batches
         return batches // (self._shards * self._accumulate) * self._reader.micros
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on there: the next pass skips what was done of it.
+        """Go on from a saved state: the next pass skips what was done of it.
 
         **Arguments**
 
-        - `state`: what `state_dict` gave.
+        - `state`: what `state_dict` returned.
         """
         self.check_state(state)
         here = Place(state["step"], state["epochs"], self._own(state["batches"]), state["loader"], state["start"])
         self._in_loop, self._loaded = InLoop(state["step"], here, here), True
 
     def check_state(self, state: dict[str, Any]) -> None:
-        """Refuse a state that this lookahead cannot go on from; nothing else happens.
+        """Raise if this lookahead cannot go on from a state. Nothing else happens.
 
         **Arguments**
 
-        - `state`: what `state_dict` gave.
+        - `state`: what `state_dict` returned.
         """
         if self.iterating:
             raise RuntimeError(
@@ -448,25 +448,25 @@ class Lookahead:
         return self._pass.pipeline if self._pass is not None and not self._pass.closed else None
 
     def _end_pass(self, apply: bool = True) -> None:
-        """End the current pass; what was planned and not executed never happened."""
+        """End the current pass. What was planned and not executed never happened."""
         one, self._pass = self._pass, None
         try:
             if one is not None:
                 one.close(apply)
         finally:
-            for epoch in self._epochs:  # also where something came between reading them and the pass
+            for epoch in self._epochs:  # also if something failed between reading them and the pass
                 epoch.close()
             self._epochs = []
 
 
 def peers_of(engines: Sequence[Engine]) -> Peers | None:
-    """The trainers that share these rows; None where there is one."""
+    """Return the trainers that share these rows; None for a single trainer."""
     exchange = engines[0].exchange
     return None if exchange is None else exchange.peers
 
 
 def _collections(model: nn.Module | OnePlan) -> list[Collection]:
-    """Whose rows the batches of a model use."""
+    """Return the collections whose rows the batches of a model use."""
     if not isinstance(model, nn.Module):
         return [model.in_their_place()]
     refuse_copies(model)

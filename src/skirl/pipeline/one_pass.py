@@ -1,4 +1,4 @@
-"""One pass over a loader's batches: what a for-loop holds, from the pass's beginning to its end."""
+"""One pass over a loader's batches: the iterator that a for-loop holds, from the pass's beginning to its end."""
 
 import time
 from collections import deque
@@ -21,44 +21,44 @@ from skirl.tools.interrupts import Hold, uninterrupted
 
 @dataclass(slots=True)
 class InLoop:
-    """The step in the loop, and where in the data it is; outlives the passes of a lookahead."""
+    """The step in the loop, and where in the data it is. It outlives the passes of a lookahead."""
 
     step: int = 0
-    """Steps begun: 1 while the first batch is in the loop."""
+    """Number of steps begun: 1 while the first batch is in the loop."""
     here: Place = field(default_factory=Place)
-    """After the batch in the loop,"""
+    """The place after the batch in the loop."""
     before: Place = field(default_factory=Place)
-    """and before its step."""
+    """The place before its step."""
     flight: Flight | None = None
     micro: int = 0
     save_awaited: bool = False
-    """A save was asked for in a shard of the step, and not in its last one yet."""
+    """Whether a save was asked for in a shard of the step, but not yet in its last one."""
 
     @property
     def begun(self) -> bool:
-        """Whether a forward of the step ran."""
+        """True if any forward of the step ran."""
         return self.flight is not None and self.flight.begun
 
     @property
     def ends_step(self) -> bool:
-        """Whether the batch is the last micro-batch of its step."""
+        """True if the batch is the last micro-batch of its step."""
         return self.flight is None or self.micro + 1 == len(self.flight.items)
 
 
 class OnePass:
     """An iterator over the batches of one pass.
 
-    It knows whether it was interrupted while it brought a batch, and then refuses to go on: that batch would be lost.
+    If it was interrupted while it brought a batch, it refuses to go on, since that batch would be lost.
 
     **Arguments**
 
     - `reader`: brings batches; its pass has begun.
     - `pipeline`: brings their rows.
     - `epochs`: what is known of the whole epoch; closed with the pass.
-    - `collections`: whose rows these are.
-    - `in_loop`: kept up to date.
-    - `watch`, `times`: of the lookahead.
-    - `shards`: of the steps, where they have several.
+    - `collections`: the collections whose rows these are.
+    - `in_loop`: the step in the loop, which is kept up to date.
+    - `watch`, `times`: those of the lookahead.
+    - `shards`: the shards of the steps, if they have several.
     """
 
     def __init__(
@@ -82,12 +82,12 @@ class OnePass:
         self._times = times
         self._shards = shards
         self.coming: deque[list[Item]] = deque()
-        """What was read and is not in the loop yet, step by step."""
+        """Batches that were read and are not in the loop yet, step by step."""
         self._inside = False
         self._ended = False
         self.closed = False
         self._computing: float | None = None
-        """Since when the batch in the loop computes, for the timeline."""
+        """Since when the batch in the loop has been computing, for the timeline."""
 
     def __iter__(self) -> "OnePass":
         return self
@@ -126,14 +126,14 @@ class OnePass:
         return batch
 
     def close(self, apply: bool = True) -> None:
-        """End the pass; what was planned and not executed never happened."""
+        """End the pass. What was planned and not executed never happened."""
         if self.closed:
             return
         self.closed = True
         self._computed()
         now, whole = self._in_loop, apply
         if self._shards is not None:
-            apply = apply and now.ends_step  # a step counts when all its shards are there
+            apply = apply and now.ends_step  # a step counts only if all its shards are there
             self._shards.close()
         if now.flight is not None and not (now.begun if apply else now.flight.updated):
             now.here = now.before  # the step never happened
@@ -156,7 +156,7 @@ class OnePass:
                     epoch.close()
 
     def _next_step(self, hold: Hold) -> bool:
-        """End the step in the loop and bring the next one; False when there is none. Ctrl-C waits, but in `_pull`."""
+        """Finish the step in the loop and bring the next one; False if there is none. Ctrl-C waits, except in `_pull`."""
         now, pipeline = self._in_loop, self.pipeline
         self._finish()
         now.flight = None
@@ -182,7 +182,7 @@ class OnePass:
         return True
 
     def _pull(self, hold: Hold) -> None:
-        """Feed one step's micro-batches."""
+        """Read one step's micro-batches and feed them to the pipeline."""
         items = self._reader.pull(hold)
         if items:
             self.coming.append(items)
@@ -191,7 +191,7 @@ class OnePass:
             self.pipeline.end()
 
     def _finish(self, apply: bool = True) -> None:
-        """The step in the loop is over."""
+        """Finish the step in the loop."""
         for collection in self._collections:
             collection.current.finish(apply)
 
@@ -209,7 +209,7 @@ class OnePass:
         return item.batch
 
     def _computed(self) -> None:
-        """The loop is done with the batch in it."""
+        """Record that the loop is done with the batch in it."""
         since, self._computing = self._computing, None
         flight = self._in_loop.flight
         if since is not None and flight is not None:

@@ -1,10 +1,10 @@
-"""The stages around the oracle: plan, fetch, write back, each in a thread of its own, beside the training loop.
+"""The stages around the oracle: plan, fetch and write back, each in its own thread, alongside the training loop.
 
 loop: feed ->  plan  -> planned ->  fetch  -> ready -> loop: next, which makes the rows resident
                                       ^                        |
                                   the store  <-  write  <- writes
 
-Where several trainers share the rows, a stage more moves values and gradients between them while the loop computes.
+If several trainers share the rows, one more stage moves values and gradients between them while the loop computes.
 """
 
 import os
@@ -31,7 +31,7 @@ __all__ = ["FIRST_WINDOW", "Pipeline", "StageHook", "StageStuck", "Times"]
 
 STAGES = ("plan", "fetch", "write", "write 2")
 BACKLOG = 4
-"""Batches that wait for the planner, at most."""
+"""Most batches that wait for the planner."""
 
 
 class Pipeline:
@@ -52,7 +52,7 @@ class Pipeline:
     ) -> None:
         self.times = times or Times()
         self.done = 0
-        """Steps whose rows were made resident."""
+        """Number of steps whose rows were made resident."""
         self._engines = engines
         self._plan = plan
         self._window = Window(engines, plan, epochs, shards, together, mine)
@@ -73,19 +73,19 @@ class Pipeline:
         self._ready: deque[Flight] = deque()
         self._all_ready = False
         self._known: dict[int, Flight] = {}
-        """Steps that are planned and not in the loop yet."""
+        """Steps that are planned and not in the loop yet, by number."""
         self._moves: deque[Flight] = deque()
         """The step in the loop, until the stage that moves rows takes it."""
         self._writes: deque[tuple[int, list[Leaving]]] = deque()
         self._writing: list[int] = []
         """Steps that are being written."""
         self._evicted = -1
-        """The last step whose evicted rows were given to the writers,"""
+        """The last step whose evicted rows were given to the writers."""
         self._written = -1
-        """and the last that is in the store, with all before it."""
+        """The last step whose evicted rows, and those of all steps before it, are in the store."""
         self._write_failure: BaseException | None = None
         self._split_at = -1
-        """The last step that the caches were split anew for."""
+        """The last step for which the caches were split anew."""
         banks = [bank for engine in engines for bank in engine.schema.banks]
         self._fetched_rows = [0 for _ in banks]
         self._unwritten_rows = [0 for _ in banks]
@@ -99,17 +99,17 @@ class Pipeline:
 
     @property
     def window(self) -> int:
-        """Batches known to the planner and not yet planned."""
+        """Number of batches that the planner knows and has not planned yet."""
         return len(self._window)
 
-    # The training loop's side. All of it runs while interrupts are held back.
+    # The training loop's side. All of it runs with interrupts held back.
 
     def check(self) -> None:
-        """Raise what a stage has raised."""
+        """Raise the error of a stage that failed, or an error if the pass has ended."""
         self._stages.check()
 
     def request(self) -> None:
-        """The loop wants one more step: rows of one more may travel."""
+        """Ask for one more step: the rows of one more may travel."""
         with self._lock:
             self._credits += 1
             self._stages.wake("fetch")
@@ -130,26 +130,26 @@ class Pipeline:
             self._split_anew(splits, hold)
 
     def hungry(self) -> bool:
-        """Whether the planner could use another batch soon."""
+        """Return whether the planner could use another batch soon."""
         with self._lock:
             self._stages.check()
             return self._is_hungry()
 
     def feed(self, items: list[Item]) -> None:
-        """The next step's micro-batches, in memory of our own."""
+        """Give the planner the next step's micro-batches, in memory of our own."""
         with self._lock:
             self._stages.check()
             self._inbox.append(items)
             self._stages.wake("plan")
 
     def end(self) -> None:
-        """No more batches will come."""
+        """Announce that no more batches will come."""
         with self._lock:
             self._ended = True
             self._stages.wake("plan")
 
     def next(self, hold: Hold) -> Flight | None:
-        """The next step, its rows resident; None when all steps are done."""
+        """Return the next step, with its rows resident; None if all steps are done."""
         self._stages.wait(hold, self._is_ready, f"rows of step {self.done}", self.done)
         if not self._ready:
             return None
@@ -180,7 +180,7 @@ class Pipeline:
         return flight
 
     def _begin_move(self, flight: Flight) -> None:
-        """While this step computes, what the steps beside it need travels."""
+        """Let what the next step and the one before need travel while this step computes."""
         with self._lock:
             self._stages.check()
             for exchange in self._exchanges:
@@ -189,7 +189,7 @@ class Pipeline:
             self._stages.wake("move")
 
     def _load(self, flight: Flight) -> list[Leaving]:
-        """Make a step's rows resident; what leaves the caches."""
+        """Make a step's rows resident. Return what leaves the caches."""
         try:
             return [engine.load(work) for engine, work in zip(self._engines, flight.works, strict=True)]
         except BaseException as error:
@@ -197,12 +197,12 @@ class Pipeline:
             raise
 
     def _lose(self, what: str, error: BaseException | None = None) -> None:
-        """One engine has lost rows: the others have a step more or less than it has."""
+        """Record that rows are lost in all engines: one has lost some, and the others are a step ahead of it or behind."""
         for engine in self._engines:
             engine.lose(what, error)
 
     def _split_anew(self, splits: list[Split], hold: Hold) -> None:
-        """Before the next step: begin with empty caches, split as its plan says."""
+        """Begin the next step with empty caches, split as its plan says."""
         self._stages.wait(hold, lambda: self._written == self.done - 1, "write-backs", self.done - 1)
         try:
             for engine, split in zip(self._engines, splits, strict=True):
@@ -215,7 +215,7 @@ class Pipeline:
             self._stages.wake("fetch")
 
     def drain(self) -> None:
-        """Wait until all rows that have left the cache are in the store; no stall, for training does not wait for them."""
+        """Wait until all rows that have left the cache are in the store. This counts as no stall: training does not wait."""
         stall, blame = self.times.stall, dict(self.times.blame)
         with uninterrupted() as hold:
             self._stages.wait(hold, lambda: self._written == self.done - 1, "write-backs", self.done - 1)
@@ -224,11 +224,11 @@ class Pipeline:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing moves before the loop goes on."""
+        """True if nothing moves before the loop goes on."""
         return self._stages.failure is not None or self._stages.idle
 
     def close(self) -> None:
-        """Stop all stages; what was executed stays, what was only planned never happened."""
+        """Stop all stages. What was executed stays; what was only planned never happened."""
         if self._closed or os.getpid() != self._pid:  # in a forked child the threads are its parent's
             return
         with uninterrupted() as hold:
@@ -252,7 +252,7 @@ class Pipeline:
                 raise self._write_failure
 
     def abandon(self) -> None:
-        """Let the threads end by themselves; safe wherever the garbage collector may call it."""
+        """Let the threads end by themselves. The garbage collector may call this anywhere."""
         self._stages.abandon()
 
     def _is_ready(self) -> bool:
@@ -263,7 +263,7 @@ class Pipeline:
         return not self._ended and len(self._inbox) < BACKLOG and waiting <= self._plan.prefetch
 
     def _waits_for_split(self) -> bool:
-        """Whether the next step waits for the loop to split the caches anew."""
+        """Return whether the next step waits for the loop to split the caches anew."""
         flight = self._planned[0] if self._planned else None
         return flight is not None and flight.number == self.done and self._is_unsplit(flight)
 
@@ -271,14 +271,14 @@ class Pipeline:
         return flight.splits is not None and self._split_at != flight.number
 
     def _fits(self, taken: list[int], more: list[int]) -> bool:
-        """Whether staging has room in one of its halves; a step too large for it goes alone."""
+        """Return whether staging has room in one of its halves. A step too large for it goes alone."""
         halves = [half for engine in self._engines for half in engine.capacity.halves]
         return all(not t or t + m <= most for t, m, most in zip(taken, more, halves, strict=True))
 
-    # The stages, each in its thread.
+    # The stages, each in its own thread.
 
     def _plan_all(self) -> None:
-        """Enter batches, plan every step whose window is full; where the loop ends before them, others hear of it."""
+        """Let batches enter, and plan every step whose window is full. If the loop ends first, tell other trainers."""
         self._plan_until_the_end()
         if self._stages.failure is None:
             self._window.leave()
@@ -366,7 +366,7 @@ class Pipeline:
         return self._written >= after and self._fits(self._fetched_rows, rows)
 
     def _move_all(self) -> None:
-        """While a step computes: late gradients of the step before it, early values of the one after it."""
+        """While a step computes, move late gradients of the step before it and early values of the step after it."""
         stages, flight = self._stages, None
         try:
             while True:
@@ -390,9 +390,9 @@ class Pipeline:
                     exchange.end_move(error)
 
     def _move(self, flight: Flight, after: Flight | None) -> bool:
-        """What is critical, late gradients, then early values, of all collections; False when there is no time for all.
+        """Agree on what is critical, then move late gradients and early values, for all collections. False if stopped.
 
-        The last two are the loop's where it gives them to a GPU.
+        The moves are left to the loop if it issues them to a GPU.
         """
         stages, following = self._stages, [None] * len(flight.works) if after is None else after.works
         with stages.working("move", flight.number):
@@ -415,7 +415,7 @@ class Pipeline:
         return True
 
     def _write_all(self, name: str) -> None:
-        """Write evicted rows, in order. It outlives a failure elsewhere: the loop may be moving rows at that moment."""
+        """Write evicted rows, in order. Go on after a failure elsewhere: the loop may be moving rows at that moment."""
         stages = self._stages
         while True:
             with self._lock:
@@ -438,7 +438,7 @@ class Pipeline:
                     raise
             with self._lock:
                 self._writing.remove(number)
-                # All before the first that is under way, or that waits, are in the store.
+                # All steps before the first one that is being written, or that waits, are in the store.
                 self._written = min([*self._writing, *(n for n, _ in self._writes), self._evicted + 1]) - 1
                 _add(self._unwritten_rows, [-count for count in rows])
                 stages.wake("write", "write 2", "fetch", LOOP)
@@ -452,7 +452,7 @@ class Pipeline:
 
 
 def _moves(flight: Flight) -> dict[str, int]:
-    """How many rows a plan moves."""
+    """Return how many rows a plan moves."""
     return {
         "fetched": sum(step.fetches for step in flight.steps),
         "new": sum(len(step.new_keys) for step in flight.steps),

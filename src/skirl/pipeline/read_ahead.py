@@ -1,5 +1,5 @@
-"""Batches to evaluate on, the rows of each next one looked up while the model computes: nothing changes meanwhile, so a row
-that was looked up early is the row looked up late. Rows of batches before are at hand.
+"""Batches for evaluation. The rows of each next batch are looked up while the model computes. Nothing changes
+meanwhile, so they are the same as if they were looked up later. Rows of earlier batches are remembered.
 """
 
 import threading
@@ -17,7 +17,7 @@ from skirl.pipeline.batch_copy import own
 
 
 class Ahead:
-    """A thread that looks the ids of one batch after the other up.
+    """A thread that looks up the ids of one batch after another.
 
     >>> import torch, skirl
     >>> rows = skirl.EmbeddingBagCollection([skirl.Table("a", 100, 2)], optimizer=skirl.SGD(lr=0.1), cache=4).eval()
@@ -40,7 +40,7 @@ class Ahead:
             self._thread.start()
 
     def ask(self, sparse: Sparse) -> Found:
-        """Look ids up; what comes of it is there later."""
+        """Begin to look ids up. The result is there later."""
         found = Found(sparse)
         if self._thread is None:
             self._answer(sparse, found)
@@ -49,7 +49,7 @@ class Ahead:
         return found
 
     def close(self) -> None:
-        """End the thread, after what it is at."""
+        """End the thread, once it has finished its work."""
         if self._thread is not None:
             self._asked.put(None)
             self._thread.join()
@@ -67,9 +67,9 @@ class Ahead:
 
 @contextmanager
 def read_ahead(model: nn.Module, batches: Iterable[Batch], *, thread: bool = True) -> Iterator[Iterator[Batch]]:
-    """The same batches; where the model has one collection and gives it `batch.sparse` as it is, its rows come early.
+    """Yield the same batches. The rows come early if the model has one collection and gives it `batch.sparse` unchanged.
 
-    thread: False: they come no earlier, and from the memory of batches before all the same.
+    Without `thread`, they come no earlier, but rows of earlier batches are still remembered.
     """
     if sum(isinstance(module, Collection) for module in model.modules()) != 1:
         yield iter(batches)
@@ -91,7 +91,7 @@ def read_ahead(model: nn.Module, batches: Iterable[Batch], *, thread: bool = Tru
 def _in_turn(collection: Collection, ahead: Ahead, batches: Iterable[Batch]) -> Iterator[Batch]:
     fresh = getattr(batches, "yields_fresh", False)
     before: tuple[Batch, Found | None] | None = None
-    wanted = True  # until the model gives its embeddings something else than batch.sparse
+    wanted = True  # until the model gives its embeddings something other than batch.sparse
     for batch in batches:
         batch = batch if fresh else own(batch)  # the loader may reuse its buffers
         found = ahead.ask(batch.sparse) if wanted else None

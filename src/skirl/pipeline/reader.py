@@ -1,6 +1,6 @@
 """The reader: takes batches from the user's loader, and knows where in it a run is.
 
-The loader is read between steps, in the caller's thread: Python work in a thread beside the loop would slow each step.
+The loader is read between steps, in the caller's thread: Python work in another thread would slow down each step.
 """
 
 import copy
@@ -35,16 +35,16 @@ _END = object()
 
 @dataclass(frozen=True)
 class Place:
-    """Where in the data a run is, counting the batches that the loop was given, not those of the window."""
+    """Where in the data a run is, counted in batches that the loop was given, not in those of the window."""
 
     step: int = 0
     epochs: int = 0
     batches: int = 0
-    """Of this pass."""
+    """Batches of this pass."""
     loader: Any = None
-    """The loader's own state there, if it has one."""
+    """The loader's own state at this place, if it has one."""
     start: dict[str, Any] | None = None
-    """The random generators when this pass began: a DataLoader draws its order from them."""
+    """The random generators' states when this pass began: a DataLoader draws its order from them."""
 
 
 class Reader:
@@ -53,11 +53,11 @@ class Reader:
     **Arguments**
 
     - `loader`, `sparse`, `accumulate`: as given to `lookahead`.
-    - `resolvers`: what each collection makes of a batch's ids.
+    - `resolvers`: of each collection; they check a batch's ids and resolve them.
     - `watch`: notices a loader that hangs.
-    - `times`: where the time that reading takes is noted.
-    - `shards`: of a step that the loader yields; all but for one trainer of several.
-    - `whole`: whether a step counts only when all of these are there.
+    - `times`: records the time that reading takes.
+    - `shards`: how many of a step's shards this loader yields: all, unless there are several trainers.
+    - `whole`: whether a step counts only if all of its shards are there.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Reader:
         self._loader = loader
         self._sparse = sparse
         self.micros = accumulate * shards
-        """Micro-batches of a step."""
+        """Number of micro-batches in a step."""
         self._shards = shards
         self._whole_steps = whole or shards > 1
         self._resolvers = resolvers
@@ -84,16 +84,16 @@ class Reader:
         self._watch = watch
         self._times = times
         self._read = 0
-        """Batches read in this pass, in all passes for an iterator."""
+        """Batches read in this pass; for an iterator, in all passes."""
         self._source: Iterator[Any] | None = None
 
     @property
     def reads_once(self) -> bool:
-        """Whether the loader is an iterator, which cannot begin anew."""
+        """True if the loader is an iterator, which cannot start again."""
         return hasattr(self._loader, "__next__")
 
     def check_fresh(self) -> None:
-        """Refuse to start over what can be read only once."""
+        """Raise if the loader can be read only once and was read before."""
         if self._read and self.reads_once:
             raise RuntimeError(
                 "the loader is an iterator: batches that were read ahead are gone from it. Go on with the same pass (keep "
@@ -101,7 +101,7 @@ class Reader:
             )
 
     def check_state(self, state: Any) -> None:
-        """Have a loader that can tell refuse a state of another stream, before anything is restored."""
+        """Let a loader with `check_state` refuse the state of another stream, before anything is restored."""
         if state is not None and hasattr(self._loader, "check_state"):
             self._loader.check_state(state)  # type: ignore[attr-defined]
 
@@ -112,11 +112,11 @@ class Reader:
             self._source = self._open(place)
 
     def end(self) -> None:
-        """The pass is over."""
+        """End the pass."""
         self._source = None
 
     def pull(self, hold: Hold) -> list[Item]:
-        """One step's micro-batches; fewer than `micros` when the loader has no more."""
+        """Read one step's micro-batches; fewer than `micros` if the loader has no more."""
         assert self._source is not None
         started, first = time.monotonic(), self._read
         items = []
@@ -137,7 +137,7 @@ class Reader:
         return items
 
     def _whole(self, items: list[Item], hold: Hold) -> list[Item]:
-        """All of a step's shards or none: what is left at the loader's end and makes no step is left out."""
+        """Return all of a step's shards or none. At the loader's end, what makes no whole step is left out."""
         assert self._source is not None
         shards = [item.captured for item in items]
         if len(items) == self.micros:
@@ -158,7 +158,7 @@ class Reader:
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """The loader's code runs in this block, outside of a step."""
+        """Watch the loader's code in this block, outside of a step."""
         with uninterrupted() as hold:
             try:
                 with self._watch.reading(hold, 0):
@@ -181,7 +181,7 @@ class Reader:
         except (TypeError, ValueError) as error:
             raise type(error)(f"batch {self._read}: {error}") from None
         captured.hashes = hashes_of(captured)
-        # Ids that `sparse` made out of the batch are memory of their own; those that it found there weigh once.
+        # Ids that `sparse` made from the batch take memory of their own; those that it found there count once.
         nbytes = weigh(batch) if sparse is batch else weigh([batch, sparse])
         return Item(batch, captured, nbytes, self._loader_state())
 
@@ -198,19 +198,19 @@ class Reader:
             ) from None
 
     def _loader_state(self) -> Any:
-        """The loader's own state now; copied, since it may be the loader's living dict."""
+        """Return the loader's own state now. It is a copy, since the loader may go on changing its dict."""
         if not hasattr(self._loader, "state_dict"):
             return None
         return own_state(self._loader.state_dict())  # type: ignore[attr-defined]
 
     def _open(self, place: Place) -> Iterator[Any]:
-        """The loader's batches, from where the run is."""
+        """Return an iterator over the loader's batches, from where the run is."""
         known = place.loader is not None and hasattr(self._loader, "load_state_dict")
         if known:
             self._loader.load_state_dict(copy.deepcopy(place.loader))  # type: ignore[attr-defined]
         if not place.batches:
             return iter(self._loader)
-        # The pass began before: its opening draws again what it drew then, and the run's own draws stay as they are.
+        # The pass began before. Opening it draws the same numbers as then, and the run's own draws are not affected.
         now = rng_state.capture()
         try:
             if place.start is not None:
@@ -233,7 +233,7 @@ class Reader:
                 )
 
     def spool(self, place: Place, together: Together | None = None) -> list[Epoch]:
-        """The first pass of depth="epoch": the ids of all batches, for each collection; of all trainers, if `together`."""
+        """Run the first pass of depth="epoch": spool each collection's ids; with `together`, those of all trainers."""
         epochs = [Epoch(resolver.schema) for resolver in self._resolvers]
         step: list[Captured] = []
 
@@ -252,7 +252,7 @@ class Reader:
         try:
             with self._watched():
                 for number, batch in enumerate(self._open(place), start=1):
-                    if len(step) == self.micros:  # uneven, and not the last
+                    if len(step) == self.micros:  # an uneven step that is not the last
                         raise _refusal(step, number - 1)
                     step.append(capture(self._ids_of(batch), self._features))
                     if len(step) == self.micros and (self._shards == 1 or not _uneven(step)):
@@ -272,7 +272,7 @@ class Reader:
 
     @staticmethod
     def _joined(resolver: Resolver, step: list[Captured], together: Together | None) -> list[Positions]:
-        """The ids of a step's micro-batches, by bank."""
+        """Return the ids of a step's micro-batches, by bank."""
         try:
             banks = zip(*(resolver.positions(captured) for captured in step))
             return [Positions.joined(list(parts)) for parts in banks]
@@ -287,7 +287,7 @@ def _uneven(shards: list[Captured]) -> bool:
 
 
 def _refusal(shards: list[Captured], end: int) -> ValueError:
-    """The error for micro-batches of one step that differ in size; the batch `end` is the one after them."""
+    """Return the error for micro-batches of one step that differ in size. `end` is the batch after them."""
     sizes = ", ".join(str(shard.batch) for shard in shards)
     return ValueError(
         f"batches {end - len(shards)} to {end - 1} are the shards of one step and have {sizes} samples: have the loader "

@@ -9,15 +9,15 @@ from skirl.tools import rng_state
 
 
 class ShardsInLoop:
-    """What happens as micro-batches of steps with shards come into the loop and leave it.
+    """Does what is needed as micro-batches of steps with shards enter the loop and leave it.
 
     **Arguments**
 
-    - `model`: as given to `lookahead`.
-    - `shards`, `accumulate`: the same.
-    - `seed`: of the embeddings; random numbers are drawn by it, the step and the micro-batch.
+    - `model`: the model given to `lookahead`.
+    - `shards`, `accumulate`: as given to `lookahead`.
+    - `seed`: seed of the embeddings. Random numbers are drawn from it, the step and the micro-batch.
     - `mine`: the shards of this trainer.
-    - `peers`: all trainers, where there are several.
+    - `peers`: all trainers, if there are several.
     """
 
     def __init__(
@@ -29,34 +29,34 @@ class ShardsInLoop:
         self._dense = DenseSums(model, shards, accumulate, mine, peers)
 
     def check(self) -> None:
-        """Refuse a model whose results depend on who computes which shard, or which differs between trainers."""
+        """Raise if the model's results depend on who computes which shard, or if it differs between trainers."""
         check_sharded(self._model)
         if self._peers is not None:
             check_weights(self._model, self._peers)
 
     def open(self) -> None:
-        """A pass begins."""
+        """Begin a pass."""
         self._dense.open()
 
     def close(self) -> None:
-        """It is over."""
+        """End the pass."""
         rng_state.swap_out()
         self._dense.close()
 
     def comes(self, step: int) -> None:
-        """What is said to other trainers from here on is for a step."""
+        """Let what other trainers are told from here on be for this step."""
         if self._peers is not None:
             self._peers.comes(step)
 
     def begin(self, step: int, micro: int) -> None:
-        """A micro-batch comes into the loop."""
+        """Let a micro-batch enter the loop."""
         self._dense.begin(micro)
         rng_state.swap_in(self._seed, step, self._first + micro)
 
     def left(self, step: int, micro: int | None) -> None:
-        """The loop is over, of all trainers after the same step.
+        """End the loop, on all trainers after the same step.
 
-        micro: which micro-batch of a step was in the loop; None: the step's last one, or none.
+        `micro` is the micro-batch of a step that was in the loop; None: the step's last one, or none.
         """
         if self._peers is not None:
             leave(self._peers, step, micro)
@@ -66,6 +66,6 @@ class ShardsInLoop:
         self._dense.complete()
 
     def leave(self) -> None:
-        """It leaves the loop; what comes next, a loader's reading, is the run's own."""
+        """Let the micro-batch leave the loop. What comes next, such as reading the loader, draws the run's own numbers."""
         rng_state.swap_out()
         self._dense.leave()

@@ -1,8 +1,8 @@
-"""The planner alone, on a stream of keys: what a run would move, without a row moved.
+"""The planner alone, on a stream of keys: what a run would move, without moving a row.
 
-It drives the production `Planner`, so what it counts is what a run does: `skirl bench traffic` executes a run beside it and
-refuses to report when one of the counts differs. At batch 4,096 it plans 4 to 10 million ids a second on one shared core.
-Formulas for hit rates would be faster still, but they assume a stream without memory, and know nothing of a window.
+It uses the production `Planner`, so it counts what a run does: `skirl bench traffic` also executes the run and refuses
+to report if any count differs. At batch 4,096 it plans 4 to 10 million ids a second on one shared core. Formulas for
+hit rates would be faster still, but they assume a stream without memory, and know nothing of a window.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,13 +23,13 @@ Keys = list[np.ndarray]
 
 @dataclass(frozen=True)
 class Totals:
-    """What a run moves, in rows; the fields have the names of the engine's counters."""
+    """What a run moves, in rows. The fields have the names of the engine's counters."""
 
     steps: int = 0
     fetched: int = 0
-    """Rows brought in again, out of the store or out of a pending write-back."""
+    """Rows brought in again, from the store or from a pending write-back."""
     forwarded: int = 0
-    """Those of them out of a pending write-back."""
+    """Those of them that came from a pending write-back."""
     new: int = 0
     """First uses."""
     written: int = 0
@@ -46,8 +46,8 @@ def simulate(
 ) -> Totals:
     """Count what a run over these batches moves, from an empty cache and an empty store.
 
-    `hold_rows`, a bank: evicted rows that can be forwarded at any moment; it moves fetches from the store to forwarding and
-    changes no other count.
+    `hold_rows`: evicted rows of each bank that can be forwarded at any moment. It turns fetches from the store into
+    forwards and changes no other count.
 
     >>> from skirl import Table
     >>> schema = Schema.of([Table("a", 100, 4)])
@@ -74,9 +74,9 @@ def planned(
     *,
     hold_rows: Sequence[int] | None = None,
 ) -> Iterator[list[Step]]:
-    """The Steps of a run over these batches, one a bank, as soon as their window is full.
+    """Yield the Steps of a run over these batches, one for each bank, as soon as their window is full.
 
-    The window's cap in bytes counts the keys alone; a run counts what it holds of each batch.
+    The window's limit in bytes counts only the keys; a run counts all that it holds of each batch.
     """
     planner = Planner(bank_planners(schema, capacities, plan, Seen(schema), hold_rows=hold_rows), plan)
     if plan.depth != "epoch":

@@ -1,11 +1,11 @@
 """Stages: threads that share one lock, wait for each other, and fail together.
 
-Every wait of a stage ends when any other stage fails, and the loop hears of a failure at its next look, with the traceback
-of where it happened. One lock for all makes that simple; each stage and the loop wait on a condition of their own, because
-waking all of them at every change cost 0.2 ms a step of 1 ms. A queue a stage would have five locks, and a stage blocked on
-one of them would not hear that its neighbour died.
+Every wait of a stage ends when any other stage fails. The loop learns of a failure when it looks next, with the
+traceback of where it happened. One lock for all makes that simple. Each stage and the loop wait on their own condition,
+because waking all of them at every change cost 0.2 ms in a step of 1 ms. With a queue per stage there would be five
+locks, and a stage blocked on one of them would not learn that its neighbour died.
 
-Slow is not stuck: patience is over only when no stage has begun or ended anything for that long.
+Slow is not stuck: patience ends only when no stage has begun or ended anything for that long.
 """
 
 import logging
@@ -25,11 +25,11 @@ log = logging.getLogger("skirl")
 StageHook = Callable[[str, int], None]
 
 SLICE = 0.1
-"""Seconds that the loop waits before it looks for an interrupt."""
+"""Seconds that the loop waits before it checks for an interrupt."""
 POLL = 1.0
-"""Seconds that a stage waits before it looks whether it was abandoned."""
+"""Seconds that a stage waits before it checks whether it was abandoned."""
 GRACE = 5.0
-"""Seconds that closing goes on after a Ctrl-C."""
+"""Seconds that closing continues after a Ctrl-C."""
 
 
 @dataclass
@@ -38,18 +38,18 @@ class Times:
 
     busy: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("plan", "fetch", "write", "load"), 0.0))
     stall: float = 0.0
-    """The loop waited for rows."""
+    """Seconds that the loop waited for rows."""
     blame: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("plan", "fetch", "write"), 0.0))
-    """Of each stage: seconds that it was at work while the loop waited."""
+    """For each stage: seconds that it worked while the loop waited."""
     read: float = 0.0
-    """The loop waited for the user's loader."""
+    """Seconds that the loop waited for the user's loader."""
     timeline: Timeline | None = None
-    """Hears of each of these times, if there is one."""
+    """Receives each of these times, if there is one."""
 
     def tell(
         self, lane: str, what: str, step: int, began: float, ended: float, facts: Mapping[str, Any] | None = None
     ) -> None:
-        """Add an event to the timeline; steps count from 0 in each pass."""
+        """Add an event to the timeline. Steps count from 0 in each pass."""
         if self.timeline is not None:
             self.timeline.add(lane, what, step, began, ended, facts)
 
@@ -62,10 +62,10 @@ class Times:
 
 @dataclass(slots=True)
 class Note:
-    """What a stage does at a step, as the timeline shows it."""
+    """What a stage does in a step, as the timeline shows it."""
 
     what: str | None
-    """None: nothing came of it."""
+    """None: nothing came of it, and the timeline shows nothing."""
     facts: dict[str, int] = field(default_factory=dict)
 
 
@@ -82,14 +82,14 @@ class Stages:
         self._wakes = {name: threading.Condition(self.lock) for name in (*names, LOOP)}
         self._busy: dict[str, tuple[int, float] | None] = dict.fromkeys(names)
         self._waiting: float | None = None
-        """Since when the loop waits."""
+        """Since when the loop has been waiting."""
         self._until: dict[str, Callable[[], object]] = {}
-        """What each stage, and the loop, waits for now."""
+        """The condition that each stage, and the loop, waits for now."""
         self._moved = time.monotonic()
         self._threads: dict[str, threading.Thread] = {}
 
     def start(self, jobs: dict[str, Callable[[], None]]) -> None:
-        """Run each job in a thread of its own."""
+        """Run each job in its own thread."""
         try:
             for name, job in jobs.items():
                 thread = threading.Thread(target=self._guard, args=(name, job), name=f"skirl-{name}", daemon=True)
@@ -103,11 +103,11 @@ class Stages:
 
     @property
     def stopping(self) -> bool:
-        """Whether there is nothing to work for any more."""
+        """True if there is nothing left to work for."""
         return self.closing or self.failure is not None
 
     def pause(self, name: str, until: Callable[[], object]) -> None:
-        """Wait in a stage, which holds the lock; `until` must be true when stopping."""
+        """Wait in a stage, which holds the lock. `until` must be true when stopping."""
         if until():
             return
         self._until[name] = until
@@ -117,15 +117,15 @@ class Stages:
 
     @property
     def idle(self) -> bool:
-        """Whether no stage can go on before the loop does something."""
+        """True if no stage can continue before the loop does something."""
         with self.lock:
             waits = {name: self._until.get(name) for name, thread in self._threads.items() if thread.is_alive()}
             return all(until is not None and not until() for until in waits.values())
 
     def wake(self, *names: str) -> None:
-        """Something changed that these may wait for; the caller holds the lock.
+        """Wake those stages whose condition has become true. The caller holds the lock.
 
-        Only who can go on is woken: 2 of 5 wakes a step were for nothing, and each took the interpreter away twice.
+        Others are not woken: 2 of 5 wakes in a step were for nothing, and each took the GIL twice.
         """
         for name in names:
             until = self._until.get(name)
@@ -138,7 +138,7 @@ class Stages:
 
     @contextmanager
     def working(self, name: str, number: int) -> Iterator[Note]:
-        """A stage is at step `number`, and may note what for the timeline."""
+        """Time a stage's work on step `number`. The stage may set in the note what the timeline shows."""
         started = self._moved = time.monotonic()
         self._busy[name] = number, started
         note = Note(_kind(name))
@@ -156,7 +156,7 @@ class Stages:
                 self.times.tell(name, note.what, number, started, ended, note.facts)
 
     def call_hook(self, name: str, number: int) -> None:
-        """Tests slow a stage down here."""
+        """Call the hook. Tests slow a stage down here."""
         if self._hook is not None:
             self._hook(_kind(name), number)
 
@@ -172,7 +172,7 @@ class Stages:
     # The loop's side.
 
     def check(self) -> None:
-        """Raise what a stage has raised."""
+        """Raise the error of a stage that failed, or an error if the pass has ended."""
         if self.failure is not None:
             raise self.failure
         if self.closing:
@@ -181,7 +181,7 @@ class Stages:
             )
 
     def wait(self, hold: Hold, until: Callable[[], object], what: str, step: int = 0) -> None:
-        """Wait in the loop, which does not hold the lock; a failure of any stage or an interrupt is raised here."""
+        """Wait in the loop, which does not hold the lock. Raise if a stage fails or an interrupt comes."""
         began: float | None = None
         while True:
             with self.lock:
@@ -204,7 +204,7 @@ class Stages:
                 )
 
     def _waited(self, began: float, what: str, step: int) -> None:
-        """The loop goes on; it has the lock."""
+        """Record that the loop stops waiting. It holds the lock."""
         now, self._waiting = time.monotonic(), None
         self.times.stall += now - began
         for name, entry in self._busy.items():
@@ -213,19 +213,19 @@ class Stages:
         self.times.tell(LOOP, "wait", step, began, now, {"for": what})
 
     def close(self) -> None:
-        """Nothing more is to be done but to write what is left."""
+        """Let the stages end, after writing what is left."""
         with self.lock:
             self.closing = True
             self._wake_all()
 
     def abandon(self) -> None:
-        """Close without a lock, wherever the garbage collector may call it: stages hear of it within a second."""
+        """Close without the lock, so the garbage collector may call it anywhere. Stages notice within a second."""
         self.closing = True
 
     def join(self, hold: Hold) -> list[str]:
-        """Wait for the threads to end; the stages that are stuck, or that a Ctrl-C gave up.
+        """Wait for the threads to end. Return the stages that are stuck, or that a Ctrl-C gave up on.
 
-        A Ctrl-C leaves them a few seconds to write what is left, a second one does not.
+        A first Ctrl-C leaves them a few seconds to write what is left, a second one does not.
         """
         began = time.monotonic()
         last_word: float | None = None
@@ -251,9 +251,9 @@ class Stages:
         return time.monotonic() - (since if busy is None else busy[1]) > self._patience
 
     def what_is_busy(self) -> str:
-        """Which stage is at which step, and for how long."""
+        """Return which stage is at which step, and for how long."""
         now = time.monotonic()
-        # A stage ends its work while we look: take each entry once.
+        # A stage may end its work while we look, so read each entry only once.
         busy = [(name, *entry) for name in self._busy if (entry := self._busy[name]) is not None]
         return (
             ", ".join(f"the {_kind(n)} stage is at step {k} for {seconds(now - t)}" for n, k, t in busy)
@@ -262,7 +262,7 @@ class Stages:
 
 
 def _kind(name: str) -> str:
-    """What threads of one stage have in common.
+    """Return the stage that a thread belongs to.
 
     >>> _kind("write 2")
     'write'

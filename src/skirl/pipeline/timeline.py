@@ -1,12 +1,12 @@
-"""A run's timeline: what every thread did when, as a file for https://ui.perfetto.dev or chrome://tracing.
+"""The timeline of a run: what every thread did when, as a file for https://ui.perfetto.dev or chrome://tracing.
 
     read, wait, load, compute    in the lane of the training loop
     enter, plan | fetch | write  in a lane for each thread of the pipeline
 
-Each event names its step and the rows it moved, and arrows join those of one step: a fetch that lies under the compute of
-earlier steps is hidden, a `wait` is what was not. A step makes about 8 events of 164 bytes, 4 us each; a million steps
-make 1.3 GB, so trace some hundred. Lines go to the file every 32 KiB and every second, whole ones only, and memory stays at
-that. The array format needs no closing bracket, so the file of a killed run opens too. torch.profiler sees operators
+Each event names its step and the rows it moved, and arrows join those of one step. A fetch under the compute of earlier
+steps is hidden; a `wait` shows what was not hidden. A step makes about 8 events of 164 bytes, 4 us each. A million steps
+make 1.3 GB, so trace a few hundred. Whole lines go to the file every 32 KiB and every second, and memory does not grow
+beyond that. The array format needs no closing bracket, so the file of a killed run opens too. torch.profiler sees operators
 instead of steps, keeps all events in memory until it is stopped, and loses them when the run is killed.
 """
 
@@ -25,16 +25,16 @@ from skirl.tools.os_errors import why
 log = logging.getLogger("skirl")
 
 _MISTAKEN = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
-"""Where no file can be, whatever the disk is like: a path that was mistyped, which is told at once."""
+"""Errors of a path that was mistyped: no file can be there, whatever the state of the disk. These are raised at once."""
 LOOP = "loop"
 LANES = ("plan", "fetch", LOOP, "write", "write 2")
-"""From top to bottom: the way of a batch."""
+"""From top to bottom, in the order that a batch passes them."""
 FLUSH_BYTES = 32 << 10
 FLUSH_SECONDS = 1.0
 
 
 class Timeline:
-    """Writes events to a file as they end; any thread may add one. Opening it replaces the file.
+    """Writes events to a file as they end. Any thread may add one. Opening it replaces the file.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -49,9 +49,9 @@ class Timeline:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.first = 0
-        """Steps before the pass whose steps are added: they are counted from 0 in a pass, from 1 in the file."""
+        """Steps before the pass whose events are added: in a pass they count from 0, in the file from 1."""
         self.ended: str | None = None
-        """Why it ended before its run, where it did."""
+        """Why it ended before its run, if it did."""
         self._lock = threading.Lock()
         self._began = self._flushed = time.monotonic()
         self._lanes: dict[str, int] = {}
@@ -75,7 +75,7 @@ class Timeline:
     def add(
         self, lane: str, what: str, step: int, began: float, ended: float, facts: Mapping[str, Any] | None = None
     ) -> None:
-        """One event: `what` was done in `lane` for a step of this pass, between two times of `time.monotonic`."""
+        """Add an event: `what` was done in `lane` for a step of this pass, between two times of `time.monotonic`."""
         step += self.first + 1
         args = json.dumps({"step": step, **(facts or {})}, separators=(",", ":"))
         with self._lock:
@@ -92,7 +92,7 @@ class Timeline:
 
     @contextmanager
     def span(self, what: str, step: int) -> Iterator[None]:
-        """What the training loop does in this block is one event."""
+        """Add what the training loop does in this block as one event."""
         began = time.monotonic()
         try:
             yield
@@ -100,10 +100,10 @@ class Timeline:
             self.add(LOOP, what, step, began, time.monotonic())
 
     def close(self) -> None:
-        """Write what is left; more events are dropped."""
+        """Write what is left. Events after this are dropped."""
         with self._lock:
             if self._open:
-                # The comma of the last line wants one more event.
+                # The comma of the last line needs one more event.
                 self._lines.append('{"name":"process_sort_index","ph":"M","pid":1,"args":{"sort_index":0}}\n]')
                 self._write()
                 if self._open:
@@ -113,7 +113,7 @@ class Timeline:
     # Under the lock.
 
     def _lane(self, name: str) -> int:
-        """The number of a lane; a new one is named first."""
+        """Return the number of a lane. A new one is named first."""
         if name not in self._lanes:
             number = self._lanes[name] = len(self._lanes) + 1
             lane = f'"ph":"M","pid":1,"tid":{number}'
@@ -126,7 +126,7 @@ class Timeline:
         self._bytes += len(event) + 2
 
     def _write(self) -> None:
-        """A timeline must not end a run: where it cannot be written it ends itself."""
+        """Write the lines. If that fails, end the timeline: it must not end the run."""
         rest = memoryview(("\n".join(self._lines) + "\n").encode())
         self._lines.clear()
         self._bytes = 0
@@ -144,8 +144,8 @@ class Timeline:
 
 
 def read(path: str | Path) -> list[dict[str, Any]]:
-    """The events of a file, each with the name of its `lane`; of a run that was killed, all up to its last second."""
-    lines = Path(path).read_text().split("\n")[:-1]  # what no line end follows was torn
+    """Return the events of a file, each with the name of its `lane`. If the run was killed, all up to its last second."""
+    lines = Path(path).read_text().split("\n")[:-1]  # a last line without an end is incomplete
     found = [json.loads(line.removesuffix(",")) for line in lines if line.startswith("{")]
     lanes = {event["tid"]: event["args"]["name"] for event in found if event["name"] == "thread_name"}
     return [{**event, "lane": lanes[event["tid"]]} for event in found if event["ph"] == "X"]

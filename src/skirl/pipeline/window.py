@@ -1,7 +1,7 @@
-"""The window of one pass: batches that were read and not yet planned, from their ids to their Steps.
+"""The window of one pass: batches that were read and not planned yet, from their ids to their Steps.
 
-It belongs to the planner's thread. Its first batches decide how the caches are split between record widths; a batch that
-does not fit into its part begins a new window, and a new split.
+It belongs to the planner's thread. Its first batches decide how the caches are split between record widths. A batch
+that does not fit into its part begins a new window, and a new split.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,32 +35,32 @@ class Entry:
 
     items: list[Item]
     micros: list[list[Micro]]
-    """Of each collection."""
+    """By collection."""
     banks: list[Positions]
-    """The ids of all banks of all collections, those of the micro-batches joined."""
+    """The ids of all banks of all collections, joined over the micro-batches."""
     next_uses: list[np.ndarray] | None = None
-    """Of each bank, where the epoch is known."""
+    """By bank, if the epoch is known."""
     joined: Joined | None = None
-    """Where rows have owners: `banks` are then what all trainers ask of this one."""
+    """Set if rows have owners: `banks` are then what all trainers ask of this one."""
 
     @property
     def nbytes(self) -> int:
-        """What it holds in memory: the user's batch, and at most 16 bytes for each id in the planner."""
+        """Memory that it holds: the user's batch, and at most 16 bytes per id in the planner."""
         return sum(item.nbytes + 16 * len(item.captured.values) for item in self.items)
 
 
 class Window:
-    """From micro-batches to planned steps.
+    """Turns micro-batches into planned steps.
 
-    `enter` and `next` may raise what is wrong with a batch: an id out of range, more rows than the cache holds.
+    `enter` and `next` raise what is wrong with a batch: an id out of range, or more rows than the cache holds.
 
     **Arguments**
 
     - `engines`: the rows of each collection.
     - `plan`: how far to read.
-    - `epochs`: for each engine what is known of the whole epoch; none unless the depth is "epoch".
-    - `shards`, `mine`: of a step, and those of them that this trainer has; None: all.
-    - `together`: where rows have owners, this trainer's exchanges: `enter` and `end` wait for the others.
+    - `epochs`: what is known of the whole epoch, for each engine; empty unless the depth is "epoch".
+    - `shards`, `mine`: the shards of a step, and those that this trainer has; None: all.
+    - `together`: this trainer's exchanges, if rows have owners. `enter` and `end` then wait for the others.
     """
 
     def __init__(
@@ -74,25 +74,25 @@ class Window:
     ) -> None:
         self.entered = 0
         self.next_number = 0
-        """The step that is planned next."""
+        """Number of the step that is planned next."""
         self._engines = engines
         self._plan = plan
         self._epochs = epochs
         self._shards, self._mine = shards, mine
         self._planner: Planner[Entry] | None = None
         self._older: list[Planner[Entry]] = []
-        """Planners of steps before it that may not be executed yet."""
+        """Planners before it, whose steps may not all be executed yet."""
         self._checked: Planner[Entry] | None = None
-        """The planner that stopped at a batch which is known to fit into another split."""
+        """The planner that stopped at a batch that is known to fit with another split."""
         self._first: list[Entry] = []
-        """Batches that wait for a planner to be made,"""
+        """Batches that wait for a planner to be made."""
         self._wanted = 1 if all(engine.caches for engine in engines) else self._first_window
-        """and how many it takes."""
+        """How many of them it takes to make one."""
         self._splits: list[Split] | None = None
-        """How the caches are to be split from the next step on, where that changes."""
+        """How the caches are to be split from the next step on, if that changes."""
         ends = np.cumsum([len(engine.schema.banks) for engine in engines])
         self._banks = [slice(end - len(e.schema.banks), end) for e, end in zip(engines, ends, strict=True)]
-        """Which of all banks are those of each engine."""
+        """For each engine, which of all banks are its own."""
         self._ended = False
         self._together = together
         with self._told():
@@ -100,11 +100,11 @@ class Window:
                 engine.capacity.check_run(epoch.needs.tolist(), in_flight=2 * plan.hold)
 
     def __len__(self) -> int:
-        """Batches known to the planner and not yet planned."""
+        """Return the number of batches that the planner knows and has not planned yet."""
         return self._planner.window if self._planner else 0
 
     def enter(self, items: list[Item]) -> None:
-        """One more step's micro-batches: check their ids."""
+        """Check the ids of one more step's micro-batches, and let them enter."""
         if self._together is not None and self._together.ended:
             self._together.dropped += 1
             return
@@ -135,7 +135,7 @@ class Window:
             self._take(entry)
 
     def _take(self, entry: Entry) -> None:
-        """A batch waits for its planner, or for one to be made."""
+        """Give a batch to the planner, or keep it until there is one."""
         if self._due and self._planner is None:
             self._begin()
         if self._planner is not None:
@@ -146,19 +146,19 @@ class Window:
             self._begin()
 
     def end(self) -> None:
-        """No more batches will come."""
+        """Announce that no more batches will come."""
         if self._together is not None:
             self._together.end(self._vote())
         self._over()
 
     def leave(self) -> None:
-        """The loop has ended before the data: other trainers, which may wait for this one's next batch, hear of it."""
+        """Tell other trainers that the loop has ended before the data: they may be waiting for this one's next batch."""
         if self._together is not None and self._together.failure is None:
             self._together.end(self._vote())
 
     @property
     def over(self) -> bool:
-        """Whether no batch can come any more: another trainer had no more."""
+        """True if no batch can come any more, since this or another trainer has no more."""
         return self._ended
 
     def _over(self) -> None:
@@ -169,7 +169,7 @@ class Window:
             self._planner.end()
 
     def next(self) -> Flight | None:
-        """The next step, planned; None until the window is full, or when all is planned."""
+        """Plan the next step and return it. Return None until the window is full, or if all is planned."""
         flight = None
         with self._told():
             flight = self._next()
@@ -196,7 +196,7 @@ class Window:
         entry, steps = planned
         works = []
         for i, (engine, micros) in enumerate(zip(self._engines, entry.micros, strict=True)):
-            for micro in micros:  # only now: in the window bags would take more than the user's ids do
+            for micro in micros:  # only now: in the window, bags would take more memory than the user's ids
                 micro.ids = engine.resolver.resolve(micro.captured, micro.positions)
             work = Work(self.next_number, micros, steps[self._banks[i]], shards=self._shards, mine=self._mine)
             if entry.joined is not None:
@@ -208,13 +208,13 @@ class Window:
         return flight
 
     def executed(self, number: int) -> None:
-        """Steps before `number` are done."""
+        """Mark steps before `number` as done."""
         for planner in self._planners:
             planner.executed(number)
         self._older = [planner for planner in self._older if planner.end_number > number]
 
     def rollback(self, number: int) -> None:
-        """Steps from `number` on will not be executed."""
+        """Take back the steps from `number` on, which will not be executed."""
         for planner in self._planners:
             planner.rollback(number)
 
@@ -224,7 +224,7 @@ class Window:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """What goes wrong in this block is told to all trainers by the next exchange, and raised by it."""
+        """With several trainers, let the next exchange tell all of them what goes wrong in this block, and raise it then."""
         try:
             yield
         except (DoesNotFit, OrderChanged) as error:
@@ -234,20 +234,20 @@ class Window:
 
     @property
     def _due(self) -> int:
-        """Steps that all owners plan before the batch that came last enters."""
+        """Number of steps that all owners plan before the last batch to come enters."""
         return 0 if self._together is None else self._together.due
 
     def _vote(self) -> Vote:
-        """What this owner says of its window."""
+        """Return what this owner says about its window."""
         return Vote(0, 0) if self._planner is None else self._planner.vote()
 
     @property
     def _first_window(self) -> int:
-        """Batches that decide how the caches are split."""
+        """Number of batches that decide how the caches are split."""
         return min(FIRST_WINDOW, self._plan.depth) if isinstance(self._plan.depth, int) else FIRST_WINDOW
 
     def _begin(self) -> None:
-        """Plan the batches that came so far; their demand decides how caches are split that are not, or not any more."""
+        """Make a planner for the batches that came so far. Their demand decides splits that are missing or must change."""
         anew = bool(self._older)
         if anew:
             self._splits = [self._split(i) for i in range(len(self._engines))]
@@ -272,14 +272,14 @@ class Window:
         for entry in self._first:
             self._add(self._planner, entry)
         self._first.clear()
-        if self._due:  # these have been in the window for long: they enter before any is planned
+        if self._due:  # these were in the window before: they enter before any is planned
             self._planner.due = 0
             self._planner.next()
         if self._ended:
             self._planner.end()
 
     def _begin_anew(self, planner: Planner[Entry]) -> None:
-        """All before a batch that did not fit is planned: as many as a first window has decide on another split."""
+        """Begin a new window at a batch that did not fit; all before it is planned. Its first batches decide the split."""
         self._first = [entry for entry, *_ in planner.rest]
         self._older.append(planner)
         self._planner, self._wanted = None, self._first_window
@@ -290,7 +290,7 @@ class Window:
             self._begin()
 
     def _split(self, i: int) -> Split:
-        """How the cache of an engine is split for the first batches."""
+        """Return how the cache of an engine is split for the first batches."""
         first = self._first[: self._first_window]
         rows = [[distinct(part.keys()) for part in entry.banks[self._banks[i]]] for entry in first]
         try:
@@ -304,7 +304,7 @@ class Window:
             raise self._refusal(i, self._first, self.next_number) from None
 
     def _check_fits(self, planner: Planner[Entry], error: BatchTooLarge) -> None:
-        """Refuse a batch that its engine's cache cannot hold, however it is split."""
+        """Raise if its engine's cache cannot hold a batch, however it is split."""
         i = next(i for i, banks in enumerate(self._banks) if error.bank < banks.stop)
         entries = [entry for entry, *_ in planner.rest]
         if len(self._engines[i].schema.banks) == 1:
@@ -316,7 +316,7 @@ class Window:
             raise self._refusal(i, entries, error.number) from None
 
     def _refusal(self, i: int, entries: list[Entry], number: int) -> DoesNotFit:
-        """The error for the first of these batches, which knows what all others need; it is the batch `number`."""
+        """Return the error for the first of these batches, number `number`. It also says what all the others need."""
         capacity, in_flight = self._engines[i].capacity, 2 * self._plan.hold
         if self._epochs:
             needs = self._epochs[i].needs.tolist()
@@ -324,11 +324,11 @@ class Window:
         return capacity.refusal([self._needs(i, e) for e in entries], in_flight=in_flight, number=number)
 
     def _needs(self, i: int, entry: Entry) -> list[int]:
-        """Distinct rows of each bank of an engine."""
+        """Return the number of distinct rows of each bank of an engine."""
         return [len(distinct(part.keys())) for part in entry.banks[self._banks[i]]]
 
     def _first_uses(self, i: int, residents: list[Resident] | None) -> list[np.ndarray] | None:
-        """The first batch that uses each resident row, where the epoch is known."""
+        """Return the first batch that uses each resident row, if the epoch is known."""
         if residents is None or not self._epochs:
             return None
         return [self._epochs[i].first_uses(bank, resident.keys) for bank, resident in enumerate(residents)]

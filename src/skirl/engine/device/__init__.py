@@ -1,4 +1,4 @@
-"""What holds the cache and computes on it: host memory (`host.py`) or a GPU (`gpu.py`); `base.py` says what both do."""
+"""Devices that hold the cache and compute on it: host memory (`host.py`) or a GPU (`gpu.py`), as `base.py` defines."""
 
 import numpy as np
 import torch
@@ -6,11 +6,11 @@ import torch
 from skirl.engine.device.base import Device
 
 INTERPRET = "interpret"
-"""The name for the GPU's code in Triton's interpreter, on the CPU: for tests, and to step through it."""
+"""Name of the device that runs the GPU's code in Triton's interpreter, on the CPU: for tests and debugging."""
 
 
 def torch_device(name: str | torch.device) -> torch.device:
-    """Where the tensors of a device are; an unknown name is refused.
+    """Return where the tensors of a device are. Raise if its name is unknown.
 
     **Arguments**
 
@@ -30,12 +30,12 @@ def torch_device(name: str | torch.device) -> torch.device:
 
 
 def open_device(name: str | torch.device, dtype: np.dtype) -> Device:
-    """The device of that name.
+    """Return the device of that name.
 
     **Arguments**
 
     - `name`: "cpu", "cuda", "cuda:1" or "interpret".
-    - `dtype`: in which it computes.
+    - `dtype`: dtype of computation.
 
     >>> open_device("cpu", np.dtype(np.float32)).at
     device(type='cpu')

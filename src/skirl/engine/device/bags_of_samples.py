@@ -1,4 +1,4 @@
-"""What a device has to know of bags that samples share: where each row of the output has its ids, and samples by bag."""
+"""Layout of bags that samples share, for a device: the ids of each row of the output, and the samples of each bag."""
 
 import numpy as np
 
@@ -9,16 +9,16 @@ LAID = ("begin", "end", "copy", "copy_to", "fold", "fold_begin")
 
 
 def laid_out(ids: BankIds) -> dict[str, np.ndarray]:
-    """The bags of a bank whose samples share some, as pooling and summing take them: all are pooled as they lie, one row of
-    the output after the other, then bags are copied to samples; gradients are summed in the same way, by bag.
+    """Lay out the bags of a bank whose samples share some, for pooling and summing. All are pooled as they lie, one row
+    of the output after the other, then bags are copied to samples. Gradients are summed in the same way, by bag.
 
     **Arguments**
 
-    - `ids`: pooled ones, of one micro-batch.
+    - `ids`: pooled ids of one micro-batch.
 
-    `begin`, `end`: of each row of the output, its positions; of a sample whose bag is shared, none. `copy`, `copy_to`: of
-    each sample and shared feature, its bag and its row. `fold`: the rows of each bag's samples, ascending, and `fold_begin`,
-    [bags + 1], where they begin.
+    `begin`, `end`: the positions of each row of the output; none for a sample whose bag is shared. `copy`, `copy_to`:
+    the bag and the row of each sample and shared feature. `fold`: the rows of each bag's samples, ascending;
+    `fold_begin`, [bags + 1]: where they begin.
     """
     shared = ids.folded
     assert shared is not None
@@ -33,7 +33,7 @@ def laid_out(ids: BankIds) -> dict[str, np.ndarray]:
 
 @kernel
 def _lay(offsets, first, plain, batch, begin, end):
-    """Each row's positions; shared bags stand behind the samples' rows."""
+    """Write each row's positions. Shared bags come after the samples' rows."""
     features = len(plain)
     behind = batch * features
     for f in range(features):
@@ -47,7 +47,7 @@ def _lay(offsets, first, plain, batch, begin, end):
 
 @kernel
 def _group(bag, columns, features, row_of, begin, rows):
-    """The row of each sample and shared feature, and these rows by bag: a counting sort."""
+    """Write the row of each sample and shared feature, and these rows by bag: a counting sort."""
     begin[:] = 0
     samples, shared = bag.shape
     for sample in range(samples):

@@ -1,4 +1,4 @@
-"""What an engine asks of whatever holds one bank's cache and computes on it: host memory, or a GPU."""
+"""The interface of whatever holds one bank's cache and computes on it: host memory, or a GPU."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -20,64 +20,64 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class BankFacts:
-    """What is the same for all steps of one bank."""
+    """The facts about one bank that are the same for all steps."""
 
     number: int
-    """Which of the schema's banks."""
+    """Index of the bank in the schema."""
     dim: int
     width: int
-    """Numbers in a record: the weight and its optimizer's state; of half precision, words of two."""
+    """Numbers in a record: the weight and its optimizer's state. In half precision, words of two numbers."""
     features: int
-    """Rows of the output for each sample; 1 where nothing is pooled."""
+    """Rows of the output for each sample; 1 if nothing is pooled."""
     dtype: np.dtype
     kind: int
-    """Of the row optimizer, whose numbers may differ by table."""
+    """Kind of the row optimizer, whose numbers may differ by table."""
     initial_state: float
     """The first value of every number of a row's state."""
     clips: bool
-    """Whether the gradient of some table is clipped."""
+    """Whether the gradient of any table is clipped."""
     initial: InitialTable
     seed: int
     half: torch.dtype | None = None
-    """What rows are held in, if not in dtype."""
+    """Dtype that rows are held in, if not `dtype`."""
 
 
 @dataclass(slots=True)
 class Update:
-    """What a backward brings to change the rows of a step."""
+    """What a backward brings in order to change the rows of a step."""
 
     work: Work
     grads: torch.Tensor
-    """Of the outputs of all micro-batches, one after another: [bags, dim]; undefined where nothing is live."""
+    """Gradients of the outputs of all micro-batches, joined: [bags, dim]. Undefined where nothing is live."""
     live: np.ndarray
-    """Which rows of the outputs have a gradient: by row % size."""
+    """Mask of the output rows that have a gradient, by row % size."""
     scalars: np.ndarray
-    """Of each table, the numbers of its optimizer: [tables, k]."""
+    """The numbers of each table's optimizer: [tables, k]."""
     step: int
-    """Counted from the start of the run; part of the seed by which halves are rounded."""
+    """Number of the step in the run. It is part of the seed for rounding to half precision."""
     apart: torch.Tensor | None = None
-    """Gradients of the shared bags, where they are not behind `grads`."""
+    """Gradients of the shared bags, if they do not follow those in `grads`."""
 
 
 @dataclass(slots=True)
 class Sums:
-    """Gradients of a step, summed by row, or of a part of it."""
+    """Gradients of a step, or of a part of it, summed by row."""
 
     values: torch.Tensor
     """[rows, dim]; zeros where nothing counted."""
     counted: torch.Tensor
-    """bool [rows]: whether a position of the row had a gradient. A row without is not updated."""
+    """bool [rows]: whether any position of the row had a gradient. A row without one is not updated."""
 
 
 def joined_scales(ids: Sequence[BankIds], dtype: np.dtype) -> np.ndarray:
-    """Factors of all micro-batches' positions; ones where only some have them."""
+    """Return the factors of all micro-batches' positions, with ones where only some micro-batches have factors."""
     if not any(len(i.scale) for i in ids):
         return ids[0].scale
     return np.concatenate([i.scale if len(i.scale) else np.ones(i.count, dtype) for i in ids])
 
 
 def joined_bags(ids: Sequence[BankIds]) -> np.ndarray:
-    """The output's row of each position, the outputs of all micro-batches one after another."""
+    """Return the output row of each position, with the outputs of all micro-batches one after another."""
     if len(ids) == 1:
         return ids[0].bag_of
     starts = np.concatenate([[0], np.cumsum([i.bags for i in ids])])
@@ -85,7 +85,7 @@ def joined_bags(ids: Sequence[BankIds]) -> np.ndarray:
 
 
 class BankRows(ABC):
-    """The cache of one bank, the buffers of rows on their way, and what is computed on them.
+    """The cache of one bank, the buffers of rows on their way, and the computation on them.
 
     Rows and gradients are torch tensors on the device; ids and keys are numpy arrays on the host, where the oracle plans.
     """
@@ -96,12 +96,12 @@ class BankRows(ABC):
     @property
     @abstractmethod
     def staging_bytes(self) -> int:
-        """Memory of the buffers of rows on their way, now."""
+        """Bytes of the buffers of rows on their way, now."""
 
     @property
     @abstractmethod
     def buffers_in_use(self) -> int:
-        """How many of these buffers have an owner."""
+        """Number of these buffers that have an owner."""
 
     @property
     @abstractmethod
@@ -110,132 +110,133 @@ class BankRows(ABC):
 
     @abstractmethod
     def allocate(self, slots: int, staging_rows: int) -> Records:
-        """Make the cache; the one before is gone. staging_rows: how many rows free buffers may hold."""
+        """Allocate the cache; the one before is gone. Free buffers are dropped beyond `staging_rows` rows in all of them."""
 
     @abstractmethod
     def forget_moves(self) -> None:
-        """Everything is written and nothing will be forwarded: release what is on its way."""
+        """Release what is on its way. All must be written, and nothing is forwarded any more."""
 
-    # The way of a step. `arriving` and `shipped` run in the fetch stage, `written` in the write stage, the rest in the loop.
+    # A step's way. `arriving` and `shipped` run in the fetch stage, `written` in the write stage, the rest in the loop.
 
     @abstractmethod
     def arriving(self, work: Work) -> Any:
-        """Make room for what a step fetches; `room(arrival)` is where to read it to."""
+        """Make room for what a step fetches, and return a handle to it."""
 
     @abstractmethod
     def room(self, arrival: Any) -> np.ndarray:
-        """The host's array that the fetched records are read into."""
+        """Return the host's array that the fetched records are to be read into."""
 
     @abstractmethod
     def shipped(self, arrival: Any, work: Work) -> None:
-        """The records were read: send them to the device."""
+        """Send the records to the device, now that they were read."""
 
     @abstractmethod
     def load(self, work: Work, arrival: Any) -> Any:
-        """Evict, forward, put what was fetched, make new rows; returns the rows that leave."""
+        """Evict, forward, put what was fetched, and make new rows. Return a handle to the rows that leave."""
 
     @abstractmethod
     def landed(self, leaving: Any) -> np.ndarray:
-        """The records of rows that left, on the host; waits until they are there."""
+        """Wait until the records of rows that left are on the host, and return them."""
 
     @abstractmethod
     def written(self, leaving: Any) -> None:
-        """The rows that left are in the store."""
+        """Release the rows that left: they are in the store."""
 
     # Computing.
 
     @abstractmethod
     def pool(self, work: Work, micro: int) -> torch.Tensor:
-        """The output of one micro-batch of the current step: [bags, dim], shared bags behind the samples' rows."""
+        """Return a micro-batch's output in the current step: [bags, dim], shared bags after the samples' rows."""
 
     @abstractmethod
     def pool_rows(self, rows: np.ndarray, ids: BankIds, place: np.ndarray) -> torch.Tensor:
-        """The same, out of records on the host; place: which record each id has."""
+        """Return the same from records on the host. `place` is the index of each id's record."""
 
     @abstractmethod
     def fold(self, shared: Shared, grad: torch.Tensor | None, into: torch.Tensor) -> None:
-        """Put the gradients of shared bags to `into`, [shared bags, dim]: sums over their samples, ascending, from 0.
+        """Write the gradients of shared bags to `into`, [shared bags, dim]: sums over their samples, ascending, from 0.
 
         **Arguments**
 
         - `shared`: which sample has which bag.
-        - `grad`: of the samples' rows, [batch * features, dim]; None: they have none.
-        - `into`: as said.
+        - `grad`: gradient of the samples' rows, [batch * features, dim]; None: they have none.
+        - `into`: as above.
         """
 
     @property
     def reads_apart(self) -> bool:
-        """Whether `update` may get the gradients of shared bags apart from the others."""
+        """Whether `update` can take the gradients of shared bags apart from the others."""
         return False
 
     @abstractmethod
     def update(self, update: Update) -> None:
         """Sum the gradients of every row of the current step and apply the optimizer once.
 
-        That is `apply` of `sums`; in one pass where a step has one micro-batch.
+        This is `apply` of `sums`, in one pass if the step has one micro-batch.
         """
 
-    # The two halves of an update, with room between them for the sums of others.
+    # The two halves of an update. The sums of other trainers come in between.
 
     moves_ahead = False
-    """Whether `values_ahead` and `apply` of other steps may run while a step computes: then it has the three below it.
+    """Whether `values_ahead`, and `apply` for other steps, may run while a step computes.
 
-    That is by another thread, or, where the device `issues_moves`, by the loop's, `aside`.
+    It then has `picked` and `place` too. All of them run on another thread or, if the device `issues_moves`, on the
+    loop's, through `aside`.
     """
 
     def branch(self) -> None:
-        """What is moved aside from here on finds rows as they are now."""
+        """Let what moves aside from here on find rows as they are now."""
         return
 
     def aside(self, work: Callable[..., T], *args: Any) -> T:
-        """Have the device do this beside what it computes."""
+        """Have the device do this work alongside its computation, and return what it returns."""
         return work(*args)
 
     def join(self) -> None:
-        """What was moved aside is done before what follows."""
+        """Finish what was moved aside before anything that follows."""
         return
 
     @abstractmethod
     def values(self, work: Work, which: np.ndarray | None = None) -> torch.Tensor:
-        """The weights of the current step's rows, one for each position, or for each in `which`: [positions, dim]."""
+        """Return the weights of the current step's rows, one for each position, or only `which`: [positions, dim]."""
 
     def values_ahead(self, work: Work, which: np.ndarray | None = None) -> torch.Tensor:
-        """The same before the step's `load`, of rows that the step in the loop does not change."""
+        """Return the same before the step's `load`, for rows that the step in the loop does not change."""
         raise NotImplementedError
 
     def picked(self, vectors: torch.Tensor, which: np.ndarray) -> torch.Tensor:
-        """Some of these vectors; which: int32."""
+        """Return some of these vectors. `which` is int32."""
         raise NotImplementedError
 
     def place(self, into: torch.Tensor, which: np.ndarray, vectors: torch.Tensor) -> None:
-        """Put vectors to `into[which]`; which: int32, distinct."""
+        """Put vectors in `into[which]`. `which` is int32 and distinct."""
         raise NotImplementedError
 
     @abstractmethod
     def sums(self, update: Update, block: range | None = None) -> Sums:
-        """The gradients of every row: of each micro-batch, then over their tree; of the leaves in `block` alone."""
+        """Sum the gradients of every row: within each micro-batch, then along the tree. `block`: only these leaves."""
 
     @abstractmethod
     def combined(self, work: Work, parts: Parts, given: Sums) -> Sums:
-        """The sums of every row out of partial ones: `given` has one for each position, `parts` says of which subtree."""
+        """Sum every row from partial sums: `given` has one for each position, and `parts` says of which subtree."""
 
     @abstractmethod
     def apply(self, work: Work, sums: Sums, scalars: np.ndarray, step: int, times: float = 1.0) -> None:
-        """Give every row's sum, times a factor, to the optimizer. scalars, step: as in `Update`."""
+        """Give every row's sum, multiplied by `times`, to the optimizer. `scalars` and `step` are as in `Update`."""
 
     @abstractmethod
     def weight_grad(self, work: Work, micro: int, grad: torch.Tensor, live: np.ndarray) -> np.ndarray:
-        """For each position, the dot product of its bag's gradient and its row before the update."""
+        """Return for each position the dot product of its bag's gradient and its row before the update."""
 
     # Rows by their slots, for everything but training.
 
     @abstractmethod
     def read(self, slots: np.ndarray) -> np.ndarray:
-        """Records of some slots, on the host."""
+        """Return the records of some slots, on the host."""
 
     @abstractmethod
     def write(self, slots: np.ndarray, records: np.ndarray) -> None:
-        """Records from the host into some slots."""
+        """Write records from the host to some slots."""
 
 
 class Device(ABC):
@@ -244,18 +245,18 @@ class Device(ABC):
     at: torch.device
     """Where the outputs are."""
     by_any_thread = False
-    """Whether another thread than the one that computes may pool rows."""
+    """Whether threads other than the one that computes may pool rows."""
     issues_moves = False
-    """Whether the loop's thread gives it what travels between trainers while a step computes, on a stream of its own."""
+    """Whether the loop's thread gives it what travels between trainers while a step computes, on a separate stream."""
 
     @abstractmethod
     def banks(self, facts: Sequence[BankFacts]) -> list[BankRows]:
-        """One bank for each."""
+        """Return one bank for each of `facts`."""
 
     @abstractmethod
     def free_bytes(self) -> int:
-        """Bytes free now for a cache."""
+        """Return the bytes that are free now for a cache."""
 
     @abstractmethod
     def empty(self, rows: int, dim: int) -> torch.Tensor:
-        """Memory for an output or its gradient; its contents are undefined."""
+        """Return memory for an output or its gradient, with undefined contents."""

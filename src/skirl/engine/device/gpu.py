@@ -1,4 +1,4 @@
-"""The cache in a GPU's memory. Rows and plans come and go on streams of their own. **Not run on a GPU yet.**"""
+"""The cache in a GPU's memory. Rows and plans come and go on separate streams. **Not run on a GPU yet.**"""
 
 import os
 import sys
@@ -21,7 +21,7 @@ from skirl.engine.work import Work
 from skirl.oracle.step import Step
 from skirl.tools.machine import free_bytes
 
-# What has to hold between streams, and what sees to it. All else is ordered by the loop's stream, or by a block's owner.
+# What has to hold between streams, and what ensures it. All else is ordered by the loop's stream, or by a block's owner.
 #
 # fetched rows and plan are copied before they are used      the loop's stream waits for the inward event
 # a block is not filled again while its rows are in use      the inward stream waits for the event of its last use
@@ -32,13 +32,13 @@ from skirl.tools.machine import free_bytes
 
 _TORCH = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}
 PLANS_KEPT = 4
-"""Free buffers of plans that are kept: as many as steps are on their way."""
+"""Free buffers of plans that are kept: as many as there are steps on their way."""
 _PIECE = 32 << 20
-"""Bytes of rows that are read at a time when the whole cache is read."""
+"""Bytes of rows that are read at a time if the whole cache is read."""
 
 
 def open_gpu(at: torch.device, dtype: np.dtype) -> "Gpu":
-    """A GPU; Triton's interpreter where the tensors are on the CPU."""
+    """Return a GPU, or Triton's interpreter if tensors are on the CPU."""
     if at.type == "cuda":
         if not torch.cuda.is_available():
             raise ValueError(
@@ -51,7 +51,7 @@ def open_gpu(at: torch.device, dtype: np.dtype) -> "Gpu":
             )
         at = torch.device("cuda", torch.cuda.current_device() if at.index is None else at.index)
         return Gpu(at, dtype, CudaStreams(at))
-    if "triton" not in sys.modules:  # it looks once, when it is imported
+    if "triton" not in sys.modules:  # it reads this once, when it is imported
         os.environ["TRITON_INTERPRET"] = "1"
     from skirl.engine.kernels.gpu_math import INTERPRETED
 
@@ -81,7 +81,7 @@ class Gpu(Device):
     def free_bytes(self) -> int:
         if self.at.type != "cuda":
             return free_bytes()
-        # What torch has reserved and does not use is free for a cache.
+        # What torch has reserved but does not use is free for a cache.
         kept = torch.cuda.memory_reserved(self.at) - torch.cuda.memory_allocated(self.at)
         return torch.cuda.mem_get_info(self.at)[0] + kept
 
@@ -103,16 +103,16 @@ class GpuRows(GpuMoves):
         self._kernels = gpu.kernels
         self._record_bytes = facts.width * facts.dtype.itemsize
         self.blocks = Blocks(gpu.at, self._streams.here, most=0)
-        """Of rows on their way."""
+        """Buffers of rows on their way."""
         self.plans = Blocks(gpu.at, self._streams.here, most=1 << 62, kept=PLANS_KEPT)
         self.cache = torch.empty((0, facts.width), dtype=gpu.dtype, device=gpu.at)
-        """The records, as they travel."""
+        """The records, in the dtype in which they travel."""
         self.rows = self.cache
         """The same memory, in the dtype of its numbers."""
         self._pending: dict[int, Departure] = {}
         self._now = None
         self._bags: dict[int, tuple[np.ndarray, torch.Tensor]] = {}
-        """By size, the bags of a batch with one id a bag: all batches of that size have the same."""
+        """By size: the bags of a batch with one id a bag. All batches of that size have the same."""
         self._small = {}
         self._nothing = torch.empty(0, dtype=torch.int32, device=gpu.at)
         self._no_scale = torch.empty(0, dtype=gpu.dtype, device=gpu.at)
@@ -174,7 +174,7 @@ class GpuRows(GpuMoves):
         plan = self.plans.take(packed.nbytes)
         for block in (rows, plan):
             if block.copied is not None:
-                block.copied.synchronize()  # before the host's side is written to; mostly long past
+                block.copied.synchronize()  # before the host's side is written to; mostly passed long ago
         return Arrival(work, rows, plan, packed, [i.scale for i in ids], forwards, shared, tree)
 
     def room(self, arrival: Arrival) -> np.ndarray:
@@ -222,7 +222,7 @@ class GpuRows(GpuMoves):
 
         compute.run(move)
         pending[step.number] = leaving
-        self.blocks.retain(block)  # one owner is the write-back, the other the chance to forward
+        self.blocks.retain(block)  # one owner is the write-back, the other a possible forward
         if count:
             streams.outward.wait(compute.record())
             nbytes = count * self._record_bytes
@@ -241,7 +241,7 @@ class GpuRows(GpuMoves):
         self.blocks.release(leaving.block)
 
     def _let_go(self, step: Step) -> None:
-        """Release what the steps before this one needed."""
+        """Release what only the steps before this one needed."""
         for number in [n for n in self._pending if n < step.hold_from]:
             self._release(self._pending.pop(number).block)
         if self._now is not None:
@@ -253,7 +253,7 @@ class GpuRows(GpuMoves):
         (blocks or self.blocks).release(block)
 
     def _shared_bags(self, ids: list[BankIds]) -> torch.Tensor | None:
-        """The bags of a batch with one id a bag: sent once, since every such batch has the same."""
+        """Return the bags of a batch with one id a bag. They are sent once, since every such batch has the same."""
         if len(ids) > 1 or not ids[0].one_each or not ids[0].pooled or len(ids[0].scale):
             return None
         bags = ids[0].bag_of
@@ -261,7 +261,7 @@ class GpuRows(GpuMoves):
         if known is None and len(self._bags) < PLANS_KEPT:
             kept: list[torch.Tensor] = []
             self._streams.inward.run(lambda: kept.append(self._gpu.up(bags)))
-            self._streams.inward.record().synchronize()  # once for each size of a batch
+            self._streams.inward.record().synchronize()  # once per batch size
             known = self._bags[len(bags)] = bags, kept[0]
         return known[1] if known is not None and known[0] is bags else None
 
@@ -312,7 +312,7 @@ class GpuRows(GpuMoves):
         assert self._now is not None
         mine = [m.ids[self.facts.number].folded is shared for m in self._now.work.micros]
         laid = of_micro(self._now.views, mine.index(True))
-        # A bag's gradient is the sum of some rows, as a bag is.
+        # A bag's gradient is a sum of rows, as the bag itself is.
         arguments = grad, self.facts.dim, laid["fold"], laid["fold_begin"], 1, self._no_scale, into
         self._streams.compute.now(lambda: self._kernels.pool(*arguments))
 
@@ -320,7 +320,7 @@ class GpuRows(GpuMoves):
         self, rows: torch.Tensor, places: torch.Tensor, shared: Shared, laid: dict[str, torch.Tensor],
         scale: torch.Tensor, out: torch.Tensor,
     ) -> None:  # fmt: skip
-        """Pool plain features and shared bags, and copy these to their samples."""
+        """Pool plain features and shared bags, and copy the latter to their samples."""
         self._kernels.pool(rows, self.facts.dim, places, laid["begin"], 1, scale, out, laid["end"])
         self._kernels.move(out[shared.samples :], laid["copy"], out[: shared.samples], laid["copy_to"])
 
@@ -341,7 +341,7 @@ class GpuRows(GpuMoves):
         return self._streams.compute.now(dots)
 
     def _read_from(self, work: Work, views: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """What a step's positions read, and their places in it: the cache, or the values that owners sent."""
+        """Return what a step's positions read, and their places in it: the cache, or the values that owners sent."""
         return (work.values[self.facts.number], views["place"]) if work.reads else (self.rows, views["slots"])
 
     def _up(self, array: np.ndarray) -> torch.Tensor:
@@ -363,7 +363,7 @@ class GpuRows(GpuMoves):
         self._streams.compute.now(lambda: self._kernels.put(self.cache, up(part), up(records)))
 
     def copied(self, places: np.ndarray) -> "OnItsWay":
-        """Records of some slots as they will be after all work that the loop's stream has now."""
+        """Return records of some slots, as they will be after all work that is now on the loop's stream."""
         compute, outward = self._streams.compute, self._streams.outward
         rows, gathered = compute.now(lambda: (self._gathered(places), self._streams.here()))
         compute.wait(gathered)  # the loop may have moved to another stream, while this thread gathered on its last one

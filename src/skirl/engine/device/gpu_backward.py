@@ -17,7 +17,7 @@ from skirl.oracle.step import Step
 
 
 class Computes(Protocol):
-    """What is asked of the GPU."""
+    """What is needed from the GPU."""
 
     at: torch.device
     dtype: torch.dtype
@@ -30,7 +30,7 @@ class Computes(Protocol):
 
 
 class GpuBackward(BankRows):
-    """What a bank on a GPU does after its forward. Work on a stream may run later: it holds all that it needs."""
+    """What a bank on a GPU does after its forward. Work on a stream may run later, so it holds all that it needs."""
 
     rows: torch.Tensor
     """The cache, in the dtype of its numbers."""
@@ -39,7 +39,7 @@ class GpuBackward(BankRows):
     _nothing: torch.Tensor
     _no_scale: torch.Tensor
     _now: Arrival | None
-    """That of the current step."""
+    """The arrival of the current step."""
     _small: dict[str, tuple[bytes, torch.Tensor]]
 
     def update(self, update: Update) -> None:
@@ -70,7 +70,7 @@ class GpuBackward(BankRows):
         self._streams.compute.run(apply)
 
     def _here(self) -> Stream:
-        """The stream that work now goes to."""
+        """Return the stream that work goes to now."""
         raise NotImplementedError
 
     def sums(self, update: Update, block: range | None = None) -> Sums:
@@ -117,7 +117,7 @@ class GpuBackward(BankRows):
 
         def apply() -> None:
             named = {"rows": self._gpu.up(of.rows), "keys": self._gpu.up(of.keys)} if views is None else views
-            # Now they are rows with one position each, whose gradient is the sum.
+            # The sums are applied as the gradients of rows with one position each.
             each = torch.arange(rows + 1, dtype=torch.int32, device=at)
             scale = self._no_scale if times == 1 else torch.full((rows,), times, dtype=self._gpu.dtype, device=at)
             groups = each, each[:-1], each[:-1], scale, sums.values, sums.counted
@@ -127,7 +127,7 @@ class GpuBackward(BankRows):
         stream.run(apply)
 
     def _planned(self, step: Step) -> dict[str, torch.Tensor] | None:
-        """The arrays of the step in the loop; None of another, or of some rows of it."""
+        """Return the arrays of the step in the loop. None for another step, or for some rows of that one."""
         now = self._now
         return now.views if now is not None and step is now.work.steps[self.facts.number] else None
 
@@ -152,7 +152,7 @@ class GpuBackward(BankRows):
         )  # fmt: skip
 
     def _current(self, work: Work) -> Arrival:
-        # An owner's work may be narrowed to some rows of the step: its micro-batches are the same.
+        # An owner's work may be narrowed to some rows of the step; its micro-batches are the same.
         assert self._now is not None and self._now.work.micros is work.micros, "rows of another step are in place"
         return self._now
 
@@ -160,7 +160,7 @@ class GpuBackward(BankRows):
         return arrival.views["bag_of"] if arrival.shared_bags is None else arrival.shared_bags
 
     def _scales(self, arrival: Arrival) -> np.ndarray | None:
-        """The factors of all positions, where the loop has set others than were sent."""
+        """Return the factors of all positions if the loop has set others than were sent, else None."""
         ids = [m.ids[self.facts.number] for m in arrival.work.micros]
         same = all(i.scale is sent for i, sent in zip(ids, arrival.scales, strict=True))
         return None if same else joined_scales(ids, self.facts.dtype)
@@ -171,7 +171,7 @@ class GpuBackward(BankRows):
         return self._gpu.up(scales) if len(scales) else self._no_scale
 
     def _remembered(self, name: str, array: np.ndarray) -> torch.Tensor:
-        """A small array on the device, copied again only when it has changed."""
+        """Return a small array on the device. It is copied again only if it has changed."""
         content = array.tobytes()
         if name not in self._small or self._small[name][0] != content:
             self._small[name] = content, self._gpu.up(array)

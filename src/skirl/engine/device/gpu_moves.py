@@ -1,4 +1,4 @@
-"""What a bank on a GPU moves for the steps beside the one in the loop, on a stream of its own. **Not run on a GPU yet.**"""
+"""Moves of a bank on a GPU for steps other than the one in the loop, on a separate stream. **Not run on a GPU yet.**"""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -13,25 +13,25 @@ from skirl.engine.work import Work
 
 T = TypeVar("T")
 
-# What has to hold between the loop's stream and the one aside, and what sees to it. On each of the two all is in order.
+# What has to hold between the loop's stream and the one aside, and what ensures it. Each of the two keeps its own order.
 #
 # rows and gradients aside are those of the step before     `branch`: aside waits for the loop's stream
 # early values of rows that come are there                  `values_ahead`: aside waits for the inward event
 # no row leaves, and no value is read, before it moved      `join`: the loop's stream waits for aside, before it loads a step
-# memory of one stream is not given away under the other    `picked` and `place` keep what they get
+# memory of one stream is not reused under the other        `picked` and `place` keep what they get
 
 
 class GpuMoves(GpuBackward):
-    """The loop gives all moves to the device, in one order on all trainers; the device does them beside what it computes."""
+    """The loop gives all moves to the device, in one order on all trainers. The device does them while it computes."""
 
     moves_ahead = True
     rows: torch.Tensor
     _pending: dict[int, Departure]
     _fill: Callable[..., None]
-    """First records of rows: of these keys, to these slots of an array."""
+    """Writes the first records of rows: of these keys, to these slots of an array."""
     _is_aside = False
     _where: np.ndarray
-    """By slot, of rows that come, where their records are; -1 in between."""
+    """By slot, for rows that are coming: the index of their records. -1 otherwise."""
 
     def branch(self) -> None:
         self._streams.begin()
@@ -48,7 +48,7 @@ class GpuMoves(GpuBackward):
         self._streams.compute.wait(self._streams.aside.record())
 
     def _here(self) -> Stream:
-        """The stream that work now goes to."""
+        """Return the stream that work goes to now."""
         if self._is_aside:
             return self._streams.aside
         self._streams.begin()  # autograd's thread has the stream of the forward
@@ -69,7 +69,7 @@ class GpuMoves(GpuBackward):
         slots = step.slots if which is None else step.slots[which]
 
         def values() -> torch.Tensor:
-            # Whatever is there now, in the places of rows that are still to come.
+            # Rows that are still to come get whatever is in their slots now.
             out = self._weights(self.rows, self._gpu.up(slots))
             fetched = arrival.rows.on_device(len(step.fetch_keys), facts.width, self._gpu.dtype)
             coming: list[tuple[np.ndarray, np.ndarray, torch.Tensor]] = []
@@ -110,11 +110,11 @@ class GpuMoves(GpuBackward):
         stream.run(put)
 
     def _weights(self, rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """The weights of some records, in what is computed in."""
+        """Return the weights of some records, in the dtype of computation."""
         out = self._gpu.empty(len(slots), self.facts.dim)
         self._gpu.kernels.pool(rows, self.facts.dim, slots, self._nothing, 1, self._no_scale, out)
         return out
 
     def _numbers(self, records: torch.Tensor) -> torch.Tensor:
-        """Records as they travel, in the dtype of their numbers."""
+        """Return records in the dtype of their numbers, from the one in which they travel."""
         return records.view(self.facts.half) if self.facts.half else records

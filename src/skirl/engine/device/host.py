@@ -21,7 +21,7 @@ from skirl.tools.threads import run
 
 
 def array_of(bank: BankRows) -> np.ndarray:
-    """The cache's array, for benchmarks that fill it by hand."""
+    """Return the cache's array, for benchmarks that fill it by hand."""
     assert isinstance(bank, HostRows), "only a cache in host memory is an array"
     return bank.array
 
@@ -46,7 +46,7 @@ class Host(Device):
 
 
 class HostRows(BankRows):
-    """One bank in host memory. An arrival is the array that the store reads into; rows that leave are an array too."""
+    """One bank in host memory. Both an arrival and the rows that leave are arrays; the store reads into the former."""
 
     moves_ahead = True
 
@@ -57,7 +57,7 @@ class HostRows(BankRows):
         self._buffers = buffers
         self._pending: dict[int, np.ndarray] = {}
         self._where = np.empty(0, np.int32)
-        """By slot, of rows that come, where their records are; -1 in between."""
+        """By slot, for rows that are coming: the index of their records. -1 otherwise."""
 
     @property
     def staging_bytes(self) -> int:
@@ -77,7 +77,7 @@ class HostRows(BankRows):
                 f"rows of {self.facts.half} are trained on a GPU: set device='cuda', or dtype=torch.float32"
             )
         self.staging.most = staging_rows
-        # It begins on a cache line; pages are backed when first written.
+        # The array begins on a cache line. Pages are backed when first written.
         self.array = empty(slots * self.facts.width, self.facts.dtype).reshape(slots, self.facts.width)
         self._where = np.full(slots if self.moves_ahead else 0, -1, np.int32)
         return self.array
@@ -102,7 +102,7 @@ class HostRows(BankRows):
         leaving = staging.take(len(step.evict_keys))
         self._run(cpu.take, len(leaving), self.array, step.evict_slots, leaving)
         pending[step.number] = leaving
-        staging.retain(leaving)  # one owner is the write-back, the other the chance to forward
+        staging.retain(leaving)  # one owner is the write-back, the other a possible forward
         for which, rows in self._forwarded(step):
             cpu.put(self.array, step.forward_slots[which], rows, 0, len(rows))
         self._run(cpu.put, len(arrival), self.array, step.fetch_slots, arrival)
@@ -115,7 +115,7 @@ class HostRows(BankRows):
         return leaving
 
     def _forwarded(self, step: Step) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Records of rows that come out of pending write-backs, and which of those of the step they are."""
+        """Return a mask of the step's forwarded rows and their records, for each pending write-back they come from."""
         found = []
         for number in np.unique(step.forward_step):
             which = step.forward_step == number
@@ -134,7 +134,7 @@ class HostRows(BankRows):
         return self.pool_rows(self._rows(work), work.micros[micro].ids[bank], place)
 
     def _rows(self, work: Work) -> np.ndarray:
-        """What the places of a step's positions are in."""
+        """Return the array that the places of a step's positions refer to."""
         return work.values[self.facts.number].numpy() if work.reads else self.array
 
     def pool_rows(self, rows: np.ndarray, ids: BankIds, place: np.ndarray) -> torch.Tensor:
@@ -205,7 +205,7 @@ class HostRows(BankRows):
 
     def values_ahead(self, work: Work, which: np.ndarray | None = None) -> torch.Tensor:
         step, dim = work.steps[self.facts.number], self.facts.dim
-        out = self.values(work, which)  # whatever is there now, in the places of rows that are still to come
+        out = self.values(work, which)  # rows that are still to come get whatever is in their slots now
         work.made[self.facts.number] = made = self._made(step.new_keys)
         coming = [
             (step.fetch_slots, work.fetched[self.facts.number]),
@@ -257,7 +257,7 @@ class HostRows(BankRows):
         return Sums(values, torch.from_numpy(counted))
 
     def apply(self, work: Work, sums: Sums, scalars: np.ndarray, step: int, times: float = 1.0) -> None:
-        # Now they are rows with one position each, whose gradient is the sum.
+        # The sums are applied as the gradients of rows with one position each.
         rows = len(sums.values)
         each = np.arange(rows + 1, dtype=np.int32)
         scale = np.full(0 if times == 1 else rows, times, self.facts.dtype)
@@ -280,7 +280,7 @@ class HostRows(BankRows):
         self.array[slots] = records
 
     def _made(self, keys: np.ndarray) -> np.ndarray:
-        """First records of some rows."""
+        """Make the first records of some rows."""
         records = np.empty((len(keys), self.facts.width), self.facts.dtype)
         self._make(keys, np.arange(len(keys), dtype=np.int32), records)
         return records

@@ -6,16 +6,16 @@ import numpy as np
 import torch
 
 ALIGNED = 16
-"""Each array begins at a multiple of so many bytes: what a wide load wants."""
+"""Each array begins at a multiple of this many bytes, for wide loads."""
 _TORCH = {np.dtype(name): getattr(torch, name) for name in ("int32", "int64", "float32", "float64", "uint8", "bool")}
 
 
 class Packed:
-    """Where each array is in the buffer.
+    """The places of several arrays in one buffer.
 
     **Arguments**
 
-    - `arrays`: what to send, by name.
+    - `arrays`: the arrays to send, by name.
 
     >>> arrays = {"slots": np.array([3, 4], np.int32), "keys": np.array([7], np.int64)}
     >>> packed = Packed(arrays)
@@ -42,7 +42,7 @@ class Packed:
             buffer[at : at + array.nbytes].view(array.dtype)[:] = array.reshape(-1)
 
     def views(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The arrays as tensors in a copy of the buffer, on any device."""
+        """Return the arrays as tensors in a copy of the buffer, on any device."""
         return {
             name: buffer[at : at + array.nbytes].view(_TORCH[array.dtype]).view(array.shape)
             for (name, array), at in zip(self._arrays.items(), self._at.values(), strict=True)

@@ -1,4 +1,4 @@
-"""Buffers in pairs, one in pinned host memory and one on the device, used again and again."""
+"""Reusable buffers in pairs, one in pinned host memory and one on the device."""
 
 import threading
 from collections.abc import Callable
@@ -13,27 +13,27 @@ from skirl.engine.staging import rounded
 SMALLEST = 1 << 12
 """Bytes of the smallest buffer."""
 ALWAYS = 1 << 16
-"""Bytes of free blocks that are kept however small the cache is: what its steps need."""
+"""Bytes of blocks beyond which free ones may be dropped, however small the cache is: its steps need these."""
 
 
 @dataclass(eq=False)
 class Block:
-    """One pair of buffers, of bytes. Whoever takes it makes his stream wait for its two events."""
+    """One pair of buffers, of bytes. Whoever takes it makes their stream wait for its two events."""
 
     host: torch.Tensor
     device: torch.Tensor
     owners: int = 1
     copied: Event | None = None
-    """The last copy between the two."""
+    """The last copy between the two sides."""
     used: Event | None = None
     """The last use of the device's side, which may come after its owner has released it."""
 
     def on_host(self, rows: int, width: int, dtype: np.dtype) -> np.ndarray:
-        """The host's side as an array."""
+        """Return the host's side as an array."""
         return self.host.numpy()[: rows * width * dtype.itemsize].view(dtype).reshape(rows, width)
 
     def on_device(self, rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
-        """The device's side as a tensor."""
+        """Return the device's side as a tensor."""
         return self.device[: rows * width * dtype.itemsize].view(dtype).view(rows, width)
 
 
@@ -43,9 +43,9 @@ class Blocks:
     **Arguments**
 
     - `device`: where the second buffer of a pair is.
-    - `here`: gives an event of the stream for which torch allocates.
-    - `most`: bytes of all blocks beyond which a released one is not kept.
-    - `kept`: how many free blocks are kept at most.
+    - `here`: returns an event of the stream that torch allocates for.
+    - `most`: bytes of all blocks beyond which a released one is dropped.
+    - `kept`: most free blocks that are kept.
 
     >>> from skirl.engine.device.streams import no_streams
     >>> blocks = Blocks(torch.device("cpu"), no_streams().here, most=1 << 20)
@@ -72,11 +72,11 @@ class Blocks:
 
     @property
     def in_use(self) -> int:
-        """How many blocks have an owner."""
+        """Number of blocks that have an owner."""
         return len(self._used)
 
     def take(self, nbytes: int) -> Block:
-        """A block of at least so many bytes. The caller has to wait for its events."""
+        """Return a block of at least this many bytes. The caller has to wait for its events."""
         with self._lock:
             fits = [b for b in self._free if nbytes <= b.host.numel() <= max(2 * nbytes, SMALLEST)]
             if fits:
@@ -101,10 +101,10 @@ class Blocks:
                 f"{size >> 10:,} KiB for rows on their way, or for a step's plan, are not free on {self._device}: set "
                 "cache or prefetch to less, or make batches smaller"
             ) from error
-        return Block(host, device, used=self._here())  # the memory may have been a tensor's that is still worked on
+        return Block(host, device, used=self._here())  # its memory may have been that of a tensor still in use
 
     def choose(self, fits: list[Block]) -> Block:
-        """The free block that has been unused for longest: its events have most likely passed."""
+        """Return the free block that has been unused for longest: its events have most likely passed."""
         return fits[0]
 
     def retain(self, block: Block) -> None:
@@ -113,7 +113,7 @@ class Blocks:
             block.owners += 1
 
     def release(self, block: Block) -> None:
-        """Remove an owner; the last one gives the block back."""
+        """Remove an owner. The last one gives the block back."""
         with self._lock:
             if block not in self._used:  # forgotten by `reset`
                 return
@@ -124,7 +124,7 @@ class Blocks:
                 self._shrink()
 
     def reset(self) -> None:
-        """Forget all owners and their blocks, which a stuck thread may still write to. Nothing may be on its way."""
+        """Forget all owners and their blocks: a stuck thread may still write to one. Nothing may be on its way."""
         with self._lock:
             self._size -= sum(block.host.numel() for block in self._used)
             self._used.clear()

@@ -1,4 +1,4 @@
-"""The streams that a GPU's cache needs, and the events between them. Tests put streams of their own in their place."""
+"""The streams that a GPU's cache needs, and the events between them. Tests replace them with streams of their own."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,31 +10,31 @@ T = TypeVar("T")
 
 
 class Event(Protocol):
-    """A place in a stream."""
+    """A point in a stream."""
 
     def synchronize(self) -> None:
-        """Wait, in the calling thread, until the stream has passed it."""
+        """Block the calling thread until the stream has passed it."""
 
 
 class Stream(Protocol):
-    """Runs work in the order in which it came."""
+    """Runs work in the order in which it comes."""
 
     def run(self, work: Callable[[], None]) -> None:
         """Put work on the stream."""
 
     def now(self, work: Callable[[], T]) -> T:
-        """Put work on the loop's stream, before the caller's own work."""
+        """Call `work` now, with this stream as the current one, and return what it returns."""
         ...
 
     def record(self) -> Event:
-        """An event after all work so far."""
+        """Return an event after all work so far."""
         ...
 
     def wait(self, event: Event) -> None:
-        """Work from here on runs after the event."""
+        """Let work from here on run after the event."""
 
     def keep(self, tensor: torch.Tensor) -> None:
-        """The tensor is used here, and its last owner may release it before that is done."""
+        """Keep the tensor's memory until work here is done with it, even if its last owner releases it before."""
 
 
 @dataclass
@@ -42,24 +42,24 @@ class Streams:
     """The streams of one engine."""
 
     compute: Stream
-    """The training loop's own: the one that is current where it takes a batch, looks rows up or comes back."""
+    """The training loop's own: the one that is current where it takes a batch, looks rows up or runs backward."""
     inward: Stream
     """From host to device: fetched rows and plans."""
     outward: Stream
     """From device to host: rows that leave."""
     aside: Stream = field(default_factory=lambda: Immediate())
-    """Where several trainers share the rows: what travels between them while a step computes."""
+    """What travels between trainers that share the rows, while a step computes."""
 
     def begin(self) -> None:
-        """The loop is about to use rows, on the stream that is current there."""
+        """Prepare for the loop to use rows on the stream that is current there."""
 
     def here(self) -> Event:
-        """Where the calling thread's current stream is."""
+        """Return an event at the end of the calling thread's current stream."""
         return self.compute.record()
 
 
 class CudaStream:
-    """A stream of our own."""
+    """A CUDA stream."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self.stream = stream
@@ -99,7 +99,7 @@ class CudaStreams(Streams):
         self._device = device
 
     def begin(self) -> None:
-        """Keep the order when the loop moves to another stream, to warm up a graph for example."""
+        """Keep the order when the loop moves to another stream, for example to warm up a graph."""
         stream = torch.cuda.current_stream(self._device)
         if stream != self._loop.stream:
             stream.wait_stream(self._loop.stream)
@@ -134,5 +134,5 @@ class Immediate:
 
 
 def no_streams() -> Streams:
-    """The streams of Triton's interpreter."""
+    """Return the streams for Triton's interpreter."""
     return Streams(Immediate(), Immediate(), Immediate())

@@ -1,4 +1,4 @@
-"""What travels between the host and a GPU: a step's fetched rows and its plan, and rows that leave."""
+"""Transfers between the host and a GPU: a step's fetched rows and its plan, and rows that leave."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,19 +20,19 @@ from skirl.oracle.step import Step
 
 @dataclass(eq=False)
 class Arrival:
-    """What a step brings to one bank: fetched rows and its plan."""
+    """What a step brings to one bank: its fetched rows and its plan."""
 
     work: Work
     rows: Block
     plan: Block
     packed: Packed
     scales: list[np.ndarray]
-    """The factors of each micro-batch that were sent; the loop may set others."""
+    """The factors of each micro-batch as they were sent. The loop may set others."""
     forwards: list[tuple[int, int, int]]
-    """Of each step that rows are forwarded from: its number, first and end among the plan's forwarded rows."""
+    """For each step that rows are forwarded from: its number, and its first and end among the plan's forwarded rows."""
     shared_bags: torch.Tensor | None
     tree: TreePlan | None
-    """How the sums of several micro-batches are made."""
+    """The plan for the sums of several micro-batches."""
     came: Event | None = None
     views: dict[str, torch.Tensor] = field(default_factory=dict)
 
@@ -65,7 +65,7 @@ def copy(to: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def by_step(forward_step: np.ndarray) -> tuple[np.ndarray, list[tuple[int, int, int]]]:
-    """The order of forwarded rows by the step that evicted them, and where each step's rows are in it.
+    """Return the order of forwarded rows by the step that evicted them, and where each step's rows are in it.
 
     >>> by_step(np.array([7, 5, 7]))
     (array([1, 0, 2]), [(5, 0, 1), (7, 1, 3)])
@@ -80,17 +80,17 @@ def plan_of(
     step: Step, ids: list[BankIds], scale: np.ndarray, order: np.ndarray, bags: np.ndarray | None, tree: TreePlan | None,
     reads: Reads | None = None,
 ) -> dict[str, np.ndarray]:  # fmt: skip
-    """What the device needs to know of a step: about 20 bytes an id.
+    """Return what the device needs to know of a step: about 20 bytes an id.
 
     **Arguments**
 
-    - `step`: the oracle's.
-    - `ids`: of each micro-batch.
+    - `step`: the oracle's Step.
+    - `ids`: the ids of each micro-batch.
     - `scale`: the factors of all positions, or empty.
-    - `order`: of the forwarded rows, from `by_step`.
-    - `bags`: the output's row of each position. None where the device has them from another batch: with one id a bag, all
+    - `order`: the order of the forwarded rows, from `by_step`.
+    - `bags`: the output row of each position. None if the device has them from another batch: with one id a bag, all
       batches of one size have the same, and need no offsets either.
-    - `tree`: how sums over several micro-batches are made.
+    - `tree`: the plan for sums over several micro-batches.
     - `reads`: what this trainer reads, where rows have owners.
     """
     arrays = {
@@ -123,5 +123,5 @@ def plan_of(
 
 
 def of_micro(views: Mapping[str, torch.Tensor], micro: int) -> dict[str, torch.Tensor]:
-    """What a plan has of the shared bags of a micro-batch: see `laid_out`."""
+    """Return a plan's arrays for the shared bags of a micro-batch; see `laid_out`."""
     return {name: views[f"{name} {micro}"] for name in LAID}

@@ -1,4 +1,4 @@
-"""Tensors whose memory is used again as soon as nobody holds them."""
+"""Tensors whose memory is reused as soon as nobody holds them."""
 
 import weakref
 
@@ -9,11 +9,11 @@ from numpy.typing import DTypeLike
 ALIGNED = 64
 """Bytes of a cache line."""
 KEPT = 2
-"""How many free buffers are kept: one for the output, and one for its gradient or for the loss that a loop keeps."""
+"""Most free buffers that are kept: one for the output, and one for its gradient or for the loss that a loop keeps."""
 
 
 def empty(size: int, dtype: DTypeLike) -> np.ndarray:
-    """An array of `size` numbers that begins on a cache line. Its contents are undefined.
+    """Return an array of `size` numbers that begins on a cache line. Its contents are undefined.
 
     >>> empty(3, np.float32).ctypes.data % 64
     0
@@ -27,11 +27,11 @@ def empty(size: int, dtype: DTypeLike) -> np.ndarray:
 class Reused:
     """Gives out tensors of [rows, dim] with undefined contents.
 
-    A buffer is free when the last tensor that looks into it is gone, views and graphs included.
+    A buffer is free when the last tensor that uses it is gone, including views and graphs.
 
     **Arguments**
 
-    - `dtype`: of the tensors.
+    - `dtype`: dtype of the tensors.
 
     >>> reused = Reused(np.float32)
     >>> first = reused.take(3, 4)
@@ -49,7 +49,7 @@ class Reused:
         self._free: list[np.ndarray] = []
 
     def take(self, rows: int, dim: int) -> torch.Tensor:
-        """A tensor in a free buffer of at most twice the size, or in a new one."""
+        """Return a tensor in a free buffer of at most twice the size, or in a new one."""
         need = rows * dim
         buffer = self._fitting(need)
         buffer = empty(need, self._dtype) if buffer is None else buffer
@@ -59,7 +59,9 @@ class Reused:
         return torch.from_numpy(array)
 
     def _fitting(self, need: int) -> np.ndarray | None:
-        """The free buffer that was used last, of those that fit. A list's own methods: any thread may give one back now."""
+        """Return the free buffer that fits and was used last, or None. Any thread may give one back meanwhile, so this
+        uses only a list's own methods, which are atomic.
+        """
         passed: list[np.ndarray] = []
         try:
             while self._free:

@@ -1,4 +1,4 @@
-"""Which loops a kind of row takes: those compiled for its dim, or the plain ones. The bits are the same."""
+"""Choice of the loops for a kind of row: those compiled for its dim, or the plain ones. Both give the same bits."""
 
 import logging
 from functools import cache as remember
@@ -13,14 +13,14 @@ from skirl.tools.jit import Kernel
 log = logging.getLogger("skirl")
 
 WIDEST = 256
-"""Floats of a row that still fits in registers."""
+"""Most floats of a row that still fit in registers."""
 CACHE_LINE = 64
 STREAMED = 32 << 20
-"""Bytes of an output from which it is written past the caches: its reader would not find it there anyway."""
+"""Size in bytes from which an output is written past the caches: its reader would not find it there anyway."""
 
 
 def pool_for(dim: int, width: int, out: np.ndarray, one: bool) -> Kernel:
-    """The kernel that pools rows into an output, with the arguments of `cpu.pool`.
+    """Return the kernel that pools rows into an output. It takes the arguments of `cpu.pool`.
 
     **Arguments**
 
@@ -38,20 +38,20 @@ def pool_for(dim: int, width: int, out: np.ndarray, one: bool) -> Kernel:
 
 
 def update_for(dim: int, dtype: np.dtype, kind: int) -> Kernel:
-    """The kernel that sums gradients and updates rows, with the arguments of `cpu.update`.
+    """Return the kernel that sums gradients and updates rows. It takes the arguments of `cpu.update`.
 
     **Arguments**
 
     - `dim`: numbers in a row.
     - `dtype`: their type.
-    - `kind`: the row optimizer's, one of `KIND_...` in core/optim.py.
+    - `kind`: kind of the row optimizer, one of `KIND_...` in core/optim.py.
     """
     wide = _wide() if _fits(dim, dtype) else None
     return cpu.update if wide is None else wide.update_kernel(dim, kind)
 
 
 def update_apart_for(dim: int, dtype: np.dtype, kind: int) -> Kernel:
-    """The same with gradients in two arrays: bags beyond those of `grads` are in the one behind it. For wide rows only.
+    """Return the same for two arrays of gradients: bags beyond those of `grads` are in the second. Wide rows only.
 
     **Arguments**
 
@@ -63,7 +63,7 @@ def update_apart_for(dim: int, dtype: np.dtype, kind: int) -> Kernel:
 
 
 def is_wide(dim: int, dtype: np.dtype) -> bool:
-    """Whether rows take the loops compiled for their dim.
+    """Return whether rows take the loops compiled for their dim.
 
     **Arguments**
 
@@ -74,7 +74,7 @@ def is_wide(dim: int, dtype: np.dtype) -> bool:
 
 
 def sums_for(dim: int, dtype: np.dtype) -> Kernel:
-    """The kernel that sums gradients over micro-batches, with the arguments of `tree.sums`.
+    """Return the kernel that sums gradients over micro-batches. It takes the arguments of `tree.sums`.
 
     **Arguments**
 
@@ -95,7 +95,7 @@ def _fits(dim: int, dtype: np.dtype) -> bool:
 
 @remember
 def _wide() -> ModuleType | None:
-    """The loops compiled by dim; None where they cannot be built: they use internals of Numba and llvmlite."""
+    """Return the loops compiled by dim, or None if they cannot be built: they use internals of Numba and llvmlite."""
     try:
         from skirl.engine.kernels import wide
         from skirl.tools.lanes import check

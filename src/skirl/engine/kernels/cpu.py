@@ -1,6 +1,6 @@
 """The plain loops on the CPU: pool rows into bags, and apply gradients and the row optimizer in one pass.
 
-Every sum has one order, whatever the threads and the processor's vectors.
+Every sum has a fixed order, whatever the number of threads and the width of the processor's vectors.
 """
 
 from math import inf
@@ -30,9 +30,9 @@ def pool(cache, dim, slots, offsets, features, scale, out, lo, hi):
 
     - `cache`: [rows, width], the records.
     - `dim`: numbers in a row.
-    - `slots`: int32 [n], of each position.
+    - `slots`: int32 [n], the slot of each position.
     - `offsets`: int32 [features * batch + 1], feature-major, into slots and scale; empty where every bag has one position.
-    - `features`: how many there are.
+    - `features`: number of features.
     - `scale`: [n] or empty.
     - `out`: [batch * features, dim].
     - `lo`, `hi`: the rows of `out` to fill.
@@ -77,21 +77,21 @@ def pool(cache, dim, slots, offsets, features, scale, out, lo, hi):
 def update(cache, dim, kind, rows, keys, group_start, group_pos, bag_of, scale, grads, live, scalars, lo, hi):
     """Sum the gradients of distinct rows lo..hi and apply the row optimizer to each.
 
-    Positions are summed in stretches, see hot_rows.py. A row none of whose features has a gradient stays as it is.
+    Positions are summed in stretches, see hot_rows.py. A row without a gradient from any feature stays as it is.
 
     **Arguments**
 
     - `cache`: [rows, width], the records.
     - `dim`: numbers in a row.
-    - `kind`: the row optimizer's, one of `KIND_...`.
+    - `kind`: kind of the row optimizer, one of `KIND_...`.
     - `rows`: int32 [u], the slot of each row.
     - `keys`: int64 [u], the key of each row.
     - `group_start`, `group_pos`: int32 [u + 1] and [n], the positions of each row, ascending.
     - `bag_of`: int32 [n], the row of `grads` for each position.
     - `scale`: [n] or empty.
-    - `grads`: [bags, dim], of the output.
+    - `grads`: [bags, dim], the gradients of the output.
     - `live`: bool [features], whether the feature of a bag (bag % features) has a gradient.
-    - `scalars`: [tables, k], of each table its clip (inf for none), its weight decay, and the optimizer's own numbers.
+    - `scalars`: [tables, k], for each table its clip (inf for none), its weight decay, and the optimizer's own numbers.
     - `lo`, `hi`: the rows to update.
     """
     g = np.empty(dim, cache.dtype)
@@ -100,7 +100,7 @@ def update(cache, dim, kind, rows, keys, group_start, group_pos, bag_of, scale, 
     scaled = scale.size > 0
     all_live = live.all()
     for u in range(lo, hi):
-        # Written out here: in a function, where LLVM cannot see that g overlaps nothing, it took 1.3 times as long.
+        # Inlined by hand: in a function, where LLVM cannot see that g overlaps nothing, it took 1.3 times as long.
         count = 0
         first, end = group_start[u], group_start[u + 1]
         hot = end - first > STRETCH
@@ -154,7 +154,7 @@ def update(cache, dim, kind, rows, keys, group_start, group_pos, bag_of, scale, 
 
 @kernel
 def weight_grad(cache, dim, slots, bag_of, grads, live, out, lo, hi):
-    """The gradient of each position's weight: out[pos] = dot(grads[bag], row), 0 for a feature without gradient.
+    """Compute each position's weight gradient: out[pos] = dot(grads[bag], row), 0 for a feature without gradient.
 
     For a mean the caller divides by the bag's count.
 
@@ -174,7 +174,7 @@ def weight_grad(cache, dim, slots, bag_of, grads, live, out, lo, hi):
             continue
         for d in range(dim):
             work[d] = grads[bag, d] * cache[slot, d]
-        out[pos] = zero + tree_sum(work, dim)  # from 0, as every sum: never -0.0
+        out[pos] = zero + tree_sum(work, dim)  # from 0, like every sum: never -0.0
 
 
 @kernel
@@ -203,8 +203,8 @@ def take_coming(slots, places, records, where, dim, out):
 
     **Arguments**
 
-    - `where`: int32, of every slot -1; it is so again afterwards.
-    - `slots`, `places`, `records`, `dim`, `out`: as said.
+    - `where`: int32 scratch, -1 for every slot, before and after.
+    - `slots`, `places`, `records`, `dim`, `out`: as above.
     """
     for j in range(places.size):
         where[places[j]] = j
@@ -219,7 +219,7 @@ def take_coming(slots, places, records, where, dim, out):
 
 @kernel
 def tree_sum(v, n):
-    """The sum of v[:n] by halves: add the upper half to the lower until one is left. Overwrites v.
+    """Return the sum of v[:n] by halves: add the upper half to the lower until one is left. Overwrites v.
 
     The order is the same on every processor, and each addition of halves is a plain vector loop.
     """
@@ -299,7 +299,7 @@ def _ftrl(cache, slot, dim, g, lr, beta, l1, l2):
     first = beta / lr + l2
     for d in range(dim):
         w, z, n = cache[slot, d], cache[slot, dim + d], cache[slot, 2 * dim + d]
-        if not n > 0:  # no gradient yet: z is what its weight says
+        if not n > 0:  # no gradient yet: z follows from the weight
             z = zero - (first * w + (l1 if w > 0 else (-l1 if w < 0 else zero)))
         before = np.sqrt(n)
         n = n + g[d] * g[d]

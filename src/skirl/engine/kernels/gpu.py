@@ -1,4 +1,4 @@
-"""The hot loops on a GPU, in Triton: those of cpu.py, bit for bit. **Not run on a GPU yet**: block sizes are reasoned.
+"""The hot loops on a GPU, in Triton, bit for bit those of cpu.py. **Not run on a GPU yet**: block sizes are not measured.
 
 Launchers run on the current stream, allocate nothing and never synchronise. Shapes and names are those of cpu.py.
 """
@@ -35,7 +35,7 @@ from skirl.engine.kernels.gpu_update import update
 __all__ = ["fill", "move", "pool", "put", "sums", "take", "update", "weight_grad"]
 
 WIDEST = 1024
-"""Columns that one program copies; records of Adam are three times their dim."""
+"""Most columns that one program copies. Adam's records are three times their dim."""
 
 _NORMAL = tl.constexpr(NORMAL)
 _UNIFORM = tl.constexpr(UNIFORM)
@@ -45,9 +45,9 @@ def pool(
     cache: torch.Tensor, dim: int, slots: torch.Tensor, offsets: torch.Tensor, features: int, scale: torch.Tensor,
     out: torch.Tensor, ends: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Sum the rows of each bag into `out`, as cpu.pool over all of it, with its arguments.
+    """Sum the rows of each bag into `out`, as cpu.pool does over all of it. The arguments are the same.
 
-    `ends`: where each bag ends, unless one lies behind the other; `offsets` then says where each begins.
+    `ends` says where each bag ends, and `offsets` where it begins. Without `ends`, each bag ends where the next begins.
     """
     n = out.shape[0]
     shape = block(dim)
@@ -62,9 +62,9 @@ def weight_grad(
     cache: torch.Tensor, dim: int, slots: torch.Tensor, bag_of: torch.Tensor, grads: torch.Tensor, live: torch.Tensor,
     out: torch.Tensor,
 ) -> None:  # fmt: skip
-    """The gradient of each position's weight, as cpu.weight_grad over all positions, with its arguments.
+    """Compute the gradient of each position's weight, as cpu.weight_grad does over all. The arguments are the same.
 
-    `live` may be empty where all features have a gradient.
+    `live` may be empty if all features have a gradient.
     """
     n = slots.numel()
     shape = block(dim)
@@ -93,9 +93,9 @@ def fill(
     keys: torch.Tensor, slots: torch.Tensor, cache: torch.Tensor, dim: int, seed: int, kind: torch.Tensor,
     scale: torch.Tensor, quantiles: torch.Tensor, state_value: float,
 ) -> None:  # fmt: skip
-    """Write the first record of each key to its slot, as initial.fill over all keys, with its arguments.
+    """Write the first record of each key to its slot, as initial.fill does over all keys. The arguments are the same.
 
-    Half-precision rows get the float32 value rounded to nearest: once for each row, so that no bias adds up.
+    Half-precision rows get the float32 value rounded to nearest. This happens once per row, so no bias adds up.
     """
     n = keys.numel()
     shape = block(dim)

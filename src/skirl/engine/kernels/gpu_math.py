@@ -1,6 +1,6 @@
-"""What the Triton kernels of gpu.py and gpu_update.py are made of: sizes, the launch, arithmetic that rounds once.
+"""Building blocks of the Triton kernels in gpu.py and gpu_update.py: sizes, the launch, arithmetic that rounds once.
 
-A program works on a block [ROWS, D]: D is a row's dim filled up to a power of two and masked, so one kernel serves all dims.
+A program works on a block [ROWS, D]. D is the dim rounded up to a power of two and masked, so one kernel serves all dims.
 """
 
 import threading
@@ -17,7 +17,7 @@ from triton import knobs
 from skirl.core import keys
 
 INTERPRETED = bool(knobs.runtime.interpret)
-"""Whether kernels run in Triton's interpreter (TRITON_INTERPRET=1 before triton is imported), on CPU tensors."""
+"""True if kernels run in Triton's interpreter (TRITON_INTERPRET=1 before triton is imported), on CPU tensors."""
 
 ROW_BITS = tl.constexpr(keys.ROW_BITS)
 GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
@@ -26,24 +26,24 @@ _MIX2 = tl.constexpr(0x94D049BB133111EB)
 
 
 def block(dim: int, elements: int = 1024) -> dict[str, int]:
-    """Lanes, rows and warps of a program for rows of dim.
+    """Return the lanes, rows and warps of a program for rows of `dim` numbers.
 
     **Arguments**
 
     - `dim`: numbers in a row.
-    - `elements`: of a block. 1024 are four warps at eight elements a thread, so two loads of 16 bytes in flight for each.
-      Reasoned, not measured.
+    - `elements`: elements of a block. 1024 are four warps with eight elements a thread, so each has two 16-byte loads
+      in flight. Reasoned, not measured.
 
     >>> block(64), block(1000)
     ({'D': 64, 'ROWS': 16, 'num_warps': 4}, {'D': 1024, 'ROWS': 1, 'num_warps': 4})
     """
-    lanes = max(2, power_of_two(dim))  # two at least: random numbers are made in pairs
+    lanes = max(2, power_of_two(dim))  # at least two: random numbers are made in pairs
     warps = 4 if lanes <= 1024 else 8
     return {"D": lanes, "ROWS": max(1, min(elements // lanes, 128)), "num_warps": warps}
 
 
 def power_of_two(n: int) -> int:
-    """The first power of two that is not below n.
+    """Return the smallest power of two that is not below n.
 
     >>> [power_of_two(n) for n in (1, 64, 65)]
     [1, 64, 128]
@@ -56,24 +56,26 @@ _one_at_a_time = threading.Lock()
 
 @contextmanager
 def _interpreted() -> Iterator[None]:
-    """In numpy, infinities and NaN are warned of; and Triton's language is patched while a kernel runs, for all threads."""
+    """Run one kernel at a time, without warnings: Triton's language is patched for all threads while a kernel runs, and
+    numpy warns of infinities and NaN.
+    """
     with _one_at_a_time, np.errstate(all="ignore"):
         yield
 
 
 def quiet() -> AbstractContextManager[Any]:
-    """What a kernel runs in: a GPU needs nothing, the interpreter one kernel at a time and no warnings."""
+    """Return the context that a kernel runs in: for the interpreter, one kernel at a time and no warnings."""
     return _interpreted() if INTERPRETED else nullcontext()
 
 
 def launch(kernel: Any, n: int, *args: Any, tiles: int = 1, **options: Any) -> None:
-    """Run a kernel on the current stream, with no multiply and add fused; not at all where there are no rows.
+    """Run a kernel on the current stream, without fusing multiply and add. Do nothing if there are no rows.
 
     **Arguments**
 
-    - `kernel`: of Triton.
-    - `n`: how many rows there are.
-    - `args`, `options`: the kernel's; `ROWS` among the options says how many rows a program takes.
+    - `kernel`: a Triton kernel.
+    - `n`: number of rows.
+    - `args`, `options`: the kernel's; the option `ROWS` says how many rows a program takes.
     - `tiles`: programs for each block of rows.
     """
     if n == 0:
@@ -83,7 +85,7 @@ def launch(kernel: Any, n: int, *args: Any, tiles: int = 1, **options: Any) -> N
 
 
 def mix(z: int) -> int:
-    """The finaliser of splitmix64, in Python's integers on the host.
+    """Apply the finaliser of splitmix64, in Python integers on the host.
 
     >>> hex(mix(1))
     '0x5692161d100b05e5'
@@ -94,7 +96,7 @@ def mix(z: int) -> int:
 
 
 def signed(z: int) -> int:
-    """An unsigned number of 64 bits as the int64 that kernels declare.
+    """Return an unsigned 64-bit number as the int64 that kernels declare.
 
     >>> signed(2**64 - 1)
     -1
@@ -103,13 +105,13 @@ def signed(z: int) -> int:
 
 
 def as_bytes(live: torch.Tensor) -> torch.Tensor:
-    """A bool tensor as the uint8 tensor that it is."""
+    """View a bool tensor as uint8."""
     return live.view(torch.uint8) if live.dtype == torch.bool else live
 
 
 @triton.jit
 def scramble(z):
-    """mix, on uint64."""
+    """Apply `mix`, on uint64."""
     z = (z ^ (z >> 30)) * _MIX1
     z = (z ^ (z >> 27)) * _MIX2
     return z ^ (z >> 31)
@@ -117,9 +119,9 @@ def scramble(z):
 
 @triton.jit
 def uniform(base, part: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr):
-    """24 random bits for each element of a part of a record, [ROWS, D] int32; base: uint64 [ROWS].
+    """Return 24 random bits for each element of a part of a record, [ROWS, D] int32. `base` is uint64 [ROWS].
 
-    Part 0 draws as initial.fill does. One scramble gives two elements, which lie side by side in a thread.
+    Part 0 draws as initial.fill does. One scramble gives two elements, which are adjacent in a thread.
     """
     count = tl.arange(0, D // 2).to(tl.uint64) + (part * 4294967296 + 1)
     z = scramble(base[:, None] + count[None, :] * GOLDEN)
@@ -130,7 +132,7 @@ def uniform(base, part: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr):
 
 @triton.jit
 def divide(a, b):
-    """a / b, rounded to nearest."""
+    """Return a / b, rounded to nearest."""
     if b.dtype == tl.float64:
         return a / b
     else:
@@ -139,7 +141,7 @@ def divide(a, b):
 
 @triton.jit
 def root(x):
-    """The square root, rounded to nearest."""
+    """Return the square root, rounded to nearest."""
     if x.dtype == tl.float64:
         return tl.sqrt(x)
     else:
@@ -148,12 +150,12 @@ def root(x):
 
 @triton.jit
 def fold(x, ROWS: tl.constexpr, D: tl.constexpr):
-    """The sum of each row by halves, as cpu.tree_sum: [ROWS, D] -> [ROWS, 1].
+    """Return the sum of each row by halves, as cpu.tree_sum does: [ROWS, D] -> [ROWS, 1].
 
-    A tl.sum over the whole row would add in an order that depends on how Triton lays a block out over threads. One over two
-    numbers has no order: it is an exchange between two lanes, or an add in one. (A tl.split in its place went through shared
-    memory at each level, with a barrier.) Lanes past the end of a row hold +0.0. They, and the interpreter, turn a sum of
-    nothing but -0.0 into +0.0: here squares are added, or the sum starts from zero.
+    A tl.sum over the whole row would add in an order that depends on how Triton lays a block out over threads. A sum of
+    two numbers has no order: it is an exchange between two lanes, or an add in one. (With tl.split instead, each level
+    went through shared memory, with a barrier.) Lanes past the end of a row hold +0.0. They, and the interpreter, turn
+    a sum of nothing but -0.0 into +0.0. That does no harm: squares are added, or the sum starts from zero.
     """
     if D == 1:
         return x
@@ -163,7 +165,7 @@ def fold(x, ROWS: tl.constexpr, D: tl.constexpr):
 
 @triton.jit
 def nearest(x, dtype: tl.constexpr):
-    """A float32 as the nearest number of dtype. By hand for bfloat16, which the interpreter would truncate to."""
+    """Round a float32 to the nearest number of `dtype`. By hand for bfloat16, since the interpreter would truncate."""
     if dtype == tl.bfloat16:
         bits = x.to(tl.uint32, bitcast=True)
         up = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
@@ -175,5 +177,5 @@ def nearest(x, dtype: tl.constexpr):
 
 @triton.jit
 def rows_at(cache, slot, stride: tl.constexpr, column, mask, dtype: tl.constexpr):
-    """Rows of the cache in the arithmetic's dtype, zeros where masked. slot * stride is computed in 64 bits."""
+    """Load rows of the cache in the dtype of computation, zeros where masked. slot * stride is computed in 64 bits."""
     return tl.load(cache + slot.to(tl.int64)[:, None] * stride + column, mask=mask, other=0).to(dtype)

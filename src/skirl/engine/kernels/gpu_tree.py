@@ -1,4 +1,4 @@
-"""The loop of tree.py on a GPU, in Triton: stretches are summed by themselves, then added up round by round."""
+"""The loop of tree.py on a GPU, in Triton: each stretch is summed by itself, then they are added up round by round."""
 
 # pyright: reportInvalidTypeForm=false, reportGeneralTypeIssues=false
 # (Triton's types: an annotated number, a function that returns a tuple.)
@@ -19,14 +19,14 @@ def sums(
     live: torch.Tensor, stretches: torch.Tensor, runs: torch.Tensor, rounds: Sequence[int], partial: torch.Tensor,
     marks: torch.Tensor,
 ) -> None:  # fmt: skip
-    """Sum the gradients of distinct rows, as tree.sums over all rows: into the first rows of `partial`.
+    """Sum the gradients of distinct rows into the first rows of `partial`, as tree.sums does over all rows.
 
-    **Arguments**, beside those of tree.sums:
+    **Arguments**, in addition to those of tree.sums:
 
-    - `live`: bool or uint8 [features]; empty where all have a gradient.
+    - `live`: bool or uint8 [features]; empty if all have a gradient.
     - `stretches`, `runs`, `rounds`: of a `TreePlan`.
     - `partial`: contiguous, [m, dim] for m stretches, in the dtype of `grads`.
-    - `marks`: int32 [m + rows]: the first get how many positions of each row had a gradient.
+    - `marks`: int32 [m + rows]: the first receive how many positions of each row had a gradient.
     """
     dim = grads.shape[1]
     sum_stretches(group_start, group_pos, bag_of, scale, grads, live, stretches, partial, marks)
@@ -39,7 +39,7 @@ def sums(
 def _add_runs(
     partial, marks, runs, n, stride: tl.constexpr, dim: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
-    """Add each run to its row of partial, and to its count in marks."""
+    """Add each run to its row of `partial`, and its count to `marks`."""
     r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = r < n
     own = tl.load(runs + 3 * r, mask=inside, other=0)

@@ -1,7 +1,7 @@
 """The backward on a GPU, in Triton: sum a row's gradients and apply the row optimizer, in one pass over the row.
 
-Half-precision rows are stored with stochastic rounding, seeded by (seed, step, key, place in the record), so that a run
-repeats. **Not run on a GPU yet.**
+Half-precision rows are stored with stochastic rounding. Its seed is (seed, step, key, place in the record), so that a
+run repeats. **Not run on a GPU yet.**
 """
 
 # pyright: reportInvalidTypeForm=false, reportGeneralTypeIssues=false
@@ -40,16 +40,16 @@ def update(
     scalars: torch.Tensor, clips: bool, stretches: torch.Tensor, partial: torch.Tensor, marks: torch.Tensor, *,
     rounding: tuple[int, int] | None = None,
 ) -> None:  # fmt: skip
-    """Sum the gradients of distinct rows and apply the row optimizer to each, as cpu.update over all rows.
+    """Sum the gradients of distinct rows and apply the row optimizer to each, as cpu.update does over all rows.
 
-    **Arguments**, beside those of cpu.update:
+    **Arguments**, in addition to those of cpu.update:
 
-    - `live`: bool or uint8 [features]; empty where all have a gradient.
-    - `clips`: whether a table has a clip.
+    - `live`: bool or uint8 [features]; empty if all have a gradient.
+    - `clips`: whether any table has a clip.
     - `stretches`: int32 [m, 3], from `stretches_of`.
-    - `partial`: contiguous scratch [m or more, dim] in the dtype of `grads`; may be empty where m is 0.
-    - `marks`: scratch, int32, of m + rows or more; may be empty where m is 0.
-    - `rounding`: (seed, step) for rows of half precision, and for no others.
+    - `partial`: contiguous scratch [m or more, dim] in the dtype of `grads`; may be empty if m is 0.
+    - `marks`: int32 scratch, m + rows or more; may be empty if m is 0.
+    - `rounding`: (seed, step) for half-precision rows; None for all others.
     """
     n, m = rows.numel(), stretches.shape[0]
     half = cache.dtype in (torch.float16, torch.bfloat16)
@@ -77,7 +77,7 @@ def sum_stretches(
 ) -> None:  # fmt: skip
     """Sum each stretch into its row of `partial`, and count it in `marks`. The arguments are those of `update`."""
     m, dim = stretches.shape[0], grads.shape[1]
-    # Few rows for each program, and one warp: there are some hundred stretches, and as many multiprocessors.
+    # Few rows for each program, and one warp: there are a few hundred stretches, and as many multiprocessors.
     shape = block(dim, elements=128)
     shape["num_warps"] = max(1, shape["D"] // 256)
     launch(
@@ -89,7 +89,7 @@ def sum_stretches(
 
 @triton.jit
 def _bag(group_pos, bag_of, live, lives, at, on, LIVE: tl.constexpr):
-    """Of a place in group_pos: its position, its bag, and whether it counts."""
+    """Return the position and the bag at an index of group_pos, and whether it counts."""
     pos = tl.load(group_pos + at, mask=on, other=0)
     bag = tl.load(bag_of + pos, mask=on, other=0)
     if LIVE:
@@ -113,7 +113,7 @@ def _sum(
     group_pos, bag_of, scale, grads, live, lives, first, last, stride: tl.constexpr, dim: tl.constexpr, SCALED: tl.constexpr,
     LIVE: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of positions first..last of each row, in order from zero, and how many there were."""
+    """Return the sum of each row's gradients at first..last, in order from zero, and how many there were."""
     acc = tl.zeros([ROWS, D], grads.dtype.element_ty)
     count = tl.zeros([ROWS], tl.int32)
     for i in range(0, tl.max(last - first), 4):
@@ -141,7 +141,7 @@ def _stretches(
     tl.constexpr, partial_stride: tl.constexpr, dim: tl.constexpr, SCALED: tl.constexpr, LIVE: tl.constexpr, D:
     tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Sum each stretch into its row of partial. marks gets how many positions of each counted, then each row's first."""
+    """Sum each stretch into its row of `partial`. `marks` gets the count of each one, then each row's first stretch."""
     s = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = s < m
     u = tl.load(stretches + 3 * s, mask=inside, other=0)
@@ -202,7 +202,7 @@ def _update(
     length = tl.where(hot, (last - first + (_STRETCH - 1)) // _STRETCH, 0)
     g, count = add_partials(partial, marks, partial_stride, begin, length, g, count, dim, D)
     some = count > 0
-    # What a row has one of is loaded as [ROWS, 1], not [ROWS]: so it lies where the block needs it, without barriers.
+    # Single numbers of a row are loaded as [ROWS, 1], not [ROWS]: so they lie where the block needs them, without barriers.
     key = tl.load(keys + u, mask=inside, other=0)
     base = scramble((key ^ random).to(tl.uint64, bitcast=True))
     record = (cache + tl.load(rows + u, mask=inside, other=0).to(tl.int64) * stride)[:, None]
@@ -271,7 +271,7 @@ def _update(
 
 @triton.jit
 def _write(to, x, mask, base, part: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr):
-    """Store a part of records, rounded stochastically where they are of half precision."""
+    """Store a part of records, with stochastic rounding if they are half-precision."""
     if HALF:
         tl.store(to, _rounded(x, uniform(base, part, ROWS, D), to.dtype.element_ty), mask=mask)
     else:
@@ -280,7 +280,7 @@ def _write(to, x, mask, base, part: tl.constexpr, HALF: tl.constexpr, ROWS: tl.c
 
 @triton.jit
 def _write_one(to, x, mask, base, HALF: tl.constexpr, ROWS: tl.constexpr):
-    """As `_write` for a part that is one number: element 0 of part 1."""
+    """Store a part that is one number, element 0 of part 1, as `_write` does."""
     if HALF:
         count = tl.full([ROWS, 1], 4294967297, tl.uint64)
         bits = (scramble(base[:, None] + count * GOLDEN) >> 40).to(tl.int32)
@@ -291,10 +291,10 @@ def _write_one(to, x, mask, base, HALF: tl.constexpr, ROWS: tl.constexpr):
 
 @triton.jit
 def _rounded(x, random, dtype: tl.constexpr):
-    """A float32 rounded to one of its two neighbours in dtype, by 24 random bits.
+    """Round a float32 to one of its two neighbours in `dtype`, by 24 random bits.
 
     Random bits are added below the last bit that stays and then cut off, so that they carry with the right probability.
-    Numbers below the smallest normal of float16 are rounded apart: their neighbours are 2**-24 from each other.
+    Numbers below the smallest normal of float16 are rounded separately: their neighbours are 2**-24 apart.
     """
     bits = x.to(tl.uint32, bitcast=True)
     finite = (bits & 0x7F800000) != 0x7F800000

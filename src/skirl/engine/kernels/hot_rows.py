@@ -1,4 +1,4 @@
-"""Stretches: a row's positions are summed in parts of STRETCH, so that a GPU can sum a hot row by many threads.
+"""Stretches: a row's positions are summed in parts of STRETCH, so that a GPU can sum a hot row with many threads.
 
 Each stretch is summed from zero in order, then the sums of the stretches are added to zero in order.
 """
@@ -8,12 +8,12 @@ import numpy as np
 from skirl.tools.jit import kernel
 
 STRETCH = 256
-"""Positions of a stretch. A row of no more has the bits of a plain sum."""
+"""Positions in a stretch. A row with at most this many has the bits of a plain sum."""
 
 
 @kernel
 def stretches_of(group_start):
-    """The stretches of all rows that have more than one: int32 [m, 3], each (row, first, end in group_pos).
+    """Return the stretches of all rows that have more than one: int32 [m, 3], each (row, first, end in group_pos).
 
     **Arguments**
 

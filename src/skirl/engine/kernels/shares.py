@@ -9,11 +9,11 @@ def expand(bags, bag, columns, features, out, lo, hi):
 
     **Arguments**
 
-    - `bags`: [bags, dim], pooled.
-    - `bag`: int32 [batch, shared], of each sample and each feature whose bags are shared.
-    - `columns`: int32 [shared], which features these are.
-    - `features`: how many there are in all.
-    - `out`: [batch * features, dim]; other features' rows stay as they are.
+    - `bags`: [bags, dim], the pooled bags.
+    - `bag`: int32 [batch, shared], the bag of each sample and each feature whose bags are shared.
+    - `columns`: int32 [shared], the numbers of these features.
+    - `features`: number of features in all.
+    - `out`: [batch * features, dim]; rows of other features stay as they are.
     - `lo`, `hi`: the samples.
     """
     dim = bags.shape[1]
@@ -30,7 +30,7 @@ def fold(grads, bag, columns, features, out, lo, hi):
 
     **Arguments**
 
-    - `grads`: [batch * features, dim], of the samples' rows.
+    - `grads`: [batch * features, dim], the gradients of the samples' rows.
     - `bag`, `columns`, `features`: as in `expand`.
     - `out`: [bags, dim].
     - `lo`, `hi`: the bags.

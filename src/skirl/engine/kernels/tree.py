@@ -1,4 +1,4 @@
-"""The sum of a row's gradients over the micro-batches of a step, by one binary tree: the plain loop, and what all take."""
+"""The sum of a row's gradients over the micro-batches of a step, along a binary tree: the plain loop and what all share."""
 
 from dataclasses import dataclass
 
@@ -8,31 +8,31 @@ from skirl.engine.kernels.hot_rows import STRETCH
 from skirl.tools.jit import kernel
 
 DEEPEST = 34
-"""Partial sums that a row may have at once: leaves stay below 2**32."""
+"""Most partial sums that a row has at once: leaves stay below 2**32."""
 NOWHERE = -1
-"""The leaf of positions that are left out."""
+"""Leaf of positions that are left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Where the positions of each leaf end. What a leaf is belongs to the caller: a micro-batch, or a trainer's sums."""
+    """Where the positions of each leaf end. The caller decides what a leaf is: a micro-batch, or a trainer's sums."""
 
     ends: np.ndarray
-    """int64 [parts], ascending: the position after the last one of each."""
+    """int64 [parts], ascending: the position after the last one of each part."""
     leaves: np.ndarray
-    """int64 [parts], ascending: the leaf of each; of a subtree its first. NOWHERE: its positions are left out."""
+    """int64 [parts], ascending: the leaf of each part, or its subtree's first. NOWHERE: its positions are left out."""
 
     def within(self, block: range) -> "Parts":
-        """The same, with the leaves of a block alone."""
+        """Return the same, with only the leaves of a block."""
         inside = (self.leaves >= block.start) & (self.leaves < block.stop)
         return Parts(self.ends, np.where(inside, self.leaves, NOWHERE))
 
 
 @kernel
 def sums(group_start, group_pos, bag_of, scale, grads, live, ends, leaves, out, counted, lo, hi):
-    """Sum the gradients of distinct rows lo..hi: each part's positions by stretches, then the parts by their tree.
+    """Sum the gradients of distinct rows lo..hi: each part's positions by stretches, then the parts along their tree.
 
-    A part none of whose positions has a gradient adds nothing.
+    A part without a gradient at any position adds nothing.
 
     **Arguments**
 
@@ -102,7 +102,7 @@ def sums(group_start, group_pos, bag_of, scale, grads, live, ends, leaves, out, 
 
 @kernel
 def settled(leaf_of, height, leaf, stack):
-    """Add up the partial sums that are complete before a new leaf; how many are left."""
+    """Add up the partial sums that are complete before a new leaf. Return how many are left."""
     while height > 1 and meets_below(leaf_of[height - 2], leaf_of[height - 1], leaf):
         height -= 1
         for d in range(stack.shape[1]):
@@ -112,7 +112,7 @@ def settled(leaf_of, height, leaf, stack):
 
 @kernel
 def meets_below(a, b, c):
-    """Of leaves a < b < c: whether the smallest subtree with a and b is below the one with b and c.
+    """Return whether the smallest subtree with leaves a and b is below the one with b and c, where a < b < c.
 
     >>> meets_below(0, 1, 2), meets_below(1, 2, 3)
     (True, False)

@@ -1,6 +1,6 @@
-"""How a GPU sums gradients over the micro-batches of a step: stretches by themselves, then rounds of additions.
+"""The plan by which a GPU sums gradients over the micro-batches of a step: each stretch, then rounds of additions.
 
-A round adds what no other addition of it needs, so that each is one launch over all rows.
+No addition of a round needs another one of it, so each round is one launch over all rows.
 """
 
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ from skirl.tools.jit import kernel
 
 @dataclass(frozen=True, slots=True)
 class TreePlan:
-    """What to add to what, for all rows of a step."""
+    """The additions for all rows of a step."""
 
     stretches: np.ndarray
-    """int32 [m, 3], each (row, first, end in group_pos); the u-th is the first of row u, and gets its sum."""
+    """int32 [m, 3], each (row, first, end in group_pos). The u-th is the first one of row u, and receives its sum."""
     runs: np.ndarray
     """int32 [r, 3], each (to, begin, length): the sums of `length` stretches from `begin` are added to that of `to`."""
     rounds: tuple[int, ...]
@@ -25,12 +25,12 @@ class TreePlan:
 
     @classmethod
     def of(cls, group_start: np.ndarray, group_pos: np.ndarray, parts: Parts) -> "TreePlan":
-        """The plan of some rows.
+        """Make the plan for some rows.
 
         **Arguments**
 
         - `group_start`, `group_pos`: int32 [u + 1] and [n], the positions of each row, ascending.
-        - `parts`: which positions are of which leaf.
+        - `parts`: which positions belong to which leaf.
 
         >>> parts = Parts(np.array([2, 3, 4]), np.array([0, 1, 2]))
         >>> plan = TreePlan.of(np.array([0, 1, 4], np.int32), np.array([0, 1, 2, 3], np.int32), parts)
@@ -50,7 +50,7 @@ class TreePlan:
 
 @kernel
 def _fill(group_start, group_pos, ends, leaves, stretches, runs, at, writes):
-    """Count the stretches, and runs by round into `at`; or write them, those of a round from its `at` on."""
+    """Count the stretches, and the runs by round into `at`. Or write them, those of each round from its `at` on."""
     rows = len(group_start) - 1
     stack, leaf_of = np.empty(DEEPEST, np.int64), np.empty(DEEPEST, np.int64)
     m = rows
@@ -95,7 +95,7 @@ def _fill(group_start, group_pos, ends, leaves, stretches, runs, at, writes):
 
 @kernel
 def _join(runs, at, stack, leaf_of, top, writes):
-    """The sum on top is added to the one below it, in the round of the smallest subtree that has both."""
+    """Add the sum on top to the one below it, in the round of the smallest subtree that has both."""
     meet, height = leaf_of[top - 1] ^ leaf_of[top], 0
     while meet > 0:
         meet >>= 1

@@ -1,4 +1,4 @@
-"""The loops of cpu.py for rows of a multiple of 16 floats, or one more, compiled for each dim, with a row as one value."""
+"""The loops of cpu.py for rows of a multiple of 16 floats, or one more, compiled for each dim. A row is one value."""
 
 from functools import cache as remember
 from math import inf
@@ -12,18 +12,18 @@ from skirl.tools.jit import Kernel, kernel
 from skirl.tools.lanes import above, filled, later, load, root, soon, store, stream, total, written_soon, zeros
 
 AHEAD = 64
-"""How many positions ahead of its use a row is asked for."""
+"""Positions ahead of its use at which a row is prefetched."""
 ROWS_AHEAD = 16
 
 
 @remember
 def gather_kernel(n: int, across: bool, streams: bool) -> Kernel:
-    """Pooling where each bag has exactly one id: no offsets to read, no inner loop.
+    """Return a kernel that pools where each bag has exactly one id: no offsets to read, no inner loop.
 
     **Arguments**
 
     - `n`: numbers in a row.
-    - `across`: whether rows may not begin on a cache line, so that they end on one more.
+    - `across`: whether rows may begin inside a cache line, so that they reach into one more.
     - `streams`: whether the output is written past the caches.
     """
     near = n + across
@@ -59,7 +59,7 @@ def gather_kernel(n: int, across: bool, streams: bool) -> Kernel:
 
 @remember
 def pool_kernel(n: int, across: bool, streams: bool) -> Kernel:
-    """Pooling, with the arguments of `gather_kernel`."""
+    """Return a kernel that pools. The arguments are those of `gather_kernel`."""
     near = n + across
 
     @kernel
@@ -96,11 +96,11 @@ def pool_kernel(n: int, across: bool, streams: bool) -> Kernel:
 
 @remember
 def update_kernel(n: int, which: int) -> Kernel:
-    """Summing gradients and updating rows of `n` numbers by the row optimizer `which`, one of `KIND_...`."""
+    """Return a function that sums gradients and updates rows of `n` numbers by the optimizer `which`, a `KIND_...`."""
     whole = _update_kernel(n, which, False)
 
     def update(cache, dim, kind, rows, keys, group_start, group_pos, bag_of, scale, grads, live, scalars, lo, hi):
-        # Not a kernel: one that calls kernels made in this function is never found on disk again.
+        # Not a kernel: Numba never finds one on disk again that calls kernels made in this function.
         whole(cache, dim, kind, rows, keys, group_start, group_pos, bag_of, scale, grads, grads, live, scalars, lo, hi)
 
     return update
@@ -108,17 +108,17 @@ def update_kernel(n: int, which: int) -> Kernel:
 
 @remember
 def update_apart_kernel(n: int, which: int) -> Kernel:
-    """The same with one array more, for bags beyond those of `grads`."""
+    """Return the same with one more array, for bags beyond those of `grads`."""
     return _update_kernel(n, which, True)
 
 
 @remember
 def _hot_kernel(n: int, apart: bool) -> Kernel:
-    """Summing the gradients of rows with more than one stretch, of `n` numbers, whatever their optimizer."""
+    """Return a kernel that sums the gradients of rows with more than one stretch, of `n` numbers, for any optimizer."""
 
     @kernel
     def hot(rows, keys, group_start, group_pos, bag_of, scale, grads, more, live, lo, hi):
-        """The rows of lo..hi with more than one stretch and some gradient: their slots, keys, and gradients summed."""
+        """Return the slots, keys and summed gradients of those rows of lo..hi with several stretches and a gradient."""
         m = 0
         for u in range(lo, hi):
             m += group_start[u + 1] - group_start[u] > STRETCH
@@ -259,7 +259,7 @@ def _update_kernel(n: int, which: int, apart: bool) -> Kernel:
         once(cache, dim, kind, rows, keys, group_start, group_pos, bag_of, scale, grads, more, live, scalars, lo, hi)
         slots, names, sums = hot(rows, keys, group_start, group_pos, bag_of, scale, grads, more, live, lo, hi)
         if len(slots):
-            # Now they are rows with one position each, whose gradient is the sum.
+            # The sums are applied as the gradients of rows with one position each.
             each = np.arange(len(slots) + 1, dtype=np.int32)
             once(
                 cache, dim, kind, slots, names, each, each[:-1], each[:-1], scale[:0], sums, sums, np.ones(1, np.bool_),

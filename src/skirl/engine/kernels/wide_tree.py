@@ -1,4 +1,4 @@
-"""The loop of tree.py for rows of a multiple of 16 floats, or one more, compiled for each dim, with a row as one value."""
+"""The loop of tree.py for rows of a multiple of 16 floats, or one more, compiled for each dim. A row is one value."""
 
 from functools import cache as remember
 
@@ -13,7 +13,7 @@ from skirl.tools.lanes import later, load, store, zeros
 
 @remember
 def sums_kernel(n: int) -> Kernel:
-    """Summing gradients of `n` numbers over micro-batches, with the arguments of `tree.sums`."""
+    """Return a kernel that sums gradients of `n` numbers over micro-batches. It takes the arguments of `tree.sums`."""
 
     @kernel
     def sums(group_start, group_pos, bag_of, scale, grads, live, ends, leaves, out, counted, lo, hi):

@@ -1,1 +1,1 @@
-"""Which rows leave the cache, one policy a file."""
+"""Eviction policies, which decide which rows leave the cache. One per file."""

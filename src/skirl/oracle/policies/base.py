@@ -1,6 +1,6 @@
-"""The interface of an eviction policy: which resident rows leave when a batch needs room.
+"""The interface of an eviction policy, which decides which resident rows leave when a batch needs room.
 
-A policy sees slots, never keys. Three methods tell it what happens, with whole arrays, once a step.
+A policy sees slots, never keys. Once a step, three methods tell it what happens, with whole arrays.
 """
 
 from collections.abc import Callable
@@ -15,30 +15,32 @@ from skirl.oracle.policies.ttl import TTL
 
 
 class Policy(Protocol):
-    """One eviction rule."""
+    """An eviction rule."""
 
     wants_last: bool
     """Whether `used` needs to know the last batch of the window that uses each row."""
 
     def entered(self, slots: np.ndarray, number: int) -> None:
-        """Batch `number` entered the window: these resident rows, whose next use was unknown, have one now."""
+        """Batch `number` entered the window. These resident rows, whose next use was unknown, have one now."""
         ...
 
     def evict(self, count: int, batch: np.ndarray, number: int) -> np.ndarray:
-        """At least `count` slots whose rows leave for batch `number`; none of `batch`, the slots it has (< 0: not yet)."""
+        """Return at least `count` slots whose rows leave for batch `number`. None may be in `batch`, the slots that the
+        batch has already (< 0: none).
+        """
         ...
 
     def used(self, slots: np.ndarray, next_uses: np.ndarray, number: int, last: np.ndarray | None) -> None:
-        """Batch `number` was planned: it used the rows there, in this order of recency; `last`: where it is wanted."""
+        """Batch `number` was planned and used these rows, in this order of recency. `last` is None unless wanted."""
         ...
 
 
 POLICIES: dict[str, Callable[[int, int], Policy]] = {"lfu": LFU, "lru": LRU, "min": Minimum, "ttl": TTL}
-"""By name; each takes the number of slots, and the depth of the window."""
+"""By name. Each takes the number of slots, and the depth of the window."""
 
 
 def check_policy(name: str) -> None:
-    """Refuse a name that no policy has.
+    """Raise if no policy has this name.
 
     >>> check_policy("fifo")
     Traceback (most recent call last):
@@ -50,6 +52,6 @@ def check_policy(name: str) -> None:
 
 
 def make_policy(name: str, capacity: int, depth: int) -> Policy:
-    """The policy of that name for a cache of `capacity` slots."""
+    """Return the policy of that name for a cache of `capacity` slots."""
     check_policy(name)
     return POLICIES[name](capacity, depth)

@@ -6,21 +6,21 @@ from skirl.oracle.policies.smallest import smallest
 
 
 class LFU:
-    """The row used in the fewest batches since it came leaves; ties by least recent use."""
+    """Evicts the row used in the fewest batches since it came; ties by least recent use."""
 
     wants_last = False
 
     def __init__(self, capacity: int, depth: int) -> None:
         self._count = np.zeros(capacity, np.int64)
-        """Of each slot: batches that used its row since it came; 0: no row is there."""
+        """For each slot: batches that used its row since it came; 0: there is no row."""
         self._clock = np.zeros(capacity, np.int64)
         self._time = 0
 
     def entered(self, slots: np.ndarray, number: int) -> None:
-        """The future does not matter."""
+        """Do nothing: the future does not matter."""
 
     def evict(self, count: int, batch: np.ndarray, number: int) -> np.ndarray:
-        """The least used of all residents outside the batch."""
+        """Return the least used of all resident rows outside the batch."""
         if not count:
             return np.empty(0, np.int32)
         resident = self._count > 0
@@ -32,7 +32,7 @@ class LFU:
         return victims
 
     def used(self, slots: np.ndarray, next_uses: np.ndarray, number: int, last: np.ndarray | None) -> None:
-        """One more batch used these rows."""
+        """Count one more batch for these rows."""
         self._count[slots] += 1
         self._clock[slots] = self._time + np.arange(len(slots))
         self._time += len(slots)

@@ -1,6 +1,6 @@
 """Least recently used, by batches: for comparison with MIN.
 
-Rows of one batch are ordered by their last position in it, as the usual definition of LRU on a stream of ids has it.
+Rows of one batch are ordered by their last position in it, as in the usual definition of LRU on a stream of ids.
 """
 
 import numpy as np
@@ -9,7 +9,7 @@ from skirl.tools.jit import kernel
 
 
 class LRU:
-    """The row whose last use is oldest leaves. Slots stand in a list linked both ways, the oldest first."""
+    """Evicts the row whose last use is oldest. Slots are in a doubly linked list, the oldest first."""
 
     wants_last = False
 
@@ -17,20 +17,20 @@ class LRU:
         self._after = np.full(capacity, -1, np.int32)
         self._before = np.full(capacity, -1, np.int32)
         self._ends = np.full(2, -1, np.int32)
-        """The oldest slot and the most recent one; -1: the list is empty."""
+        """The oldest and the most recent slot; -1: the list is empty."""
 
     def entered(self, slots: np.ndarray, number: int) -> None:
-        """The future does not matter."""
+        """Do nothing: the future does not matter."""
 
     def evict(self, count: int, batch: np.ndarray, number: int) -> np.ndarray:
-        """From the oldest. The batch's own rows are the most recent first, so that none of them leaves."""
+        """Return slots from the oldest on. First make the batch's own rows the most recent, so that none of them leaves."""
         out = np.empty(count, np.int32)
         _touch(batch, self._after, self._before, self._ends)
         _evict(out, self._after, self._before, self._ends)
         return out
 
     def used(self, slots: np.ndarray, next_uses: np.ndarray, number: int, last: np.ndarray | None) -> None:
-        """The batch's rows are the most recent now."""
+        """Make the batch's rows the most recent."""
         _touch(slots, self._after, self._before, self._ends)
 
 
@@ -61,7 +61,7 @@ def _unlink(after, before, ends, slot):
 
 @kernel
 def _touch(slots, after, before, ends):
-    """Move slots to the recent end, in this order; negative ones are none."""
+    """Move slots to the recent end, in this order. Skip negative ones."""
     for slot in slots:
         if slot >= 0:
             if ends[0] == slot or before[slot] >= 0:

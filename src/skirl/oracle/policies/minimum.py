@@ -1,7 +1,7 @@
-"""Belady's MIN by batches, inside the window: the row whose next batch is farthest leaves.
+"""Belady's MIN by batches, within the window: the row whose next batch is farthest leaves.
 
-Rows of unknown future leave first, the least recently used before the others. They wait in a queue; a row that enters the
-window later leaves a gap there. Rows with the same next batch share a list, in pieces of 15 slots.
+Rows of unknown future leave first, in order of least recent use. They wait in a queue, where a row that the window
+wants again leaves a gap. Rows with the same next batch share a list, in pieces of 15 slots.
 """
 
 import numpy as np
@@ -10,35 +10,35 @@ from skirl.oracle.loops import NEVER
 from skirl.tools.jit import kernel
 
 PIECE = 16
-"""int32 in a piece: the next piece of the list, and slots."""
+"""int32s in a piece: the next piece of the list, and 15 slots."""
 
 
 class Minimum:
-    """Farthest next batch first; ties and unknown futures by least recent use."""
+    """Evicts the rows with the farthest next batch first; ties and unknown futures by least recent use."""
 
     wants_last = False
 
     def __init__(self, capacity: int, depth: int) -> None:
-        # Rows of unknown future: slots in order, and of each slot its place there. Where that says otherwise is a gap.
+        # Rows of unknown future: slots in order, and the place of each slot in this queue. Where they differ is a gap.
         self._queue = np.empty(2 * capacity + 1, np.int32)
         self._place = np.full(capacity, -1, np.int32)
         self._begin = self._end = 0
         # Rows of known future: a list for each batch from now on, in a ring that grows to the farthest batch known.
         self._size = 16
         self._lists = np.full((self._size, 4), -1, np.int32)
-        """Of each: its first piece, the place of its first slot there, its last piece, the place after its last slot."""
+        """For each: its first piece, the place of its first slot there, its last piece, the place after its last slot."""
         self._pieces = np.empty((0, PIECE), np.int32)
         self._free = np.array([-1, 0], np.int64)
-        """The first free piece, and how many there are."""
+        """The first free piece, and the number of free pieces."""
         self._held = np.zeros(self._size, np.int64)
-        """Of each list: its pieces."""
+        """Number of pieces of each list."""
         self._called = np.zeros(self._size, np.int32)
-        """Of each list: how many slots at its head came out of the queue, in the order of the batch that called them."""
+        """For each list: how many slots at its head came from the queue, in the order of the batch that called them."""
         self._now = 0
         self._farthest = 0
 
     def entered(self, slots: np.ndarray, number: int) -> None:
-        """Rows of unknown future move to the list of the batch that uses them, which has no others yet."""
+        """Move rows of unknown future to the list of the batch that uses them, which is empty until then."""
         self._reach(number)
         if len(slots):
             which = number & (self._size - 1)
@@ -48,7 +48,7 @@ class Minimum:
             self._farthest = max(self._farthest, number)
 
     def evict(self, count: int, batch: np.ndarray, number: int) -> np.ndarray:
-        """Unknown futures from the least recently used, then the farthest batches."""
+        """Return rows of unknown future from the least recently used on, then those of the farthest batches."""
         self._reach(number)
         out = np.empty(count, np.int32)
         if count:
@@ -60,7 +60,7 @@ class Minimum:
         return out
 
     def used(self, slots: np.ndarray, next_uses: np.ndarray, number: int, last: np.ndarray | None) -> None:
-        """Every row of the batch moves on to the list of its next batch."""
+        """Move every row of the batch on to the list of its next batch."""
         farthest = int(_last_known(next_uses))
         self._reach(farthest)
         self._farthest = max(self._farthest, farthest)
@@ -76,7 +76,7 @@ class Minimum:
         )
 
     def _reserve(self, slots: int) -> None:
-        """Have pieces for this many more slots, on whatever lists."""
+        """Make sure that there are pieces for this many more slots, on whatever lists."""
         need = slots // (PIECE - 1) + min(slots, self._size) + 1
         if need <= self._free[1]:
             return
@@ -90,7 +90,7 @@ class Minimum:
         self._free[:] = before, self._free[1] + more
 
     def _reach(self, number: int) -> None:
-        """Have a list for every batch from now to `number`."""
+        """Make sure that there is a list for every batch from now to `number`."""
         if number - self._now < self._size:
             return
         size = self._size
@@ -113,7 +113,7 @@ def _last_known(next_uses):
 
 @kernel
 def _extend(lists, pieces, free, held, which):
-    """One more piece at the end of a list."""
+    """Add a piece to the end of a list."""
     piece = free[0]
     free[0] = pieces[piece, 0]
     free[1] -= 1
@@ -130,7 +130,7 @@ def _extend(lists, pieces, free, held, which):
 
 @kernel
 def _drop(lists, pieces, free, held, which):
-    """Make a list empty."""
+    """Empty a list."""
     if lists[which, 0] >= 0:
         pieces[lists[which, 2], 0] = free[0]
         free[0] = lists[which, 0]
@@ -143,7 +143,7 @@ def _drop(lists, pieces, free, held, which):
 @kernel
 def _call(slots, place, lists, pieces, free, held, which):
     for slot in slots:
-        place[slot] = -2 - place[slot]  # a gap that still tells the order
+        place[slot] = -2 - place[slot]  # a gap that still gives the order
         if lists[which, 2] < 0 or lists[which, 3] == PIECE:
             _extend(lists, pieces, free, held, which)
         pieces[lists[which, 2], lists[which, 3]] = slot
@@ -170,7 +170,7 @@ def _use(slots, next_uses, queue, place, end, lists, pieces, free, held):
 
 @kernel
 def _oldest(out, queue, place, begin, end):
-    """Fill `out` from the queue; how many there were, and where the queue begins now."""
+    """Fill `out` from the queue. Return how many there were, and where the queue begins now."""
     taken = 0
     while begin < end and taken < len(out):
         slot = queue[begin]
@@ -184,7 +184,7 @@ def _oldest(out, queue, place, begin, end):
 
 @kernel
 def _close_up(queue, place, begin, end):
-    """Move the queue to the front, without its gaps; where it ends now."""
+    """Move the queue to the front, without its gaps. Return its new end."""
     n = 0
     for i in range(begin, end):
         slot = queue[i]
@@ -197,7 +197,7 @@ def _close_up(queue, place, begin, end):
 
 @kernel
 def _farthest(out, taken, place, lists, pieces, free, held, called, farthest, number):
-    """Fill the rest of `out`; return the farthest batch that may still have rows waiting."""
+    """Fill the rest of `out`. Return the farthest batch that may still have rows waiting."""
     size = len(lists)
     while taken < len(out):
         if farthest <= number:
@@ -232,7 +232,7 @@ def _farthest(out, taken, place, lists, pieces, free, held, called, farthest, nu
 
 @kernel
 def _sort(which, count, place, lists, pieces):
-    """Order the first slots of a list as they were in the queue."""
+    """Put the first slots of a list in the order that they had in the queue."""
     members = np.empty(count, np.int32)
     for turn in range(2):  # read them, write them
         piece, at = lists[which, 0], lists[which, 1]

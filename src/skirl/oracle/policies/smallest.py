@@ -1,10 +1,10 @@
-"""The smallest few of many by two keys, for policies that choose among all residents."""
+"""The smallest few of many by two keys, for policies that choose among all resident rows."""
 
 import numpy as np
 
 
 def smallest(count: int, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Places of the `count` smallest by `first`, ties by `second`, in this order; all places when there are not so many.
+    """Return the indices of the `count` smallest by `first`, ties by `second`, in this order; all, if there are fewer.
 
     >>> smallest(3, np.array([5, 1, 5, 5]), np.array([3, 0, 2, 1])).tolist()
     [1, 3, 2]

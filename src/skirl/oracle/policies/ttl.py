@@ -1,7 +1,7 @@
 """BagPipe's rule, for comparison: a row stays until the last batch of the window that uses it, its time to live.
 
-The time to live is set when a batch that uses the row is planned, and batches that enter later do not lengthen it. Expired
-rows leave at a clean-up every quarter of the window. If the rows alive do not fit, those that would live longest leave.
+The time to live is set when a batch that uses the row is planned. Batches that enter later do not extend it. Expired
+rows leave at a clean-up every quarter of the window. If the live rows do not fit, those that would live longest leave.
 """
 
 import numpy as np
@@ -10,11 +10,11 @@ from skirl.oracle.policies.smallest import smallest
 
 _EXPIRED = 1 << 40
 _NOBODY = -(1 << 40)
-"""No row is in the slot."""
+"""Marks a slot without a row."""
 
 
 class TTL:
-    """Expired rows leave at every clean-up; when room is short, expired rows and then those that live longest."""
+    """Evicts expired rows at every clean-up. If room is short, expired rows leave first, then those that live longest."""
 
     wants_last = True
 
@@ -25,10 +25,10 @@ class TTL:
         self._time = 0
 
     def entered(self, slots: np.ndarray, number: int) -> None:
-        """The time to live is set by `used`."""
+        """Do nothing: `used` sets the time to live."""
 
     def evict(self, count: int, batch: np.ndarray, number: int) -> np.ndarray:
-        """All expired rows at a clean-up; otherwise as many as are needed."""
+        """Return all expired rows at a clean-up, otherwise as many as are needed."""
         cleans = number % self._interval == 0
         if not count and not cleans:
             return np.empty(0, np.int32)
@@ -45,7 +45,7 @@ class TTL:
         return victims
 
     def used(self, slots: np.ndarray, next_uses: np.ndarray, number: int, last: np.ndarray | None) -> None:
-        """These rows live until the last batch of the window, as it is now, that uses them."""
+        """Let these rows live until the last batch that uses them in the window as it is now."""
         assert last is not None
         self._until[slots] = last
         self._clock[slots] = self._time + np.arange(len(slots))
