@@ -388,20 +388,21 @@ def test_same_compares_columns_and_not_what_they_stand_for(
 KILLED = """
 import os, sys
 from skirl import cli
-moment, seen, spilled, argv = int(sys.argv[1]), 0, 0, sys.argv[2:]
+moment, later, out, argv = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:]
+whole, seen, after = os.path.exists(out + ".unfinished/spilled.json"), 0, 0
 def count(event, args):
-    global seen, spilled
+    global whole, seen, after
     if event in ("open", "os.rename", "os.mkdir", "os.rmdir", "os.remove", "os.unlink", "mmap.__new__", "os.listdir"):
-        seen += 1
-        if event == "os.rename" and str(args[1]).endswith("spilled.json"):
-            spilled = seen
-        if seen == moment:
+        seen, after = seen + 1, after + whole
+        whole = whole or event == "os.rename" and str(args[1]).endswith("spilled.json")
+        if seen == moment or 0 < after == later:
             os.kill(os.getpid(), 9)
 sys.addaudithook(count)
-code = cli.main(argv)
-print(spilled, seen)
+code = cli.main([*argv, "--out", out])
+print(seen - after, after)
 sys.exit(code)
 """
+"""Killed at a moment of all, or at one of those after all rows have been spilled; 0 is never reached."""
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(30, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
@@ -411,27 +412,27 @@ def test_killed_and_begun_again_it_writes_the_same_bytes(tmp_path: Path, warm_py
     data, by = write(tmp_path / "in.parquet", rows, 50), schema(tmp_path)
     flags = ["--data", data, "--schema", by, "--by", "session", "--partition", "40s", "--quiet", "--json"]
 
-    def run(out: str, moment: int) -> Any:
-        return warm_python.run(KILLED, str(moment), "convert", "--out", str(tmp_path / out), *flags)
+    def run(out: str, moment: int = 0, later: int = 0) -> Any:
+        return warm_python.run(KILLED, str(moment), str(later), str(tmp_path / out), "convert", *flags)
 
     def bytes_of(out: str) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in sorted((tmp_path / out).iterdir())}
 
-    whole = run("whole", 0)
+    whole = run("whole")
     assert whole.returncode == 0, whole.stderr
-    spilled, moments = map(int, whole.stdout.splitlines()[-1].split())
+    spilled, after = map(int, whole.stdout.splitlines()[-1].split())
     draw, ended = random.Random(0), []
     while len(ended) < kills:
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
-        during = draw.randrange(spilled + (moments - spilled) // 4, spilled + (moments - spilled) // 2)
-        again = (moments - during) * 3 // 4  # a resumed run does at least what was left
-        for moment in (draw.randrange(spilled), during, draw.randrange(again // 2, again)):
+        during = draw.randrange(after // 4, after // 2)
+        # A run that goes on does at least what was left, but for the spill, which may be there in part.
+        for moment, later in ((draw.randrange(1, spilled // 2), 0), (0, during), (0, draw.randrange(1, after // 4))):
             assert not (tmp_path / "out").exists()
-            ended.append(run("out", moment).returncode)
+            ended.append(run("out", moment, later).returncode)
         parts = {
             path.name: path.stat().st_mtime_ns for path in (tmp_path / "out.unfinished" / "parts").glob("*.parquet")
         }
-        assert run("out", 0).returncode == 0
+        assert run("out").returncode == 0
         stayed = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
         assert len(parts) >= 2 and parts.items() <= stayed.items()
         assert bytes_of("out") == bytes_of("whole") and len(stayed) > len(parts)
