@@ -89,6 +89,10 @@ def changed(path: str, value) -> str:
         (changed("sites", []), "the plan has no site"),
         (changed("sites.1.name", "a"), "site 'a' is in the plan twice"),
         (changed("sites.0.store", "placed:x.json"), "site 'a' has store 'placed:x.json': set it to memory"),
+        (
+            changed("sites.0.store", "link:1Gbit,1us:checkpoint"),
+            "site 'a' has store 'link:1Gbit,1us:checkpoint': set it to",
+        ),
         (changed("sites.0.store", "disk:rows/b"), "sites 'a' and 'b' have one store, disk:rows/b"),
         (changed("sites.0.memory", 0), "site 'a' has memory 0: set it to bytes above 0"),
         (changed("sites.0.rate", float("nan")), "it has NaN, which is no number"),

@@ -111,6 +111,13 @@ def test_refuses_a_link_that_is_none(text):
         Link.parse(text)
 
 
+def test_a_checkpoint_behind_a_link_is_not_ready_before_it_is_loaded_and_never_trained():
+    store = open_store("link:1Gbit,1us:checkpoint", {0: Record(2)}, rows={0: 10})
+    assert not store.ready and store.read_only
+    behind = LinkStore(MemoryStore({0: Record(2)}), Link(rate=1e9, delay=1e-6))
+    assert behind.ready and not behind.read_only
+
+
 def test_refuses_a_spec_without_a_store():
     with pytest.raises(ValueError, match="write it link:RATE,DELAY:STORE"):
         open_store("link:1Gbit,1us", {0: Record(2)})

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from skirl import cli
 from skirl.sweep import checkpoint, crews
-from skirl.sweep.command import SweepCommand
+from skirl.sweep.command import Export, SweepCommand
 from skirl.sweep.crew import Crew, Duty
 from skirl.sweep.crews import CrewDied, Crews, dealt, duties, how_many
 from skirl.sweep.keeping import KeepFlags
@@ -46,10 +46,7 @@ def left_behind(folder: Path, result: dict[str, Any]) -> dict[str, Any]:
     stayed = [name for name, of in result["by_variant"].items() if of["left"] is None]
     rows = {}
     for name in stayed:
-        assert (
-            cli.main(["export", str(folder / "saved"), str(folder / f"{name}.parquet"), "--variant", name, "--json"])
-            == 0
-        )
+        Export(folder / "saved", folder / f"{name}.parquet", variant=name).run()
         rows[name] = pq.read_table(folder / f"{name}.parquet").sort_by([("table", "ascending"), ("row", "ascending")])
     own = {n: json.loads((folder / "run" / n / "result.json").read_text()) for n in result["by_variant"]}
     told = ("winner", "standing", "variant_steps", "cost", "seed_noise", "steps", "failed")

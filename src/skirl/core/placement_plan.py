@@ -3,6 +3,7 @@
 The format leaves room for pieces that name columns; this version refuses them.
 """
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -21,6 +22,8 @@ _FORM = {
     "tables": [{"name": TEXT, "rows": ANY, "dim": ANY, "by": TEXT, "pieces": [{"site": TEXT}]}],
 }
 _BY = ("hash", "rows", "whole")
+_OF_A_CHECKPOINT = re.compile(r"(link:[^:]*:)*checkpoint")
+"""A store of which no site can be: its rows cannot be written."""
 PLANS = Readable(FORMAT, VERSION, "plan of a placement", "skirl place", _FORM)
 """Reads and writes the files."""
 
@@ -45,7 +48,7 @@ class Site:
     def __post_init__(self) -> None:
         if not self.name:
             raise ValueError("a site has no name: give it one")
-        if not self.store or self.store == "checkpoint" or "placed:" in self.store:
+        if not self.store or _OF_A_CHECKPOINT.fullmatch(self.store) or "placed:" in self.store:
             raise ValueError(
                 f"site {self.name!r} has store {self.store!r}: set it to memory, disk:FOLDER, rpc://HOST:PORT or "
                 "link:RATE,DELAY:STORE"

@@ -113,6 +113,16 @@ class LinkStore(Store):
         self._same()
         self.about, self.frozen_kind = inner.about, inner.frozen_kind
 
+    @property
+    def ready(self) -> bool:
+        """Whether the inner store has the rows that it is to serve."""
+        return self.inner.ready
+
+    @property
+    def read_only(self) -> bool:
+        """Whether rows of the inner store can be looked up but not trained."""
+        return self.inner.read_only
+
     def __repr__(self) -> str:
         return f"LinkStore({self.inner!r}, {self.link})"
 

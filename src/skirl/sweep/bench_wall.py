@@ -42,9 +42,11 @@ def wall(recipe: Recipe, count: int, alpha: float) -> dict[str, Any]:
         lone.append(alone.seconds)
         cpu.append(alone.cpu)
     of_all, cpu_of_all = (count * sum(each) / len(each) for each in (lone, cpu))
+    raced_cpu = watch.cpu + (raced["cpu_seconds"] if raced["processes_used"] > 1 else 0.0)
     return {
-        "variants": count, "seconds": watch.seconds, "cpu": watch.cpu, "cost": raced["cost"], "winner": raced["winner"],
-        "lone": lone, "lone_of_all": of_all, "sooner": of_all / watch.seconds, "less_cpu": cpu_of_all / watch.cpu,
+        "variants": count, "seconds": watch.seconds, "cpu": raced_cpu, "cost": raced["cost"], "winner": raced["winner"],
+        "lone": lone, "lone_of_all": of_all, "sooner": of_all / watch.seconds, "less_cpu": cpu_of_all / raced_cpu,
+        "processes": raced["processes_used"],
     }  # fmt: skip
 
 

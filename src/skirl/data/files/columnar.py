@@ -86,9 +86,9 @@ class ColumnFile:
             batch = self._batch(part)
             columns = {name: batch.column(batch.schema.get_field_index(name)) for name in self._schema.needed}
         except _DAMAGED as error:
-            raise self._damaged(f"row group {group:,} cannot be read ({_short(error)})") from None
+            raise self._damaged(f"row group {group + 1:,} cannot be read ({_short(error)})") from None
         if batch.num_rows != rows:
-            raise self._damaged(f"row group {group:,} has fewer rows than its header says")
+            raise self._damaged(f"row group {group + 1:,} has fewer rows than its header says")
         if wrong := share(columns, self._schema):
             row, found = wrong
             raise self._damaged(f"row {row + 1:,} of row group {group + 1:,} {found}")
