@@ -98,7 +98,8 @@ ELSEWHERE = {
     "sweep/folder.py": "sweep/test_checkpoint.py",
     "sweep/entrant.py sweep/planned.py sweep/report.py sweep/run.py sweep/shown.py sweep/table.py "
     "sweep/resumed.py sweep/verify_command.py": "sweep/test_command.py",
-    "sweep/models.py": "sweep/test_refused.py",
+    "sweep/crew.py": "sweep/test_crews.py",
+    "sweep/diverged.py sweep/models.py": "sweep/test_refused.py",
     "sweep/contender.py sweep/dense.py sweep/fleet.py sweep/overrides.py": "sweep/test_sweep.py",
     "sweep/variants_file.py": "sweep/test_variants.py",
     # Small tools, tested where they are used; their examples run as tests.

@@ -17,7 +17,7 @@ from skirl.core.groups import Groups, RowOptimizers
 from skirl.core.reference import Reference
 from skirl.store import Record, Store
 from skirl.store.memory.store import MemoryStore
-from skirl.sweep.sweep import Diverged
+from skirl.sweep.diverged import Diverged
 from skirl.train.verify import PlainEmbeddings
 from tests.runs import same_bits
 from tests.streams import stored_rows

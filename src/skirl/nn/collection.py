@@ -209,8 +209,7 @@ class Collection(nn.Module):
         **Arguments**
 
         - `sparse`: as for `forward`.
-        - `remembered`: rows of previous batches, to which these are added; the rows are then also pooled here. None:
-          look up all rows, and do not pool.
+        - `remembered`: rows of previous batches, to which these are added and pooled here. None: look up all, do not pool.
         """
         with self._looking:
             return self._look(sparse, remembered)
@@ -318,8 +317,7 @@ class Collection(nn.Module):
         - `table`: the name of the table.
         - `ids`: row numbers, without repeats.
         - `values`: `[n, dim]`, in the dtype of the rows.
-        - `state`: "keep" leaves their optimizer state as it is, as writing to `nn.Embedding.weight` does; "reset"
-          resets it, for rows that mean something else from now on.
+        - `state`: of their optimizer: "keep", as a write to `nn.Embedding.weight` does; "reset", for rows with a new meaning.
         """
         self.engine.check()
         if self.lookahead is not None and self.lookahead.iterating:
@@ -460,11 +458,9 @@ class EmbeddingBagCollection(Collection):
       nodes; "placed:PLAN.json"; "checkpoint", the checkpoint that is loaded, read-only; or a `skirl.store.Store`.
     - `device`: what computes on the rows: "cpu", "cuda" or "cuda:N".
     - `seed`: fixes the rows' initial values, a function of seed, table and row. A store with rows refuses another.
-    - `dtype`: dtype of the rows: float32, as in torch; float64; on a GPU also bfloat16 or float16, rounded
-      stochastically.
+    - `dtype`: dtype of the rows: float32, as in torch; float64; on a GPU also bfloat16 or float16, rounded stochastically.
     - `resume`: continue with the rows that the store already has. By default, a store with rows is refused.
-    - `grad_scaler`: the loop's `torch.amp.GradScaler`, for mixed precision; without it the scaler's first step is
-      refused.
+    - `grad_scaler`: the loop's `torch.amp.GradScaler`, for mixed precision; without it its first step is refused.
     """
 
 

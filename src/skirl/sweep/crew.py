@@ -10,7 +10,7 @@ from typing import Any
 
 from skirl.core.batch import Batch
 from skirl.pipeline.lookahead import Lookahead, lookahead
-from skirl.sweep.checkpoint import SweepSaving, load_all
+from skirl.sweep.checkpoint import SweepSaving, load_all, save_all
 from skirl.sweep.contender import Contender
 from skirl.sweep.diverged import Diverged
 from skirl.sweep.entrant import Entrant, evaluate, loss_of
@@ -75,7 +75,7 @@ class Crew:
         recipe = duty.recipe
         self.stream = recipe.stream()
         self.sweep = sweep_of(recipe, duty.variants, resume=duty.goes_on)
-        self.sweep.use_loop_only(not duty.alone)
+        self.sweep.choice.hold(not duty.alone)
         try:
             self.entrants = {
                 variant.name: Entrant(
@@ -184,7 +184,8 @@ class Crew:
 
         - `path`: the folder of the sweep's checkpoints.
         """
-        self._saving = self.sweep.save_variants(path, self._parts, None)
+        self.sweep.settle()
+        self.sweep.saving = self._saving = save_all(path, self.sweep.variants, self.batches, self._parts, None)
         return self._saving.names
 
     def wait_saved(self) -> None:
@@ -214,7 +215,7 @@ class Crew:
 
     def in_any_form(self) -> None:
         """No other process of the sweep trains any more: threads may."""
-        self.sweep.use_loop_only(False)
+        self.sweep.choice.hold(False)
 
     @property
     def racing(self) -> list[str]:

@@ -197,8 +197,9 @@ class Crews:
         return results
 
     def end_step(self, *, last: bool) -> None:
-        """As `Crew.end_step`."""
-        self._all("end_step", last=last)
+        """As `Crew.end_step`. Nobody waits for it: an error comes with the next answer."""
+        for one in self._live:
+            one.order(("end_step", (), {"last": last}), answered=False)
 
     def aucs(self) -> dict[str, float | None]:
         """As `Crew.aucs`."""
@@ -266,6 +267,8 @@ class _Process:
 
     def __init__(self, duty: Duty, others: Sequence[Connection]) -> None:
         self.racing = {variant.name for variant in duty.variants}
+        self._unheard = 0
+        """Orders whose answers are still to come, and say nothing but that all went well."""
         context = multiprocessing.get_context("fork")
         self.pipe, theirs = context.Pipe()
         self._process: Any = context.Process(
@@ -276,11 +279,18 @@ class _Process:
             self._process.start()
         theirs.close()
 
-    def order(self, what: Any) -> None:
+    def order(self, what: Any, *, answered: bool = True) -> None:
+        self._unheard += not answered
         with suppress(OSError):  # it has ended: its answer says so
             self.pipe.send(what)
 
     def answer(self) -> Any:
+        while self._unheard:
+            self._unheard -= 1
+            self._next()
+        return self._next()
+
+    def _next(self) -> Any:
         try:
             good, found = self.pipe.recv()
         except (EOFError, OSError):

@@ -141,6 +141,18 @@ class Choice:
         if form not in FORMS:
             raise ValueError(f"form is {form!r}: set it to one of {', '.join(map(repr, FORMS))}")
         self.form = form
+        self.held = False
+        """Whether it is the loop for now, whatever is faster."""
+        self.anew()
+
+    def hold(self, on: bool) -> None:
+        """Take the loop for now, because other processes use the other cores; or choose again.
+
+        **Arguments**
+
+        - `on`: whether to take the loop.
+        """
+        self.held = on
         self.anew()
 
     @property
@@ -160,6 +172,8 @@ class Choice:
 
     def next(self) -> str:
         """The form of the next round."""
+        if self.held:
+            return LOOP
         if self.form != "auto":
             return self.form
         for form in (LOOP, LANES):

@@ -114,7 +114,7 @@ class Sweep:
         self._loss, self._threads = loss, threads
         self._threads_before: int | None = None
         """Torch threads before the with-block; None: it has not begun."""
-        self._choice = Choice(form)
+        self.choice = Choice(form)
         of_tables = [of_variant(v, lambda o=v.overrides: tables_of(o, tables)) for v in variants]
         rules = [
             of_variant(v, lambda o=v.overrides, own=own: optimizer_of(o, optimizer, own))
@@ -152,11 +152,10 @@ class Sweep:
         on_cpu = self.variants[0].embeddings.engine.device.at.type == "cpu"
         if form != LOOP and threads == 1 and on_cpu and (cores() > 1 or form == LANES):
             self._lanes = Lanes(max(2, min(cores(), len(variants))))
-        self._saving: SweepSaving | None = None
+        self.saving: SweepSaving | None = None
         """The checkpoint that is being written."""
         self._known = False
         """Whether each variant has trained once, alone: then it is known which draw random numbers."""
-        self._in_loop_only = False
         self._ended: float | None = None  # when the last step did: steps are timed with the wait for their batch
         self.fleet = Fleet({c.name: c.embeddings.engine for c in self.variants}, cache)
 
@@ -213,13 +212,13 @@ class Sweep:
             self._in_lanes(beside, batch)
         for contender in racing:
             if contender not in beside:
-                watched = self._lanes is not None and contender.beside and not self._in_loop_only
+                watched = self._lanes is not None and contender.beside and not self.choice.held
                 with contender.watched_turn() if watched else contender.turn():
                     self._train(contender, batch)
         now = time.perf_counter()
         if self._known and self._ended is not None:
-            self._choice.took(form, now - self._ended)
-        self._known, self._ended = True, now
+            self.choice.took(form, now - self._ended)
+        self._known, self._ended = not self.choice.held, now
         for contender in racing:
             self._leave_if_diverged(contender)
         return {contender.name: cast(float, contender.loss) for contender in racing}
@@ -264,15 +263,15 @@ class Sweep:
 
     def _leave(self, contender: Contender, why: str) -> None:
         embeddings = contender.embeddings
-        if self._saving is not None:
-            self._saving.ended()
+        if self.saving is not None:
+            self.saving.ended()
         with uninterrupted():
             if self.lookahead is not None:
                 self.lookahead.drain()
             embeddings.current.finish()
             self.fleet.leave(contender.name)
             contender.leave(why)
-            self._choice.anew()
+            self.choice.anew()
             embeddings.opened_by_sweep(None)
             embeddings.close()
             embeddings.engine.release()
@@ -310,18 +309,13 @@ class Sweep:
                 f"sweep.save is called in the turn of variant {now!r}, whose random numbers are out then: call it after the "
                 "loop over the variants"
             )
-        saving = self.save_variants(Path(path), parts, also or {})
+        self.settle()
+        self.saving = saving = save_all(Path(path), self.variants, self.lookahead, parts, also or {})
         return saving.wait() if wait else saving
 
-    def save_variants(self, path: Path, parts: Parts, also: Mapping[str, Any] | None) -> SweepSaving:
-        """Begin to save, as `save` does. With None as `also` somebody else writes the header, for several sweeps."""
-        self._settle()
-        self._saving = saving = save_all(path, self.variants, self.lookahead, parts, also)
-        return saving
-
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Return when the checkpoint that is being written is on disk; if it cannot be, its error is raised, once."""
-        saving, self._saving = self._saving, None
+        saving, self.saving = self.saving, None
         if saving is not None:
             saving.wait()
 
@@ -348,13 +342,8 @@ class Sweep:
     @property
     def form(self) -> str:
         """How `step` trains the variants: "loop" or "lanes"."""
-        alone = self._lanes is None or self._in_loop_only or len(self.racing) == 1
-        return LOOP if alone else self._choice.next()
-
-    def use_loop_only(self, only: bool) -> None:
-        """Train variants one after the other for now, since other processes use the other cores; or in any form again."""
-        self._in_loop_only, self._known = only, False
-        self._choice.anew()
+        alone = self._lanes is None or len(self.racing) == 1
+        return LOOP if alone else self.choice.next()
 
     @property
     def plans(self) -> int:
@@ -478,4 +467,4 @@ class Sweep:
         with ExitStack() as closing:  # each, whatever happens to another
             for contender in reversed(self.variants):
                 closing.callback(contender.embeddings.close)
-            closing.callback(self._settle)
+            closing.callback(self.settle)
