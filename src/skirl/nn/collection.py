@@ -317,7 +317,7 @@ class Collection(nn.Module):
         - `table`: the name of the table.
         - `ids`: row numbers, without repeats.
         - `values`: `[n, dim]`, in the dtype of the rows.
-        - `state`: of their optimizer: "keep", as a write to `nn.Embedding.weight` does; "reset", for rows with a new meaning.
+        - `state`: of their optimizer: "keep", as a write to `nn.Embedding.weight` does; "reset", for rows of a new meaning.
         """
         self.engine.check()
         if self.lookahead is not None and self.lookahead.iterating:
