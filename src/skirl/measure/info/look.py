@@ -3,6 +3,7 @@
 import json
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,9 @@ def _begun(path: Path) -> dict[str, Any]:
 
 
 def made(path: Path) -> str:
-    """Return when a file or folder was last modified. A folder's time changes when files in it come or go."""
+    """Return when a file or folder was last modified. In a folder, files come and go, or are rewritten in place."""
     times = [path.stat().st_mtime]
+    for inside in path.iterdir() if path.is_dir() else ():
+        with suppress(FileNotFoundError):  # removed meanwhile, or a link to nowhere
+            times.append(inside.stat().st_mtime)
     return datetime.fromtimestamp(max(times), UTC).isoformat(timespec="seconds")
