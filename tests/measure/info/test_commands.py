@@ -14,11 +14,11 @@ from skirl.train import origin
     "name, content, said",
     [
         ("x.parquet", b"PAR1 and no more", "is a Parquet file, damaged or cut off"),
-        ("x.json", b"{}", "is a JSON file that skirl knows nothing of"),
-        ("x.bin", b"a\0b", "is nothing that skirl knows"),
+        ("x.json", b"{}", "is a JSON file that skirl does not recognise"),
+        ("x.bin", b"a\0b", "is not a file that skirl recognises"),
         ("x.pt", b"PK\3\4", "is a damaged or unfinished file of torch.save"),
         ("nowhere", None, "does not exist"),
-        (".", None, "is a folder that skirl knows nothing of"),
+        (".", None, "is a folder that skirl does not recognise"),
     ],
 )
 def test_the_unknown_is_one_sentence(name: str, content: bytes | None, said: str, tmp_path: Path, capsys):

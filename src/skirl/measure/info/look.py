@@ -40,7 +40,7 @@ def _of_folder(path: Path, check: bool) -> dict[str, Any]:
         data = sorted(p for p in path.iterdir() if p.is_file() and p.suffix in ENDINGS and p.name[0] not in "._")
         kinds = {_kind(file) for file in data[:1]}
         if not data or kinds == {None}:
-            raise ValueError(f"{path} is a folder that skirl knows nothing of: name {KINDS}")
+            raise ValueError(f"{path} is a folder that skirl does not recognise: name {KINDS}")
         holds.append(lambda: files.describe_folder(path, data))
     facts, *others = [describe() for describe in holds]
     return facts | ({"also": [other["kind"] for other in others]} if others else {})
@@ -54,7 +54,7 @@ def _of_file(path: Path, check: bool) -> dict[str, Any]:
     if path.suffix == ".json":
         if path.name in ("config.json", "result.json"):
             return _run(path.parent)
-        raise ValueError(f"{path} is a JSON file that skirl knows nothing of: name {KINDS}")
+        raise ValueError(f"{path} is a JSON file that skirl does not recognise: name {KINDS}")
     with path.open("rb") as file:
         head = file.read(16)
     if head.startswith(b"PK"):
@@ -63,7 +63,7 @@ def _of_file(path: Path, check: bool) -> dict[str, Any]:
         return files.describe_safetensors(path)
     kind = _kind(path)
     if kind is None:
-        raise ValueError(f"{path} is nothing that skirl knows: name {KINDS}")
+        raise ValueError(f"{path} is not a file that skirl recognises: name {KINDS}")
     return files.describe(path, kind)
 
 
