@@ -110,7 +110,7 @@ def test_a_search_draws_trains_and_tells(optuna: Any, tmp_path: Path):
     assert not set(more["by_variant"]) & set(result["by_variant"])
     with pytest.raises(ValueError, match="which belongs to a sweep with steps 12, and this one has 14: set steps as"):
         drawn(**options | {"steps": 14}).run()
-    with pytest.raises(ValueError, match="of another sweep, with search"):
+    with pytest.raises(ValueError, match="belongs to a sweep with search"):
         drawn(**options | {"search": SEARCH[:2]}).run()
 
 
