@@ -332,7 +332,7 @@ MISTAKES = [
     M(
         "a schedule of unknown length",
         "skirl train $CSV --bad-rows skip --schedule linear",
-        "skirl train: --schedule is linear, and how many steps there will be is not known before: set --steps",
+        "skirl train: --schedule is linear, which has to know the number of steps in advance: set --steps",
     ),
     M(
         "a link without delay",
@@ -363,7 +363,7 @@ MISTAKES = [
     M(
         "a tracker that is not installed",
         "skirl train $TINY --wandb clicks --run runs/new",
-        "skirl train: --wandb is set, and the package is not there: pip install wandb, or leave it out",
+        "skirl train: --wandb is set, but its package is not installed: pip install wandb, or leave --wandb out",
     ),
     M(
         "a cache too small for a batch",
@@ -593,8 +593,8 @@ MISTAKES = [
     M(
         "a report of a run that left nothing",
         "skirl report runs/old",
-        "skirl report: runs/old/config.json is damaged, or of another skirl (flags is missing): there is no "
-        "report of it, name another run",
+        "skirl report: runs/old/config.json is damaged, or was written by another version of skirl (flags is missing): "
+        "name another run",
     ),
     M(
         "an export without a file",

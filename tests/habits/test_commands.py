@@ -209,7 +209,7 @@ def test_half_a_file_never_has_the_name_of_the_whole(folder, run):
         Predict(save=folder / "run", data=f"csv:{folder / 'broken.csv'}", into=into, quiet=True).run()
     assert into.read_bytes() == b"of yesterday" and not list(folder.glob("*.part"))
     converted(folder, folder / "log.parquet")
-    with pytest.raises(ValueError, match=r"--into is .*log.parquet, which is read: name another file"):
+    with pytest.raises(ValueError, match=r"--into is .*log.parquet, which is one of the data files: name another file"):
         Predict(
             save=folder / "run", data=f"parquet:{folder / 'log.parquet'}", into=folder / "log.parquet", quiet=True
         ).run()
@@ -236,7 +236,7 @@ def test_other_data_than_the_model_knows_is_refused_by_what_differs(folder, run,
         f"csv:{tmp_path / 'log.csv'}", str(tmp_path / "v"), schema=str(folder / "schema.toml"), min_count=1, quiet=True
     ).run()
     assert "had 300 rows in the run" in refused(SCHEMA, vocab=str(tmp_path / "v"))
-    with pytest.raises(ValueError, match=r"data is synthetic:tiny, and the run was over csv:"):
+    with pytest.raises(ValueError, match=r"data is synthetic:tiny, but the run was trained on csv:"):
         Evaluate(save=folder / "run", data="synthetic:tiny", quiet=True).run()
 
 

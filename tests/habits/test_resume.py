@@ -411,7 +411,10 @@ def test_ids_that_would_become_other_rows_are_refused(tmp_path):
     Train.of(**read, save=tmp_path / "hashed").run()
     tuned = Train.of(**read, from_=tmp_path / "hashed").run()
     assert 30 < tuned["from"]["rows"] <= 37
-    with pytest.raises(ValueError, match=r"--vocab open gives rows to ids as they come, and those of .*hashed stay"):
+    with pytest.raises(
+        ValueError,
+        match=r"--vocab open numbers rows as ids arrive, .* other rows than in .*hashed:",
+    ):
         Train.of(**read, vocab="open", from_=tmp_path / "hashed").run()
 
 
@@ -426,8 +429,8 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_the_step(tmp_path, cap
     step = result["steps"]
     assert 1 < step < 20 and not result["stopped_early"]
     assert result["failed"].startswith(("the loss is ", "predictions are not finite"))
-    assert f" at step {step}, for the first time, and training stopped" in result["failed"]
-    assert "Set --lr and --dense-lr lower, or --warmup higher, and start over" in result["failed"]
+    assert f" at step {step}, for the first time, so training stopped there" in result["failed"]
+    assert "set --lr and --dense-lr lower, or --warmup higher, and start over" in result["failed"]
     # The step itself is not saved. The checkpoint before it led to that loss, so it is named as useless too.
     steps = [at for at, _ in best.headers_with_steps(tmp_path / "saved")]
     assert steps == list(range(step - 1, -1, -1))
@@ -461,5 +464,7 @@ def test_held_out_predictions_that_are_no_numbers_name_the_step(monkeypatch, tmp
 
     monkeypatch.setattr(loop.Evaluation, "run", run)
     result = Train.of(**JUDGED, save=tmp_path, save_every=4).run()
-    said = "predictions for the samples held out are not finite at step 8, for the first time, and training stopped"
+    said = (
+        "predictions for the samples held out are not finite at step 8, for the first time, so training stopped there"
+    )
     assert result["failed"].startswith(said) and "or go on from step 4 in" in result["failed"]

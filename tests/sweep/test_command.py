@@ -181,7 +181,7 @@ def test_the_page_of_a_sweep_has_all_of_them(ran: tuple, tmp_path: Path, capsys:
     (tmp_path / "race.jsonl").write_bytes(b'{"event": "left"}\n')
     (tmp_path / "sweep.json").write_bytes((folder / "sweep.json").read_bytes())
     assert cli.main(["report", str(tmp_path)]) == 1
-    assert "race.jsonl, line 1: is no line of a race" in capsys.readouterr().err
+    assert "race.jsonl, line 1 is not a line of a race" in capsys.readouterr().err
 
 
 def without_times(line: dict[str, Any]) -> dict[str, Any]:
@@ -263,7 +263,7 @@ def test_the_variant_to_export_is_one_of_the_sweep(ran: tuple, tmp_path: Path, c
         assert cli.main(["export", str(folder), str(tmp_path / "x.parquet"), "--variant", name]) == 1
         return capsys.readouterr().err
 
-    assert "of a sweep that was saved nowhere: train it again with --save" in said(ran[2], "a")
+    assert "was never saved: train it again with --save" in said(ran[2], "a")
     assert "holds no checkpoint of a sweep" in said(tmp_path, "a")
     body = {
         "format": "skirl-sweep-checkpoint",

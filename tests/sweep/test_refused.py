@@ -301,7 +301,7 @@ def test_a_model_that_begins_to_draw_in_a_lane_is_refused():
             return super().loss(ids) * (torch.rand(()) if self.embeddings.engine.counters.steps > 3 else 1.0)
 
     with (
-        pytest.raises(RuntimeError, match=r"drew random numbers by other than nn\.Dropout"),
+        pytest.raises(RuntimeError, match=r"drew random numbers in other ways than by nn\.Dropout"),
         made(lambda v: Late(v.embeddings), form="lanes") as sweep,
         ahead(sweep) as batches,
     ):

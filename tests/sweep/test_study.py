@@ -33,13 +33,13 @@ def drawn(**options: Any) -> SweepCommand:
         ("lr", "search is 'lr': set it to a flag and a range"),
         ("lr=", "search is 'lr='"),
         ("batch=1..4", "batch cannot vary: it changes the batches"),
-        ("learning=1..4", "there is no learning that could vary"),
+        ("learning=1..4", "learning is not a flag that can vary"),
         ("lr=1..x", "set it to numbers with two dots between, such as lr=log:1e-3..1"),
         ("dim=1.5..4", "set it to whole numbers with two dots between, such as dim=4..64"),
         ("lr=0.5..0.1", "the range ends at 0.1, not above 0.5: set its end higher"),
         ("lr=log:0..1", "logarithms need numbers above 0"),
-        ("model=a..b", "model takes no range, being"),
-        ("top=1..3", "top takes no range, being"),
+        ("model=a..b", "not a range: list values with commas between"),
+        ("top=1..3", "top takes a list, each a whole number, not a range: list values"),
         ("model=dlrm-tiny,dlmr", "did you mean"),
     ],
 )  # fmt: skip
@@ -55,9 +55,9 @@ def test_a_search_that_cannot_be_drawn(search: str, says: str):
         ({"search": ("lr=0.1..1",)}, "search is set and trials is not"),
         ({"search": ("lr=0.1..1",), "trials": 0}, "trials is 0: set it to 1 or more"),
         ({"search": ("lr=0.1..1", "lr=1..2"), "trials": 2}, "search has lr twice"),
-        ({"search": ("dim=4..5", "optimizer=sgd,adam"), "trials": 5}, "the search has 4 different ones: set trials to 4"),
+        ({"search": ("dim=4..5", "optimizer=sgd,adam"), "trials": 5}, "the search has only 4 different ones: set trials"),
         ({"trials": 5}, "trials is 5 and search is not set"),
-        ({"search": ("lr=0.1..1",), "trials": 2, "vary": ("dim=4,8",)}, "vary has dim beside search"),
+        ({"search": ("lr=0.1..1",), "trials": 2, "vary": ("dim=4,8",)}, "vary has dim, but with search it"),
         ({"search": ("lr=0.1..1",), "trials": 2, "variants": Path("a.csv")}, "variants and search are both set"),
     ],
 )  # fmt: skip
@@ -79,7 +79,9 @@ def test_without_optuna_a_search_is_refused_in_a_sentence(monkeypatch: pytest.Mo
     words = ["sweep", "--data", "synthetic:tiny", "--model", "dlrm-tiny", "--search", "lr=0.1..1", "--trials", "2"]
     assert cli.main(words) == 2
     [said] = capsys.readouterr().err.splitlines()
-    assert "Optuna, which draws, is not there: pip install 'skirl[sweep]', or give the values with --vary" in said
+    assert (
+        "search is set, but Optuna is not installed: pip install 'skirl[sweep]', or give the values with --vary" in said
+    )
 
 
 @pytest.fixture
@@ -106,9 +108,9 @@ def test_a_search_draws_trains_and_tells(optuna: Any, tmp_path: Path):
         assert told == pytest.approx(mean, rel=1e-12)
     more = drawn(**options).run()
     assert not set(more["by_variant"]) & set(result["by_variant"])
-    with pytest.raises(ValueError, match="which is of another sweep, with steps 12 where this one has 14"):
+    with pytest.raises(ValueError, match="which belongs to a sweep with steps 12, and this one has 14: set steps as"):
         drawn(**options | {"steps": 14}).run()
-    with pytest.raises(ValueError, match="of another sweep, with search"):
+    with pytest.raises(ValueError, match="belongs to a sweep with search"):
         drawn(**options | {"search": SEARCH[:2]}).run()
 
 

@@ -114,9 +114,7 @@ def test_another_checkpoint_than_the_run_began_from_is_refused(base, expected, t
     ):
         Train.of(**again, from_=other).run()
     base.rename(moved)
-    with pytest.raises(
-        ValueError, match=f"the run in {tuned} began from {header}, which is gone, or another one by now"
-    ):
+    with pytest.raises(ValueError, match=f"the run in {tuned} began from {header}, which is gone or has been replaced"):
         Train.of(**again).run()
     assert losses_of(monkeypatch, save=tuned, resume=True, from_=moved)[0] == expected
     with pytest.raises(ValueError, match=f"--from is {other}, and the run in {tuned} began from {moved / header.name}"):
@@ -142,6 +140,6 @@ def test_a_damaged_note_is_refused_while_it_is_needed(base, tmp_path):
     killed(from_=base, save=tuned)
     (tuned / NAME).write_text("{}")
     with pytest.raises(
-        ValueError, match=r"begun-from\.json is damaged, and says what the run began from: begin it with"
+        ValueError, match=r"begun-from\.json says what the run began from, and is damaged: begin it with"
     ):
         Train.of(**TUNED, save=tuned, resume=True).run()

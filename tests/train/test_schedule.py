@@ -126,7 +126,7 @@ def test_another_schedule_than_the_saved_one_is_refused(tmp_path):
 
 
 def test_a_schedule_needs_the_number_of_steps():
-    with pytest.raises(ValueError, match="schedule is linear, and how many steps there will be is not known before"):
+    with pytest.raises(ValueError, match="schedule is linear, which has to know the number of steps in advance"):
         Schedule("linear")
     with pytest.raises(ValueError, match="warmup is -1"):
         Schedule(warmup=-1)

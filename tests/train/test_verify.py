@@ -303,6 +303,6 @@ def test_batches_that_share_bags(model, monkeypatch):
     assert verify_expanded(Verify.of(**SMALL).recipe) is None
     monkeypatch.setattr("skirl.engine.kernels.shares.expand", lambda *args: None)
     assert (
-        "the outputs of a batch and of the same expanded differ"
+        "the outputs of a batch and of the same batch expanded differ"
         in Verify.of(**small, model="dlrm-tiny").run()["failed"]
     )

@@ -68,7 +68,9 @@ class SweepBench(Composed):
         if not self.together or min(self.together) < 1:
             raise ValueError(f"together is {' '.join(map(str, self.together))}: set it to numbers of 1 or more")
         if "pruners" in self.part and find_spec("optuna") is None:
-            raise ValueError("part has pruners, and Optuna is not there: pip install 'skirl[sweep]', or leave it out")
+            raise ValueError(
+                "part has pruners, but Optuna is not installed: pip install 'skirl[sweep]', or leave pruners out"
+            )
         if not self.counts or min(self.counts) < 1:
             raise ValueError(f"counts is {' '.join(map(str, self.counts))}: set it to numbers of 1 or more")
         if not self.variants or set(self.variants) - {16, 32}:

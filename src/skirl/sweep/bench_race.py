@@ -94,7 +94,7 @@ def kept(path: Path | None, recipe: Recipe, variants: Sequence[Varied]) -> Truth
             found = Truth([str(name) for name in read["names"]], read["losses"], float(read["seconds"]))
         if set(names) - set(found.names):
             raise ValueError(
-                f"losses is {str(path)!r}, which holds other variants: set it to a file that is not there yet"
+                f"losses is {str(path)!r}, which holds other variants: set it to a file that does not exist yet"
             )
         return found
     found = truth(recipe, variants)

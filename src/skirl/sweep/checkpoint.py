@@ -247,7 +247,7 @@ def of_one(path: Path, name: str) -> Path:
         except (ValueError, KeyError, TypeError):
             raise CheckpointError(f"{path / SWEEP} is damaged: name the folder that the sweep was saved to") from None
         if saved is None:
-            raise CheckpointError(f"{path} is of a sweep that was saved nowhere: train it again with --save")
+            raise CheckpointError(f"the sweep in {path} was never saved: train it again with --save")
         saves = Path(saved)
     header = _header(saves)
     if name in header["variants"]:

@@ -62,7 +62,9 @@ class SweepCommand(Composed):
         if self.processes != "auto" and self.processes < 1:
             raise ValueError(f"processes is {self.processes}: set it to 1 or more, or to auto")
         if self.recipe.step.shards > 1:
-            raise ValueError(f"shards is {self.recipe.step.shards}, and steps of a sweep have one shard: leave it out")
+            raise ValueError(
+                f"shards is {self.recipe.step.shards}, but a sweep's steps have one shard: leave shards out"
+            )
         if not self.search.search:
             self.made()
         else:
@@ -77,12 +79,13 @@ class SweepCommand(Composed):
     def _seeds(self) -> list[int]:
         """Return the seeds that each trial is trained with. Only seed may be varied alongside a search."""
         if self.vary.variants is not None:
-            raise ValueError(
-                "variants and search are both set: give the variants of the file by --search, or leave one out"
-            )
+            raise ValueError("variants and search are both set: leave one of them out")
         axes = dict(axis(text, varying()) for text in self.vary.vary)
         if other := next((name for name in axes if name != "seed"), None):
-            raise ValueError(f"vary has {other} beside search: draw it too, by --search {other}=..., or leave it out")
+            raise ValueError(
+                f"vary has {other}, but with search it may only have seed: give {other} by --search {other}=..., or leave "
+                "it out"
+            )
         return axes.get("seed", [])
 
     def run(self) -> dict[str, Any]:
@@ -147,7 +150,7 @@ class SweepCommand(Composed):
         places = [Place(**{k: v for k, v in place.items() if k != "auc"}) for place in result["standing"]]
         lines = {
             "time": f"{clock(result['seconds'])} for {result['steps']:,} steps of {self.recipe.data.batch:,} samples",
-            "speed": f"{result['samples_per_second']:,.0f} samples/s of the stream, each seen by all that race",
+            "speed": f"{result['samples_per_second']:,.0f} samples/s of the stream, each used by every variant in the race",
             "read": f"{result['read_batches']:,} batches, planned in {result['plans']:,} steps, {shared}",
             "trained": f"{result['variant_steps']:,} steps of variants, {result['cost']:.0%} of training all to the end",
             "race": as_text(places, aucs),

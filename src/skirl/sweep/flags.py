@@ -12,9 +12,7 @@ _FIRST_SHARE = 0.02
 """Length of a race's first stretch, as a share of the steps."""
 
 
-MISSING = (
-    "search is set, and Optuna, which draws, is not there: pip install 'skirl[sweep]', or give the values with --vary"
-)
+MISSING = "search is set, but Optuna is not installed: pip install 'skirl[sweep]', or give the values with --vary"
 FEWEST, MOST, USUAL = 100, 200, 50
 """Least and most lines of metrics if the number of steps is known; steps between two lines if that gives as many."""
 
@@ -84,8 +82,8 @@ class SearchFlags:
         many = combinations(spaces_of(self.search))
         if many is not None and many < self.trials:
             raise ValueError(
-                f"trials is {self.trials} and the search has {many:,} different ones: set trials to {many:,} or less, or "
-                "give the values with --vary"
+                f"trials is {self.trials}, but the search has only {many:,} different ones: set trials to {many:,} or less, "
+                "or give the values with --vary"
             )
 
 
@@ -97,7 +95,7 @@ class RaceFlags:
     Rules(alpha=0.05, keep=1, rungs=(50, 100), first=20)
     >>> RaceFlags(rungs="5%").rules(steps=None)
     Traceback (most recent call last):
-    ValueError: rungs is '5%', and how many steps there will be is not known before: set steps, or rungs to steps
+    ValueError: rungs is '5%', and the number of steps is unknown: set steps, or give rungs in steps
     """
 
     group: ClassVar[str] = "sweep"
@@ -127,8 +125,7 @@ class RaceFlags:
                 continue
             if steps is None:
                 raise ValueError(
-                    f"rungs is {self.rungs!r}, and how many steps there will be is not known before: set steps, or rungs to "
-                    "steps"
+                    f"rungs is {self.rungs!r}, and the number of steps is unknown: set steps, or give rungs in steps"
                 )
             rungs.append(max(1, int(steps * float(found[2]) / 100)))
         first = FIRST if steps is None else max(FIRST, int(steps * _FIRST_SHARE))

@@ -139,7 +139,7 @@ def as_lines(plan: Mapping[str, Any]) -> dict[str, str]:
             f"gradients and moments, {one['seconds_a_step'] * 1000:,.1f} ms a step"
             for one in packs
         ),
-        "rows": "as many as fit into half of what is free at the start" if plan["rows"] is None
+        "rows": "as many as fit into half of the memory that is free at the start" if plan["rows"] is None
         else f"{plan['rows']:,} of {plan['rows_of_all']:,} in the cache of each variant; a batch needs up to "
         f"{plan['batch_rows']:,} in the first {TRIED}",
         "memory": f"{size(plan['dense_bytes'])} of dense weights, and "
@@ -147,7 +147,7 @@ def as_lines(plan: Mapping[str, Any]) -> dict[str, str]:
         + ("" if plan["store_bytes"] is None else f"; up to {size(plan['store_bytes'])} of stores, if every row is used"),
     }  # fmt: skip
     if plan["variant_steps"] is None:
-        lines["time"] = "not known before: set --steps"
+        lines["time"] = "unknown: set --steps"
     else:
         most, share = plan["variant_steps"], plan["variant_steps"] / (plan["steps"] * len(packs))
         lines["steps"] = f"{plan['steps']:,} of the stream, {most:,} of variants at most ({share:.0%} of all)"

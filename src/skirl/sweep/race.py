@@ -225,7 +225,7 @@ class Race:
             if theirs != own:
                 raise ValueError(
                     f"the checkpoint is of a sweep with other {what} ({theirs}) than this one ({own}): "
-                    "go on with the same, or begin anew in another folder"
+                    "go on with the same, or begin another sweep in another folder"
                 )
         self.step = state["step"]
         self.rules = self.rules.going_on(was, self.step)

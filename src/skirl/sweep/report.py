@@ -85,7 +85,7 @@ def as_text(facts: Mapping[str, Any]) -> dict[str, str]:
     if kinds:
         lines["left"] = ", ".join(f"{kinds.count(kind)} {what}" for kind, what in said.items() if kind in kinds)
     if facts["seed_noise"] is not None:
-        lines["noise"] = f"{facts['seed_noise']:.5f}, the standard deviation that the seed alone makes in a loss"
+        lines["noise"] = f"{facts['seed_noise']:.5f}, the standard deviation of a loss due to the seed alone"
     return lines
 
 
@@ -150,7 +150,7 @@ def _differences_chart(names: Sequence[str], standings: Sequence[Mapping[str, An
             step, half = float(standing["step"]), ERRORS * at["error"]
             lines.setdefault(title, []).append((step, at["difference"]))
             bands.setdefault(title, []).append((step, at["difference"] - half, at["difference"] + half))
-    title = f"difference to the leader of then, and {ERRORS:g} standard errors"
+    title = f"difference to the leader at that step, and {ERRORS:g} standard errors"
     return Chart(
         title, "step", lines or {"none yet": [(0.0, 0.0)]}, marks=(0.0,), log=(False, False), dots=False, bands=bands
     )
@@ -186,9 +186,9 @@ def _race(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
             read = json.loads(line)
             wrong = misfit(read, {"event": TEXT}) or misfit(read, forms.get(read["event"], {}))
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path}, line {number}: is no line of a race ({error}): take it out") from None
+            raise ValueError(f"{path}, line {number} is not a line of a race ({error}): take it out") from None
         if wrong is not None:
-            raise ValueError(f"{path}, line {number}: is no line of a race ({wrong}): take it out")
+            raise ValueError(f"{path}, line {number} is not a line of a race ({wrong}): take it out")
         found.setdefault(read["event"], []).append(read)
     return found["left"], found["standing"]
 
@@ -198,9 +198,7 @@ def _whole(path: Path, form: Any) -> dict[str, Any]:
         read = json.loads(path.read_bytes())
         wrong = misfit(read, form)
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged ({error}): there is no report without it, name another sweep") from None
+        raise ValueError(f"{path} is damaged ({error}), and a report needs it: name another sweep") from None
     if wrong is not None:
-        raise ValueError(
-            f"{path} is damaged, or of another skirl ({wrong}): there is no report of it, name another sweep"
-        )
+        raise ValueError(f"{path} is damaged, or was written by another version of skirl ({wrong}): name another sweep")
     return read

@@ -76,7 +76,7 @@ def _range(text: str, name: str, of: str, can: Mapping[str, Flag]) -> Space:
     kind = can[name].type
     if is_list(kind) or (not (whole := _takes(kind, "1")) and not _takes(kind, "0.5")):
         raise ValueError(
-            f"search {text!r}: {name} takes no range, being {expected(kind)}: name values with commas between"
+            f"search {text!r}: {name} takes {expected(kind)}, not a range: list values with commas between"
         )
     whole = not _takes(kind, "0.5")
     try:

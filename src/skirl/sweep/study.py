@@ -124,14 +124,16 @@ class Search:
             study = optuna.create_study(study_name=NAME, storage=storage, direction="minimize", load_if_exists=True)
             own, theirs = _about(base, self._spaces), study.user_attrs.get(OURS)
             if theirs is None and study.get_trials(deepcopy=False):
-                raise ValueError(f"study is {where!r}, whose trials no sweep has made: set study to another place")
+                raise ValueError(
+                    f"study is {where!r}, which has trials that skirl did not make: set study to another file or URL"
+                )
             if theirs is None:
                 study.set_user_attr(OURS, own)
             elif others := [n for n in own | theirs if own.get(n) != theirs.get(n) and n not in may]:
                 name = min(others, key=lambda name: (name != "search", name))
                 raise ValueError(
-                    f"study is {where!r}, which is of another sweep, with {name} {theirs.get(name)} where this one has "
-                    f"{own.get(name)}: set the same {name}, or study to another place"
+                    f"study is {where!r}, which belongs to a sweep with {name} {theirs.get(name)}, and this one has "
+                    f"{own.get(name)}: set {name} as it was there, or study to another file or URL"
                 )
             seed = base.data.seed + len(study.get_trials(deepcopy=False))
             samplers = optuna.samplers
@@ -159,8 +161,8 @@ class Search:
                     found.append((trial.number, drawn))
         if len(found) < self._flags.trials:
             raise ValueError(
-                f"trials is {self._flags.trials}, and only {len(found)} different ones came of {_ASKED} times as many "
-                "draws: set trials lower, or a wider search"
+                f"trials is {self._flags.trials}, but {_ASKED * self._flags.trials:,} draws gave only {len(found)} "
+                "different ones: set trials lower, or widen the search"
             )
         return found
 

@@ -235,8 +235,8 @@ class Sweep:
         self._lanes.run({c.name: partial(train, c) for c in contenders})
         if not torch.equal(before, torch.get_rng_state()):
             self.fleet.lose(
-                "a model drew random numbers by other than nn.Dropout, which it had not in its first step, and in lanes "
-                "nobody can tell whose they are: set form='loop'"
+                "a model drew random numbers in other ways than by nn.Dropout, which it did not do in its first step, and "
+                "in lanes it is not known whose they are: set form='loop'"
             )
             self.fleet.check()
 

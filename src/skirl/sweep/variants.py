@@ -92,7 +92,7 @@ def checked_variants(base: Recipe, named: Sequence[tuple[str, Mapping[str, Any]]
     for name, overrides in named:
         if not _NAME.fullmatch(name):
             raise ValueError(
-                f"variant {name!r} has a name that no folder should have: use letters, digits and _ . , = + -, up to 200"
+                f"variant {name!r} has a name that its folder cannot have: use up to 200 letters, digits and _ . , = + -"
             )
         refuse_shared(overrides)
         try:
@@ -137,8 +137,8 @@ def refuse_shared(overrides: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} cannot vary: {shared[name]}; run one sweep for each value of {name}")
         if name not in known:
             near = difflib.get_close_matches(name, varying(), n=1)
-            hint = f"did you mean {near[0]}?" if near else f"what can is {', '.join(varying())}"
-            raise ValueError(f"there is no {name} that could vary: {hint}")
+            hint = f"did you mean {near[0]}?" if near else f"those that can are {', '.join(varying())}"
+            raise ValueError(f"{name} is not a flag that can vary: {hint}")
 
 
 def seeds_of_one(variants: Sequence[Varied]) -> list[int]:

@@ -28,7 +28,7 @@ def read_file(path: Path) -> list[Found]:
     except OSError:
         raise ValueError(f"variants is {str(path)!r}, which cannot be read: set it to a file that can") from None
     except ValueError:
-        raise ValueError(f"{path}: is no text in UTF-8: write it anew") from None
+        raise ValueError(f"{path} is not UTF-8 text: save it as UTF-8") from None
     found = list(reader(path, text))
     if not found:
         raise ValueError(f"{path} has no variant: write one or more, or leave variants out")
@@ -39,10 +39,10 @@ def _toml(path: Path, text: str) -> Iterator[Found]:
     try:
         tables = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: is no TOML ({error}): mend it") from None
+        raise ValueError(f"{path} is not valid TOML ({error}): fix it") from None
     for name, values in tables.items():
         if not isinstance(values, dict):
-            raise ValueError(f"{path}: {name} stands outside of a table: write [NAME] above the values of each variant")
+            raise ValueError(f"{path}: {name} is outside of a table: write [NAME] above the values of each variant")
         yield f"[{name}]", name, values
 
 
@@ -54,10 +54,12 @@ def _csv(path: Path, text: str) -> Iterator[Found]:
         if not head:
             head = [cell.strip() for cell in cells]
             if not all(head) or len(set(head)) < len(head):
-                raise ValueError(f"{path}, line {number}: has a column without a name, or two of one: name each once")
+                raise ValueError(
+                    f"{path}, line {number} has a column without a name, or two with the same: give each its own name"
+                )
             continue
         if len(cells) != len(head):
-            raise ValueError(f"{path}, line {number}: has {len(cells)} cells for {len(head)} columns: mend it")
+            raise ValueError(f"{path}, line {number} has {len(cells)} cells for {len(head)} columns: fix it")
         values: dict[str, Any] = {name: cell.strip() for name, cell in zip(head, cells, strict=True) if cell.strip()}
         yield f"line {number}", values.pop("name", None), values
 
@@ -69,8 +71,8 @@ def _json(path: Path, text: str) -> Iterator[Found]:
         try:
             values = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path}, line {number}: is no JSON ({error}): mend it") from None
+            raise ValueError(f"{path}, line {number} is not valid JSON ({error}): fix it") from None
         name = values.pop("name", None) if isinstance(values, dict) else 0
         if not isinstance(name, str | None):
-            raise ValueError(f"{path}, line {number}: is no object with flags and a name that is text: mend it")
+            raise ValueError(f"{path}, line {number} is not an object with flags and a name that is text: fix it")
         yield f"line {number}", name, values

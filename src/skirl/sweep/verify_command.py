@@ -29,12 +29,16 @@ class VerifyVariants(Verify):
         if not self.vary:
             return
         if self.optimizer == "all":
-            raise ValueError("optimizer is 'all' and vary is given: put it there, as --vary optimizer=sgd,adam")
+            raise ValueError(
+                "optimizer is 'all', which does not go with vary: list the optimizers there, as --vary optimizer=sgd,adam"
+            )
         for name, given in (("trainers", self.trainers), ("nodes", self.nodes)):
             if given is not None:
                 raise ValueError(f"{name} is {given!r} and vary is given: set one of the two")
         if self.recipe.step.shards > 1:
-            raise ValueError(f"shards is {self.recipe.step.shards}, and steps of a sweep have one shard: leave it out")
+            raise ValueError(
+                f"shards is {self.recipe.step.shards}, but a sweep's steps have one shard: leave shards out"
+            )
         self.made()
 
     def made(self) -> list[Varied]:
@@ -56,7 +60,7 @@ class VerifyVariants(Verify):
         """Return the result as lines of text, by title."""
         if not self.vary:
             return super().summary(dict(result))
-        beside = f"{result['runs']:,} runs of {result['steps']:,} steps beside each other"
+        beside = f"{result['runs']:,} runs of {result['steps']:,} steps side by side"
         return {
             "differences": f"{result['differences']:,}",
             f"{len(result['variants'])} variants": f"{beside}, {result['fetched']:,} rows fetched again; each variant as "

@@ -78,7 +78,7 @@ class Train(Composed):
             "tables": f"{rows['tables']:,} rows of {numbers}, {size(rows['bytes_of_all'])} with their state",
             "touched": f"{rows['touched']:,} rows{share}",
             "cache": f"{rows['cache']:,} rows, {size(result['cache_bytes'])}, {rows['in_cache']:,} filled",
-            "staging": f"room for {rows['staging']:,} rows on their way, {size(result['staging_bytes'])} beside the cache",
+            "staging": f"room for {rows['staging']:,} rows on their way, {size(result['staging_bytes'])} besides the cache",
             "fetched": f"{moved['fetched']:,} rows again, {moved['forwarded']:,} of them out of a pending write",
             "new": f"{moved['new']:,} rows made where they were needed",
             "written": f"{moved['written']:,} rows, {size(moved['bytes_written'])}",
@@ -106,7 +106,7 @@ class Train(Composed):
             lines["saved"] = (
                 f"{saved_line(self.save, result)}\n"
                 f"{kept['count']} checkpoints, {size(kept['bytes'])}; "
-                f"training stood still {kept['pause_share']:.1%} of the time"
+                f"training was paused {kept['pause_share']:.1%} of the time"
             )
             if kept["stopped_by"]:
                 again = "; launchers of several machines start the run again" if result["begins_again"] else ""

@@ -25,6 +25,6 @@ def sentence(step: int, what: str, folder: Path | None, kept: Mapping[str, Any])
         then += f", or go on from step {sound[0][0]:,} in {folder} with --resume"
         then += f" once {late} is removed, which is as broken" if late else ""
     return (
-        f"{what} at step {step:,}, for the first time, and training stopped: what is trained from there on is of no use. "
-        f"Set --lr and --dense-lr lower, or --warmup higher, and {then}"
+        f"{what} at step {step:,}, for the first time, so training stopped there: "
+        f"set --lr and --dense-lr lower, or --warmup higher, and {then}"
     )

@@ -97,8 +97,8 @@ def _check_ids(theirs: Any, mine: Any, path: Path) -> None:
         return
     if BY_OPEN in (saved["rows_of"], now["rows_of"]):
         raise ValueError(
-            f"--vocab open gives rows to ids as they come, and those of {path} stay with its run: make a vocabulary with "
-            "skirl vocab for both runs, or hash ids"
+            f"--vocab open numbers rows as ids arrive, so ids of this run would get other rows than in {path}: make a "
+            "vocabulary with skirl vocab for both runs, or hash ids"
         )
     if saved["rows_of"] != now["rows_of"]:
         raise ValueError(

@@ -65,15 +65,15 @@ def origin_of(saving: SaveFlags) -> Origin | None:
         return _newest(from_)
     if from_ is not None and not _means(from_, noted):
         raise ValueError(
-            f"--from is {from_}, and the run in {save} began from {noted.header}: leave --from out to begin it so again, or "
-            "leave --resume out to begin another one"
+            f"--from is {from_}, and the run in {save} began from {noted.header}: leave --from out to begin it from there "
+            "again, or leave --resume out to begin another one"
         )
     for header in [noted.header, *(_headers(from_) if from_ is not None else [])]:
         if header.is_file() and _digest(header) == noted.digest:
             log.warning("%s holds no checkpoint: the run begins again, from %s", save, header)
             return noted._replace(header=header, again=True)
     raise ValueError(
-        f"the run in {save} began from {noted.header}, which is gone, or another one by now: name the folder that it is in "
+        f"the run in {save} began from {noted.header}, which is gone or has been replaced: give the folder that it is in "
         "now with --from, or begin another run with --from and without --resume"
     )
 
@@ -122,7 +122,7 @@ def read(save: Path) -> Origin | None:
         if folder.holds_some(save):  # the note is no longer needed
             return None
         raise CheckpointError(
-            f"{path} is damaged, and says what the run began from: begin it with --from and without --resume"
+            f"{path} says what the run began from, and is damaged: begin it with --from and without --resume"
         ) from None
     return Origin(body["from"], Path(body["checkpoint"]), body["sha256"])
 

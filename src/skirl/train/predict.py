@@ -49,7 +49,7 @@ def _result(command: str, chosen: Chosen, into: Path | None) -> dict[str, Any]:
         data = run.recipe.data
         paths = find(data.path) if data.kind in FILE_KINDS else []
         if into is not None and into.exists() and any(into.samefile(path) for path in paths):
-            raise ValueError(f"--into is {into}, which is read: name another file")
+            raise ValueError(f"--into is {into}, which is one of the data files: name another file")
         about = {"checkpoint": str(run.checkpoint), "step": run.step, "data": data.data, "part": data.valid}
         metrics = Metrics() if run.labelled else None
         show = {"to": sys.stderr if chosen.json else sys.stdout, "quiet": chosen.quiet}
@@ -170,7 +170,7 @@ class Predictions:
 
     def _unwritable(self, error: OSError) -> OSError:
         why = os.strerror(error.errno) if error.errno else " ".join(str(error).split())
-        return OSError(f"{self._path} could not be written ({why}): nothing is left of it, name another place")
+        return OSError(f"{self._path} could not be written ({why}): nothing of it is kept, so name another place")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

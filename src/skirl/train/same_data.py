@@ -32,7 +32,7 @@ def check_same_data(stream: Mapping[str, Any], files: Files) -> None:
     for table, kind in there.kinds.items():
         if kinds.get(table, "") not in ("", kind) and kind:
             raise ValueError(
-                f"the ids of table {table!r} were read as {kind} in the run, and are as {kinds[table]} here"
+                f"the ids of table {table!r} were read as {kind} in the run, and are read as {kinds[table]} here"
             )
     if there.kinds and kinds and stream["rows_of"] != (mine := files.encoder.rows_of.described):
         raise ValueError(
@@ -52,7 +52,7 @@ def _same(what: str, were: list[str], are: list[str]) -> None:
     if were != are:
         raise ValueError(
             f"the run's {what} are {', '.join(were) or 'none'}, and these are {', '.join(are) or 'none'}: set data and "
-            "schema to such"
+            "schema so that they are the same"
         )
 
 

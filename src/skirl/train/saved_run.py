@@ -105,7 +105,9 @@ def _opened(header: Path, chosen: Chosen, labelled: bool) -> SavedRun:
         raise error if type(error).__module__.startswith("skirl.") else WrongFlags(str(error)) from None
     stream, state = recipe.stream(), _place(header, body)
     if labelled and not stream.labels:
-        raise ValueError(f"data {recipe.data.data} has no labels to compare predictions with: skirl predict needs none")
+        raise ValueError(
+            f"data {recipe.data.data} has no labels to compare predictions with: use skirl predict, which needs none"
+        )
     source: Any = stream.inner if isinstance(stream, Growing) else stream
     if isinstance(source, Files) and state is not None:
         of_files = state["files"] if isinstance(stream, Growing) else state
@@ -126,7 +128,7 @@ def _flags(header: Path, body: Mapping[str, Any]) -> dict[str, Any]:
     state = run_of(body)
     if state is None:
         raise ValueError(
-            f"{header} was saved by a loop that is not skirl train's, and does not say what its model is: load it there, "
+            f"{header} was saved by a loop that is not skirl train's, so it does not say what its model is: load it there, "
             "with skirl.load"
         )
     if "flags" in state:
@@ -149,7 +151,9 @@ def _data(flags: Mapping[str, Any], chosen: Chosen) -> DataFlags:
             given[name] = value
     kind, was = given["data"].partition(":")[0], flags["data"].partition(":")[0]
     if chosen.data is not None and (kind in FILE_KINDS) != (was in FILE_KINDS):
-        raise ValueError(f"data is {given['data']}, and the run was over {flags['data']}: set data to such a kind")
+        raise ValueError(
+            f"data is {given['data']}, but the run was trained on {flags['data']}: set data to the same kind"
+        )
     if kind in FILE_KINDS:
         given |= {"epochs": 1, "steps": None, "shuffle": 0}
         given |= {name: getattr(DataFlags, name) for name in OF_ORDER}
@@ -189,7 +193,9 @@ def _vocabulary(stream: Growing, state: Any, flags: Mapping[str, Any]) -> Growin
     if stream.stale is None:
         for table, growth in stream.growths.items():
             if table not in state["admitted"]:
-                raise ValueError(f"the run had no vocabulary for table {table!r}: set data and schema to such data")
+                raise ValueError(
+                    f"the run had no vocabulary for table {table!r}: set data and schema to those with the run's tables"
+                )
             growth.give(state["admitted"][table])
         return stream
     try:  # the state has an older copy of the vocabulary; only the batches since then tell what was forgotten

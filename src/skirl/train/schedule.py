@@ -29,9 +29,7 @@ class Schedule:
         if self.warmup < 0:
             raise ValueError(f"warmup is {self.warmup}: set it to 0 steps or more")
         if self.kind != "constant" and self.total is None:
-            raise ValueError(
-                f"schedule is {self.kind}, and how many steps there will be is not known before: set steps"
-            )
+            raise ValueError(f"schedule is {self.kind}, which has to know the number of steps in advance: set steps")
 
     def factor(self, step: int) -> float:
         """Return the factor of the learning rates in the step that follows `step` others."""

@@ -44,9 +44,9 @@ def failed(found: dict[str, Any] | None) -> list[str]:
     if found is None:
         return []
     said = [
-        ("the outputs of a batch and of the same expanded differ", found["forward_equal"]),
+        ("the outputs of a batch and of the same batch expanded differ", found["forward_equal"]),
         (
-            f"gradients of a batch and of the same expanded differ by {found['gradient_rel']:.1e} of the largest",
+            f"gradients of a batch and of the same batch expanded differ by {found['gradient_rel']:.1e} of the largest",
             found["gradient_rel"] <= MOST_GRADIENT,
         ),
         ("rows of runs with whole numbers as gradients differ from those of expanded batches", found["integer_equal"]),

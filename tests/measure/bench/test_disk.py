@@ -47,5 +47,5 @@ def test_wrong_flags(flags, sentence, tmp_path):
 
 
 def test_a_folder_that_is_there_is_left_alone(tmp_path):
-    with pytest.raises(ValueError, match="which is there already: name one that is not"):
+    with pytest.raises(ValueError, match="which exists: name one that does not"):
         Disk(tmp_path)

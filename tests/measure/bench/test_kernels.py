@@ -31,5 +31,5 @@ def test_bytes_are_those_that_have_to_move():
 
 
 def test_the_cpu_has_a_benchmark_of_its_own():
-    with pytest.raises(ValueError, match="for the kernels of the CPU there is skirl bench rows"):
+    with pytest.raises(ValueError, match="for the CPU kernels, use skirl bench rows"):
         Kernels(device="cpu")

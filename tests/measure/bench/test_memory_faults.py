@@ -60,7 +60,7 @@ def test_one_node_is_hit_and_comes_back(fault: Fault, nodes: StartedNodes, tmp_p
 def test_a_line_says_what_befell_a_run():
     run = {"number": 3, "fault": ["cut", "node", "saving"], "at_step": 7, "trainers": 2, "rows": "disk", "wrong": None}
     said = _line(run | {"recovery_s": 4.5, "lost_steps": 2})
-    assert said.endswith("at step 7, 2 trainers, rows in disk: same bits, on again in 4.5 s, 2 steps lost")
+    assert said.endswith("at step 7, 2 trainers, rows in disk: same bits, recovered in 4.5 s, 2 steps lost")
     assert _line(run | {"recovery_s": None, "lost_steps": 0}).endswith("same bits, went on")
     assert _line(run | {"wrong": "rows differ", "recovery_s": None, "lost_steps": 0}).endswith(": rows differ")
 

@@ -82,9 +82,9 @@ def test_eight_owners_fetch_about_what_one_planner_would(data_folder, tmp_path, 
 
 
 def test_a_wrong_flag_is_named(tmp_path):
-    with pytest.raises(ValueError, match="threads is 2: set it to 1, where trainers is 8"):
+    with pytest.raises(ValueError, match="threads is 2: set it to 1, since trainers is 8"):
         Oracle(threads=2, trainers=8)
-    with pytest.raises(ValueError, match="which is no file"):
+    with pytest.raises(ValueError, match="which is not a file"):
         Oracle(trainers=8, trace=tmp_path / "trace.npy")
     with pytest.raises(ValueError, match="set trainers to 2 or more"):
         Oracle(trace=tmp_path / "trace.npy")

@@ -1,11 +1,14 @@
 """The readers' benchmark, small: its counts, never its speed."""
 
+import os
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from skirl.data.files.dataset import Dataset
-from skirl.measure.bench.readers import Readers, criteo_lines
+from skirl.measure.bench.readers import Readers, criteo_lines, resident_mb
 from tests.data.files.test_text import is_right
 
 
@@ -25,6 +28,14 @@ def test_memory_stays_flat(leaks: bool, monkeypatch: pytest.MonkeyPatch, tmp_pat
     memory = Readers(samples=10_000, batch=1024, stream_gb=0.1)._memory(str(text))
     assert memory["gb"] > 0.08
     assert (memory["slope_mb_per_gb"] < 100 and memory["last_mb"] - memory["first_mb"] < 10) != leaks, memory
+
+
+def test_resident_memory_is_counted_in_the_pages_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    (kib,) = re.findall(r"VmRSS:\s*(\d+) kB", Path("/proc/self/status").read_text())
+    assert resident_mb() == pytest.approx(int(kib) / 1024, rel=0.1)
+    page = os.sysconf("SC_PAGE_SIZE")
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 16 * page}.__getitem__)
+    assert resident_mb() == pytest.approx(16 * int(kib) / 1024, rel=0.1)
 
 
 def test_its_lines_are_criteo() -> None:

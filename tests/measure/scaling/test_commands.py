@@ -66,8 +66,8 @@ def test_the_time_of_a_step_by_hand():
     assert step_of(given, Costs(0.5, 0.4, 0.1, 0, 99.0, 0.05), link).bound == "messages"
     alone = step_of(Traffic(1, NONE, 0.0, 1.0, 0.0), costs, link)
     assert alone.seconds == 0.5 and bends([alone]).endswith("it does not bend up to 1")
-    assert bends([alone, step]).endswith("from 3 on it takes over 1.1 times as long, for critical rows and dense gradients "
-                                         "on the wire")  # fmt: skip
+    assert bends([alone, step]).endswith("from 3 on it takes over 1.1 times as long because of critical rows and dense "
+                                         "gradients on the wire")  # fmt: skip
     assert changes([alone, slow]) == [(3, "compute", "wire")]
 
 

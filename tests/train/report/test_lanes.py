@@ -86,4 +86,4 @@ def test_numbers_of_other_trainers_than_there_are_is_said(run: Path, tmp_path: P
     result["by_trainer"]["lanes"].pop()
     (tmp_path / "result.json").write_text(json.dumps(result))
     assert main(["report", str(tmp_path)]) == 1
-    assert "is damaged: it has 1 trainers, and bytes of others" in capsys.readouterr().err
+    assert "is damaged: it has 1 trainers, and bytes for another number of them" in capsys.readouterr().err

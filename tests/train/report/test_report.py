@@ -170,9 +170,9 @@ def test_the_page_may_lie_elsewhere(run, tmp_path):
     ("name", "text", "words"),
     [
         ("metrics.jsonl", '{"kind": "train", "step": 1}\n', "line 1 is damaged, .*samples is missing"),
-        ("metrics.jsonl", '{"step": 1}\n', "line 1: is no line of metrics .kind is missing"),
-        ("metrics.jsonl", '{"kind": "other", "step": 1}\n{\n', "line 2: is no line of metrics"),
-        ("metrics.jsonl", "\ufffd\n[1]\n", "line 1: is no line of metrics"),
+        ("metrics.jsonl", '{"step": 1}\n', "line 1 is not a line of metrics .kind is missing"),
+        ("metrics.jsonl", '{"kind": "other", "step": 1}\n{\n', "line 2 is not a line of metrics"),
+        ("metrics.jsonl", "\ufffd\n[1]\n", "line 1 is not a line of metrics"),
         ("config.json", "{", "config.json is damaged"),
         ("config.json", "[]", "config.json is damaged, .*not a table of names"),
         ("config.json", "[" * 100_000, "config.json is damaged"),

@@ -55,7 +55,7 @@ class Disk:
         if self.overwrite < 0:
             raise ValueError(f"overwrite is {self.overwrite}: set it to 0 or more")
         if self.folder.exists():
-            raise ValueError(f"folder is {str(self.folder)!r}, which is there already: name one that is not")
+            raise ValueError(f"folder is {str(self.folder)!r}, which exists: name one that does not")
 
     @property
     def record_bytes(self) -> int:

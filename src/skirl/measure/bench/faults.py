@@ -417,6 +417,6 @@ def _spread(seconds: list[float]) -> dict[str, float | None]:
 
 def _line(run: dict[str, Any]) -> str:
     what, whom, when = run["fault"]
-    came = run["wrong"] or f"same bits, {run['lost_steps']} steps lost, on again in {run['recovery_s']} s"
+    came = run["wrong"] or f"same bits, {run['lost_steps']} steps lost, recovered in {run['recovery_s']} s"
     where = f"at step {run['at_step']}, {run['nodes']} nodes, {run['store']}"
     return f"{run['number']:3}  {what} {whom} while {when}, {where}: {came}"

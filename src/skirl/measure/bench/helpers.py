@@ -34,7 +34,7 @@ def check_trace(path: Path) -> None:
     if path.suffix != ".npy":
         raise ValueError(f"trace is {str(path)!r}: set it to a .npy file; benchmarks/make_trace.py writes them")
     if not path.is_file():
-        raise ValueError(f"trace is {str(path)!r}, which is no file: set it to one that exists")
+        raise ValueError(f"trace is {str(path)!r}, which is not a file: set it to one that exists")
 
 
 def read_trace(path: Path) -> np.ndarray:

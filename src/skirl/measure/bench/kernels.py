@@ -40,7 +40,7 @@ class Kernels:
     def __post_init__(self) -> None:
         at_least_one(self, "dim", "batch", "features", "cache", "rounds")
         if self.device == "cpu":
-            raise ValueError("device is 'cpu': set it to cuda; for the kernels of the CPU there is skirl bench rows")
+            raise ValueError("device is 'cpu': set it to cuda; for the CPU kernels, use skirl bench rows")
         torch_device(self.device)
 
     def run(self) -> dict[str, Any]:

@@ -16,9 +16,9 @@ from skirl.train.report.plot import Chart, svg
 
 LOOPBACK = "loopback"
 RATIOS = {
-    "vs_roof": "a step beside its roof",
+    "vs_roof": "the time of a step relative to its roof, the least that compute, wire and cores allow",
     "critical_share": "share of a step that waits for critical rows",
-    "vs_all_critical": "the same run with nothing early or late, beside it",
+    "vs_all_critical": "the same run with nothing sent early or late, relative to this one",
 }
 """The ratios reported for each link and dense size."""
 

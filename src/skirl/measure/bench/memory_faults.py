@@ -201,7 +201,9 @@ class OverNodes(Run):
 def _line(run: dict[str, Any]) -> str:
     what, _, when = run["fault"]
     again = (
-        "went on" if run["recovery_s"] is None else f"on again in {run['recovery_s']} s, {run['lost_steps']} steps lost"
+        "went on"
+        if run["recovery_s"] is None
+        else f"recovered in {run['recovery_s']} s, {run['lost_steps']} steps lost"
     )
     came = run["wrong"] or f"same bits, {again}"
     where = f"at step {run['at_step']}, {run['trainers']} trainers, rows in {run['rows']}"

@@ -53,7 +53,7 @@ class Oracle:
     def __post_init__(self) -> None:
         at_least_one(self, "batch", "depth", "threads", "cache", "steps", "trainers")
         if self.trainers > 1 and self.threads > 1:
-            raise ValueError(f"threads is {self.threads}: set it to 1, where trainers is {self.trainers}")
+            raise ValueError(f"threads is {self.threads}: set it to 1, since trainers is {self.trainers}")
         if self.trace is not None:
             if self.trainers == 1:
                 raise ValueError(

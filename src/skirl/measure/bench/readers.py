@@ -1,6 +1,7 @@
 """How fast files become batches: Criteo as text and converted, against TorchRec's preprocessing of text."""
 
 import gc
+import os
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -170,4 +171,4 @@ def criteo_lines(samples: int, seed: int) -> list[bytes]:
 def resident_mb() -> float:
     """Return the resident memory of the process in MiB."""
     with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * 4096 / (1 << 20)
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)

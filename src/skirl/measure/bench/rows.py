@@ -67,7 +67,7 @@ class Rows:
                 raise ValueError(f"{name} is {min(values)}: set it to 1 or more")
         at_least_one(self, "rounds", "threads")
         if any(dim % 4 for dim in self.dim):
-            raise ValueError(f"dim is {self.dim}: FBGEMM takes multiples of 4 only, set it to such")
+            raise ValueError(f"dim is {self.dim}: FBGEMM takes only multiples of 4, so set it to those")
         Synthetic(self.data, rows_scale=self.rows_scale)  # it checks rows_scale
 
     def run(self) -> dict[str, Any]:

@@ -44,12 +44,12 @@ class Start:
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """Return the result as text for a reader, by label."""
         return {
-            "cold": f"{result['cold_kernels']:.2f} s to compile all kernels of a first step, of the processor",
+            "cold": f"{result['cold_kernels']:.2f} s of CPU time to compile all kernels of a first step",
             "warm": f"{result['warm_kernels']:.2f} s to load them from {result['cache_bytes'] >> 10:,} KiB on disk",
             "kept in": str(kernel_folder() or "no folder can be written to: set NUMBA_CACHE_DIR to one"),
             "imports": f"{result['warm_imports']:.2f} s, most of it torch",
-            "steps": f"{result['warm_steps']:.2f} s for the model, its tables and four steps, all kernels being there",
-            "process": f"{result['cold_process']:.1f} s cold, {result['warm_process']:.1f} s warm on the clock, all twice",
+            "steps": f"{result['warm_steps']:.2f} s for the model, its tables and four steps, with all kernels loaded",
+            "process": f"{result['cold_process']:.1f} s on the clock for two runs cold, {result['warm_process']:.1f} s warm",
         }
 
 

@@ -98,7 +98,9 @@ class Traffic:
             to_min={name: round(n / least, 4) if least and n is not None else None for name, n in counts.items()},
             forwarded=executed.forwarded,
             written=executed.written,
-            missing=None if counted else f"min and lru: {INDEPENDENT.name} is not there; run skirl from a checkout",
+            missing=None
+            if counted
+            else f"min and lru: {INDEPENDENT.name} was not found; run skirl from a checkout of its repository",
             seconds=round(seconds, 3),
             stages=stages,
         )

@@ -90,8 +90,8 @@ class TrainSpeed:
             raise ValueError(f"cache is {self.cache!r}: set it to a number of rows or to a share like touched:10%")
         if recipe.data.path == SESSIONS and recipe.data.kind == "synthetic":
             raise ValueError(
-                f"data is {self.data!r}, whose samples share lists, which the others know nothing of: set data to another, "
-                "`skirl bench dedup` is for such"
+                f"data is {self.data!r}, whose samples share lists, which the other libraries do not support: set data to "
+                "another, or use `skirl bench dedup`"
             )
 
     @property

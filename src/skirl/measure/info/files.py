@@ -81,7 +81,7 @@ def _parquet(path: Path) -> dict[str, Any]:
         try:
             return facts | {"kind": "predictions", "of": dict(json.loads(about[KEY_OF_PREDICTIONS]))}
         except (ValueError, TypeError):
-            raise ValueError(f"{path} has predictions, and does not say of what: write it again") from None
+            raise ValueError(f"{path} has predictions, but does not say what they are of: write it again") from None
     if KEY not in about:
         return facts
     try:

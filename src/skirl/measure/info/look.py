@@ -3,6 +3,7 @@
 import json
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ def _of_folder(path: Path, check: bool) -> dict[str, Any]:
         data = sorted(p for p in path.iterdir() if p.is_file() and p.suffix in ENDINGS and p.name[0] not in "._")
         kinds = {_kind(file) for file in data[:1]}
         if not data or kinds == {None}:
-            raise ValueError(f"{path} is a folder that skirl knows nothing of: name {KINDS}")
+            raise ValueError(f"{path} is a folder that skirl does not recognise: name {KINDS}")
         holds.append(lambda: files.describe_folder(path, data))
     facts, *others = [describe() for describe in holds]
     return facts | ({"also": [other["kind"] for other in others]} if others else {})
@@ -53,7 +54,7 @@ def _of_file(path: Path, check: bool) -> dict[str, Any]:
     if path.suffix == ".json":
         if path.name in ("config.json", "result.json"):
             return _run(path.parent)
-        raise ValueError(f"{path} is a JSON file that skirl knows nothing of: name {KINDS}")
+        raise ValueError(f"{path} is a JSON file that skirl does not recognise: name {KINDS}")
     with path.open("rb") as file:
         head = file.read(16)
     if head.startswith(b"PK"):
@@ -62,7 +63,7 @@ def _of_file(path: Path, check: bool) -> dict[str, Any]:
         return files.describe_safetensors(path)
     kind = _kind(path)
     if kind is None:
-        raise ValueError(f"{path} is nothing that skirl knows: name {KINDS}")
+        raise ValueError(f"{path} is not a file that skirl recognises: name {KINDS}")
     return files.describe(path, kind)
 
 
@@ -129,6 +130,9 @@ def _begun(path: Path) -> dict[str, Any]:
 
 
 def made(path: Path) -> str:
-    """Return when a file or folder was last modified. A folder's time changes when files in it come or go."""
+    """Return when a file or folder was last modified. In a folder, files come and go, or are rewritten in place."""
     times = [path.stat().st_mtime]
+    for inside in path.iterdir() if path.is_dir() else ():
+        with suppress(FileNotFoundError):  # removed meanwhile, or a link to nowhere
+            times.append(inside.stat().st_mtime)
     return datetime.fromtimestamp(max(times), UTC).isoformat(timespec="seconds")

@@ -141,7 +141,7 @@ class Simulate:
 
 def _beside(facts: dict[str, Any]) -> str:
     pairs: Sequence[tuple[str, str, float]] = (
-        ("ms a step", "ms", 1.0), ("ms of processor", "cpu_ms", 1.0), ("MB of rows", "row_bytes", 1e6),
+        ("ms a step", "ms", 1.0), ("ms of CPU", "cpu_ms", 1.0), ("MB of rows", "row_bytes", 1e6),
         ("MB of dense", "dense_bytes", 1e6),
     )  # fmt: skip
     return "; ".join(

@@ -109,23 +109,23 @@ def bends(steps: Sequence[Step]) -> str:
     >>> bends([flat])
     'with 8 trainers a step takes 1.00 times its computation; it does not bend up to 8'
     >>> bends([flat, Step(16, 1.3, "messages", parts | {"messages": 0.3})])
-    'with 8 trainers a step takes 1.00 times its computation; from 16 on it takes over 1.1 times as long, for messages'
+    'with 8 trainers a step takes 1.00 times its computation; from 16 on it takes over 1.1 times as long because of messages'
     """
     first = steps[0]
     nothing = dict.fromkeys(first.parts, 0.0) | {"hidden_wire": first.parts["compute"]}
     times = first.seconds / first.parts["compute"]
-    why = f", for {_cause(first, nothing)}" if times > BEND else ""
+    why = f" because of {_cause(first, nothing)}" if times > BEND else ""
     said = f"with {first.trainers} trainers a step takes {times:.2f} times its computation{why}"
     bent = next((step for step in steps if step.seconds > BEND * first.seconds), None)
     if bent is None:
         return f"{said}; it does not bend up to {steps[-1].trainers}"
-    return f"{said}; from {bent.trainers} on it takes over {BEND} times as long, for {_cause(bent, first.parts)}"
+    return f"{said}; from {bent.trainers} on it takes over {BEND} times as long because of {_cause(bent, first.parts)}"
 
 
 def _cause(step: Step, before: Mapping[str, float]) -> str:
     """Return why a step takes longer than one with the parts `before`."""
     if step.seconds in (step.parts["planning"], step.parts["cores"]):
-        return "planning" if step.seconds == step.parts["planning"] else "work that the cores are too few for"
+        return "planning" if step.seconds == step.parts["planning"] else "more work than the cores can do"
     compute = step.parts["compute"]
     more = {
         "critical rows and dense gradients on the wire": step.parts["critical_wire"] - before["critical_wire"],

@@ -133,7 +133,7 @@ def advise(curves: Mapping[str, Sequence[Point]], used: int, touched: int, condi
         why = (
             "the largest cache tried, and the link is too slow for this step"
             if slow
-            else "the largest cache tried, and still not enough to keep what comes back"
+            else f"the largest cache tried, which still brings in again more than {FEW:.0%} of the rows used"
         )
     least = curves[LEAST][chosen].moved
     enough = max(NEAR * least, least + 0.01 * used)

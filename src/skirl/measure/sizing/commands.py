@@ -95,7 +95,7 @@ class Size(Composed):
                 f"{result['hidden']:.0%} of the movement, estimated, over {self.movement.link} at {self.step_ms:g} ms"
             )
         if result["step_ms_that_hides"] is not None:
-            lines["link"] = f"keeps up where a step computes for {result['step_ms_that_hides']:.2f} ms or more"
+            lines["link"] = f"keeps up if a step computes for {result['step_ms_that_hides']:.2f} ms or more"
         for kind in result["reductions"]:
             lines[kind["rows as"]] = (
                 f"{kind['record_bytes']} B a row, {size(kind['touched_bytes'])} of touched rows; the same bytes of cache "

@@ -50,7 +50,7 @@ def drawn(result: Mapping[str, Any]) -> Page:
             ["memory", size(tiers["touched"]), "touched rows, with --store memory"],
             ["disk", size(tiers["disk"]), "touched rows, with --store disk:FOLDER, at most"],
             ["memory", size(tiers["index"]), "the disk store's index"],
-            ["none", size(tiers["all"]), "all rows of all tables: nobody has to hold them"],
+            ["none", size(tiers["all"]), "all rows of all tables, which no tier has to hold"],
         ],
     )
     if result["step_ms_that_hides"] is not None:
@@ -58,10 +58,10 @@ def drawn(result: Mapping[str, Any]) -> Page:
         hidden = (
             ""
             if result["hidden"] is None
-            else f" With a step of {result['step_ms']:g} ms {result['hidden']:.0%} hides."
+            else f" With a step of {result['step_ms']:g} ms, {result['hidden']:.0%} of the movement is hidden."
         )
         page.text(
-            f"Over {result['link']} this cache keeps up where a step computes for {result['step_ms_that_hides']:.2f} ms or "
+            f"Over {result['link']} this cache keeps up if a step computes for {result['step_ms_that_hides']:.2f} ms or "
             f"more.{hidden} Both are estimates: the counts are exact, the store's own time is left out."
         )
     if result["reductions"]:
@@ -80,8 +80,8 @@ def drawn(result: Mapping[str, Any]) -> Page:
             ],
         )
         page.note(
-            "What they cost in quality only training tells. Rows of 16 bits are dtype=torch.bfloat16 or float16 in Python, "
-            "on a GPU alone."
+            "Only training can tell what they cost in quality. Rows of 16 bits need dtype=torch.bfloat16 or float16 in "
+            "Python, and a GPU."
         )
     page.heading("The data")
     page.charts([_working_set(result), _new(result)])

@@ -131,8 +131,7 @@ def check(where: str, found: Mapping[str, Any]) -> None:
     for name, pairs in [("bytes", found["bytes"]), *found["rows"].items()]:
         if [len(of) for of in pairs] != [size] * size:
             raise ValueError(
-                f"{where} is damaged: it has {size} trainers, and {name} of others; there is no report of it, name another "
-                "run"
+                f"{where} is damaged: it has {size} trainers, and {name} for another number of them: name another run"
             )
 
 

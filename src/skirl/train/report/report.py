@@ -205,8 +205,8 @@ def drawn(name: str, left: Left, numbers: Mapping[str, Any], defaults: Mapping[s
             }
         )
         page.note(
-            "Planning, fetching and writing run beside the training loop; loading and waiting are on its own time. A "
-            "stage is to blame for the seconds that it was at work while the loop waited."
+            "Planning, fetching and writing run in parallel with the training loop; loading and waiting take its own time. "
+            "A stage is to blame for the seconds that it was at work while the loop waited."
         )
     if left.result is not None and left.result.get("by_trainer"):
         draw(page, left.result["by_trainer"])
@@ -313,7 +313,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged ({error}): there is no report without it, name another run") from error
+        raise ValueError(f"{path} is damaged ({error}), and a report needs it: name another run") from error
 
 
 def _checked(where: str, read: Any, expected: Any) -> Any:
@@ -322,7 +322,5 @@ def _checked(where: str, read: Any, expected: Any) -> Any:
         there = {name: form for name, form in LATER.items() if read.get(name) is not None}
         wrong = misfit(read, there)
     if wrong is not None:
-        raise ValueError(
-            f"{where} is damaged, or of another skirl ({wrong}): there is no report of it, name another run"
-        )
+        raise ValueError(f"{where} is damaged, or was written by another version of skirl ({wrong}): name another run")
     return read

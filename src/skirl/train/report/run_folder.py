@@ -288,7 +288,7 @@ def lines_of(folder: str | Path) -> list[dict[str, Any]]:
         else:
             wrong = misfit(read, LINE)
         if wrong is not None:
-            raise ValueError(f"{path}, line {number}: is no line of metrics ({wrong}): mend it, or take it out")
+            raise ValueError(f"{path}, line {number} is not a line of metrics ({wrong}): fix it, or take it out")
         lines.append(read)
     return lines
 
@@ -307,7 +307,7 @@ def new_folder(runs: Path, name: str) -> Path:
         except FileExistsError:
             continue
         return path
-    raise FileExistsError(f"{runs / stem} and 998 more are there: set run to another folder")
+    raise FileExistsError(f"{runs / stem} and 998 more exist: set run to another folder")
 
 
 def put_json(path: Path, value: Mapping[str, Any]) -> None:

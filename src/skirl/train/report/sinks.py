@@ -188,7 +188,9 @@ class WandB:
         try:
             module = import_module("wandb")
         except ImportError:
-            raise ValueError("wandb is set, and the package is not there: pip install wandb, or leave it out") from None
+            raise ValueError(
+                "wandb is set, but its package is not installed: pip install wandb, or leave wandb out"
+            ) from None
         self._run = module.init(project=project, name=name, config=dict(flags))
 
     def write(self, line: Mapping[str, Any]) -> None:
