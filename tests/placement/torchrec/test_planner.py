@@ -166,7 +166,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"constraints": {"pooling_factors": [0.0]}}, "table 't0' has 0 ids a batch"),
     ({"batches": [0]}, "there are 1 batches for 2 ranks: give one of each rank at least"),
     ({"optimizer": "lamb"}, "has optimizer 'lamb': set it to one of"),
-    ({"costs": "none.json"}, "none.json is no file: name costs"),
+    ({"costs": "none.json"}, "none.json is not a file: name costs"),
     ({"cap": 1000}, "bytes too few: set --memory higher"),
 ]
 
