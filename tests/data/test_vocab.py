@@ -133,12 +133,12 @@ def test_malformed_vocabularies_are_refused(tsv: Path, tmp_path: Path) -> None:
     good = {"C1": (np.array([5], np.uint64), np.array([1], np.uint64))}
     cases_ = {
         "there is no such file": None,
-        "is no vocabulary, or a damaged one": lambda: (tmp_path / "v").write_bytes(b"\xff" * 100),
+        "is not a vocabulary, or is damaged": lambda: (tmp_path / "v").write_bytes(b"\xff" * 100),
         "does not say what it is": lambda: save_file({"C1.keys": good["C1"][0]}, path),
         "of version 9": lambda: save(path, Facts({"C1": "hex"}, 1, 1, version=9), good),
         "has no table 'C2'": lambda: save(path, Facts({"C1": "hex"}, 1, 1), good),
         "its ids of 'C1' are texts, not hex": lambda: save(path, Facts({"C1": "texts"}, 1, 1), good),
-        "C1.keys is no list of uint64": lambda: save_file(
+        "C1.keys is not a list of uint64": lambda: save_file(
             {"C1.keys": np.zeros((2, 2), np.uint64)}, path,
             metadata={"skirl": json.dumps(FACTS)},
         ),

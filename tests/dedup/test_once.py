@@ -153,7 +153,7 @@ DAMAGES = {
     ),
     "run is wrong": (
         run_with(2, 1),
-        "row 3 of row group 1 has 1 in column 'run', .* was last there 2",
+        "row 3 of row group 1 has 1 in column 'run', .* is stored 2 rows above",
     ),
     "run without a null": (
         run_with(4, 3),

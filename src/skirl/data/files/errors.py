@@ -12,7 +12,7 @@ MOST_NAMES = 40
 """Most columns of a file that an error lists."""
 LONGEST = 60
 """Most characters of a found value that an error shows."""
-MEND = "mend it, or leave such rows out with --bad-rows skip"
+MEND = "fix it, or skip such rows with --bad-rows skip"
 
 
 class BadFile(ValueError):
