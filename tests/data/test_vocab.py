@@ -184,7 +184,7 @@ def test_converted_files_give_the_same_batches(tsv: Path, tmp_path: Path, form: 
     assert logs.samples_of(list(same)) == logs.samples_of(original)
     assert [t.rows for t in same.tables(4)] == [t.rows for t in DataFlags(f"criteo:{tsv}", **ids).stream().tables(4)]
     if form != "fingerprints":
-        with pytest.raises(ValueError, match="its number stands in the schema"):
+        with pytest.raises(ValueError, match="set rows in the schema"):
             DataFlags(f"parquet:{out}", rows="C1=50")
 
 
@@ -289,8 +289,8 @@ def test_a_vocabulary_of_other_types_is_refused(tmp_path: Path) -> None:
 
     facts = {"types": {"a": "texts"}, "min_count": 1, "samples": 1, "means": {}, "version": 1}
     cases: list[tuple[Any, dict[str, Any], str]] = [
-        (torch.zeros(2, dtype=torch.float8_e4m3fn), facts, "no list of uint64"),
-        (torch.zeros(2, 1, dtype=torch.uint64), facts, "no list of uint64"),
+        (torch.zeros(2, dtype=torch.float8_e4m3fn), facts, "not a list of uint64"),
+        (torch.zeros(2, 1, dtype=torch.uint64), facts, "not a list of uint64"),
         (torch.zeros(2, dtype=torch.uint64), facts | {"types": {"a": {}}}, "types.a is {}, not a text"),
         (torch.zeros(2, dtype=torch.uint64), facts | {"means": {"x": [1]}}, "a mean and a deviation"),
         (torch.zeros(2, dtype=torch.uint64), facts | {"samples": "x"}, "samples is 'x'"),
