@@ -62,7 +62,7 @@ BAD = [
     ),
     ([{**TABLE, "optimizer": "ftrl"}], [], "the costs have no ftrl, which table 'a' has"),
     ([TABLE], ["--memory", "1KB"], "(a 35.2 KiB), the ranks hold 2.0 KiB, 34,000 bytes too few"),
-    ([{**TABLE, "split": "no"}], ["--memory", "20KB"], "rank 0 is over its memory by 16,000 bytes (a may not be cut)"),
+    ([{**TABLE, "split": "no"}], ["--memory", "20KB"], "rank 0 exceeds its memory by 16,000 bytes (a may not be cut)"),
     ([{**TABLE, "rows": 1, "distinct": 1}], [], "there are 2 ranks for 1 rows: set fewer ranks than rows"),
     ([TABLE], ["--memory", "1KB", "2KB", "3KB"], "--memory is 1KB 2KB 3KB, and there are 2 ranks: name one for each"),
     ([TABLE], ["--link", "measured"], "the costs have no measured exchange: measure it with"),
