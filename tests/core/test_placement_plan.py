@@ -83,7 +83,7 @@ def changed(path: str, value) -> str:
     [
         ("", "it is cut short, or is not JSON"),
         (json.dumps(example())[:200], "it is cut short, or is not JSON"),
-        ("[1]", "it is no plan of a placement"),
+        ("[1]", "it is not a plan of a placement"),
         (changed("format_version", 2), "its format is 2, skirl reads 1"),
         (changed("digest", "00"), "it was changed since it was written"),
         (changed("sites", []), "the plan has no site"),
