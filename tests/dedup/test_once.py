@@ -157,7 +157,7 @@ DAMAGES = {
     ),
     "run without a null": (
         run_with(4, 3),
-        "row 5 of row group 1 has 3 in column 'run', .* is there",
+        "row 5 of row group 1 has 3 in column 'run', .* is stored in this row",
     ),
     "a null without a run": (run_with(1, 0), "row 2 of row group 1 has 0 in column 'run'"),
 }

@@ -30,7 +30,7 @@ class BadRow(ValueError):
     """Raised if a value in a row is not what its column should hold.
 
     >>> print(BadRow("day_0", "line 17", "column I3 is 'x'", "a number, or nothing"))
-    day_0, line 17: column I3 is 'x', expected a number, or nothing: mend it, or leave such rows out with --bad-rows skip
+    day_0, line 17: column I3 is 'x', expected a number, or nothing: fix it, or skip such rows with --bad-rows skip
     """
 
     def __init__(self, file: str, where: str, found: str, expected: str) -> None:
