@@ -172,7 +172,7 @@ MISTAKES = [
     M(
         "a word without a flag",
         "skirl train 10%",
-        "skirl train: '10%' is not the value of a flag: put a flag before it (skirl train --help lists them)",
+        "skirl train: '10%' is not the value of a flag: write a flag before it (skirl train --help lists them)",
     ),
     M(
         "a word for a number",
