@@ -222,7 +222,7 @@ def test_help_and_a_wrong_flag_need_no_torch():
     [
         ("--cach 10%", "there is no flag --cach: did you mean --cache?"),
         ("--no-such-flag", "there is no flag --no-such-flag: skirl"),
-        ("10%", "'10%' follows no flag: write one before it, skirl"),
+        ("10%", "'10%' is not the value of a flag: write a flag before it (skirl"),
         ("--steps many", "--steps is 'many': set it to a whole number"),
         ("--steps 0", "steps is 0: set it to 1 or more"),
         ("--batch 0", "batch is 0: set it to 1 or more"),

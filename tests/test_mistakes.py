@@ -172,7 +172,7 @@ MISTAKES = [
     M(
         "a word without a flag",
         "skirl train 10%",
-        "skirl train: '10%' follows no flag: write one before it, skirl train --help lists them",
+        "skirl train: '10%' is not the value of a flag: write a flag before it (skirl train --help lists them)",
     ),
     M(
         "a word for a number",
@@ -224,7 +224,7 @@ MISTAKES = [
         "skirl train: --cache is '120%': set it to a share above 0% and up to 100%",
     ),
     M(
-        "a cache that is no size",
+        "a cache that is not a size",
         "skirl train --cache some",
         "skirl train: --cache is 'some': set it to a number of rows, a share like '10%', a size like '4GiB' or 'auto'",
     ),
@@ -305,7 +305,7 @@ MISTAKES = [
     M(
         "a vocabulary that is none",
         "skirl train $CSV --vocab notes.txt",
-        "skirl train: vocabulary notes.txt is no vocabulary, or a damaged one (...): set --vocab to one that "
+        "skirl train: vocabulary notes.txt is not a vocabulary, or is damaged (...): set --vocab to one that "
         "`skirl vocab` made",
     ),
     M(
@@ -347,7 +347,7 @@ MISTAKES = [
     M(
         "a configuration with a flag misspelt",
         "skirl train --config flags.toml",
-        "skirl train: flags.toml: stpes is no flag of this command: did you mean steps?",
+        "skirl train: flags.toml: stpes is not a flag of this command: did you mean steps?",
     ),
     M(
         "a configuration with a text for a number",
@@ -417,9 +417,9 @@ MISTAKES = [
         "skirl train: zipped.csv is a zip archive: unpack it, or pack it with gzip",
     ),
     M(
-        "a file that is no text",
+        "a file that is not text",
         "skirl train --data csv:binary.csv --schema s.toml",
-        "skirl train: binary.csv is no text: there is a zero byte at 0: set --data to text, Parquet or Arrow files",
+        "skirl train: binary.csv is not text: there is a zero byte at 0: set --data to text, Parquet or Arrow files",
     ),
     M(
         "no schema",
@@ -433,9 +433,9 @@ MISTAKES = [
         "skirl train: schema t.toml cannot be read (No such file or directory): set --schema to a TOML file",
     ),
     M(
-        "a schema that is no TOML",
+        "a schema that is not TOML",
         "skirl train --data csv:good.csv --schema no.toml",
-        "skirl train: schema no.toml is no TOML (...)): mend it, docs/data.md has an example",
+        "skirl train: schema no.toml is not valid TOML (...)): fix it; docs/data.md has an example",
     ),
     M(
         "a schema with an unknown field",
@@ -457,7 +457,7 @@ MISTAKES = [
         "a column of another name",
         "skirl train --data csv:renamed.csv --schema s.toml $QUIET",
         "skirl train: renamed.csv: its header has no column 'app_id', did you mean 'appid'? (there are click,"
-        " price, appid): name the column in the schema as the file does, or mend the header",
+        " price, appid): name the column in the schema as the file does, or fix the header",
     ),
     M(
         "a column of another name in Parquet",
@@ -468,53 +468,53 @@ MISTAKES = [
     M(
         "neither header nor columns",
         "skirl train --data csv:headless.csv --schema bare.toml $QUIET",
-        "skirl train: headless.csv: its first line ('0,1.5,7') is no header with column 'click', and the "
-        "schema does not say what the columns are: write columns = [...] under [file] in it",
+        "skirl train: headless.csv: its first line ('0,1.5,7') is not a header that names column 'click', and the "
+        "schema does not list the columns: write columns = [...] under [file] in it",
     ),
     M(
         "floats for ids",
         "skirl train --data csv:floats.csv --schema s.toml $QUIET",
         "skirl train: floats.csv, line 3: column app_id is '7.0', expected a whole number of at most 64 bits,"
-        ' or nothing (write type = "float" at app_id in the schema: it takes 7.0 for 7): mend it, or leave '
-        "such rows out with --bad-rows skip",
+        ' or nothing (write type = "float" at app_id in the schema: it takes 7.0 for 7): fix it, or skip '
+        "such rows with --bad-rows skip",
     ),
     M(
         "fractions for ids",
         "skirl train --data csv:fractions.csv --schema s.toml $QUIET",
         "skirl train: fractions.csv, line 3: column app_id is '7.5', expected a whole number of at most 64 "
-        "bits, or nothing (numbers with a fraction are no ids: is app_id a [[dense]] column?): mend it, or "
-        "leave such rows out with --bad-rows skip",
+        "bits, or nothing (numbers with a fraction are not ids: is app_id a [[dense]] column?): fix it, or "
+        "skip such rows with --bad-rows skip",
     ),
     M(
         "fractions for ids in Parquet",
         "skirl train --data parquet:floats.parquet --schema s.toml $QUIET",
         "skirl train: floats.parquet, row 1 of row group 1: column app_id is 1.5, expected a whole number of "
-        "at most 64 bits, or nothing (numbers with a fraction are no ids: is app_id a [[dense]] column?): "
-        "mend it, or leave such rows out with --bad-rows skip",
+        "at most 64 bits, or nothing (numbers with a fraction are not ids: is app_id a [[dense]] column?): "
+        "fix it, or skip such rows with --bad-rows skip",
     ),
     M(
         "a label of 2",
         "skirl train --data csv:label.csv --schema s.toml $QUIET",
-        "skirl train: label.csv, line 17: label click is '2', expected 0 or 1: mend it, or leave such rows "
-        "out with --bad-rows skip",
+        "skirl train: label.csv, line 17: label click is '2', expected 0 or 1: fix it, or skip such rows "
+        "with --bad-rows skip",
     ),
     M(
         "a word for a price",
         "skirl train --data csv:words.csv --schema s.toml $QUIET",
-        "skirl train: words.csv, line 3: column price is 'cheap', expected a finite number, or nothing: mend "
-        "it, or leave such rows out with --bad-rows skip",
+        "skirl train: words.csv, line 3: column price is 'cheap', expected a finite number, or nothing: fix "
+        "it, or skip such rows with --bad-rows skip",
     ),
     M(
         "a line too long",
         "skirl train --data csv:wide.csv --schema s.toml $QUIET",
-        "skirl train: wide.csv, line 3: the line has 4 columns ('1,2,3,4'), expected 3: mend it, or leave "
-        "such rows out with --bad-rows skip",
+        "skirl train: wide.csv, line 3: the line has 4 columns ('1,2,3,4'), expected 3: fix it, or skip "
+        "such rows with --bad-rows skip",
     ),
     M(
         "an id outside its table",
         "skirl train --data csv:good.csv --schema row.toml $QUIET",
         "skirl train: good.csv, line 2: column app_id is '7', expected a row from 0 to 4, as the schema sets "
-        "rows: mend it, or leave such rows out with --bad-rows skip",
+        "rows: fix it, or skip such rows with --bad-rows skip",
     ),
     M(
         "lists that the schema does not know",
@@ -555,7 +555,7 @@ MISTAKES = [
         "skirl vocab: --min-count is 0: set it to 1 or more",
     ),
     M(
-        "memory that is no size",
+        "memory that is not a size",
         "skirl vocab $CSV --out ids.vocab --memory lots",
         "skirl vocab: --memory is 'lots': set it to a size such as 4GiB",
     ),
@@ -1163,8 +1163,8 @@ MISTAKES = [
     M(
         "a malformed row left out, and no other",
         "skirl train --data csv:label2.csv --schema s.toml $QUIET --bad-rows skip",
-        "skirl train: label2.csv: no row is left to read (left out: 1 malformed row: line 2 of label2.csv): "
-        "give other files, mend what is malformed, or hold out less",
+        "skirl train: label2.csv: there are no rows left to read (left out: 1 malformed row: line 2 of label2.csv): "
+        "give other files, fix the malformed rows, or hold out less",
     ),
     M(
         "a log every 0 steps",
@@ -1196,7 +1196,7 @@ MISTAKES = [
     M(
         "a converted file that is there",
         f"skirl convert {CSV} --out notes.txt",
-        "skirl convert: --out is notes.txt, which is there: name another file, or add --force to replace it",
+        "skirl convert: --out is notes.txt, which already exists: name another file, or add --force to replace it",
     ),
     M(
         "an export that is there",

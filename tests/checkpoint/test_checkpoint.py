@@ -406,7 +406,7 @@ def test_foreign_files_are_refused(saved: Path, tmp_path: Path) -> None:
     refused(tmp_path / "nowhere", "nowhere holds no checkpoint", run)
     for text in (b"", b"{}", b"[]", b"\x80\x04pickle", seal({"format": "other", "format_version": 1}), b"[" * 100_000):
         (tmp_path / HEADER).write_bytes(text)
-        refused(tmp_path, "is damaged, or no checkpoint of skirl", run)
+        refused(tmp_path, "is damaged, or not a checkpoint of skirl", run)
     body = json.loads((saved / HEADER).read_text())
     del body["~sha256"]
     rows, run_rows = body["rows"]["rows"], body["run"]["rows"]["rows"]

@@ -81,9 +81,9 @@ def changed(path: str, value) -> str:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "it is cut short, or no JSON"),
-        (json.dumps(example())[:200], "it is cut short, or no JSON"),
-        ("[1]", "it is no plan of a placement"),
+        ("", "it is cut short, or is not JSON"),
+        (json.dumps(example())[:200], "it is cut short, or is not JSON"),
+        ("[1]", "it is not a plan of a placement"),
         (changed("format_version", 2), "its format is 2, skirl reads 1"),
         (changed("digest", "00"), "it was changed since it was written"),
         (changed("sites", []), "the plan has no site"),
@@ -95,7 +95,7 @@ def changed(path: str, value) -> str:
         ),
         (changed("sites.0.store", "disk:rows/b"), "sites 'a' and 'b' have one store, disk:rows/b"),
         (changed("sites.0.memory", 0), "site 'a' has memory 0: set it to bytes above 0"),
-        (changed("sites.0.rate", float("nan")), "it has NaN, which is no number"),
+        (changed("sites.0.rate", float("nan")), "it has NaN, which is not a number"),
         (changed("tables.1.name", "user"), "table 'user' is in the plan twice"),
         (changed("tables.0.rows", 0), "table 'user' has rows 0"),
         (changed("tables.0.dim", "4"), "table 'user' has dim '4'"),

@@ -121,7 +121,7 @@ def packed(data: bytes) -> bytes:
     return gzip.compress(data, compresslevel=1)
 
 
-MEND = "mend it, or leave such rows out with --bad-rows skip"
+MEND = "fix it, or skip such rows with --bad-rows skip"
 MANY = text(criteo_rows(3000))
 
 
@@ -170,16 +170,16 @@ CASES = [
     Case("blank-line", line(1, b"   \n"), ("line 2: the line has 1 columns", "expected 40"), skipped=1),
     Case("commas", raw(text(delimiter=",")), ("line 1: the line has 1 columns", "expected 40"), skipped=6),
     Case("last-line-cut", raw(text()[:-100]), ("line 6: the line has ", "expected 40"), skipped=1),
-    Case("return-inside", line(3, text(ROWS[3:4]).replace(b"\t", b"\r", 1)), ("line 4: a carriage return",), skipped=1),
+    Case("return-inside", line(3, text(ROWS[3:4]).replace(b"\t", b"\r", 1)), ("is a carriage return",), skipped=1),
     Case("old-mac", raw(text(end="\r")), ("line 1: ",), skipped=1, rows=1),
     Case("no-line-end", raw(b"0\t" * (1 << 20)), ("a line is longer than 1 MiB", "is it a text file")),
     Case("test-set-without-label", raw(text([row[1:] for row in ROWS])), ("line 1: the line has 39 columns",), skipped=6),
     Case("bom-twice", raw(b"\xef\xbb\xbf" * 2 + text()), ("line 1: the line begins with a byte order mark",), skipped=1),
     # Files.
     Case("empty", raw(b""), ("is empty", "get it again")),
-    Case("only-bom", raw(b"\xef\xbb\xbf"), ("no row is left to read",)),
-    Case("zeros", raw(bytes(5000)), ("is no text: there is a zero byte at 0",)),
-    Case("binary", raw(b"\x7fELF\x02\x01\x01\0" + bytes(range(256)) * 10), ("is no text: there is a zero byte at 7",)),
+    Case("only-bom", raw(b"\xef\xbb\xbf"), ("there are no rows left to read",)),
+    Case("zeros", raw(bytes(5000)), ("is not text: there is a zero byte at 0",)),
+    Case("binary", raw(b"\x7fELF\x02\x01\x01\0" + bytes(range(256)) * 10), ("is not text: there is a zero byte at 7",)),
     Case("utf-16", raw(text().decode().encode("utf-16")), ("is UTF-16 text", "write it as UTF-8")),
     Case("zip", raw(b"PK\x03\x04" + bytes(100)), ("is a zip archive", "unpack it")),
     Case("bzip2", raw(b"BZh91AY&SY" + bytes(100)), ("is packed with bzip2", "unpack it, or pack it with gzip")),
@@ -194,9 +194,9 @@ CASES = [
     Case("gzip-cut-at-once", raw(packed(MANY)[:5]), ("is damaged", "get it again")),
     Case("gzip-checksum", raw(packed(MANY)[:-8] + bytes(8)), ("is damaged", "incorrect data check")),
     Case("gzip-junk-after", raw(packed(text()) + b"junk" * 10), ("is damaged",)),
-    Case("gzip-of-nothing", raw(packed(b"")), ("no row is left to read",)),
-    Case("gzip-of-zeros", raw(packed(bytes(5000))), ("is no text",)),
-    Case("gzip-twice", raw(packed(packed(MANY))), ("is no text",)),
+    Case("gzip-of-nothing", raw(packed(b"")), ("there are no rows left to read",)),
+    Case("gzip-of-zeros", raw(packed(bytes(5000))), ("is not text",)),
+    Case("gzip-twice", raw(packed(packed(MANY))), ("is not text",)),
     Case("gzip-bomb", raw(packed(b"0" * (40 << 20))), ("a line is longer than 1 MiB",)),
     # Parquet and Arrow.
     Case("parquet-cut", cut(parquet(), lambda b: b[: len(b) // 2]), ("is truncated: its ", "get it again"), *OURS),
@@ -221,7 +221,7 @@ CASES = [
     Case("parquet-list", parquet(item=[[1], [2], [3], [4]]), ("column 'item' holds lists", "list = true"), *OURS),
     Case("parquet-no-list", parquet(tags=[1, 2, 3, 4]), ("column 'tags' holds no lists",), *OURS),
     Case("parquet-no-rows", parquet(y=[], x=[], item=pa.array([], pa.int64()), tags=pa.array([], pa.list_(pa.int64()))),
-         ("no row is left",), *OURS),
+         ("no rows left",), *OURS),
     Case("parquet-large-float", parquet(x=[1e300, 0.0, 0.0, 0.0]), ("column x is 1e+300", "fits a float32"), *OURS, 1),
     Case("parquet-large-label", parquet(y=[0.0, 1.0, -1e39, 3.0]),
          ("row 1 of row group 2: label y is -1e+39", "fits a float32", MEND), "parquet", NUMBERS, 1),
@@ -238,7 +238,7 @@ CASES = [
     Case("csv-header-without-column", raw(b"y,x,thing\n0,1,2\n"), ("line 1: label y is 'y'", LABEL), *PLAIN, 1),
     Case("csv-header-twice", raw(b"y,x,item,item\n0,1,2,3\n"), ("names column 'item' twice",), *PLAIN),
     Case("csv-header-again", raw(b"y,x,item\n0,1,2\ny,x,item\n"), ("line 3: label y is 'y'",), *PLAIN, 1),
-    Case("csv-no-header", raw(b"0,1,2\n"), ("is no header with column 'y'", "write columns = [...] under [file]"),
+    Case("csv-no-header", raw(b"0,1,2\n"), ("is not a header that names column 'y'", "write columns = [...] under [file]"),
          "csv", CSV.split("[file]")[0]),
     Case("csv-header-wanted", raw(b"0,1,2\n"), ("its header has no column 'y'",), "csv", CSV + 'header = "yes"'),
     Case("csv-id-is-a-word", raw(b"y,x,item\n0,1,2\n1,1,abc\n"),
@@ -260,7 +260,7 @@ SCHEMAS = {
         'time = "t"\ntime_unit = "days"\n[[label]]\nname = "y"\n[[id]]\nname = "a"',
         "time_unit is 'days', set it to",
     ),
-    "no TOML": ("label = [", "is no TOML"),
+    "no TOML": ("label = [", "is not valid TOML"),
     "no label": ('[[id]]\nname = "a"', "names no label"),
     "no id": ('[[label]]\nname = "a"', "names no id column"),
     "unknown table": ('[[labels]]\nname = "a"', "there is no 'labels', did you mean 'label'?"),
@@ -271,7 +271,7 @@ SCHEMAS = {
     "no name": ("[[label]]\nkind = 'binary'", "needs either name or names"),
     "twice": ('[[label]]\nname = "y"\n[[id]]\nnames = ["a", "a"]', "id column 'a' is named twice"),
     "rows": ('[[label]]\nname = "y"\n[[id]]\nname = "a"\nrows = 1', "rows is 1, set it between 2 and 2**48"),
-    "row of text": ('[[label]]\nname = "y"\n[[id]]\nname = "a"\nencode = "row"\nrows = 9', "a string is no row"),
+    "row of text": ('[[label]]\nname = "y"\n[[id]]\nname = "a"\nencode = "row"\nrows = 9', "row and type is string"),
     "row without rows": (
         '[[label]]\nname = "y"\n[[id]]\nname = "a"\ntype = "int"\nencode = "row"',
         "say how many there are: rows = NUMBER",

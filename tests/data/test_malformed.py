@@ -48,7 +48,7 @@ def test_a_malformed_file_is_refused_in_its_words(case: Case, tmp_path: Path) ->
         assert samples_in(files) == case.left
     else:
         said = rf" \(left out: {case.skipped} malformed rows?.*: .* of .*\)" if case.skipped else ""
-        with pytest.raises(ValueError, match=f"no row is left to read{said}: give other files"):
+        with pytest.raises(ValueError, match=f"there are no rows left to read{said}: give other files"):
             samples_in(files)
     assert files.bad_rows == case.skipped
 

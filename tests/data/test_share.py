@@ -240,7 +240,7 @@ def test_samples_left_out_are_said_once(folder: Path, caplog: pytest.LogCaptureF
     ("asked", "found"),
     [
         (lambda stream: stream.sharded(0, 1, 3), "a batch of 64 samples is not 3 equal shards: set batch to 66"),
-        (lambda stream: stream.sharded(2, 2, 4), "shards 2 to 2 of 4 are none"),
+        (lambda stream: stream.sharded(2, 2, 4), "shards 2 to 2 of 4 are not a range"),
         (lambda stream: stream.dealt(2, 2), "rank is 2 of 2: set it from 0 to 1"),
         (lambda stream: block(0, 5, 4), "a step has 4 shards for 5 trainers: set shards to 5 or more"),
     ],

@@ -133,12 +133,12 @@ def test_malformed_vocabularies_are_refused(tsv: Path, tmp_path: Path) -> None:
     good = {"C1": (np.array([5], np.uint64), np.array([1], np.uint64))}
     cases_ = {
         "there is no such file": None,
-        "is no vocabulary, or a damaged one": lambda: (tmp_path / "v").write_bytes(b"\xff" * 100),
+        "is not a vocabulary, or is damaged": lambda: (tmp_path / "v").write_bytes(b"\xff" * 100),
         "does not say what it is": lambda: save_file({"C1.keys": good["C1"][0]}, path),
         "of version 9": lambda: save(path, Facts({"C1": "hex"}, 1, 1, version=9), good),
         "has no table 'C2'": lambda: save(path, Facts({"C1": "hex"}, 1, 1), good),
         "its ids of 'C1' are texts, not hex": lambda: save(path, Facts({"C1": "texts"}, 1, 1), good),
-        "C1.keys is no list of uint64": lambda: save_file(
+        "C1.keys is not a list of uint64": lambda: save_file(
             {"C1.keys": np.zeros((2, 2), np.uint64)}, path,
             metadata={"skirl": json.dumps(FACTS)},
         ),
@@ -184,7 +184,7 @@ def test_converted_files_give_the_same_batches(tsv: Path, tmp_path: Path, form: 
     assert logs.samples_of(list(same)) == logs.samples_of(original)
     assert [t.rows for t in same.tables(4)] == [t.rows for t in DataFlags(f"criteo:{tsv}", **ids).stream().tables(4)]
     if form != "fingerprints":
-        with pytest.raises(ValueError, match="its number stands in the schema"):
+        with pytest.raises(ValueError, match="set rows in the schema"):
             DataFlags(f"parquet:{out}", rows="C1=50")
 
 
@@ -289,8 +289,8 @@ def test_a_vocabulary_of_other_types_is_refused(tmp_path: Path) -> None:
 
     facts = {"types": {"a": "texts"}, "min_count": 1, "samples": 1, "means": {}, "version": 1}
     cases: list[tuple[Any, dict[str, Any], str]] = [
-        (torch.zeros(2, dtype=torch.float8_e4m3fn), facts, "no list of uint64"),
-        (torch.zeros(2, 1, dtype=torch.uint64), facts, "no list of uint64"),
+        (torch.zeros(2, dtype=torch.float8_e4m3fn), facts, "not a list of uint64"),
+        (torch.zeros(2, 1, dtype=torch.uint64), facts, "not a list of uint64"),
         (torch.zeros(2, dtype=torch.uint64), facts | {"types": {"a": {}}}, "types.a is {}, not a text"),
         (torch.zeros(2, dtype=torch.uint64), facts | {"means": {"x": [1]}}, "a mean and a deviation"),
         (torch.zeros(2, dtype=torch.uint64), facts | {"samples": "x"}, "samples is 'x'"),

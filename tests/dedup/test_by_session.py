@@ -532,17 +532,20 @@ MISTAKES = {
     "too little memory": (["--memory", "1MiB"], "--memory is '1MiB': set it to 640.0 MiB or more"),
     "out inside of in": (
         ["--data", "parquet:{folder}", "--out", "{folder}/a/b"],
-        "which is read: name a folder beside it",
+        "which is read: name a folder outside it",
     ),
     "out that a pattern finds": (
         ["--data", "parquet:{folder}/**/*.parquet", "--out", "{folder}/a/b"],
-        "/in/**/*.parquet, which is read: name a folder beside it",
+        "/in/**/*.parquet, which is read: name a folder outside it",
     ),
     "unfinished files that a pattern finds": (
         ["--data", "parquet:{folder}/*.parquet,{folder}/*.unfinished/*/*", "--out", "{folder}/b"],
-        "/in/*.unfinished/*/*, which is read: name a folder beside it",
+        "/in/*.unfinished/*/*, which is read: name a folder outside it",
     ),
-    "out is there": (["--out", "{folder}/a"], "which is there: name another folder, or add --force to replace it"),
+    "out is there": (
+        ["--out", "{folder}/a"],
+        "which already exists: name another folder, or add --force to replace it",
+    ),
 }
 
 
@@ -624,7 +627,7 @@ def test_what_is_left_behind_the_last_step_is_removed(
     if force:
         convert_by_session(data.files(), str(tmp_path / "out"), WANTED, force=True, **go)
     else:
-        with pytest.raises(WrongFlags, match="out, which is there: name another folder, or add --force"):
+        with pytest.raises(WrongFlags, match="out, which already exists: name another folder, or add --force"):
             convert_by_session(data.files(), str(tmp_path / "out"), WANTED, force=False, **go)
     assert not (tmp_path / "out.unfinished").exists() and pq.read_table(tmp_path / "out").num_rows == 50
 

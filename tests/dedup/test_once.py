@@ -153,11 +153,11 @@ DAMAGES = {
     ),
     "run is wrong": (
         run_with(2, 1),
-        "row 3 of row group 1 has 1 in column 'run', .* was last there 2",
+        "row 3 of row group 1 has 1 in column 'run', .* is stored 2 rows above",
     ),
     "run without a null": (
         run_with(4, 3),
-        "row 5 of row group 1 has 3 in column 'run', .* is there",
+        "row 5 of row group 1 has 3 in column 'run', .* is stored in this row",
     ),
     "a null without a run": (run_with(1, 0), "row 2 of row group 1 has 0 in column 'run'"),
 }

@@ -171,7 +171,7 @@ DAMAGES = {
     "no length": (number("run_length", 2, None), "row 3 of row group 1 has a window outside its buffer"),
     "longer": (number("run_length", 0, 5), "row 1 of row group 1 has a window outside its buffer: 0 . 5 of 4 ids"),
     "of 2 ** 31": (number("run_length", 3, 2**31 - 1), "row 4 of row group 1 has a window outside its buffer"),
-    "run": (number("run", 1, 0), "row 2 of row group 1 has 0 in column 'run', .* was last there 1"),
+    "run": (number("run", 1, 0), "row 2 of row group 1 has 0 in column 'run', .* is stored 1 rows above"),
     "begins with null": (lambda table: table.slice(1), "row 1 of row group 1 leaves out the list of column 'seen'"),
     "texts": (
         lambda table: table.set_column(3, "run_start", pa.array(["0"] * 4)),

@@ -37,7 +37,7 @@ def test_sizes(text, size):
     "text", ["", "GiB", "4 XB", "-1GB", "1e3", "4GiBs", "1.2.3", "1,5GB", "0x10", "nan", "inf", "9" * 400]
 )
 def test_no_sizes(text):
-    with pytest.raises(ValueError, match="is no size: write it like 512MiB, 4GiB or 2GB"):
+    with pytest.raises(ValueError, match="is not a size: write it like 512MiB, 4GiB or 2GB"):
         parse_bytes(text)
     with pytest.raises(
         ValueError, match="set it to a number of rows, a share like '10%', a size like '4GiB' or 'auto'"

@@ -209,7 +209,7 @@ class State(Target):
             files.load_state_dict(state)
             found = plain.samples_of(list(files))
         except ValueError as error:
-            assert "the state" in str(error) or "no row is left" in str(error), error
+            assert "the state" in str(error) or "no rows left" in str(error), error
             return REFUSED
         plain.assert_equal(found, self._expected(state))
         return READ
@@ -286,7 +286,7 @@ class Open(Target):
             growing.load_state_dict(given)
             batches = list(growing)
         except ValueError as error:
-            assert "the state" in str(error) or "no row is left" in str(error), error
+            assert "the state" in str(error) or "no rows left" in str(error), error
             return REFUSED
         found = [batch.sparse.values().tolist() for batch in batches]
         assert found == self._expected(state), "rows of another vocabulary"

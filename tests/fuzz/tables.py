@@ -268,7 +268,7 @@ def judged_table(data: str, folder: Path, schema: FileSchema, arrow: bool, rows:
             files = DataFlags(data, rows=rows, bad_rows=bad_rows, batch=7, **flags).files()
             found = plain.samples_of(list(files))
         except ValueError as error:
-            outcome = "refused" if "no row is left to read" in str(error) else clean(error, folder, *ERRORS)
+            outcome = "refused" if "there are no rows left to read" in str(error) else clean(error, folder, *ERRORS)
             continue
         used = files.encoder.schema
         expected = reading(path.read_bytes(), used, dict(files.encoder.rows), arrow)

@@ -150,7 +150,7 @@ def judged_text(
             files = DataFlags(data, bad_rows=bad_rows, **flags).files(part)
             found = plain.samples_of(list(files))
         except ValueError as error:
-            if "no row is left to read" not in str(error):
+            if "there are no rows left to read" not in str(error):
                 clean(error, folder, *ERRORS)
             said, outcome = str(error), "refused"
             if expected is None or loose:
@@ -254,7 +254,7 @@ def _sound(data: str, folder: Path) -> str:
         for _, _, ids in plain.samples_of(list(flags.files(part))):
             assert all(0 <= row < ROWS for feature in ids for row in feature)
     except ValueError as error:
-        return "refused" if "no row is left to read" in str(error) else clean(error, folder, *ERRORS)
+        return "refused" if "there are no rows left to read" in str(error) else clean(error, folder, *ERRORS)
     return READ
 
 

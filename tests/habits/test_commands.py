@@ -290,7 +290,7 @@ def test_the_suffix_says_what_an_export_is(tmp_path):
 def test_a_vocabulary_is_not_replaced_by_mistake(folder, tmp_path):
     flags = {"schema": str(folder / "schema.toml"), "min_count": 1, "quiet": True}
     Vocab(f"csv:{folder / 'log.csv'}", str(tmp_path / "v"), **flags).run()
-    with pytest.raises(ValueError, match=r"--out is .*v, which is there, and runs may need it: .* add --force"):
+    with pytest.raises(ValueError, match=r"--out is .*v, which already exists, and runs may need it: .* add --force"):
         Vocab(f"csv:{folder / 'log.csv'}", str(tmp_path / "v"), **flags)
     assert Vocab(f"csv:{folder / 'log.csv'}", str(tmp_path / "v"), force=True, **flags).run()["samples"] == ROWS
 
@@ -306,7 +306,7 @@ def test_a_converted_file_and_an_export_are_not_replaced_by_mistake(folder, run,
         assert cli.main(command) == 2 and out.read_text() == "mine"
         said = capsys.readouterr().err.strip().splitlines()[-1]
         assert said == (
-            f"skirl {command[0]}: --out is {out}, which is there: name another file, or add --force to replace it"
+            f"skirl {command[0]}: --out is {out}, which already exists: name another file, or add --force to replace it"
         )
         assert cli.main([*command, "--force"]) == 0 and out.stat().st_size > 4
     assert pq.read_table(log).num_rows == ROWS and torch.load(rows)

@@ -148,7 +148,9 @@ def test_memory_is_kept_to_where_rows_will_be():
             assert over(alone).max() == 0
             if over(on_the_way(old, alone)).max() > 0:
                 passed += 1
-                with pytest.raises(ValueError, match=r"site 's\d' gets \d+ bytes more than its memory: give it more"):
+                with pytest.raises(
+                    ValueError, match=r"site 's\d' would hold \d+ bytes more than its memory: give it more"
+                ):
                     near(loads, old, alone, None, lambda plan: 0.0, over)
             chosen = plan_for(loads, tables, sites, slice(None), partial(on_the_way, old)).plan
             found = near(loads, old, chosen, None, lambda plan: 0.0, over)
@@ -173,7 +175,7 @@ def test_from_a_plan_with_a_bound_and_a_page(tmp_path, capsys):
     assert (
         0 < half["moves"] <= most
         and not half["whole"]
-        and f"as far on the way to equal times as {most}B" in half["sentence"]
+        and f"as much as --move-at-most {most}B allows" in half["sentence"]
     )
     assert half["before"]["vs_this"] > 1 and PlacementPlan.load(new).sites == tuple(
         replace(site, rate=rate) for site, rate in zip(PlacementPlan.load(old).sites, (5e5, 125e3, 125e3), strict=True)
@@ -209,7 +211,7 @@ def test_a_plan_of_other_tables_is_refused_before_the_run_is_read(tmp_path, caps
     ("flags", "text"),
     [
         (["--move-at-most", "2GiB"], "--move-at-most is '2GiB' and --from is not set"),
-        (["--from", "gone.json"], "gone.json is no file: name a plan that `skirl place` wrote"),
+        (["--from", "gone.json"], "gone.json is not a file: name a plan that `skirl place` wrote"),
         (["--trainers", "1"], "--trainers is 1: set it to 2 to 1024"),
         (["--page", "x.png"], "--page is 'x.png': name a file that ends in .html"),
     ],

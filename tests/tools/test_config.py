@@ -67,9 +67,9 @@ def test_what_is_of_one_run_goes_by_the_command_that_left_the_file(tmp_path):
         ("out = 3", "out is 3: set it to a path"),
         ("quiet = 1", "quiet is 1: set it to true or false"),
         ("name-of-run = 2024-01-01", 'name-of-run is "2024-01-01": set it to text'),
-        ("batchs = 8", "batchs is no flag of this command: did you mean batch?"),
-        ("[model]\ndim = 8", "model is no flag of this command: leave it out"),
-        ("batch 8", "this is no TOML (Expected '=' after a key"),
+        ("batchs = 8", "batchs is not a flag of this command: did you mean batch?"),
+        ("[model]\ndim = 8", "model is not a flag of this command: leave it out"),
+        ("batch 8", "this is not valid TOML (Expected '=' after a key"),
     ],
 )
 def test_anything_else_is_refused_by_file_and_key(tmp_path, line, said):

@@ -37,7 +37,7 @@ def test_written_and_changed(tmp_path_factory: pytest.TempPathFactory, content: 
     raw = bytearray(path.read_bytes())
     raw[data.draw(st.integers(0, len(raw) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     path.write_bytes(raw)
-    with pytest.raises(CheckpointError, match=r"header\.json is damaged, or no thing of skirl: use another thing"):
+    with pytest.raises(CheckpointError, match=r"header\.json is damaged, or not a thing of skirl: use another thing"):
         read(path)
 
 

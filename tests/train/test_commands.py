@@ -61,7 +61,7 @@ def test_toml_is_read_and_verify_and_size_pass_over_flags_of_training_alone(run,
 def test_a_wrong_file_is_one_sentence_and_exit_code_2(tmp_path, capsys):
     file = tmp_path / "run.toml"
     for text, said in (
-        ("batchs = 3", f"skirl train: {file}: batchs is no flag of this command: did you mean batch?"),
+        ("batchs = 3", f"skirl train: {file}: batchs is not a flag of this command: did you mean batch?"),
         ("batch = 0.5", f"skirl train: {file}: batch is 0.5: set it to a whole number"),
         ("batch = 0", "skirl train: --batch is 0: set it to 1 or more"),
     ):

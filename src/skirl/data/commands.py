@@ -52,7 +52,8 @@ class Vocab:
         check_in_and_out(self.data, self.out)
         if Path(self.out).exists() and not self.force:
             raise ValueError(
-                f"--out is {self.out}, which is there, and runs may need it: name another file, or add --force to replace it"
+                f"--out is {self.out}, which already exists, and runs may need it: name another file, or add --force to "
+                "replace it"
             )
 
     def run(self) -> dict[str, Any]:
@@ -123,7 +124,9 @@ class Convert:
     def __post_init__(self) -> None:
         check_in_and_out(self.data, self.out)
         if Path(self.out).exists() and not self.force:
-            raise ValueError(f"--out is {self.out}, which is there: name another file, or add --force to replace it")
+            raise ValueError(
+                f"--out is {self.out}, which already exists: name another file, or add --force to replace it"
+            )
 
     def flags(self) -> DataFlags:
         """Return the flags of the data to read."""

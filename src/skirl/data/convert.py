@@ -156,7 +156,7 @@ def write(
         if rows:
             yield group()
         if writer is None:
-            raise ValueError(f"{path}: there is no row to write: give more files")
+            raise ValueError(f"{path}: there are no rows to write: set data to files that have some")
         with writing(path):
             writer.close()
             os.replace(unfinished, place)

@@ -77,7 +77,7 @@ class Encoding:
         if wrong is not None and wrong.any():
             place = int(np.argmax(wrong))
             found = shown(value_at(column, place))
-            raise ValueError(f"{spec.name}: value {place} is {found}, expected {expected}: mend it, or leave it out")
+            raise ValueError(f"{spec.name}: value {place} is {found}, expected {expected}: fix it, or leave it out")
         return torch.from_numpy(rows.astype(np.int64))
 
     def _column(self, values: Any) -> pa.Array | pa.ChunkedArray:
@@ -89,7 +89,7 @@ class Encoding:
             column = values if made else pa.array(values, from_pandas=self._encoder.schema.nan_is_missing)
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
             if any(isinstance(value, float) and np.isnan(value) for value in values):
-                self._refuse("a value is NaN, as pandas has what is missing: set nan_is_missing=True, or fill it")
+                self._refuse("a value is NaN, as pandas writes missing values: set nan_is_missing=True, or fill it")
             self._refuse(f"values are not of one kind ({str(error).splitlines()[0]}): give texts, or numbers")
         if is_list(column.type):
             self._refuse("values are lists: give those of one sample at a time")

@@ -77,7 +77,7 @@ class DataFlags:
     lists: int = 3
     """With synthetic:sessions: lists in a sample."""
     drift: Literal["redraw", "shift"] = "redraw"
-    """With synthetic:sessions: redraw: a list that changes is drawn anew; shift: it gains one id and loses its oldest."""
+    """With synthetic:sessions: redraw: a list that changes is drawn again; shift: it gains one id and loses its oldest."""
     schema: str | None = None
     """A TOML file that names the columns; criteo: and avazu: have one built in."""
     rows: str | None = None

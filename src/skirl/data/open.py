@@ -68,7 +68,7 @@ def _by_session(files: Files, most_rows: int) -> Files:
     if (column := files.encoder.schema.session) is None:
         raise ValueError(
             "session_order is 'shuffle', and the schema names no session: write session = \"COLUMN\" at its top, write the "
-            "files anew with `skirl convert --by session`, or set session_order to keep"
+            "files again with `skirl convert --by session`, or set session_order to keep"
         )
     wider = replace(files.dataset.schema, also=(column,))
     encoder = replace(files.encoder, schema=wider, session=column)

@@ -82,8 +82,8 @@ class Shards:
     def __post_init__(self) -> None:
         if not 0 <= self.first < self.last <= self.of:
             raise ValueError(
-                f"shards {self.first} to {self.last} of {self.of} are none: set first to 0 or more, last above it and to at "
-                "most all of them"
+                f"shards {self.first} to {self.last} of {self.of} are not a range: set first to 0 or more, and last "
+                f"above it and to at most {self.of}"
             )
 
     @property

@@ -283,7 +283,7 @@ class Synthetic:
         - `state`: what `state_dict` returned.
         """
         if "name" not in state:
-            raise ValueError("the state is of no synthetic stream: set data to what it was")
+            raise ValueError("the state is not of a synthetic stream: set data to what it was when the state was saved")
         for name in self._identity:
             if state[name] != getattr(self, name):
                 raise ValueError(f"the state is of a stream with {name}={state[name]!r}: set {name} to that")

@@ -61,7 +61,7 @@ def analyze(given: Given, *, keep: int, batch: int, json: bool, quiet: bool) -> 
             facts = {"rows": f"{sample.rows:,}", "sampled": f"1 in {1 << sample.level} sessions"}
             progress(sample.rows, lambda facts=facts: facts)
     if not sample.rows:
-        raise ValueError("there is no row to look at: give more files")
+        raise ValueError("there are no rows to look at: set data to files that have some")
     table, hashes, times = sample.kept()
     order = by_session(hashes, times)
     hashes, times, table = hashes[order], times[order], table.take(pa.array(order)).combine_chunks()

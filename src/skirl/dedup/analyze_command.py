@@ -53,7 +53,7 @@ class Analyze:
     lists: int = 3
     """With synthetic:sessions: lists in a sample."""
     drift: Literal["redraw", "shift"] = "redraw"
-    """With synthetic:sessions: redraw: a list that changes is drawn anew; shift: it gains one id and loses its
+    """With synthetic:sessions: redraw: a list that changes is drawn again; shift: it gains one id and loses its
     oldest."""
     pooling_factor: int = 1
     """With synthetic:sessions: average number of ids in a list; 75 if not given."""

@@ -77,7 +77,7 @@ def convert_by_session(
 def _alone(folder: Path, work: Path, force: bool) -> Iterator[None]:
     """Lock the command's working folder for this process. Clean up after a command that ended between putting its files in
     place and removing the working folder."""
-    is_there = f"out is {folder}, which is there: name another folder, or add --force to replace it"
+    is_there = f"out is {folder}, which already exists: name another folder, or add --force to replace it"
     if folder.exists() and not force and not work.exists():
         raise WrongFlags(is_there)
     lock = _locked(work)

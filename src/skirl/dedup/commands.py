@@ -65,7 +65,9 @@ class Convert(InOneFile):
                 f"master is {self.master!r}, and engine is not spark: set engine to spark, or leave master out"
             )
         if self.engine == "spark" and self.workers:
-            raise ValueError(f"workers is {self.workers}, and Spark's processes read: leave workers out, or engine")
+            raise ValueError(
+                f"workers is {self.workers}, and Spark's processes read the files: leave workers or engine out"
+            )
 
     def run(self) -> dict[str, Any]:
         """Convert the files, and return the result."""

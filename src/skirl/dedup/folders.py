@@ -37,14 +37,14 @@ def check_apart(data: str, out: str) -> None:
 
     >>> check_apart("parquet:/in/*/*.parquet", "/in/x")
     Traceback (most recent call last):
-    ValueError: out is '/in/x', inside of /in/*/*.parquet, which is read: name a folder beside it
+    ValueError: out is '/in/x', inside /in/*/*.parquet, which is read: name a folder outside it
     """
     folder, work = (each.resolve() for each in folders_of(out))
     files = [part / FILE for part in (folder, work / "parts")]
     for path in filter(None, map(str.strip, data.partition(":")[2].split(","))):
         own = Path(path).resolve()
         if (own.is_dir() and own in (folder, *folder.parents)) or any(would_find(path, file) for file in files):
-            raise ValueError(f"out is {out!r}, inside of {path}, which is read: name a folder beside it")
+            raise ValueError(f"out is {out!r}, inside {path}, which is read: name a folder outside it")
 
 
 def check_outside(paths: Iterable[str], out: str) -> None:

@@ -57,7 +57,9 @@ class Local:
                 facts = {"rows": f"{samples:,}"}
                 progress(samples, lambda facts=facts: facts)
             if schema is None:
-                raise ValueError(f"{files.dataset.paths[0]}: there is no row to write: give more files")
+                raise ValueError(
+                    f"{files.dataset.paths[0]}: there are no rows to write: set data to files that have some"
+                )
             told = {name: spill.close() for name, spill in spills.items()}
         sync_folder(folder)
         found: dict[str, Any] = {

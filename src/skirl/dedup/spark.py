@@ -118,7 +118,7 @@ class Spark:
         try:
             return builder.getOrCreate()
         except Exception as error:
-            raise SparkFailed(f"no Spark session begins ({_why(error)}): set master to one that does") from None
+            raise SparkFailed(f"cannot start a Spark session ({_why(error)}): set master to one that works") from None
 
     def __exit__(self, *error: object) -> None:
         session, self._session = self._session, None
@@ -151,7 +151,7 @@ class Spark:
         with closing(loads(files, shape, 1)) as some:  # type: ignore[type-var]
             first = next(some, None)
         if first is None:
-            raise ValueError(f"{files.dataset.paths[0]}: there is no row to write: give more files")
+            raise ValueError(f"{files.dataset.paths[0]}: there are no rows to write: set data to files that have some")
         schema = first.schema.serialize().to_pybytes()
         seconds = parse_seconds(wanted.partition) if wanted.partition else None
         tasks = stretches(files, max(TASKS, sum(map(os.path.getsize, files.dataset.paths)) // STRETCH))
@@ -256,7 +256,7 @@ class Spark:
             return future.result()
         except Exception as error:
             raise SparkFailed(
-                f"Spark has failed ({_why(error)}): mend that, and run the command again to go on"
+                f"Spark has failed ({_why(error)}): fix that, and run the command again to go on"
             ) from None
 
 

@@ -77,7 +77,7 @@ class PlaceBench:
         if not 0 < self.link_ms < float("inf"):
             raise ValueError(f"link_ms is {self.link_ms}: set it to milliseconds above 0")
         if self.steps < 12:
-            raise ValueError(f"steps is {self.steps}: set it to 12 or more, one run is killed in its tenth")
+            raise ValueError(f"steps is {self.steps}: set it to 12 or more, since one run is killed in its tenth")
         if not 0 < self.share <= 1:
             raise ValueError(f"share is {self.share}: set it above 0 and up to 1")
 
@@ -219,7 +219,7 @@ def killed(job: Job, batches: Sequence[Any], whole: Outcome, plan: PlacementPlan
         said = {"job": asdict(job), "store": f"placed:{root}/one.json", "folder": str(root / "saved"), "kill_at": 10}
         ran = subprocess.run([sys.executable, "-m", "skirl.placement.bench_runs", json.dumps(said)], check=False)
         if ran.returncode != -signal.SIGKILL:
-            raise RuntimeError(f"the run that was to be killed ended with {ran.returncode}; it said why above")
+            raise RuntimeError(f"the run that was to be killed ended with {ran.returncode}; its error is above")
         equal = []
         for name in ("one", "two"):
             embeddings = job.embeddings(f"placed:{root}/{name}.json", resume=True)

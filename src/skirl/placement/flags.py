@@ -30,9 +30,7 @@ class WindowFlags:
 
     def __post_init__(self) -> None:
         if CacheFlags(cache=self.cache).parsed()[0] == "auto":
-            raise ValueError(
-                "cache is 'auto', which is another size on another machine: set it to rows, a share or bytes"
-            )
+            raise ValueError("cache is 'auto', whose size depends on the machine: set it to rows, a share or bytes")
 
 
 @dataclass(frozen=True, kw_only=True)

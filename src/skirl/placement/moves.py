@@ -189,7 +189,7 @@ def near(
         if (left := over(plan)).max() > 0:
             site = int(left.argmax())
             raise ValueError(
-                f"site {wanted.sites[site].name!r} gets {int(left[site]):,} bytes more than its memory: give it more"
+                f"site {wanted.sites[site].name!r} would hold {int(left[site]):,} bytes more than its memory: give it more"
             )
         return Moved(plan, moved, True)
     stays, least = plan_at([0.0] * count)

@@ -277,13 +277,13 @@ def _sentence(flags: Placing, chosen: Planned, result: dict[str, Any]) -> str:
     use = "" if flags.out is None else f" Train with --store placed:{flags.out}."
     if not result["whole"]:
         return (
-            f"{size(result['moves'])} of rows move, as far on the way to equal times as {flags.where.move_at_most} goes."
-            f"{use}"
+            f"{size(result['moves'])} of rows move, as much as --move-at-most {flags.where.move_at_most} allows; "
+            f"the sites are not equally busy yet.{use}"
         )
     if len(plan.sites) == 1:
         return f"One site holds and moves all rows.{use}"
     if chosen.even:
-        return f"The {len(plan.sites)} sites are equal: a plain hash of the row, and nothing better exists.{use}"
+        return f"The {len(plan.sites)} sites are equal, so rows are placed by a plain hash: nothing better exists.{use}"
     return (
         "The sites differ: each table is cut by hash, in parts that make them busy equally long as far as memory allows."
         f"{use}"

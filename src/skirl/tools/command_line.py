@@ -116,7 +116,7 @@ def _refuse_unknown(prog: str, flags: Mapping[str, Flag], unknown: Sequence[str]
     near = difflib.get_close_matches((wrong or unknown[0]).replace("_", "-"), options, n=1)
     hint = f"did you mean {near[0]}?" if near else f"{prog} --help lists them"
     said = f"there is no flag {wrong}: {hint}"
-    _refuse(prog, said if wrong else f"{unknown[0]!r} follows no flag: write one before it, {hint}")
+    _refuse(prog, said if wrong else f"{unknown[0]!r} is not the value of a flag: write a flag before it ({hint})")
 
 
 def joined(flags: Mapping[str, Flag], args: Sequence[str], names: Collection[str]) -> list[str]:

@@ -51,7 +51,7 @@ def read_config(
         elif name not in others:
             near = difflib.get_close_matches(name, flags, n=1)
             hint = f"did you mean {near[0]}?" if near else "leave it out"
-            raise ValueError(f"{path}: {key} is no flag of this command: {hint}")
+            raise ValueError(f"{path}: {key} is not a flag of this command: {hint}")
     return values
 
 
@@ -65,7 +65,9 @@ def _parsed(path: Path) -> dict[str, Any]:
             f"config is {str(path)!r}, which cannot be read: set it to a TOML file or a config.json"
         ) from None
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: this is no {kind} ({error}): set config to a TOML file or a config.json") from None
+        raise ValueError(
+            f"{path}: this is not valid {kind} ({error}): set config to a TOML file or a config.json"
+        ) from None
     if not isinstance(found, dict) or not isinstance(found.get("flags", {}), dict):
         raise ValueError(f"{path}: there are no flags in it: set config to a TOML file or a config.json")
     return found

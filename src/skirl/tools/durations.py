@@ -13,5 +13,5 @@ def parse_seconds(text: str) -> float:
     """
     match = re.fullmatch(r"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([smhdw])\s*", text)
     if not match or float(match[1]) == 0:
-        raise ValueError(f"{text!r} is no length of time: write it like 90s, 30m, 2h or 1d")
+        raise ValueError(f"{text!r} is not a length of time: write it like 90s, 30m, 2h or 1d")
     return float(match[1]) * _UNITS[match[2]]

@@ -37,7 +37,7 @@ class Lanes(types.Type):
         self.n = n
         self.wide = BYTES * 8 // dtype.bitwidth
         if n % self.wide > 1:
-            raise ValueError(f"a row of {n} {dtype} is no multiple of {self.wide}, nor one more: use the plain loops")
+            raise ValueError(f"a row of {n} {dtype} is not a multiple of {self.wide} or one more: use the plain loops")
         super().__init__(f"Lanes({dtype}, {n})")
 
     @property

@@ -96,9 +96,9 @@ def read_sealed(
         body = json.loads(raw)
         del body[_SEAL]
         if not _is_sealed(raw) or body["format"] != format or misfit(body, {"format_version": ANY, "skirl": TEXT}):
-            raise error(f"{path} is damaged, or no {what} of skirl: use another {what}")
+            raise error(f"{path} is damaged, or not a {what} of skirl: use another {what}")
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise error(f"{path} is damaged, or no {what} of skirl: use another {what}") from None
+        raise error(f"{path} is damaged, or not a {what} of skirl: use another {what}") from None
     if body["format_version"] not in versions:
         raise (OtherVersion if error is CheckpointError else error)(
             f"{path} was written by skirl {body['skirl']} in format {body['format_version']}, "
@@ -187,13 +187,13 @@ class Readable:
         """
         named = f"name {self.what} that `{self.writer}` wrote"
         if not path.is_file():
-            raise ValueError(f"{path} is no file: {named}")
+            raise ValueError(f"{path} is not a file: {named}")
         if path.stat().st_size > self.most:
             raise ValueError(f"{path} is too large for {self.what}: {named}")
         try:
             return parsed(path.read_bytes().decode())
         except UnicodeDecodeError:
-            raise ValueError(f"{path} is no text: {named}") from None
+            raise ValueError(f"{path} is not text: {named}") from None
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
 
@@ -207,9 +207,9 @@ class Readable:
         try:
             body = json.loads(text, parse_constant=_refused)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"it is cut short, or no JSON ({error}): {self.again}") from None
+            raise ValueError(f"it is cut short, or is not JSON ({error}): {self.again}") from None
         if not isinstance(body, dict) or body.get("format") != self.format:
-            raise ValueError(f"it is no {self.noun}: name a file that `{self.writer}` wrote")
+            raise ValueError(f"it is not a {self.noun}: name a file that `{self.writer}` wrote")
         if body.get("format_version") != self.version:
             found = body.get("format_version")
             raise ValueError(f"its format is {found!r:.40}, skirl reads {self.version}: {self.again}")
@@ -227,4 +227,4 @@ def _digest(body: Mapping[str, Any]) -> str:
 
 
 def _refused(text: str) -> float:
-    raise ValueError(f"it has {text}, which is no number")
+    raise ValueError(f"it has {text}, which is not a number")

@@ -14,5 +14,5 @@ def parse_bytes(text: str) -> int:
     """
     match = re.fullmatch(r"\s*([0-9]{0,18}\.?[0-9]{1,18})\s*([A-Za-z]*)\s*", text)
     if not match or match[2].upper() not in _UNITS:
-        raise ValueError(f"{text!r} is no size: write it like 512MiB, 4GiB or 2GB")
+        raise ValueError(f"{text!r} is not a size: write it like 512MiB, 4GiB or 2GB")
     return int(float(match[1]) * _UNITS[match[2].upper()])

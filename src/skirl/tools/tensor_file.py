@@ -165,7 +165,7 @@ class Reader:
         if keys not in self or rows not in self:
             raise CheckpointError(f"{self.path} has no {keys}: use another checkpoint")
         if self._columns[keys][1] != self._columns[rows][1][:1]:
-            raise CheckpointError(f"{self.path} has not as many {keys} as {rows}: use another checkpoint")
+            raise CheckpointError(f"{self.path} does not have as many {keys} as {rows}: use another checkpoint")
         for some, records in self.pieces([keys, rows], n):
             try:
                 layout.kind(some, records)

@@ -33,6 +33,6 @@ def outcome(path: Path, kind: str, schema: str | None = None) -> int | None:
     except CLEAN:
         return None
     except ValueError as error:
-        assert "no row is left to read" in str(error)
+        assert "there are no rows left to read" in str(error)
         return None
     return count

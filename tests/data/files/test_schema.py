@@ -86,7 +86,7 @@ def test_what_a_schema_needs_of_a_file(schema: FileSchema) -> None:
         ("many", "set it to a number from 2"),
         ("1", "set it to a number from 2"),
         ("1000,x=5", "there is no table 'x', name one of a, b"),
-        ("b=70", "table 'b' is indexed by row, its number stands in the schema"),
+        ("b=70", "ids of table 'b' are rows already (encode is row): set rows in the schema"),
     ],
 )
 def test_rows_that_cannot_be_are_refused(rows: str, said: str) -> None:

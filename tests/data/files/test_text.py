@@ -129,5 +129,5 @@ def test_a_byte_order_mark_is_refused_in_any_line(tmp_path: Path) -> None:
 
 def test_a_header_alone_has_no_rows_whatever_ends_it(tmp_path: Path) -> None:
     for end in (b"", b"\n", b"\r\n", b"\r\r\r"):
-        with pytest.raises(ValueError, match="no row is left to read"):
+        with pytest.raises(ValueError, match="there are no rows left to read"):
             ids_of(tmp_path, b"y,item" + end, INTS)

@@ -8,7 +8,7 @@ from skirl.measure.bench.serve_large import ServeLarge
 def test_flags_that_do_not_fit(tmp_path):
     with pytest.raises(ValueError, match=r"folder is .* which exists: name one that does not"):
         ServeLarge(folder=tmp_path)
-    with pytest.raises(ValueError, match="cache is 'much' is no size"):
+    with pytest.raises(ValueError, match="cache is 'much' is not a size"):
         ServeLarge(cache="much")
 
 

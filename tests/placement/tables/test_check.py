@@ -167,7 +167,11 @@ def test_candidates_keep_to_what_tables_may(found):
 FORBIDDEN = [
     ({"rank": 1}, [(0, 0, 460, 0, 16)], "is at rank 0, and has to be at rank 1"),
     ({"rank": 0}, [(0, 0, 9, 0, 16), (0, 9, 460, 0, 16)], "is cut by rows"),
-    ({"group": "g"}, [(0, 0, 460, 0, 16)], "table 'twin' is at rank 1, and table 't1' of its group 'g' at rank 0"),
+    (
+        {"group": "g"},
+        [(0, 0, 460, 0, 16)],
+        "table 'twin' is at rank 1, and has to be at rank 0, with table 't1' of its group 'g'",
+    ),
     ({"split": "rows"}, [(0, 0, 460, 0, 8), (1, 0, 460, 8, 16)], "is cut by columns"),
     ({"split": "columns"}, [(0, 0, 9, 0, 16), (1, 9, 460, 0, 16)], "is cut by rows"),
     ({"optimizer": "rowwise-adagrad"}, [(0, 0, 460, 0, 8), (1, 0, 460, 8, 16)], "is cut by columns"),
@@ -299,7 +303,7 @@ def test_what_is_printed_and_drawn(tmp_path, capsys, monkeypatch):
     [
         (["--check", "soon"], "--check is 'soon': write it like 20s or 1m"),
         (["--page", "p.pdf"], "--page is 'p.pdf': name a file that ends in .html"),
-        (["--from", "gone.json"], "gone.json is no file: name a plan that `skirl place tables` wrote"),
+        (["--from", "gone.json"], "gone.json is not a file: name a plan that `skirl place tables` wrote"),
         (["--from", "OLD", "--ranks", "3"], "old.json is for 2 ranks, and there are 3: set --ranks 2"),
     ],
 )

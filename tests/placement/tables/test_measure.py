@@ -79,7 +79,7 @@ def test_a_killed_measurement_goes_on(arena, tmp_path):
     text = path.read_text()
     for line in ("[0.1, 0.", "{}", '["a"]', "[NaN]"):
         path.write_text(f"{text}{line}\n")
-        with pytest.raises(ValueError, match=r"r, line 7: it is no round of measurements: remove the line"):
+        with pytest.raises(ValueError, match=r"r, line 7 is not a round of measurements: remove the line"):
             Rounds(path, what)
         assert path.read_text() == f"{text}{line}\n"
 
@@ -151,8 +151,8 @@ def test_few_measurements_go_on_from_costs_of_another_machine(monkeypatch):
         (["--minutes", "-1"], "--minutes is -1.0: set it to 0 or more"),
         (["--combinations", "3"], "--combinations is 3: set it to 10 or more"),
         (["--exchange", "1"], "--exchange is 1: set it to 2 to 64, or to 0"),
-        (["--start", "none.json"], "none.json is no file: name costs that `skirl place costs` wrote"),
-        (["--tables", "none.json"], "none.json is no file: name one that lists tables"),
+        (["--start", "none.json"], "none.json is not a file: name costs that `skirl place costs` wrote"),
+        (["--tables", "none.json"], "none.json is not a file: name one that lists tables"),
         (["--out", "c.txt"], "--out is 'c.txt': name a file that ends in .json"),
     ],
 )

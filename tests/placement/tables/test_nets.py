@@ -187,16 +187,19 @@ def test_a_plan_by_measured_exchange(tmp_path, capsys):
     ("change", "says"),
     [
         (lambda body: body["net"].update(features=["dim"]), r"its net has features dim, ... \(1\), skirl has log rows"),
-        (lambda body: body["net"]["each"]["first"].update(shape=[1 << 40, 31]), "its net has a first of another size"),
+        (lambda body: body["net"]["each"]["first"].update(shape=[1 << 40, 31]), "the size of its net's first is not"),
         (lambda body: body["net"]["head"].pop("last"), "its net has no last"),
         (lambda body: body["net"]["head"]["last_bias"].update(float32="AAD4fw=="), "last_bias that is not finite"),
         (
             lambda body: body["net"]["head"]["last_bias"].update(float32="****AA=="),
-            "last_bias that is no text of numbers",
+            "last_bias does not hold its numbers in base64",
         ),
         (lambda body: body["net"].update(deviation=packed(np.zeros(len(FEATURES)))), "a deviation of 0 or less"),
-        (lambda body: body.update(net=None), "costs are of kind 'net': set it to additive, or to net and give one"),
-        (lambda body: body.update(chosen="best"), "costs are of kind 'best'"),
+        (
+            lambda body: body.update(net=None),
+            "kind of costs is 'net': set it to additive, or to net with a trained net",
+        ),
+        (lambda body: body.update(chosen="best"), "kind of costs is 'best'"),
         (lambda body: body.update(exchange={"ranks": 2}), "its exchange is wrong, latency is missing"),
         (lambda body: body.update(noise=-1), "its noise is -1"),
     ],
@@ -211,7 +214,7 @@ def test_costs_that_were_changed_or_cut_are_refused(tmp_path):
     with pytest.raises(ValueError, match="it was changed since it was written"):
         load_costs(path, link=1e8, ranks=2)
     path.write_bytes(path.read_bytes()[:-900])
-    with pytest.raises(ValueError, match="is cut short, or no JSON"):
+    with pytest.raises(ValueError, match="is cut short, or is not JSON"):
         load_costs(path, link=1e8, ranks=2)
     path.write_bytes(b" " * (1 << 20) + b"{}")
     with pytest.raises(ValueError, match="is too large for costs"):

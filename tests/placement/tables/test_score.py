@@ -56,7 +56,7 @@ def test_parts_of_ranks_add_up_to_the_busiest_also_with_a_net(tmp_path, capsys):
         (["--seconds", "-1"], "--seconds is -1.0: set it to 0 or more"),
         (["--memory", "0B"], "--memory is '0B': set it to a size like 16GB"),
         (["--link", "fast"], "--link has 'fast': write a rate like 10Gbit"),
-        (["--costs", "none.json"], "none.json is no file: name costs"),
+        (["--costs", "none.json"], "none.json is not a file: name costs"),
     ],
 )
 def test_bad_input_is_one_sentence(tmp_path, capsys, flags, text):

@@ -241,7 +241,7 @@ def test_a_plan_file_comes_back_and_knows_its_tables(tmp_path):
     assert again == plan
     again.check(specs[::-1])
     for wrong, says in (
-        (specs[1:], "has a table 't0', and there is none now"),
+        (specs[1:], "has a table 't0' that the tables do not include"),
         ([*specs, spec(9, 5, 4, 1)], "has no table 't9'"),
         (
             [replace(specs[0], rows=77, distinct=1.0), *specs[1:]],

@@ -44,7 +44,7 @@ def test_a_plan_is_printed_and_written(tmp_path, capsys):
 
 
 BAD = [
-    ([TABLE, TABLE], [], "table 'a' is there twice: leave one of them"),
+    ([TABLE, TABLE], [], "table 'a' is listed twice: remove one of them"),
     ([], [], "there is no table: name at least one"),
     ([{**TABLE, "ids": 0}], [], "table 'a' has 0 ids a batch"),
     ([{**TABLE, "distinct": 65}], [], "has 65 distinct rows a batch: set it above 0, to no more than its 64 ids"),
@@ -62,7 +62,7 @@ BAD = [
     ),
     ([{**TABLE, "optimizer": "ftrl"}], [], "the costs have no ftrl, which table 'a' has"),
     ([TABLE], ["--memory", "1KB"], "(a 35.2 KiB), the ranks hold 2.0 KiB, 34,000 bytes too few"),
-    ([{**TABLE, "split": "no"}], ["--memory", "20KB"], "rank 0 is over its memory by 16,000 bytes (a may not be cut)"),
+    ([{**TABLE, "split": "no"}], ["--memory", "20KB"], "rank 0 exceeds its memory by 16,000 bytes (a may not be cut)"),
     ([{**TABLE, "rows": 1, "distinct": 1}], [], "there are 2 ranks for 1 rows: set fewer ranks than rows"),
     ([TABLE], ["--memory", "1KB", "2KB", "3KB"], "--memory is 1KB 2KB 3KB, and there are 2 ranks: name one for each"),
     ([TABLE], ["--link", "measured"], "the costs have no measured exchange: measure it with"),
@@ -70,7 +70,7 @@ BAD = [
     ([TABLE], ["--speeds", "nan"], "--speeds has nan: set it above 0"),
     ([TABLE], ["--ranks", "0"], "--ranks is 0: set it to 1 to 1024"),
     ([TABLE], ["--seconds", "0"], "--seconds is 0.0: set it above 0"),
-    ([TABLE], ["--costs", "none.json"], "none.json is no file: name costs that `skirl place costs` wrote"),
+    ([TABLE], ["--costs", "none.json"], "none.json is not a file: name costs that `skirl place costs` wrote"),
 ]
 
 
@@ -85,11 +85,11 @@ def test_bad_input_is_one_sentence_and_no_file(tmp_path, capsys, tables, flags, 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("[]", "it is no list of tables"),
+        ("[]", "it is not a list of tables"),
         ('{"format": "skirl-tables"', "cut short"),
         ('{"format": "skirl-tables", "format_version": 9}', "its format is 9, skirl reads 1"),
         ('{"format": "skirl-tables", "format_version": 1, "batch": 2, "tables": [{"name": "a"}]}', "rows is missing"),
-        (json.dumps({**HEAD, "tables": [TABLE]}).replace("64,", "NaN,", 1), "it has NaN, which is no number"),
+        (json.dumps({**HEAD, "tables": [TABLE]}).replace("64,", "NaN,", 1), "it has NaN, which is not a number"),
     ],
 )
 def test_a_wrong_list_is_refused(tmp_path, text, says):
@@ -119,13 +119,13 @@ def test_a_plan_that_does_not_cover_is_refused(pieces, says):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"format": "x"}, "it is no file of costs"),
+        ({"format": "x"}, "it is not a file of costs"),
         ({"format_version": 1}, "its format is 1, skirl reads 2"),
-        ({"backend": "cuda"}, "it is of backend 'cuda', and 'skirl-cpu' is to be placed"),
+        ({"backend": "cuda"}, "it is for backend 'cuda', not for 'skirl-cpu': measure costs for"),
         ({"terms": ["ids"]}, "its terms are ids, skirl has table, ids"),
         ({"ms": {"sgd": [1.0]}}, "give 10 finite numbers of 0 or more"),
         ({"ms": {"sgd": [-1.0] * 10}}, "give 10 finite numbers of 0 or more"),
-        ({"ms": {"sgd": [float("nan")] * 10}}, "it has NaN, which is no number"),
+        ({"ms": {"sgd": [float("nan")] * 10}}, "it has NaN, which is not a number"),
         ({"ms": {"lion": [1.0] * 10}}, "costs are of optimizer 'lion'"),
     ],
 )

@@ -166,7 +166,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"constraints": {"pooling_factors": [0.0]}}, "table 't0' has 0 ids a batch"),
     ({"batches": [0]}, "there are 1 batches for 2 ranks: give one of each rank at least"),
     ({"optimizer": "lamb"}, "has optimizer 'lamb': set it to one of"),
-    ({"costs": "none.json"}, "none.json is no file: name costs"),
+    ({"costs": "none.json"}, "none.json is not a file: name costs"),
     ({"cap": 1000}, "bytes too few: set --memory higher"),
 ]
 
@@ -338,7 +338,7 @@ def test_the_kernel_that_is_timed_is_a_step_and_its_costs_are_used(tmp_path):
     plans = [SkirlPlanner(topology(2), costs=of, seconds=0.2).plan(model) for of in (costs, tmp_path / "c.json")]
     assert str(plans[0]) == str(plans[1])
     save_costs(replace(costs, backend="cuda"), tmp_path / "c.json")
-    with pytest.raises(ValueError, match="of backend 'cuda', and 'fbgemm-cpu' or 'skirl-cpu' is to be placed"):
+    with pytest.raises(ValueError, match="for backend 'cuda', not for 'fbgemm-cpu' or 'skirl-cpu'"):
         SkirlPlanner(topology(2), costs=tmp_path / "c.json").plan(model)
     with pytest.raises(ValueError, match="optimizer is 'ftrl': set it to one of sgd, "):
         measure_costs("ftrl")

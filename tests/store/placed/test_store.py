@@ -425,7 +425,7 @@ def test_the_file_opens_the_stores(tmp_path):
         ({"layout": Layout({0: Record(4)})}, "table 't0' has dim 5 in the plan, and records of 4 numbers in the model"),
         ({"rows": {0: 9}}, "table 't0' has 1,099,511,627,776 rows in the plan and 9 in the model"),
         ({"spec": "placed:plan.toml"}, "write it placed:PLAN.json"),
-        ({"spec": "placed:gone.json"}, "gone.json is no file: name a plan"),
+        ({"spec": "placed:gone.json"}, "gone.json is not a file: name a plan"),
     ],
 )
 def test_a_plan_that_does_not_fit_is_refused(tmp_path, change, text):

@@ -21,7 +21,7 @@ TRAIN = "train --data synthetic:tiny --model dlrm-tiny --dim 4 --batch 32 --cach
         ({"nodes": 0}, "nodes is 0: set it to 1 or more"),
         ({"nodes": 2, "node": 2}, "node is 2 and nodes is 2: number nodes from 0 to 1"),
         ({"rows": "disk:"}, "rows is 'disk:': set it to memory or disk:FOLDER"),
-        ({"memory": "much"}, "memory is 'much' is no size"),
+        ({"memory": "much"}, "memory is 'much' is not a size"),
         ({"metrics": "9400x"}, "metrics is '9400x': write it HOST:PORT"),
         ({"patience": 0.0}, "patience is 0.0: set it to seconds above 0"),
     ],

@@ -412,7 +412,7 @@ def _of_id(found: str, value: Any, expected: str, spec: Id) -> tuple[str, str]:
         if number == int(number):
             expected += f' (write type = "float" at {spec.name} in the schema: it takes 7.0 for 7)'
         else:
-            expected += f" (numbers with a fraction are no ids: is {spec.name} a [[dense]] column?)"
+            expected += f" (numbers with a fraction are not ids: is {spec.name} a [[dense]] column?)"
     return f"{found} {shown(value)}", expected
 
 

@@ -12,7 +12,7 @@ MOST_NAMES = 40
 """Most columns of a file that an error lists."""
 LONGEST = 60
 """Most characters of a found value that an error shows."""
-MEND = "mend it, or leave such rows out with --bad-rows skip"
+MEND = "fix it, or skip such rows with --bad-rows skip"
 
 
 class BadFile(ValueError):
@@ -30,7 +30,7 @@ class BadRow(ValueError):
     """Raised if a value in a row is not what its column should hold.
 
     >>> print(BadRow("day_0", "line 17", "column I3 is 'x'", "a number, or nothing"))
-    day_0, line 17: column I3 is 'x', expected a number, or nothing: mend it, or leave such rows out with --bad-rows skip
+    day_0, line 17: column I3 is 'x', expected a number, or nothing: fix it, or skip such rows with --bad-rows skip
     """
 
     def __init__(self, file: str, where: str, found: str, expected: str) -> None:

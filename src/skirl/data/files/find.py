@@ -121,5 +121,5 @@ def check_text(path: str, head: bytes) -> None:
     """Raise if the first bytes of a file are not text."""
     if b"\0" in head:
         raise BadFile(
-            path, f"is no text: there is a zero byte at {head.index(0)}", "set data to text, Parquet or Arrow files"
+            path, f"is not text: there is a zero byte at {head.index(0)}", "set data to text, Parquet or Arrow files"
         )

@@ -31,13 +31,13 @@ def share(columns: dict[str, Any], schema: FileSchema) -> tuple[int, str] | None
             continue
         written = kinds_of(lists) == GOOD
         if not written[0]:
-            return 0, f"leaves out the list of column {name!r}, and a row group begins with whole rows"
+            return 0, f"leaves out the list of column {name!r}, but the first row of a row group must store it"
         said = (pc.fill_null(runs, -1) if runs.null_count else runs).to_numpy()
         inverse = np.empty(len(lists), np.int32)
         if (row := _follow(written, said, inverse)) >= 0:
             above = row - int(np.flatnonzero(written[: row + 1])[-1])
-            is_there = "is there" if written[row] else f"was last there {above:,} rows above"
-            return row, f"has {said[row]} in column {spec.run!r}, and the list of column {name!r} {is_there}"
+            is_there = "in this row" if written[row] else f"{above:,} rows above"
+            return row, f"has {said[row]} in column {spec.run!r}, but the list of column {name!r} is stored {is_there}"
         there = _there(lists, written)
         if spec.start:
             starts, lengths = (one(columns[of]) for of in (spec.start, spec.length))

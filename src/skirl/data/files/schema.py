@@ -160,7 +160,7 @@ class FileSchema:
                 raise BadSchema(f"id column {column.name!r}: rows is {column.rows}, set it between 2 and 2**48")
             if column.encode == "row" and column.type not in ("int", "float"):
                 raise BadSchema(
-                    f"id column {column.name!r}: a {column.type} is no row, set type to int or encode to hash"
+                    f"id column {column.name!r}: encode is row and type is {column.type}: set type to int, or encode to hash"
                 )
             if column.of and column.type != "fingerprint":
                 raise BadSchema(
@@ -239,7 +239,9 @@ class FileSchema:
             if name.strip() not in numbers:
                 raise ValueError(f"rows is {rows!r}: there is no table {name!r}, name one of {', '.join(numbers)}")
             if any((c.table or c.name) == name.strip() and c.encode == "row" for c in self.ids):
-                raise ValueError(f"rows is {rows!r}: table {name!r} is indexed by row, its number stands in the schema")
+                raise ValueError(
+                    f"rows is {rows!r}: ids of table {name!r} are rows already (encode is row): set rows in the schema"
+                )
             numbers[name.strip()] = int(number)
         return {name: number or general for name, number in numbers.items()}
 
@@ -265,7 +267,7 @@ class FileSchema:
         try:
             return cls.parse(raw.decode("utf-8-sig"))
         except UnicodeDecodeError:
-            raise BadSchema(f"schema {path} is no UTF-8 text: set schema to a TOML file") from None
+            raise BadSchema(f"schema {path} is not UTF-8 text: set schema to a TOML file") from None
         except BadSchema as error:
             raise BadSchema(f"schema {path}{' ' if str(error).startswith('is ') else ': '}{error}") from None
 
@@ -299,7 +301,7 @@ def _parsed(text: str) -> FileSchema:
     try:
         read = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise BadSchema(f"is no TOML ({error}): mend it, docs/data.md has an example") from None
+        raise BadSchema(f"is not valid TOML ({error}): fix it; docs/data.md has an example") from None
     layout = read.pop("file", {})
     columns = {kind: _columns(kind, read.pop(kind, [])) for kind in FileSchema.KINDS}
     top = {name: read.pop(name) for name in _TOP if name in read}
@@ -345,7 +347,7 @@ def _columns(kind: str, entries: Any) -> tuple[Any, ...]:
     for entry in entries:
         names = entry.pop("names", None)
         if (names is None) == ("name" not in entry):
-            raise BadSchema(f"[[{kind}]] needs either name or names, one of the two")
+            raise BadSchema(f"[[{kind}]] needs either name or names, not both")
         for name in [entry["name"]] if names is None else names if isinstance(names, list) else [names]:
             made.append(_make(FileSchema.KINDS[kind], f"[[{kind}]] {name!r}", entry | {"name": name}))
         if len(made) > MOST_COLUMNS:

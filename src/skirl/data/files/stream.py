@@ -264,10 +264,10 @@ class Files:
                 f"shards all have to be there: set batch to {rows:,} or less"
             )
         raise ValueError(
-            f"{self.dataset.paths[0]}: no row is left to read"
+            f"{self.dataset.paths[0]}: there are no rows left to read"
             + (f" (left out: {malformed(self.bad_rows, self.first_bad_row)})" if self.bad_rows else "")
             + ": give other files, "
-            + ("mend what is malformed, " if self.bad_rows else "")
+            + ("fix the malformed rows, " if self.bad_rows else "")
             + "or hold out less"
         )
 
@@ -326,7 +326,7 @@ class Files:
         """Raise if `state` is of another stream, saying what differs. Change nothing."""
         if not isinstance(state, Mapping) or "stream" not in state:
             grown = isinstance(state, Mapping) and "tables" in state
-            then = "set vocab to open" if grown else "set data to what it was"
+            then = "set vocab to open" if grown else "set data to what it was when the state was saved"
             raise ValueError(f"the state is of {'an open vocabulary' if grown else 'no files'}: {then}")
         form = dict.fromkeys(self._start(), COUNT) | {"stream": {...: ANY}}
         if (wrong := misfit(state, form)) is not None:

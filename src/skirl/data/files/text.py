@@ -165,7 +165,7 @@ class TextFile:
                 raise BadFile(
                     self.path,
                     f"its header has {no_column(absent[0], first)}",
-                    "name the column in the schema as the file does, or mend the header",
+                    "name the column in the schema as the file does, or fix the header",
                 )
             if len(set(first)) < len(first):
                 twice = next(name for name in first if first.count(name) > 1)
@@ -175,8 +175,8 @@ class TextFile:
             names = list(text.columns)
         else:
             raise BadSchema(
-                f"{self.path}: its first line ({shown(line.decode('utf-8', 'replace'))}) is no header with column "
-                f"{absent[0]!r}, and the schema does not say what the columns are: write columns = [...] under [file] in it"
+                f"{self.path}: its first line ({shown(line.decode('utf-8', 'replace'))}) is not a header that names "
+                f"column {absent[0]!r}, and the schema does not list the columns: write columns = [...] under [file] in it"
             )
         self._names, self._skip = names, skip
         return names
@@ -297,7 +297,7 @@ def _mended(data: bytes) -> tuple[bytes, dict[int, tuple[str, str]]]:
         if len(returns):
             data = data.replace(b"\r", b" ")
             for row in np.unique(np.searchsorted(np.flatnonzero(text == 10), returns)).tolist():
-                torn[row] = ("a carriage return stands inside the line", "it at the end only")
+                torn[row] = ("there is a carriage return inside the line", "one at its end only")
     if not data.isascii():
         if data.startswith(_BOM):  # the file's own is gone by now, and Arrow would drop one from the first line it sees
             torn[0] = _MARKED
@@ -319,5 +319,5 @@ def _mended(data: bytes) -> tuple[bytes, dict[int, tuple[str, str]]]:
     return data, torn
 
 
-_MARKED = ("the line begins with a byte order mark", "one at the begin of the file at most")
+_MARKED = ("the line begins with a byte order mark", "one only at the start of the file")
 _ASCII = bytes(min(byte, 127) for byte in range(256))

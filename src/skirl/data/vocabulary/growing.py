@@ -73,7 +73,7 @@ class Growth:
         given = _numbers({"admitted": admitted}, "admitted").view(np.uint64)
         rows = np.arange(FIRST, FIRST + len(given))
         if len(given) > max(0, self.limit - FIRST) or not given.all() or len(np.unique(given)) < len(given):
-            raise ValueError("the state's vocabulary is damaged, its rows are of no such table: use another checkpoint")
+            raise ValueError("the state's vocabulary is damaged, its rows do not fit the table: use another checkpoint")
         self._refill([given, rows, np.full(len(given), self.admit), np.zeros(len(given), np.int64)])
         self._admitted, self.next = given.copy(), FIRST + len(given)
 
@@ -133,7 +133,7 @@ class Growth:
         if len({len(array) for array in (keys, rows, counts, last)}) != 1:
             wrong = "its arrays are of different lengths"
         elif not keys.all() or len(np.unique(keys)) < len(keys):
-            wrong = "an id is in it twice, or is none"
+            wrong = "it has an id twice, or a 0 as an id"
         elif type(free) is not int or not FIRST <= free <= max(FIRST, self.limit):
             wrong = f"its next row is {free!r}, of {self.limit:,}"
         elif not free - FIRST <= len(given) <= max(0, self.limit - FIRST):
@@ -338,7 +338,7 @@ class Growing:
         admitted = dict.fromkeys(self.growths, ANY)
         expected = {"files": ANY, "tables": per_table, "admitted": admitted, "since": COUNT, "admit": ANY, "stale": ANY}
         if (wrong := misfit(state, expected)) is not None:
-            raise ValueError(f"the state is none of an open vocabulary ({wrong}): give what state_dict() returned")
+            raise ValueError(f"the state is not of an open vocabulary ({wrong}): pass what state_dict() returned")
         for name in ("admit", "stale"):
             if state[name] != getattr(self, name):
                 raise ValueError(f"the state is of a stream with {name}={state[name]!r}: set it to that")
@@ -375,7 +375,7 @@ def _numbers(state: Mapping[str, Any], name: str) -> np.ndarray:
     except (ValueError, OverflowError):  # lists of different lengths
         array = np.empty((0, 0))
     if array.ndim != 1 or (array.size and array.dtype != np.int64):
-        raise ValueError(f"the state's vocabulary is damaged, {name} are no whole numbers: use another checkpoint")
+        raise ValueError(f"the state's vocabulary is damaged, {name} are not whole numbers: use another checkpoint")
     return np.ascontiguousarray(array, np.int64)
 
 

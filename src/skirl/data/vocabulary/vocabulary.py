@@ -134,16 +134,16 @@ def load(path: str) -> Vocabulary:
                 part = file.get_slice(f"{table}.keys")
                 shape = part.get_shape()
                 if part.get_dtype() != "U64" or len(shape) != 1 or shape[0] > MOST:
-                    raise BadVocabulary(f"vocabulary {path}: {table}.keys is no list of uint64: make it again")
+                    raise BadVocabulary(f"vocabulary {path}: {table}.keys is not a list of uint64: make it again")
             keys = {table: file.get_tensor(f"{table}.keys") for table in facts.types}
     except (OSError, SafetensorError, UnicodeEncodeError) as error:
         missing = isinstance(error, FileNotFoundError)
         mend = "set vocab to one that `skirl vocab` made"
-        problem = ": there is no such file" if missing else f" is no vocabulary, or a damaged one ({error})"
+        problem = ": there is no such file" if missing else f" is not a vocabulary, or is damaged ({error})"
         raise BadVocabulary(f"vocabulary {path}{problem}: {mend}") from None
     for table, array in keys.items():
         if not array.all():
-            raise BadVocabulary(f"vocabulary {path}: {table}.keys has a 0, which is no fingerprint: make it again")
+            raise BadVocabulary(f"vocabulary {path}: {table}.keys has a 0, which is not a fingerprint: make it again")
     tables, checksum = {}, sha256(json.dumps(facts.means, sort_keys=True).encode())
     for table, array in sorted(keys.items()):
         tables[table] = _placed(array)
@@ -177,7 +177,9 @@ def facts_of(path: str, text: str | None) -> Facts:
     if not all(
         np.isfinite(mean) and np.isfinite(deviation) and deviation > 0 for mean, deviation in facts.means.values()
     ):
-        raise BadVocabulary(f"vocabulary {path}: a mean in it is no number: make it again")
+        raise BadVocabulary(
+            f"vocabulary {path}: a mean in it is not a number, or a deviation not a number above 0: make it again"
+        )
     return facts
 
 

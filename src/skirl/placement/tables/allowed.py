@@ -31,5 +31,8 @@ def forbidden(problem: Problem, placed: Placed) -> str | None:
         if spec.group is not None:
             other, there = groups.setdefault(spec.group, (spec.name, rank))
             if there != rank:
-                return f"{who} is at rank {rank}, and table {other!r} of its group {spec.group!r} at rank {there}"
+                return (
+                    f"{who} is at rank {rank}, and has to be at rank {there}, with table {other!r} of its group "
+                    f"{spec.group!r}"
+                )
     return None

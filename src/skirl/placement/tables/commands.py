@@ -129,9 +129,11 @@ class PlaceTables:
         if self.seed < 0:
             raise ValueError(f"seed is {self.seed}: set it to 0 or more")
         if self.even_rows and self.no_rows:
-            raise ValueError("even_rows is set and no_rows too: leave one of them out")
+            raise ValueError("even_rows and no_rows are both set: leave one of them out")
         if self.even_rows and self.check is not None:
-            raise ValueError("even_rows is set and check too, which climbs by other cuts: leave one of them out")
+            raise ValueError(
+                "even_rows and check are both set, and the search of check cuts rows unevenly: leave one of them out"
+            )
         if self.out is not None and self.out.suffix != ".json":
             raise ValueError(f"out is {str(self.out)!r}: name a file that ends in .json")
         if self.page is not None and self.page.suffix != ".html":

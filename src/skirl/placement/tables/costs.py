@@ -81,7 +81,7 @@ class Costs:
         if not 0 < self.link < float("inf"):
             raise ValueError(f"link is {self.link}: set it to bytes a second above 0")
         if self.kind not in ("additive", "net") or (self.kind == "net" and self.net is None):
-            raise ValueError(f"costs are of kind {_brief(self.kind)}: set it to additive, or to net and give one")
+            raise ValueError(f"kind of costs is {_brief(self.kind)}: set it to additive, or to net with a trained net")
 
     @property
     def by_net(self) -> bool:
@@ -193,7 +193,7 @@ def _parsed(text: str, link: float, ranks: int, backends: Sequence[str]) -> Cost
     body = FILES.body(text)
     if body["backend"] not in backends:
         wanted = " or ".join(map(repr, backends))
-        raise ValueError(f"it is of backend {_brief(body['backend'])}, and {wanted} is to be placed: measure that one")
+        raise ValueError(f"it is for backend {_brief(body['backend'])}, not for {wanted}: measure costs for {wanted}")
     if tuple(body["terms"]) != TERMS:
         raise ValueError(f"its terms are {', '.join(body['terms'])[:300]}, skirl has {', '.join(TERMS)}: measure again")
     noise = body["noise"]

@@ -41,9 +41,11 @@ def exchanged(dims: np.ndarray, starts: np.ndarray, batch: int, rounds: int, sec
             until = time.monotonic() + seconds
             for other in others:
                 if other.wait(max(0.1, until - time.monotonic())):
-                    raise RuntimeError("a process that was to exchange rows failed; it said why above")
+                    raise RuntimeError("a process that exchanges rows failed; its error is above")
         except subprocess.TimeoutExpired:
-            raise RuntimeError(f"exchanging took more than {seconds:g} s: measure when the machine is calm") from None
+            raise RuntimeError(
+                f"exchanging took more than {seconds:g} s: measure again when the machine is idle"
+            ) from None
         finally:
             for other in others:
                 other.kill()

@@ -246,9 +246,7 @@ class Rounds:
         except (ValueError, RecursionError):
             ms = None
         if not isinstance(ms, list) or misfit(ms, [AMOUNT]) is not None:
-            raise ValueError(
-                f"{self.path}, line {number}: it is no round of measurements: remove the line, or the file"
-            )
+            raise ValueError(f"{self.path}, line {number} is not a round of measurements: remove the line, or the file")
         return ms
 
     def add(self, ms: list[float]) -> None:

@@ -139,7 +139,7 @@ class ComputeNet:
         - `said`: what the file stores.
         """
         if not isinstance(said, Mapping):
-            raise ValueError("its net is none")
+            raise ValueError("its net is not an object")
         if said.get("features") != list(FEATURES):
             raise ValueError(f"its net has features {_some(said.get('features'))}, skirl has {_some(FEATURES)}")
         size = (len(FEATURES),)
@@ -202,11 +202,11 @@ def unpacked(said: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.n
             raise ValueError(f"its net has no {name}")
         nbytes = 4 * int(np.prod(shape))
         if of.get("shape") != list(shape) or len(text) != 4 * -(-nbytes // 3):
-            raise ValueError(f"its net has a {name} of another size than {' x '.join(map(str, shape))}")
+            raise ValueError(f"the size of its net's {name} is not {' x '.join(map(str, shape))}")
         try:
             array = np.frombuffer(base64.b64decode(text, validate=True), "<f4").astype(float).reshape(shape)
         except (binascii.Error, ValueError):
-            raise ValueError(f"its net has a {name} that is no text of numbers") from None
+            raise ValueError(f"its net's {name} does not hold its numbers in base64") from None
         if not np.isfinite(array).all():
             raise ValueError(f"its net has a {name} that is not finite")
         found[name] = array

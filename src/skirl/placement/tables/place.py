@@ -175,7 +175,9 @@ def sound(problem: Problem, placed: Placed) -> None:
     if max(over) > 0:
         raise ValueError(_not_found(problem, placed, over))
     if (wrong := forbidden(problem, placed)) is not None:
-        raise RuntimeError(f"the search came to a plan that may not be: {wrong}")
+        raise RuntimeError(
+            f"the search found a plan that is not allowed: {wrong}; this is a bug in skirl, please report it"
+        )
 
 
 def over_caps(problem: Problem, placed: Placed) -> list[int]:
@@ -216,6 +218,6 @@ def _not_found(problem: Problem, placed: Placed, over: Sequence[int]) -> str:
     why = f" ({', '.join(names)} may not be cut)" if names else ""
     cuts = "let tables be cut by rows, " if names or not problem.rows else ""
     return (
-        f"no plan that was found fits: rank {worst} is over its memory by {over[worst]:,} bytes{why}: {cuts}set --memory "
+        f"found no plan that fits: rank {worst} exceeds its memory by {over[worst]:,} bytes{why}: {cuts}set --memory "
         "higher, or --ranks"
     )

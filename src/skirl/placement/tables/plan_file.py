@@ -44,7 +44,7 @@ class TablePlan:
             raise ValueError(f"the plan has {self.ranks} ranks: set it to 1 or more")
         twice = next((name for name, n in Counter(name for name, *_ in self.tables).items() if n > 1), None)
         if twice is not None:
-            raise ValueError(f"table {twice!r} is in the plan twice: leave one of them")
+            raise ValueError(f"table {twice!r} is in the plan twice: remove one of them")
         if not self.tables:
             raise ValueError("the plan has no table: name at least one")
         for (name, *_), pieces in zip(self.tables, self.pieces, strict=True):
@@ -133,16 +133,16 @@ class TablePlan:
         mine = {name: of for name, *of in self.tables}
         names = {spec.name for spec in specs}
         if missing := [spec.name for spec in specs if spec.name not in mine]:
-            raise ValueError(f"the plan has no table {missing[0]!r}, it has {', '.join(list(mine)[:5])}: make it anew")
+            raise ValueError(f"the plan has no table {missing[0]!r}, it has {', '.join(list(mine)[:5])}: make it again")
         if over := [name for name in mine if name not in names]:
-            raise ValueError(f"the plan has a table {over[0]!r}, and there is none now: make it anew")
+            raise ValueError(f"the plan has a table {over[0]!r} that the tables do not include: make the plan again")
         for spec in specs:
             for what, planned, found in zip(
                 ("rows", "dim", "optimizer"), mine[spec.name], (spec.rows, spec.dim, spec.optimizer), strict=True
             ):
                 if planned != found:
                     raise ValueError(
-                        f"table {spec.name!r} has {what} {planned} in the plan and {found} now: make it anew"
+                        f"table {spec.name!r} has {what} {planned} in the plan and {found} now: make the plan again"
                     )
 
     def placed(self, problem: Problem) -> Placed:

@@ -41,7 +41,7 @@ class Ranks:
 
     def __post_init__(self) -> None:
         if not self.caps or not len(self.caps) == len(self.speeds) == len(self.links):
-            raise ValueError("memory, speeds and links are not of as many ranks: give one of each for each rank")
+            raise ValueError("memory, speeds and links need one number for each rank: give as many of each")
         for what, values in (("memory", self.caps), ("speed", self.speeds), ("link", self.links)):
             for rank, value in enumerate(values):
                 if not 0 < value < float("inf"):

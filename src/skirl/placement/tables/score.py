@@ -101,9 +101,9 @@ class ScoreTables:
             lines["memory"] = f"over by {result['bytes_over']:,} bytes at a rank: this plan does not fit"
         if result["searched_ms"] is not None:
             gain = 1 - result["searched_ms"] / result["busiest_ms"]
-            lines["beside it"] = (
+            lines["search"] = (
                 f"a search of {result['seconds']:.1f} s finds {result['searched_ms']:.3f} ms, {gain:.1%} less"
             )
         elif result["why"] is not None:
-            lines["beside it"] = result["why"]
+            lines["search"] = result["why"]
         return lines

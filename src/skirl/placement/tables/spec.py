@@ -76,7 +76,7 @@ class TableSpec:
         if not isinstance(self.optimizer, str) or self.optimizer not in ROW_OPTIMIZERS:
             raise ValueError(f"{who} has optimizer {self.optimizer!r}: set it to one of {', '.join(ROW_OPTIMIZERS)}")
         if self.rank is not None and (type(self.rank) is not int or self.rank < 0):
-            raise ValueError(f"{who} has rank {self.rank!r}: set it to the number of one, from 0 on")
+            raise ValueError(f"{who} has rank {self.rank!r}: set it to the number of a rank, from 0 on")
         if self.group is not None and not (isinstance(self.group, str) and self.group):
             raise ValueError(f"{who} has group {self.group!r}: set it to a name")
         if self.split not in ("any", "rows", "columns", "no"):
@@ -125,13 +125,13 @@ def read_specs(path: Path) -> list[TableSpec]:
     - `path`: a JSON file; docs/howto/placing.md says what is in it.
     """
     if not path.is_file():
-        raise ValueError(f"{path} is no file: name one that lists tables, as docs/howto/placing.md shows")
+        raise ValueError(f"{path} is not a file: name one that lists tables, as docs/howto/placing.md shows")
     if path.stat().st_size > _MOST:
         raise ValueError(f"{path} is too large for a list of tables: name another file")
     try:
         body = json.loads(path.read_bytes().decode(), parse_constant=_refused)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is cut short, or no JSON ({error}): write it again") from None
+        raise ValueError(f"{path} is cut short, or is not JSON ({error}): write it again") from None
     try:
         return parsed_specs(body)
     except ValueError as error:
@@ -146,9 +146,9 @@ def parsed_specs(body: Any) -> list[TableSpec]:
     - `body`: the file's JSON.
     """
     if not isinstance(body, dict) or body.get("format") != FORMAT:
-        raise ValueError(f'it is no list of tables: begin it with "format": "{FORMAT}"')
+        raise ValueError(f'it is not a list of tables: begin it with "format": "{FORMAT}"')
     if body.get("format_version") != VERSION:
-        raise ValueError(f"its format is {body.get('format_version')!r}, skirl reads {VERSION}: write it anew")
+        raise ValueError(f"its format is {body.get('format_version')!r}, skirl reads {VERSION}: write it again")
     form = {"batch": ANY, "tables": [{"name": TEXT, "rows": ANY, "dim": ANY, "ids": AMOUNT, "distinct": AMOUNT}]}
     if (wrong := misfit(body, form)) is not None:
         raise ValueError(f"{wrong}: correct it")
@@ -160,7 +160,7 @@ def parsed_specs(body: Any) -> list[TableSpec]:
         reuse = fields.get("reuse", [])
         if not isinstance(reuse, list) or any(not AMOUNT.fits(share) for share in reuse):
             raise ValueError(
-                f"table {said['name']!r} has a reuse that is no list of numbers: correct it, or leave it out"
+                f"table {said['name']!r} has a reuse that is not a list of numbers: correct it, or leave it out"
             )
         specs.append(TableSpec(**{**fields, "reuse": tuple(reuse)}))
     check_specs(specs)
@@ -178,7 +178,7 @@ def check_specs(specs: Sequence[TableSpec]) -> None:
         raise ValueError("there is no table: name at least one")
     twice = next((name for name, count in Counter(spec.name for spec in specs).items() if count > 1), None)
     if twice is not None:
-        raise ValueError(f"table {twice!r} is there twice: leave one of them")
+        raise ValueError(f"table {twice!r} is listed twice: remove one of them")
     ranks: dict[str, TableSpec] = {}
     for spec in specs:
         if spec.group is not None and spec.rank is not None:
@@ -230,4 +230,4 @@ def specs_of(tables: Iterable[tuple[str, int, int]], batches: Sequence[Sequence[
 
 
 def _refused(text: str) -> float:
-    raise ValueError(f"it has {text}, which is no number")
+    raise ValueError(f"it has {text}, which is not a number")

@@ -179,7 +179,7 @@ def advice(answer: Answer, result: dict[str, Any]) -> str:
             return "The ranks are predicted to be busy alike: measure the plan with --check 20s before you use it."
         return f"The ranks are busy alike: for a shorter step set --ranks {2 * ranks}."
     if checked is not None and abs(busiest["measured_ms"] / max(busiest["compute_ms"], 1e-9) - 1) > FAR_OFF:
-        return "This machine is not the one that the costs are of: run skirl place costs, and set --costs costs.json."
+        return "The costs are from another machine: run skirl place costs, and set --costs costs.json."
     if not problem.rows:
         return "A table that is not cut keeps one rank busy: leave --no-rows out."
     if len(busiest["tables"]) == 1:
@@ -191,5 +191,6 @@ def advice(answer: Answer, result: dict[str, Any]) -> str:
             )
     fewer = max(1, ranks - 1)
     return (
-        f"What may not be cut, or is too small to cut, keeps a rank busy: set --ranks {fewer}, or unpin what is pinned."
+        "Tables that are pinned, too small to cut or not allowed to be cut keep one rank busy: set "
+        f"--ranks {fewer}, or unpin them."
     )

@@ -184,8 +184,8 @@ class SkirlPlanner:
             return load_costs(Path(self.costs), link=link, ranks=topology.world_size, backends=(BACKEND, OURS))
         if topology.compute_device != "cpu":
             warnings.warn(
-                f"tables are planned for {topology.compute_device} with costs of skirl's CPU kernels: set costs to some of "
-                "this device",
+                f"tables are planned for {topology.compute_device} with costs of skirl's CPU kernels: set costs to "
+                f"some that were measured for {topology.compute_device}",
                 stacklevel=3,
             )
         return shipped(link, topology.world_size)

@@ -123,7 +123,7 @@ def laid_out(
             if len(set(widths)) > 1:  # its kernel assumes that all parts of a table at a rank have one width
                 said = " and ".join(map(str, widths))
                 raise ValueError(
-                    f"table {name!r} has parts of {said} columns at rank {rank}: TorchRec runs none of unlike widths"
+                    f"table {name!r} has parts of {said} columns at rank {rank}: make them equally wide for TorchRec"
                 )
         return COLUMNS, sorted(ordered, key=lambda of: of[0].col)
     even = [(Piece(ordered[0][0].table, a, b, 0, dim), r) for r, (a, b) in enumerate(blocks(rows, ranks))]
@@ -154,7 +154,7 @@ def table_plan(
     for number, table in enumerate(tables):
         spec, of = table.spec, (sharding.plan.get(table.path) or {}).get(table.table)
         if of is None:
-            raise ValueError(f"the ShardingPlan has no table {spec.name!r}: plan this model anew")
+            raise ValueError(f"the ShardingPlan has no table {spec.name!r}: plan this model again")
         if of.sharding_spec is None:
             raise ValueError(
                 f"table {spec.name!r} is {of.sharding_type}, a copy at each rank: allow table_wise instead"
