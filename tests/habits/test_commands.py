@@ -306,7 +306,7 @@ def test_a_converted_file_and_an_export_are_not_replaced_by_mistake(folder, run,
         assert cli.main(command) == 2 and out.read_text() == "mine"
         said = capsys.readouterr().err.strip().splitlines()[-1]
         assert said == (
-            f"skirl {command[0]}: --out is {out}, which is there: name another file, or add --force to replace it"
+            f"skirl {command[0]}: --out is {out}, which already exists: name another file, or add --force to replace it"
         )
         assert cli.main([*command, "--force"]) == 0 and out.stat().st_size > 4
     assert pq.read_table(log).num_rows == ROWS and torch.load(rows)

@@ -123,7 +123,9 @@ class Convert:
     def __post_init__(self) -> None:
         check_in_and_out(self.data, self.out)
         if Path(self.out).exists() and not self.force:
-            raise ValueError(f"--out is {self.out}, which is there: name another file, or add --force to replace it")
+            raise ValueError(
+                f"--out is {self.out}, which already exists: name another file, or add --force to replace it"
+            )
 
     def flags(self) -> DataFlags:
         """Return the flags of the data to read."""
