@@ -98,10 +98,10 @@ def test_python_m_is_the_command():
     ("args", "said"),
     [
         ([], "no command is named"),
-        (["trian"], "'trian' is no command; did you mean 'train'?"),
-        (["bench"], "'bench' is several commands: write one of those below"),
+        (["trian"], "'trian' is not a command; did you mean 'train'?"),
+        (["bench"], "'bench' is a group of commands: name one of those below"),
         (["bench", "trafic"], "did you mean 'bench traffic'?"),
-        (["--steps", "3"], "'--steps' is no command"),
+        (["--steps", "3"], "'--steps' is not a command"),
     ],
 )
 def test_a_wrong_command_is_exit_code_2(capsys, args, said):
@@ -257,7 +257,7 @@ def test_help_and_a_wrong_flag_need_no_torch():
         ("--rows-scale 0", "--rows-scale is 0.0, set it above 0"),
         (
             "--model dlrm-tiny --rank 4",
-            "--rank is a flag of deep-cross and dcnv2, and dlrm has none: leave it out, or set",
+            "--rank is a flag of deep-cross and dcnv2, and dlrm does not have it: leave it out, or set",
         ),
         ("--model dcnv2 --target user", "--target is a flag of din and dcat, and dcnv2 has none"),
         ("--model din-tiny --structure stacked", "--structure is a flag of dcnv2, and din has none"),

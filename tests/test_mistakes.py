@@ -157,12 +157,12 @@ MISTAKES = [
     M(
         "no command",
         "skirl",
-        "skirl: no command is named: write one of those below",
+        "skirl: no command is named: name one of those below",
     ),
     M(
         "a command misspelt",
         "skirl trian",
-        "skirl: 'trian' is no command; did you mean 'train'?",
+        "skirl: 'trian' is not a command; did you mean 'train'?",
     ),
     M(
         "a flag misspelt",
@@ -268,7 +268,7 @@ MISTAKES = [
     M(
         "a flag of another model",
         "skirl train --model dlrm-tiny --rank 4",
-        "skirl train: --rank is a flag of deep-cross and dcnv2, and dlrm has none: leave it out, or set "
+        "skirl train: --rank is a flag of deep-cross and dcnv2, and dlrm does not have it: leave it out, or set "
         "--model to one of these",
     ),
     M(
@@ -374,7 +374,7 @@ MISTAKES = [
     M(
         "a cache in bytes too small for a batch",
         "skirl train $TINY --cache 2KiB --depth epoch",
-        "skirl train: --cache '2KiB' has 1,028 bytes for rows beside 1,020 for staging (rows on their way, at"
+        "skirl train: --cache '2KiB' has 1,028 bytes for rows and 1,020 for staging (rows on their way, at"
         " most half), batch 0 needs 2,600, and batch 2 needs 2,640, the most of the whole run: set --cache to"
         " 5320 bytes or more ('5320B'), or use smaller batches",
     ),
@@ -625,7 +625,7 @@ MISTAKES = [
     M(
         "an import of no file",
         "skirl import bad.pt new",
-        "skirl import: bad.pt is not there: name a file, or a folder of checkpoints",
+        "skirl import: bad.pt does not exist: name a file, or a folder of checkpoints",
     ),
     M(
         "an import of a table that is none",
@@ -636,7 +636,7 @@ MISTAKES = [
     M(
         "an import of no tables",
         "skirl import notes.txt new",
-        "skirl import: notes.txt is no state dict that torch.load(weights_only=True) reads (...): name a file"
+        "skirl import: notes.txt is not a state dict that torch.load(weights_only=True) can read (...): name a file"
         " that torch.save or skirl export wrote, or a .safetensors",
     ),
     M(
@@ -687,7 +687,7 @@ MISTAKES = [
     M(
         "two tables of one name",
         "rows(tables[0], tables[0])",
-        "table 'item' is given twice: give each another name",
+        "table 'item' is given twice: give each its own name",
     ),
     M(
         "an optimizer of torch",
@@ -729,12 +729,12 @@ MISTAKES = [
     M(
         "a folder of another kind as a store",
         'rows(store="disk:runs")',
-        "the store's folder runs holds other files, ... for one: name a new or an empty folder",
+        "the store's folder runs holds other files, such as ...: name a new or an empty folder",
     ),
     M(
         "half precision on a CPU in Python",
         "rows(dtype=torch.bfloat16)(batch())",
-        "rows of torch.bfloat16 are trained on a GPU: set device='cuda', or dtype=torch.float32",
+        "rows of torch.bfloat16 can only be trained on a GPU: set device='cuda', or dtype=torch.float32",
     ),
     M(
         "a dtype that is none",
@@ -887,9 +887,9 @@ MISTAKES = [
         "forward of the batch before",
         "with ahead([batch(1, 2), batch(3, 4)], one) as batches: (nxt := iter(batches), prev := next(nxt), "
         "next(nxt), one(prev))",
-        "forward takes the batch that the lookahead yielded last, and got the one before it: what reads a "
-        "batch ahead (Lightning, a double-buffered loop) goes around the loader, inside the lookahead, and "
-        "not around the lookahead, which brings rows ahead by itself",
+        "forward takes the batch that the lookahead yielded last, and got the one before it: anything that reads "
+        "a batch ahead (Lightning, a double-buffered loop) must wrap the loader, inside the lookahead, not the lookahead "
+        "itself, which already fetches rows ahead",
     ),
     M(
         "forward of another batch",
@@ -994,7 +994,7 @@ MISTAKES = [
     M(
         "rows out of no file",
         'skirl.import_rows(rows(), "bad.pt")',
-        "bad.pt is not there: name a file, or a folder of checkpoints",
+        "bad.pt does not exist: name a file, or a folder of checkpoints",
     ),
     M(
         "rows of another shape",
@@ -1070,7 +1070,7 @@ MISTAKES = [
     M(
         "a feature twice",
         'train([batch(keys=("item", "item"))])',
-        "batch 0: the batch names feature 'item' twice: give each another name",
+        "batch 0: the batch names feature 'item' twice: give each its own name",
     ),
     M(
         "lengths below 0",
@@ -1121,7 +1121,7 @@ MISTAKES = [
         "weights for means",
         "skirl.EmbeddingBag(10, 4, cache=5, optimizer=skirl.SGD(lr=0.1))(torch.tensor([[1, 2]]), "
         "per_sample_weights=torch.ones(1, 2))",
-        "per_sample_weights go with mode='sum', and mode is 'mean': set that, or leave the weights out",
+        "per_sample_weights need mode='sum', and mode is 'mean': set mode to 'sum', or leave the weights out",
     ),
     M(
         "a seed below 0",
@@ -1189,7 +1189,7 @@ MISTAKES = [
     M(
         "an optimizer of torch over rows",
         "torch.optim.Adam(one.parameters()).step()",
-        "torch.optim.Adam has the parameters of embeddings alone, which hold no rows: rows have an optimizer of their own, "
+        "torch.optim.Adam was given only the parameters of embeddings, which hold no rows: rows have their own optimizer, "
         "EmbeddingBagCollection(..., optimizer=skirl.Adam(lr=...)), and backward applies it. Give torch's the parameters of "
         "the whole model, or leave it out",
     ),
@@ -1201,7 +1201,7 @@ MISTAKES = [
     M(
         "an export that is there",
         "skirl export checkpoints weights.pt",
-        "skirl export: --out is weights.pt, which is there: name another file, or add --force to replace it",
+        "skirl export: --out is weights.pt, which already exists: name another file, or add --force to replace it",
     ),
     M(
         "a table in two collections",
@@ -1241,7 +1241,7 @@ MISTAKES = [
 
 DO = re.compile(
     r"\b(add|call|did you mean|fix|get|give|install|iterate|leave|make|map|mend|name|pass|run|set|take|tell|unpack|use|write"
-    r"|--help lists|goes around)\b|for instance"
+    r"|--help lists|must wrap)\b|for instance"
 )
 """Every sentence must contain one of these words, because it has to say what to do."""
 

@@ -122,7 +122,7 @@ def test_a_loader_that_comes_back_late_ends_training(data, caplog, capfd):
     embeddings = collection()
     steps, error = run_until_it_fails(embeddings, loader(), StageStuck, patience=SHORT)
     assert re.search(r"the loader took \d\.\d s for batch 25, and patience is 0.4 s", str(error))
-    assert "the loader is at batch 25 for 0." in caplog.text  # logged while it hung
+    assert "the loader has been at batch 25 for 0." in caplog.text  # logged while it hung
     assert re.search(r"test_robust.py\", line \d+ in loader", capfd.readouterr().err)  # and where
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     goes_on(embeddings, data, steps)
@@ -145,7 +145,7 @@ def test_a_loader_that_is_late_in_the_first_pass_of_an_epoch(data):
 def test_ctrl_c_ends_a_loader_that_hangs(data, caplog):
     def loader():
         yield from data[0][:25]
-        wait_for(lambda: "the loader is at batch 25" in caplog.text)
+        wait_for(lambda: "the loader has been at batch 25" in caplog.text)
         signal.raise_signal(signal.SIGINT)
         pytest.fail("not reached")
 
@@ -196,7 +196,7 @@ def test_outside_the_main_thread_a_hanging_loader_is_logged(data, caplog):
 
     thread = threading.Thread(target=body)
     thread.start()
-    wait_for(lambda: "the loader is at batch 1 for 0." in caplog.text)
+    wait_for(lambda: "the loader has been at batch 1 for 0." in caplog.text)
     go.set()
     thread.join()
     assert "for batch 1" in str(errors)

@@ -321,7 +321,7 @@ def test_a_step_that_overflows_on_one_trainer_is_skipped_by_all(trainers, monkey
 
 
 def test_scalers_of_other_scales_are_refused():
-    with pytest.raises(ValueError, match="grad_scaler of the embeddings has another scale on rank"):
+    with pytest.raises(ValueError, match="grad_scaler of the embeddings has different scales on ranks"):
         InProcess.run(2, partial(scaled, apart=1))
 
 
@@ -344,7 +344,7 @@ def test_an_export_of_some_rows_as_all_is_refused(tmp_path):
                 skirl.EmbeddingBagCollection(one.TABLES, optimizer=SGD(lr=0.1), cache=9), tmp_path / "a.safetensors"
             )
 
-    with pytest.raises(ValueError, match="an export is for one trainer, and 2 share these rows"):
+    with pytest.raises(ValueError, match="an export works with one trainer only, and 2 trainers share these rows"):
         InProcess.run(2, work)
 
 

@@ -103,11 +103,11 @@ COMMANDS = {
     ),
     "bench disk": (
         "skirl.measure.bench.disk:Disk",
-        "time reads and writes through the disk store, beside the device's own rates",
+        "time reads and writes through the disk store, compared with the device's own rates",
     ),
     "bench train": (
         "skirl.measure.bench.train:TrainSpeed",
-        "time training beside all rows resident, torch, FBGEMM, LRU and rows on demand",
+        "time training, compared with all rows resident, torch, FBGEMM, LRU and rows on demand",
     ),
     "bench curves": (
         "skirl.measure.bench.curves:Curves",
@@ -117,14 +117,17 @@ COMMANDS = {
         "skirl.measure.bench.traffic:Traffic",
         "count the rows that each policy fetches on a trace of ids",
     ),
-    "bench rows": ("skirl.measure.bench.rows:Rows", "time the embedding step beside FBGEMM and nn.EmbeddingBag"),
+    "bench rows": (
+        "skirl.measure.bench.rows:Rows",
+        "time the embedding step, compared with FBGEMM and nn.EmbeddingBag",
+    ),
     "bench dedup": (
         "skirl.dedup.bench:Dedup",
-        "time lists that repeat in a batch, looked up once, beside the same batches expanded",
+        "time lists that repeat in a batch, looked up once, compared with the same batches expanded",
     ),
     "bench kernels": (
         "skirl.measure.bench.kernels:Kernels",
-        "time the kernels of a GPU beside the rate at which it copies memory",
+        "time the kernels of a GPU, compared with the rate at which it copies memory",
     ),
     "bench checkpoint": (
         "skirl.measure.bench.checkpoint:Checkpoint",
@@ -140,19 +143,19 @@ COMMANDS = {
     ),
     "bench readers": (
         "skirl.measure.bench.readers:Readers",
-        "time reading text and Parquet beside TorchRec, and measure memory over a long stream",
+        "time reading text and Parquet, compared with TorchRec, and measure memory over a long stream",
     ),
     "bench network": (
         "skirl.measure.bench.network:Network",
-        "measure what trainers exchange, and the sum of dense gradients beside the backend's own",
+        "measure what trainers exchange, and the sum of dense gradients next to the backend's own",
     ),
     "bench link": (
         "skirl.measure.bench.link:LinkSpeed",
-        "time trainers over a link of limited rate, beside the least that compute, bytes and cores allow",
+        "time trainers over a link of limited rate, compared with the least that compute, bytes and cores allow",
     ),
     "bench serve": (
         "skirl.measure.bench.serve:ServeSpeed",
-        "time calls to a memory node, beside a gather and a memcpy, and torch's default transports",
+        "time calls to a memory node, compared with a gather and a memcpy, and torch's default transports",
     ),
     "bench serve-large": (
         "skirl.measure.bench.serve_large:ServeLarge",
@@ -160,7 +163,8 @@ COMMANDS = {
     ),
     "bench serve-link": (
         "skirl.measure.bench.serve_link:ServeLink",
-        "time training over a link of limited rate to a memory node, beside the least that compute, bytes and cores allow",
+        "time training over a link of limited rate to a memory node, compared with the least that compute, bytes and cores "
+        "allow",
     ),
     "bench place": (
         "skirl.placement.bench:PlaceBench",
@@ -185,8 +189,8 @@ CONFIG = Flag(
     name="config",
     type=Path | None,
     default=None,
-    help="Take flags from a TOML file, or from the folder of a run or a sweep to repeat it. Flags beside it win; --no-NAME "
-    "unsets one that takes no value.",
+    help="Take flags from a TOML file, or from the folder of a run or a sweep to repeat it. Other flags win over it; "
+    "--no-NAME unsets one that takes no value.",
     group="",
 )
 OVERVIEW = """usage: skirl COMMAND [flags]
@@ -330,18 +334,16 @@ def _launched(args: list[str]) -> tuple[list[str], tuple[str, ...]]:
 def _check_launched(words: tuple[str, ...]) -> None:
     """Raise what every trainer would raise, before any is started."""
     if not words:
-        raise ValueError(
-            "nothing is launched: write a command behind --, as in `skirl launch -n 2 -- train --data ...`"
-        )
+        raise ValueError("nothing is launched: write a command after --, as in `skirl launch -n 2 -- train --data ...`")
     if words[0].endswith(".py"):
         if not Path(words[0]).is_file():
-            raise ValueError(f"{words[0]} is no file: write the path of a Python file behind --, or a command of skirl")
+            raise ValueError(
+                f"there is no file {words[0]}: write the path of a Python file after --, or a command of skirl"
+            )
         return
     count = next((n for n in (2, 1) if " ".join(words[:n]) in COMMANDS), 0)
     if not count or words[0] == LAUNCH:
-        raise ValueError(
-            f"{words[0]!r} is nothing to launch: write a command behind --, such as train, or a Python file"
-        )
+        raise ValueError(f"{words[0]!r} cannot be launched: write a command after --, such as train, or a Python file")
     _parse(" ".join(words[:count]), list(words[count:]))
 
 
@@ -383,9 +385,9 @@ def _unknown(args: list[str]) -> int:
     given = " ".join(args[:2] if family else args[:1])
     near = difflib.get_close_matches(given, COMMANDS, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    said = f"{given!r} is no command{hint}" if args else "no command is named: write one of those below"
+    said = f"{given!r} is not a command{hint}" if args else "no command is named: name one of those below"
     if family and len(args) == 1:
-        said = f"{given!r} is several commands: write one of those below"
+        said = f"{given!r} is a group of commands: name one of those below"
     print(f"skirl: {said}", file=sys.stderr)
     print(f"\n{_overview(args[0] if family else None)}", file=sys.stderr)
     return 2

@@ -102,8 +102,8 @@ class Rows(Callback):
         done, ours = self.trainer.fit_loop.epoch_loop.batch_progress.current.ready, self.place["batches"]
         if done != ours:
             raise ValueError(
-                f"Lightning goes on after batch {done} of the epoch, and the rows are as after batch {ours}: fit from the "
-                "beginning, or from another checkpoint"
+                f"Lightning continues after batch {done} of the epoch, but the rows are those after batch {ours}: fit from "
+                "the beginning, or from another checkpoint"
             )
         return self.passing
 
@@ -153,7 +153,7 @@ class Rows(Callback):
                 collection.grad_scaler = scaler
         if trainer.gradient_clip_val:
             log.warning(
-                "gradient_clip_val clips the dense parameters alone: rows are no Parameters. Their optimizer clips them, "
+                "gradient_clip_val clips the dense parameters alone: rows are not Parameters. Their optimizer clips them, "
                 "each by its own norm: skirl.Adagrad(lr=..., clip=...)"
             )
             for collection in collections_of(pl_module).values():
@@ -170,7 +170,7 @@ class Rows(Callback):
         """Lightning's hook: raise if there is no lookahead, since rows would then be updated after each micro-batch."""
         if self.passing is None:
             raise ValueError(
-                "the trainer has a loader that skirl does not know: trainer.fit(model, rows.loader(loader))"
+                "the trainer has a loader that skirl does not know: call trainer.fit(model, rows.loader(loader))"
             )
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -227,7 +227,7 @@ class Batches:
         trainer = self.rows.trainer
         if trainer is None:
             raise ValueError(
-                "the loader is of a skirl.lightning.Rows that the trainer does not have: add it to callbacks"
+                "the loader belongs to a skirl.lightning.Rows that is not among the trainer's callbacks: add it"
             )
         self._first.limit = self._count(trainer.limit_train_batches)
         return self._batches()

@@ -417,14 +417,14 @@ def test_foreign_files_are_refused(saved: Path, tmp_path: Path) -> None:
             {"rows": {"rows": rows | {"cache": {"files": [rows["cache"]["files"][0] | {"file": "../x"}]}}}},
             "outside",
         ),
-        ({"dense": {}}, "lacks something"),
+        ({"dense": {}}, "is incomplete or damaged"),
         (
             {"run": body["run"] | {"rows": {"rows": run_rows | {"counters": {"steps": 1, "other": 2}}}}},
-            "lacks something",
+            "is incomplete or damaged",
         ),
         ({"run": {"~else": 1}}, "structure is damaged"),
-        ({"rows": {}}, "lacks something"),
-        ({"dense": {"file": 3, "bytes": "x", "sha256": None}}, "lacks something"),
+        ({"rows": {}}, "is incomplete or damaged"),
+        ({"dense": {"file": 3, "bytes": "x", "sha256": None}}, "is incomplete or damaged"),
         ({"model": 3}, "000001.json"),
     ]
     copy = tmp_path / "copy"
@@ -456,11 +456,11 @@ def test_a_header_that_lacks_what_a_run_needs_is_refused_before_anything_changes
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda d: d["tables"][0].update(pooling=3), r"describes what cannot be \(table .*pooling is 3"),
+        (lambda d: d["tables"][0].update(pooling=3), r"describes impossible embeddings \(table .*pooling is 3"),
         (lambda d: d["tables"][1].update(d["tables"][0]), "is given twice"),
         (lambda d: d["tables"][0]["optimizer"].update(clip=0), "clip is 0"),
         (lambda d: d.update(seed="x"), "seed is 'x', not a whole number"),
-        (lambda d: d.update(dtype="int8"), "lacks something"),
+        (lambda d: d.update(dtype="int8"), "is incomplete or damaged"),
         (lambda d: d["tables"].pop(), "counts the steps of other tables than it has"),
     ],
 )
@@ -558,7 +558,7 @@ def test_other_tables_optimizers_and_parameters_are_refused(saved: Path) -> None
     load(r"top\.1\.weight is \[5, 36\] in the checkpoint, \[6, 36\] here", model=wider.model, optimizers=(), data=None)
     wider.model.top[1] = nn.Linear(36, 5, bias=False)
     load(
-        "the checkpoint has 'top.1.bias', which the other has not: make the model",
+        "the checkpoint has 'top.1.bias', which the other lacks: make the model",
         model=wider.model,
         optimizers=(),
         data=None,
@@ -577,7 +577,7 @@ def test_a_loader_that_ends_too_early_is_refused(tmp_path: Path) -> None:
     setup = Setup(loader="list")
     Run(setup).train(until=5).save(tmp_path)
     run = Run(replace(setup, batches=3)).load(tmp_path)
-    with pytest.raises(ValueError, match="ends at batch 3, the run was saved after 5 of the pass"):
+    with pytest.raises(ValueError, match="ends at batch 3, but the run was saved after 5 batches of the pass"):
         run.train()
 
 

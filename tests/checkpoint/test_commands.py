@@ -163,7 +163,7 @@ def test_moments_without_their_steps_are_refused_and_other_optimizers_begin_anew
     go_on(one)
     skirl.export(one, file)
     with pytest.raises(
-        ValueError, match=r"the state dict has Adam's state of table 'item', and not after how many steps"
+        ValueError, match=r"the state dict has Adam's state of table 'item', but not its number of steps"
     ):
         skirl.import_rows(adaptive(RULES[3]), load_file(file))
     weights = {name: tensor for name, tensor in load_file(file).items() if "exp_avg" not in name}
@@ -177,9 +177,11 @@ def test_moments_without_their_steps_are_refused_and_other_optimizers_begin_anew
     skirl.import_rows(other := adaptive(RULES[2]), file)
     records, _ = peek(other.engine, np.arange(6), 0)
     assert not records[:, 4:].any() and records[:, :4].any()
-    with pytest.raises(ValueError, match=r"item.sum is \[6, 1\] in the state dict, Adagrad has \[6, 4\]: leave it out"):
+    with pytest.raises(
+        ValueError, match=r"item.sum is \[6, 1\] in the state dict, but Adagrad has \[6, 4\]: leave it out"
+    ):
         skirl.import_rows(adaptive(RULES[2]), load_file(file))
-    with pytest.raises(ValueError, match="has ids of 'item', and not how many rows it has: export it again"):
+    with pytest.raises(ValueError, match="has ids of 'item', but not the number of its rows: export it again"):
         save_file(load_file(file), tmp_path / "bare.safetensors")
         Import(tmp_path / "bare.safetensors", tmp_path / "i").run()
 

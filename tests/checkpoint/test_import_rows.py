@@ -100,7 +100,7 @@ def test_a_flipped_bit_in_a_file_of_torch_is_found(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[bytes(data).index(np.float32(2.0).tobytes() * 4)] ^= 1
     path.write_bytes(data)
-    with pytest.raises(ValueError, match=r"t\.pt is no state dict .*CRC"):
+    with pytest.raises(ValueError, match=r"t\.pt is not a state dict .*CRC"):
         skirl.import_rows(made(), path)
     try:
         torch.serialization.set_crc32_options(False)
@@ -130,9 +130,9 @@ def test_what_does_not_fit_is_refused(state: dict[str, Any], words: str) -> None
 
 def test_a_pickle_is_refused(tmp_path: Path) -> None:
     torch.save({"user.weight": nn.Module}, tmp_path / "in.pt")
-    with pytest.raises(ValueError, match=r"no state dict that torch\.load") as refused:
+    with pytest.raises(ValueError, match=r"not a state dict that torch\.load") as refused:
         skirl.import_rows(large(), tmp_path / "in.pt")
     assert len(str(refused.value)) < 500 and "\n" not in str(refused.value)  # torch's own message takes a page
     (tmp_path / "in.safetensors").write_bytes(b"x" * 100)
-    with pytest.raises(ValueError, match="no safetensors file"):
+    with pytest.raises(ValueError, match="not a safetensors file"):
         skirl.import_rows(large(), tmp_path / "in.safetensors")

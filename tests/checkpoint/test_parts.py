@@ -408,7 +408,7 @@ def test_what_does_not_go_together_is_refused_on_all(tmp_path: Path) -> None:
     refused(CheckpointError, "holds no checkpoint", lambda peers: Trainer(peers, "memory").load(tmp_path / "none"))
     refused(
         ValueError,
-        "for 3 trainers, there are 2",
+        "for 3 trainers, but there are 2",
         lambda peers: Trainer(peers, "memory", Placement.even(3)).load(tmp_path),
     )
     saved(2, tmp_path / "b", on("memory", tmp_path), (0, 1))

@@ -26,11 +26,11 @@ def test_the_first_pattern_that_matches_counts():
             ValueError,
             "optimizer has no pattern for table 'item': add its name, or '\\*' for all others",
         ),
-        ({"*": SGD(), "item": Adam()}, ValueError, "optimizer has 'item', which is the first match of no table"),
+        ({"*": SGD(), "item": Adam()}, ValueError, "optimizer has 'item', which is not the first match of any table"),
         (
             {"usr": SGD(), "*": SGD()},
             ValueError,
-            "optimizer has 'usr', which is the first match of no table: there are",
+            "optimizer has 'usr', which is not the first match of any table: there are",
         ),
         ({}, ValueError, "no pattern for table 'user_id'"),
         (

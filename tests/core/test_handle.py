@@ -53,7 +53,9 @@ def test_each_group_has_its_settings():
 
 def test_the_state_of_other_groups_is_refused():
     handle = made({"user": Adam(), "*": SGD()})
-    with pytest.raises(ValueError, match=r"of the groups \['\*'\] of tables .*, here they are \['user', '\*'\] of"):
+    with pytest.raises(
+        ValueError, match=r"has the groups \['\*'\] of tables .*, but this collection has \['user', '\*'\]"
+    ):
         handle.load_state_dict(made().state_dict())
 
 

@@ -125,10 +125,10 @@ def test_keys_and_bags(given, double):
         (Given(values=torch.tensor([0, -(2**31)], dtype=torch.int32)), "sample 1: id -2147483648 is outside table 'a'"),
         (Given(keys=("b",)), "the batch has no feature 'a': it has 'b'"),
         (Given(keys=()), "the batch has no feature 'a': it has none"),
-        (Given(keys=("a", "a")), "the batch names feature 'a' twice: give each another name"),
+        (Given(keys=("a", "a")), "the batch names feature 'a' twice: give each its own name"),
         (
             Given(keys=("a", "x"), offsets=torch.tensor([0, 2])),
-            "offsets has 2 entries: 2 features need a multiple of 2",
+            "offsets has 2 entries, but 2 features need a multiple of 2",
         ),
         (Given(offsets=torch.tensor([], dtype=torch.int64)), "offsets has 0 entries"),
         (Given(offsets=torch.tensor([0, 1])), "rise from 0 to the number of ids (2); they run from 0 to 1"),

@@ -203,7 +203,7 @@ def test_wrong_use_gets_a_sentence():
     with pytest.raises(TypeError, match="was called with nothing"):
         encoder()
     with pytest.raises(
-        ValueError, match="features 0 and 1 have 2 and 2 bags with another inverse each: pass features that"
+        ValueError, match=r"features 0 and 1 \(2 and 2 bags\) have different inverses: pass features that"
     ):
         encoder(bags, other)
     with pytest.raises(

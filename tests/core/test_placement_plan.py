@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from skirl.core.placement import Cut
 from skirl.core.placement_plan import PlacedTable, PlacementPlan, Site
+from skirl.core.tables import Table
 from tests.cases import cases
 
 
@@ -68,6 +69,15 @@ def test_one_written_by_hand():
     assert plan.placement.site_of(np.array([3, 4, 2 << 48])).tolist() == [0, 1, 1]
 
 
+def test_a_table_may_have_as_many_rows_as_there_are_row_numbers():
+    plan = PlacementPlan((Site("a", "memory"), Site("b", "memory")), (PlacedTable("user", 2**48, 4, Cut.even([0, 1])),))
+    assert PlacementPlan.parsed(plan.text()) == plan
+    assert plan.placement.site_of(np.array([0, 2**48 - 1])).shape == (2,)
+    plan.check([("user", Table("user", 2**48, 4).rows, 4)])
+    with pytest.raises(ValueError, match=r"^table 'user' has rows 281474976710657: .* from 1 to 2\*\*48$"):
+        PlacedTable("user", 2**48 + 1, 4, Cut.even([0, 1]))
+
+
 def changed(path: str, value) -> str:
     body = example()
     *names, last = (int(name) if name.isdecimal() else name for name in path.split("."))
@@ -97,7 +107,7 @@ def changed(path: str, value) -> str:
         (changed("sites.0.memory", 0), "site 'a' has memory 0: set it to bytes above 0"),
         (changed("sites.0.rate", float("nan")), "it has NaN, which is not a number"),
         (changed("tables.1.name", "user"), "table 'user' is in the plan twice"),
-        (changed("tables.0.rows", 0), "table 'user' has rows 0"),
+        (changed("tables.0.rows", 0), "table 'user' has rows 0: set it to a whole number from 1 to 2**48"),
         (changed("tables.0.dim", "4"), "table 'user' has dim '4'"),
         (changed("tables.0.by", "column"), "table 'user' is cut by 'column'"),
         (changed("tables.0.pieces.1.begin", 3), "table 'user': two pieces have row 3 to row 4: cover each row once"),
@@ -109,10 +119,10 @@ def changed(path: str, value) -> str:
         ),
         (changed("tables.0.pieces.0.end", 0), "table 'user': a piece ends at row 0, where it begins"),
         (changed("tables.0.pieces.0.begin", -1), "table 'user': begin of a piece is -1: set it to a place of rows"),
-        (changed("tables.0.pieces.0.columns", [0, 2]), "table 'user' is cut by columns, which no store is yet"),
+        (changed("tables.0.pieces.0.columns", [0, 2]), "table 'user' is cut by columns, which no store can hold yet"),
         (changed("tables.1.pieces.1.end", "0xf"), "a piece ends at 0xf, where it begins"),
         (changed("tables.1.pieces.1.end", "0xffffffffffffffff"), "no piece has 0xffffffffffffffff to the end"),
-        (changed("tables.1.pieces.0.site", "c"), "table 'item' has rows at site 'c', there are a, b"),
+        (changed("tables.1.pieces.0.site", "c"), "table 'item' has rows at site 'c', but the sites are a, b"),
         (changed("tables.1.pieces", []), "table 'item': no piece has 0x0 to the end"),
         (changed("tables.2.pieces", []), "table 'tag' is whole and has 0 pieces: give it one"),
         (changed("tables.2.pieces", [{}]), "tables.2.pieces.0.site is missing"),
@@ -135,12 +145,12 @@ def test_more_sites_than_rows():
 @pytest.mark.parametrize(
     ("tables", "says"),
     [
-        ([("user", 10, 4), ("item", 10, 4)], "the plan has a table 'tag', and the model has none"),
+        ([("user", 10, 4), ("item", 10, 4)], "the plan has a table 'tag', which the model does not have"),
         (
             [("user", 10, 4), ("item", 10, 4), ("tag", 10, 4), ("x", 1, 1)],
             "the plan has no table 'x', it has user, item",
         ),
-        ([("item", 10, 4), ("user", 10, 4), ("tag", 10, 4)], "table 0 of the plan is 'user', of the model 'item'"),
+        ([("item", 10, 4), ("user", 10, 4), ("tag", 10, 4)], "table 0 is 'user' in the plan but 'item' in the model"),
         (
             [("user", 11, 4), ("item", 10, 4), ("tag", 10, 4)],
             "table 'user' has rows 10 in the plan and 11 in the model",

@@ -85,7 +85,7 @@ def test_bytes_ask_for_the_largest_batch_of_the_window_and_not_for_the_next_one(
     with pytest.raises(DoesNotFit) as raised:
         trained(GROWING, "40B")
     assert str(raised.value) == (
-        "cache '40B' has 24 bytes for rows beside 16 for staging (rows on their way, at most half), batch 0 needs 32, and "
+        "cache '40B' has 24 bytes for rows and 16 for staging (rows on their way, at most half), batch 0 needs 32, and "
         "batch 4 needs 144, the most of the 8 batches read so far: set cache to 320 bytes or more ('320B'), or use smaller "
         "batches; `skirl size` says what a whole run needs"
     )

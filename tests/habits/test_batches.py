@@ -10,8 +10,8 @@ import skirl
 from skirl import KeyedJagged, Table
 from tests.habits.plain import Tower, batches, equal, plain_run, skirl_run
 
-BEHIND = "got the one before it: what reads a batch ahead .* goes around the loader, inside the lookahead"
-LATER = "got one that comes later: take batches from the lookahead alone"
+BEHIND = "got the one before it: anything that reads a batch ahead .* must wrap the loader, inside the lookahead"
+LATER = "got one that comes later: take batches only from the lookahead"
 CHANGED = "got other ids of feature 'clicked'.*Change ids before the lookahead reads them"
 
 
@@ -171,7 +171,7 @@ class Varying:
 
 def test_a_batch_size_of_each_feature_is_refused_by_name():
     rows = skirl.EmbeddingBagCollection([Table("a", 10, 2), Table("b", 10, 2)], optimizer=skirl.SGD(lr=1.0), cache=10)
-    with pytest.raises(ValueError, match=r"another number of samples for each feature \(stride_per_key\)"):
+    with pytest.raises(ValueError, match=r"different numbers of bags \(stride_per_key\)"):
         rows(Varying())
     varying = Varying()
     varying.inverse = ["b", "a"], torch.tensor([[0, 1, 2], [0, 0, 0]])
@@ -220,9 +220,7 @@ def test_weights_made_in_the_loop_for_a_part():
     with skirl.lookahead([ids], rows, sparse=lambda ids: ids) as ahead:
         for got in ahead:
             mine = KeyedJagged(got.keys(), got.values(), lengths=got.lengths(), weights=torch.ones(5) / 2)
-            with pytest.raises(
-                ValueError, match="weights that are made in the loop go with all features, and feature 'b'"
-            ):
+            with pytest.raises(ValueError, match="weights made in the loop need all features, but feature 'b'"):
                 rows(mine.select(["a"]))
 
 

@@ -333,7 +333,7 @@ def test_another_rate_of_ftrl_is_refused_since_it_would_move_rows_by_itself(tmp_
     rows = trained_ftrl(0.1)
     rows.optimizer.param_groups[0]["lr"] = 0.01
     with pytest.raises(
-        ValueError, match=r"lr of the group .* is 0.01 and was 0.1: FTRL makes rows of their state and lr"
+        ValueError, match=r"lr of the group .* is 0.01 and was 0.1: FTRL computes rows from their state and lr"
     ):
         rows(skirl.KeyedJagged.one_hot(["a"], torch.tensor([[1]])))["a"].sum().backward()
     skirl.save(tmp_path, model=trained_ftrl(0.1))
@@ -362,7 +362,7 @@ def test_rows_that_move_to_another_rate_of_ftrl_stay_where_they_were(tmp_path):
 
 def test_rows_set_by_hand_under_ftrl():
     rows = trained_ftrl(0.1)
-    with pytest.raises(ValueError, match="which makes rows of their state: pass state='reset'"):
+    with pytest.raises(ValueError, match="which computes rows from their state: pass state='reset'"):
         rows.set_rows("a", [1], torch.ones(1, 2))
     rows.set_rows("a", [1], torch.tensor([[5.0, -5.0]]), state="reset")
     (rows(skirl.KeyedJagged.one_hot(["a"], torch.tensor([[1]])))["a"].sum() * 1e-9).backward()

@@ -307,7 +307,7 @@ def test_a_full_store_ends_training_for_its_rows_would_be_lost(disk, monkeypatch
     [line] = capsys.readouterr().err.splitlines()
     assert f"the disk of {disk.path / 'rows'} is full: " in line and is_plain(line)
     assert line.endswith(
-        "more to go on; what it holds stays whole: free that much, or choose a larger disk, and go on from a checkpoint"
+        "more to continue; the rows in it are intact: free that much or use a larger disk, then resume from a checkpoint"
     )
 
 

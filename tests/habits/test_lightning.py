@@ -243,13 +243,15 @@ def test_a_loader_without_a_length():
 
 
 def test_a_loader_that_is_not_wrapped_is_refused():
-    with pytest.raises(ValueError, match=r"that skirl does not know: trainer\.fit\(model, rows\.loader\(loader\)\)"):
+    with pytest.raises(
+        ValueError, match=r"that skirl does not know: call trainer\.fit\(model, rows\.loader\(loader\)\)"
+    ):
         trainer_of(Rows(sparse=sparse_of)).fit(made(ours=True), in_order())
 
 
 def test_a_callback_that_is_forgotten_is_refused():
     with pytest.raises(
-        ValueError, match=r"of a skirl\.lightning\.Rows that the trainer does not have: add it to callbacks"
+        ValueError, match=r"belongs to a skirl\.lightning\.Rows that is not among the trainer's callbacks: add it"
     ):
         trainer_of().fit(made(ours=True), Rows(sparse=sparse_of).loader(in_order()))
 

@@ -167,5 +167,5 @@ def test_other_weights_in_the_second_lookup():
     with skirl.lookahead([ids], rows, sparse=lambda ids: ids) as ahead:
         for got in ahead:
             rows(got)
-            with pytest.raises(ValueError, match="a second lookup of one batch has other weights than the first"):
+            with pytest.raises(ValueError, match="the second lookup of a batch has new weights"):
                 rows(KeyedJagged(["a"], got.values(), offsets=got.offsets(), weights=torch.ones(2) / 2))

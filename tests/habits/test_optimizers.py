@@ -34,8 +34,8 @@ def test_an_optimizer_over_embeddings_alone_is_refused_at_its_first_step():
     tower = Tower()
     rows = torch.optim.Adam(tower.rows.parameters(), lr=RATE)
     says = (
-        r"^torch\.optim\.Adam has the parameters of embeddings alone, which hold no rows: rows have an "
-        r"optimizer of their own, EmbeddingBagCollection\(\.\.\., optimizer=skirl\.Adam\(lr=\.\.\.\)\), and backward "
+        r"^torch\.optim\.Adam was given only the parameters of embeddings, which hold no rows: rows have their own "
+        r"optimizer, EmbeddingBagCollection\(\.\.\., optimizer=skirl\.Adam\(lr=\.\.\.\)\), and backward "
         r"applies it\. Give torch's the parameters of the whole model, or leave it out$"
     )
     for _ in range(2):
@@ -49,7 +49,7 @@ def test_so_is_one_over_a_drop_in_and_over_several_collections(kind: type):
         module: nn.Module = skirl.EmbeddingBag(10, 2, mode="sum", optimizer=skirl.SGD(lr=RATE), cache=8)
     else:
         module = nn.ModuleList([kind(TABLES[:1], optimizer=skirl.SGD(lr=RATE), cache=8) for _ in range(2)])
-    with pytest.raises(RuntimeError, match=r"torch\.optim\.SGD has the parameters of embeddings alone"):
+    with pytest.raises(RuntimeError, match=r"torch\.optim\.SGD was given only the parameters of embeddings"):
         torch.optim.SGD(module.parameters(), lr=RATE).step()
 
 
@@ -60,7 +60,7 @@ def test_a_group_of_embeddings_alone_is_told_once(caplog: pytest.LogCaptureFixtu
         train(tower, lambda tower, loss: (loss.backward(), both.step(), both.zero_grad()))
     [said] = [record.getMessage() for record in caplog.records]
     assert said.startswith(
-        "group 1 of torch.optim.SGD has the parameters of embeddings alone, and no effect on rows: set lr"
+        "group 1 of torch.optim.SGD has only the parameters of embeddings, and no effect on rows: set lr"
     )
 
 
@@ -149,7 +149,7 @@ def clipped(tower: Tower, caplog: pytest.LogCaptureFixture, clip: Callable[[Towe
 def test_clipping_says_once_that_it_leaves_rows_out(clip: Callable[[Tower], Any], caplog: pytest.LogCaptureFixture):
     [said] = clipped(Tower(), caplog, clip)
     assert said == (
-        "torch.nn.utils clips gradients, and leaves the rows of embeddings out: they are no Parameters, and backward has "
+        "torch.nn.utils clips gradients, and leaves the rows of embeddings out: they are not Parameters, and backward has "
         "updated them already. To bound the gradient of each row set clip of their optimizer, such as "
         "skirl.Adagrad(lr=0.02, clip=1.0)"
     )
@@ -193,10 +193,10 @@ OF_ALL, OF_TOP = Tower.parameters, lambda tower: tower.top.parameters()
 @pytest.mark.parametrize("parameters", [OF_ALL, OF_TOP], ids=["all", "dense"])
 def test_a_grad_scaler_that_rows_do_not_know_is_refused_at_its_first_step(parameters: Any):
     says = (
-        r"^a GradScaler steps torch\.optim\.SGD, and rows were trained with gradients that it had scaled, for the "
-        r"embeddings do not know it: start over, and pass it to them, EmbeddingBagCollection\(\.\.\., grad_scaler=scaler\), "
-        r"or set embeddings\.grad_scaler = scaler before the first backward\. If it scales another loss than theirs, pass "
-        r"them torch\.amp\.GradScaler\(enabled=False\)$"
+        r"^a GradScaler steps torch\.optim\.SGD, and rows were trained with gradients that it had scaled, because "
+        r"the embeddings do not know it: start over, and pass it to them, EmbeddingBagCollection\(\.\.\., "
+        r"grad_scaler=scaler\), or set embeddings\.grad_scaler = scaler before the first backward\. If it scales another "
+        r"loss than theirs, pass them torch\.amp\.GradScaler\(enabled=False\)$"
     )
     with pytest.raises(RuntimeError, match=says):
         scaled(parameters, {}, torch.amp.GradScaler("cpu", init_scale=4.0))

@@ -189,7 +189,7 @@ def test_another_model_in_a_loop_of_ones_own_names_what_differs(tmp_path):
         model, dense = made(**layers)
         with pytest.raises(ValueError, match=said):
             skirl.load(tmp_path, model=model, optimizers=[dense])
-        with pytest.raises(ValueError, match="which the other has not: make the model as it was saved"):
+        with pytest.raises(ValueError, match="which the other lacks: make the model as it was saved"):
             skirl.load(tmp_path, model=model)
 
 
@@ -323,7 +323,7 @@ def test_a_best_that_cannot_be_kept_is_told_and_the_old_one_stays(tmp_path, monk
     result = Train.of(**{**JUDGED, "steps": 12}, save=tmp_path / "saved", keep_best=True).run()
     assert len(calls) == 3 and result["best"]["step"] == 4 and result["best"]["test_logloss"] is None
     assert result["failed"].startswith(
-        f"step 12 is the best so far, and {tmp_path / 'saved' / 'best'} could not take it"
+        f"step 12 is the best so far, but it could not be kept in {tmp_path / 'saved' / 'best'}"
     )
     assert "that of step 4 stays" in result["failed"] and "that of step 4 stays" in caplog.text
 

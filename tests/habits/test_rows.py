@@ -403,11 +403,11 @@ def test_rows_on_disk_are_refused_with_another_array_or_none(tmp_path: Path) -> 
     embeddings.close()
     for other in (EIGHTHS + 1, None, skirl.Constant(1.0)):
         with pytest.raises(
-            ValueError, match=r"^table 'item': the rows in DiskStore.* began from the array with digest"
+            ValueError, match=r"^table 'item': the rows in DiskStore.* were initialized from the array with digest"
         ):
             collection(tmp_path, "disk", init=other, resume=True)
     link = f"link:10Gbit,0ms:disk:{tmp_path}/rows"
-    with pytest.raises(ValueError, match="began from the array with digest"):
+    with pytest.raises(ValueError, match="were initialized from the array with digest"):
         collection(tmp_path, link, init=EIGHTHS + 1, resume=True)
     for store in ("disk", link):
         again = collection(tmp_path, store, resume=True)
@@ -419,7 +419,7 @@ def test_rows_on_disk_that_began_without_an_array_are_refused_with_one(tmp_path:
     embeddings = collection(tmp_path, "disk", init=None)
     train(embeddings, batches()[0])
     embeddings.close()
-    with pytest.raises(ValueError, match=r"began from Uniform\(bound=0\.2.*\), and init is the array with digest"):
+    with pytest.raises(ValueError, match=r"were initialized from Uniform\(bound=0\.2.*\), but init is the array"):
         collection(tmp_path, "disk", resume=True)
     collection(tmp_path, "disk", init=None, resume=True).close()
 
@@ -437,15 +437,15 @@ def test_rows_in_a_store_are_refused_with_another_seed_or_initialiser(kind: str,
     if kind != "memory":
         embeddings.close()
     says = (
-        r"^the rows in .*Store.* were begun with seed 1, and seed is 2: rows that were never used would begin otherwise, "
-        r"set seed to 1, or name an empty store$"
+        r"^the rows in .*Store.* were initialized with seed 1, but seed is 2, so rows not used yet would get other first "
+        r"values: set seed to 1, or use an empty store$"
     )
     with pytest.raises(ValueError, match=says):
         collection(tmp_path, store, init=None, seed=2, resume=True)
     for init in (skirl.Normal(0.5), skirl.Constant(1.0)):
         with pytest.raises(
             ValueError,
-            match=rf"^table 'item': the rows in .* began from Uniform\(.*and init is {init.__class__.__name__}\(",
+            match=rf"^table 'item': the rows in .* were initialized from Uniform\(.*but init is {init.__class__.__name__}\(",
         ):
             collection(tmp_path, store, init=init, seed=1, resume=True)
     again = collection(tmp_path, store, init=None, seed=1, resume=True)
@@ -477,7 +477,7 @@ def test_an_export_from_a_checkpoint_has_trained_rows_and_refuses_the_others(tmp
         used = sorted(set(batches()[0].values().tolist()))
         assert torch.equal(rows.rows("item", used), embeddings.rows("item", used))
         with pytest.raises(
-            ValueError, match="never used are not in the checkpoint, only those of used rows: give the array"
+            ValueError, match="never used are not in the checkpoint, which has only used rows: pass the array"
         ):
             skirl.export(rows, tmp_path / "all.safetensors", untouched=True)
 
@@ -486,7 +486,7 @@ def test_a_file_that_was_changed_is_refused_where_it_would_be_read(tmp_path: Pat
     embeddings = collection(tmp_path, init=written(tmp_path, "npy"))
     train(embeddings, batches()[0])
     np.save(tmp_path / "item.npy", EIGHTHS.numpy() + 1)
-    sentence = r"item\.npy was changed since rows began from it: put it back as it was"
+    sentence = r"item\.npy has changed since rows were initialized from it: restore the file"
     with pytest.raises(ValueError, match=sentence):
         embeddings.rows("item", range(ROWS))
     with (
@@ -512,15 +512,15 @@ def test_a_row_that_the_store_has_lost_is_damage_and_no_first_use(tmp_path: Path
 
 
 WRONG: list[tuple[str, Callable[[Path], Any], str]] = [
-    ("shape", lambda p: EIGHTHS[:3], r"table 'item': init is \[3, 4\] in the array, the table is \[20, 4\]: make them"),
+    ("shape", lambda p: EIGHTHS[:3], r"table 'item': init has shape \[3, 4\] in the array, but the table is \[20, 4\]"),
     ("integers", lambda p: EIGHTHS.int(), "table 'item': init is an array of int32: convert it to float32"),
     ("one dimension", lambda p: EIGHTHS[0], r"table 'item': init is an array of shape \[4\]: give \[rows, dim\]"),
     ("a list", lambda p: [1.0], "table 'item': init is a list, set it to a skirl Uniform, Normal or Constant, to an array"),
     ("no file", lambda p: p / "no.npy", "table 'item': init names .*no.npy, and there is no such file"),
-    ("text", lambda p: _text(p / "a.npy"), "table 'item': init names .*a.npy, which is no whole .npy file"),
-    ("cut off", lambda p: _cut(p), "table 'item': init names .*cut.npy, which is no whole .npy file"),
+    ("text", lambda p: _text(p / "a.npy"), "table 'item': init names .*a.npy, which is not a complete .npy file"),
+    ("cut off", lambda p: _cut(p), "table 'item': init names .*cut.npy, which is not a complete .npy file"),
     ("another suffix", lambda p: _text(p / "a.pt"), "'item': init names .*a.pt: set it to a .npy or .safetensors file"),
-    ("damaged", lambda p: _text(p / "a.safetensors"), "init names .*a.safetensors, which is no whole safetensors file"),
+    ("damaged", lambda p: _text(p / "a.safetensors"), "init names .*a.safetensors, which is not a complete safetensors"),
     ("unnamed", lambda p: _tensors(p, {"a": EIGHTHS, "b": EIGHTHS + 1}), "which has a, b: call the tensor 'item.weight'"),
     ("exported", lambda p: _tensors(p, {"weight": EIGHTHS, "ids": torch.arange(20)}), "by their ids: take them with skirl"),
     ("columns first", lambda p: _fortran(p), "init names .*f.npy, which is in Fortran order: save numpy.ascontiguousarray"),
@@ -560,7 +560,7 @@ def test_first_values_that_would_be_rounded_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"^table 'item': init is float64 in the array and rows are float32: convert"):
         collection(tmp_path, init=EIGHTHS.double())
     assert collection(tmp_path, dtype=torch.float64).rows("item", [3]).dtype == torch.float64
-    with pytest.raises(ValueError, match=r"init is \[20, 4\] in the array, the table is \[21, 4\]"):
+    with pytest.raises(ValueError, match=r"init has shape \[20, 4\] in the array, but the table is \[21, 4\]"):
         skirl.Table("item", ROWS + 1, DIM, init=skirl.Table("item", ROWS, DIM, init=EIGHTHS).init)
 
 

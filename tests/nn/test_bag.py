@@ -90,7 +90,7 @@ def test_what_cannot_be_had_is_refused(options: dict[str, Any], words: str) -> N
         ({"input": IDS}, "pass .bags, ids., or one dimension and offsets"),
         ({"input": IDS.view(1, 7), "offsets": torch.tensor([0])}, "leave them out"),
         ({"input": IDS, "offsets": torch.tensor([1])}, "ascend from 0"),
-        ({"input": IDS, "offsets": torch.tensor([0]), "per_sample_weights": torch.ones(7)}, "go with mode='sum'"),
+        ({"input": IDS, "offsets": torch.tensor([0]), "per_sample_weights": torch.ones(7)}, "need mode='sum'"),
     ],
 )
 def test_calls_that_torch_refuses(call: dict[str, Any], words: str) -> None:

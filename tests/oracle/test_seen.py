@@ -92,9 +92,9 @@ def test_a_store_that_answers_with_bits_gives_the_same(keys):
 def test_bits_beyond_their_table_are_refused():
     seen = Seen(SCHEMA)
     seen.rebuild([(1, np.array([1 << 62], np.uint64))])  # the table's last row
-    with pytest.raises(ValueError, match="row 63 of table 't1' is there, which has rows 0 to 62"):
+    with pytest.raises(ValueError, match="row 63 of table 't1', but the table has rows 0 to 62"):
         seen.rebuild([(1, np.array([1 << 63], np.uint64))])
-    with pytest.raises(ValueError, match="row 0 of table number 7 is there"):
+    with pytest.raises(ValueError, match="row 0 of table number 7, but there are only 7 tables"):
         seen.rebuild([(7, np.array([1], np.uint64))])
 
 
@@ -111,11 +111,11 @@ def test_the_bits_of_an_engine_are_what_its_store_says(monkeypatch):
 @pytest.mark.parametrize(
     ("key", "message"),
     [
-        (1 << 48 | 63, "row 63 of table 't1' is there, which has rows 0 to 62: give the table as many rows as it had"),
-        (5 << 48 | 3_000_000, "row 3000000 of table 't5' is there"),
-        (7 << 48 | 3, "row 3 of table number 7 is there, of 7 tables"),
-        (6 << 48 | 1 << 47, "of table 't6' is there, which has rows 0 to 140737488355327"),
-        (-1, "of table number -1 is there"),
+        (1 << 48 | 63, "row 63 of table 't1', but the table has rows 0 to 62 only: give it as many rows as it had"),
+        (5 << 48 | 3_000_000, "row 3000000 of table 't5', but the table has rows 0 to 2999999 only"),
+        (7 << 48 | 3, "the store holds row 3 of table number 7, but there are only 7 tables"),
+        (6 << 48 | 1 << 47, "of table 't6', but the table has rows 0 to 140737488355327"),
+        (-1, "of table number -1, but there are only 7 tables"),
     ],
 )
 def test_rows_that_the_tables_do_not_have_are_refused(key, message):

@@ -77,7 +77,7 @@ def test_two_processes_get_what_two_threads_get(warm_python: Python):
         (
             "dies",
             600,
-            r"for rank 1 in channel ids, exchange 7 (batch 9) of step 9: gone; look at the last lines of rank 1",
+            r"for rank 1 in channel ids, exchange 7 (batch 9) of step 9: gone; see the last lines that rank 1 printed",
         ),
         (
             "hangs",

@@ -98,10 +98,10 @@ def test_trainers_end_with_the_launcher(launched, tmp_path, number, code):
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        ([], "nothing is launched: write a command behind --"),
-        (["--", "trian"], "'trian' is nothing to launch"),
-        (["--", "launch", "--", "train"], "'launch' is nothing to launch"),
-        (["--", "gone.py"], "gone.py is no file"),
+        ([], "nothing is launched: write a command after --"),
+        (["--", "trian"], "'trian' cannot be launched"),
+        (["--", "launch", "--", "train"], "'launch' cannot be launched"),
+        (["--", "gone.py"], "there is no file gone.py"),
         (["-n", "0", "--", "report"], "--trainers is 0: set it to 1 or more"),
         (["--", "train", "--stpes", "3"], "there is no flag --stpes: did you mean --steps?"),
         (["--", "train", "--data", "synthetic:tiny", "--steps", "0"], "steps is 0"),

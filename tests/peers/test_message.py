@@ -38,7 +38,7 @@ def test_a_changed_message_is_refused_or_read_within_its_bounds(parts, data):
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [("dtype", b"|O", "no kind of numbers"), ("dtype", b"i4,i4", "no kind of numbers"), ("dtype", b"{", "no kind"),
-     ("bytes", -8, "-8 bytes"), ("bytes", 7, "7 bytes are no whole number")],
+     ("bytes", -8, "-8 bytes"), ("bytes", 7, "7 bytes are not a whole number")],
 )  # fmt: skip
 def test_a_head_that_is_none_is_refused(name, value, said):
     raw = heads([np.zeros(3, np.int64)], 1, "ids")[0]

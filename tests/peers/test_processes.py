@@ -33,7 +33,7 @@ def launched(then: str, patience: float = 0.2, **changes: str) -> subprocess.Com
 def test_a_launcher_that_waits_for_others_is_ended_and_it_is_said():
     done = launched("exec sleep 30")
     assert done.returncode == -signal.SIGKILL
-    assert "the launcher waits for others, for more than 0.2 s: it is ended; start it again" in done.stderr
+    assert "the launcher has waited for others for more than 0.2 s, so it was killed: start it again" in done.stderr
 
 
 @pytest.mark.parametrize(

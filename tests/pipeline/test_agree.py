@@ -87,8 +87,8 @@ def test_a_loop_that_one_leaves_in_the_midst_of_a_step_is_said_by_all_at_once():
     assert time.monotonic() - began < 10
     assert said[0] == said[1]
     assert said[0] == (
-        "rank 1 left its loop in micro-batch 1 of step 4, which other trainers go on with: leave it where "
-        "batches.ends_step is true, after the same step on all trainers"
+        "rank 1 left its loop in micro-batch 1 of step 4 while other trainers go on with that step: leave the loop only "
+        "when batches.ends_step is true, after the same step on all trainers"
     )
 
 

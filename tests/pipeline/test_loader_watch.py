@@ -37,7 +37,7 @@ def hangs_here(go):
 def test_a_hanging_loader_is_told_of_while_it_hangs(capfd, caplog):
     """Once after the patience, and again after twice that time; nothing is raised inside the loader."""
     watch, go = Watch(0.2), threading.Event()
-    sentence = r"the loader took \d\.\d s for batch 7, and patience is 0.2 s: mend it, or raise"
+    sentence = r"the loader took \d\.\d s for batch 7, and patience is 0.2 s: fix the loader, or raise"
     with pytest.raises(StageStuck, match=sentence), uninterrupted() as hold, watch.reading(hold, 7):
         threading.Thread(target=lambda: (wait_for(lambda: len(caplog.records) == 2), go.set())).start()
         hangs_here(go)
@@ -47,7 +47,7 @@ def test_a_hanging_loader_is_told_of_while_it_hangs(capfd, caplog):
     stacks = capfd.readouterr().err
     assert stacks.count("in hangs_here") == 2 and "skirl-watch" not in caplog.text
     first, second = caplog.records
-    assert "the loader is at batch 7 for 0.2 s" in first.message and f"`kill {os.getpid()}`" in first.message
+    assert "the loader has been at batch 7 for 0.2 s" in first.message and f"`kill {os.getpid()}`" in first.message
     assert second.created - first.created > 0.15
 
 

@@ -86,5 +86,7 @@ def test_any_other_loader_is_skipped_ahead_and_one_line_says_so(flags, caplog):
 
 def test_a_loader_that_became_shorter_is_refused():
     _, state = ids_after(Plain(), stop=5)
-    with pytest.raises(ValueError, match="the loader ends at batch 3, the run was saved after 5 of the pass"):
+    with pytest.raises(
+        ValueError, match="the loader ends at batch 3, but the run was saved after 5 batches of the pass"
+    ):
         ids_after(batches()[:3], state)

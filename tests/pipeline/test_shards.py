@@ -275,7 +275,7 @@ def test_what_makes_no_step_is_left_out_and_said(caplog):
             model, dense = made()
             caplog.clear()
             assert loop(model, dense, draw(0, 4) + rest, depth=depth) == 2
-            assert "of the pass are left out: the 2 shards of a step take 2 batches of equal size" in caplog.text
+            assert "of the pass are left out: a step of 2 shards needs 2 batches of equal size" in caplog.text
 
 
 @pytest.mark.parametrize("depth", [4, "epoch"])
@@ -417,4 +417,6 @@ def test_a_save_waits_for_the_last_shard(tmp_path):
         if not batches.ends_step:
             skirl.save(tmp_path, model=model, optimizers=[dense], data=batches)
 
-    assert "and not in its last one, where it saves" in refusal(lambda: loop(model, dense, draw(0, 4), too_early))
+    assert "before the step's last shard, and not again in it" in refusal(
+        lambda: loop(model, dense, draw(0, 4), too_early)
+    )

@@ -161,7 +161,7 @@ def test_a_store_that_knows_one_part_only_says_so(tmp_path: Path) -> None:
     state = store.freeze(tmp_path, None)
     facts = state.write()
     state.release()
-    with pytest.raises(ValueError, match="one trainer"):
+    with pytest.raises(ValueError, match="a single trainer"):
         Plain(LAYOUT).thaw_parts(tmp_path, [Part(facts), Part(facts)], "x", 1)
-    with pytest.raises(NotImplementedError, match="Plain takes no frozen rows: implement thaw, or thaw_parts"):
+    with pytest.raises(NotImplementedError, match="Plain cannot take frozen rows: implement thaw, or thaw_parts"):
         Plain(LAYOUT).thaw(tmp_path, facts, [])

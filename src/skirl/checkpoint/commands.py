@@ -42,7 +42,9 @@ class Export:
         if self.dense and not (self.state_dict or self.out.suffix == ".pt"):
             raise ValueError("dense parameters go with a state dict: add --state-dict")
         if self.out.exists() and not self.force:
-            raise ValueError(f"out is {self.out}, which is there: name another file, or add --force to replace it")
+            raise ValueError(
+                f"out is {self.out}, which already exists: name another file, or add --force to replace it"
+            )
 
     def run(self) -> dict[str, Any]:
         """Write the file."""

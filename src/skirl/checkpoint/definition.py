@@ -116,7 +116,7 @@ def check_model(saved: dict[str, Any], model: nn.Module) -> None:
             "this model": [name for name in here if name not in saved],
         }
         texts = [f"{whose} has {_some(names)}" for whose, names in alone.items() if names]
-        raise CheckpointError(f"{', and '.join(texts)}, which the other has not: make the model as it was saved")
+        raise CheckpointError(f"{', and '.join(texts)}, which the other lacks: make the model as it was saved")
     for name, value in here.items():
         if isinstance(value, torch.Tensor) and saved[name].shape != value.shape:
             raise CheckpointError(

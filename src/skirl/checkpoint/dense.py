@@ -33,7 +33,7 @@ def write(folder: Path, mark: str, tensors: dict[str, torch.Tensor]) -> dict[str
 def read(folder: Path, entry: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Return the tensors that `write` was given, after a check of the file's checksum."""
     if (wrong := misfit(entry, {"file": TEXT, "bytes": COUNT, "sha256": TEXT})) is not None:
-        raise CheckpointError(f"the dense part lacks something ({wrong}): use another checkpoint")
+        raise CheckpointError(f"the dense part is incomplete or damaged ({wrong}): use another checkpoint")
     path = folder / entry["file"]
     if path.parent.parent != folder or ".." in path.parts[-2:]:
         raise CheckpointError(f"{entry['file']!r} is a file outside its folder: do not trust this checkpoint")
@@ -47,4 +47,4 @@ def read(folder: Path, entry: dict[str, Any]) -> dict[str, torch.Tensor]:
     try:
         return load_file(path)
     except SafetensorError as error:
-        raise CheckpointError(f"{path} is no safetensors file ({error}): use another checkpoint") from None
+        raise CheckpointError(f"{path} is not a safetensors file ({error}): use another checkpoint") from None

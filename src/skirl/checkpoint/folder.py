@@ -88,7 +88,8 @@ def read(path: Path) -> dict[str, Any]:
     of_parts = body["format_version"] == OF_PARTS
     if of_parts != ("trainers" in body):
         raise CheckpointError(
-            f"{path} is of format {body['format_version']} and not as that is: use another checkpoint"
+            f"{path} says format {body['format_version']}, but its entries are those of another format: use another "
+            "checkpoint"
         )
     return body | {"parts": parts.read(path, body)} if of_parts else body
 

@@ -112,7 +112,8 @@ def copy_rows(tables: Mapping[str, Place], theirs: Mapping[str, Place], path: Pa
         here, there = tables[name].table, theirs[name].table
         if (here.rows, here.dim) != (there.rows, there.dim):
             raise CheckpointError(
-                f"table {name!r} is [{there.rows}, {there.dim}] in {path}, here [{here.rows}, {here.dim}]"
+                f"table {name!r} is [{there.rows}, {there.dim}] in {path}, but [{here.rows}, {here.dim}] here: make it as "
+                "large as it was"
             )
     for name, place in tables.items():
         if name not in theirs:
@@ -154,12 +155,12 @@ class Tensors:
             return
         self.where = str(source)
         if not Path(source).is_file():
-            raise FileNotFoundError(f"{source} is not there: name a file, or a folder of checkpoints")
+            raise FileNotFoundError(f"{source} does not exist: name a file, or a folder of checkpoints")
         if Path(source).suffix == ".safetensors":
             try:
                 self._file = safe_open(source, framework="pt")
             except SafetensorError as error:
-                raise ValueError(f"{source} is no safetensors file ({error}): use another") from None
+                raise ValueError(f"{source} is not a safetensors file ({error}): name another") from None
             self.names = set(self._file.keys())
             about = self._file.metadata() or {}
             self.about = about if about.get("format") == FORMAT else {}
@@ -176,7 +177,7 @@ class Tensors:
         except Exception as error:  # of any class, with a text of any length
             why = str(error).partition("\n")[0].partition(". ")[0][:200]
             raise ValueError(
-                f"{source} is no state dict that torch.load(weights_only=True) reads ({why}): name a file that "
+                f"{source} is not a state dict that torch.load(weights_only=True) can read ({why}): name a file that "
                 "torch.save or skirl export wrote, or a .safetensors"
             ) from None
         state = state.get("state_dict", state) if isinstance(state, dict) else {}
@@ -301,15 +302,15 @@ def _state(tensors: Tensors, table: Table, base: str | None, optimizer: RowOptim
         expected = (tensors.shape(f"{base}ids")[0], part.stop - part.start)
         if tensors.shape(base + name) != expected:
             raise ValueError(
-                f"{base}{name} is {list(tensors.shape(base + name))} in {tensors.where}, {optimizer.name} has "
-                f"{list(expected)}: leave it out, or set the optimizer that it is of"
+                f"{base}{name} is {list(tensors.shape(base + name))} in {tensors.where}, but {optimizer.name} has "
+                f"{list(expected)}: leave it out, or set the optimizer that it belongs to"
             )
         tensors.refuse_other_than_floats(base + name)
     steps = tensors.table(base).get("steps")
     if steps is None and optimizer.counts_steps:
         raise ValueError(
-            f"{tensors.where} has {optimizer.name}'s state of table {table.name!r}, and not after how many steps: "
-            f"export it again, name the file itself, or leave {', '.join(base + name for name in places)} out"
+            f"{tensors.where} has {optimizer.name}'s state of table {table.name!r}, but not its number of steps: export it "
+            f"again, name the file itself, or leave {', '.join(base + name for name in places)} out"
         )
     return _State(tuple(places), None if steps is None else int(steps))
 
@@ -323,7 +324,10 @@ def _take(place: Place, tensors: Tensors, name: str, base: str | None, state: _S
             rows = tensors.rows(f"{base}ids", start, stop).astype(np.int64)
             values |= {part: tensors.rows(base + part, start, stop) for part in state.names}
             if rows.size and not (rows.min() >= 0 and rows.max() < place.table.rows):
-                raise ValueError(f"{base}ids in {tensors.where} has rows that table {place.table.name!r} has not")
+                raise ValueError(
+                    f"{base}ids in {tensors.where} has rows that table {place.table.name!r} does not have: make the table "
+                    "as large"
+                )
         rule = place.optimizer
         if isinstance(rule, FTRL) and state.names and not rule.follows(values["weight"], values["z"], values["n"]):
             raise ValueError(

@@ -108,7 +108,9 @@ class Keeper:
         else:
             for collection in collections.values():
                 if len(store := collection.engine.store):
-                    raise ValueError(f"{folder} holds no checkpoint, and {store!r} rows: remove these to start over")
+                    raise ValueError(
+                        f"{folder} holds no checkpoint, but {store!r} holds rows: remove those rows to start over"
+                    )
         if self._start is not None:
             number = claimed({name: of.engine for name, of in collections.items()}, folder, self._start)
             drop_newer(folder, number, self._start)
@@ -225,7 +227,7 @@ class Keeper:
                 starts.check(saving.folder, saving.start)
                 best.keep(saving.path)
         except (OSError, ValueError) as error:
-            self._miss_best(step, f"{self._best} could not take it, {why(error, self._best)}")
+            self._miss_best(step, f"it could not be kept in {self._best}: {why(error, self._best)}")
             log.warning("%s", self._not_best)
         else:
             self._best_at, self._not_best = step, None
@@ -238,7 +240,7 @@ class Keeper:
 
     def _miss_best(self, step: int, why_not: str) -> None:
         still = "none is kept yet" if self._best_at < 0 else f"that of step {self._best_at:,} stays"
-        self._not_best = f"step {step:,} is the best so far, and {why_not}; {still}"
+        self._not_best = f"step {step:,} is the best so far, but {why_not}; {still}"
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         if not self._told_to_stop:

@@ -168,7 +168,7 @@ def _newest(
             if header != offered[-1][0] and not votes.rank:
                 log.warning("%s. Going on from the checkpoint before it", error)
     for engine in engines.values() if changed else ():
-        engine.lose(f"{changed} could be read in part only: the rows of some collections are its own")
+        engine.lose(f"{changed} could be read only in part: some collections have its rows, others do not")
     assert first is not None
     raise first
 
@@ -248,10 +248,10 @@ def _read(
             rows["counters"] = counters_of(body, saved_as, rows["counters"], me.rank, me.here.sites)
             rows["split"] = split_of(body, saved_as, rows["split"], me.here, me.rank)
             if not collection.engine.capacity.allows(rows["split"]):
-                raise CheckpointError(f"{header} splits the cache as no run does: use another checkpoint")
+                raise CheckpointError(f"{header} has an impossible split of the cache: use another checkpoint")
             _ = rows_of[name]
     except (KeyError, TypeError, AttributeError, IndexError) as error:
-        raise CheckpointError(f"{header} lacks something ({error!r}): use another checkpoint") from error
+        raise CheckpointError(f"{header} is incomplete or damaged ({error!r}): use another checkpoint") from error
     return _Found(run, saved, rows_of, body["torch"])
 
 

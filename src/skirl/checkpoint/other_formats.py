@@ -63,7 +63,7 @@ def read_rows(
     counts = {t: tensors.shape(n)[0] for t, n in weights.items()}
     for table, base in bases.items():  # these have only the touched rows
         if "rows" not in (facts := tensors.table(base)):
-            raise ValueError(f"{source} has ids of {table!r}, and not how many rows it has: export it again")
+            raise ValueError(f"{source} has ids of {table!r}, but not the number of its rows: export it again")
         counts[table] = facts["rows"]
     short = {make().name: short for short, make in ROW_OPTIMIZERS.items()}
     by = {t: short.get(str(tensors.optimizer(base))) for t, base in bases.items()}

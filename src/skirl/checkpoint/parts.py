@@ -62,27 +62,31 @@ def read(header: Path, body: Body) -> list[dict[str, Any]]:
     """
     trainers, number = body.get("trainers"), body.get("number")
     if (wrong := misfit(trainers, _TRAINERS, "trainers")) is not None:
-        raise CheckpointError(f"{header} lacks something ({wrong}): use another checkpoint")
+        raise CheckpointError(f"{header} is incomplete or damaged ({wrong}): use another checkpoint")
     assert isinstance(trainers, dict)
     try:
         saved = Placement.of(trainers["placement"])
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise CheckpointError(f"{header} places rows as no run does ({error}): use another checkpoint") from None
+        raise CheckpointError(
+            f"{header} has an impossible placement of rows ({error}): use another checkpoint"
+        ) from None
     count = trainers["count"]
     if not (saved.sites == count == len(trainers["parts"]) > 1 and saved.digest == trainers["digest"]):
-        raise CheckpointError(f"{header} has not the parts of all its trainers: use another checkpoint")
+        raise CheckpointError(f"{header} does not have the parts of all its trainers: use another checkpoint")
     found = []
     for rank, entry in enumerate(trainers["parts"]):
         path = header.parent / entry["file"]
         if NAME.fullmatch(entry["file"]) is None:
-            raise CheckpointError(f"{header} names {entry['file']!r}, which is no part: do not trust this checkpoint")
+            raise CheckpointError(
+                f"{header} names {entry['file']!r}, which is not a part of a checkpoint: do not trust this checkpoint"
+            )
         if not path.is_file():
             raise CheckpointError(f"{path} is missing: use another checkpoint, or copy the whole folder again")
         part = read_sealed(path, format=FORMAT, version=FORMAT_VERSION, what="part of a checkpoint")
         if hashlib.sha256(path.read_bytes()).hexdigest() != entry["sha256"]:
             raise CheckpointError(f"{path} is not the one that {header.name} names: use another checkpoint")
         if (wrong := misfit(part, _PART)) is not None:
-            raise CheckpointError(f"{path} lacks something ({wrong}): use another checkpoint")
+            raise CheckpointError(f"{path} is incomplete or damaged ({wrong}): use another checkpoint")
         if [part[n] for n in ("number", "rank", "trainers", "digest")] != [number, rank, count, saved.digest]:
             raise CheckpointError(f"{path} is a part of another checkpoint than {header.name}: use another checkpoint")
         if any(part[of].keys() != body["definition"].keys() for of in ("rows", "counters", "split")):

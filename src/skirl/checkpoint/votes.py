@@ -83,6 +83,6 @@ def trainers_of(model: nn.Module, peers: Peers | None, placement: Placement | No
     own = Placement.even(peers.size) if exchange is None else exchange.placement
     if (placement or own).sites != peers.size:
         raise ValueError(
-            f"placement is for {(placement or own).sites} trainers, there are {peers.size}: make it for these"
+            f"placement is for {(placement or own).sites} trainers, but there are {peers.size}: make it for that many"
         )
     return peers, placement or own

@@ -135,7 +135,7 @@ def _open(header: Path, store: str, votes: Votes) -> Opened:
             data["loader"] if isinstance(data, dict) and "loader" in data else data
         )  # saved by a lookahead, or by a loader itself
     except (KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{header} lacks something ({error!r}): use another checkpoint") from error
+        raise CheckpointError(f"{header} is incomplete or damaged ({error!r}): use another checkpoint") from error
     if not collections:
         raise CheckpointError(f"{header} has no rows: use another checkpoint")
     rows = collections[0] if len(collections) == 1 else nn.ModuleList(collections)
@@ -176,6 +176,6 @@ def _described(header: Path, definition: dict[str, Any]) -> tuple[type[Collectio
         if (wrong := misfit(seed, COUNT, "seed")) is not None:
             raise ValueError(wrong)
     except ValueError as error:
-        raise CheckpointError(f"{header} describes what cannot be ({error}): use another checkpoint") from None
+        raise CheckpointError(f"{header} describes impossible embeddings ({error}): use another checkpoint") from None
     about = {"tables": tables, "optimizer": optimizers, "seed": seed, "dtype": _DTYPES[definition["dtype"]]}
     return _KINDS[definition["collection"]], about

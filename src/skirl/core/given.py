@@ -61,7 +61,9 @@ class Given:
                     "or to a .npy or .safetensors file"
                 )
             if shape != (rows, dim):
-                raise ValueError(f"is {list(shape)} in {where}, the table is [{rows}, {dim}]: make them alike")
+                raise ValueError(
+                    f"has shape {list(shape)} in {where}, but the table is [{rows}, {dim}]: give both the same shape"
+                )
         except (TypeError, ValueError, OSError) as error:
             kind_of = TypeError if isinstance(error, TypeError) else ValueError
             raise kind_of(f"table {table!r}: init {error}") from None
@@ -127,12 +129,13 @@ class Given:
         """Raise if the values are not here, or if their file has changed."""
         if self._raw is None:
             raise ValueError(
-                f"the first values of rows that were never used are not in {self.where}, only those of used rows: give the "
-                "array by init= of the table, or leave such rows out"
+                f"the first values of rows that were never used are not in {self.where}, which has only used rows: pass the "
+                "array as init of the table, or leave such rows out"
             )
         if self._path is not None and _stamp(self._path) != self._stamp:
             raise ValueError(
-                f"{self._path} was changed since rows began from it: put it back as it was, and go on from a checkpoint"
+                f"{self._path} has changed since rows were initialized from it: restore the file, and resume from a "
+                "checkpoint"
             )
 
 
@@ -183,7 +186,9 @@ def _mapped(path: Path, table: str) -> _Found:
             values = np.load(path, mmap_mode="r", allow_pickle=False)
         except Exception as error:  # a damaged header can make NumPy raise anything
             why = " ".join(str(error).split())[:100] or type(error).__name__
-            raise ValueError(f"names {path}, which is no whole .npy file ({why}): write it with numpy.save") from None
+            raise ValueError(
+                f"names {path}, which is not a complete .npy file ({why}): write it with numpy.save"
+            ) from None
         if not values.flags.c_contiguous:
             raise ValueError(f"names {path}, which is in Fortran order: save numpy.ascontiguousarray of it")
         return (*_rows(values, values.dtype.name, f" in {path}"), path)
@@ -215,7 +220,9 @@ def _tensor(path: Path, table: str) -> tuple[str, tuple[int, ...], int]:
         with safe_open(path, "numpy") as file:  # checks that the file is complete and consistent
             names = sorted(file.keys())
     except (SafetensorError, OSError) as error:
-        raise ValueError(f"names {path}, which is no whole safetensors file ({error}): use another") from None
+        raise ValueError(
+            f"names {path}, which is not a complete safetensors file ({error}): write it again, or name another"
+        ) from None
     fits = [name for name in names if name in (f"{table}.weight", table, "weight") or name.endswith(f".{table}.weight")]
     fits = fits or names
     if len(fits) != 1:

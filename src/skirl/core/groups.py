@@ -46,7 +46,7 @@ class Groups(Sequence[RowOptimizer]):
     ([('user_*', (0, 2)), ('*', (1,))], 'SGD')
     >>> Groups(tables, {"user": Adam(), "*": SGD()})
     Traceback (most recent call last):
-    ValueError: optimizer has 'user', which is the first match of no table: there are 'user_id', 'item', 'user_city'
+    ValueError: optimizer has 'user', which is not the first match of any table: there are 'user_id', 'item', 'user_city'
     """
 
     def __init__(self, tables: Sequence[Table], optimizer: RowOptimizers) -> None:
@@ -67,7 +67,9 @@ class Groups(Sequence[RowOptimizer]):
         for name in by_name:
             if name not in first:
                 known = ", ".join(map(repr, self.names))
-                raise ValueError(f"optimizer has {name!r}, which is the first match of no table: there are {known}")
+                raise ValueError(
+                    f"optimizer has {name!r}, which is not the first match of any table: there are {known}"
+                )
         self.all = tuple(
             Group(name, rule, tuple(t for t, chosen in enumerate(first) if chosen == name))
             for name, rule in by_name.items()

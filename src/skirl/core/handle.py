@@ -57,7 +57,7 @@ class TorchHandle(torch.optim.Optimizer):
     def lr(self) -> float:
         """The learning rate of the next backward, if all tables share one group; a ValueError otherwise."""
         if len(self.param_groups) > 1:
-            raise ValueError("tables have several learning rates: take those of optimizer.param_groups")
+            raise ValueError("tables have several learning rates: read them from optimizer.param_groups")
         return float(self.param_groups[0]["lr"])
 
     @property
@@ -79,8 +79,8 @@ class TorchHandle(torch.optim.Optimizer):
             if not fixed.isdisjoint(group):
                 name = min(fixed & group.keys())
                 raise ValueError(
-                    f"{name} of the group {group['name']!r} was set: it is fixed when the collection is made, lr and "
-                    "weight_decay may change"
+                    f"{name} of the group {group['name']!r} was set: it is fixed when the collection is made, and only lr "
+                    "and weight_decay may change"
                 )
             now = Setting(float(group["lr"]), float(group["weight_decay"]))
             if now != self._checked[i]:
@@ -88,9 +88,9 @@ class TorchHandle(torch.optim.Optimizer):
                 replace(rule, lr=now.lr, weight_decay=now.weight_decay)  # raises if a value is invalid
                 if rule.weight_follows_state and now.lr != rule.lr:
                     raise ValueError(
-                        f"lr of the group {group['name']!r} is {now.lr:g} and was {rule.lr:g}: {rule.name} makes rows of "
-                        "their state and lr, so another would move all of them by itself. Leave schedules "
-                        "of it out: LambdaLR takes a factor for each group, which is 1 for this one"
+                        f"lr of the group {group['name']!r} is {now.lr:g} and was {rule.lr:g}: {rule.name} computes rows "
+                        "from their state and lr, so a new lr alone would move all of them. Keep this group out of "
+                        "schedules: give LambdaLR the factor 1 for it"
                     )
                 self._checked[i] = now
         return list(self._checked)
@@ -110,8 +110,9 @@ class TorchHandle(torch.optim.Optimizer):
         saved, here = ([(group.get("name"), group.get("tables")) for group in groups] for groups in both)
         if saved != here:
             raise ValueError(
-                f"the state is of the groups {[name for name, _ in saved]} of tables {[t for _, t in saved]}, here they are "
-                f"{[name for name, _ in here]} of {[t for _, t in here]}: make the collection with the same optimizer="
+                f"the state has the groups {[name for name, _ in saved]} of tables {[t for _, t in saved]}, but this "
+                f"collection has {[name for name, _ in here]} of {[t for _, t in here]}: make the collection with the same "
+                "optimizer="
             )
         super().load_state_dict(state_dict)
 

@@ -143,7 +143,7 @@ def capture(sparse: Sparse, features: Sequence[str], *, copy: bool = True) -> Ca
     weights = sparse.weights_or_none()
     if len(set(keys)) != len(keys):
         raise BadIds(
-            f"the batch names feature {next(k for k in keys if keys.count(k) > 1)!r} twice: give each another name"
+            f"the batch names feature {next(k for k in keys if keys.count(k) > 1)!r} twice: give each its own name"
         )
     missing = [name for name in features if name not in keys]
     if missing:
@@ -156,8 +156,8 @@ def capture(sparse: Sparse, features: Sequence[str], *, copy: bool = True) -> Ca
     inverse = inverse_of(sparse, keys, len(offsets) - 1)
     if inverse is None and ((len(offsets) - 1) % len(keys) or not len(offsets)):
         raise BadIds(
-            f"offsets has {len(offsets)} entries: {len(keys)} features need a multiple of {len(keys)}, and one; pass one "
-            "for each feature and sample, and the end"
+            f"offsets has {len(offsets)} entries, but {len(keys)} features need a multiple of {len(keys)} plus 1: pass a "
+            "start for each feature and sample, and the end"
         )
     array = None
     if weights is not None:

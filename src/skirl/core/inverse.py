@@ -105,8 +105,8 @@ def inverse_of(sparse: Any, keys: Sequence[str], bags: int) -> Inverse | None:
     batch = next(iter(lengths.values()))
     if other := next((name for name, length in lengths.items() if length != batch), None):
         raise BadIds(
-            f"the inverse of feature {other!r} is of {lengths[other]} samples, that of feature {next(iter(lengths))!r} of "
-            f"{batch}: give each an entry for each sample"
+            f"the inverse of feature {other!r} has {lengths[other]} entries, that of feature {next(iter(lengths))!r} has "
+            f"{batch}: give each one entry per sample"
         )
     arrays: dict[int, np.ndarray] = {}
     of: list[np.ndarray | None] = []
@@ -126,8 +126,8 @@ def inverse_of(sparse: Any, keys: Sequence[str], bags: int) -> Inverse | None:
         wrong, own = _look(arrays[key], stride)
         if wrong >= 0:
             raise BadIds(
-                f"the inverse of feature {name!r} has {tensor[wrong]} for sample {wrong}, and there are {stride} bags: pass "
-                "places from 0 on, below that number"
+                f"the inverse of feature {name!r} gives bag {tensor[wrong]} for sample {wrong}, but there are {stride} "
+                "bags: number bags from 0"
             )
         of.append(None if own and stride == batch else arrays[key])
     if all(each is None for each in of):
@@ -152,7 +152,7 @@ def check_strides(strides: Sequence[int], keys: Sequence[str], bags: int) -> Non
         raise BadIds(f"strides has {min(strides)}: pass how many bags each feature has")
     if sum(strides) != bags:
         raise BadIds(
-            f"strides add up to {sum(strides)}, and there are {bags} bags: pass how many bags of lengths each feature has"
+            f"strides add up to {sum(strides)}, but there are {bags} bags: pass how many bags of lengths each feature has"
         )
 
 
@@ -168,8 +168,8 @@ def _given(sparse: Any) -> tuple[list[int], dict[str, torch.Tensor]] | None:
         if hasattr(sparse, "stride_per_key") and len(set(sparse.stride_per_key())) == 1:
             return None
         raise BadIds(
-            "the batch has another number of samples for each feature (stride_per_key), and nothing says which sample has "
-            "which bag: pass inverse_indices as well, or a KeyedJaggedTensor of one stride"
+            "the features of the batch have different numbers of bags (stride_per_key), and nothing says which bag each "
+            "sample has: pass inverse_indices as well, or a KeyedJaggedTensor of one stride"
         )
     names, matrix = pair
     if not isinstance(matrix, torch.Tensor) or matrix.dim() != 2 or len(matrix) != len(names):

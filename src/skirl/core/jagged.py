@@ -82,15 +82,20 @@ class KeyedJagged:
             raise ValueError(f"the inverse names feature {wrong[0]!r}: there are {', '.join(map(repr, self._keys))}")
         if (twice := [name for name in named if named.count(name) > 1]) or len(groups) < len(inverse):
             twice = twice or named
-            raise ValueError(f"the inverse names feature {twice[0]!r} twice: put each into one group")
+            raise ValueError(f"the inverse names feature {twice[0]!r} twice: put each feature in only one group")
         for names, tensor in groups.items():
             of = {name: strides[self._keys.index(name)] for name in names}
             if len(set(of.values())) > 1:
                 each = ", ".join(f"{name}: {stride}" for name, stride in of.items())
-                raise ValueError(f"features of one group have different numbers of bags ({each}): they change together")
+                raise ValueError(
+                    f"features of one group have different numbers of bags ({each}): group only features that have the same "
+                    "bags"
+                )
             if not isinstance(tensor, torch.Tensor) or tensor.dim() != 1:
                 what = list(tensor.shape) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
-                raise ValueError(f"the inverse of {', '.join(names)} is {what}: pass a tensor with an entry a sample")
+                raise ValueError(
+                    f"the inverse of {', '.join(names)} is {what}: pass a tensor with one entry per sample"
+                )
         self.groups, self._strides = groups, strides
 
     @classmethod
@@ -263,7 +268,7 @@ class KeyedJagged:
         """
         if sum(segments) != len(self._keys) or min(segments, default=0) < 1:
             raise ValueError(
-                f"segments are {list(segments)} for {len(self._keys)} features: pass counts that add up to it"
+                f"segments are {list(segments)} for {len(self._keys)} features: pass counts that add up to that"
             )
         ends = [sum(segments[: i + 1]) for i in range(len(segments))]
         return [self.select(self._keys[end - count : end]) for end, count in zip(ends, segments, strict=True)]

@@ -14,8 +14,8 @@ Takes = Literal["rows", "padded", "jagged"]
 Kind = Literal["batchnorm", "dropout"]
 
 MEANING: dict[Kind, str] = {
-    "batchnorm": "takes its statistics over the batch, and would take them over distinct bags",
-    "dropout": "draws for each sample, and would draw once for all samples of a bag",
+    "batchnorm": "computes its statistics over the batch, but would compute them over distinct bags here",
+    "dropout": "draws for each sample, but would draw once for all samples of a bag here",
 }
 """The reason why a kind of layer means something else if it runs once per bag."""
 
@@ -140,8 +140,8 @@ class OncePerBag(nn.Module):
     torch.Size([5, 8])
     >>> OncePerBag(nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.1)))
     Traceback (most recent call last):
-    ValueError: OncePerBag: layer 1 is Dropout(p=0.1, inplace=False), which draws for each sample, and would draw once for \
-all samples of a bag: take it out, or pass allow=("dropout",)
+    ValueError: OncePerBag: layer 1 is Dropout(p=0.1, inplace=False), which draws for each sample, but would draw once for \
+all samples of a bag here: take it out, or pass allow=("dropout",)
     """
 
     def __init__(self, module: nn.Module, *, takes: Takes = "rows", allow: Collection[Kind] = ()) -> None:
@@ -185,8 +185,8 @@ all samples of a bag: take it out, or pass allow=("dropout",)
             same = other.bags == first.bags and torch.equal(other.inverse, first.inverse)
             if not same:
                 raise ValueError(
-                    f"OncePerBag: features 0 and {place} have {first.bags} and {other.bags} bags with another inverse each: "
-                    "pass features that change together, or wrap an encoder for each"
+                    f"OncePerBag: features 0 and {place} ({first.bags} and {other.bags} bags) have different inverses: pass "
+                    "features that change together, or wrap a separate encoder for each"
                 )
         return first
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from skirl.core.keys import MAX_ROWS, MAX_TABLES
+from skirl.core.keys import MAX_ROWS, MAX_TABLES, ROW_BITS
 from skirl.core.placement import Cut, Placement
 from skirl.tools.sealed_json import Readable
 from skirl.tools.shape_of import ANY, TEXT
@@ -78,8 +78,10 @@ class PlacedTable:
 
     def __post_init__(self) -> None:
         for what, value in (("rows", self.rows), ("dim", self.dim)):
-            if type(value) is not int or not 0 < value < MAX_ROWS:
-                raise ValueError(f"table {self.name!r} has {what} {value!r}: set it to a whole number of 1 or more")
+            if type(value) is not int or not 0 < value <= MAX_ROWS:
+                raise ValueError(
+                    f"table {self.name!r} has {what} {value!r}: set it to a whole number from 1 to 2**{ROW_BITS}"
+                )
 
 
 @dataclass(frozen=True)
@@ -187,14 +189,17 @@ class PlacementPlan:
         mine, names = [t.name for t in self.tables], [name for name, _, _ in tables]
         if missing := [name for name in names if name not in mine]:
             raise ValueError(
-                f"the plan has no table {missing[0]!r}, it has {', '.join(mine[:5])}: make it for this model"
+                f"the plan has no table {missing[0]!r}, it has {', '.join(mine[:5])}: make the plan for this model"
             )
         if over := [name for name in mine if name not in names]:
-            raise ValueError(f"the plan has a table {over[0]!r}, and the model has none: make it for this model")
+            raise ValueError(
+                f"the plan has a table {over[0]!r}, which the model does not have: make the plan for this model"
+            )
         for number, (table, (name, rows, dim)) in enumerate(zip(self.tables, tables, strict=True)):
             if table.name != name:
                 raise ValueError(
-                    f"table {number} of the plan is {table.name!r}, of the model {name!r}: order them alike"
+                    f"table {number} is {table.name!r} in the plan but {name!r} in the model: put the tables in the same "
+                    "order"
                 )
             for what, planned, found in (("rows", table.rows, rows), ("dim", table.dim, dim)):
                 if found is not None and planned != found:
@@ -207,7 +212,7 @@ def _check_names(what: str, names: Sequence[str]) -> None:
         raise ValueError(f"the plan has no {what}: name at least one")
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
-        raise ValueError(f"{what} {twice!r} is in the plan twice: leave one of them")
+        raise ValueError(f"{what} {twice!r} is in the plan twice: remove one of them")
 
 
 def _is_one_place(store: str) -> bool:
@@ -231,10 +236,10 @@ def _table(said: Mapping[str, Any], sites: Mapping[str, int]) -> PlacedTable:
     for piece in pieces:
         if piece["site"] not in sites:
             raise ValueError(
-                f"table {name!r} has rows at site {piece['site']!r}, there are {', '.join(sites)}: name one"
+                f"table {name!r} has rows at site {piece['site']!r}, but the sites are {', '.join(sites)}: name one of them"
             )
         if "columns" in piece:
-            raise ValueError(f"table {name!r} is cut by columns, which no store is yet: cut its rows")
+            raise ValueError(f"table {name!r} is cut by columns, which no store can hold yet: cut its rows")
     if by == "whole":
         if len(pieces) != 1:
             raise ValueError(f"table {name!r} is whole and has {len(pieces)} pieces: give it one")
@@ -247,7 +252,7 @@ def _table(said: Mapping[str, Any], sites: Mapping[str, int]) -> PlacedTable:
             low, high = sorted((begin, end))
             raise ValueError(f"table {name!r}: {how} {_shown(by, low)} to {_shown(by, high)}: cover each row once")
         if ends_at <= begin:
-            raise ValueError(f"table {name!r}: a piece ends at {_shown(by, ends_at)}, where it begins: leave it out")
+            raise ValueError(f"table {name!r}: a piece ends at {_shown(by, ends_at)}, where it begins: remove it")
         end = ends_at
     if end != cut.end and not (by == "rows" and end == table.rows):
         if by == "rows" and end > table.rows:

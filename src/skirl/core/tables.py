@@ -61,8 +61,8 @@ class Table:
         elif isinstance(self.init, Given):  # taken from another table
             if self.init.shape != (self.rows, self.dim):
                 raise ValueError(
-                    f"table {self.name!r}: init is {list(self.init.shape)} in {self.init.where}, the table is "
-                    f"[{self.rows}, {self.dim}]: make them alike"
+                    f"table {self.name!r}: init has shape {list(self.init.shape)} in {self.init.where}, but the table is "
+                    f"[{self.rows}, {self.dim}]: give both the same shape"
                 )
         elif not isinstance(self.init, Uniform | Normal | Constant):
             object.__setattr__(self, "init", Given.of(self.init, self.name, self.rows, self.dim))
@@ -128,7 +128,7 @@ class Schema:
         if not tables:
             raise ValueError("no tables given: pass at least one skirl.Table")
         if len(tables) > MAX_TABLES:
-            raise ValueError(f"{len(tables)} tables given, {MAX_TABLES} is the most")
+            raise ValueError(f"{len(tables)} tables given: pass at most {MAX_TABLES}")
         _refuse_twice("table", [t.name for t in tables])
         _refuse_twice("feature", [f for t in tables for f in t.features])
         kinds = [(t.dim, None if records is None else records[i]) for i, t in enumerate(tables)]
@@ -152,5 +152,5 @@ def _refuse_twice(what: str, names: list[str]) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise ValueError(f"{what} {name!r} is given twice: give each another name")
+            raise ValueError(f"{what} {name!r} is given twice: give each its own name")
         seen.add(name)

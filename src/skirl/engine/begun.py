@@ -42,7 +42,7 @@ class Begun:
             table = schema.tables[t]
             given.check_dtype(table.name, dtype)
             if table.rows > MOST_IN_BITS:
-                raise ValueError(f"table {table.name!r}: init is an array, which tables of at most 2**33 rows can have")
+                raise ValueError(f"table {table.name!r} has more than 2**33 rows: its init cannot be an array")
 
     def begin(self, seen: Seen, held: Iterable[np.ndarray | tuple[int, np.ndarray]]) -> None:
         """Start from a store that holds the rows `held`. Mark them in `seen`, and all rows of these tables."""
@@ -104,12 +104,12 @@ class Begun:
             (was, _, seed), (init, _, ours) = (str(text).partition(_OF_SEED) for text in (there, now))
             if was == init:
                 raise ValueError(
-                    f"the rows in {store!r} were begun with seed {seed}, and seed is {ours}: rows that were never used "
-                    f"would begin otherwise, set seed to {seed}, or name an empty store"
+                    f"the rows in {store!r} were initialized with seed {seed}, but seed is {ours}, so rows not used yet "
+                    f"would get other first values: set seed to {seed}, or use an empty store"
                 )
             raise ValueError(
-                f"table {name!r}: the rows in {store!r} began from {_shown(there)}, and init is {_shown(now)}: set "
-                "it to what the rows began from, or name an empty store"
+                f"table {name!r}: the rows in {store!r} were initialized from {_shown(there)}, but init is {_shown(now)}: "
+                "set init to what the rows were initialized from, or use an empty store"
             )
 
 

@@ -171,8 +171,8 @@ class Engine:
         """Raise if several trainers share the rows: they cannot do this together yet."""
         if self.exchange is not None:
             raise ValueError(
-                f"{what} is for one trainer, and {self.exchange.peers.size} share these rows: call skirl.save on all of "
-                "them, and start one process on its checkpoint"
+                f"{what} works with one trainer only, and {self.exchange.peers.size} trainers share these rows: call "
+                "skirl.save on all of them, then load the checkpoint in a single process"
             )
 
     def check_process(self) -> None:
@@ -217,7 +217,7 @@ class Engine:
             self.drop_caches()
             self.allocate(split)
         except BaseException as error:
-            self.lose(f"the cache was being split again, and then: {why(error)}", error)
+            self.lose(f"splitting the cache again failed: {why(error)}", error)
             raise
 
     def drop_caches(self) -> None:
@@ -243,7 +243,7 @@ class Engine:
         try:
             leaving = [self._load_bank(bank, work) for bank in range(len(work.steps))]
         except BaseException as error:
-            self.lose(f"rows of step {work.number} were being moved, and then: {why(error)}", error)
+            self.lose(f"step {work.number} failed while its rows were being moved: {why(error)}", error)
             raise
         work.fetched = []
         self.counters.steps += 1
@@ -266,7 +266,7 @@ class Engine:
     def settle(self) -> None:
         """Wait until no gradient is on its way to another trainer. All trainers call this after the same step."""
         if self.exchange is not None:
-            with self._losing("gradients were on their way"):
+            with self._losing("exchanging gradients between trainers failed"):
                 self.exchange.settle()
                 for bank in self.banks:
                     bank.join()
@@ -275,12 +275,12 @@ class Engine:
         """Note that the loop has ended. Rows are lost if gradients are still on their way between trainers."""
         if self.exchange is not None and not self.exchange.settled:
             why = self.exchange.peers.over or "the job has ended"
-            self.lose(f"{why}, and gradients were on their way between trainers")
+            self.lose(f"{why} while gradients were in transit between trainers")
 
     def complete(self, wait: bool = True) -> None:
         """Finish the update of the step in the loop, as far as the next needs it. Unless `wait`, wait for no move."""
         if self.exchange is not None and (wait or self.exchange.moved):
-            with self._losing("gradients were on their way"):
+            with self._losing("exchanging gradients between trainers failed"):
                 self.exchange.complete()
 
     @contextmanager
@@ -289,7 +289,7 @@ class Engine:
         try:
             yield
         except BaseException as error:
-            self.lose(f"{what}, and then: {why(error)}", error)
+            self.lose(f"{what}: {why(error)}", error)
             raise
 
     def _load_bank(self, bank: int, work: Work) -> tuple[np.ndarray, Any]:
@@ -467,7 +467,7 @@ class Engine:
         """
         self.check_process()
         thaw()  # all or nothing; from here on nothing is expected to fail
-        self.damage = "rows were being restored when something happened: load again"
+        self.damage = "an error came while rows were being restored: load the checkpoint again"
         self.forget_moves()
         self.banks = self._open_banks()
         self.caches = []

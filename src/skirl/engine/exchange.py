@@ -255,8 +255,8 @@ def exchange_with(at: torch.device) -> Exchange | None:
         return None
     if at.type != "cpu":
         log.warning(
-            "%d trainers on GPUs: nobody has run this yet, see that `skirl launch -n 2 -- train` and one process give the "
-            "same bits on yours",
+            "%d trainers on GPUs: this has not been run yet, check that `skirl launch -n 2 -- train` and one process give "
+            "the same bits on your machine",
             peers.size,
         )
     return Exchange(peers)

@@ -85,7 +85,7 @@ set cache to 36 or more, or use smaller batches; `skirl size` says what a whole 
         found = f"cache {room.cache!r} is {room.budget:,} rows, {name(at)} needs {needs[at]:,}{of_dim}{also}"
         return DoesNotFit(found, enough, False, hint)
     found = (
-        f"cache {room.cache!r} has {max(0, room.budget):,} bytes for rows beside {room.staging:,} for staging (rows on "
-        f"their way, at most half), {name(at)} needs {needs[at]:,}{of_dim}{also}"
+        f"cache {room.cache!r} has {max(0, room.budget):,} bytes for rows and {room.staging:,} for staging (rows on their "
+        f"way, at most half), {name(at)} needs {needs[at]:,}{of_dim}{also}"
     )
     return DoesNotFit(found, enough, True, hint)

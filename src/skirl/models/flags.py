@@ -56,7 +56,7 @@ class LayerFlags:
     {'deep': (32,), 'rank': None}
     >>> LayerFlags(rank=4).of_model("dlrm")
     Traceback (most recent call last):
-    ValueError: rank is a flag of deep-cross and dcnv2, and dlrm has none: leave it out, or set model to one of these
+    ValueError: rank is a flag of deep-cross and dcnv2, and dlrm does not have it: leave it out, or set model to one of these
     """
 
     group: ClassVar[str] = "model"
@@ -108,7 +108,7 @@ class LayerFlags:
             if name not in takes[model]:
                 owners = " and ".join(other for other, parameters in takes.items() if name in parameters)
                 raise ValueError(
-                    f"{name} is a flag of {owners}, and {model} has none: leave it out, or set model to one of these"
+                    f"{name} is a flag of {owners}, and {model} does not have it: leave it out, or set model to one of these"
                 )
         return {name: None if value == "full" else value for name, value in self._set().items()}
 

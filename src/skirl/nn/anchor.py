@@ -38,7 +38,7 @@ class Anchor(nn.Parameter):
         if here and sys._getframe(1).f_globals.get("__name__") == _CLIPPING:
             self.said = True
             log.warning(
-                "torch.nn.utils clips gradients, and leaves the rows of embeddings out: they are no Parameters, and "
+                "torch.nn.utils clips gradients, and leaves the rows of embeddings out: they are not Parameters, and "
                 "backward has updated them already. To bound the gradient of each row set clip of their optimizer, such as "
                 "skirl.Adagrad(lr=0.02, clip=1.0)"
             )

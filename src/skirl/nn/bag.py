@@ -138,7 +138,7 @@ class EmbeddingBag(nn.Module):
         """
         if per_sample_weights is not None and self.mode != "sum":
             raise ValueError(
-                f"per_sample_weights go with mode='sum', and mode is {self.mode!r}: set that, or leave the weights out"
+                f"per_sample_weights need mode='sum', and mode is {self.mode!r}: set mode to 'sum', or leave the weights out"
             )
         if per_sample_weights is not None and per_sample_weights.shape != input.shape:
             raise ValueError(

@@ -57,8 +57,8 @@ def _check_same(engine: Engine, table: str, arrays: Sequence[np.ndarray], state:
     for rank, their in enumerate(told):
         if their != told[0]:
             raise ValueError(
-                f"set_rows of table {table!r} got other ids or values on rank {rank} than on rank 0: call it on all "
-                "trainers with the same, each takes those of its own rows"
+                f"set_rows of table {table!r} got other ids or values on rank {rank} than on rank 0: call it with the same "
+                "on all trainers, each takes those of its own rows"
             )
 
 
@@ -71,8 +71,8 @@ def replacement(
     number = _number(engine, table)
     if state == "keep" and engine.optimizers[number].weight_follows_state:
         raise ValueError(
-            f"table {table!r} is trained by {engine.optimizers[number].name}, which makes rows of their state: pass "
-            "state='reset' as well, or they would be as before after the next step"
+            f"table {table!r} is trained by {engine.optimizers[number].name}, which computes rows from their state: pass "
+            "state='reset' as well, or the next step would undo the change"
         )
     here = engine.schema.tables[number]
     rows = _rows(here, ids)

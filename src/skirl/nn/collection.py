@@ -176,8 +176,8 @@ class Collection(nn.Module):
         if out is not None:
             if not same_weights or _wants_grad(sparse):
                 raise ValueError(
-                    "a second lookup of one batch has other weights than the first: weigh its ids once, or multiply what "
-                    "the lookup returns"
+                    "the second lookup of a batch has new weights: weigh its ids once, in the first lookup, or multiply "
+                    "the lookup's output instead"
                 )
             out = out.frozen_since()
         if out is None:
@@ -191,8 +191,8 @@ class Collection(nn.Module):
         if weights is not None and (_wants_grad(sparse) or not same_weights):
             if missing := sorted(set(self.engine.schema.features) - set(sparse.keys())):
                 raise ValueError(
-                    f"weights that are made in the loop go with all features, and feature {missing[0]!r} is not in this "
-                    "part of the batch: look up all features of the collection first, then parts of them"
+                    f"weights made in the loop need all features, but feature {missing[0]!r} is not in this part of the "
+                    "batch: look up all features of the collection first, then parts of them"
                 )
             micro.weights = weights if weights.requires_grad else None
             micro.weighted = now = resolver.capture(sparse, copy=False)
@@ -428,7 +428,7 @@ def collection_of(model: nn.Module) -> Collection:
     found = collections_of(model)
     if len(found) != 1:
         raise ValueError(
-            f"the model has {len(found)} skirl collections ({', '.join(found)}), and this takes one: pass the module itself"
+            f"the model has {len(found)} skirl collections ({', '.join(found)}), and this takes one: pass one of them itself"
         )
     return next(iter(found.values()))
 

@@ -42,8 +42,8 @@ def _steps(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     if unscaled:
         if _scaled():
             raise RuntimeError(
-                f"a GradScaler steps {_name(optimizer)}, and rows were trained with gradients that it had scaled, for the "
-                "embeddings do not know it: start over, and pass it to them, EmbeddingBagCollection(..., "
+                f"a GradScaler steps {_name(optimizer)}, and rows were trained with gradients that it had scaled, because "
+                "the embeddings do not know it: start over, and pass it to them, EmbeddingBagCollection(..., "
                 "grad_scaler=scaler), or set embeddings.grad_scaler = scaler before the first backward. If it scales "
                 "another loss than theirs, pass them torch.amp.GradScaler(enabled=False)"
             )
@@ -58,12 +58,12 @@ def _check_parameters(optimizer: torch.optim.Optimizer) -> None:
         return
     if len(idle) == sum(map(bool, groups)):
         raise RuntimeError(
-            f"{_name(optimizer)} has the parameters of embeddings alone, which hold no rows: rows have an optimizer of "
-            "their own, EmbeddingBagCollection(..., optimizer=skirl.Adam(lr=...)), and backward applies it. Give torch's "
+            f"{_name(optimizer)} was given only the parameters of embeddings, which hold no rows: rows have their own "
+            "optimizer, EmbeddingBagCollection(..., optimizer=skirl.Adam(lr=...)), and backward applies it. Give torch's "
             "the parameters of the whole model, or leave it out"
         )
     log.warning(
-        "group %d of %s has the parameters of embeddings alone, and no effect on rows: set lr and weight_decay of their own "
+        "group %d of %s has only the parameters of embeddings, and no effect on rows: set lr and weight_decay of their own "
         "optimizer, EmbeddingBagCollection(..., optimizer=skirl.Adam(lr=...))",
         idle[0],
         _name(optimizer),

@@ -13,12 +13,10 @@ from skirl.core.inverse import is_shared
 
 _HERE = "forward takes the batch that the lookahead yielded last"
 _BEHIND = (
-    f"{_HERE}, and got the one before it: what reads a batch ahead (Lightning, a double-buffered loop) goes around the "
-    "loader, inside the lookahead, and not around the lookahead, which brings rows ahead by itself"
+    f"{_HERE}, and got the one before it: anything that reads a batch ahead (Lightning, a double-buffered loop) must wrap "
+    "the loader, inside the lookahead, not the lookahead itself, which already fetches rows ahead"
 )
-_AHEAD = (
-    f"{_HERE}, and got one that comes later: take batches from the lookahead alone, and not from the loader beside it"
-)
+_AHEAD = f"{_HERE}, and got one that comes later: take batches only from the lookahead, not from the loader as well"
 _CHANGED = _HERE + (
     ", and got other ids of feature {name!r}: rows were brought for the ids that it yielded. Change ids before the "
     "lookahead reads them: in the Dataset, in collate_fn, or in lookahead(sparse=...). To leave ids out in the loop, pass "

@@ -27,7 +27,7 @@ class Swapped(nn.Module):
         configs = theirs.embedding_bag_configs()
         self.features = [name for config in configs for name in config.feature_names]
         if len(set(self.features)) < len(self.features):
-            raise ValueError("a feature looks rows up in two tables: give it two names before the swap")
+            raise ValueError("a feature looks up rows in two tables: rename it in one of them before the swap")
         kinds = {config.data_type.name for config in configs}
         if len(kinds) != 1 or not kinds <= _DTYPES.keys():
             raise ValueError(f"rows are of {', '.join(sorted(kinds))}: make all tables FP32, or all FP64")

@@ -36,7 +36,9 @@ class Plan:
         if isinstance(self.depth, int) and self.depth >= 1 << 24:
             raise ValueError(f"depth is {self.depth}: set it between 1 and {(1 << 24) - 1}, or to 'epoch'")
         if self.policy == "ttl" and self.depth == "epoch":  # the window of an epoch is one batch with its next uses
-            raise ValueError("policy 'ttl' reads times to live off the window: set depth to a number of batches")
+            raise ValueError(
+                "policy 'ttl' needs a window, which depth 'epoch' does not have: set depth to a number of batches"
+            )
         if not isinstance(self.prefetch, int) or not 0 <= self.prefetch <= 1024:
             raise ValueError(f"prefetch is {self.prefetch}: set it between 0 and 1024 steps")
         if self.window_bytes is not None and self.window_bytes < 1:

@@ -130,11 +130,12 @@ class Seen:
             number, row = table_of(key), row_of(key)
             if not 0 <= number < len(rows):
                 raise ValueError(
-                    f"row {row} of table number {number} is there, of {len(rows)} tables: give the same tables"
+                    f"the store holds row {row} of table number {number}, but there are only {len(rows)} tables: pass the "
+                    "tables that the store was filled with"
                 )
             raise ValueError(
-                f"row {row} of table {self._tables[number].name!r} is there, which has rows 0 to {rows[number] - 1}: "
-                "give the table as many rows as it had"
+                f"the store holds row {row} of table {self._tables[number].name!r}, but the table has rows 0 to "
+                f"{rows[number] - 1} only: give it as many rows as it had"
             )
 
     def __len__(self) -> int:

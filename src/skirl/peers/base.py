@@ -108,7 +108,8 @@ class Channel(ABC):
             for rank, array in enumerate(arrays):
                 if array.ndim != 1 or array.dtype.kind not in KINDS:
                     raise ValueError(
-                        f"the array for rank {rank} has {array.ndim} dimensions of {array.dtype}: exchange one of numbers"
+                        f"the array for rank {rank} has {array.ndim} dimensions of {array.dtype}: pass a one-dimensional "
+                        "array of numbers"
                     )
                 if array.nbytes > self.limit:
                     self._fail(f"rank {self.rank} has {array.nbytes:,} bytes for rank {rank} in {doing}, and {self.limit:,} "

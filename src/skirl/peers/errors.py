@@ -32,8 +32,8 @@ def missing(waiting: int, absent: Collection[int], doing: str, seconds: float, p
     rank 0 waited 5.0 s for rank 1 in channel rows, swap 7 (values of step 3): it hangs, or takes longer than patience=5;
     look at what it does, or set patience higher
     >>> print(missing(0, [1, 2], "channel ids, exchange 2", 0.1, 600.0))  # doctest: +NORMALIZE_WHITESPACE
-    rank 0 waited 0.1 s for ranks 1 and 2 in channel ids, exchange 2: gone; look at the last lines of ranks 1 and 2, and
-    start the job again: it goes on from its last checkpoint
+    rank 0 waited 0.1 s for ranks 1 and 2 in channel ids, exchange 2: gone; see the last lines that ranks 1 and 2 printed,
+    and start the job again: it resumes from its last checkpoint
     """
     who = ranks_named(absent) if absent else "the others"
     if seconds >= 0.9 * patience:
@@ -41,7 +41,9 @@ def missing(waiting: int, absent: Collection[int], doing: str, seconds: float, p
         does = "it does" if len(absent) == 1 else "they do"
         why = f"{it} longer than patience={patience:g}; look at what {does}, or set patience higher"
     else:
-        why = f"gone; look at the last lines of {who}, and start the job again: it goes on from its last checkpoint"
+        why = (
+            f"gone; see the last lines that {who} printed, and start the job again: it resumes from its last checkpoint"
+        )
     return f"rank {waiting} waited {seconds:.1f} s for {who} in {doing}: {why}"
 
 

@@ -60,7 +60,7 @@ def read_head(raw: NDArray[np.uint8]) -> Head:
     if dtype.kind not in KINDS or dtype.itemsize == 0:
         raise ValueError(f"{name!r} is no kind of numbers")
     if size < 0 or size % dtype.itemsize:
-        raise ValueError(f"{size} bytes are no whole number of {name!r}")
+        raise ValueError(f"{size} bytes are not a whole number of {name!r}")
     return Head(int(head["sequence"]), size, dtype, tag)
 
 

@@ -25,7 +25,7 @@ end, pid, patience = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
 if not select.select([end], [], [], patience)[0]:
     began_again = any(task.joinpath("children").read_text() for task in pathlib.Path("/proc", pid, "task").iterdir())
     if not began_again:
-        print(f"the launcher waits for others, for more than {patience:g} s: it is ended; start it again",
+        print(f"the launcher has waited for others for more than {patience:g} s, so it was killed: start it again",
               file=sys.stderr)
         signal.pidfd_send_signal(end, signal.SIGKILL)
 """

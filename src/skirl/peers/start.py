@@ -136,8 +136,8 @@ def join(device: "torch.device | str" = "cpu", *, backend: str | None = None, pa
         log.debug("trainers do not meet: %r", error)
         waited, where = time.monotonic() - began, f"{launched.address}:{launched.port}"
         raise PeerError(
-            f"rank {launched.rank} waited {waited:.1f} s for the others at {where} and did not meet them: look at the last "
-            "lines of the others, and start the job again"
+            f"rank {launched.rank} waited {waited:.1f} s for the others at {where} and did not meet them: see the last "
+            "lines that the others printed, and start the job again"
         ) from None
 
 

@@ -41,8 +41,8 @@ def check_weights(model: nn.Module, peers: Peers) -> None:
             )
         if (theirs[len(named) :] != mine[len(named) :]).any():
             raise ValueError(
-                f"grad_scaler of the embeddings has another scale on rank {rank} than on rank {peers.rank}: give all "
-                "trainers one made alike, or loaded from the same checkpoint"
+                f"grad_scaler of the embeddings has different scales on ranks {peers.rank} and {rank}: create it with the "
+                "same settings on all trainers, or load it from the same checkpoint"
             )
         for n in np.flatnonzero(theirs != mine)[:1].tolist():
             raise ValueError(
@@ -72,8 +72,8 @@ def leave(peers: Peers, step: int, micro: int | None) -> None:
     """
     if micro is not None:
         why = (
-            f"rank {peers.rank} left its loop in micro-batch {micro} of step {step:,}, which other trainers go on with: "
-            "leave it where batches.ends_step is true, after the same step on all trainers"
+            f"rank {peers.rank} left its loop in micro-batch {micro} of step {step:,} while other trainers go on with that "
+            "step: leave the loop only when batches.ends_step is true, after the same step on all trainers"
         )
         peers.fail(why)
         raise RuntimeError(why)

@@ -34,7 +34,7 @@ class Watch:
     >>> with Hold() as hold, watch.reading(hold, 3):
     ...     time.sleep(0.3)
     Traceback (most recent call last):
-    skirl.pipeline.loader_watch.StageStuck: the loader took 0.3 s for batch 3, and patience is 0.2 s: mend it, or raise lookahead(patience=...) if it is only slow
+    skirl.pipeline.loader_watch.StageStuck: the loader took 0.3 s for batch 3, and patience is 0.2 s: fix the loader, or raise lookahead(patience=...) if it is only slow
     >>> watch.close()
     """  # noqa: E501
 
@@ -86,8 +86,8 @@ class Watch:
         took = time.monotonic() - began
         if took > self._patience:
             raise StageStuck(
-                f"the loader took {seconds(took)} for batch {number}, and patience is {seconds(self._patience)}: mend it, "
-                "or raise lookahead(patience=...) if it is only slow"
+                f"the loader took {seconds(took)} for batch {number}, and patience is {seconds(self._patience)}: fix the "
+                "loader, or raise lookahead(patience=...) if it is only slow"
             )
 
     def _watch(self) -> None:
@@ -112,9 +112,9 @@ def _report(number: int, took: float) -> None:
             continue
         break
     log.error(
-        "the loader is at batch %d for %s; the stacks of all threads are on stderr. If it comes back, the loop gets an "
-        "error: raise lookahead(patience=...) if it is only slow. If it hangs, end it with Ctrl-C, or with `kill %d` where "
-        "it does not answer",
+        "the loader has been at batch %d for %s; the stacks of all threads are on stderr. If it returns, the loop raises "
+        "an error: raise lookahead(patience=...) if it is only slow. If it hangs, stop it with Ctrl-C, or with `kill %d` "
+        "if that has no effect",
         number,
         seconds(took),
         os.getpid(),

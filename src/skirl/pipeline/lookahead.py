@@ -134,7 +134,7 @@ class Lookahead:
         shards = 1 << (size - 1).bit_length() if shards is None else shards
         check_shards(shards)
         if shards < size:
-            raise ValueError(f"{size} trainers share {shards} shards: set shards to as many or more, a power of two")
+            raise ValueError(f"{size} trainers share {shards} shards: set shards to a power of two of at least {size}")
         self._shards = shards
         self._mine = block_of(0 if self._peers is None else self._peers.rank, size, shards)
         # A stage that waits for another trainer counts as stuck only after that trainer was named.
@@ -150,7 +150,7 @@ class Lookahead:
         self._in_shards = None
         if shards > 1:
             if not isinstance(model, nn.Module):
-                raise ValueError(f"shards is {shards}, and steps of a sweep have one shard: leave it out")
+                raise ValueError(f"shards is {shards}, but steps of a sweep have one shard: leave shards out")
             self._in_shards = ShardsInLoop(model, shards, accumulate, self.engines[0].seed, self._mine, self._peers)
         if plan.depth == "epoch" and self._reader.reads_once:
             raise ValueError(
@@ -175,7 +175,9 @@ class Lookahead:
     def engine(self) -> Engine:
         """The engine of a model with one collection, which holds the rows that the batches use."""
         if len(self.collections) != 1:
-            raise ValueError(f"the model has {len(self.collections)} skirl collections: ask for engines")
+            raise ValueError(
+                f"the model has {len(self.collections)} skirl collections: use .engines instead of .engine"
+            )
         return self.collections[0].engine
 
     def moves(self, engine: Engine) -> bool:

@@ -110,8 +110,8 @@ class OnePass:
             self._in_loop.micro += 1
         elif self._in_loop.save_awaited:
             raise RuntimeError(
-                "skirl.save was called in a shard of the step and not in its last one, where it saves: call it if "
-                "batches.ends_step is true"
+                "skirl.save was called before the step's last shard, and not again in it: call it when batches.ends_step "
+                "is true"
             )
         else:
             with uninterrupted() as hold:

@@ -193,7 +193,7 @@ class Pipeline:
         try:
             return [engine.load(work) for engine, work in zip(self._engines, flight.works, strict=True)]
         except BaseException as error:
-            self._lose(f"rows of step {flight.number} were being moved, and then: {why(error)}", error)
+            self._lose(f"step {flight.number} failed while its rows were being moved: {why(error)}", error)
             raise
 
     def _lose(self, what: str, error: BaseException | None = None) -> None:
@@ -208,7 +208,7 @@ class Pipeline:
             for engine, split in zip(self._engines, splits, strict=True):
                 engine.split_anew(split)
         except BaseException as error:
-            self._lose(f"the cache was being split again, and then: {why(error)}", error)
+            self._lose(f"splitting the cache again failed: {why(error)}", error)
             raise
         with self._lock:
             self._split_at = self.done

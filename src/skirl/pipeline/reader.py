@@ -152,7 +152,7 @@ class Reader:
     def _leave_out(self, shards: list[Captured]) -> None:
         if shards:
             log.warning(
-                "the last %d samples of the pass are left out: the %d shards of a step take %d batches of equal size",
+                "the last %d samples of the pass are left out: a step of %d shards needs %d batches of equal size",
                 sum(shard.batch for shard in shards), self._shards, self.micros,
             )  # fmt: skip
 
@@ -229,7 +229,8 @@ class Reader:
             self._watch.moved(number)
             if next(source, end) is end:
                 raise ValueError(
-                    f"the loader ends at batch {number}, the run was saved after {batches} of the pass: is it the same data?"
+                    f"the loader ends at batch {number}, but the run was saved after {batches} batches of the pass: resume "
+                    "with the same data"
                 )
 
     def spool(self, place: Place, together: Together | None = None) -> list[Epoch]:

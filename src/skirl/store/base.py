@@ -176,7 +176,10 @@ class Layout:
             return f"key {key} is negative: a key is table << {ROW_BITS} | row"
         if table not in self.records:
             return f"key {key} is of table {table}, which is not in the layout: open the store with a Record for it"
-        return f"key {key} is of table {table}, whose records are {self.records[table]}, not {given}: call once a kind"
+        return (
+            f"key {key} is of table {table}, whose records are {self.records[table]}, not {given}: make one call for each "
+            "kind of record"
+        )
 
 
 def _shown(value: Any) -> str:
@@ -336,10 +339,10 @@ class Store(ABC):
         """
         if len(parts) != 1 or parts[0].mine is not None:
             raise ValueError(
-                f"{self!r} takes the rows of one trainer, all of them: set store='memory' or 'disk:FOLDER'"
+                f"{self!r} can only take all rows of a single trainer: set store='memory' or 'disk:FOLDER'"
             )
         if type(self).thaw is Store.thaw:
-            raise NotImplementedError(f"{type(self).__name__} takes no frozen rows: implement thaw, or thaw_parts")
+            raise NotImplementedError(f"{type(self).__name__} cannot take frozen rows: implement thaw, or thaw_parts")
         ready()
         self.thaw(folder, parts[0].facts, parts[0].over)
         self.identity, self.generation = identity, generation

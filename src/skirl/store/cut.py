@@ -63,7 +63,7 @@ def joined(parts: Sequence[Facts], placement: str) -> Facts:
     """
     first, name = parts[0], LISTS[parts[0]["kind"]]
     if any(part["kind"] != first["kind"] for part in parts):
-        raise ValueError("some rows are in memory and some on disk: have all nodes, or all sites, of one kind")
+        raise ValueError("some rows are in memory and some on disk: set all nodes, or all sites, to the same kind")
     points = [
         [part["identity"], part["generation"], len(part[name]), part.get("rows", []), part.get("nodes")]
         for part in parts

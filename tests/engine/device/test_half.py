@@ -136,7 +136,7 @@ def test_a_checkpoint_goes_on_bit_for_bit_and_is_read_without_a_gpu(half, tmp_pa
 
 def test_the_cpu_says_where_halves_are_trained():
     embeddings = skirl.EmbeddingBagCollection([TABLE], optimizer=SGD(lr=0.1), cache=10, dtype=torch.bfloat16)
-    with pytest.raises(ValueError, match=r"rows of torch.bfloat16 are trained on a GPU: set device='cuda'"):
+    with pytest.raises(ValueError, match=r"rows of torch.bfloat16 can only be trained on a GPU: set device='cuda'"):
         embeddings(loader()[0])
 
 

@@ -83,5 +83,5 @@ def test_a_device_without_memory_says_what_to_set(monkeypatch):
         return torch.zeros(size, dtype=torch.uint8)
 
     monkeypatch.setattr(torch, "empty", empty)
-    with pytest.raises(MemoryError, match=r"10 KiB for rows on their way.*: set cache or prefetch to less"):
+    with pytest.raises(MemoryError, match=r"could not allocate 10 KiB on .*: set cache or prefetch to less"):
         make().take(10_000)

@@ -140,7 +140,7 @@ def test_more_is_kept_of_hashes_where_a_key_would_stand_too_far_from_its_share(n
 
 
 def test_more_than_fit_is_refused():
-    with pytest.raises(ValueError, match="give some tables another dim"):
+    with pytest.raises(ValueError, match="give some of the tables another dim"):
         KeyIndex()._grow(1 << 32)
 
 

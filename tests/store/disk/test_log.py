@@ -132,7 +132,9 @@ def test_any_flipped_bit_is_found(suffix, tmp_path):
 
 def test_rows_beyond_the_table_are_named(tmp_path):
     log = opened(tmp_path)
-    with pytest.raises(ValueError, match="row 300 of table 0 is there, which has 300 rows here: open the store with"):
+    with pytest.raises(
+        ValueError, match="row 300 of table 0 is beyond the 300 rows that it has here: open the store with"
+    ):
         log.append(np.array([5, 300]), np.zeros(6, np.uint32))
     same(log, {})
     log.close()

@@ -244,9 +244,9 @@ def test_specs_that_name_no_folder(tmp_path):
 
 def test_a_file_or_a_folder_of_others_is_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("years")
-    with pytest.raises(DiskError, match=r"holds other files, 'thesis.tex'.*empty folder"):
+    with pytest.raises(DiskError, match=r"holds other files, such as 'thesis.tex'.*empty folder"):
         DiskStore(tmp_path, LAYOUT)
-    with pytest.raises(DiskError, match=r"is a file: name a folder"):
+    with pytest.raises(DiskError, match=r"is a file: name a new or an empty folder"):
         DiskStore(tmp_path / "thesis.tex", LAYOUT)
     assert os.listdir(tmp_path) in (["thesis.tex", "lock"], ["lock", "thesis.tex"])
 
@@ -274,7 +274,10 @@ def test_rows_beyond_their_table_are_refused(tmp_path):
     sizes = dict.fromkeys(TABLES, 10000)
     store = filled(lambda layout: DiskStore(tmp_path / "store", layout, rows=sizes))
     held = contents(store)
-    with pytest.raises(ValueError, match=r"row 10000 of table 0 .* has 10,000 rows here: open the store with as many"):
+    with pytest.raises(
+        ValueError,
+        match=r"row 10000 of table 0 is beyond the 10,000 rows that it has here: open the store with as many",
+    ):
         store.write(np.array([3, 10_000]), blank(0, 2))
     assert contents(store) == held
     frozen.save(store, tmp_path / "frozen")
@@ -283,11 +286,11 @@ def test_rows_beyond_their_table_are_refused(tmp_path):
     again.close()
     few = sizes | {0: 5}
     with pytest.raises(
-        DiskError, match=r"\.keys is damaged, or row \d+ of table 0 is there, .*: give the table as many"
+        DiskError, match=r"\.keys is damaged, or row \d+ of table 0 is beyond the .*: give the table as many"
     ):
         DiskStore(tmp_path / "store", LAYOUT, rows=few)
     with DiskStore(tmp_path / "other", LAYOUT, rows=few) as other:
-        with pytest.raises(CheckpointError, match=r"frozen/.* of table 0 is there, which has 5 rows here"):
+        with pytest.raises(CheckpointError, match=r"frozen/.* of table 0 is beyond the 5 rows that it has here"):
             frozen.load(other, tmp_path / "frozen")
         assert not contents(other)
     with pytest.raises(ValueError, match="rows names no table 0: give the rows of each table, or of none"):
@@ -417,7 +420,7 @@ def test_records_in_the_wrong_place_are_found(tmp_path):
         mine, theirs = (next((tmp_path / name).glob(f"*.{suffix}")) for name in "ab")
         kept = mine.read_bytes()
         mine.write_bytes(theirs.read_bytes())
-        with pytest.raises(DiskError, match=f"{mine.name} is another file than it was"):
+        with pytest.raises(DiskError, match=f"{mine.name} has been replaced by a file of segment"):
             DiskStore(tmp_path / "a", {0: Record(4)})
         mine.write_bytes(kept)
 
@@ -495,7 +498,7 @@ def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
                 point, generation = dict(model), store.generation
             except DiskFull as error:
                 assert error.errno == errno.ENOSPC
-                assert "is full" in str(error) and "more to go on; what it holds stays whole" in str(error)
+                assert "is full" in str(error) and "more to continue; the rows in it are intact" in str(error)
                 full += 1
                 unsure = new
                 break
@@ -803,7 +806,7 @@ def test_frozen_rows_beyond_the_table_are_refused_by_their_folder(tmp_path: Path
     frozen.save(memory, tmp_path / "m")
     with (
         DiskStore(tmp_path / "s", {0: Record(2)}, rows={0: 50}) as store,
-        pytest.raises(CheckpointError, match="m does not fit: row 99 of table 0 is there"),
+        pytest.raises(CheckpointError, match="m does not fit: row 99 of table 0 is beyond the 50 rows"),
     ):
         frozen.load(store, tmp_path / "m")
 

@@ -91,7 +91,7 @@ def rows_move(folder: Path, cuts: list[Cut], told: Callable[[], str] | None = No
         frozen.load(store, folder / str(number), [(table_keys(0, [97]), random_rows(0, 1, 3 + number))])
         held[97] = random_rows(0, 1, 3 + number).tobytes()
         assert contents(store) == held
-        assert told is None or ("look through" in told()) == (number < 2), "only where sites have changed"
+        assert told is None or ("sites search" in told()) == (number < 2), "only where sites have changed"
         if isinstance(store, PlacedStore):
             for site, inner in enumerate(store.stores):
                 assert all((store.placement.site_of(keys) == site).all() for keys in inner.keys())  # noqa: SIM118
@@ -359,7 +359,7 @@ def test_bytes_that_go_to_another_site_are_told_before(tmp_path, caplog):
         assert taking.leaving(store.placement, facts, tmp_path / "saved", LAYOUT) == 0
     with on_disks(tmp_path / "b", other) as store:
         frozen.load(store, tmp_path / "saved")
-    assert f"rows were placed otherwise: {size(moved)} go to another site; the 3 sites look through" in caplog.text
+    assert f"rows were placed differently: {size(moved)} move to another site, and the 3 sites search" in caplog.text
     plain = filled(MemoryStore)
     facts = frozen.save(plain, tmp_path / "one")
     assert taking.leaving(other.placement, facts, tmp_path / "one", LAYOUT) == sum(e["bytes"] for e in facts["files"])
@@ -420,7 +420,7 @@ def test_the_file_opens_the_stores(tmp_path):
     [
         (
             {"layout": Layout({0: Record(5), 1: Record(5)})},
-            "the plan has 1 tables, the model 2: make it for this model",
+            "the plan has 1 tables, the model 2: make the plan for this model",
         ),
         ({"layout": Layout({0: Record(4)})}, "table 't0' has dim 5 in the plan, and records of 4 numbers in the model"),
         ({"rows": {0: 9}}, "table 't0' has 1,099,511,627,776 rows in the plan and 9 in the model"),

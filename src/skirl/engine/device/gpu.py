@@ -57,7 +57,7 @@ def open_gpu(at: torch.device, dtype: np.dtype) -> "Gpu":
 
     if not INTERPRETED:
         raise ValueError(
-            "device is 'interpret', and Triton was imported to compile: set TRITON_INTERPRET=1 before Python starts"
+            "device is 'interpret', but Triton was already imported without TRITON_INTERPRET=1: set it before Python starts"
         )
     return Gpu(at, dtype, no_streams())
 

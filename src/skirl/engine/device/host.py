@@ -74,7 +74,7 @@ class HostRows(BankRows):
     def allocate(self, slots: int, staging_rows: int) -> Rows:
         if self.facts.half:
             raise ValueError(
-                f"rows of {self.facts.half} are trained on a GPU: set device='cuda', or dtype=torch.float32"
+                f"rows of {self.facts.half} can only be trained on a GPU: set device='cuda', or dtype=torch.float32"
             )
         self.staging.most = staging_rows
         # The array begins on a cache line. Pages are backed when first written.

@@ -98,8 +98,8 @@ class Blocks:
             device = torch.empty(size, dtype=torch.uint8, device=self._device)
         except torch.OutOfMemoryError as error:
             raise MemoryError(
-                f"{size >> 10:,} KiB for rows on their way, or for a step's plan, are not free on {self._device}: set "
-                "cache or prefetch to less, or make batches smaller"
+                f"could not allocate {size >> 10:,} KiB on {self._device} for rows on their way or a step's plan: set cache "
+                "or prefetch to less, or use smaller batches"
             ) from error
         return Block(host, device, used=self._here())  # its memory may have been that of a tensor still in use
 

@@ -103,8 +103,8 @@ def _wide() -> ModuleType | None:
         check()
     except Exception as error:
         log.warning(
-            "rows take the plain loops, two to four times as slow with the same bits: vectors of a row cannot be built with "
-            "this Numba and llvmlite (%s: %s)",
+            "rows take the plain loops, which give the same bits in two to four times the time: the vector loops cannot be "
+            "built with this Numba and llvmlite (%s: %s)",
             type(error).__name__,
             str(error).strip().partition("\n")[0],
         )

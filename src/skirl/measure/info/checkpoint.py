@@ -34,7 +34,9 @@ def describe(path: Path, *, check: bool) -> dict[str, Any]:
         try:
             facts = _facts(header, body)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            wrong.append(str(error) if isinstance(error, CheckpointError) else f"{header} lacks something ({error!r})")
+            wrong.append(
+                str(error) if isinstance(error, CheckpointError) else f"{header} is incomplete or damaged ({error!r})"
+            )
             continue
         try:
             _whole(header, body, check)

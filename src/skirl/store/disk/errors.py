@@ -45,9 +45,7 @@ def unwritable(path: Path, error: OSError) -> DiskError | OSError:
     """Return what to raise if a folder cannot be used: a DiskError if permission is missing, else the error itself."""
     if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
         return error
-    return DiskError(
-        f"{path} cannot be written to ({error.strerror}): name another folder, or grant the right to write"
-    )
+    return DiskError(f"{path} cannot be written to ({error.strerror}): name another folder, or make it writable")
 
 
 def _full(path: Path, more: int) -> str:
@@ -56,6 +54,6 @@ def _full(path: Path, more: int) -> str:
     except OSError:
         free = "its free space is not known"
     return (
-        f"the disk of {path} is full: {free}, and the store needs up to {more:,} more to go on; what it holds stays "
-        "whole: free that much, or choose a larger disk, and go on from a checkpoint"
+        f"the disk of {path} is full: {free}, and the store needs up to {more:,} more to continue; the rows in it are "
+        "intact: free that much or use a larger disk, then resume from a checkpoint"
     )

@@ -355,7 +355,9 @@ class KeyIndex:
     def _grow(self, size: int) -> None:
         """Grow to a larger size, or keep more bits of each hash."""
         if size > _MOST:
-            raise ValueError(f"{self.count:,} rows of one kind are the most here: give some tables another dim")
+            raise ValueError(
+                f"{self.count:,} rows are the maximum for records of one size: give some of the tables another dim"
+            )
         table, found = self._table, np.empty(3, np.int64)
         starts = np.empty(-(-self._room // _BLOCK), np.int64)
         _survey(*table.arrays, size, _BLOCK, starts, found)

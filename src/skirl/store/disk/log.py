@@ -249,13 +249,16 @@ class Log:
         return self._beyond(keys[stranger]) if stranger >= 0 else None
 
     def _beyond(self, key: int) -> str:
-        return f"{_named(key)} is there, which has {self._rows.get(table_of(int(key)), 0):,} rows here"
+        return f"{_named(key)} is beyond the {self._rows.get(table_of(int(key)), 0):,} rows that it has here"
 
     def _begin(self) -> Segment:
         """Begin a new segment to append to, and merge small ones into it."""
         slot = next((slot for slot in range(SLOTS) if slot not in self.segments), None)
         if slot is None:
-            raise ValueError(f"{self.folder} has {SLOTS} segments, the most of one kind: give some tables another dim")
+            raise ValueError(
+                f"{self.folder} has {SLOTS} segments, the maximum for records of one size: give some of the tables another "
+                "dim"
+            )
         name = secrets.token_hex(8)
         rows_path, keys_path = self.folder / f"{name}.rows", self.folder / f"{name}.keys"
         rows = self._created(rows_path)

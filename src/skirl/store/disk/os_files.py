@@ -232,7 +232,7 @@ def _opened(path: Path, flags: int) -> int:
         try:
             return os.open(path, flags, 0o666)
         except OSError as again:
-            raise OSError(again.errno, f"{path}: no file can be opened beside the others, raise `ulimit -n`") from error
+            raise OSError(again.errno, f"{path}: too many files are open, raise `ulimit -n`") from error
 
 
 _PIECE = 4 << 20

@@ -47,7 +47,7 @@ class SegmentEntry:
         """Parse what `to_text` returned. Raise a TypeError or ValueError if `text` is no entry."""
         name, width, dtype, count, keys_hash, rows_bytes, keys_bytes = text.split(" ")
         if not re.fullmatch("[0-9a-f]{16}", name):
-            raise ValueError(f"{name!r} is no segment")
+            raise ValueError(f"{name!r} is not a segment")
         record = Record(int(width), dtype)
         return cls(name, record, int(count), int(keys_hash, 16), int(rows_bytes), int(keys_bytes))
 
@@ -125,6 +125,6 @@ def check_header(files: Files, file: int, path: Path, record: Record, segment: i
             )
         if magic in _MAGIC.values():
             raise Unusable(
-                f"{path} is another file than it was, of segment {other:016x} with records of {width} x {size} bytes"
+                f"{path} has been replaced by a file of segment {other:016x}, with records of {width} x {size} bytes"
             )
     raise Unusable(f"{path} is damaged in its first {HEADER} bytes")

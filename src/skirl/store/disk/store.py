@@ -94,7 +94,7 @@ class DiskStore(Store):
 
     def _open(self) -> None:
         if self.path.exists() and not self.path.is_dir():
-            raise DiskError(f"{self.path} is a file: name a folder, of its own")
+            raise DiskError(f"{self.path} is a file: name a new or an empty folder")
         try:
             self._files.make_folder(self.path)
             self._lock = lock.Lock(self.path)
@@ -106,7 +106,7 @@ class DiskStore(Store):
             self._load(Manifest.read(self.path / NAME))
         elif others:
             raise DiskError(
-                f"the store's folder {self.path} holds other files, {others[0]!r} for one: name a new or an empty folder"
+                f"the store's folder {self.path} holds other files, such as {others[0]!r}: name a new or an empty folder"
             )
         elif any(name.endswith((".rows", ".keys")) for name in names):
             raise Unusable(f"{self.path / NAME} is missing")

@@ -92,7 +92,10 @@ class Directory:
             return
         need = self.count + n_more
         if need > MAX_POSITIONS:
-            raise ValueError(f"{need:,} rows of one kind, {MAX_POSITIONS:,} is the most: give some tables another dim")
+            raise ValueError(
+                f"{need:,} rows have records of one size, and {MAX_POSITIONS:,} is the most: give some of the tables "
+                "another dim"
+            )
         self._held.reserve(need)
         if need > self._table.size * 3 // 5:
             # np.zeros touches no pages yet, so the old table is freed before the new one takes memory.

@@ -91,7 +91,9 @@ class PlacedStore(Store):
                 f"{len(self.stores)} stores for {len(self.plan.sites)} sites of the plan: open one for each"
             )
         if max(records) + 1 != len(tables):
-            raise ValueError(f"the plan has {len(tables)} tables, the model {max(records) + 1}: make it for this model")
+            raise ValueError(
+                f"the plan has {len(tables)} tables, the model {max(records) + 1}: make the plan for this model"
+            )
         for number, table in enumerate(tables):
             if number not in records:
                 continue
@@ -276,8 +278,8 @@ class PlacedStore(Store):
         told = moved_bytes > 0 and (len(self.stores) > 1 or any("nodes" in facts for facts in moved))
         if told:
             leave = size(sum(taking.leaving(self.placement, facts, folder, self.layout) for facts in moved))
-            many = f"{leave} go to another site; the {len(self.stores)} sites look through {size(moved_bytes)} of rows"
-            log.warning("rows were placed otherwise: %s for those that are now theirs", many)
+            many = f"{leave} move to another site, and the {len(self.stores)} sites search {size(moved_bytes)} of rows"
+            log.warning("rows were placed differently: %s for those that are now theirs", many)
         # Each site reads all its rows and then waits for the others, so if one fails before that, none has changed.
         changing, before = threading.Event(), [dict(store.about) for store in self.stores]
 

@@ -175,9 +175,9 @@ class Connection:
     def _failed(self, node: int, function: Callable[..., Any], error: group.Failed, seconds: float) -> NodeError:
         """Make every later call fail, because it is unknown what the node has done. Return the error to raise."""
         text = (
-            f"node {node} failed in `{function.__name__}` for the part of trainer {self.address.owner} after "
-            f"{seconds:.1f} s ({error}; limit {self.patience:g} s): look at what it said last, and start this run again "
-            "from its last checkpoint"
+            f"node {node} failed in `{function.__name__}` for the part of trainer {self.address.owner} after {seconds:.1f} "
+            f"s ({error}; limit {self.patience:g} s): see the last lines that the node printed, and resume this run from "
+            "its last checkpoint"
         )
         if self.failure is None:
             self.failure = text

@@ -46,7 +46,7 @@ def join(store: Any, address: Address, name: str, rank: int, seconds: float) -> 
     from torch.distributed.rendezvous import register_rendezvous_handler
 
     if rpc.api._is_current_rpc_agent_set():
-        raise Failed("this process talks by PyTorch RPC already: rows on nodes need it for themselves")
+        raise Failed("this process already uses PyTorch RPC, which rows on nodes need for themselves")
     if not os.environ.get(INTERFACE) and (found := _interface(address)) is not None:
         os.environ[INTERFACE] = found
 

@@ -48,7 +48,7 @@ class Meeting:
             )
         except RuntimeError as error:
             raise Lost(
-                f"{address} answers and is no meeting point of skirl ({_first_line(error)}): name the one that `skirl "
+                f"{address} answers but is not a meeting point of skirl ({_first_line(error)}): name the one that `skirl "
                 "serve` keeps"
             ) from None
         self._notes = PrefixStore("skirl", self.store)
