@@ -221,7 +221,8 @@ def test_how_many(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(crews, "cores", lambda: 6)
     small, large = (Recipe.of(data="synthetic:tiny", steps=steps, batch=512) for steps in (10, 4096))
     assert [how_many("auto", small, n, trace=False) for n in (1, 8)] == [1, 1]
-    assert [how_many("auto", large, n, trace=False) for n in (1, 4, 8)] == [1, 4, 6]
+    assert [how_many("auto", large, n, trace=False) for n in (1, 4, 8, 32)] == [1, 2, 4, 6]
+    assert [how_many("auto", large, 32, trace=False, racing=n) for n in (3.9, 4, 40)] == [1, 2, 6]
     assert how_many("auto", large, 8, trace=True) == 1 and how_many(20, small, 8, trace=False) == 8
     threads = Recipe.of(data="synthetic:tiny", steps=4096, batch=512, threads=3)
     assert how_many("auto", threads, 8, trace=False) == 2

@@ -50,8 +50,8 @@ class SweepCommand(Composed):
     log_every: int | None = None
     """Steps between two lines of metrics and of the standing; by default chosen to give 100 to 200 lines."""
     processes: int | Literal["auto"] = "auto"
-    """Processes that train variants, each reading the stream for itself; auto: one for each core, if the sweep takes more
-    than some seconds."""
+    """Processes that train variants, each reading the stream for itself; auto: one for each core and at least two
+    variants, if the sweep takes more than some seconds."""
     plan: bool = False
     """Print variants, rows, bytes, memory and a predicted time, without training."""
 
@@ -97,11 +97,10 @@ class SweepCommand(Composed):
         drawn = self._drawn(saved) if self.search.search else None
         variants = self.made() if drawn is None else drawn.variants
         if self.plan:
-            from skirl.sweep.crews import how_many
             from skirl.sweep.planned import planned
 
-            count = how_many(self.processes, self.recipe, len(variants), trace=self.log.trace is not None)
-            return planned(self.recipe, variants, self.race, self.flat(), count)
+            asked = 1 if self.log.trace is not None else self.processes
+            return planned(self.recipe, variants, self.race, self.flat(), asked)
         from skirl.sweep.run import run
 
         try:

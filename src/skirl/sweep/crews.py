@@ -30,6 +30,8 @@ POSSIBLE = sys.platform == "linux"
 """Elsewhere a copy of a process that has imported torch may hang."""
 WORTH = 1 << 21
 """Samples of variants, and as many again for each step, from which on a sweep is worth several processes."""
+FEWEST = 2
+"""Variants that a process has on average: to read and plan takes as long as to train two variants of a tiny model."""
 _OF_A_STEP = 512
 """Samples that take as long as all that a step takes besides."""
 _PATIENCE = 60.0
@@ -40,16 +42,18 @@ class CrewDied(RuntimeError):
     """A process of the sweep ended by itself."""
 
 
-def how_many(asked: int | str, recipe: Recipe, variants: int, *, trace: bool) -> int:
+def how_many(asked: int | str, recipe: Recipe, variants: int, *, trace: bool, racing: float | None = None) -> int:
     """Return how many processes train.
 
     **Arguments**
 
-    - `asked`: the flag: a number, or "auto": one for each core, if the sweep takes more than seconds.
+    - `asked`: the flag: a number, or "auto": one for each core and two variants, if the sweep takes more than seconds.
     - `recipe`: what the variants have in common.
     - `variants`: how many there are.
     - `trace`: whether a timeline is drawn, which has one process.
+    - `racing`: how many of them race in a step, on average and at most; None: all.
     """
+    racing = variants if racing is None else racing
     on_cpu = recipe.device.device == "cpu"
     if asked != "auto":
         if int(asked) > 1 and (why := _only_one(on_cpu, trace=trace)):
@@ -58,9 +62,9 @@ def how_many(asked: int | str, recipe: Recipe, variants: int, *, trace: bool) ->
     if _only_one(on_cpu, trace=trace):
         return 1
     steps = recipe.stream().steps or recipe.data.steps
-    if steps is not None and steps * variants * (recipe.data.batch + _OF_A_STEP) < WORTH:
+    if steps is not None and steps * racing * (recipe.data.batch + _OF_A_STEP) < WORTH:
         return 1
-    return max(1, min(cores() // (recipe.device.threads or 1), variants))
+    return max(1, min(cores() // (recipe.device.threads or 1), int(racing / FEWEST)))
 
 
 def _only_one(on_cpu: bool, *, trace: bool) -> str | None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+from skirl.sweep.crews import how_many
 from skirl.sweep.flags import RaceFlags
 from skirl.sweep.race import Rules
 from skirl.sweep.variants import Varied, seeds_of_one
@@ -25,9 +26,9 @@ _OF_A_ROW = 19
 
 
 def planned(
-    recipe: Recipe, variants: Sequence[Varied], race: RaceFlags, flags: Mapping[str, Any], processes: int
+    recipe: Recipe, variants: Sequence[Varied], race: RaceFlags, flags: Mapping[str, Any], asked: int | str
 ) -> dict[str, Any]:
-    """What it takes; only rows and weights of a few batches of one variant at a time are made, to time it.
+    """Return what a sweep takes. Only rows and weights of a few batches, of one variant at a time, are made, to time it.
 
     **Arguments**
 
@@ -35,7 +36,7 @@ def planned(
     - `variants`: the variants of the sweep.
     - `race`: when they leave.
     - `flags`: all of the command's, to write down.
-    - `processes`: how many train the variants.
+    - `asked`: how many processes are to train the variants, or "auto".
     """
     total = recipe.stream().steps or recipe.data.steps
     rules, of = race.rules(total), seeds_of_one(variants)
@@ -53,6 +54,8 @@ def planned(
     all_rows = sum(table.rows for table in recipe.tables())
     most = None if total is None else most_steps(of, rules, total)
     each = sum(one["seconds_a_step"] for one in packs) / len(packs)
+    average = None if most is None else most / (total or 1)
+    processes = how_many(asked, recipe, len(variants), trace=False, racing=average)
     return {
         "command": "sweep",
         **flags,

@@ -17,6 +17,7 @@ from skirl.sweep.entrant import facts
 from skirl.sweep.flags import RaceFlags, points
 from skirl.sweep.folder import SweepFolder
 from skirl.sweep.keeping import KeepFlags, Told, plain
+from skirl.sweep.planned import most_steps
 from skirl.sweep.race import Race
 from skirl.sweep.report import report
 from skirl.sweep.resumed import check_variants
@@ -122,7 +123,8 @@ class _Going:
             recipe, racing, self.every, self.folder.of, hyperparameters(variants), resume=keeping.resume,
             goes_on=self.header is not None, trace=logged.trace,
         )  # fmt: skip
-        self.processes = how_many(processes, recipe, len(racing), trace=logged.trace is not None)
+        average = None if steps is None else most_steps(seeds_of_one(variants), self.race.rules, steps) / steps
+        self.processes = how_many(processes, recipe, len(racing), trace=logged.trace is not None, racing=average)
         self.crew = Crew(duty) if self.processes == 1 else Crews(duties(duty, self.race, self.processes))
         self.shown = Shown(self.race, self._aucs)
         self.steps = self.race.step
