@@ -203,7 +203,7 @@ CASES = [
     Case("parquet-head-only", raw(b"PAR1"), ("is truncated: its ", "get it again"), *OURS),
     Case("parquet-no-tail", cut(parquet(), lambda b: b[:-4]), ("is truncated: its ", "get it again"), *OURS),
     Case("parquet-footer-size", cut(parquet(), lambda b: b[:-8] + b"\xff\xff\xff\x7f" + b[-4:]), ("is damaged",), *OURS),
-    Case("parquet-page", cut(parquet(), lambda b: b[:4] + bytes(60) + b[64:]), ("row group 0 cannot be read",), *OURS),
+    Case("parquet-page", cut(parquet(), lambda b: b[:4] + bytes(60) + b[64:]), ("row group 1 cannot be read",), *OURS),
     Case("parquet-no-column", parquet(item=None), ("has no column 'item'", "there are y, x, tags"), *OURS),
     Case("parquet-no-label", parquet(y=None), ("has no column 'y'",), *OURS),
     Case("parquet-nan", parquet(x=[0.5, float("nan"), 1, 2]), ("row 2 of row group 1: column x is nan", NUMBER), *OURS, 1),

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl import cli
+from skirl.checkpoint.saving import Saving
 from skirl.sweep import checkpoint, crews
 from skirl.sweep.command import Export, SweepCommand
 from skirl.sweep.crew import Crew, Duty
@@ -71,7 +72,7 @@ def same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     assert [name for name in theirs if ours[name] != theirs[name]] == []
 
 
-@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_all_that_is_left_behind_is_that_of_one_process(processes: int, whole: dict[str, Any], tmp_path: Path):
     result = command(tmp_path, processes).run()
     assert result["processes_used"] == processes
@@ -187,8 +188,17 @@ def test_what_goes_wrong_in_a_process_is_said_as_in_one(tmp_path: Path, capsys: 
 
 @pytest.mark.parametrize("cache", ["3", "2KiB"])
 def test_a_cache_that_is_too_small_is_said_as_in_one(cache: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    words = ["sweep", "--data", "synthetic:tiny", "--model", "dlrm-tiny", "--steps", "4", "--run", "none", "--quiet"]
-    words += ["--vary", "lr=0.1,0.5", "--save", str(tmp_path / "saved"), "--cache", cache]
+    words = ["sweep", "--data", "synthetic:tiny", "--model", "dlrm-tiny", "--steps", "4", "--quiet"]
+    words += [
+        "--vary",
+        "lr=0.1,0.5",
+        "--save",
+        str(tmp_path / "saved"),
+        "--run",
+        str(tmp_path / "run"),
+        "--cache",
+        cache,
+    ]
     said = []
     for processes in ("1", "2"):
         assert cli.main([*words, "--processes", processes]) == 1
@@ -217,12 +227,59 @@ def test_an_error_within_a_step_ends_all(tmp_path: Path, monkeypatch):
         command(tmp_path, 2, vary=("dim=4,8",)).run()
 
 
+def test_what_a_disk_refuses_at_the_end_is_said(tmp_path: Path, monkeypatch):
+    left = Sweep.close
+
+    def full(self: Sweep) -> None:
+        left(self)
+        raise OSError(errno.ENOSPC, "the rows of a variant could not be written: the disk is full")
+
+    monkeypatch.setattr(Sweep, "close", full)
+    with pytest.raises(OSError, match="could not be written: the disk is full"):
+        command(tmp_path, 2, vary=("dim=4,8",), steps=4, rungs=None, valid=None).run()
+
+
+def test_a_checkpoint_that_fails_as_a_process_loses_its_last_variant_ends_no_sweep(tmp_path: Path, monkeypatch, caplog):
+    wait = Saving.wait
+
+    def full(self: Saving) -> Any:
+        wait(self)
+        if "1e+30" in str(self.path) and not self._told:  # an error is told once
+            self._told = True
+            raise NotWritten("the disk is full", errno.ENOSPC)
+
+    monkeypatch.setattr(Saving, "wait", full)
+    vary = ("dense-lr=0.001,1e30",)  # each in a process; the second diverges while its checkpoint is written
+    result = command(tmp_path, 2, vary=vary, steps=6, rungs=None, valid=None, save_every=1).run()
+    assert "the disk is full" in caplog.text
+    assert result["steps"] == 6 and [of["steps"] for of in result["by_variant"].values()] == [6, 1]
+
+
+def test_readers_of_rows_that_are_counted_first_are_not_those_of_the_copies(tmp_path: Path):
+    header = "label,a,b"
+    (tmp_path / "d.csv").write_text("\n".join([header, *(f"{n % 2},{n % 7},{n % 11}" for n in range(600))]) + "\n")
+    words = '[[label]]\nname = "label"\n' + "".join(f'[[id]]\nname = "{n}"\ntype = "int"\nrows = 50\n' for n in "ab")
+    (tmp_path / "s.toml").write_text(words)
+    files = {"data": f"csv:{tmp_path / 'd.csv'}", "schema": str(tmp_path / "s.toml"), "workers": 1, "steps": None}
+    more = files | {
+        "valid": None,
+        "rungs": None,
+        "cache": "touched:100%",
+        "vary": ("lr=0.1,0.2",),
+        "model": "wide-deep-tiny",
+    }
+    results = [command(tmp_path / str(n), n, **more).run() for n in (1, 2)]
+    assert results[0]["steps"] > 10 and results[0]["by_variant"].keys() == results[1]["by_variant"].keys()
+    assert results[0]["standing"] == results[1]["standing"]
+
+
 def test_how_many(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(crews, "cores", lambda: 6)
     small, large = (Recipe.of(data="synthetic:tiny", steps=steps, batch=512) for steps in (10, 4096))
     assert [how_many("auto", small, n, trace=False) for n in (1, 8)] == [1, 1]
     assert [how_many("auto", large, n, trace=False) for n in (1, 4, 8, 32)] == [1, 2, 4, 6]
     assert [how_many("auto", large, 32, trace=False, racing=n) for n in (3.9, 4, 40)] == [1, 2, 6]
+    assert how_many("auto", large, 3, trace=False, racing=16.0) == 1  # those that go on, and all of the run
     assert how_many("auto", large, 8, trace=True) == 1 and how_many(20, small, 8, trace=False) == 8
     threads = Recipe.of(data="synthetic:tiny", steps=4096, batch=512, threads=3)
     assert how_many("auto", threads, 8, trace=False) == 2

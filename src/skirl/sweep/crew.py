@@ -157,8 +157,18 @@ class Crew:
             results[name] = self.entrants[name].finish(self.batches, reason)
             self._left.add(name)
         if not self.racing:  # others may go on for long
-            self._open.close()
+            self._let_go()
         return results
+
+    def _let_go(self) -> None:
+        """Write all rows and free all memory: no variant is left."""
+        if self._saving is not None:
+            self._saving.ended()
+            self.sweep.saving = None  # whether it could be written is said when somebody waits for it
+        self._open.close()
+        for contender in self.sweep.racing:
+            contender.leave("no variant is left")
+            contender.embeddings.engine.release()
 
     def end_step(self, *, last: bool) -> None:
         """Write the metrics that are due.

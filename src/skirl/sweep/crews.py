@@ -14,10 +14,13 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+import torch
 
 from skirl.engine.too_small import DoesNotFit
 from skirl.sweep.crew import Crew, Duty, Stepped
@@ -34,6 +37,10 @@ FEWEST = 2
 """Variants that a process has on average: to read and plan takes as long as to train two variants of a tiny model."""
 _OF_A_STEP = 512
 """Samples that take as long as all that a step takes besides."""
+_END, _STOP = None, "stop"
+"""Orders to end: as after the last step, or as after an error."""
+_BRIEFLY = 10.0
+"""Seconds that it has for that after Ctrl-C."""
 _PATIENCE = 60.0
 """Seconds in which a process writes its rows to its stores, after an error elsewhere."""
 
@@ -53,7 +60,7 @@ def how_many(asked: int | str, recipe: Recipe, variants: int, *, trace: bool, ra
     - `trace`: whether a timeline is drawn, which has one process.
     - `racing`: how many of them race in a step, on average and at most; None: all.
     """
-    racing = variants if racing is None else racing
+    racing = variants if racing is None else min(racing, variants)
     on_cpu = recipe.device.device == "cpu"
     if asked != "auto":
         if int(asked) > 1 and (why := _only_one(on_cpu, trace=trace)):
@@ -72,6 +79,8 @@ def _only_one(on_cpu: bool, *, trace: bool) -> str | None:
         return "only Linux can copy a process that has imported torch"
     if not on_cpu:
         return "one process has the device"
+    if multiprocessing.current_process().daemon:
+        return "this process is a daemon of multiprocessing, which may not start others"
     return "a timeline is of one process" if trace else None
 
 
@@ -115,7 +124,8 @@ def duties(duty: Duty, race: Race, count: int) -> list[Duty]:
     if recipe.counts_first:
         from skirl.train.verify import touched_rows
 
-        size = str(recipe.cache_size(touched_rows(recipe)))
+        here = replace(recipe, data=replace(recipe.data, workers=0))  # workers would be inherited by the copies
+        size = str(recipe.cache_size(touched_rows(here)))
         recipe = replace(recipe, cache=replace(recipe.cache, cache=size))
     kind, amount = recipe.cache.parsed()
     total = sum(map(_numbers, duty.variants))
@@ -158,18 +168,19 @@ class Crews:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         late: BaseException | None = None
-        if error is None or isinstance(error, Exception):
+        try:
             for one in self._team:
-                one.order(None)
-            until = time.monotonic() + _PATIENCE
+                one.order(_END if error is None else _STOP)
+            until = time.monotonic() + (_PATIENCE if isinstance(error, Exception) else _BRIEFLY)
             for one in self._team:
                 try:
                     one.answer() if error is None else one.ended(until)
                 except Exception as found:
                     late = late or found
-        for one in self._team:
-            one.end()
-        self._team = []
+        finally:  # a second Ctrl-C does not wait
+            for one in self._team:
+                one.end()
+            self._team = []
         if late is not None and error is None:
             raise late
 
@@ -289,14 +300,16 @@ class _Process:
             self.pipe.send(what)
 
     def answer(self) -> Any:
-        while self._unheard:
-            self._unheard -= 1
-            self._next()
-        return self._next()
+        heard = [self._next() for _ in range(self._unheard + 1)]
+        self._unheard = 0
+        for good, found in heard:
+            if not good:
+                raise found
+        return heard[-1][1]
 
-    def _next(self) -> Any:
+    def _next(self) -> tuple[bool, Any]:
         try:
-            good, found = self.pipe.recv()
+            return self.pipe.recv()
         except (EOFError, OSError):
             self._process.join(5.0)
             names = ", ".join(sorted(self.racing)) or "no variant any more"
@@ -304,9 +317,6 @@ class _Process:
                 f"a process of the sweep, with {names}, ended by itself (exit code {self._process.exitcode}): is there "
                 "enough memory? Go on with --resume where the sweep is saved; --processes 1 takes the least memory"
             ) from None
-        if not good:
-            raise found
-        return found
 
     def ended(self, until: float) -> None:
         """Return when it has ended, or it is too late. Answers that nobody waits for any more may come first."""
@@ -330,29 +340,64 @@ def _work(duty: Duty, pipe: Connection, others: Sequence[Connection], parent: in
         os._exit(1)
     for other in others:  # or who waits for their end would not see it
         other.close()
+    _forget_forkserver()
+    torch.set_num_threads(duty.recipe.device.threads or 1)
+    line = _Line(pipe)
     try:
         try:
             with Crew(duty) as crew:
-                pipe.send((True, None))
-                while (order := pipe.recv()) is not None:
-                    _carry_out(crew, order, pipe)
+                line.send((True, None))
+                while (order := line.receive()) is not _END:
+                    if order == _STOP:
+                        raise _Stopped
+                    line.send(_carried_out(crew, order))
             answer = (True, None)
-        except (EOFError, OSError):
-            raise
-        except BaseException as error:
+        except Exception as error:
             answer = (False, _sendable(error))
-        pipe.send(answer)
-    except (EOFError, OSError):
-        os._exit(1)  # nobody listens any more
+        line.send(answer)
+    except _Gone:
+        os._exit(1)
 
 
-def _carry_out(crew: Crew, order: tuple[str, tuple[Any, ...], dict[str, Any]], pipe: Connection) -> None:
+class _Stopped(Exception):
+    """What a crew trained for has failed elsewhere."""
+
+
+class _Gone(BaseException):
+    """Nobody listens any more."""
+
+
+class _Line:
+    """The pipe to the process that began this one."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+
+    def receive(self) -> Any:
+        try:
+            return self._pipe.recv()
+        except (EOFError, OSError):
+            raise _Gone from None
+
+    def send(self, answer: tuple[bool, Any]) -> None:
+        try:
+            self._pipe.send(answer)
+        except OSError:
+            raise _Gone from None
+
+
+def _forget_forkserver() -> None:
+    """Let this process start a server of its own for readers: it cannot wait for that of the process it is a copy of."""
+    server: Any = forkserver._forkserver  # of the standard library, which has no other way
+    server._forkserver_address = server._forkserver_alive_fd = server._forkserver_pid = None
+
+
+def _carried_out(crew: Crew, order: tuple[str, tuple[Any, ...], dict[str, Any]]) -> tuple[bool, Any]:
     name, args, more = order
     try:
-        answer = True, getattr(crew, name)(*args, **more)
+        return True, getattr(crew, name)(*args, **more)
     except Exception as error:
-        answer = False, _sendable(error)
-    pipe.send(answer)
+        return False, _sendable(error)
 
 
 def _sendable(error: BaseException) -> BaseException:

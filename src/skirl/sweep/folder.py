@@ -95,7 +95,7 @@ class SweepFolder:
                 for variant, configuration in zip(variants, race.configurations, strict=True)
             ],
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": machine(),
+            "machine": machine() | {"threads": flags.get("threads")},
         }
         with self._missing.tried(SWEEP, self.path, of=OSError):
             self.path.mkdir(parents=True, exist_ok=True)

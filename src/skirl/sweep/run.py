@@ -4,6 +4,7 @@ import logging
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from math import isfinite, nan
 from types import TracebackType
@@ -123,7 +124,7 @@ class _Going:
             recipe, racing, self.every, self.folder.of, hyperparameters(variants), resume=keeping.resume,
             goes_on=self.header is not None, trace=logged.trace,
         )  # fmt: skip
-        average = None if steps is None else most_steps(seeds_of_one(variants), self.race.rules, steps) / steps
+        average = None if steps is None else self._average(seeds_of_one(variants), steps)
         self.processes = how_many(processes, recipe, len(racing), trace=logged.trace is not None, racing=average)
         self.crew = Crew(duty) if self.processes == 1 else Crews(duties(duty, self.race, self.processes))
         self.shown = Shown(self.race, self._aucs)
@@ -136,6 +137,12 @@ class _Going:
         self._saving: tuple[dict[str, Any], dict[str, str]] | None = None
         """The header of the checkpoint that is being written, and the names of its variants' checkpoints."""
         self._began = time.monotonic()
+
+    def _average(self, configurations: Sequence[int], steps: int) -> float:
+        """Return how many variants race in a coming step, on average and at most."""
+        done = self.race.step
+        coming = most_steps(configurations, self.race.rules, steps) - most_steps(configurations, self.race.rules, done)
+        return coming / max(1, steps - done)
 
     def __enter__(self) -> "_Going":
         self.folder.__enter__()
@@ -250,6 +257,8 @@ class _Going:
         try:
             self._saving = body, self.crew.save(self.keeping.save)
         except NotWritten as error:
+            with suppress(NotWritten):  # of other processes, lest they tell of it at the next one
+                self.crew.wait_saved()
             self._fail(self.race.step, error)
 
     def _settle(self) -> None:

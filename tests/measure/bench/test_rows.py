@@ -94,7 +94,7 @@ def test_slots_are_laid_out_as_the_others_have_their_rows():
     [
         ({"batch": (0,)}, "batch is 0: set it to 1 or more"),
         ({"dim": ()}, "dim is empty: name at least one"),
-        ({"dim": (6,)}, "FBGEMM takes multiples of 4"),
+        ({"dim": (6,)}, "FBGEMM takes only multiples of 4"),
         ({"rounds": 0}, "rounds is 0: set it to 1 or more"),
         ({"threads": 0}, "threads is 0: set it to 1 or more"),
         ({"rows_scale": 0.0}, "rows_scale is 0.0"),
