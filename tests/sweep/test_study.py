@@ -160,3 +160,13 @@ def test_trials_that_are_alike_are_drawn_again(optuna: Any):
     assert len({tuple(v.overrides.values()) for v in found.variants}) == 8
     with pytest.raises(ValueError, match="variant lr=-"):
         Search(recipe, SearchFlags(search=("lr=-2..-1",), trials=2))
+
+
+def test_trials_of_a_search_that_cannot_draw_enough_have_failed(optuna: Any, tmp_path: Path):
+    study = str(tmp_path / "study.journal")
+    search = ("lr=0.1..0.10000000000000002",)  # two numbers
+    with pytest.raises(ValueError, match=r"draws gave only [12] different ones: set trials lower"):
+        drawn(search=search, trials=3, study=study, vary=(), sampler="random").run()
+    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(study))
+    states = {trial.state.name for trial in optuna.load_study(study_name="skirl", storage=storage).trials}
+    assert states == {"FAIL"}

@@ -160,6 +160,8 @@ class Search:
                 else:
                     found.append((trial.number, drawn))
         if len(found) < self._flags.trials:
+            for number, _ in found:
+                self._study.tell(number, state=self._optuna.trial.TrialState.FAIL)
             raise ValueError(
                 f"trials is {self._flags.trials}, but {_ASKED * self._flags.trials:,} draws gave only {len(found)} "
                 "different ones: set trials lower, or widen the search"
