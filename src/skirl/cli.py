@@ -94,8 +94,8 @@ COMMANDS = {
     ),
     "import": ("skirl.checkpoint.commands:Import", "make a checkpoint of the rows of a trained PyTorch model"),
     "info": (
-        "skirl.measure.info.commands:Info",
-        "tell what a checkpoint, store, vocabulary, data file or run folder is",
+        "skirl.sweep.info:Info",
+        "tell what a checkpoint, store, vocabulary, data file, run or sweep is",
     ),
     "bench oracle": (
         "skirl.measure.bench.oracle:Oracle",

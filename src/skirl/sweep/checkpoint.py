@@ -194,7 +194,7 @@ def read_header(path: Path, names: Sequence[str]) -> dict[str, Any]:
     - `path`: the folder.
     - `names`: names of the variants that are to go on.
     """
-    header = _header(path)
+    header = header_at(path)
     there = {*header["variants"], *header["left"]}
     if strange := sorted(there.symmetric_difference(names)):
         has = "has" if strange[0] in there else "has no"
@@ -205,7 +205,8 @@ def read_header(path: Path, names: Sequence[str]) -> dict[str, Any]:
     return header
 
 
-def _header(path: Path) -> dict[str, Any]:
+def header_at(path: Path) -> dict[str, Any]:
+    """Return the header in a folder of a sweep's checkpoints."""
     if not (path / HEADER).is_file():
         raise CheckpointError(f"{path} holds no checkpoint of a sweep: give a folder that sweep.save has written")
     return read_sealed(path / HEADER, format=FORMAT, version=_VERSION, what="checkpoint of a sweep")
@@ -229,7 +230,7 @@ def saved_with(path: Path) -> dict[str, Any]:
 
     - `path`: the folder.
     """
-    return _header(path)["also"]
+    return header_at(path)["also"]
 
 
 def of_one(path: Path, name: str) -> Path:
@@ -249,7 +250,7 @@ def of_one(path: Path, name: str) -> Path:
         if saved is None:
             raise CheckpointError(f"the sweep in {path} was never saved: train it again with --save")
         saves = Path(saved)
-    header = _header(saves)
+    header = header_at(saves)
     if name in header["variants"]:
         return saves / name / header["variants"][name]
     names = [*header["variants"], *header["left"]]
