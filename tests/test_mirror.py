@@ -95,9 +95,9 @@ ELSEWHERE = {
     "store/remote/started.py": "measure/bench/test_serve.py",
     "store/remote/bits.py store/remote/warm.py store/remote/warm_disk.py store/remote/wire.py": "store/remote/test_node.py",
     # Variants are compared with their lone runs, and wrong loops get a clear sentence each.
-    "sweep/folder.py": "sweep/test_checkpoint.py",
+    "sweep/names.py": "sweep/test_checkpoint.py",
     "sweep/entrant.py sweep/planned.py sweep/report.py sweep/run.py sweep/shown.py sweep/table.py "
-    "sweep/resumed.py sweep/verify_command.py": "sweep/test_command.py",
+    "sweep/folder.py sweep/resumed.py sweep/verify_command.py": "sweep/test_command.py",
     "sweep/crew.py": "sweep/test_crews.py",
     "sweep/diverged.py sweep/models.py": "sweep/test_refused.py",
     "sweep/contender.py sweep/dense.py sweep/fleet.py sweep/overrides.py": "sweep/test_sweep.py",

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 
 from skirl.sweep import checkpoint
-from skirl.sweep.checkpoint import HEADER
 from skirl.sweep.command import SweepCommand
 from skirl.sweep.crews import Crews
+from skirl.sweep.names import HEADER
 from skirl.sweep.sweep import Sweep
 from tests.killed import ended, forked
 

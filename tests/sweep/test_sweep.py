@@ -110,7 +110,7 @@ def cases_of(draw: st.DrawFn, folder: Path) -> Case:
         tuple(draw(st.lists(variants(), min_size=1, max_size=4))),
         seed=draw(st.integers(0, 1 << 20)),
         steps=steps,
-        form=draw(st.sampled_from(["loop", "lanes", "auto"])),
+        form=draw(st.sampled_from(["lanes", "loop", "lanes", "auto"])),
         slots=draw(st.sampled_from([34, 48, 200])),
         nap=draw(st.sampled_from([0.0, 0.002])),
         depth=draw(st.sampled_from([1, 4, "auto", "epoch"])),

@@ -19,13 +19,12 @@ from skirl.checkpoint.save_run import save
 from skirl.checkpoint.saving import Saving
 from skirl.pipeline.lookahead import Lookahead
 from skirl.sweep.contender import Contender
-from skirl.sweep.folder import SWEEP
+from skirl.sweep.names import HEADER, SWEEP
 from skirl.tools.os_errors import NotWritten, of_system, why
 from skirl.tools.sealed_json import CheckpointError, read_sealed, skirl_version, write_sealed
 
 log = logging.getLogger("skirl")
 
-HEADER = "sweep-checkpoint.json"
 FORMAT = "skirl-sweep-checkpoint"
 _VERSION = 1
 _ALL = 1 << 30

@@ -211,7 +211,7 @@ class Report(ReportOfRun):
 
     def run(self) -> dict[str, Any]:
         """Read the folder and write the page."""
-        from skirl.sweep.folder import SWEEP
+        from skirl.sweep.names import SWEEP
 
         if not (Path(self.folder) / SWEEP).is_file():
             return super().run()

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from skirl.sweep.names import RACE, RESULT, SWEEP
 from skirl.sweep.race import Left, Place, Race
 from skirl.sweep.variants import Varied
 from skirl.tools.machine import machine
@@ -18,8 +19,6 @@ from skirl.train.flags import RUNS
 from skirl.train.report.missing import Missing
 from skirl.train.report.run_folder import new_folder, put_json
 from skirl.train.report.sinks import Lines
-
-SWEEP, RACE, RESULT = "sweep.json", "race.jsonl", "result.json"
 
 
 class SweepFolder:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from skirl.measure.info.commands import Info as InfoOfOthers
+from skirl.sweep.names import HEADER, RESULT, SWEEP
 from skirl.tools.sealed_json import CheckpointError
 
 
@@ -16,9 +17,6 @@ class Info(InfoOfOthers):
 
     def run(self) -> dict[str, Any]:
         """Look at the path and return what was found."""
-        from skirl.sweep.checkpoint import HEADER
-        from skirl.sweep.folder import SWEEP
-
         folder = self.path.parent if self.path.name in (HEADER, SWEEP) else self.path
         if (folder / HEADER).is_file():
             found = _of_checkpoint(folder, check=self.check)
@@ -67,8 +65,6 @@ def _of_checkpoint(folder: Path, *, check: bool) -> dict[str, Any]:
 
 def _of_runs(folder: Path) -> dict[str, Any]:
     """Describe the folder of a sweep, with a run folder for each variant."""
-    from skirl.sweep.folder import RESULT, SWEEP
-
     try:
         sweep = json.loads((folder / SWEEP).read_bytes())
         result: Mapping[str, Any] = json.loads((folder / RESULT).read_bytes()) if (folder / RESULT).is_file() else {}

@@ -9,6 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
+from skirl.sweep.names import HEADER
+
 _NAMES: dict[int, str] = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
 
 
@@ -55,8 +57,6 @@ class KeepFlags:
         """True if the folder has a checkpoint of a sweep."""
         if self.save is None or not self.save.is_dir():
             return False
-        from skirl.sweep.checkpoint import HEADER  # imports torch (1.4 s), which help need not wait for
-
         return (self.save / HEADER).is_file()
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from skirl.sweep.folder import RACE, RESULT, SWEEP
+from skirl.sweep.names import RACE, RESULT, SWEEP
 from skirl.sweep.race import Place
 from skirl.sweep.table import HEAD, cells
 from skirl.tools.os_errors import writing
