@@ -108,6 +108,7 @@ ELSEWHERE = {
     "tools/sizes.py": "engine/test_cache.py",
     "tools/machine.py": "engine/test_capacity.py",
     "tools/os_errors.py tools/progress.py": "habits/test_failing_disks.py",
+    "tools/parent.py": "peers/test_processes.py",
     "tools/patience.py": "peers/test_start.py",
     "tools/command_line.py": "test_cli.py",
     "tools/lazily.py": "test_names.py",

@@ -100,7 +100,7 @@ def test_a_trainer_whose_launcher_has_ended_before_it_looked_ends(monkeypatch, p
         environ=os.environ, readlink=readlink, getppid=lambda: pid, getpid=os.getpid,
         kill=lambda *given: killed.append(given),
     ))  # fmt: skip
-    monkeypatch.setattr(processes.ctypes, "CDLL", lambda name: SimpleNamespace(prctl=lambda *given: 0))
+    monkeypatch.setattr(processes, "die_with_parent", lambda parent: None)
     processes.die_with_launcher()
     assert killed == [(os.getpid(), signal.SIGKILL)] * reaps
 

@@ -1,6 +1,5 @@
 """What the operating system knows about ranks: whether a process has ended, and which connections groups have opened."""
 
-import ctypes
 import os
 import signal
 import socket
@@ -10,6 +9,8 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from skirl.tools.parent import die_with_parent
 
 LEAVING = 30.0
 """Least number of seconds that a launcher has to end: it takes long on a busy machine."""
@@ -84,9 +85,9 @@ def die_with_launcher() -> None:
     """
     if not launched_here() or not sys.platform.startswith("linux"):
         return
-    set_parent_death_signal, parent = 1, os.getppid()
-    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-    if os.getppid() != parent or reaps(parent):  # the launcher ended in between, or before
+    parent = os.getppid()
+    die_with_parent(parent)
+    if reaps(parent):  # the launcher ended before
         os.kill(os.getpid(), signal.SIGKILL)
 
 

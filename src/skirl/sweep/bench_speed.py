@@ -176,7 +176,7 @@ class _Run:
     """A run that goes on step by step."""
 
     steps: Iterator[Any]
-    window: Callable[[], float]
+    window: Callable[[], int]
     """Steps read ahead, of all processes in sum."""
     others: Callable[[], float] = lambda: 0.0
     """CPU seconds of other processes."""
@@ -243,4 +243,4 @@ def _beside(recipe: Recipe, count: int, processes: int | str) -> Iterator[_Run]:
 
         form = (lambda: f"{used} processes") if isinstance(crew, Crews) else (lambda: crew.sweep.form)
         others = (lambda: crew.facts()["cpu_seconds"]) if isinstance(crew, Crews) else (lambda: 0.0)
-        yield _Run(trained(), lambda: crew.facts()["window"], others, lambda: {"form": form()})
+        yield _Run(trained(), crew.window, others, lambda: {"form": form()})

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import torch
+
 from skirl.core.batch import Batch
 from skirl.pipeline.lookahead import Lookahead, lookahead
 from skirl.sweep.checkpoint import SweepSaving, load_all, save_all
@@ -51,7 +53,7 @@ class Duty:
 
 @dataclass(frozen=True)
 class Stepped:
-    """What came of one step."""
+    """The result of one step."""
 
     step: int
     losses: dict[str, float]
@@ -213,12 +215,15 @@ class Crew:
         """Training is over. Return the result of each variant that was trained to the end."""
         return {name: self.entrants[name].finish(self.batches, None) for name in self.racing}
 
+    def window(self) -> int:
+        """Return how many steps are read ahead."""
+        return self.batches.window
+
     def facts(self) -> dict[str, float]:
-        """Return what this process did and took; `window` is the number of steps that it has read ahead."""
+        """Return what this process did and took."""
         return {
             "plans": self.sweep.plans,
             "read_batches": self.sweep.read_batches,
-            "window": self.batches.window,
             "peak_bytes": peak_bytes(),
             "cpu_seconds": time.process_time(),
         }
@@ -269,8 +274,6 @@ def sweep_of(recipe: Recipe, variants: Sequence[Varied], *, form: str = "auto", 
         )
         for v in variants
     ]
-    import torch
-
     store, link = recipe.cache.store, recipe.movement.link
     return Sweep(
         lambda contender: recipes[contender.name].model_over(contender.embeddings),

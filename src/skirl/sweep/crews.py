@@ -3,7 +3,6 @@
 Threads of one process wait for its interpreter where steps are short. Every process reads the stream and plans for itself.
 """
 
-import ctypes
 import multiprocessing
 import os
 import pickle
@@ -22,12 +21,15 @@ from typing import Any
 
 import torch
 
+from skirl.engine.cache_split import AUTO
 from skirl.engine.too_small import DoesNotFit
 from skirl.sweep.crew import Crew, Duty, Stepped
 from skirl.sweep.race import Race
 from skirl.sweep.variants import Varied
 from skirl.tools.machine import cores, free_bytes
+from skirl.tools.parent import die_with_parent
 from skirl.train.recipe import Recipe
+from skirl.train.verify import touched_rows
 
 POSSIBLE = sys.platform == "linux"
 """Elsewhere a copy of a process that has imported torch may hang."""
@@ -105,7 +107,7 @@ def dealt(variants: Sequence[Varied], race: Race, count: int) -> list[list[Varie
 
 
 def _numbers(variant: Varied) -> int:
-    """Numbers of a row and its state."""
+    """Return how many numbers a row and its state have."""
     return variant.recipe.row_optimizer().width(variant.recipe.model.row_dim)
 
 
@@ -118,12 +120,8 @@ def duties(duty: Duty, race: Race, count: int) -> list[Duty]:
     - `race`: knows the configurations.
     - `count`: how many processes there are; at most as many as variants.
     """
-    from skirl.engine.cache_split import AUTO, parse_cache
-
     recipe = duty.recipe
     if recipe.counts_first:
-        from skirl.train.verify import touched_rows
-
         here = replace(recipe, data=replace(recipe.data, workers=0))  # workers would be inherited by the copies
         size = str(recipe.cache_size(touched_rows(here)))
         recipe = replace(recipe, cache=replace(recipe.cache, cache=size))
@@ -135,7 +133,6 @@ def duties(duty: Duty, race: Race, count: int) -> list[Duty]:
         if kind in ("bytes", "auto"):
             whole = amount if kind == "bytes" else AUTO * free_bytes()
             cache = f"{int(whole * sum(map(_numbers, own)) / total)}B"
-            parse_cache(cache)
         own_recipe = replace(recipe, cache=replace(recipe.cache, cache=cache))
         split.append(replace(duty, variants=own, recipe=own_recipe, alone=False))
     return split
@@ -236,6 +233,10 @@ class Crews:
         """As `Crew.finish`."""
         return {name: of for found in self._all("finish") for name, of in found.items()}
 
+    def window(self) -> int:
+        """As `Crew.window`, in sum over all processes."""
+        return sum(self._all("window"))
+
     def facts(self) -> dict[str, float]:
         """As `Crew.facts`, in sum over all processes."""
         found = self._ask(self._team, "facts")
@@ -332,12 +333,10 @@ class _Process:
 
 
 def _work(duty: Duty, pipe: Connection, others: Sequence[Connection], parent: int) -> None:
-    """Train what one is told to, until one is told to end."""
+    """Carry out orders until the one to end comes. The body of a crew's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # both are for the process that began this one
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # killed with its parent, so that who resumes finds the stores free
-    if os.getppid() != parent:
-        os._exit(1)
+    die_with_parent(parent)  # so that whoever resumes finds the stores free
     for other in others:  # or who waits for their end would not see it
         other.close()
     _forget_forkserver()
@@ -401,7 +400,7 @@ def _carried_out(crew: Crew, order: tuple[str, tuple[Any, ...], dict[str, Any]])
 
 
 def _sendable(error: BaseException) -> BaseException:
-    """The error, or one of its text where it cannot travel."""
+    """Return the error, or one with its text if it cannot be sent."""
     try:
         if str(pickle.loads(pickle.dumps(error))) == str(error):  # of this process itself
             return error

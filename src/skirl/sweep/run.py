@@ -202,7 +202,7 @@ class _Going:
         return stop
 
     def end(self, told: Told) -> dict[str, Any]:
-        """All is trained. Return what came of it."""
+        """Write down the end of the sweep, and return its result."""
         race, results = self.race, self.results
         if self.failed is None:
             self.shown.aucs(now=True)
@@ -239,7 +239,7 @@ class _Going:
         self.results |= self.crew.leave(why)
 
     def _aucs(self) -> dict[str, float | None]:
-        """Of all variants, those that are not trained any more too."""
+        """Return the AUC of every variant, also of those that no longer train."""
         done = {name: result["auc"] for name, result in self.results.items()}
         return {**(self.crew.aucs() if len(done) < len(self.variants) else {}), **done}
 

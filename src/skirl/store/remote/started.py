@@ -1,6 +1,5 @@
 """Memory nodes that a process starts for itself on this machine. Each is a `skirl serve`, restarted when it ends."""
 
-import ctypes
 import os
 import signal
 import socket
@@ -14,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from skirl.store.remote.address import Address
+from skirl.tools.parent import die_with_parent
 
 SERVE = ("-m", "skirl", "serve")
 Start = Callable[[list[str], Path | None], Any]
@@ -76,7 +76,7 @@ class StartedNodes:
         out = None if log is None else log.open("ab")
         try:
             return subprocess.Popen(
-                [*self._within, sys.executable, *words], stdout=out or 2, stderr=out, preexec_fn=_die_with_parent
+                [*self._within, sys.executable, *words], stdout=out or 2, stderr=out, preexec_fn=die_with_parent
             )
         finally:
             if out is not None:
@@ -125,12 +125,6 @@ class StartedNodes:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.end()
-
-
-def _die_with_parent() -> None:
-    """Have the system kill this process when its parent ends, so that no node is left behind."""
-    with suppress(AttributeError, OSError):  # not on Linux
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def free_port() -> int:
