@@ -881,6 +881,8 @@ SWEEP = [
           "owner != contender.name", "False"),
     Fault("losses of the first process alone are raced", "sweep.crews:Crews.step",
           "{name: loss for one in found for name, loss in one.losses.items()}", "found[0].losses", by="processes"),
+    Fault("losses are told before they are known", "sweep.sweep:Sweep.step",
+          "seen if contender is racing[-1] else None", "seen if contender is racing[0] else None", by="processes"),
     Fault("a checkpoint names the variants of one process", "sweep.crews:Crews.save",
           "self._all('save', path)", "self._all('save', path)[:1]", by="processes"),
     Fault("each process has the whole cache", "sweep.crews:duties",

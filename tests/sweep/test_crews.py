@@ -20,6 +20,7 @@ from skirl.sweep import checkpoint, crews
 from skirl.sweep.command import Export, SweepCommand
 from skirl.sweep.crew import Crew, Duty
 from skirl.sweep.crews import CrewDied, Crews, dealt, duties, how_many
+from skirl.sweep.entrant import Entrant
 from skirl.sweep.keeping import KeepFlags
 from skirl.sweep.race import Race
 from skirl.sweep.sweep import Sweep
@@ -146,10 +147,10 @@ def test_all_diverge(tmp_path: Path):
 def test_a_process_that_is_killed_ends_the_sweep_which_can_go_on(whole: dict[str, Any], tmp_path: Path, monkeypatch):
     parent, step = os.getpid(), Crew.step
 
-    def killed(self: Crew) -> Any:
+    def killed(self: Crew, seen: Any = None) -> Any:
         if self.batches.step == 9 and "seed=1" in "".join(self.racing) and os.getpid() != parent:
             os.kill(os.getpid(), signal.SIGKILL)
-        return step(self)
+        return step(self, seen)
 
     with monkeypatch.context() as patch:
         patch.setattr(Crew, "step", killed)
@@ -217,14 +218,48 @@ def test_a_cache_that_is_too_small_is_said_as_in_one(cache: str, tmp_path: Path,
 def test_an_error_within_a_step_ends_all(tmp_path: Path, monkeypatch):
     step = Sweep.step
 
-    def broken(self: Sweep, batch: Any) -> Any:
+    def broken(self: Sweep, batch: Any, **more: Any) -> Any:
         if any("dim=8" in name for name in [v.name for v in self.variants]) and self.lookahead.step == 3:
             raise OSError(errno.EIO, "a cable is out")
-        return step(self, batch)
+        return step(self, batch, **more)
 
     monkeypatch.setattr(Sweep, "step", broken)
     with pytest.raises(OSError, match="a cable is out"):
         command(tmp_path, 2, vary=("dim=4,8",)).run()
+
+
+@pytest.mark.parametrize("at", [3, 4, 24])
+def test_an_error_after_the_losses_are_told_ends_all(at: int, tmp_path: Path, monkeypatch):
+    """Also where a checkpoint is due next, whose own errors end no sweep."""
+    step = Entrant.step
+
+    def full(self: Entrant, batch: Any) -> None:
+        step(self, batch)
+        if "dim=8" in self.variant.name and self.meter.steps == at:
+            raise NotWritten("the disk of the rows is full", errno.ENOSPC)
+
+    monkeypatch.setattr(Entrant, "step", full)
+    for processes in (1, 2):
+        with pytest.raises(NotWritten, match="the disk of the rows is full"):
+            command(
+                tmp_path / str(processes), processes, vary=("dim=4,8",), rungs=None, valid=None, save_every=4, log_every=50,
+            ).run()  # fmt: skip
+        saved = json.loads((tmp_path / str(processes) / "saved" / checkpoint.HEADER).read_text())
+        assert saved["step"] < at
+
+
+def test_losses_are_told_before_the_last_variant_trains(tmp_path: Path):
+    recipe = Recipe.of(**{n: FLAGS[n] for n in ("data", "model", "dim", "batch", "cache", "threads")}, steps=2)
+    variants = variants_of(recipe, ["lr=0.1,0.2,0.3"])
+    told: list[tuple[Any, list[bool]]] = []
+    with Crew(Duty(recipe, variants, 10, lambda name: "none", {})) as crew:
+        crew.begin(None, None)
+        for _ in range(2):
+            done = crew.step(lambda found: told.append((found, [v.stepped for v in crew.sweep.variants])))
+            assert done == told[-1][0] and told[-1][1] == [True, True, False]
+            assert all(variant.stepped for variant in crew.sweep.variants)
+    assert [(found.step, found.samples) for found, _ in told] == [(1, 16), (2, 32)]
+    assert crew.entrants[variants[0].name].meter.samples == 32
 
 
 def test_what_a_disk_refuses_at_the_end_is_said(tmp_path: Path, monkeypatch):

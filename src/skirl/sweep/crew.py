@@ -131,19 +131,34 @@ class Crew:
             self._runs.enter_context(entrant.run.begin(self.batches, entrant.meter))
         return self.batches.step
 
-    def step(self) -> Stepped | None:
-        """Train all variants on the next batch. Return None if there is none."""
+    def step(self, seen: Callable[[Stepped], None] | None = None) -> Stepped | None:
+        """Train all variants on the next batch. Return None if there is none.
+
+        **Arguments**
+
+        - `seen`: takes the result as soon as all losses are known: training on the batch goes on after it.
+        """
         if self._coming is None:
             self._coming = iter(self.batches)
         batch = next(self._coming, None)
         if batch is None:
             return None
-        racing = self.racing
+        racing = [self.entrants[name] for name in self.racing]
+        samples = max(entrant.meter.samples for entrant in self.entrants.values()) + len(batch.labels)
+        saving = self._saving is not None and not self._saving.done
+
+        def stepped() -> Stepped:
+            losses = {entrant.variant.name: entrant.loss for entrant in racing}
+            return Stepped(self.batches.step, losses, samples, saving)
+
         with suppress(Diverged):  # all of this crew: others may go on
-            self.sweep.step(batch)
-        losses = {name: self.entrants[name].step(batch) for name in racing}
-        samples = max(entrant.meter.samples for entrant in self.entrants.values())
-        return Stepped(self.batches.step, losses, samples, self._saving is not None and not self._saving.done)
+            self.sweep.step(batch, seen=None if seen is None else lambda: seen(stepped()))
+        for entrant in racing:
+            entrant.step(batch)
+        return stepped()
+
+    def settle(self) -> None:
+        """Return when all that was ordered is done. Raise what failed."""
 
     def leave(self, why: Mapping[str, str]) -> dict[str, dict[str, Any]]:
         """Let variants leave. Return the result of each.

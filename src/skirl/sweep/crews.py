@@ -186,8 +186,10 @@ class Crews:
         return self._all("begin", path, header)[0]
 
     def step(self) -> Stepped | None:
-        """As `Crew.step`, of all crews that still have variants."""
+        """As `Crew.step`, of all crews that still have variants. They may still train on the batch: errors come later."""
         found = self._all("step")
+        for one in self._live:
+            one.expect()  # that the batch was trained on
         if found[0] is None or None in found:
             if any(one is not None for one in found):
                 raise RuntimeError("the data ended in one process of the sweep and not in another: did files change?")
@@ -209,9 +211,14 @@ class Crews:
         return results
 
     def end_step(self, *, last: bool) -> None:
-        """As `Crew.end_step`. Nobody waits for it: an error comes with the next answer."""
+        """As `Crew.end_step`. It is not waited for: an error comes with the next answer."""
         for one in self._live:
-            one.order(("end_step", (), {"last": last}), answered=False)
+            one.order(("end_step", (), {"last": last}))
+            one.expect()
+
+    def settle(self) -> None:
+        """As `Crew.settle`."""
+        self._all("settle")
 
     def aucs(self) -> dict[str, float | None]:
         """As `Crew.aucs`."""
@@ -295,10 +302,13 @@ class _Process:
             self._process.start()
         theirs.close()
 
-    def order(self, what: Any, *, answered: bool = True) -> None:
-        self._unheard += not answered
+    def order(self, what: Any) -> None:
         with suppress(OSError):  # it has ended: its answer says so
             self.pipe.send(what)
+
+    def expect(self) -> None:
+        """Let the next answer wait: it is heard with the one after it."""
+        self._unheard += 1
 
     def answer(self) -> Any:
         heard = [self._next() for _ in range(self._unheard + 1)]
@@ -349,7 +359,10 @@ def _work(duty: Duty, pipe: Connection, others: Sequence[Connection], parent: in
                 while (order := line.receive()) is not _END:
                     if order == _STOP:
                         raise _Stopped
-                    line.send(_carried_out(crew, order))
+                    if order[0] == "step":
+                        _step(crew, line)
+                    else:
+                        line.send(_carried_out(crew, order))
             answer = (True, None)
         except Exception as error:
             answer = (False, _sendable(error))
@@ -389,6 +402,20 @@ def _forget_forkserver() -> None:
     """Let this process start a server of its own for readers: it cannot wait for that of the process it is a copy of."""
     server: Any = forkserver._forkserver  # of the standard library, which has no other way
     server._forkserver_address = server._forkserver_alive_fd = server._forkserver_pid = None
+
+
+def _step(crew: Crew, line: _Line) -> None:
+    """Answer twice: with the losses, as soon as they are known, and when the batch was trained on."""
+    early: list[Stepped] = []
+
+    def seen(done: Stepped) -> None:
+        early.append(done)
+        line.send((True, done))
+
+    good, found = _carried_out(crew, ("step", (seen,), {}))
+    if not early:
+        line.send((good, found))
+    line.send((True, None) if good or not early else (good, found))
 
 
 def _carried_out(crew: Crew, order: tuple[str, tuple[Any, ...], dict[str, Any]]) -> tuple[bool, Any]:

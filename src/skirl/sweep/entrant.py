@@ -76,19 +76,22 @@ class Entrant:
         """What a checkpoint saves besides its model, as `skirl train` does."""
         return [self.contender.dense, self.rates, self.meter, self.judge, self.run]
 
-    def step(self, batch: Batch) -> float:
-        """Update rates and metrics after training on a batch, and return its loss.
+    @property
+    def loss(self) -> float:
+        """The loss of the last batch; nan if there is none."""
+        return nan if self.contender.loss is None else self.contender.loss
+
+    def step(self, batch: Batch) -> None:
+        """Update rates and metrics after training on a batch.
 
         **Arguments**
 
         - `batch`: the batch that it was trained on.
         """
-        loss = nan if self.contender.loss is None else self.contender.loss
         self.rates.step()
         # Predictions of a variant that has diverged and left do not count.
         logits = self.contender.kept if self.contender.left is None else torch.empty(0)
-        self.meter.add(torch.tensor(loss), logits, batch.labels)
-        return loss
+        self.meter.add(torch.tensor(self.loss), logits, batch.labels)
 
     def evaluation(self, step: int, held_out: Iterable[Batch]) -> Iterator[None]:
         """Predict the held-out samples, one batch per `next`, and record their scores at the end.

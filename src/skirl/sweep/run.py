@@ -193,9 +193,13 @@ class _Going:
         """Save if it is time to. Return whether the sweep was told to stop."""
         stop, step = told.by is not None, self.race.step
         if self.keeping.save is not None:
-            if self._saving is not None and not self._still_saving:
+            written = self._saving is not None and not self._still_saving
+            due = stop or step == self.stream.steps or self.keeping.due(step)
+            if written or due:
+                self.crew.settle()  # a disk that fails in training is not one that fails in saving
+            if written:
                 self._settle()
-            if stop or step == self.stream.steps or self.keeping.due(step):
+            if due:
                 self._save()
             if stop:
                 self._settle()

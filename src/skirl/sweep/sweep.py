@@ -193,12 +193,13 @@ class Sweep:
         """The variants still in the race."""
         return [contender for contender in self.variants if contender.left is None]
 
-    def step(self, batch: Any) -> dict[str, float]:
-        """Train every variant still in the race on the batch in the loop; the loss of each, by name.
+    def step(self, batch: Any, *, seen: Callable[[], None] | None = None) -> dict[str, float]:
+        """Train every variant still in the race on the batch in the loop. Return the loss of each, by name.
 
         **Arguments**
 
         - `batch`: the one that the lookahead has yielded.
+        - `seen`: is called once every variant has its `loss`, before the last one trains where they train one by one.
         """
         if not self._in_loop:
             raise RuntimeError(
@@ -214,7 +215,9 @@ class Sweep:
             if contender not in beside:
                 watched = self._lanes is not None and contender.beside and not self.choice.held
                 with contender.watched_turn() if watched else contender.turn():
-                    self._train(contender, batch)
+                    self._train(contender, batch, seen if contender is racing[-1] else None)
+        if seen is not None and racing[-1] in beside:
+            seen()
         now = time.perf_counter()
         if self._known and self._ended is not None:
             self.choice.took(form, now - self._ended)
@@ -240,9 +243,12 @@ class Sweep:
             )
             self.fleet.check()
 
-    def _train(self, contender: Contender, batch: Any) -> None:
+    def _train(self, contender: Contender, batch: Any, seen: Callable[[], None] | None = None) -> None:
         found = self._loss(contender.model, batch)
         loss, contender.kept = found if isinstance(found, tuple) else (found, None)
+        if seen is not None:
+            contender.loss = float(loss.detach())
+            seen()
         loss.backward()
         contender.step(loss)
 
