@@ -57,11 +57,11 @@ class SweepBench(Composed):
     stores: tuple[Literal["memory", "disk"], ...] = ("memory", "disk")
     """For part speed: stores to measure."""
     timed: int = 30
-    """For part speed: timed steps of each run, after at least as many to warm up."""
+    """For part speed: steps of a turn. At least as many come before the first one, to warm up."""
     processes: int | Literal["auto"] = "auto"
     """For part speed: processes that train the variants, as in `skirl sweep`."""
-    repeats: int = 3
-    """For part speed: how often each run is repeated; medians are reported."""
+    repeats: int = 5
+    """For part speed: turns of each run; medians are reported."""
 
     def __post_init__(self) -> None:
         at_least_one(self, "races", "timed", "repeats")

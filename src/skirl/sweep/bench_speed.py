@@ -5,7 +5,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
 from math import exp, log
@@ -37,18 +37,19 @@ def speed(
 ) -> dict[str, Any]:
     """Time every cell; ratios are geometric means over them.
 
-    Each run times `steps` steps in its own process, with the same number of cached rows for each variant. At least as many
-    steps come first to warm up, until the window has settled: from then on each step reads and plans one batch.
+    All runs of a cell warm up, each in its own processes, for at least `steps` steps and until their windows have settled:
+    from then on each step reads and plans one batch. Then they take turns of `steps` steps, while the others wait: a machine
+    that slows down slows all of them. The same number of rows is cached for each variant.
 
     **Arguments**
 
     - `recipe`: gives the data, tables, cache and optimizer.
     - `variants`: numbers of variants that train together; all are compared with the same lone runs.
     - `models`, `batches`, `stores`: there is a cell for each combination of these and of `variants`.
-    - `steps`: timed steps of each run.
-    - `repeats`: how often each run is repeated; medians count.
+    - `steps`: steps of a turn.
+    - `repeats`: turns of each run; ratios are medians over turns.
     - `processes`: how many train the variants together, as in `skirl sweep`.
-    """  # fmt: skip
+    """
     cells = [
         cell
         for model, batch, store in product(models, batches, stores)
@@ -81,69 +82,102 @@ def _cells(
     processes: int | str,
 ) -> list[dict[str, Any]]:
     at_once = cores()
-    flags = recipe.flat() | {"model": model, "batch": batch, "steps": _ENDLESS}
+    flags = recipe.flat() | {"model": model, "batch": batch, "steps": _ENDLESS, "threads": 1}
     flags |= {"epochs": _ENDLESS // 1000} if recipe.data.kind in FILE_KINDS else {}
-    alone: dict[int, list[float]] = {threads: [] for threads in sorted({1, at_once})}
-    side: list[float] = []
-    cpu: list[float] = []
-    together: dict[int, list[dict[str, Any]]] = {count: [] for count in counts}
-    for _ in range(repeats):
-        for threads, seconds in alone.items():
-            [found] = _timed([flags | {"threads": threads}], store, steps, 0)
-            seconds.append(found["seconds"])
-            if threads == 1:
-                cpu.append(found["cpu"])
-        beside = _timed([flags | {"threads": 1}] * at_once, store, steps, 0)
-        side.append(max(found["seconds"] for found in beside))
-        for count in counts:
-            together[count] += _timed([flags | {"threads": 1}], store, steps, count, processes)
-    lone = min(median(of) for of in alone.values())
+    with ExitStack() as stack:
+
+        def begun(*runs: dict[str, Any], variants: int = 0) -> _Turns:
+            return stack.enter_context(_Turns(runs, store, steps, variants, processes))
+
+        alone = {threads: begun(flags | {"threads": threads}) for threads in sorted({1, at_once})}
+        side = begun(*[flags] * at_once)
+        together = {count: begun(flags, variants=count) for count in counts}
+        for _ in range(repeats):
+            for one in (*alone.values(), side, *together.values()):
+                one.take()
+    best = min(alone, key=lambda threads: median(alone[threads].seconds))
     return [
         {
             "model": model,
             "batch": batch,
             "store": store,
             "variants": count,
-            "seconds": median(seconds),
-            "spread": max(seconds) / min(seconds),
-            "lone": {str(threads): median(of) for threads, of in alone.items()},
-            "side_by_side": median(side),
-            "form": found[-1]["form"],
-            "vs_lone": count * lone / median(seconds),
-            "vs_side_by_side": count / at_once * median(side) / median(seconds),
-            "cpu_vs_lone": count * median(cpu) / median(one["cpu"] for one in found),
+            "seconds": median(ours.seconds),
+            "spread": max(ours.seconds) / min(ours.seconds),
+            "lone": {str(threads): median(one.seconds) for threads, one in alone.items()},
+            "side_by_side": median(side.seconds),
+            "form": ours.form,
+            "vs_lone": count * _median_ratio(alone[best].seconds, ours.seconds),
+            "vs_side_by_side": count / at_once * _median_ratio(side.seconds, ours.seconds),
+            "cpu_vs_lone": count * _median_ratio(alone[1].cpu, ours.cpu),
         }
-        for count, found in together.items()
-        for seconds in [[one["seconds"] for one in found]]
+        for count, ours in together.items()
     ]
 
 
-def _timed(
-    runs: Sequence[dict[str, Any]], store: str, steps: int, variants: int, processes: int | str = 1
-) -> list[dict[str, Any]]:
-    """Start a process for each run, let all begin together once they are warm, and return what each reports."""
-    with tempfile.TemporaryDirectory(prefix="skirl-bench-") as folder:
-        started = []
-        for number, flags in enumerate(runs):
-            own = flags | {"store": "memory" if store == "memory" else f"disk:{folder}/{number}"}
-            job = json.dumps({"flags": own, "steps": steps, "variants": variants, "processes": processes})
-            started.append(
-                subprocess.Popen(
-                    [sys.executable, "-c", _CODE, job], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-                )
-            )
+def _median_ratio(over: Sequence[float], under: Sequence[float]) -> float:
+    return median(a / b for a, b in zip(over, under, strict=True))
+
+
+class _Turns:
+    """Runs that train beside each other in processes of their own, when it is their turn. In a with-block they are warm.
+
+    **Arguments**
+
+    - `runs`: the flags of each.
+    - `store`: "memory" or "disk".
+    - `steps`: steps of a turn.
+    - `variants`: variants that train together; 0: a lone run.
+    - `processes`: how many train them.
+    """
+
+    def __init__(
+        self, runs: Sequence[dict[str, Any]], store: str, steps: int, variants: int = 0, processes: int | str = 1
+    ) -> None:
+        self._jobs = [{"flags": flags, "steps": steps, "variants": variants, "processes": processes} for flags in runs]
+        self._store = store
+        self._started: list[subprocess.Popen[str]] = []
+        self.seconds: list[float] = []
+        """By turn: until the last of them was done."""
+        self.cpu: list[float] = []
+        """By turn: CPU seconds of all."""
+        self.form: str | None = None
+        """How the variants were trained together."""
+
+    def __enter__(self) -> "_Turns":
+        self._folder = tempfile.TemporaryDirectory(prefix="skirl-bench-")
         try:
-            for one in started:
+            for number, job in enumerate(self._jobs):
+                rows = "memory" if self._store == "memory" else f"disk:{self._folder.name}/{number}"
+                text = json.dumps(job | {"flags": job["flags"] | {"store": rows}})
+                self._started.append(
+                    subprocess.Popen(
+                        [sys.executable, "-c", _CODE, text], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                    )
+                )
+            for one in self._started:
                 _line(one)  # says that it is warm
-            for one in started:
-                assert one.stdin is not None
-                one.stdin.write("go\n")
-                one.stdin.flush()
-            return [json.loads(_line(one)) for one in started]
-        finally:
-            for one in started:
-                one.kill()
-                one.communicate()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for one in self._started:
+            one.kill()
+            one.communicate()
+        self._folder.cleanup()
+
+    def take(self) -> None:
+        """Let all train their steps at the same time."""
+        for one in self._started:
+            assert one.stdin is not None
+            one.stdin.write("go\n")
+            one.stdin.flush()
+        found = [json.loads(_line(one)) for one in self._started]
+        self.seconds.append(max(one["seconds"] for one in found))
+        self.cpu.append(sum(one["cpu"] for one in found))
+        self.form = found[0].get("form")
 
 
 def _line(process: "subprocess.Popen[str]") -> str:
@@ -155,20 +189,20 @@ def _line(process: "subprocess.Popen[str]") -> str:
 
 
 def main() -> None:
-    """Time one run in this process and print its figures as JSON. Entry point of the processes that `_timed` starts."""
+    """Train in this process, and print the figures of a turn as JSON for each line read. What `_Turns` starts."""
     job = json.loads(sys.argv[1])
     flags = {name: tuple(value) if isinstance(value, list) else value for name, value in job["flags"].items()}
     recipe, steps, variants = Recipe.of(**flags), job["steps"], job["variants"]
     with _beside(recipe, variants, job["processes"]) if variants else _alone(recipe) as run:
         _warm_up(run, steps)
         print("ready", flush=True)
-        sys.stdin.readline()
-        before = run.others()
-        with Watch() as watch:
-            for _ in range(steps):
-                next(run.steps)
-        cpu = watch.cpu + run.others() - before
-        print(json.dumps({"seconds": watch.seconds, "cpu": cpu, **run.facts()}), flush=True)
+        for _ in sys.stdin:
+            before = run.others()
+            with Watch() as watch:
+                for _ in range(steps):
+                    next(run.steps)
+            cpu = watch.cpu + run.others() - before
+            print(json.dumps({"seconds": watch.seconds, "cpu": cpu, **run.facts()}), flush=True)
 
 
 @dataclass(frozen=True)
