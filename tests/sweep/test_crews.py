@@ -2,6 +2,7 @@
 
 import errno
 import json
+import logging
 import os
 import re
 import signal
@@ -357,6 +358,29 @@ def check_dealt(vary: Sequence[str] = ("lr=0.1,0.2", "dim=4,8,12"), count: int =
         assert cache == "auto" or set(caches) == {cache}
         return
     assert sum(int(re.fullmatch(r"(\d+)B", one)[1]) for one in caches) in range((1 << 20) - count, (1 << 20) + 1)
+
+
+def test_what_a_process_logs_is_logged_by_the_one_that_was_started(tmp_path: Path, monkeypatch, caplog, capfd):
+    """Once each, and also what it logs as it ends: a live table would be torn by lines that others write."""
+    step, close, parent = Entrant.step, Sweep.close, os.getpid()
+
+    def logging_step(self: Entrant, batch: Any) -> None:
+        step(self, batch)
+        logging.getLogger("skirl").warning("step %d of %s in %s", self.meter.steps, self.variant.name, os.getpid())
+
+    def logging_close(self: Sweep) -> None:
+        close(self)
+        logging.getLogger("skirl").warning("closed in %d", os.getpid())
+
+    monkeypatch.setattr(Entrant, "step", logging_step)
+    monkeypatch.setattr(Sweep, "close", logging_close)
+    command(tmp_path, 2, vary=("dim=4,8",), steps=3, rungs=None, valid=None).run()
+    said = [record.getMessage() for record in caplog.records]
+    assert sorted(line.split(" in ")[0] for line in said if line.startswith("step")) == [
+        f"step {n} of dim={dim}" for n in (1, 2, 3) for dim in (4, 8)
+    ]
+    assert sum(line.startswith("closed") for line in said) == 2 and str(parent) not in " ".join(said)
+    assert capfd.readouterr().err == ""
 
 
 def test_a_crew_is_told_where_the_data_ends(tmp_path: Path):

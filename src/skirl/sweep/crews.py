@@ -3,9 +3,11 @@
 Threads of one process wait for its interpreter where steps are short. Every process reads the stream and plans for itself.
 """
 
+import logging
 import multiprocessing
 import os
 import pickle
+import queue
 import signal
 import sys
 import time
@@ -13,6 +15,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from logging.handlers import QueueHandler
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -320,7 +323,7 @@ class _Process:
 
     def _next(self) -> tuple[bool, Any]:
         try:
-            return self.pipe.recv()
+            return self._received()
         except (EOFError, OSError):
             self._process.join(5.0)
             names = ", ".join(sorted(self.racing)) or "no variant any more"
@@ -329,11 +332,17 @@ class _Process:
                 "enough memory? Go on with --resume where the sweep is saved; --processes 1 takes the least memory"
             ) from None
 
+    def _received(self) -> tuple[bool, Any]:
+        answer, logged = self.pipe.recv()
+        for record in logged:
+            logging.getLogger(record.name).handle(record)
+        return answer
+
     def ended(self, until: float) -> None:
         """Return when it has ended, or it is too late. Answers that nobody waits for any more may come first."""
         with suppress(EOFError, OSError):
             while self.pipe.poll(max(0.0, until - time.monotonic())):
-                self.pipe.recv()
+                self._received()
 
     def end(self) -> None:
         self.pipe.close()
@@ -380,10 +389,13 @@ class _Gone(BaseException):
 
 
 class _Line:
-    """The pipe to the process that began this one."""
+    """The pipe to the process that began this one, which shows what is logged here: it knows what the terminal shows."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
+        self._logged: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
+        log = logging.getLogger("skirl")
+        log.handlers, log.propagate = [QueueHandler(self._logged)], False
 
     def receive(self) -> Any:
         try:
@@ -392,8 +404,12 @@ class _Line:
             raise _Gone from None
 
     def send(self, answer: tuple[bool, Any]) -> None:
+        logged: list[logging.LogRecord] = []
+        with suppress(queue.Empty):
+            while True:
+                logged.append(self._logged.get_nowait())
         try:
-            self._pipe.send(answer)
+            self._pipe.send((answer, logged))
         except OSError:
             raise _Gone from None
 
