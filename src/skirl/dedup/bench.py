@@ -10,7 +10,7 @@ from skirl.dedup.training import Training, described
 from skirl.measure.bench.dedup import Dedup as Step
 from skirl.measure.bench.helpers import at_least_one, child, result
 
-Part = Literal["storage", "reader", "lookup", "train", "order", "cache"]
+Part = Literal["storage", "reader", "lookup", "train", "order", "cache", "convert"]
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Dedup(Step):
     part: tuple[Part, ...] = ("storage", "reader", "lookup", "train")  # type: ignore[assignment]
     """storage: bytes of files of sessions; reader: from files to batches; lookup: the step of an embedding collection with
     all rows resident; train: from the file to the updated row, by model and factor; order: a model trained on samples in
-    several orders; cache: the load of a cache in those orders."""
+    several orders; cache: the load of a cache in those orders; convert: `skirl convert --by session` and `skirl same`."""
     _: KW_ONLY
     samples: int = 200_000
     """Samples in the files."""
@@ -43,6 +43,8 @@ class Dedup(Step):
     """For part train: batches in the file that each side reads repeatedly."""
     train_rounds: int = 3
     """For part train: timed passes over the file; the sides take turns."""
+    memory: str = "1GiB"
+    """For part convert: memory of `skirl convert`."""
     seeds: int = 3
     """For part order: runs of each order."""
 
@@ -89,6 +91,12 @@ class Dedup(Step):
             raise ValueError("part cache is measured on MIND: set mind to a behaviors.tsv")
         return result("dedup", self, "", cache=cached(self._impressions))
 
+    def _convert(self) -> dict[str, Any]:
+        from skirl.dedup.converting import converted
+
+        figures = converted(self.samples, self.change, self.rows_scale, max(self.at_once), self.memory)
+        return result("dedup", self, "samples rows_scale change at_once memory", convert=figures)
+
     @property
     def _impressions(self) -> str | None:
         folder = os.environ.get("SKIRL_DATA")
@@ -120,4 +128,8 @@ class Dedup(Step):
             from skirl.dedup.caching import told_of as told_of_cache
 
             told |= told_of_cache(result["cache"])
+        if "convert" in self.part:
+            from skirl.dedup.converting import told_of as told_of_convert
+
+            told |= told_of_convert(result["convert"])
         return told
