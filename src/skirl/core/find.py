@@ -134,11 +134,12 @@ def _find(values, weights, starts, mask, table, hashes, inverse, first):
     last = len(table) - 1
     weighted = len(weights) > 0
     for sample in range(len(starts) - 1):
-        begin, end = starts[sample], starts[sample + 1]
+        begin, end = np.uint64(starts[sample]), np.uint64(starts[sample + 1])  # indices that need no check for negative ones
         bag = -1
         if sample > 0:
             before = inverse[sample - 1]
-            if _same(values, weights, weighted, begin, end, starts[first[before]], starts[first[before] + 1]):
+            low, high = np.uint64(starts[first[before]]), np.uint64(starts[first[before] + 1])
+            if _same(values, weights, weighted, begin, end, low, high):
                 bag = before
         if bag < 0:
             h = _hash(values, weights, weighted, begin, end) & mask
@@ -146,7 +147,7 @@ def _find(values, weights, starts, mask, table, hashes, inverse, first):
             while table[place] >= 0:
                 other = table[place]
                 if hashes[other] == h:
-                    low, high = starts[first[other]], starts[first[other] + 1]
+                    low, high = np.uint64(starts[first[other]]), np.uint64(starts[first[other] + 1])
                     if _same(values, weights, weighted, begin, end, low, high):
                         bag = other
                         break
@@ -155,7 +156,7 @@ def _find(values, weights, starts, mask, table, hashes, inverse, first):
                 bag = bags
                 table[place], hashes[bag], first[bag] = bag, h, sample
                 bags += 1
-                left += end - begin
+                left += starts[sample + 1] - starts[sample]
         inverse[sample] = bag
     return bags, left
 

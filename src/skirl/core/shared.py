@@ -177,8 +177,10 @@ def _bags(
 @kernel
 def gather(values, starts, bags, out):
     """Copy the values of some bags, one bag after the other."""
-    at = 0
+    at = np.uint64(0)  # indices that need no check for negative ones: so the copy takes several values at a time
     for bag in bags:
-        for place in range(starts[bag], starts[bag + 1]):
-            out[at] = values[place]
-            at += 1
+        begin = np.uint64(starts[bag])
+        count = np.uint64(starts[bag + 1]) - begin
+        for i in range(count):
+            out[at + i] = values[begin + i]
+        at += count
