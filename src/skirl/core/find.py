@@ -134,7 +134,7 @@ def _find(values, weights, starts, mask, table, hashes, inverse, first):
     last = len(table) - 1
     weighted = len(weights) > 0
     for sample in range(len(starts) - 1):
-        begin, end = np.uint64(starts[sample]), np.uint64(starts[sample + 1])  # indices that need no check for negative ones
+        begin, end = np.uint64(starts[sample]), np.uint64(starts[sample + 1])  # no index has to be checked for its sign
         bag = -1
         if sample > 0:
             before = inverse[sample - 1]
