@@ -1,13 +1,16 @@
 """The race: who leaves and when, compared with plain counting; seeds, rungs, divergence, checkpoints."""
 
+import io
 import json
 import math
 import statistics
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from skirl.sweep.race import Race, Rules
+from skirl.sweep.table import Standing, difference
 
 
 def noisy(step: int, means: list[float], spread: float = 0.01) -> list[float]:
@@ -52,6 +55,32 @@ def test_what_is_shown_of_a_place_is_the_paired_difference_written_out():
     assert second.difference == pytest.approx(statistics.mean(differences))
     assert second.error == pytest.approx(statistics.stdev(differences) / math.sqrt(len(differences)))
     assert second.loss == pytest.approx(statistics.mean(a for a, _ in recent))
+
+
+def test_seeds_of_the_leading_configuration_are_named_and_no_other_is():
+    race = Race(["a", "a2", "b"], [0, 0, 1], Rules(alpha=0))
+    race.see([0.5, 0.5, 0.5])  # as in a first step: all begin alike
+    assert [(place.variant, difference(place)) for place in race.standing()] == [
+        ("a", ""), ("a2", "seed of the leader"), ("b", "+0.00000"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [72, 80, 120])
+def test_no_number_is_cut_on_a_narrow_terminal(width: int):
+    names = [f"lr=0.0{k},dense_lr=0.001,model=dcnv2-tiny" for k in range(1, 4)]
+    race = Race(names, rules=Rules(first=4))
+    for step in range(1, 61):
+        race.see(noisy(step, [0.5, 0.52, 0.9], 0.1))
+    places = race.standing()
+    console = Console(width=width, file=io.StringIO(), force_terminal=False)
+    console.print(Standing(places, dict.fromkeys(names, 0.7123), 12345.6))
+    lines = console.file.getvalue().splitlines()
+    assert len(lines) == len(places) + 2 and max(map(len, lines)) <= width
+    for line, place in zip(lines[1:], places):
+        assert f"{place.loss:.5f}" in line and "0.7123" in line and difference(place) in line
+        assert (place.variant in line) == (width == 120) and place.variant[:8] in line
+    assert lines[0].split() == ["rank", "variant", "loss", "to", "the", "leader", "AUC", "state"]
+    assert lines[-1].strip() == "2 of 3 race, 12,346 samples/s"
 
 
 def test_the_last_ones_are_kept_however_far_behind():

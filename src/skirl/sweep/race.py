@@ -94,6 +94,8 @@ class Place:
     """Standard error of that difference."""
     state: str
     """leads, races, or why it left."""
+    leading: bool = False
+    """Whether its configuration is the leading one."""
 
 
 class Race:
@@ -297,9 +299,8 @@ class Race:
             return Place(rank, self.names[k], None, None, None, state)
         c, first = int(self._of[k]), self.leader()
         error = float(errors(pooled)[c, first]) if n > 1 else None
-        return Place(
-            rank, self.names[k], float(own.losses[k] / n), float(pooled.differences[c, first] / n), error, state
-        )
+        loss, difference = float(own.losses[k] / n), float(pooled.differences[c, first] / n)
+        return Place(rank, self.names[k], loss, difference, error, state, leading=c == first)
 
 
 def _written(course: Course) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from skirl.sweep.race import Race
-from skirl.sweep.table import as_facts, drawn
+from skirl.sweep.table import Standing, as_facts
 
 _AUCS_EVERY = 2.0
 """Seconds between two computations of the AUCs, which take a millisecond per variant."""
@@ -58,7 +58,7 @@ class Shown:
 
     def table(self) -> Any:
         """Return the table for a terminal."""
-        return drawn(self._race.standing(), self.aucs(), self.rate())
+        return Standing(self._race.standing(), self.aucs(), self.rate())
 
     def facts(self) -> Any:
         """Return the facts for one line, shown where there is no terminal."""

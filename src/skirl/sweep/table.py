@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -9,6 +10,10 @@ from skirl.sweep.race import Place
 from skirl.tools.progress import Facts
 
 HEAD = ("rank", "variant", "loss", "to the leader", "AUC", "state")
+LEFT = ("state", "variant")
+"""Columns of words, in the order in which they are cut; all others are numbers."""
+LEAST_WIDTH = 12
+"""Fewest characters that a name or a state is cut to."""
 MOST_ROWS = 24
 """Most rows of the live table: more do not fit most terminals. Variants that have left come last, and are cut first."""
 
@@ -34,29 +39,49 @@ def difference(place: Place) -> str:
 
     >>> difference(Place(1, "lr=0.1", 0.5, 0.0, 0.0, "leads"))
     ''
-    >>> difference(Place(2, "lr=0.1,seed=1", 0.5, 0.0, 0.0, "races"))
+    >>> difference(Place(2, "lr=0.1,seed=1", 0.5, 0.0, 0.0, "races", leading=True))
     'seed of the leader'
     """
     if place.state == "leads" or place.difference is None:
         return ""
-    if place.state == "races" and place.difference == 0.0 and not place.error:
+    if place.state == "races" and place.leading:
         return "seed of the leader"
     return f"{place.difference:+.5f}" + ("" if place.error is None else f" ± {place.error:.5f}")
 
 
-def drawn(places: Sequence[Place], aucs: Mapping[str, float | None], rate: float) -> Table:
-    """Return the table for a terminal."""
-    racing = sum(place.state in ("leads", "races") for place in places)
-    caption = f"{racing} of {len(places)} race, {rate:,.0f} samples/s"
-    table = Table(box=None, padding=(0, 2), header_style="dim", caption=caption, caption_justify="left")
-    for name in HEAD:
-        table.add_column(name, justify="left" if name in ("variant", "state") else "right", no_wrap=True)
-    for place in places[:MOST_ROWS]:
-        style = "bold cyan" if place.state == "leads" else "" if place.state == "races" else "dim"
-        table.add_row(*(Text(cell, style) for cell in cells(place, aucs.get(place.variant))))
-    if len(places) > MOST_ROWS:
-        table.add_row("", Text(f"and {len(places) - MOST_ROWS} more", "dim"))
-    return table
+class Standing:
+    """The table for a terminal, as wide as that: names and states are cut before any number is.
+
+    **Arguments**
+
+    - `places`: of all variants, best first.
+    - `aucs`: by variant.
+    - `rate`: samples of the stream per second.
+    """
+
+    def __init__(self, places: Sequence[Place], aucs: Mapping[str, float | None], rate: float) -> None:
+        self._places, self._aucs, self._rate = places, aucs, rate
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        places, shown = self._places, self._places[:MOST_ROWS]
+        racing = sum(place.state in ("leads", "races") for place in places)
+        lines = [cells(place, self._aucs.get(place.variant)) for place in shown]
+        widths = [max(map(len, column)) for column in zip(HEAD, *lines, strict=True)]
+        for name in LEFT:
+            over = sum(widths) + 2 * (len(widths) - 1) - options.max_width
+            at = HEAD.index(name)
+            widths[at] -= max(0, min(over, widths[at] - LEAST_WIDTH))
+        table = Table.grid(padding=(0, 2, 0, 0))
+        for name, width in zip(HEAD, widths, strict=True):
+            justify = "left" if name in LEFT else "right"
+            table.add_column(width=width, justify=justify, no_wrap=True, overflow="ellipsis")
+        table.add_row(*(Text(name, "dim") for name in HEAD))
+        for place, line in zip(shown, lines, strict=True):
+            style = "bold cyan" if place.state == "leads" else "" if place.state == "races" else "dim"
+            table.add_row(*(Text(cell, style) for cell in line))
+        yield table
+        more = f"{len(places) - MOST_ROWS} more, " if len(places) > MOST_ROWS else ""
+        yield Text(f"{more}{racing} of {len(places)} race, {self._rate:,.0f} samples/s", "dim italic")
 
 
 def as_facts(places: Sequence[Place], aucs: Mapping[str, float | None], rate: float) -> Facts:
@@ -91,7 +116,7 @@ def as_text(places: Sequence[Place], aucs: Mapping[str, float | None]) -> str:
     widths = [max(len(line[i]) for line in lines) for i in range(len(HEAD))]
     return "\n".join(
         "  ".join(
-            cell.ljust(width) if name in ("variant", "state") else cell.rjust(width)
+            cell.ljust(width) if name in LEFT else cell.rjust(width)
             for name, cell, width in zip(HEAD, line, widths, strict=True)
         ).rstrip()
         for line in lines
