@@ -84,17 +84,18 @@ def stop(pid: int) -> None:
 
 
 def test_a_stopped_node_is_named_after_the_time_limit_and_another_process_takes_its_place(nodes: Nodes, monkeypatch):
-    leave()
-    with monkeypatch.context() as patch:
-        patch.setenv("SKIRL_PATIENCE", "3")
-        store = filled_on(nodes)
+    store = filled_on(nodes)
     stop(nodes.pids()[0])
     began = time.monotonic()
-    with pytest.raises(
-        NodeError, match=r"node 0 failed in `count` .* after 3\.\d s \(it did not answer in time; limit 3 s\)"
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(
+            NodeError, match=r"node 0 failed in `count` .* after \d+\.\d s \(it did not answer in time; limit 1 s\)"
+        ),
     ):
+        patch.setattr(store._nodes, "patience", 1.0)  # only now: other calls are answered, late on a busy machine
         len(store)
-    assert 2.9 < time.monotonic() - began < 9
+    assert 0.9 < time.monotonic() - began < 40, "below the limit of 60 s that other calls have"
     assert one_row(filled_on(nodes)).shape == (1, 4)
 
 
