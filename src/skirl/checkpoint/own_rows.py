@@ -8,7 +8,7 @@ from skirl.checkpoint import parts, whole
 from skirl.checkpoint.cached_rows import overlay
 from skirl.core.placement import AtSite, Placement
 from skirl.store.base import DISK_ROWS, Facts, Store
-from skirl.store.frozen import Mine, Part
+from skirl.store.frozen import FrozenPart, Mine
 from skirl.tools.sealed_json import CheckpointError
 from skirl.tools.shape_of import COUNT, TEXT, misfit
 
@@ -40,7 +40,9 @@ class OwnRows(NamedTuple):
         - `store`: the store.
         - `files`: the folder of rows.
         """
-        taken = [Part(rows["store"], overlay(files, rows["cache"], store.layout), mine) for rows, mine in self.parts]
+        taken = [
+            FrozenPart(rows["store"], overlay(files, rows["cache"], store.layout), mine) for rows, mine in self.parts
+        ]
         if len(taken) == 1 and taken[0].mine is None and taken[0].facts is self.named:  # any kind of store can do that
             store.thaw(files, taken[0].facts, taken[0].over)
             return

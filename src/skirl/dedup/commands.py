@@ -4,8 +4,7 @@ import time
 from dataclasses import KW_ONLY, asdict, dataclass
 from typing import Any, Literal
 
-from skirl.data.commands import Convert as InOneFile
-from skirl.data.commands import timed
+from skirl.data.commands import ConvertToFile, timed
 from skirl.data.flags import DataFlags, check_in_and_out
 from skirl.dedup.asked import LENGTH, MEMORY, PART, check_sessions, parsed
 from skirl.dedup.folders import check_apart
@@ -16,7 +15,7 @@ from skirl.tools.sizes import parse_bytes
 
 
 @dataclass(frozen=True)
-class Convert(InOneFile):
+class Convert(ConvertToFile):
     """Flags of `skirl convert`: those for one file, and those for a folder of files by session."""
 
     by: Literal["session"] | None = None

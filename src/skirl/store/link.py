@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skirl.store.base import Facts, Frozen, Rows, Store, at_once
-from skirl.store.frozen import Part
+from skirl.store.frozen import FrozenPart
 
 _RATE = re.compile(r"([0-9]*\.?[0-9]+)\s*([kMG]?)bit(?:/s)?")
 _DELAY = re.compile(r"([0-9]*\.?[0-9]+)\s*(us|ms|s)")
@@ -164,7 +164,7 @@ class LinkStore(Store):
     def thaw_parts(
         self,
         folder: Path,
-        parts: Sequence[Part],
+        parts: Sequence[FrozenPart],
         identity: str,
         generation: int,
         ready: Callable[[], Any] = at_once,

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from skirl.core.placement import AtSite, Placement
 from skirl.store.base import Layout, Store
-from skirl.store.frozen import Frozen
-from skirl.store.frozen import Part as FrozenPart
+from skirl.store.frozen import Frozen, FrozenPart
 from skirl.store.remote.bits import held_bits
 from skirl.store.remote.calls import Taken
 from skirl.store.remote.errors import NodeError, said
