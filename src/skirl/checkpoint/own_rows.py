@@ -17,7 +17,7 @@ class OwnRows(NamedTuple):
     """The rows of one collection that a trainer takes."""
 
     parts: list[tuple[dict[str, Any], Mine | None]]
-    """What the header says about each part's `store` and `cache`, and which keys to take. None: all."""
+    """For each part, the entries `store` and `cache` of the header, and a choice of the keys to take. None: all."""
     named: Facts
     """Facts of the first trainer's store, whose identity and generation the rows get on every trainer."""
 

@@ -44,7 +44,7 @@ class Saving:
         self.bytes = 0
         """Bytes written for this checkpoint, without those of files that it shares with the one before."""
         self.files: dict[str, Any] = {}
-        """What the header says about the rows of each collection. The next checkpoint builds on it."""
+        """The entry of each collection's rows in the header. The next checkpoint builds on it."""
         self.failure: BaseException | None = None
         """Why it could not be written."""
         self._thread: threading.Thread | None = None

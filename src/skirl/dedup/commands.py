@@ -134,7 +134,7 @@ class Same:
     workers: int = 0
     """Processes that read files; with 0 this process reads them."""
     bad_rows: Literal["refuse", "skip"] = "refuse"
-    """What to do with a malformed row: refuse the files, or leave the row out."""
+    """Treatment of malformed rows: refuse the files, or leave the row out."""
     json: bool = False
     """Print the results as one line of JSON."""
     quiet: bool = False

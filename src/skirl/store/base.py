@@ -218,7 +218,7 @@ class Store(ABC):
         self.generation = 0
         self.closed = False
         self.about: dict[str, Any] = {}
-        """What rows start from before they are first written, by table: initialiser and seed, an array's digest, or an
+        """The start values of rows before they are first written, by table: initialiser and seed, an array's digest, or an
         object with a `digest`."""
 
     def remember(self, about: Mapping[str, Any]) -> None:

@@ -115,12 +115,12 @@ class LinkStore(Store):
 
     @property
     def ready(self) -> bool:
-        """Whether the inner store has the rows that it is to serve."""
+        """True if the inner store has the rows that it is to serve."""
         return self.inner.ready
 
     @property
     def read_only(self) -> bool:
-        """Whether rows of the inner store can be looked up but not trained."""
+        """True if rows of the inner store can be looked up but not trained."""
         return self.inner.read_only
 
     def __repr__(self) -> str:

@@ -27,7 +27,7 @@ class DedupStep:
     part: tuple[Literal["lookup"], ...] = ("lookup",)
     """The part to measure: planner, forward and backward of an embedding collection with all rows resident."""
     factor: tuple[float, ...] = (1.0, 1.2, 2.0, 4.0, 8.0, 16.0)
-    """How often a list occurs in a batch, on average."""
+    """Average number of times that a list occurs in a batch."""
     batch: int = 2048
     """Samples in a batch."""
     lists: int = 6

@@ -1,4 +1,4 @@
-"""How well skirl hides a slow link between trainers: step time against what compute, bytes and cores allow."""
+"""A slow link between trainers, and how well skirl hides it: step time against what compute, bytes and cores allow."""
 
 import json
 from collections.abc import Sequence

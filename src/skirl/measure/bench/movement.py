@@ -24,7 +24,7 @@ MOST = 64
 BEST = 60
 """The best owners are found over this many steps at most, the first ones."""
 RATIOS = ("rows_vs_allreduce", "critical_vs_allreduce", "rows_vs_alltoall", "rows_vs_best")
-"""What other schemes move, relative to owners by key; rows_vs_best: owners by key, relative to the best owners."""
+"""The movement of other schemes, relative to owners by key; rows_vs_best: owners by key, relative to the best owners."""
 
 
 @dataclass(frozen=True)

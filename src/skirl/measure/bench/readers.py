@@ -1,4 +1,4 @@
-"""How fast files become batches: Criteo as text and converted, against TorchRec's preprocessing of text."""
+"""The speed at which files become batches: Criteo as text and converted, against TorchRec's preprocessing of text."""
 
 import gc
 import os
@@ -34,7 +34,7 @@ class Readers:
     batch: int = 4096
     """Samples in a batch."""
     rounds: int = 5
-    """How many times each reader reads the file; the median is reported."""
+    """Number of times that each reader reads the file; the median is reported."""
     stream_gb: float = 1.0
     """Gigabytes of text to read to see whether memory grows; 0 skips this."""
     workers: int = 0

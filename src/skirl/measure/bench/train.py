@@ -62,7 +62,7 @@ class TrainSpeed:
     depth: int = 64
     """Batches that the oracle reads ahead."""
     prefetch: int = 2
-    """How many steps ahead to fetch rows."""
+    """Number of steps ahead that rows are fetched."""
     store: str = "memory"
     """Where the rows outside the cache are: memory, or disk:FOLDER, where each mode gets a folder that is removed at
     the end."""

@@ -1,4 +1,4 @@
-"""What one of many trainers sends the others in a step, by kind, and its planning time: counted without any rows."""
+"""The traffic of one of many trainers in a step, by kind, and its planning time: counted without any rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -38,7 +38,7 @@ def there() -> bool:
 
 @dataclass(frozen=True)
 class PlannerSettings:
-    """How TorchRec's planner is to plan.
+    """The settings of TorchRec's planner.
 
     **Arguments**
 

@@ -34,7 +34,7 @@ _CALLS = 3
 
 @dataclass
 class SiteCounts:
-    """What one site has done."""
+    """The rows, bytes and calls of one site."""
 
     reads: int = 0
     """Number of rows read."""

@@ -1,4 +1,4 @@
-"""What a placed store does for all sites together: parallel calls, and splitting and joining frozen rows."""
+"""The work of a placed store for all sites together: parallel calls, and splitting and joining frozen rows."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait

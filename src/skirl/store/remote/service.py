@@ -1,4 +1,4 @@
-"""What a part of a node does for its owner, which calls the functions of `FUNCTIONS`, and no others, by PyTorch RPC.
+"""The service of a part to its owner, which calls the functions of `FUNCTIONS`, and no others, by PyTorch RPC.
 
 None of them raises: an error comes back as ("error", result of `said`), so that no traceback crosses the network.
 """
@@ -30,7 +30,7 @@ Answer = tuple[str, Any]
 
 @dataclass
 class Counts:
-    """What a part has done, for its node's metrics."""
+    """The calls, rows and bytes of a part, for its node's metrics."""
 
     gets: int = 0
     puts: int = 0
