@@ -1,8 +1,9 @@
 """A pytest plugin for `make slice`: `--slice SECONDS --slice-seed HASH` runs a share of the tests, chosen by the hash.
 
 The same hash chooses the same tests on every machine, and other commits choose others. SECONDS are those of two cores.
-A chosen test is skipped if it would begin later than SECONDS after the choice. A test of random cases stops drawing
-after `CEILING` seconds, or when the slice's time ends, and is then reported as skipped: none of its cases has failed.
+A chosen test is skipped if it would begin later than SECONDS after the choice. A test of random cases ends with the
+first case that passes after `CEILING` seconds, or after the slice's time, and is then reported as skipped: none of its
+cases has failed.
 """
 
 import inspect
@@ -77,23 +78,28 @@ def draws(item: pytest.Item) -> bool:
 
 @contextmanager
 def ending(item: pytest.Item, until: float) -> Iterator[None]:
-    """Skip a test of random cases once another case would begin later than `until`, unless a case has failed."""
+    """Skip a test of random cases once a case has passed later than `until`, unless an earlier one has failed.
+
+    The skip comes where a case ends. Earlier in a case, Hypothesis could miss draws that an equal beginning had before,
+    and would report the test as flaky; the same holds for a case that it rejects.
+    """
     handle = item.obj.hypothesis  # pyright: ignore[reportAttributeAccessIssue]
     inner, cases, failed = handle.inner_test, 0, False
 
     @wraps(inner)
     def case(*args: Any, **named: Any) -> Any:
         nonlocal cases, failed
-        if cases and not failed and time.monotonic() > until:
-            pytest.skip(f"its time has passed: {cases:,} cases, and none of them failed")
         cases += 1
         try:
-            return inner(*args, **named)
+            result = inner(*args, **named)
         except (StopTest, UnsatisfiedAssumption):
             raise
         except BaseException:
             failed = True
             raise
+        if not failed and time.monotonic() > until:
+            pytest.skip(f"its time has passed: {cases:,} cases, and none of them failed")
+        return result
 
     handle.inner_test = case
     try:

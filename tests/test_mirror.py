@@ -106,7 +106,6 @@ ELSEWHERE = {
     "tools/durations.py": "dedup/test_by_session.py",
     "tools/lanes.py": "engine/kernels/test_wide.py",
     "tools/sizes.py": "engine/test_cache.py",
-    "tools/machine.py": "engine/test_capacity.py",
     "tools/os_errors.py tools/progress.py": "habits/test_failing_disks.py",
     "tools/parent.py": "peers/test_processes.py",
     "tools/patience.py": "peers/test_start.py",

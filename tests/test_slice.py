@@ -7,9 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from tests import slice as share
 from tests.cases import GROWTH, cases
 from tests.slice import CEILING, SLOW, chosen, ending, estimated, part_of, recorded
 
@@ -87,3 +88,22 @@ def test_random_cases_end_in_time_and_a_failure_is_told_all_the_same(fails: bool
         drawn()
     assert ran and len(ran) < 1000
     assert drawn.hypothesis.inner_test is inner  # pyright: ignore[reportFunctionMemberAccess]
+
+
+def test_the_time_may_pass_within_a_case_that_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cases begin alike, so one that stopped before its draws would contradict an earlier one."""
+    begun: list[int] = []
+    ended: list[int] = []
+    monkeypatch.setattr(share, "time", SimpleNamespace(monotonic=lambda: len(begun)))
+
+    @settings(max_examples=1000, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.integers(0, 1), st.data())
+    def drawn(n: int, data: st.DataObject) -> None:
+        begun.append(n)
+        values = data.draw(st.lists(st.integers()))
+        assume(len(values) != 1)
+        ended.append(n)
+
+    with pytest.raises(pytest.skip.Exception, match=r"its time has passed: \d+ cases"), ending(as_item(drawn), 30):
+        drawn()
+    assert 30 < len(begun) < 100 and ended[-1] == begun[-1]

@@ -118,7 +118,7 @@ COMMANDS = {
         "count the rows that each policy fetches on a trace of ids",
     ),
     "bench rows": (
-        "skirl.measure.bench.rows:Rows",
+        "skirl.measure.bench.rows:RowsSpeed",
         "time the embedding step, compared with FBGEMM and nn.EmbeddingBag",
     ),
     "bench dedup": (

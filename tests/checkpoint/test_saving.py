@@ -61,8 +61,8 @@ def test_what_is_set_aside_is_bounded(tmp_path: Path, monkeypatch: pytest.Monkey
     """Training waits for a writer that is too slow, instead of holding ever more rows."""
     monkeypatch.setattr(changes, "MOST_ASIDE", 1000)
     run, setup = Run(Setup()), Setup()
-    real = saving.Frozen.write
-    monkeypatch.setattr(saving.Frozen, "write", lambda frozen: (threading.Event().wait(0.2), real(frozen))[1])
+    real = saving.FrozenCollection.write
+    monkeypatch.setattr(saving.FrozenCollection, "write", lambda frozen: (threading.Event().wait(0.2), real(frozen))[1])
     saves(run, tmp_path, [2, 6, 11])
     engine = run.model.rows.engine
     assert sum(cache.changes.waited for cache in engine.caches) > 0

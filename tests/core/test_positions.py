@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skirl.core.positions import Layout, Positions
+from skirl.core.positions import PartsByTable, Positions
 from tests.cases import cases
 
 
@@ -20,7 +20,7 @@ def test_parts_by_table_with_those_of_other_banks_in_front(parts, tables):
         begin += length
     batch = Positions(np.arange(begin), np.array(rows, np.int64).reshape(-1, 4))
     local = np.array([order.index(t) if t in tables else -1 for t in range(5)])
-    layout = Layout(batch, local, len(order))
+    layout = PartsByTable(batch, local, len(order))
     expected = [[*row[1:], row[1]] for t in (-1, *range(len(order))) for row in rows if local[row[0]] == t]
     assert layout.parts.tolist() == expected
     before = [[row for row in rows if local[row[0]] < t] for t in range(len(order) + 1)]

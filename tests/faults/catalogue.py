@@ -781,7 +781,7 @@ PLACEMENT = [
           "over = _over(loads, laid(plan), caps)", "over = _over(loads, plan, caps)"),
     Fault("sites that are left out keep rows", "placement.moves:_part_way",
           "at[here:] = 0", ""),
-    Fault("a row is sent to its own owner", "placement.exchange:Exchange.add",
+    Fault("a row is sent to its own owner", "placement.exchange:ExchangeCount.add",
           "asked - len(np.unique(np.concatenate(mine)))", "asked"),
     Fault("a shared bag is asked for by each of its samples", "placement.exchange:_of_feature",
           "np.unique(inverse[begin:end])", "inverse[begin:end][::-1][:1]"),

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from skirl.data import DataFlags
-from skirl.data.commands import Convert
+from skirl.data.commands import ConvertToFile
 from skirl.data.files.columnar import KEY
 from skirl.data.files.schema import BUILT_IN, FileSchema
 from tests.data.logs import write_parquet
@@ -291,7 +291,7 @@ class Converted(Target):
         self._seeds = []
         for number, rows in enumerate([None, "1000"]):
             out = folder / f"{number}.parquet"
-            Convert(f"criteo:{folder / 'text'}", str(out), rows=rows, quiet=True).run()
+            ConvertToFile(f"criteo:{folder / 'text'}", str(out), rows=rows, quiet=True).run()
             self._seeds.append(out.read_bytes())
 
     def draw(self, draw: Draw, folder: Path) -> None:

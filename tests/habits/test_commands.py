@@ -14,7 +14,7 @@ import torch
 
 import skirl
 from skirl import cli
-from skirl.data.commands import Convert, Vocab
+from skirl.data.commands import ConvertToFile, Vocab
 from skirl.data.flags import DataFlags
 from skirl.measure.info.commands import Info
 from skirl.train.commands import Train
@@ -106,7 +106,7 @@ def predicted(folder: Path, name: str = "run", **chosen: Any) -> dict[str, np.nd
 
 def converted(folder: Path, out: Path, **more: Any) -> None:
     flags = {"schema": str(folder / "schema.toml"), "force": True, "quiet": True}
-    Convert(f"csv:{folder / 'log.csv'}", str(out), **flags, **more).run()
+    ConvertToFile(f"csv:{folder / 'log.csv'}", str(out), **flags, **more).run()
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -315,7 +315,7 @@ def test_a_converted_file_and_an_export_are_not_replaced_by_mistake(folder, run,
 @pytest.mark.parametrize("more", [{}, {"rows": "500"}])
 def test_a_converted_file_keeps_who_and_when(folder, tmp_path, more):
     out = tmp_path / "log.parquet"
-    Convert(f"csv:{folder / 'log.csv'}", str(out), schema=str(folder / "schema.toml"), quiet=True, **more).run()
+    ConvertToFile(f"csv:{folder / 'log.csv'}", str(out), schema=str(folder / "schema.toml"), quiet=True, **more).run()
     table = pq.read_table(out)
     assert table["visit"].to_pylist() == [row[5] for row in lines(ROWS)]
     assert table["at"].to_pylist() == [float(row[6]) for row in lines(ROWS)]
@@ -331,7 +331,7 @@ def test_a_converted_file_keeps_who_and_when(folder, tmp_path, more):
     assert torch.equal(before.sparse.values(), after.sparse.values()) and torch.equal(before.dense, after.dense)
 
 
-@pytest.mark.parametrize("kind", [Convert, Vocab])
+@pytest.mark.parametrize("kind", [ConvertToFile, Vocab])
 def test_a_folder_is_no_file_to_write(folder, tmp_path, kind):
     flags = {"schema": str(folder / "schema.toml"), "quiet": True, "force": True}
     (tmp_path / "there").mkdir()
@@ -348,7 +348,7 @@ def test_a_time_that_is_a_feature_too_is_kept_beside_it(tmp_path):
     )
     (tmp_path / "log.csv").write_text("y,hour,a\n1,14102123,u\n0,14102200,v\n")
     out = tmp_path / "log.parquet"
-    Convert(f"csv:{tmp_path / 'log.csv'}", str(out), schema=str(tmp_path / "schema.toml"), quiet=True).run()
+    ConvertToFile(f"csv:{tmp_path / 'log.csv'}", str(out), schema=str(tmp_path / "schema.toml"), quiet=True).run()
     table = pq.read_table(out)
     assert table["time"].to_pylist() == [14102123.0, 14102200.0] and table["session"].to_pylist() == ["u", "v"]
     assert DataFlags(f"parquet:{out}", valid="time>=14102200").stream().held_out is not None
@@ -358,7 +358,7 @@ def test_info_says_what_each_thing_is_and_changes_nothing(folder, run, tmp_path)
     Vocab(
         f"csv:{folder / 'log.csv'}", str(tmp_path / "v"), schema=str(folder / "schema.toml"), min_count=1, quiet=True
     ).run()
-    Convert(
+    ConvertToFile(
         f"csv:{folder / 'log.csv'}", str(tmp_path / "c.parquet"), schema=str(folder / "schema.toml"), quiet=True
     ).run()
     Predict(save=folder / "run", held_out=True, into=tmp_path / "p.parquet", quiet=True).run()

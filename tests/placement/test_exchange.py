@@ -11,7 +11,7 @@ from skirl.core.placement import Placement
 from skirl.core.tables import Table
 from skirl.measure.bench import wire
 from skirl.placement.bench_exchange import counted_of
-from skirl.placement.exchange import Exchange, ids_of
+from skirl.placement.exchange import ExchangeCount, ids_of
 
 TABLES = [Table("a", 20, 4, features=("x", "y")), Table("b", 9, 8)]
 
@@ -65,7 +65,7 @@ def some_vectors(seed: int) -> None:
 
 
 def check_vectors(batches, trainers: int) -> None:
-    exchange = Exchange([(t.name, t.dim) for t in TABLES], trainers)
+    exchange = ExchangeCount([(t.name, t.dim) for t in TABLES], trainers)
     for batch in batches:
         exchange.add(ids_of(sparse_of(batch), TABLES, trainers))
     wanted = by_hand(batches, trainers)

@@ -13,7 +13,7 @@ from skirl.checkpoint import whole
 from skirl.core.placement import Placement
 from skirl.store import CheckpointRows, DiskStore, MemoryStore, Store
 from skirl.store.base import Facts
-from skirl.store.frozen import Mine, Part
+from skirl.store.frozen import FrozenPart, Mine
 from skirl.tools.sealed_json import CheckpointError
 from tests.cases import cases
 from tests.store.conformance import LAYOUT, contents
@@ -40,11 +40,11 @@ def mine_of(here: Placement, site: int) -> Mine:
 
 def parts_for(
     here: Placement, site: int, saved: Placement, facts: list[Facts], over: list[Any], share: bool
-) -> list[Part]:
+) -> list[FrozenPart]:
     """Return the saved parts that a store takes. share: whether it takes parts that are all its own without checking
     their keys."""
     return [
-        Part(facts[of], over[of], None if share and saved.meets(of, here) == [site] else mine_of(here, site))
+        FrozenPart(facts[of], over[of], None if share and saved.meets(of, here) == [site] else mine_of(here, site))
         for of in here.meets(site, saved)
     ]
 
@@ -125,7 +125,7 @@ def test_a_part_that_is_damaged_leaves_the_store_as_it_was(tmp_path: Path, kind:
     held, generation = contents(store), store.generation
     files = sorted((tmp_path / "to").glob("*")) if kind == "disk" else []
     everything: Callable[[Any], Any] = lambda keys: np.ones(len(keys), np.bool_)  # noqa: E731
-    parts = [Part(of, [], None if share else everything) for of in facts]
+    parts = [FrozenPart(of, [], None if share else everything) for of in facts]
     for name in sorted(path.name for path in (tmp_path / "rows").iterdir()):
         path = tmp_path / "rows" / name
         raw = path.read_bytes()
@@ -162,6 +162,6 @@ def test_a_store_that_knows_one_part_only_says_so(tmp_path: Path) -> None:
     facts = state.write()
     state.release()
     with pytest.raises(ValueError, match="a single trainer"):
-        Plain(LAYOUT).thaw_parts(tmp_path, [Part(facts), Part(facts)], "x", 1)
+        Plain(LAYOUT).thaw_parts(tmp_path, [FrozenPart(facts), FrozenPart(facts)], "x", 1)
     with pytest.raises(NotImplementedError, match="Plain cannot take frozen rows: implement thaw, or thaw_parts"):
         Plain(LAYOUT).thaw(tmp_path, facts, [])

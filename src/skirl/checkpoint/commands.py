@@ -80,7 +80,7 @@ class Import:
     prefix: str = ""
     """Text before the tables' names, such as embedding_bags."""
     pooling: Literal["sum", "mean"] = "sum"
-    """How all tables are pooled."""
+    """The pooling of all tables."""
     optimizer: OptimizerName | None = None
     """The optimizer that will train the rows; if not given, that of a file of `skirl export`, else rowwise-adagrad.
     Such a file also gives the optimizer's state, if the optimizer is the same; otherwise the state starts from

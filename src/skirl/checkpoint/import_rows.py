@@ -287,7 +287,7 @@ class _State:
     names: tuple[str, ...] = ()
     """Names of its tensors. Empty: it starts from its initial value."""
     steps: int | None = None
-    """How many updates the table had. None: keep the model's count."""
+    """Number of updates that the table had. None: keep the model's count."""
 
 
 def _state(tensors: Tensors, table: Table, base: str | None, optimizer: RowOptimizer) -> _State:

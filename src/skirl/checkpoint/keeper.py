@@ -19,12 +19,12 @@ log = logging.getLogger("skirl")
 
 
 class Asked(NamedTuple):
-    """What a run is asked to do between two steps. Several trainers must all be asked for the same."""
+    """A request to a run between two steps. All trainers of a job must get the same one."""
 
     stop: bool = False
-    """Whether to save and end."""
+    """Save and end."""
     save: bool = False
-    """Whether to save because the minutes are over."""
+    """Save, because the minutes are over."""
 
 
 class Keeper:

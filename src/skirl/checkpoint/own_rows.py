@@ -8,7 +8,7 @@ from skirl.checkpoint import parts, whole
 from skirl.checkpoint.cached_rows import overlay
 from skirl.core.placement import AtSite, Placement
 from skirl.store.base import DISK_ROWS, Facts, Store
-from skirl.store.frozen import Mine, Part
+from skirl.store.frozen import FrozenPart, Mine
 from skirl.tools.sealed_json import CheckpointError
 from skirl.tools.shape_of import COUNT, TEXT, misfit
 
@@ -17,7 +17,7 @@ class OwnRows(NamedTuple):
     """The rows of one collection that a trainer takes."""
 
     parts: list[tuple[dict[str, Any], Mine | None]]
-    """What the header says about each part's `store` and `cache`, and which keys to take. None: all."""
+    """For each part, the entries `store` and `cache` of the header, and a choice of the keys to take. None: all."""
     named: Facts
     """Facts of the first trainer's store, whose identity and generation the rows get on every trainer."""
 
@@ -40,7 +40,9 @@ class OwnRows(NamedTuple):
         - `store`: the store.
         - `files`: the folder of rows.
         """
-        taken = [Part(rows["store"], overlay(files, rows["cache"], store.layout), mine) for rows, mine in self.parts]
+        taken = [
+            FrozenPart(rows["store"], overlay(files, rows["cache"], store.layout), mine) for rows, mine in self.parts
+        ]
         if len(taken) == 1 and taken[0].mine is None and taken[0].facts is self.named:  # any kind of store can do that
             store.thaw(files, taken[0].facts, taken[0].over)
             return

@@ -44,7 +44,7 @@ class Saving:
         self.bytes = 0
         """Bytes written for this checkpoint, without those of files that it shares with the one before."""
         self.files: dict[str, Any] = {}
-        """What the header says about the rows of each collection. The next checkpoint builds on it."""
+        """The entry of each collection's rows in the header. The next checkpoint builds on it."""
         self.failure: BaseException | None = None
         """Why it could not be written."""
         self._thread: threading.Thread | None = None
@@ -123,7 +123,7 @@ class Saving:
             return False
 
 
-class Frozen:
+class FrozenCollection:
     """The rows of one collection at the moment this is made. `before` is what the last checkpoint wrote of them."""
 
     def __init__(self, engine: Engine, path: Path, before: dict[str, Any]) -> None:
@@ -156,10 +156,10 @@ class AllFrozen:
         if before and since is not None and not since.files_are_there():
             log.warning("%s has lost files that its last checkpoint wrote: all rows are written again", path)
             before = {}
-        self._parts: dict[str, Frozen] = {}
+        self._parts: dict[str, FrozenCollection] = {}
         try:
             for name, engine in engines.items():
-                self._parts[name] = Frozen(engine, path, before.get(name, {}))
+                self._parts[name] = FrozenCollection(engine, path, before.get(name, {}))
         except BaseException:
             self.release()
             raise

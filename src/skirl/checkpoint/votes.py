@@ -1,4 +1,4 @@
-"""How trainers agree about a checkpoint: the worst error that any of them found counts for all."""
+"""Agreement between trainers about a checkpoint: the worst error that any of them found counts for all."""
 
 from collections.abc import Callable
 from typing import TypeVar

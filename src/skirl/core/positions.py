@@ -67,7 +67,7 @@ def _keys(values, parts, keys):
             n += 1
 
 
-class Layout:
+class PartsByTable:
     """A batch's parts sorted by table, tables in the bank's order."""
 
     __slots__ = ("at", "first", "most", "parts", "positions")

@@ -93,7 +93,7 @@ class Vocab:
 
 
 @dataclass(frozen=True)
-class Convert:
+class ConvertToFile:
     """Flags of `skirl convert`."""
 
     data: str
@@ -162,7 +162,7 @@ class Convert:
         }
 
 
-def timed(name: str, flags: Vocab | Convert, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def timed(name: str, flags: Vocab | ConvertToFile, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Run `work` and return the command's result: its flags, what the work found, and the time and memory it took."""
     started = time.monotonic()
     found = work()

@@ -35,7 +35,7 @@ class Analyze:
     batch: int = 4096
     """Samples in a batch, for the estimates of lookups and of the smallest cache."""
     compression: Literal["none", "snappy", "lz4", "zstd"] = "none"
-    """How pages would be compressed."""
+    """Compression of pages."""
     sample: str = "64MiB"
     """Memory for sampled rows; if the data has more rows, fewer sessions are looked at."""
     schema: str | None = None
@@ -43,7 +43,7 @@ class Analyze:
     workers: int = 0
     """Processes that read files; with 0 this process reads them."""
     bad_rows: Literal["refuse", "skip"] = "refuse"
-    """What to do with a malformed row: refuse the files, or leave the row out."""
+    """Treatment of malformed rows: refuse the files, or leave the row out."""
     samples: int = 50_000
     """With synthetic:sessions: the number of samples."""
     per_session: float = 16.5

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from skirl.dedup.training import Training, described
-from skirl.measure.bench.dedup import Dedup as Step
+from skirl.measure.bench.dedup import DedupStep
 from skirl.measure.bench.helpers import at_least_one, child, result
 
 Part = Literal["storage", "reader", "lookup", "train", "order", "cache", "convert"]
 
 
 @dataclass(frozen=True)
-class Dedup(Step):
+class Dedup(DedupStep):
     """Measures the gain from storing repeated lists once: in files, in the reader, in the embedding step and in training."""
 
     part: tuple[Part, ...] = ("storage", "reader", "lookup", "train")  # type: ignore[assignment]
@@ -60,8 +60,8 @@ class Dedup(Step):
         return found | {"part": list(self.part)}
 
     def _lookup(self) -> dict[str, Any]:
-        names = [field.name for field in fields(Step) if field.name != "part"]
-        return Step(("lookup",), **{name: getattr(self, name) for name in names}).run()
+        names = [field.name for field in fields(DedupStep) if field.name != "part"]
+        return DedupStep(("lookup",), **{name: getattr(self, name) for name in names}).run()
 
     def _storage(self) -> dict[str, Any]:
         from skirl.dedup.sizes import stored

@@ -1,4 +1,4 @@
-"""How often columns change from row to row, how often their values repeat, and which lists shift."""
+"""Statistics of columns: changes from row to row, values that repeat, and lists that shift."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,7 @@ import time
 from dataclasses import KW_ONLY, asdict, dataclass
 from typing import Any, Literal
 
-from skirl.data.commands import Convert as InOneFile
-from skirl.data.commands import timed
+from skirl.data.commands import ConvertToFile, timed
 from skirl.data.flags import DataFlags, check_in_and_out
 from skirl.dedup.asked import LENGTH, MEMORY, PART, check_sessions, parsed
 from skirl.dedup.folders import check_apart
@@ -16,7 +15,7 @@ from skirl.tools.sizes import parse_bytes
 
 
 @dataclass(frozen=True)
-class Convert(InOneFile):
+class Convert(ConvertToFile):
     """Flags of `skirl convert`: those for one file, and those for a folder of files by session."""
 
     by: Literal["session"] | None = None
@@ -135,7 +134,7 @@ class Same:
     workers: int = 0
     """Processes that read files; with 0 this process reads them."""
     bad_rows: Literal["refuse", "skip"] = "refuse"
-    """What to do with a malformed row: refuse the files, or leave the row out."""
+    """Treatment of malformed rows: refuse the files, or leave the row out."""
     json: bool = False
     """Print the results as one line of JSON."""
     quiet: bool = False

@@ -26,7 +26,7 @@ LARGEST_GROUP = 1 << 30
 """Most bytes of a row group, however much memory there is: offsets of lists and texts have 31 bits."""
 
 
-class Layout(NamedTuple):
+class ListLayout(NamedTuple):
     """A way to write lists that repeat."""
 
     found: Callable[[Any, FileSchema, np.ndarray], dict[str, list[str]]]
@@ -38,9 +38,9 @@ class Layout(NamedTuple):
 
 
 LAYOUTS = {
-    "rows": Layout(lambda *_: {}, lambda table, *_: table, lambda schema, _: schema),
-    "once": Layout(layouts.groups_found, layouts.once, layouts.with_runs),
-    "window": Layout(windows_found, windows, with_windows),
+    "rows": ListLayout(lambda *_: {}, lambda table, *_: table, lambda schema, _: schema),
+    "once": ListLayout(layouts.groups_found, layouts.once, layouts.with_runs),
+    "window": ListLayout(windows_found, windows, with_windows),
 }
 
 

@@ -27,7 +27,7 @@ SESSION = "session"
 
 @dataclass(frozen=True)
 class Wanted:
-    """What `skirl convert --by session` is to do. The same request resumes an interrupted command.
+    """A request to `skirl convert --by session`. The same request resumes an interrupted command.
 
     **Arguments**
 

@@ -35,7 +35,7 @@ class Begun:
         self._written = Seen(schema) if self.of else None
         """Rows that the store took. If one of them is missing later, that is damage and not a first use."""
         self._among_others = False
-        """Whether the planner may take rows of any table to exist that this store has never had."""
+        """True if the planner may assume that rows exist, in any table, that this store has never had."""
         self._lock = threading.Lock()
         """Needed because rows are written by other threads than those that read them."""
         for t, given in self.of.items():

@@ -121,7 +121,7 @@ class Engine:
         self.saving: Any = None
         """The last checkpoint that was begun or loaded: a `skirl.checkpoint.Saving`."""
         self.damage: str | None = None
-        """What happened and what to do. Every later use raises this."""
+        """Text of the error that every later use raises: what happened and what to do."""
         self._cause: BaseException | None = None
         self.banks = self._open_banks()
         """One for each bank, which holds its part of the cache and computes on it."""

@@ -40,9 +40,9 @@ class Exchange:
         self.placement = Placement.even(peers.size)
         """Which trainer owns which rows."""
         self.all_critical = False
-        """Whether nothing moves early or late, for comparison."""
+        """True if nothing moves early or late, for comparison."""
         self.issues = False
-        """Whether the loop gives these moves to the device, where all ranks have to issue everything in one order."""
+        """True if the loop gives these moves to the device, where all ranks have to issue everything in one order."""
         self._early: Work | None = None
         """The next step, if its early values are still to be issued."""
         self._channel = peers.channel("rows")

@@ -37,7 +37,7 @@ class Room:
     staging: int | None
     """Bytes for rows on their way, if the cache is a number of bytes."""
     weights: Sequence[int]
-    """How much of the budget a row of each bank takes."""
+    """The part of the budget that a row of each bank takes."""
     rows: Sequence[int]
     """Rows of each bank's tables."""
     dims: Sequence[int]

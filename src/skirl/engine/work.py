@@ -27,9 +27,9 @@ class Micro:
     ids: list[BankIds] = field(default_factory=list)
     """The same with their bags, by bank, once the step is planned."""
     entered: bool = False
-    """Whether its forward ran."""
+    """True once its forward has run."""
     returned: bool = False
-    """Whether its backward ran."""
+    """True once its backward has run."""
     weights: torch.Tensor | None = None
     """Weights of the ids, if they need a gradient."""
     weighted: Captured | None = None
@@ -178,7 +178,7 @@ class Flight:
     works: list[Work]
     """One for each collection."""
     splits: list[Split] | None = None
-    """How each collection's cache is split from this step on; None if no split changes."""
+    """The split of each collection's cache from this step on; None if no split changes."""
 
     @property
     def steps(self) -> list[Step]:

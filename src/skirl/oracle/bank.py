@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from skirl.core.positions import Layout, Positions
+from skirl.core.positions import PartsByTable, Positions
 from skirl.core.tables import Schema
 from skirl.oracle import loops
 from skirl.oracle.distinct import Finder
@@ -39,7 +39,7 @@ class Resident:
 class _Entered:
     """A batch of the window."""
 
-    layout: Layout
+    layout: PartsByTable
     first: np.ndarray
     """[tables + 1]: the index of each table's first row among the batch's distinct rows."""
     row_of: np.ndarray

@@ -5,14 +5,14 @@ The order is guaranteed: the rows of a table are in the order of their last posi
 
 import numpy as np
 
-from skirl.core.positions import Layout, Positions
+from skirl.core.positions import PartsByTable, Positions
 from skirl.core.tables import Schema
 from skirl.tools.jit import kernel
 
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 
 
-class Distinct:
+class DistinctRows:
     """The distinct rows of one batch. `found` is scratch that the next batch overwrites.
 
     Table t's distinct rows are found[low[t]:at[t + 1]], in order of last position. Counted over all tables, they begin
@@ -46,16 +46,16 @@ class Finder:
         self._found = np.empty(0, np.int64)
         self._whole = np.array([0, len(self.tables)])
 
-    def layout(self, batch: Positions) -> Layout:
+    def layout(self, batch: Positions) -> PartsByTable:
         """Return a batch's parts by table."""
-        return Layout(batch, self._local, len(self.tables))
+        return PartsByTable(batch, self._local, len(self.tables))
 
-    def find_all(self, batch: Positions) -> tuple[Layout, Distinct]:
+    def find_all(self, batch: Positions) -> tuple[PartsByTable, DistinctRows]:
         """Return the layout and the distinct rows, found in this thread."""
         layout = self.layout(batch)
         return layout, self.find(batch, layout, self._whole, lambda kernel, *args: kernel(*args, 0, 1))
 
-    def find(self, batch: Positions, layout: Layout, borders: np.ndarray, run) -> Distinct:
+    def find(self, batch: Positions, layout: PartsByTable, borders: np.ndarray, run) -> DistinctRows:
         """Find the distinct rows. `run(kernel, *args)` calls the kernel for every stretch of tables between `borders`."""
         most = layout.most
         kind = np.uint16 if most < 0xFFFF else np.int32
@@ -75,7 +75,7 @@ class Finder:
         outside = _count(layout.at, low, bad, first)
         if outside >= 0:
             raise OutOfRange(outside)
-        return Distinct(self._found, low, first, row_of)
+        return DistinctRows(self._found, low, first, row_of)
 
 
 @kernel

@@ -25,7 +25,7 @@ NARROW = 1 << 31
 
 @dataclass(slots=True)
 class Reads:
-    """What one trainer reads of one bank in one step.
+    """The rows that one trainer reads of one bank in one step.
 
     It reads from a buffer of its distinct rows, ordered by owner, then by table, then by their last position.
     """

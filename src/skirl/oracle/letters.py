@@ -23,7 +23,7 @@ _MOST = 2**31 - 1
 
 @dataclass(slots=True)
 class Letter:
-    """What one trainer tells another."""
+    """A message from one trainer to another."""
 
     kind: int
     """`BATCH`; `END`: there are no more; or `ERROR`: the sender cannot go on."""
@@ -31,7 +31,7 @@ class Letter:
     """Number of batches that it told of before."""
     vote: Vote
     banks: list[Requests] = field(default_factory=list)
-    """What it asks for, if it is a batch."""
+    """The rows that it requests, if it is a batch."""
     text: str = ""
     """The text, if it is an error."""
 

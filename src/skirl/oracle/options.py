@@ -13,12 +13,12 @@ AUTO_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Plan:
-    """How to plan. Every field but `prefetch` changes what is fetched; none changes a result."""
+    """Options of planning. Every field but `prefetch` changes what is fetched; none changes a result."""
 
     depth: Depth = "auto"
     """Batches the oracle reads ahead: a number, "auto" (until the window has four times the cache in rows), or "epoch"."""
     prefetch: int = 2
-    """How many steps ahead rows travel."""
+    """Number of steps ahead that rows travel."""
     policy: str = "min"
     """Which rows leave: "min", or "lru", "lfu", "ttl" for comparison."""
     ramp: bool = True

@@ -1,4 +1,4 @@
-"""How far the window reaches: when it is full. Several owners decide it together, so that all plan the same batches.
+"""The reach of the window: when it is full. Several owners decide it together, so that all plan the same batches.
 
 What each says is sent along with the ids of the next batch. Steps that are planned until then change it. So an owner
 does not only say that its window is full, but for how many steps it stays full.
@@ -16,7 +16,7 @@ LONGEST_AUTO = 4096
 
 
 class Vote(NamedTuple):
-    """What one owner says about its window."""
+    """One owner's statement about its window."""
 
     rows: int
     """Number of steps, planned one after the other, for which it has at least 4 times its cache in distinct rows."""

@@ -62,11 +62,11 @@ class Together:
         self.due = 0
         """Number of steps that all owners plan before the last batch to come enters, as `decide` has found."""
         self.ended = False
-        """Whether the pass is over and no rank exchanges any more."""
+        """True once the pass is over and no rank exchanges any more."""
         self.dropped = 0
         """Number of batches of this rank that are left out because another rank had no more."""
         self.alike = placement.sites > 1
-        """Whether all ranks have asked this one for the same rows in the same order, in every batch so far."""
+        """True if all ranks have asked this one for the same rows in the same order, in every batch so far."""
         self.requests = 0
         """Number of rows that all ranks have asked this one for."""
         self.failure: BaseException | None = None

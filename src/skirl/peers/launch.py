@@ -27,7 +27,7 @@ class Launch:
     trainers: int = 2
     """The number of trainers; -n for short."""
     restarts: int = 0
-    """How many times to restart all of them after one has failed; give --save and --resume to the command that they
+    """Number of times that all of them are restarted after one has failed; give --save and --resume to the command that they
     run."""
 
     def __post_init__(self) -> None:
@@ -36,7 +36,7 @@ class Launch:
         if self.restarts < 0:
             raise ValueError(f"restarts is {self.restarts}: set it to 0 or more")
         self.words: tuple[str, ...] = ()
-        """What follows after `--`."""
+        """The command after `--`."""
 
     def run(self) -> dict[str, Any]:
         """Start them and wait. The result's `exit_code` is that of the first one that failed, or 0."""

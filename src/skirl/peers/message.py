@@ -25,7 +25,7 @@ class Head:
     dtype: np.dtype
     """Dtype of what follows."""
     tag: str
-    """What the message is for."""
+    """The purpose of the message."""
 
 
 def heads(arrays: Sequence[NDArray], sequence: int, tag: str) -> NDArray[np.uint8]:

@@ -1,4 +1,4 @@
-"""What the operating system knows about ranks: whether a process has ended, and which connections groups have opened."""
+"""Facts about ranks from the operating system: whether a process has ended, and which connections groups have opened."""
 
 import os
 import signal

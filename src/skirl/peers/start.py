@@ -1,4 +1,4 @@
-"""How trainers find each other, by what torchrun or another launcher puts in the environment."""
+"""Finding the other trainers, from what torchrun or another launcher puts in the environment."""
 
 import logging
 import os
@@ -28,7 +28,7 @@ INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 @dataclass(frozen=True)
 class Launched:
-    """What a launcher says about this process."""
+    """A launcher's description of this process."""
 
     rank: int
     """Rank of this trainer."""

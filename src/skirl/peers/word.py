@@ -12,7 +12,7 @@ LIMIT = 1.0
 
 
 class Word:
-    """What ranks tell each other about the end of the job.
+    """Messages between ranks about the end of the job.
 
     torch has no time limit for a call to a store whose process is stopped or cut off. So each call has a thread here, which
     is abandoned when the time is over.

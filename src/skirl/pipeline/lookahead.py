@@ -160,11 +160,11 @@ class Lookahead:
         weakref.finalize(self, self._watch.abandon)
         self._pass: OnePass | None = None
         self._epochs: list[Epoch] = []
-        """What the pass knows of the whole epoch, for each engine."""
+        """For each engine, what the pass knows of the whole epoch."""
         self._entered = False
         self._in_loop = InLoop()
         self._loaded = False
-        """Whether the place in the data was loaded from a checkpoint. The next pass goes on there."""
+        """True if the place in the data was loaded from a checkpoint. The next pass goes on there."""
 
     @property
     def engines(self) -> list[Engine]:

@@ -32,7 +32,7 @@ class InLoop:
     flight: Flight | None = None
     micro: int = 0
     save_awaited: bool = False
-    """Whether a save was asked for in a shard of the step, but not yet in its last one."""
+    """True if a save was requested in a shard of the step, but not yet in its last one."""
 
     @property
     def begun(self) -> bool:

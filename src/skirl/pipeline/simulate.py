@@ -23,7 +23,7 @@ Keys = list[np.ndarray]
 
 @dataclass(frozen=True)
 class Totals:
-    """What a run moves, in rows. The fields have the names of the engine's counters."""
+    """The rows that a run moves. The fields have the names of the engine's counters."""
 
     steps: int = 0
     fetched: int = 0

@@ -62,7 +62,7 @@ class Times:
 
 @dataclass(slots=True)
 class Note:
-    """What a stage does in a step, as the timeline shows it."""
+    """An entry of the timeline: the work of a stage in a step."""
 
     what: str | None
     """None: nothing came of it, and the timeline shows nothing."""

@@ -87,9 +87,9 @@ class Window:
         self._first: list[Entry] = []
         """Batches that wait for a planner to be made."""
         self._wanted = 1 if all(engine.caches for engine in engines) else self._first_window
-        """How many of them it takes to make one."""
+        """Number of them that are needed to make one."""
         self._splits: list[Split] | None = None
-        """How the caches are to be split from the next step on, if that changes."""
+        """The split of the caches from the next step on, if it changes."""
         ends = np.cumsum([len(engine.schema.banks) for engine in engines])
         self._banks = [slice(end - len(e.schema.banks), end) for e, end in zip(engines, ends, strict=True)]
         """For each engine, which of all banks are its own."""

@@ -9,7 +9,7 @@ import numpy as np
 from skirl.data.synthetic import Synthetic
 from skirl.measure.bench import wire
 from skirl.measure.bench.helpers import processes
-from skirl.placement.exchange import Exchange, Ids, ids_of
+from skirl.placement.exchange import ExchangeCount, Ids, ids_of
 from skirl.placement.tables import pool
 
 TRAINERS = (2, 3, 4, 6, 8)
@@ -50,7 +50,7 @@ def measured(seed: int) -> dict[str, Any]:
 def _counted(tables: Sequence[tuple[str, int]], batches: Any) -> dict[str, Any]:
     found = {}
     for trainers in TRAINERS:
-        exchange = Exchange(tables, trainers)
+        exchange = ExchangeCount(tables, trainers)
         for batch in batches(trainers):
             exchange.add(batch)
         facts = exchange.facts()
@@ -103,7 +103,7 @@ def counted_of(trainers: int, batch: int, steps: int, dim: int, seed: int) -> in
     """
     sources = [wire.source_of(batch, steps, dim, seed)[0].sharded(n, n + 1, trainers) for n in range(trainers)]
     tables = wire.source_of(batch, steps, dim, seed)[1]
-    exchange = Exchange([(t.name, t.dim) for t in tables], trainers)
+    exchange = ExchangeCount([(t.name, t.dim) for t in tables], trainers)
     for parts in zip(*sources, strict=True):
         each = [ids_of(part.sparse, tables, 1) for part in parts]
         exchange.add([Ids([of.rows[0] for of in column], [of.bags[0] for of in column]) for column in zip(*each)])

@@ -27,7 +27,7 @@ WARM = 4
 
 @dataclass(frozen=True)
 class _Timed:
-    """How long a placement took."""
+    """The time that a placement took, and the load of its busiest site."""
 
     seconds: float
     """Duration of the training loop."""

@@ -34,7 +34,7 @@ class Ids:
     bags: Sequence[int]
 
 
-class Exchange:
+class ExchangeCount:
     """A count of the vectors that cross between trainers: each on its way there and, as a gradient, on its way back.
 
     **Arguments**
@@ -42,7 +42,7 @@ class Exchange:
     - `tables`: name and dim of each table.
     - `trainers`: number of trainers; each has an equal part of the samples.
 
-    >>> exchange = Exchange([("a", 4)], 2)
+    >>> exchange = ExchangeCount([("a", 4)], 2)
     >>> exchange.add([Ids([np.array([1, 1, 2]), np.array([2, 3])], [2, 2])])
     >>> [exchange.vectors[way].tolist() for way in ("rows", "pooled")], exchange.facts()["tables"][0]["better"]
     ([[2], [4]], 'rows')

@@ -46,7 +46,7 @@ class SiteFlags:
     """Store of each site: memory, disk:FOLDER, rpc://HOST:PORT or link:RATE,DELAY:STORE; if not given, as in --from,
     else memory."""
     rates: tuple[str, ...] | None = None
-    """How fast each site moves rows in each direction, such as 10Gbit; one value applies to all. All alike if not
+    """The rate at which each site moves rows in each direction, such as 10Gbit; one value applies to all. All alike if not
     given."""
     memory: tuple[str, ...] | None = None
     """Memory that the rows of each site may take, such as 4GiB; one value applies to all. No limit if not given."""

@@ -15,7 +15,7 @@ from skirl.core.tables import Table
 from skirl.data.flags import DataFlags
 from skirl.models.flags import ModelFlags
 from skirl.oracle.options import Plan
-from skirl.placement.exchange import Exchange, ids_of
+from skirl.placement.exchange import ExchangeCount, ids_of
 from skirl.placement.flags import MOST_SITES, SiteFlags, WindowFlags, parsed_bytes, rates_of
 from skirl.placement.loads import Loads, Scored, plan_run
 from skirl.placement.moves import Moved, Old, near, on_the_way
@@ -63,7 +63,7 @@ def placed(flags: Placing) -> dict[str, Any]:
     tables, trainers = recipe.tables(), flags.where.trainers
     if flags.where.from_ is not None:
         flags.where.old.check([(table.name, table.rows, table.dim) for table in tables])
-    exchange = None if trainers is None else Exchange([(table.name, table.dim) for table in tables], trainers)
+    exchange = None if trainers is None else ExchangeCount([(table.name, table.dim) for table in tables], trainers)
     with _counted(recipe, flags, exchange) as loads:
         first, rest = slice(0, len(loads) // 2), slice(len(loads) // 2, None)
         sites = _sites(flags, loads)
@@ -125,7 +125,7 @@ def _compared(
     }
 
 
-def _counted(recipe: Recipe, flags: Placing, exchange: Exchange | None) -> Loads:
+def _counted(recipe: Recipe, flags: Placing, exchange: ExchangeCount | None) -> Loads:
     """Count what every step of the run moves, and what trainers would exchange."""
     touched = touched_rows(recipe) if recipe.counts_first else 0
     embeddings = recipe.embeddings(recipe.cache_size(touched))
@@ -152,7 +152,7 @@ def _counted(recipe: Recipe, flags: Placing, exchange: Exchange | None) -> Loads
 class _Ids:
     """The ids of a run, which can be read again; what trainers would exchange is counted the first time only."""
 
-    def __init__(self, recipe: Recipe, exchange: Exchange | None) -> None:
+    def __init__(self, recipe: Recipe, exchange: ExchangeCount | None) -> None:
         self._recipe, self._exchange = recipe, exchange
 
     def __iter__(self) -> Any:

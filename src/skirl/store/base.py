@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skirl.core.keys import MAX_TABLES, ROW_BITS, table_of
-from skirl.store.frozen import Facts, Frozen, Part
+from skirl.store.frozen import Facts, Frozen, FrozenPart
 from skirl.tools.jit import kernel
 
 DTYPES = ("float32", "float64")
@@ -218,7 +218,7 @@ class Store(ABC):
         self.generation = 0
         self.closed = False
         self.about: dict[str, Any] = {}
-        """What rows start from before they are first written, by table: initialiser and seed, an array's digest, or an
+        """The start values of rows before they are first written, by table: initialiser and seed, an array's digest, or an
         object with a `digest`."""
 
     def remember(self, about: Mapping[str, Any]) -> None:
@@ -317,12 +317,12 @@ class Store(ABC):
         - `over`: keys and rows that replace the frozen ones: those that were in the cache.
         """
         self._check_open()
-        self.thaw_parts(folder, [Part(facts, over)], facts.get("identity", ""), facts.get("generation", 0))
+        self.thaw_parts(folder, [FrozenPart(facts, over)], facts.get("identity", ""), facts.get("generation", 0))
 
     def thaw_parts(
         self,
         folder: Path,
-        parts: Sequence[Part],
+        parts: Sequence[FrozenPart],
         identity: str,
         generation: int,
         ready: Callable[[], Any] = at_once,

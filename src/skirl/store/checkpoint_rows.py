@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from skirl.store.base import DISK_ROWS, Facts, Frozen, Layout, Record, Rows, Store, at_once
 from skirl.store.disk.store import DiskStore
-from skirl.store.frozen import Part
+from skirl.store.frozen import FrozenPart
 from skirl.store.memory.mapped import MappedRows
 
 log = logging.getLogger("skirl")
@@ -55,7 +55,7 @@ class CheckpointRows(Store):
     def thaw_parts(
         self,
         folder: Path,
-        parts: Sequence[Part],
+        parts: Sequence[FrozenPart],
         identity: str,
         generation: int,
         ready: Callable[[], Any] = at_once,

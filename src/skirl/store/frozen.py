@@ -28,7 +28,7 @@ class Frozen(ABC):
 
 
 @dataclass(frozen=True)
-class Part:
+class FrozenPart:
     """Frozen rows for a store to take.
 
     **Arguments**

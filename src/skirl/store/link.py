@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skirl.store.base import Facts, Frozen, Rows, Store, at_once
-from skirl.store.frozen import Part
+from skirl.store.frozen import FrozenPart
 
 _RATE = re.compile(r"([0-9]*\.?[0-9]+)\s*([kMG]?)bit(?:/s)?")
 _DELAY = re.compile(r"([0-9]*\.?[0-9]+)\s*(us|ms|s)")
@@ -115,12 +115,12 @@ class LinkStore(Store):
 
     @property
     def ready(self) -> bool:
-        """Whether the inner store has the rows that it is to serve."""
+        """True if the inner store has the rows that it is to serve."""
         return self.inner.ready
 
     @property
     def read_only(self) -> bool:
-        """Whether rows of the inner store can be looked up but not trained."""
+        """True if rows of the inner store can be looked up but not trained."""
         return self.inner.read_only
 
     def __repr__(self) -> str:
@@ -164,7 +164,7 @@ class LinkStore(Store):
     def thaw_parts(
         self,
         folder: Path,
-        parts: Sequence[Part],
+        parts: Sequence[FrozenPart],
         identity: str,
         generation: int,
         ready: Callable[[], Any] = at_once,

@@ -58,7 +58,7 @@ def read_only(array: np.ndarray) -> np.ndarray:
 
 
 AHEAD = 32
-"""How many turns ahead a loop with scattered accesses prefetches memory."""
+"""Number of turns ahead that a loop with scattered accesses prefetches memory."""
 
 if TYPE_CHECKING or config.DISABLE_JIT:
 

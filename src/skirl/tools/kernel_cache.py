@@ -172,7 +172,7 @@ class _Files(IndexDataCacheFile):
 
 
 class _Impl(CompileResultCacheImpl):
-    """What Numba's cache asks about the place of a function."""
+    """The answers to Numba's cache about the place of a function."""
 
     def __init__(self, function: Callable[..., Any], folder: Path) -> None:
         self._lineno = function.__code__.co_firstlineno

@@ -2,7 +2,10 @@
 
 import os
 import platform
+import re
 import resource
+import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +51,8 @@ def peak_bytes() -> int:
                 return int(line.split()[1]) << 10
     except OSError:
         pass
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if _macos() else most << 10  # Linux counts in KiB
 
 
 def free_bytes() -> int:
@@ -57,18 +61,36 @@ def free_bytes() -> int:
     >>> free_bytes() > 1 << 20
     True
     """
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):  # counts cached file pages as free
-                free = int(line.split()[1]) << 10
+    free = _free_of_system()
+    with suppress(OSError, ValueError):  # not Linux, or no limit
         group = Path("/sys/fs/cgroup")
         most = (group / "memory.max").read_text().strip()
         if most != "max":
             free = min(free, int(most) - int((group / "memory.current").read_text()))
-    except (OSError, ValueError):  # not Linux, or no limit
-        pass
     return max(0, free)
+
+
+def _free_of_system() -> int:
+    """Return the bytes that the system can give to processes; cached file pages count as free."""
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    if _macos():  # sysconf does not know there what is free
+        with suppress(OSError, subprocess.SubprocessError):
+            told = subprocess.run(["/usr/bin/vm_stat"], capture_output=True, text=True, check=True).stdout
+            pages = re.findall(r"^Pages (?:free|inactive|speculative): +(\d+)", told, re.MULTILINE)
+            if size := re.search(r"page size of (\d+) bytes", told):
+                return sum(map(int, pages)) * int(size[1])
+    page = os.sysconf("SC_PAGE_SIZE")
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * page
+    except ValueError:  # the system has no such name
+        return os.sysconf("SC_PHYS_PAGES") * page
+
+
+def _macos() -> bool:
+    return platform.system() == "Darwin"
 
 
 def _processor() -> str:

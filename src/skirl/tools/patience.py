@@ -1,4 +1,4 @@
-"""How long one process waits for another, as the user sets it."""
+"""The time that one process waits for another, as the user sets it."""
 
 from collections.abc import Mapping
 from contextlib import suppress

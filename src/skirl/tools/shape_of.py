@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 
 class Kind(NamedTuple):
-    """What a value has to be: in words, and as a test."""
+    """A requirement for a value: in words, and as a test."""
 
     words: str
     fits: Callable[[Any], bool]

@@ -85,7 +85,7 @@ class Writer:
 
     @property
     def entry(self) -> Entry:
-        """What `Reader` needs to know of the file; valid once all is written."""
+        """The description of the file that `Reader` needs; valid once all is written."""
         return {
             "file": self._path.name,
             "columns": {name: [dtype.name, list(shape)] for name, (dtype, shape) in self._columns.items()},

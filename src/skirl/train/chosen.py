@@ -19,7 +19,7 @@ class Chosen:
     """The folder that `skirl train --save` wrote, to use its newest whole checkpoint, or the header of one
     checkpoint."""
     data: str | None = None
-    """What to predict, as for `skirl train`: criteo:, avazu:, mind:, csv: or parquet:PATH; the run's data if not
+    """The data to predict, as for `skirl train`: criteo:, avazu:, mind:, csv: or parquet:PATH; the run's data if not
     given."""
     held_out: bool = False
     """Use only the part that the run held out of its training."""
@@ -35,7 +35,7 @@ class Chosen:
     workers: int | None = None
     """Processes that read files; as in the run if not given."""
     bad_rows: Literal["refuse", "skip"] | None = None
-    """What to do with a malformed row; as in the run if not given."""
+    """Treatment of malformed rows: refuse the data, or leave the row out; as in the run if not given."""
     device: str | None = None
     """Where the model computes: cpu, cuda or cuda:N; as in the run if not given."""
     threads: int | None = None

@@ -17,7 +17,7 @@ _TOUCHED = re.compile(r"\s*touched:(.*)", re.DOTALL)
 
 @dataclass(frozen=True)
 class OptimizerFlags:
-    """How rows are updated."""
+    """The optimizer of the rows."""
 
     group: ClassVar[str] = "learning"
 
@@ -36,7 +36,7 @@ class RateFlags:
     dense_lr: float = 1e-3
     """Peak learning rate of the dense weights."""
     schedule: Literal["constant", "linear", "cosine", "step"] = "constant"
-    """How both learning rates change: linear and cosine fall to 0 at the last step; step falls to a tenth after half
+    """The course of both learning rates: linear and cosine fall to 0 at the last step; step falls to a tenth after half
     of the steps and to a hundredth after three quarters."""
     warmup: int = 0
     """Steps over which both learning rates rise to their peak."""
@@ -48,7 +48,7 @@ class RateFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class StepFlags:
-    """How a step is divided."""
+    """The division of a step into parts."""
 
     group: ClassVar[str] = "learning"
 
@@ -63,7 +63,7 @@ class StepFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheFlags:
-    """How much of the tables to hold on the device, and where the rest is."""
+    """The share of the tables on the device, and the place of the rest."""
 
     group: ClassVar[str] = "cache"
 
@@ -115,12 +115,12 @@ class CacheFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class MovementFlags:
-    """How rows move between cache and store."""
+    """The movement of rows between cache and store."""
 
     group: ClassVar[str] = "cache"
 
     prefetch: int = 2
-    """How many steps ahead to fetch rows; this changes when they move, never the result."""
+    """Number of steps ahead that rows are fetched; this changes when they move, never the result."""
     link: str | None = None
     """Emulate a link between cache and store: RATE,DELAY such as 1Gbit,100us."""
     peer_patience: float | None = None
@@ -227,7 +227,7 @@ class SaveFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class LogFlags:
-    """What to write down of a run."""
+    """The files in which a run is recorded."""
 
     group: ClassVar[str] = "output"
 
@@ -254,7 +254,7 @@ class LogFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class ShowFlags:
-    """What to show of a run."""
+    """The output of a run to the terminal."""
 
     group: ClassVar[str] = "output"
 

@@ -1,4 +1,4 @@
-"""How a run begins from checkpoints, and what its summary says of those that it leaves."""
+"""The start of a run from checkpoints, and the part of its summary about those that it leaves."""
 
 from collections.abc import Mapping
 from pathlib import Path

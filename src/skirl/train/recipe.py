@@ -1,4 +1,4 @@
-"""What a run trains and on what: the flags that `skirl train` and `skirl verify` share, and what they make."""
+"""The model, embeddings and data of a run, made from the flags that `skirl train` and `skirl verify` share."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,7 +96,7 @@ class Recipe(Composed):
 
     @property
     def counts_first(self) -> bool:
-        """Whether the cache is a share of the rows that the run touches, which takes a pass to know."""
+        """True if the cache is a share of the rows that the run touches; it takes a pass to count them."""
         return self.cache.parsed()[0] == "touched"
 
     def cache_size(self, touched: int) -> "CacheSize":
@@ -108,7 +108,7 @@ class Recipe(Composed):
 
     @property
     def pooled(self) -> bool:
-        """Whether the embeddings pool a feature's ids; DIN and DCAT pool where the data has no list to attend to."""
+        """True if the embeddings pool a feature's ids; DIN and DCAT pool where the data has no list to attend to."""
         return self.model.kind.pools(self.tables(), self.data.stream().lists)
 
     def embeddings(self, cache: "CacheSize", *, store: str | None = None, resume: bool = False) -> "Collection":
@@ -144,7 +144,7 @@ class Recipe(Composed):
         return model, torch.optim.Adam(model.parameters(), lr=self.rates.dense_lr, fused=True)
 
     def schedule(self) -> "Schedule":
-        """How both learning rates change."""
+        """Return the schedule of both learning rates."""
         from skirl.train.schedule import Schedule
 
         kind = self.rates.schedule

@@ -1,4 +1,4 @@
-"""How often lists repeat in the batches of a run: the ratio of ids in samples to ids that are looked up."""
+"""Repeats of lists in the batches of a run: the ratio of ids in samples to ids that are looked up."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -78,7 +78,7 @@ def steps(
 
 @dataclass(frozen=True)
 class _Run:
-    """What a run trains, and what watches it."""
+    """A run's model and data, and all that watches its training."""
 
     recipe: Recipe
     share: Share
@@ -112,7 +112,7 @@ class _Run:
         return cls(recipe, share, folder, embeddings, model, dense, rates, stream, Meter(stream.lists), judge)
 
     def saved(self, saving: SaveFlags) -> dict[str, Any]:
-        """What a `Keeper` is told: what it saves, and when."""
+        """Return the arguments of a `Keeper`: what it saves, and when."""
         return {
             "model": self.model, "optimizers": [self.dense, self.rates, self.meter, self.judge, self.folder],
             "every": saving.save_every, "minutes": saving.save_minutes, "keep": saving.keep, "resume": saving.resume,
@@ -156,7 +156,7 @@ class _Run:
             self.judge.run(batches.step, self.model, own, rank=share.rank, ranks=share.size, exchange=share.exchange)
 
     def result(self, batches: Lookahead, flags: Mapping[str, Any]) -> dict[str, Any]:
-        """What came of it, but for checkpoints."""
+        """Return the result of the run, without what checkpoints add."""
         return {
             "command": "train",
             **flags,
@@ -255,7 +255,7 @@ def _count(recipe: Recipe, show: ShowFlags) -> int:
 
 
 def _of_engine(batches: Lookahead, share: Share) -> dict[str, Any]:
-    """What the result has of the engines and of movement; the movement is this trainer's."""
+    """Return the part of the result about the engines and about movement; the movement is this trainer's."""
     engine, times = batches.engine, batches.times
     widths = {t: engine.held[i] for i, bank in enumerate(engine.schema.banks) for t in bank.tables}
     tables = engine.schema.tables

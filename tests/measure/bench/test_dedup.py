@@ -3,12 +3,12 @@
 import pytest
 
 from skirl.dedup.training import Training, described, sessions
-from skirl.measure.bench.dedup import Dedup
+from skirl.measure.bench.dedup import DedupStep
 from skirl.measure.bench.train import TrainSpeed
 
 
 def test_every_factor_has_its_figures():
-    bench = Dedup(factor=(1.0, 4.0), batch=256, lists=2, ids=12, dim=16, rows=1000, rounds=1)
+    bench = DedupStep(factor=(1.0, 4.0), batch=256, lists=2, ids=12, dim=16, rows=1000, rounds=1)
     found = bench.measure()
     for part in ("lookup", "mixed"):
         assert found[part]["x"].keys() == {"1", "4"} and min(found[part]["x"].values()) > 0
@@ -37,4 +37,4 @@ def test_others_that_know_of_no_shared_lists_are_not_run_on_them():
 @pytest.mark.parametrize(("flags", "text"), [({"factor": (0.5,)}, "factor is 0.5"), ({"rounds": 0}, "rounds is 0")])
 def test_wrong_flags_are_refused(flags, text):
     with pytest.raises(ValueError, match=text):
-        Dedup(**flags)
+        DedupStep(**flags)

@@ -13,7 +13,7 @@ from skirl.core.positions import Positions
 from skirl.core.tables import ROW_BITS, Schema
 from skirl.measure.bench.best_owner import best_owners
 from skirl.measure.bench.driven import Driven
-from skirl.measure.bench.movement import Rows, Task, counted, ids_of, numbering, published, schemes
+from skirl.measure.bench.movement import StepRows, Task, counted, ids_of, numbering, published, schemes
 from skirl.oracle.options import Plan
 from tests.cases import cases
 from tests.oracle import brute
@@ -88,14 +88,14 @@ def test_vectors_of_owners(steps, more, window, begin):
             assert users == sum(1 << rank for rank, part in enumerate(step) if key in part)
 
 
-def as_rows(steps: list[Step]) -> list[Rows]:
+def as_rows(steps: list[Step]) -> list[StepRows]:
     out = []
     for step in steps:
         ids = [key for part in step for key in part]
         keys = sorted(set(ids))
         users = [sum(1 << rank for rank, part in enumerate(step) if key in part) for key in keys]
         once = [ids.count(key) == 1 for key in keys]
-        out.append(Rows(np.array(keys, np.int64), np.array(once, np.bool_), np.array(users, np.uint64)))
+        out.append(StepRows(np.array(keys, np.int64), np.array(once, np.bool_), np.array(users, np.uint64)))
     return out
 
 

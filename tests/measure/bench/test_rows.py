@@ -11,8 +11,8 @@ from skirl.cli import main
 from skirl.core.optim import SGD
 from skirl.data import Synthetic
 from skirl.measure.bench import rows
-from skirl.measure.bench.rows import Rows
-from skirl.measure.bench.sides import EmbeddingBag, Skirl
+from skirl.measure.bench.rows import RowsSpeed
+from skirl.measure.bench.sides import Skirl, TorchBags
 from tests.zygote import Python
 
 TINY = {"data": "tiny", "rows_scale": 0.01, "batch": (16,), "dim": (16,), "rounds": 2, "memory": ("system",)}
@@ -22,7 +22,7 @@ TINY = {"data": "tiny", "rows_scale": 0.01, "batch": (16,), "dim": (16,), "round
 def result():
     threads = torch.get_num_threads()
     try:
-        yield Rows(**TINY, threads=2).measure()  # in this process, because a child would import and compile again
+        yield RowsSpeed(**TINY, threads=2).measure()  # in this process, because a child would import and compile again
     finally:
         torch.set_num_threads(threads)
 
@@ -55,7 +55,7 @@ def test_fbgemm_is_measured_where_it_is_installed(result):
 
 def test_without_fbgemm_its_figures_are_null_and_the_text_says_how_to_install(monkeypatch):
     monkeypatch.setattr(rows, "has_fbgemm", lambda: False)
-    bench = Rows(**TINY | {"pooling": (1,), "optimizer": ("sgd",)})
+    bench = RowsSpeed(**TINY | {"pooling": (1,), "optimizer": ("sgd",)})
     result = bench.measure()
     assert result["vs_fbgemm_geomean"] is None and result["kernels_vs_fbgemm_min"] is None
     assert result["vs_embeddingbag_geomean"] > 0
@@ -66,13 +66,13 @@ def test_without_fbgemm_its_figures_are_null_and_the_text_says_how_to_install(mo
 def test_sides_that_differ_are_not_reported(monkeypatch):
     monkeypatch.setattr(Skirl, "output", lambda self, out: out.detach() + 1)
     with pytest.raises(AssertionError, match=r"outputs of skirl and .* differ"):
-        Rows(**TINY | {"pooling": (1,), "optimizer": ("sgd",)}).measure()
+        RowsSpeed(**TINY | {"pooling": (1,), "optimizer": ("sgd",)}).measure()
 
 
 def test_rows_that_differ_are_not_reported(monkeypatch):
-    monkeypatch.setattr(EmbeddingBag, "backward", lambda self, out: None)
+    monkeypatch.setattr(TorchBags, "backward", lambda self, out: None)
     with pytest.raises(AssertionError, match="differ by"):
-        Rows(**TINY | {"pooling": (1,), "optimizer": ("sgd",)}).measure()
+        RowsSpeed(**TINY | {"pooling": (1,), "optimizer": ("sgd",)}).measure()
 
 
 def test_slots_are_laid_out_as_the_others_have_their_rows():
@@ -102,7 +102,7 @@ def test_slots_are_laid_out_as_the_others_have_their_rows():
 )
 def test_bad_flags_are_refused_with_what_to_set(flags, says):
     with pytest.raises(ValueError, match=says):
-        Rows(**TINY | flags)
+        RowsSpeed(**TINY | flags)
 
 
 def test_the_command_measures_in_child_processes_and_prints_one_json_line(warm_python: Python, capsys, monkeypatch):
@@ -137,4 +137,4 @@ def test_the_command_measures_in_child_processes_and_prints_one_json_line(warm_p
     assert result["bench"] == "rows" and result["memory"] == ["system", "kept"]
     assert [case["memory"] for case in result["cases"]] == ["system", "kept"]
     assert result["vs_embeddingbag_geomean"] > 0 and result["kept_vs_embeddingbag_geomean"] > 0
-    assert Rows(**TINY).summary(result)["kept, embeddingbag"]
+    assert RowsSpeed(**TINY).summary(result)["kept, embeddingbag"]

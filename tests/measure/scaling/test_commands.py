@@ -13,7 +13,7 @@ from skirl.measure.bench.movement import Task, ids_of
 from skirl.measure.scaling import machine_costs, traffic
 from skirl.measure.scaling.commands import Simulate
 from skirl.measure.scaling.iteration import Costs, bends, changes, step_of
-from skirl.measure.scaling.traffic import KINDS, Traffic, all_critical, traffic_of
+from skirl.measure.scaling.traffic import KINDS, StepTraffic, all_critical, traffic_of
 from skirl.store.link import Link
 from tests.cases import cases
 
@@ -50,7 +50,7 @@ def test_bytes_are_those_of_sets(trainers):
 
 def test_the_time_of_a_step_by_hand():
     link, costs = Link(1000.0, 0.01), Costs(0.5, 0.4, 0.001, 0.0001, 2.0, 0.05)
-    given = Traffic(3, NONE | {"values_critical": 50.0, "dense": 50.0, "gradients_late": 300.0}, 10.0, 1.0, 0.0)
+    given = StepTraffic(3, NONE | {"values_critical": 50.0, "dense": 50.0, "gradients_late": 300.0}, 10.0, 1.0, 0.0)
     step = step_of(given, costs, link)
     waits = 5 * 2 * 0.001 + 4 * 0.01  # five messages to each of the two others, and four times the delay
     assert step.parts["critical_wire"] == pytest.approx(0.1) and step.parts["messages"] == pytest.approx(waits)
@@ -64,7 +64,7 @@ def test_the_time_of_a_step_by_hand():
     assert step_of(given, Costs(0.5, 0.4, 0.001, 0, 2.0, 7.0), link).bound == "planning"
     assert step_of(given, Costs(0.5, 0.4, 0.001, 0, 0.01, 0.05), link).bound == "cores"
     assert step_of(given, Costs(0.5, 0.4, 0.1, 0, 99.0, 0.05), link).bound == "messages"
-    alone = step_of(Traffic(1, NONE, 0.0, 1.0, 0.0), costs, link)
+    alone = step_of(StepTraffic(1, NONE, 0.0, 1.0, 0.0), costs, link)
     assert alone.seconds == 0.5 and bends([alone]).endswith("it does not bend up to 1")
     assert bends([alone, step]).endswith("from 3 on it takes over 1.1 times as long because of critical rows and dense "
                                          "gradients on the wire")  # fmt: skip
@@ -77,7 +77,7 @@ def test_the_time_of_a_step_by_hand():
     rate=st.floats(1e3, 1e9), compute=st.floats(1e-3, 1.0),
 )  # fmt: skip
 def test_a_step_is_never_shorter_than_what_bounds_it(sizes, trainers, rate, compute):
-    given_ = Traffic(trainers, dict(zip(KINDS, sizes)), 1.0, 1.0, 3.0)
+    given_ = StepTraffic(trainers, dict(zip(KINDS, sizes)), 1.0, 1.0, 3.0)
     costs = Costs(compute, compute, 1e-5, 1e-9, 2.0)
     step = step_of(given_, costs, Link(rate))
     assert step.seconds >= max(compute, sum(sizes) / rate, 0.003) * (1 - 1e-9)

@@ -123,7 +123,7 @@ def test_batches_of_all_ranks_are_counted_together():
     model = model_of((50, 8, 2), (60, 4, 1))
     batches = [batch(n) for n in range(4)]
     sharders = [torchrec.distributed.embeddingbag.EmbeddingBagCollectionSharder()]
-    one, other = (t.spec for t in models.tables_of(model, sharders, models.Asked(2, batches=batches)))
+    one, other = (t.spec for t in models.tables_of(model, sharders, models.PlanRequest(2, batches=batches)))
     steps = [
         [
             *batches[n]["f0"].values(),
@@ -136,7 +136,8 @@ def test_batches_of_all_ranks_are_counted_together():
     assert one.ids == sum(map(len, steps)) / 2 and one.distinct == sum(len(set(map(int, s))) for s in steps) / 2
     assert (one.batch, other.batch, one.optimizer) == (2 * 2 * 8, 2 * 8, "sgd")
     [expected, _] = (
-        t.spec for t in models.tables_of(model, sharders, models.Asked(2, 8, constraint(pooling_factors=[1.0, 2.0])))
+        t.spec
+        for t in models.tables_of(model, sharders, models.PlanRequest(2, 8, constraint(pooling_factors=[1.0, 2.0])))
     )
     assert (expected.batch, expected.ids) == (32, 48) and 20 < expected.distinct < 48
     from skirl.placement.torchrec.trained import sharder
@@ -264,7 +265,7 @@ def test_torchrecs_planner_is_asked_and_its_estimates_are_fitted():
     made = pool(20, batch=64, max_dim=64, seed=0)
     of = task(made, 6, 2, np.random.default_rng(0), full=0.5)
     problem, config = problem_of(of), hardware_config()
-    for asked in (theirs.Asked("rows", "perf", config), theirs.Asked("whole")):
+    for asked in (theirs.PlannerSettings("rows", "perf", config), theirs.PlannerSettings("whole")):
         placed, seconds = theirs.planned(problem, asked)
         assert placed is not None and placed.score[0] == 0 and seconds > 0
     assert theirs.timed(problem, 60.0)[2] and theirs.timed(problem, 0.01) == (None, 0.01, False)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from skirl.core.placement import AtSite, Placement
 from skirl.store import DiskError, DiskStore, Layout, MemoryStore, Record, Store, open_store
 from skirl.store.base import Facts
-from skirl.store.frozen import Part
+from skirl.store.frozen import FrozenPart
 from skirl.store.remote import group, metrics, service
 from skirl.store.remote import node as serving
 from skirl.store.remote import store as remote
@@ -84,17 +84,18 @@ def stop(pid: int) -> None:
 
 
 def test_a_stopped_node_is_named_after_the_time_limit_and_another_process_takes_its_place(nodes: Nodes, monkeypatch):
-    leave()
-    with monkeypatch.context() as patch:
-        patch.setenv("SKIRL_PATIENCE", "3")
-        store = filled_on(nodes)
+    store = filled_on(nodes)
     stop(nodes.pids()[0])
     began = time.monotonic()
-    with pytest.raises(
-        NodeError, match=r"node 0 failed in `count` .* after 3\.\d s \(it did not answer in time; limit 3 s\)"
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(
+            NodeError, match=r"node 0 failed in `count` .* after \d+\.\d s \(it did not answer in time; limit 1 s\)"
+        ),
     ):
+        patch.setattr(store._nodes, "patience", 1.0)  # only now: other calls are answered, late on a busy machine
         len(store)
-    assert 2.9 < time.monotonic() - began < 9
+    assert 0.9 < time.monotonic() - began < 40, "below the limit of 60 s that other calls have"
     assert one_row(filled_on(nodes)).shape == (1, 4)
 
 
@@ -304,7 +305,7 @@ def test_rows_go_from_nodes_to_other_stores_and_back(nodes: Nodes, tmp_path: Pat
             store.close()
         found: dict[int, bytes] = {}
         for site in range(3):
-            taken = [Part(of, (), AtSite(here, site)) for of in facts]
+            taken = [FrozenPart(of, (), AtSite(here, site)) for of in facts]
             own = open_store(there.spec, LAYOUT)
             own.thaw_parts(rows, taken, "ab" * 16, 70)
             local = MemoryStore(LAYOUT) if kind == "memory" else DiskStore(tmp_path / f"local {site}", LAYOUT)

@@ -35,7 +35,7 @@ class BankFacts:
     initial_state: float
     """The first value of every number of a row's state."""
     clips: bool
-    """Whether the gradient of any table is clipped."""
+    """True if the gradient of any table is clipped."""
     initial: InitialTable
     seed: int
     half: torch.dtype | None = None
@@ -44,7 +44,7 @@ class BankFacts:
 
 @dataclass(slots=True)
 class Update:
-    """What a backward brings in order to change the rows of a step."""
+    """The input of a row update: what a backward has computed for a step."""
 
     work: Work
     grads: torch.Tensor
@@ -165,7 +165,7 @@ class BankRows(ABC):
 
     @property
     def reads_apart(self) -> bool:
-        """Whether `update` can take the gradients of shared bags apart from the others."""
+        """True if `update` can take the gradients of shared bags apart from the others."""
         return False
 
     @abstractmethod
@@ -178,7 +178,7 @@ class BankRows(ABC):
     # The two halves of an update. The sums of other trainers come in between.
 
     moves_ahead = False
-    """Whether `values_ahead`, and `apply` for other steps, may run while a step computes.
+    """True if `values_ahead`, and `apply` for other steps, may run while a step computes.
 
     It then has `picked` and `place` too. All of them run on another thread or, if the device `issues_moves`, on the
     loop's, through `aside`.
@@ -245,9 +245,9 @@ class Device(ABC):
     at: torch.device
     """Where the outputs are."""
     by_any_thread = False
-    """Whether threads other than the one that computes may pool rows."""
+    """True if threads other than the one that computes may pool rows."""
     issues_moves = False
-    """Whether the loop's thread gives it what travels between trainers while a step computes, on a separate stream."""
+    """True if the loop's thread issues the transfers between trainers while a step computes, on a separate stream."""
 
     @abstractmethod
     def banks(self, facts: Sequence[BankFacts]) -> list[BankRows]:

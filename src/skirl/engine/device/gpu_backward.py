@@ -17,7 +17,7 @@ from skirl.oracle.step import Step
 
 
 class Computes(Protocol):
-    """What is needed from the GPU."""
+    """The part of the GPU that a backward needs."""
 
     at: torch.device
     dtype: torch.dtype
@@ -30,7 +30,7 @@ class Computes(Protocol):
 
 
 class GpuBackward(BankRows):
-    """What a bank on a GPU does after its forward. Work on a stream may run later, so it holds all that it needs."""
+    """The backward and the update of a bank on a GPU. Work on a stream may run later, so it holds all that it needs."""
 
     rows: torch.Tensor
     """The cache, in the dtype of its numbers."""

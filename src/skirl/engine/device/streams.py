@@ -48,7 +48,7 @@ class Streams:
     outward: Stream
     """From device to host: rows that leave."""
     aside: Stream = field(default_factory=lambda: Immediate())
-    """What travels between trainers that share the rows, while a step computes."""
+    """Transfers between trainers that share the rows, while a step computes."""
 
     def begin(self) -> None:
         """Prepare for the loop to use rows on the stream that is current there."""

@@ -20,7 +20,7 @@ from skirl.oracle.step import Step
 
 @dataclass(eq=False)
 class Arrival:
-    """What a step brings to one bank: its fetched rows and its plan."""
+    """The data that a step brings to one bank: its fetched rows and its plan."""
 
     work: Work
     rows: Block

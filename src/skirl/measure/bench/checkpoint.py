@@ -31,7 +31,7 @@ _PIECE = 1 << 18
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """How long a checkpoint pauses training, its bytes, and the memory that it takes."""
+    """The pause of training for a checkpoint, its bytes, and the memory that it takes."""
 
     touched: int = 10_000_000
     """Rows in the store when training begins."""

@@ -45,7 +45,7 @@ class Point:
     threads: int = 1
 
 
-class Stream:
+class SkewedIds:
     """Ids for tables of equal size, drawn as u ** 3 of a uniform u: a tenth of the rows gets half of the ids."""
 
     yields_fresh = True
@@ -76,7 +76,7 @@ class Run:
         self._grads = torch.ones(point.batch, point.tables, point.dim)
 
     def _timed(self, seed: int) -> "_Timed":
-        return _Timed(Stream(self.point, seed), self)
+        return _Timed(SkewedIds(self.point, seed), self)
 
     def turn(self, steps: int) -> float:
         """Run some steps and return the CPU seconds per step, not counting the time to draw ids."""
@@ -109,7 +109,7 @@ class _Timed:
 
     yields_fresh = True
 
-    def __init__(self, stream: Stream, run: Run) -> None:
+    def __init__(self, stream: SkewedIds, run: Run) -> None:
         self._stream, self._run = stream, run
 
     def __iter__(self) -> Iterator[KeyedJagged]:

@@ -21,13 +21,13 @@ from skirl.nn.collection import EmbeddingBagCollection
 
 
 @dataclass(frozen=True)
-class Dedup:
+class DedupStep:
     """CPU time of the embedding step on batches whose lists repeat: each stored once, against the same expanded."""
 
     part: tuple[Literal["lookup"], ...] = ("lookup",)
     """The part to measure: planner, forward and backward of an embedding collection with all rows resident."""
     factor: tuple[float, ...] = (1.0, 1.2, 2.0, 4.0, 8.0, 16.0)
-    """How often a list occurs in a batch, on average."""
+    """Average number of times that a list occurs in a batch."""
     batch: int = 2048
     """Samples in a batch."""
     lists: int = 6
@@ -87,7 +87,7 @@ class Dedup:
 class _Lists:
     """Batches with the lists of sessions."""
 
-    def __init__(self, bench: Dedup, lists: int, factor: float) -> None:
+    def __init__(self, bench: DedupStep, lists: int, factor: float) -> None:
         samples = 16.5 if factor > 1 else 1.0
         change = (samples / factor - 1) / (samples - 1) if factor > 1 else 0.0
         if not 0 <= change <= 1:
@@ -117,7 +117,7 @@ class _Lists:
 class _Mixed(_Lists):
     """Batches with one list and the single ids of a click log."""
 
-    def __init__(self, bench: Dedup, factor: float) -> None:
+    def __init__(self, bench: DedupStep, factor: float) -> None:
         super().__init__(bench, 1, factor)
         self.singles = Synthetic("criteo-kaggle", bench.batch, rows_scale=0.02)
 
@@ -132,7 +132,7 @@ class _Mixed(_Lists):
 class _Case:
     """The measurement of one factor."""
 
-    def __init__(self, bench: Dedup, data: _Lists) -> None:
+    def __init__(self, bench: DedupStep, data: _Lists) -> None:
         self.rounds = bench.rounds
         self.tables = data.tables
         rows = sum(table.rows for table in self.tables)
@@ -203,4 +203,4 @@ if __name__ == "__main__":
     flags: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(sys.argv[1]).items()
     }
-    print(json.dumps(Dedup(**flags).measure()))
+    print(json.dumps(DedupStep(**flags).measure()))

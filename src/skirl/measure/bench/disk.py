@@ -40,7 +40,7 @@ class Disk:
     calls: int = 20
     """Calls of each kind; the median is reported."""
     overwrite: float = 2.0
-    """How many times each row is overwritten, on average."""
+    """Average number of times that each row is overwritten."""
     room: float = 1.5
     """Maximum bytes on disk per byte of rows."""
     seed: int = 0

@@ -64,7 +64,7 @@ class Job:
         )
 
 
-class Model(nn.Module):
+class TwoLayers(nn.Module):
     """Two dense layers over the rows.
 
     **Arguments**
@@ -121,7 +121,7 @@ class Way:
         with using(peers):
             embeddings = EmbeddingBagCollection(tables, optimizer=RowwiseAdagrad(lr=0.02), cache=rows, seed=job.seed)
         self._exchange = embeddings.engine.exchange
-        self.model = Model(embeddings, len(tables) * job.dim, job.dense)
+        self.model = TwoLayers(embeddings, len(tables) * job.dim, job.dense)
         draws = torch.Generator().manual_seed(job.seed)
         for weight in self.model.layers.parameters():  # equal on all trainers, even if they are threads
             nn.init.uniform_(weight, -0.05, 0.05, generator=draws)

@@ -1,4 +1,4 @@
-"""How well skirl hides a slow link between trainers: step time against what compute, bytes and cores allow."""
+"""A slow link between trainers, and how well skirl hides it: step time against what compute, bytes and cores allow."""
 
 import json
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from typing import Any
 from skirl.measure.bench.helpers import at_least_one, result
 from skirl.measure.bench.limited import WAYS, Job
 from skirl.measure.bench.namespaces import trained, two_namespaces, why_not
-from skirl.store.link import Link as Emulated
+from skirl.store.link import Link
 from skirl.tools.machine import machine
 from skirl.train.report.plot import Chart, svg
 
@@ -52,7 +52,7 @@ class LinkSpeed:
         at_least_one(self, "batch", "dim", "steps", "rounds")
         for link in self.links:
             if link != LOOPBACK:
-                Emulated.parse(link)
+                Link.parse(link)
         if not self.dense or min(self.dense) < 1:
             raise ValueError(f"dense is {self.dense}: set it to numbers of 1 or more")
         if not self.ways or any(way not in WAYS for way in self.ways):
@@ -80,7 +80,7 @@ class LinkSpeed:
 
     def _points(self, link: str) -> list[dict[str, Any]]:
         """Measure one link and return a point for each dense size."""
-        emulated = Emulated() if link == LOOPBACK else Emulated.parse(link)
+        emulated = Link() if link == LOOPBACK else Link.parse(link)
         jobs = [
             Job(dense, self.batch, self.dim, steps=self.steps, rounds=self.rounds, delay=emulated.delay, seed=self.seed)
             for dense in self.dense
@@ -124,7 +124,7 @@ def measured(size: int, jobs: Sequence[Job], ways: Sequence[str], namespaces: Se
     return list(zip(*trained(size, "skirl.measure.bench.limited", words, namespaces)))
 
 
-def judged(ranks: Sequence[dict[str, Any]], ways: Sequence[str], link: Emulated, cores: int = 0) -> dict[str, Any]:
+def judged(ranks: Sequence[dict[str, Any]], ways: Sequence[str], link: Link, cores: int = 0) -> dict[str, Any]:
     """Compare the time of a step with its roof, the least that compute, wire and cores allow.
 
     **Arguments**
@@ -147,7 +147,7 @@ def judged(ranks: Sequence[dict[str, Any]], ways: Sequence[str], link: Emulated,
     }
 
 
-def _judged(local: float, together: Sequence[dict[str, Any]], link: Emulated, cores: int) -> dict[str, Any]:
+def _judged(local: float, together: Sequence[dict[str, Any]], link: Link, cores: int) -> dict[str, Any]:
     busiest = max(sum(rank[way].values()) for rank in together for way in ("sent", "received"))
     roof = {
         "compute": local,

@@ -97,7 +97,7 @@ class Slice:
     losses: list[float]
 
 
-class Stream:
+class RepeatedBatches:
     """A stream that yields the same, unchanged batches on every pass."""
 
     yields_fresh = True
@@ -123,7 +123,7 @@ class Mode:
 
     def batches(self) -> Iterable[Batch]:
         """Return the batches that the loop runs over."""
-        return Stream(self.setting.batches)
+        return RepeatedBatches(self.setting.batches)
 
     def slice(self, count: int) -> Slice:
         """Run the next `count` steps of the loop. The clock stops once everything that they started is done."""
@@ -161,7 +161,7 @@ class Mode:
         return received.nbytes, sent.nbytes, received.calls + sent.calls
 
 
-class Alone(Mode):
+class WithoutLookahead(Mode):
     """Rows in a store, looked up synchronously: through an LRU cache without a lookahead, or as `kind` does it."""
 
     def __init__(
@@ -179,7 +179,7 @@ class Alone(Mode):
         self.embeddings.engine.store.close()
 
 
-class Ahead(Mode):
+class WithLookahead(Mode):
     """skirl with a lookahead: rows in a store, or all resident.
 
     serial: fetch rows only when the loop asks for them, and wait until evicted rows are written.
@@ -193,7 +193,10 @@ class Ahead(Mode):
         self.store, self.embeddings = store, embeddings
         self.serial = serial
         self.ahead: Lookahead = lookahead(
-            Stream(setting.batches), self.model, depth=setting.depth, prefetch=0 if serial else setting.prefetch
+            RepeatedBatches(setting.batches),
+            self.model,
+            depth=setting.depth,
+            prefetch=0 if serial else setting.prefetch,
         ).__enter__()
 
     def batches(self) -> Iterator[Batch]:

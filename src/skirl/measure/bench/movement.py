@@ -24,7 +24,7 @@ MOST = 64
 BEST = 60
 """The best owners are found over this many steps at most, the first ones."""
 RATIOS = ("rows_vs_allreduce", "critical_vs_allreduce", "rows_vs_alltoall", "rows_vs_best")
-"""What other schemes move, relative to owners by key; rows_vs_best: owners by key, relative to the best owners."""
+"""The movement of other schemes, relative to owners by key; rows_vs_best: owners by key, relative to the best owners."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Task:
 
 
 @dataclass(slots=True)
-class Rows:
+class StepRows:
     """The distinct rows of one step."""
 
     keys: np.ndarray
@@ -124,7 +124,7 @@ class Counted:
 
     owned: Vectors = field(default_factory=Vectors)
     """Vectors of the counted steps."""
-    rows: list[Rows] = field(default_factory=list)
+    rows: list[StepRows] = field(default_factory=list)
     """Rows of all steps, including those of the last window."""
     plan_ms: dict[str, float] = field(default_factory=dict)
     """Planning time of the busiest owner in CPU milliseconds per step, by task."""
@@ -174,7 +174,7 @@ def counted(
     return out
 
 
-def _rows(halves: Sequence[Half]) -> Rows:
+def _rows(halves: Sequence[Half]) -> StepRows:
     keys, once, users = [], [], []
     for half in halves:
         step = half.step
@@ -183,10 +183,10 @@ def _rows(halves: Sequence[Half]) -> Rows:
         keys.append(step.keys)
         once.append(np.add.reduceat(half.ids[pos], begin) == 1 if len(begin) else np.empty(0, np.bool_))
         users.append(np.bitwise_or.reduceat(BIT << reader[pos], begin) if len(begin) else np.empty(0, np.uint64))
-    return Rows(*map(np.concatenate, (keys, once, users)))
+    return StepRows(*map(np.concatenate, (keys, once, users)))
 
 
-def published(schema: Schema, rows: Sequence[Rows], window: int, steps: range) -> dict[str, int]:
+def published(schema: Schema, rows: Sequence[StepRows], window: int, steps: range) -> dict[str, int]:
     """Count the rows that BagPipe's rule synchronises now, later and not at all, if every trainer holds every row.
 
     now: the next batch uses the row. none: one sample uses it, and no batch in the window after it. later: the rest.

@@ -1,4 +1,4 @@
-"""How fast files become batches: Criteo as text and converted, against TorchRec's preprocessing of text."""
+"""The speed at which files become batches: Criteo as text and converted, against TorchRec's preprocessing of text."""
 
 import gc
 import os
@@ -34,7 +34,7 @@ class Readers:
     batch: int = 4096
     """Samples in a batch."""
     rounds: int = 5
-    """How many times each reader reads the file; the median is reported."""
+    """Number of times that each reader reads the file; the median is reported."""
     stream_gb: float = 1.0
     """Gigabytes of text to read to see whether memory grows; 0 skips this."""
     workers: int = 0
@@ -50,7 +50,7 @@ class Readers:
 
     def run(self) -> dict[str, Any]:
         """Write the file in each form and time reading each, TorchRec last."""
-        from skirl.data.commands import Convert
+        from skirl.data.commands import ConvertToFile
 
         torch.set_num_threads(1)
         with tempfile.TemporaryDirectory(prefix="skirl-readers-") as folder:
@@ -61,8 +61,8 @@ class Readers:
             few.write_bytes(b"".join(lines[: self.peer_samples]))
             del lines
             rows, prints = f"{folder}/rows.parquet", f"{folder}/fingerprints.parquet"
-            Convert(f"criteo:{text}", rows, rows="1000000", quiet=True).run()
-            Convert(f"criteo:{text}", prints, quiet=True).run()
+            ConvertToFile(f"criteo:{text}", rows, rows="1000000", quiet=True).run()
+            ConvertToFile(f"criteo:{text}", prints, quiet=True).run()
             sources = {"text": f"criteo:{text}", "converted": f"parquet:{rows}", "fingerprints": f"parquet:{prints}"}
             read = {
                 name: self._read(data, None if name == "converted" else "1000000") for name, data in sources.items()

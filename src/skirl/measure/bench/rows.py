@@ -19,7 +19,7 @@ from skirl.data import Synthetic
 from skirl.engine.work import Micro
 from skirl.measure.bench.helpers import Watch, at_least_one, child, result
 from skirl.measure.bench.others import INSTALL, has_fbgemm
-from skirl.measure.bench.sides import EmbeddingBag, Fbgemm, Given, Side, Skirl
+from skirl.measure.bench.sides import Fbgemm, Given, Side, Skirl, TorchBags
 from skirl.oracle import loops
 from skirl.oracle.bank import BankPlanner
 from skirl.oracle.distinct import Finder
@@ -33,7 +33,7 @@ OTHERS = ("fbgemm", "embeddingbag")
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowsSpeed:
     """Time of the embedding step against FBGEMM's CPU operator and nn.EmbeddingBag, with all rows resident."""
 
     batch: tuple[int, ...] = (2048, 8192)
@@ -145,7 +145,7 @@ def _overall(cases: list[dict[str, Any]]) -> dict[str, float | None]:
 class _Case:
     """The measurement of one batch size, dim, optimizer and pooling."""
 
-    def __init__(self, bench: Rows, batch: int, dim: int, optimizer: str, pooling: int) -> None:
+    def __init__(self, bench: RowsSpeed, batch: int, dim: int, optimizer: str, pooling: int) -> None:
         self.bench = bench
         self.named = {"memory": bench.memory[0], "batch": batch, "dim": dim, "optimizer": optimizer, "pooling": pooling}
         data = Synthetic(bench.data, batch_size=batch, rows_scale=bench.rows_scale, pooling_factor=pooling)
@@ -157,7 +157,7 @@ class _Case:
         if has_fbgemm():
             self.sides["fbgemm"] = Fbgemm(tables, OPTIMIZERS[optimizer], self.grad, ours.weights())
         if optimizer == "sgd":
-            self.sides["embeddingbag"] = EmbeddingBag(tables, OPTIMIZERS[optimizer], self.grad, ours.weights())
+            self.sides["embeddingbag"] = TorchBags(tables, OPTIMIZERS[optimizer], self.grad, ours.weights())
         self.given = [_given(data.batch(i).sparse, tables, i) for i in range(4)]
         self.groupings = [_grouping(given, tables) for given in self.given]
 
@@ -256,4 +256,4 @@ if __name__ == "__main__":
     flags: dict[str, Any] = {
         name: tuple(v) if isinstance(v, list) else v for name, v in json.loads(sys.argv[1]).items()
     }
-    print(json.dumps(Rows(**flags).measure()))
+    print(json.dumps(RowsSpeed(**flags).measure()))

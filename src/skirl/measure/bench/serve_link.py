@@ -1,4 +1,4 @@
-"""How well skirl hides a slow link to a memory node: a trainer in one network namespace, the node in another.
+"""A slow link to a memory node, and how well skirl hides it: trainer and node have a network namespace each.
 
 `python -m skirl.measure.bench.serve_link FLAGS LINK STORE PID` trains within the trainer's namespace.
 """
@@ -44,7 +44,7 @@ class ServeLink:
     slice: int = 8
     """Steps in a turn."""
     prefetch: int = 2
-    """How many steps ahead to fetch rows."""
+    """Number of steps ahead that rows are fetched."""
     json: bool = False
     """Print one line of JSON."""
 

@@ -1,7 +1,6 @@
 """The cost of shards if one process has them all: a DLRM's training step in shards against the same step as one batch."""
 
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from statistics import median
 from typing import Any
@@ -9,28 +8,15 @@ from typing import Any
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from skirl.core.batch import Batch
 from skirl.core.optim import RowwiseAdagrad
 from skirl.data.synthetic import Synthetic
+from skirl.measure.bench.limited import Again
 from skirl.models.dlrm import DLRM
 from skirl.nn.collection import EmbeddingBagCollection
 from skirl.pipeline.lookahead import Lookahead, lookahead
 
 READ = 8
 """Number of batches, which are made beforehand and repeat."""
-
-
-class Again:
-    """A loader that yields the same batches over and over."""
-
-    yields_fresh = True
-
-    def __init__(self, batches: list[Batch]) -> None:
-        self._batches = batches
-
-    def __iter__(self) -> Iterator[Batch]:
-        while True:
-            yield from self._batches
 
 
 class Trainer:

@@ -113,7 +113,7 @@ class Fbgemm:
         return torch.cat(self.module.split_embedding_weights())
 
 
-class EmbeddingBag:
+class TorchBags:
     """One nn.EmbeddingBag per table with sparse gradients, and torch.optim.SGD.
 
     The outputs are stacked to [batch, features, dim], since the other sides produce that without further work.

@@ -1,4 +1,4 @@
-"""How long a thread of this process waits for the GIL, measured from outside the work."""
+"""The time that a thread of this process waits for the GIL, measured from outside the work."""
 
 import ctypes
 import os

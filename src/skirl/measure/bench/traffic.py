@@ -44,7 +44,7 @@ class Traffic:
     policy: Literal["min", "lru", "lfu", "ttl"] = "min"
     """The eviction policy of the executed run."""
     prefetch: int = 2
-    """How many steps ahead to fetch rows."""
+    """Number of steps ahead that rows are fetched."""
     ramp: bool = False
     """Start with a window of 8 batches that grows, as training does; otherwise read the whole window first."""
     json: bool = False

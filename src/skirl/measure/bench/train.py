@@ -15,7 +15,17 @@ from skirl.core.ids import capture
 from skirl.core.tables import Schema
 from skirl.data.flags import SESSIONS
 from skirl.measure.bench.helpers import at_least_one
-from skirl.measure.bench.modes import Ahead, Alone, Mode, OnDemand, Setting, Slice, TorchTables, fbgemm_or_none, rows_of
+from skirl.measure.bench.modes import (
+    Mode,
+    OnDemand,
+    Setting,
+    Slice,
+    TorchTables,
+    WithLookahead,
+    WithoutLookahead,
+    fbgemm_or_none,
+    rows_of,
+)
 from skirl.measure.bench.stalls import Waits
 from skirl.nn.same_batch import SameBatch
 from skirl.store import Link
@@ -52,7 +62,7 @@ class TrainSpeed:
     depth: int = 64
     """Batches that the oracle reads ahead."""
     prefetch: int = 2
-    """How many steps ahead to fetch rows."""
+    """Number of steps ahead that rows are fetched."""
     store: str = "memory"
     """Where the rows outside the cache are: memory, or disk:FOLDER, where each mode gets a folder that is removed at
     the end."""
@@ -165,11 +175,11 @@ class TrainSpeed:
             case "fbgemm":
                 return fbgemm_or_none(setting) if self.device == "cpu" else None
             case "lru":
-                return Alone(setting, name)
+                return WithoutLookahead(setting, name)
             case "on_demand":
-                return Alone(setting, name, OnDemand)
+                return WithoutLookahead(setting, name, OnDemand)
             case _:
-                return Ahead(setting, name, resident=name == "resident", serial=name == "serial")
+                return WithLookahead(setting, name, resident=name == "resident", serial=name == "serial")
 
     def _result(
         self, setting: Setting, slices: dict[str, list[Slice]], losses: dict[str, list[float]], rows: int

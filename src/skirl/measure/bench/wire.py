@@ -1,4 +1,4 @@
-"""What a step of several trainers puts on the wire: vectors and bytes counted at the process group, and the minimum."""
+"""Vectors and bytes that a step of several trainers sends, counted at the process group, and the least possible."""
 
 from typing import Any
 

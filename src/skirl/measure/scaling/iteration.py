@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from skirl.measure.scaling.traffic import CRITICAL, KINDS, Traffic
+from skirl.measure.scaling.traffic import CRITICAL, KINDS, StepTraffic
 from skirl.store.link import Link
 
 IN_LOOP = 5
@@ -42,7 +42,7 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepTime:
     """The time of a step and its parts.
 
     **Arguments**
@@ -59,7 +59,7 @@ class Step:
     parts: dict[str, float]
 
 
-def step_of(traffic: Traffic, costs: Costs, link: Link) -> Step:
+def step_of(traffic: StepTraffic, costs: Costs, link: Link) -> StepTime:
     """Predict the time of a step.
 
     The loop computes while early values, late gradients and ids travel, and waits for everything else. Planning runs in
@@ -94,10 +94,10 @@ def step_of(traffic: Traffic, costs: Costs, link: Link) -> Step:
         bound = max(shares, key=lambda name: shares[name])
     else:
         bound = "planning" if seconds == parts["planning"] else "cores"
-    return Step(traffic.trainers, seconds, bound, parts)
+    return StepTime(traffic.trainers, seconds, bound, parts)
 
 
-def bends(steps: Sequence[Step]) -> str:
+def bends(steps: Sequence[StepTime]) -> str:
     """Say in a sentence where the curve bends, and why.
 
     **Arguments**
@@ -105,10 +105,10 @@ def bends(steps: Sequence[Step]) -> str:
     - `steps`: steps by increasing number of trainers.
 
     >>> parts = {"compute": 1.0, "critical_wire": 0.0, "hidden_wire": 0.0, "messages": 0.0, "planning": 0.1, "cores": 0.5}
-    >>> flat = Step(8, 1.0, "compute", parts)
+    >>> flat = StepTime(8, 1.0, "compute", parts)
     >>> bends([flat])
     'with 8 trainers a step takes 1.00 times its computation; it does not bend up to 8'
-    >>> bends([flat, Step(16, 1.3, "messages", parts | {"messages": 0.3})])
+    >>> bends([flat, StepTime(16, 1.3, "messages", parts | {"messages": 0.3})])
     'with 8 trainers a step takes 1.00 times its computation; from 16 on it takes over 1.1 times as long because of messages'
     """
     first = steps[0]
@@ -122,7 +122,7 @@ def bends(steps: Sequence[Step]) -> str:
     return f"{said}; from {bent.trainers} on it takes over {BEND} times as long because of {_cause(bent, first.parts)}"
 
 
-def _cause(step: Step, before: Mapping[str, float]) -> str:
+def _cause(step: StepTime, before: Mapping[str, float]) -> str:
     """Return why a step takes longer than one with the parts `before`."""
     if step.seconds in (step.parts["planning"], step.parts["cores"]):
         return "planning" if step.seconds == step.parts["planning"] else "more work than the cores can do"
@@ -136,7 +136,7 @@ def _cause(step: Step, before: Mapping[str, float]) -> str:
     return max(more, key=lambda name: more[name])
 
 
-def changes(steps: Sequence[Step]) -> list[tuple[int, str, str]]:
+def changes(steps: Sequence[StepTime]) -> list[tuple[int, str, str]]:
     """Return the numbers of trainers at which the bound of a step changes, each with the old and the new bound.
 
     **Arguments**
@@ -146,7 +146,7 @@ def changes(steps: Sequence[Step]) -> list[tuple[int, str, str]]:
     return [(b.trainers, a.bound, b.bound) for a, b in pairwise(steps) if a.bound != b.bound]
 
 
-def shares(traffic: Traffic) -> dict[str, float]:
+def shares(traffic: StepTraffic) -> dict[str, float]:
     """Return the share of each kind in the bytes of a step, and the share that the loop waits for.
 
     **Arguments**

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from skirl.measure.scaling.iteration import Step
-from skirl.measure.scaling.traffic import Traffic
+from skirl.measure.scaling.iteration import StepTime
+from skirl.measure.scaling.traffic import StepTraffic
 from skirl.train.report.plot import Chart, svg
 
 
-def drawn(counted: Sequence[Traffic], steps: Sequence[Step], waiting: Sequence[Step], link: str) -> str:
+def drawn(counted: Sequence[StepTraffic], steps: Sequence[StepTime], waiting: Sequence[StepTime], link: str) -> str:
     """Return charts over the number of trainers: the time of a step, its parts, and the bytes that a trainer sends.
 
     **Arguments**

@@ -1,4 +1,4 @@
-"""What one of many trainers sends the others in a step, by kind, and its planning time: counted without any rows."""
+"""The traffic of one of many trainers in a step, by kind, and its planning time: counted without any rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ IDS = 3_000_000
 
 
 @dataclass(frozen=True)
-class Traffic:
+class StepTraffic:
     """The traffic of one trainer in a step.
 
     **Arguments**
@@ -38,7 +38,9 @@ class Traffic:
     plan_ms: float
 
 
-def traffic_of(trainers: int, samples: int, dim: int, dense: int, seed: int = 0, rows_scale: float = 1.0) -> Traffic:
+def traffic_of(
+    trainers: int, samples: int, dim: int, dense: int, seed: int = 0, rows_scale: float = 1.0
+) -> StepTraffic:
     """Count some steps that production code plans.
 
     **Arguments**
@@ -68,7 +70,7 @@ def traffic_of(trainers: int, samples: int, dim: int, dense: int, seed: int = 0,
     vectors, vector = found.all / share, 4 * dim
     plan = sum(sum(timed.ms.values()) for timed in driven.timed.values()) / share
     ring = 2 * (trainers - 1) / trainers  # each part to its owner, and its sum back
-    return Traffic(
+    return StepTraffic(
         trainers,
         {
             "values_critical": vector * found.values_critical / share,
@@ -90,7 +92,7 @@ def compiled() -> None:
     traffic_of(2, 16, 4, 1, rows_scale=0.001)
 
 
-def all_critical(traffic: Traffic) -> Traffic:
+def all_critical(traffic: StepTraffic) -> StepTraffic:
     """Return the same traffic if the loop waited for every vector.
 
     **Arguments**
@@ -110,7 +112,7 @@ def all_critical(traffic: Traffic) -> Traffic:
     )
 
 
-def table(all_of: Sequence[Traffic]) -> dict[str, Any]:
+def table(all_of: Sequence[StepTraffic]) -> dict[str, Any]:
     """Return the bytes of a step by number of trainers and kind, ready for JSON.
 
     **Arguments**

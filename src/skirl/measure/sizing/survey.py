@@ -26,7 +26,7 @@ SHARES = (0.01, 0.1)
 
 @dataclass(frozen=True)
 class TableUse:
-    """How a run uses one table."""
+    """A run's use of one table."""
 
     name: str
     rows: int

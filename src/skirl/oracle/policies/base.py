@@ -18,7 +18,7 @@ class Policy(Protocol):
     """An eviction rule."""
 
     wants_last: bool
-    """Whether `used` needs to know the last batch of the window that uses each row."""
+    """True if `used` needs the last batch of the window that uses each row."""
 
     def entered(self, slots: np.ndarray, number: int) -> None:
         """Batch `number` entered the window. These resident rows, whose next use was unknown, have one now."""

@@ -40,7 +40,7 @@ OURS = {
     "columns": {"columns": "always", "rows": False},
     "rows": {"columns": "exact", "rows": True},
 }
-"""How tables may be cut; the last is the default."""
+"""Ways in which tables may be cut; the last is the default."""
 
 
 def plans(tasks: int, seed: int) -> dict[str, Any]:

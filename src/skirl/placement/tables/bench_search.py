@@ -155,7 +155,7 @@ def tight(tasks: int, seed: int, seconds: float) -> dict[str, Any]:
             by_greedy[name] = by_greedy.get(name, 0) + (max(over_caps(problem, placed)) == 0)
         if n % THEIRS == 0 and theirs.there():
             for order in theirs.ORDERS:
-                placed, _ = theirs.planned(problem, theirs.Asked("rows", order))
+                placed, _ = theirs.planned(problem, theirs.PlannerSettings("rows", order))
                 fits = placed is not None and max(over_caps(problem, placed)) == 0
                 by_torchrec.setdefault(f"{theirs.NAME}, {order}", []).append(fits)
     return {

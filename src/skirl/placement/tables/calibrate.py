@@ -25,14 +25,14 @@ DIMS = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 BATCHES, OTHER_BATCHES = (256, 512, 1024), (384, 768)
 """Batch sizes that costs are fitted to, and those that judge them."""
 _BEFORE = 0.25
-"""How much a time predicted by another machine's costs counts, compared with a measured one."""
+"""Weight of a time predicted by another machine's costs, compared with a measured one."""
 _CHANCE = 2.0
 """Standard errors within which the gain of a net counts as chance."""
 _FAR = 0.5
 """Larger errors count as this."""
 MOST_TABLES = 15
 JUDGING = 4
-"""Of the user's own tables, one in this many judges the costs and is not learned from."""
+"""One in this many of the user's own tables judges the costs and is not learned from."""
 ROUNDS = 12
 _TABLES = 120
 

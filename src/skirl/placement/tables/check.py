@@ -19,7 +19,7 @@ from skirl.placement.tables.spec import TableSpec
 ROUNDS = 4
 """Rounds of each comparison; the least time counts."""
 AGAIN = 3
-"""How many of the given plans are measured twice."""
+"""Number of the given plans that are measured twice."""
 PATIENCE = 2
 """Climbs without gain after which the check ends."""
 SEARCH = 0.25

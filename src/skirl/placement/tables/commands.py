@@ -82,14 +82,14 @@ class PlaceTables:
     """The most memory that the tables of each rank may take with their optimizer state, such as 16GB; one value applies
     to all ranks. No limit if not given."""
     speeds: tuple[float, ...] | None = None
-    """How fast each rank computes, relative to the machine that the costs are from; all alike if not given."""
+    """Speed of each rank, relative to the machine that the costs are from; all alike if not given."""
     link: tuple[str, ...] = ("10Gbit",)
-    """How fast each rank exchanges pooled rows, in each direction; one value applies to all ranks. measured: the rate
-    that `skirl place costs --exchange` has measured."""
+    """The rate at which each rank exchanges pooled rows, in each direction; one value applies to all ranks. measured: the
+    rate that `skirl place costs --exchange` has measured."""
     costs: Path | None = None
     """Costs of parts of tables, as `skirl place costs` writes them; those that come with skirl if not given."""
     columns: Literal["exact", "always", "never"] = "exact"
-    """Whether to cut tables by columns. exact: except where the optimizer keeps a single number for each row, since a
+    """Cut tables by columns. exact: except where the optimizer keeps a single number for each row, since a
     cut would then train another model."""
     no_rows: bool = False
     """Do not cut tables by rows."""

@@ -13,7 +13,7 @@ from skirl.placement.tables.pieces import Piece, halves, whole
 from skirl.placement.tables.spec import TableSpec, check_specs
 
 Item = tuple[Piece, ...]
-"""What stays together on one rank: a piece, or all tables of a group."""
+"""Pieces that stay together on one rank: one alone, or those of all tables of a group."""
 Columns = Literal["exact", "always", "never"]
 UNBOUND = 1 << 52
 """Bytes of a rank without a limit."""

@@ -27,7 +27,7 @@ class ScoreTables:
     """The most memory that the tables of each rank may take with their optimizer state, such as 16GB. No limit if not
     given."""
     link: str = "10Gbit"
-    """How fast each rank exchanges pooled rows, in each direction."""
+    """The rate at which each rank exchanges pooled rows, in each direction."""
     costs: Path | None = None
     """Costs of parts of tables, as `skirl place costs` writes them; those that come with skirl if not given."""
     even_rows: bool = False

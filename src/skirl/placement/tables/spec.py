@@ -1,4 +1,4 @@
-"""What is known of a table before it is placed: its size and what a batch looks up in it; and the file with these."""
+"""Tables before they are placed: the size of each and what a batch looks up in it; and the file with these."""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What is reported of a plan of tables: each rank's parts, what decides the maximum, the plan before, and advice."""
+"""The report of a plan of tables: each rank's parts, what decides the maximum, the plan before, and advice."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

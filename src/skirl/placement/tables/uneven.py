@@ -12,7 +12,7 @@ from skirl.placement.tables.spec import MULTIPLE
 GAIN = 2e-4
 """Least gain of a cut, as a share of the busiest rank's time."""
 CLOSE = 1e-5
-"""How much two equally busy ranks may differ, as a share of the busiest rank's time."""
+"""Largest difference between two equally busy ranks, as a share of the busiest rank's time."""
 TAKERS = 4
 GIVEN = 8
 

@@ -1,4 +1,4 @@
-"""How long ranks exchange pooled rows and their gradients: a latency and a rate, alone or corrected by two nets.
+"""The time of an exchange of pooled rows and their gradients: a latency and a rate, alone or corrected by two nets.
 
 Nets are trained only if measuring again gives the same times, which gloo on a busy machine does not.
 """
@@ -13,7 +13,7 @@ from skirl.tools.shape_of import AMOUNT, COUNT, misfit
 
 UNITS = 32
 MOST_NOISE = 0.25
-"""How much repeats may vary, as a share, for nets to be trained on them."""
+"""Largest variation of repeats, as a share, with which nets are trained."""
 MOST_RANKS = 64
 _FLOAT = 4
 _FORM = {"ranks": COUNT, "latency": AMOUNT, "per_byte": AMOUNT, "noise": AMOUNT, "error": AMOUNT}
@@ -48,7 +48,7 @@ class WireNets:
 
 @dataclass(frozen=True)
 class Wire:
-    """How fast some ranks exchange.
+    """The exchange speed of some ranks.
 
     **Arguments**
 

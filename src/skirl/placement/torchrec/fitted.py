@@ -8,7 +8,7 @@ import numpy as np
 from skirl.placement.tables.costs import Costs, Part, shipped
 from skirl.placement.tables.pool import pool
 from skirl.placement.tables.terms import fitted
-from skirl.placement.torchrec.models import Asked, ids_of, needed, steps_of, tables_of
+from skirl.placement.torchrec.models import PlanRequest, ids_of, needed, steps_of, tables_of
 from skirl.placement.torchrec.sharding import sharders_of
 from skirl.tools.jit import kernel
 
@@ -108,7 +108,7 @@ def cache_statistics(
     from torchrec.distributed.planner.shard_estimators import EmbeddingOffloadStats
 
     every_step = steps_of(batches, world)
-    tables = tables_of(module, sharders, Asked(world, batches=batches))
+    tables = tables_of(module, sharders, PlanRequest(world, batches=batches))
     configs = {
         (path, config.name): config
         for path, child in module.named_modules()

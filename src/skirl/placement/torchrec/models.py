@@ -52,7 +52,7 @@ class TheirTable:
 
 
 @dataclass(frozen=True)
-class Asked:
+class PlanRequest:
     """A request for a plan, apart from the model.
 
     **Arguments**
@@ -75,7 +75,7 @@ class Asked:
     groups: Mapping[str, str] | None = None
 
 
-def tables_of(module: Any, sharders: Iterable[Any], asked: Asked) -> list[TheirTable]:
+def tables_of(module: Any, sharders: Iterable[Any], asked: PlanRequest) -> list[TheirTable]:
     """Return every table of the model that the sharders shard, in the model's order.
 
     **Arguments**
@@ -122,7 +122,7 @@ def _name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__name__}"
 
 
-def _table(path: str, who: str, config: Any, param: Any, sharder: Any, asked: Asked, counts: Any) -> TheirTable:
+def _table(path: str, who: str, config: Any, param: Any, sharder: Any, asked: PlanRequest, counts: Any) -> TheirTable:
     if config.data_type.name != "FP32":
         raise ValueError(f"table {who!r} has rows of {config.data_type.name}: skirl plans FP32, make it FP32")
     constraint = (asked.constraints or {}).get(config.name)
@@ -191,7 +191,9 @@ def _ways(who: str, constraint: Any) -> tuple[Any, bool]:
     return "any" if rows and columns else "rows" if rows else "columns" if columns else "no", False
 
 
-def _expected(who: str, config: Any, constraint: Any, asked: Asked) -> tuple[int, float, float, tuple[float, ...]]:
+def _expected(
+    who: str, config: Any, constraint: Any, asked: PlanRequest
+) -> tuple[int, float, float, tuple[float, ...]]:
     """Return bags, ids and distinct rows of a step, from pooling factors, as if all rows were equally likely."""
     features = len(config.feature_names)
     pooling = list(getattr(constraint, "pooling_factors", None) or [1.0])
@@ -213,7 +215,7 @@ def _expected(who: str, config: Any, constraint: Any, asked: Asked) -> tuple[int
     return max(1, round(bags * asked.world)), float(ids), min(distinct, float(ids), float(rows)), ()
 
 
-def _looked_up(configs: Sequence[Any], asked: Asked) -> list[tuple[int, float, float, tuple[float, ...]]]:
+def _looked_up(configs: Sequence[Any], asked: PlanRequest) -> list[tuple[int, float, float, tuple[float, ...]]]:
     """Return the same by counting: as many batches of single ranks are taken together as there are ranks."""
     steps, found = steps_of(asked.batches, asked.world), []
     for config in configs:

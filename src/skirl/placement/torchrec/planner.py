@@ -14,7 +14,7 @@ from skirl.placement.tables.problem import Columns, Problem, Ranks
 from skirl.placement.tables.search import Found
 from skirl.placement.tables.told import parts_of
 from skirl.placement.torchrec.kernel import BACKEND
-from skirl.placement.torchrec.models import BATCH, Asked, TheirTable, needed, tables_of
+from skirl.placement.torchrec.models import BATCH, PlanRequest, TheirTable, needed, tables_of
 from skirl.placement.torchrec.sharding import exported, sharders_of
 from skirl.placement.torchrec.telling import told
 from skirl.tools.progress import size
@@ -74,7 +74,9 @@ class SkirlPlanner:
         if columns not in ("exact", "always", "never"):
             raise ValueError(f"columns is {columns!r}: set it to exact, always or never")
         self.topology, self.reservation, self.constraints = topology, storage_reservation, constraints
-        self.asked = Asked(topology.world_size, batch_size or BATCH, constraints, batches, optimizer, pins, groups)
+        self.asked = PlanRequest(
+            topology.world_size, batch_size or BATCH, constraints, batches, optimizer, pins, groups
+        )
         self.columns: Columns = columns
         self.costs, self.rows, self.seconds, self.seed = costs, rows, seconds, seed
         self.table_plan: TablePlan | None = None

@@ -7,7 +7,7 @@ from typing import Any
 from skirl.placement.tables.evenly import blocks
 from skirl.placement.tables.pieces import Piece
 from skirl.placement.tables.plan_file import TablePlan
-from skirl.placement.torchrec.models import COLUMNS, ROWS, WHOLE, Asked, TheirTable, needed, tables_of
+from skirl.placement.torchrec.models import COLUMNS, ROWS, WHOLE, PlanRequest, TheirTable, needed, tables_of
 
 _PASSED = ("enforce_hbm", "stochastic_rounding", "bounds_check_mode", "output_dtype")
 """Attributes of constraints that a ShardingPlan hands on to the kernel."""
@@ -49,7 +49,7 @@ def sharding_plan(
     - `constraints`: TorchRec's, by table. Sharding types that they do not allow are refused; their rounding, bounds
       check and output type are handed on.
     """
-    tables = tables_of(module, sharders_of(sharders), Asked(plan.ranks))
+    tables = tables_of(module, sharders_of(sharders), PlanRequest(plan.ranks))
     return exported(plan, tables, device, local_world_size or plan.ranks, constraints or {})
 
 
@@ -149,7 +149,7 @@ def table_plan(
     - `ranks`: number of ranks.
     - `optimizer`: the row optimizer; the one that model or sharder name if not given.
     """
-    tables = tables_of(module, sharders_of(sharders), Asked(ranks, optimizer=optimizer))
+    tables = tables_of(module, sharders_of(sharders), PlanRequest(ranks, optimizer=optimizer))
     listed, pieces = [], []
     for number, table in enumerate(tables):
         spec, of = table.spec, (sharding.plan.get(table.path) or {}).get(table.table)

@@ -1,4 +1,4 @@
-"""What the first rank of a process group tells the others: JSON, so that nothing is unpickled."""
+"""Messages from the first rank of a process group to the others: JSON, so that nothing is unpickled."""
 
 import json
 from typing import Any

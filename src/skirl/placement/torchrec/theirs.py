@@ -37,8 +37,8 @@ def there() -> bool:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """How TorchRec's planner is to plan.
+class PlannerSettings:
+    """The settings of TorchRec's planner.
 
     **Arguments**
 
@@ -65,7 +65,7 @@ def quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def planned(problem: Problem, asked: Asked) -> tuple[Placed | None, float]:
+def planned(problem: Problem, asked: PlannerSettings) -> tuple[Placed | None, float]:
     """Plan a problem with TorchRec's planner. Return its placement, or None if it finds no plan, and its seconds.
 
     It is told the pooling factors, the memory and the link, and reserves nothing. Of ranks that differ, it is told the
@@ -97,7 +97,7 @@ def planned(problem: Problem, asked: Asked) -> tuple[Placed | None, float]:
     return problem.at(tuple(items), np.array(at, np.int64)), took
 
 
-def prepared(problem: Problem, asked: Asked) -> tuple[Any, Any, list[Any]]:
+def prepared(problem: Problem, asked: PlannerSettings) -> tuple[Any, Any, list[Any]]:
     """Return the model, TorchRec's planner and its sharders for a problem.
 
     **Arguments**
@@ -197,7 +197,7 @@ def all_of(problem: Problem, config: Any) -> dict[str, Placed]:
     for kind, of in (("default", None), ("fitted", config)):
         for order in ORDERS:
             for allowed in ALLOWED:
-                placed, _ = planned(problem, Asked(allowed, order, of))
+                placed, _ = planned(problem, PlannerSettings(allowed, order, of))
                 if placed is not None:
                     found[f"{NAME} {allowed}, {order}, {kind}"] = placed
     return found
@@ -220,7 +220,7 @@ def timed(problem: Problem, seconds: float) -> tuple[Placed | None, float, bool]
     before = signal.signal(signal.SIGALRM, ended)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
-        placed, took = planned(problem, Asked("columns"))
+        placed, took = planned(problem, PlannerSettings("columns"))
         return placed, took, True
     except TimeoutError:
         return None, seconds, False

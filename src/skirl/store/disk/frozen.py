@@ -16,7 +16,7 @@ from skirl.store.disk.log import Log
 from skirl.store.disk.manifest import Manifest
 from skirl.store.disk.os_files import Files, Handle
 from skirl.store.disk.segment import SegmentEntry, Unusable
-from skirl.store.frozen import Part
+from skirl.store.frozen import FrozenPart
 from skirl.store.gate import Gate
 from skirl.store.memory.frozen import frozen_rows, identity_of
 from skirl.tools.sealed_json import CheckpointError
@@ -89,7 +89,9 @@ def _manifest_of(folder: Path, facts: Facts, layout: Layout) -> Manifest:
     return manifest
 
 
-def take(files: Files, parts: Iterable[Part], layout: Layout, folder: Path, logs: list[Log], added: list[Path]) -> None:
+def take(
+    files: Files, parts: Iterable[FrozenPart], layout: Layout, folder: Path, logs: list[Log], added: list[Path]
+) -> None:
     """Take the rows of a folder into empty logs, checking every record. List files that this adds in `added`, even if it
     fails.
     """
@@ -104,7 +106,7 @@ def take(files: Files, parts: Iterable[Part], layout: Layout, folder: Path, logs
         _append(logs, layout, pairs, folder, added)
 
 
-def rows_of(files: Files, part: Part, layout: Layout, folder: Path) -> Iterator[tuple[NDArray[np.int64], Rows]]:
+def rows_of(files: Files, part: FrozenPart, layout: Layout, folder: Path) -> Iterator[tuple[NDArray[np.int64], Rows]]:
     """Yield the rows of a part that are to be taken, in the order in which to append them. Index one segment at a time.
 
     **Arguments**

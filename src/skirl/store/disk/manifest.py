@@ -25,7 +25,7 @@ class Manifest:
     rows: tuple[int, ...] = ()
     """Number of rows of each kind; empty if unknown. Only a hint, which makes opening faster."""
     about: dict[str, str] = field(default_factory=dict)
-    """What the rows of each table start from: an initialiser and its seed, or the digest of an array."""
+    """The start values of each table's rows: an initialiser and its seed, or the digest of an array."""
 
     def facts(self) -> dict[str, Any]:
         """Return the manifest in a form that JSON can hold, for `from_facts`."""

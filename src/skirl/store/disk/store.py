@@ -23,7 +23,7 @@ from skirl.store.disk.log import Log
 from skirl.store.disk.manifest import NAME, Manifest
 from skirl.store.disk.os_files import Files
 from skirl.store.disk.segment import Segment, Unusable
-from skirl.store.frozen import Part
+from skirl.store.frozen import FrozenPart
 from skirl.store.gate import Gate
 
 __all__ = ["DiskError", "DiskFull", "DiskStore"]
@@ -294,7 +294,7 @@ class DiskStore(Store):
     def thaw_parts(
         self,
         folder: Path,
-        parts: Sequence[Part],
+        parts: Sequence[FrozenPart],
         identity: str,
         generation: int,
         ready: Callable[[], Any] = at_once,

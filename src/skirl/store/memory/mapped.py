@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skirl.store.base import Layout, Record, Rows
-from skirl.store.frozen import Mine, Part
+from skirl.store.frozen import FrozenPart, Mine
 from skirl.store.memory.arena import Arena
 from skirl.store.memory.directory import Directory
 from skirl.store.memory.frozen import PIECE, identity_of, name_of
@@ -46,7 +46,7 @@ class MappedRows:
     - `layout`: layout of the store that reads them.
     """
 
-    def __init__(self, folder: Path, parts: Sequence[Part], layout: Layout) -> None:
+    def __init__(self, folder: Path, parts: Sequence[FrozenPart], layout: Layout) -> None:
         readers = []
         for part in parts:
             identity_of(folder, part.facts, layout)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from skirl.store.base import Facts, Frozen, Layout, Record, Rows, Store, at_once
 from skirl.store.changes import Changes, Taken
-from skirl.store.frozen import Part
+from skirl.store.frozen import FrozenPart
 from skirl.store.gate import Gate
 from skirl.store.memory.arena import Arena
 from skirl.store.memory.directory import Directory
@@ -177,7 +177,7 @@ class MemoryStore(Store):
     def thaw_parts(
         self,
         folder: Path,
-        parts: Sequence[Part],
+        parts: Sequence[FrozenPart],
         identity: str,
         generation: int,
         ready: Callable[[], Any] = at_once,

@@ -13,7 +13,7 @@ from skirl.store.base import MEMORY_ROWS, Facts, Frozen, Layout
 from skirl.store.disk.frozen import rows_of
 from skirl.store.disk.os_files import Files
 from skirl.store.disk.store import DiskStore
-from skirl.store.frozen import Part
+from skirl.store.frozen import FrozenPart
 from skirl.store.memory.frozen import frozen_rows
 
 
@@ -54,7 +54,7 @@ class AsSegments(Frozen):
         self._frozen.release()
 
 
-def in_memory(part: Part, folder: Path, layout: Layout) -> Part:
+def in_memory(part: FrozenPart, folder: Path, layout: Layout) -> FrozenPart:
     """Return a part that a site in memory can take, whichever kind of store froze it. Rows on disk are read when needed.
 
     **Arguments**
@@ -66,9 +66,11 @@ def in_memory(part: Part, folder: Path, layout: Layout) -> Part:
     if part.facts.get("kind") == MEMORY_ROWS:
         return part
     named = {name: part.facts[name] for name in ("identity", "generation")}
-    return Part({"kind": MEMORY_ROWS, **named, "layout": layout.facts(), "files": []}, _read(part, folder, layout))
+    return FrozenPart(
+        {"kind": MEMORY_ROWS, **named, "layout": layout.facts(), "files": []}, _read(part, folder, layout)
+    )
 
 
-def _read(part: Part, folder: Path, layout: Layout) -> Iterator[tuple[NDArray[np.int64], Any]]:
+def _read(part: FrozenPart, folder: Path, layout: Layout) -> Iterator[tuple[NDArray[np.int64], Any]]:
     yield from rows_of(Files(), part, layout, folder)
     yield from part.own(part.over)

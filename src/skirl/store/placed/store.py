@@ -18,7 +18,7 @@ from skirl.core.placement_plan import PlacementPlan
 from skirl.store import cut
 from skirl.store.base import DISK_ROWS, MEMORY_ROWS, Facts, Frozen, Layout, Record, Rows, Store, at_once
 from skirl.store.disk.frozen import point_of
-from skirl.store.frozen import Part
+from skirl.store.frozen import FrozenPart
 from skirl.store.placed import mixed, taking
 from skirl.tools.progress import size
 
@@ -34,7 +34,7 @@ _CALLS = 3
 
 @dataclass
 class SiteCounts:
-    """What one site has done."""
+    """The rows, bytes and calls of one site."""
 
     reads: int = 0
     """Number of rows read."""
@@ -257,7 +257,7 @@ class PlacedStore(Store):
     def thaw_parts(
         self,
         folder: Path,
-        parts: Sequence[Part],
+        parts: Sequence[FrozenPart],
         identity: str,
         generation: int,
         ready: Callable[[], Any] = at_once,

@@ -1,4 +1,4 @@
-"""What a placed store does for all sites together: parallel calls, and splitting and joining frozen rows."""
+"""The work of a placed store for all sites together: parallel calls, and splitting and joining frozen rows."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from skirl.core.placement import AtSite, AtSites, Placement
 from skirl.store import cut
 from skirl.store.base import MEMORY_ROWS, Facts, Frozen, Layout
-from skirl.store.frozen import Mine, Part
+from skirl.store.frozen import FrozenPart, Mine
 from skirl.store.frozen_keys import frozen_keys
 
 T = TypeVar("T")
@@ -64,7 +64,7 @@ def _ended(futures: Sequence[Future[Any]]) -> None:
         raise
 
 
-def by_site(placement: Placement, parts: Sequence[Part]) -> tuple[list[list[Part]], list[Facts]]:
+def by_site(placement: Placement, parts: Sequence[FrozenPart]) -> tuple[list[list[FrozenPart]], list[Facts]]:
     """Return what each site takes of frozen rows, and the facts of those that were placed differently.
 
     Where rows were placed the same way, a site has files of its own. It looks through all others.
@@ -74,7 +74,7 @@ def by_site(placement: Placement, parts: Sequence[Part]) -> tuple[list[list[Part
     - `placement`: where rows are now.
     - `parts`: the frozen rows.
     """
-    taken: list[list[Part]] = [[] for _ in range(placement.sites)]
+    taken: list[list[FrozenPart]] = [[] for _ in range(placement.sites)]
     moved: list[Facts] = []
     for part in parts:
         own = cut.own_parts(part.facts, placement.digest)
@@ -82,11 +82,11 @@ def by_site(placement: Placement, parts: Sequence[Part]) -> tuple[list[list[Part
             moved.append(part.facts)
         for site, over in enumerate(_split(placement, part)):
             mine = part.mine if own is not None else _mine(AtSite(placement, site), part)
-            taken[site].append(Part(part.facts if own is None else own[site], over, mine))
+            taken[site].append(FrozenPart(part.facts if own is None else own[site], over, mine))
     return taken, moved
 
 
-def _split(placement: Placement, part: Part) -> list[list[tuple[NDArray[np.int64], Any]]]:
+def _split(placement: Placement, part: FrozenPart) -> list[list[tuple[NDArray[np.int64], Any]]]:
     """Split by site the rows that replace a part's frozen ones."""
     over: list[list[tuple[NDArray[np.int64], Any]]] = [[] for _ in range(placement.sites)]
     for keys, rows in part.own(part.over):
@@ -96,7 +96,7 @@ def _split(placement: Placement, part: Part) -> list[list[tuple[NDArray[np.int64
     return over
 
 
-def _mine(here: AtSite, part: Part) -> Mine | None:
+def _mine(here: AtSite, part: FrozenPart) -> Mine | None:
     """Return the function that picks a site's keys from a part placed differently, or None if all keys are the site's."""
     if part.mine is None:
         return here if here.placement.sites > 1 else None

@@ -31,7 +31,7 @@ NUMBERS = 9
 
 @dataclass(frozen=True)
 class Task:
-    """What a part has to serve.
+    """The facts that the process of a part is given.
 
     **Arguments**
 

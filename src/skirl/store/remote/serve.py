@@ -25,7 +25,7 @@ class Serve:
     meet: str = "127.0.0.1:29400"
     """HOST:PORT where nodes and trainers meet, at an address of node 0. A loopback address admits only this machine."""
     nodes: int = 1
-    """How many nodes meet there; the same for all of them."""
+    """Number of nodes that meet there; the same for all of them."""
     node: int = 0
     """The number of this node, from 0."""
     rows: str = "memory"

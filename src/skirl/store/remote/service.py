@@ -1,4 +1,4 @@
-"""What a part of a node does for its owner, which calls the functions of `FUNCTIONS`, and no others, by PyTorch RPC.
+"""The service of a part to its owner, which calls the functions of `FUNCTIONS`, and no others, by PyTorch RPC.
 
 None of them raises: an error comes back as ("error", result of `said`), so that no traceback crosses the network.
 """
@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from skirl.core.placement import AtSite, Placement
 from skirl.store.base import Layout, Store
-from skirl.store.frozen import Frozen
-from skirl.store.frozen import Part as FrozenPart
+from skirl.store.frozen import Frozen, FrozenPart
 from skirl.store.remote.bits import held_bits
 from skirl.store.remote.calls import Taken
 from skirl.store.remote.errors import NodeError, said
@@ -31,7 +30,7 @@ Answer = tuple[str, Any]
 
 @dataclass
 class Counts:
-    """What a part has done, for its node's metrics."""
+    """The calls, rows and bytes of a part, for its node's metrics."""
 
     gets: int = 0
     puts: int = 0

@@ -13,7 +13,7 @@ from skirl.core.placement import AtSite, AtSites, Placement
 from skirl.store import cut
 from skirl.store.base import DISK_ROWS, MEMORY_ROWS, Facts, Frozen, Layout, Record, Rows, Store, at_once
 from skirl.store.disk.frozen import point_of
-from skirl.store.frozen import Part
+from skirl.store.frozen import FrozenPart
 from skirl.store.remote import service
 from skirl.store.remote.address import Address
 from skirl.store.remote.calls import Numbered
@@ -181,7 +181,7 @@ class RemoteStore(Store):
     def thaw_parts(
         self,
         folder: Path,
-        parts: Sequence[Part],
+        parts: Sequence[FrozenPart],
         identity: str,
         generation: int,
         ready: Callable[[], Any] = at_once,

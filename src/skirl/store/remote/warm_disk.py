@@ -7,7 +7,7 @@ import numpy as np
 
 from skirl.store.base import Layout
 from skirl.store.disk.store import DiskStore
-from skirl.store.frozen import Part
+from skirl.store.frozen import FrozenPart
 from skirl.store.remote import warm  # noqa: F401
 
 
@@ -35,7 +35,7 @@ def warm_disk(dtype: str = "float32") -> int:
                 frozen = store.freeze(saved, None)
                 facts = frozen.write()
                 frozen.release()
-                store.thaw_parts(saved, [Part(facts, ())], store.identity, store.generation)
+                store.thaw_parts(saved, [FrozenPart(facts, ())], store.identity, store.generation)
     return read
 
 

@@ -1,4 +1,4 @@
-"""What each trainer of a run did, and who sent what to whom, gathered once when the run is over."""
+"""A record of what each trainer of a run did, and who sent what to whom, gathered once when the run is over."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict

@@ -28,9 +28,9 @@ class Chart:
     marks: Sequence[float] = field(default_factory=tuple)
     """Heights of horizontal yardsticks."""
     log: tuple[bool, bool] = (True, True)
-    """Whether x and y are logarithmic."""
+    """True for x, and for y, if it is logarithmic."""
     dots: bool = True
-    """Whether to draw points, which show their values under the mouse."""
+    """True to draw points, which show their values under the mouse."""
     bands: Mapping[str, Sequence[tuple[float, float, float]]] = field(default_factory=dict)
     """By name of the line: x with the lowest and highest y of a band, shaded in the line's colour."""
 
