@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from skirl.data.files.schema import FileSchema
-from skirl.tools.jit import kernel, ones, read_only
+from skirl.tools.jit import AHEAD, kernel, ones, prefetch, read_only
 
 _ONE = np.uint64(1)
 
@@ -147,6 +147,7 @@ def number_lists(inverse, sizes, rows, which, kept):
     size = sizes[last]
     total = 0
     for i in range(len(rows)):  # mostly, a row has the list of the row before
+        prefetch(inverse, rows[min(i + AHEAD, len(rows) - 1)])
         list_ = inverse[rows[i]]
         if list_ != last:
             low, high = min(low, list_), max(high, list_)
