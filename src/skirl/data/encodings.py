@@ -73,7 +73,7 @@ class Encoding:
         if spec.type in ("string", "hex") and not is_text(column.type) and not pa.types.is_null(column.type):
             kind = "float" if pa.types.is_floating(column.type) else "int"
             self._refuse(f"values are {column.type}, and its type is {spec.type}: give texts, or set type to {kind}")
-        rows, _, wrong, expected = self._encoder.rows_in(self.table, column, spec)
+        rows, wrong, expected = self._encoder.rows_in(self.table, column, spec)
         if wrong is not None and wrong.any():
             place = int(np.argmax(wrong))
             found = shown(value_at(column, place))

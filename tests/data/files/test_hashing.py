@@ -46,6 +46,9 @@ def test_rows(prints: list[int], rows: int) -> None:
     rows_by_hash(np.array(prints, np.uint64), kinds, rows, out)
     for row, value, kind in zip(out.tolist(), prints, kinds):
         assert row == (0 if kind == NONE else logs.row_of(value, rows)) < rows
+    rows_by_hash(np.array(prints, np.uint64), None, rows, out)
+    for row, value in zip(out.tolist(), prints):
+        assert row == (logs.row_of(value, rows) if value else 0) < rows
 
 
 @given(values=st.lists(st.one_of(st.text("0123456789abcdefABCDEF", max_size=18), st.text(max_size=4))))

@@ -17,8 +17,8 @@ from skirl.data.files.schema import FileSchema
 from skirl.data.files.times import is_date
 
 SLICE = 1 << 16
-BUFFER = 1 << 20
-"""Bytes of a column to read at once if memory is bounded."""
+BUFFER = 1 << 17
+"""Bytes of a column to read at once. They stay in the processor's cache until they are decoded, as whole columns do not."""
 WHOLE = 4
 """A row group that cannot be cut may take up to this many times the bytes to decode at once."""
 TEXT = 24
@@ -169,8 +169,7 @@ class ParquetFile(ColumnFile):
     magic = b"PAR1"
 
     def _opened(self) -> tuple[list[int], pa.Schema]:
-        buffer = 0 if self._bytes is None else BUFFER  # 0 reads each column of a group as a whole
-        self._file = pq.ParquetFile(self.path, memory_map=False, pre_buffer=False, buffer_size=buffer)
+        self._file = pq.ParquetFile(self.path, memory_map=False, pre_buffer=False, buffer_size=BUFFER)
         meta = self._file.metadata
         return [meta.row_group(g).num_rows for g in range(meta.num_row_groups)], self._file.schema_arrow
 

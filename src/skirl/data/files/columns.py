@@ -121,12 +121,14 @@ def ints_of(column: pa.Array, nan_is_missing: bool, points: bool = False) -> tup
         if nan_is_missing:
             kinds[wrong & np.isnan(floats)] = NONE
         return np.where(whole, floats, 0).astype(np.int64), kinds
-    elif pt.is_uint64(column.type):
-        return _numpy(column).view(np.int64), kinds
-    elif not pt.is_integer(column.type):
-        column = column.cast(pa.int64())
+    return numbers_in(column if pt.is_integer(column.type) else column.cast(pa.int64())), kinds
+
+
+def numbers_in(column: pa.Array) -> np.ndarray:
+    """Return the values of a column of whole numbers without copying. A uint64 keeps its bits; the slot of a missing value
+    may hold anything."""
     values = _numpy(column)
-    return values, kinds
+    return values.view(np.int64) if pt.is_uint64(column.type) else values
 
 
 def _whole(floats: np.ndarray) -> np.ndarray:

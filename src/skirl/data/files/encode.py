@@ -17,6 +17,7 @@ from skirl.data.files.columns import (
     is_list,
     is_text,
     kinds_of,
+    numbers_in,
     one,
     pc,
     plain,
@@ -93,7 +94,9 @@ class RowsOf(Protocol):
         """A description that is equal if the same fingerprints get the same rows, in tables of the same size."""
         ...
 
-    def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray) -> np.ndarray: ...
+    def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray | None) -> np.ndarray:
+        """Return the row of each value. kinds: the kind of each; None if they are good, or missing where 0."""
+        ...
 
 
 @dataclass
@@ -107,11 +110,11 @@ class ByHash:
         """How ids become rows, as stored in a state."""
         return BY_HASH
 
-    def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray) -> np.ndarray:
+    def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray | None) -> np.ndarray:
         """Return row 0 for missing values, and a row from 1 on for all others."""
         rows = self.rows[table]
         out = np.empty(len(fingerprints), np.int32 if rows < 1 << 31 else np.int64)
-        rows_by_hash(fingerprints, kinds, rows, out)
+        rows_by_hash(read_only(fingerprints), kinds, rows, out)
         return out
 
 
@@ -124,9 +127,9 @@ class Fingerprints:
         """How ids become rows in training: only an open vocabulary resumes from a state of fingerprints."""
         return BY_OPEN
 
-    def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray) -> np.ndarray:
+    def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray | None) -> np.ndarray:
         """Return the fingerprints, with 0 for missing values. Copies nothing if no value is missing or malformed."""
-        if not kinds.any():
+        if kinds is None or not kinds.any():
             return fingerprints.view(np.int64)
         return np.where(kinds == NONE, 0, fingerprints.view(np.int64))
 
@@ -284,7 +287,7 @@ class Encoder:
         return 1 + dense.indicator
 
     def _ids(self, raw: Raw, column: pa.Array, spec: Id, marks: Marks) -> np.ndarray:
-        values, kinds, wrong, why = self.rows_in(raw.file, column, spec)
+        values, wrong, why = self.rows_in(raw.file, column, spec)
         if wrong is not None:
             marks.add(raw, wrong, lambda i: _of_id(f"column {spec.name} is", value_at(column, i), why, spec))
         return values
@@ -312,7 +315,7 @@ class Encoder:
         else:
             sizes = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
             items = plain(column.flatten(), self.schema.missing)
-        values, kinds, wrong, why = self.rows_in(raw.file, items, spec)
+        values, wrong, why = self.rows_in(raw.file, items, spec)
         if wrong is not None and wrong.any():
             begins = np.cumsum(sizes) - sizes if starts is None else starts
             before = np.append(0, np.cumsum(wrong))
@@ -331,16 +334,15 @@ class Encoder:
             )
         return values, sizes, starts
 
-    def rows_in(self, file: str, column: pa.Array, spec: Id) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, str]:
-        """Return the row of each value, its kind, a mask of malformed values (None if there are none), and what was
-        expected of them."""
+    def rows_in(self, file: str, column: pa.Array, spec: Id) -> tuple[np.ndarray, np.ndarray | None, str]:
+        """Return the row of each value, a mask of malformed values (None if there are none), and what was expected of
+        them."""
         table = spec.table or spec.name
         nan = self.schema.nan_is_missing
         if spec.type == "string" and is_text(column.type):
-            kinds = kinds_of(column)
             fingerprints = np.empty(len(column), np.uint64)
             hash_texts(*texts_of(column), seed_of(table), fingerprints)
-            return self.rows_of(table, fingerprints, kinds), kinds, None, ""
+            return self.rows_of(table, fingerprints, kinds_of(column) if column.null_count else None), None, ""
         if spec.type in ("string", "hex") and not is_text(column.type) and not pa.types.is_null(column.type):
             # The number 7 and the text "7" have different fingerprints, so different rows; and 10 is not 0x10.
             kind = "float" if pa.types.is_floating(column.type) else "int"
@@ -352,23 +354,27 @@ class Encoder:
             values, kinds = hex_of(column)
             why = "1 to 16 hexadecimal digits, or nothing"
         else:
-            values, kinds = ints_of(column, nan, points=spec.type == "float")
+            sure = pa.types.is_integer(column.type) and not column.null_count
+            values, kinds = (numbers_in(column), None) if sure else ints_of(column, nan, spec.type == "float")
             why = "a whole number of at most 64 bits, or nothing"
-        wrong = kinds == BAD if kinds.any() else None
+        odd: np.ndarray | None = kinds if kinds is not None and kinds.any() else None
+        wrong = None if odd is None else odd == BAD
         if spec.type == "fingerprint":
             fingerprints = values.astype(np.int64, copy=False).view(np.uint64)
-            if _has_zero(fingerprints):
-                kinds[fingerprints == 0] = NONE
-            return self.rows_of(table, fingerprints, kinds), kinds, wrong, why
+            if odd is not None:
+                odd[fingerprints == 0] = NONE
+            return self.rows_of(table, fingerprints, odd), wrong, why
         if spec.encode == "row":
             rows = self.rows[table]
-            if wrong is None and not kinds.any() and all_within(values, rows):
-                return values, kinds, None, ""
-            outside = (values < 0) | (values >= rows) | (kinds != GOOD)
-            return np.where(outside, 0, values), kinds, outside, f"a row from 0 to {rows - 1}, as the schema sets rows"
+            if odd is None and all_within(values, rows):
+                return values, None, ""
+            outside = (values < 0) | (values >= rows)
+            if odd is not None:
+                outside |= odd != GOOD
+            return np.where(outside, 0, values), outside, f"a row from 0 to {rows - 1}, as the schema sets rows"
         fingerprints = np.empty(len(column), np.uint64)
         hash_numbers(read_only(values), seed_of(table), fingerprints)
-        return self.rows_of(table, fingerprints, kinds), kinds, wrong, why
+        return self.rows_of(table, fingerprints, odd), wrong, why
 
     def _kept(self, raw: Raw, column: Any, name: str, marks: Marks) -> pa.Array:
         column = one(column)
@@ -414,15 +420,6 @@ def _of_id(found: str, value: Any, expected: str, spec: Id) -> tuple[str, str]:
         else:
             expected += f" (numbers with a fraction are not ids: is {spec.name} a [[dense]] column?)"
     return f"{found} {shown(value)}", expected
-
-
-@kernel
-def _has_zero(values):
-    """Return whether any value is 0. Has no branch, so that the loop is vectorized."""
-    found = False
-    for i in range(values.size):
-        found |= values[i] == 0
-    return found
 
 
 @kernel

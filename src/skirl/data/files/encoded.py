@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from skirl.core.shared import pays
 from skirl.data.files.schema import FileSchema
-from skirl.tools.jit import kernel, read_only
+from skirl.tools.jit import AHEAD, kernel, ones, prefetch, read_only
+
+_ONE = np.uint64(1)
 
 
 @dataclass
@@ -41,6 +42,7 @@ class Encoded:
     starts: list[np.ndarray | None] = field(default_factory=list)
     """int64: where each list begins in a feature's ids, if lists may overlap. None, or no entry at all, if they are
     contiguous."""
+    _begins: dict[int, np.ndarray] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -52,6 +54,16 @@ class Encoded:
     def start(self, feature: int) -> np.ndarray | None:
         """Return where each list of a feature begins in its ids; None if they are contiguous."""
         return self.starts[feature] if self.starts else None
+
+    def begins(self, feature: int) -> np.ndarray:
+        """Return where each list of a feature begins in its ids (int64). Summed up once."""
+        if (starts := self.start(feature)) is not None:
+            return starts
+        if feature not in self._begins:
+            sizes = self.lengths[feature]
+            assert sizes is not None
+            self._begins[feature] = np.cumsum(sizes) - sizes
+        return self._begins[feature]
 
     def apart(self, feature: int) -> tuple[np.ndarray, np.ndarray | None]:
         """Return a feature's ids with contiguous lists, and the length of each."""
@@ -100,83 +112,73 @@ def gather_from(values, starts, sizes, out):
 
 
 def used(
-    values: np.ndarray, sizes: np.ndarray, inverse: np.ndarray, starts: np.ndarray | None, *, copy: bool = True
+    values: np.ndarray, sizes: np.ndarray, inverse: np.ndarray, starts: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
     """Keep only the lists that some row has.
 
-    Return their ids, their lengths, the list of each row, and where lists begin (None if they are contiguous). copy: if
-    unused lists lie between them, copy them into contiguous ones.
+    Return their ids, their lengths, the list of each row, and where lists begin (None if they are contiguous). If unused
+    lists lie between contiguous ones, those that are used are copied.
     """
-    which, kept, begins = (np.empty(len(inverse), np.int64) for _ in range(3))
-    count, first, end = _number_lists(inverse, sizes, which, kept, begins)
-    kept, begins = kept[:count], begins[:count]
-    sizes = sizes[kept]
+    which, kept = np.empty(len(inverse), np.int32), np.empty(len(inverse), np.int64)
+    count, _, left = number_lists(inverse, sizes, np.arange(len(inverse)), which, kept)
+    kept = kept[:count]
+    begins = np.cumsum(sizes) - sizes if starts is None else starts
+    begins, sizes = begins[kept], sizes[kept]
+    first, end = (int(begins.min()), int((begins + sizes).max())) if count else (0, 0)
     if starts is not None:
-        starts = starts[kept]
-        if count:
-            first = int(starts.min())
-            values, starts = values[first : int((starts + sizes).max())], starts - first
-    elif sizes.sum() == end - first:  # no unused lists between them
-        values = values[first:end]
-    elif not copy:
-        values, starts = values[first:end], begins - first
-    else:
-        out = np.empty(int(sizes.sum()), values.dtype)
-        gather_from(read_only(values), begins, sizes, out)
-        values = out
-    return values, sizes, which, starts
+        return values[first:end], sizes, which.astype(np.int64), begins - first
+    if left == end - first:  # no unused lists between them
+        return values[first:end], sizes, which.astype(np.int64), None
+    out = np.empty(left, values.dtype)
+    gather_from(read_only(values), begins, sizes, out)
+    return out, sizes, which.astype(np.int64), None
 
 
 @kernel
-def _number_lists(inverse, sizes, which, kept, begins):
-    """Number the lists that some row has, in ascending order.
+def number_lists(inverse, sizes, rows, which, kept):
+    """Number the lists that some of the rows have, in ascending order.
 
-    Fills `which` with the new number of each row's list, `kept` with the old number of each new one, and `begins` with
-    where each begins, if all lists are contiguous. Returns their number, where the first begins, and where the last ends.
+    Fills `which` with the new number of each row's list, and `kept` with the old number of each new one. Returns how many
+    lists there are, the ids of the lists of all rows, and the ids of the lists that are kept.
     """
-    if len(inverse) == 0:
+    if len(rows) == 0:
         return 0, 0, 0
-    low, high = inverse[0], inverse[0]
-    for list_ in inverse:
-        low, high = min(low, list_), max(high, list_)
-    numbers = np.zeros(high + 1 - low, np.int64)
-    for list_ in inverse:
-        numbers[list_ - low] = 1
-    first = 0
-    for size in sizes[:low]:
-        first += size
-    count, at = 0, first
-    for k in range(len(numbers)):
-        if numbers[k]:
-            kept[count], begins[count], numbers[k] = low + k, at, count
+    low = high = last = inverse[rows[0]]
+    size = sizes[last]
+    total = 0
+    for i in range(len(rows)):  # mostly, a row has the list of the row before
+        prefetch(inverse, rows[min(i + AHEAD, len(rows) - 1)])
+        list_ = inverse[rows[i]]
+        if list_ != last:
+            low, high = min(low, list_), max(high, list_)
+            last, size = list_, sizes[list_]
+        total += size
+        which[i] = list_  # replaced below
+    bits = np.zeros(((high - low) >> 6) + 1, np.uint64)  # a bit for each list
+    before = np.empty(len(bits), np.int64)
+    last = -1
+    for list_ in which:
+        if list_ != last:
+            bits[(list_ - low) >> 6] |= _ONE << np.uint64((list_ - low) & 63)
+            last = list_
+    count = left = 0
+    for word in range(len(bits)):
+        before[word] = count
+        some = bits[word]
+        while some:
+            rest = some & (some - _ONE)
+            kept[count] = low + (word << 6) + ones((some ^ rest) - _ONE)
+            left += sizes[kept[count]]
             count += 1
-        at += sizes[low + k]
-    for i in range(len(inverse)):
-        which[i] = numbers[inverse[i] - low]
-    return count, first, at
-
-
-def sharing(piece: Encoded, names: list[str]) -> tuple[Encoded, dict[tuple[str, ...], np.ndarray]]:
-    """Return a batch's rows, and the int32 inverses by the features that share each one.
-
-    Lists are stored once where that pays, as `skirl.dedup.find` decides; the lists of other features once per row.
-    """
-    if all(inverse is None for inverse in piece.inverses):
-        return piece, {}
-    ids, lengths, starts, groups = list(piece.ids), list(piece.lengths), list(piece.starts), {}
-    for f, name in enumerate(names):
-        inverse, sizes = piece.inverse(f), piece.lengths[f]
-        if inverse is None or sizes is None:
-            continue
-        total, left = int(sizes[inverse].sum()), int(sizes.sum())
-        if pays(total, left, len(piece)):
-            groups.setdefault(inverse.astype(np.int32).tobytes(), []).append(name)
-        else:
-            ids[f], lengths[f] = lists_at(piece.ids[f], sizes, inverse, piece.start(f))
-            if starts:
-                starts[f] = None
-    found = {tuple(of): np.frombuffer(bytearray(raw), np.int32) for raw, of in groups.items()}
-    return replace(piece, ids=ids, lengths=lengths, inverses=[], starts=starts), found
+            some = rest
+    last = number = -1
+    for i in range(len(rows)):
+        if which[i] != last:
+            last = which[i]
+            k = last - low
+            number = before[k >> 6] + ones(bits[k >> 6] & ((_ONE << np.uint64(k & 63)) - _ONE))
+        which[i] = number
+    return count, total, left
 
 
 def nothing(schema: FileSchema) -> Encoded:

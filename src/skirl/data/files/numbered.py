@@ -34,12 +34,12 @@ def numbered(files: Files) -> Iterator[tuple[Batch, np.ndarray]]:
                 continue
             whole = joined(kept)
             for first in range(0, full, size):
-                yield files.batch_of(whole, first, first + size), whole.places[first : first + size]
+                yield files.batch_of(whole, np.arange(first, first + size)), whole.places[first : first + size]
             done += full
             kept, rows = [cut(whole, full, rows)] if rows > full else [], rows - full
         if rows:
             whole = joined(kept)
-            yield files.batch_of(whole, 0, rows), whole.places
+            yield files.batch_of(whole, np.arange(rows)), whole.places
         elif not done:
             files.refuse_empty()
     finally:

@@ -33,12 +33,15 @@ def share(columns: dict[str, Any], schema: FileSchema) -> tuple[int, str] | None
         if not written[0]:
             return 0, f"leaves out the list of column {name!r}, but the first row of a row group must store it"
         said = (pc.fill_null(runs, -1) if runs.null_count else runs).to_numpy()
-        inverse = np.empty(len(lists), np.int32)
-        if (row := _follow(written, said, inverse)) >= 0:
+        inverse, offsets = np.empty(len(lists), np.int32), lists.offsets.to_numpy()
+        begins = np.empty_like(offsets)
+        row, count, hidden = _follow(written, said, offsets, inverse, begins)
+        if row >= 0:
             above = row - int(np.flatnonzero(written[: row + 1])[-1])
             is_there = "in this row" if written[row] else f"{above:,} rows above"
             return row, f"has {said[row]} in column {spec.run!r}, but the list of column {name!r} is stored {is_there}"
-        there = _there(lists, written)
+        kept = pa.array(begins[: count + 1])
+        there = lists.drop_null() if hidden else type(lists).from_arrays(kept, lists.values)
         if spec.start:
             starts, lengths = (one(columns[of]) for of in (spec.start, spec.length))
             found = _windows(there, inverse, starts, lengths)
@@ -47,7 +50,7 @@ def share(columns: dict[str, Any], schema: FileSchema) -> tuple[int, str] | None
                 return row, f"{said} in columns {spec.start!r} and {spec.length!r}, of the list of column {name!r}"
             columns[name] = found
             continue
-        columns[name] = pa.DictionaryArray.from_arrays(pa.array(inverse), there)
+        columns[name] = pa.DictionaryArray.from_arrays(pa.array(inverse), there, safe=False)
     return None
 
 
@@ -68,7 +71,7 @@ def _windows(there: Any, inverse: np.ndarray, starts: Any, lengths: Any) -> Any:
     large = pt.is_large_list(there.type)
     kind, number = (pa.LargeListViewArray, pa.int64()) if large else (pa.ListViewArray, pa.int32())
     views = kind.from_arrays(pa.array(begins, number), pa.array(size[first], number), there.values)
-    return pa.DictionaryArray.from_arrays(pa.array(which), views)
+    return pa.DictionaryArray.from_arrays(pa.array(which), views, safe=False)
 
 
 @kernel
@@ -92,26 +95,24 @@ def _number_windows(inverse, begin, size, ids, which, first):
 
 
 @kernel
-def _follow(written, said, inverse):
-    """Fill `inverse` with the list that each row uses. Return the first row whose run contradicts the nulls, or -1."""
-    last, lists = 0, -1
+def _follow(written, said, offsets, inverse, begins):
+    """Fill `inverse` with the list that each row uses, and `begins` with where each list begins and the last one ends.
+
+    Return the first row whose run contradicts the nulls, or -1; the number of lists; and whether some null hides ids.
+    """
+    last, lists, hidden = 0, -1, False
     for row in range(len(written)):
         if written[row]:
             last = row
             lists += 1
+            begins[lists] = offsets[row]
+        elif offsets[row] != offsets[row + 1]:
+            hidden = True
         if said[row] != row - last:
-            return row
+            return row, 0, hidden
         inverse[row] = lists
-    return -1
-
-
-def _there(lists: Any, written: np.ndarray) -> Any:
-    """Return the lists that are not null, without copying if there are no other values between them."""
-    offsets = lists.offsets.to_numpy()
-    if not written.all() and (offsets[1:] != offsets[:-1])[~written].any():
-        return lists.drop_null()
-    kept = pa.array(np.append(offsets[:-1][written], offsets[-1]))
-    return type(lists).from_arrays(kept, lists.values)
+    begins[lists + 1] = offsets[len(written)]
+    return -1, lists + 1, hidden
 
 
 def is_shared(column: Any) -> bool:

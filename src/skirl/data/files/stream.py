@@ -14,16 +14,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
-import torch
 
-from skirl.core.batch import Batch, KeyedJagged
+from skirl.core.batch import Batch
 from skirl.core.find import find
 from skirl.core.tables import Table
+from skirl.data.files.batches import batch_of
 from skirl.data.files.dataset import START, Dataset, Part, Place
 from skirl.data.files.encode import Encoder
-from skirl.data.files.encoded import Encoded, gather_from, sharing, taken
+from skirl.data.files.encoded import Encoded
 from skirl.data.files.identity import check_identity, identity_of
-from skirl.data.files.windows import Windows, cut, partial_windows, whole_windows
+from skirl.data.files.windows import Windows, partial_windows, whole_windows
 from skirl.data.files.workers import Range, pieces
 from skirl.data.share import WHOLE, Shards, Share, Turn, shards
 from skirl.tools.progress import malformed
@@ -212,20 +212,18 @@ class Files:
                 empty, left_out, n = not skip, 0, 0
                 found = self._counted(source, epoch == 0)
                 cut_out = partial_windows(found, size) if some else whole_windows(found, size)
-                for number, (rows, n, place) in enumerate(cut_out, start=windows.number):
-                    steps, samples = windows.samples(number, n, rows.sessions)
+                for number, (rows, begun, n, place) in enumerate(cut_out, start=windows.number):
+                    sessions = None if rows.sessions is None else rows.sessions[begun : begun + n]
+                    steps, samples = windows.samples(number, n, sessions)
                     left_out = self.share.left_out(n, self.batch_size)
-                    if some:
-                        samples = np.searchsorted(np.sort(samples), samples)
-                    if self.shuffle or len(samples) < len(rows):
-                        rows = taken(rows, samples)
+                    samples = np.searchsorted(np.sort(samples), samples) if some else samples + begun
                     here = {"epoch": epoch, "file": place.file, "part": place.part, "row": place.row, "window": number}
                     at = 0
                     for index, cuts in enumerate(steps):
                         batches = []
                         for low, high in cuts:
                             if index >= skip:
-                                batches.append(self.batch_of(rows, at, at + high - low))
+                                batches.append(self.batch_of(rows, samples[at : at + high - low]))
                             at += high - low
                         if batches:
                             done += 1
@@ -276,39 +274,10 @@ class Files:
         if piece.bad and self._first_bad is None:
             self._first_bad = part, piece.first_bad
 
-    def batch_of(self, rows: Encoded, low: int, high: int) -> Batch:
-        """Return rows low .. high - 1 as a batch. Repeated lists that files leave out are in it once, where that pays."""
-        part = cut(rows, low, high, copy=False)
-        names = [column.name for column in self.encoder.schema.ids]
-        part, inverses = sharing(part, names)
-        counts = [
-            len(ids) if sizes is None or part.start(f) is None else int(sizes.sum())
-            for f, (ids, sizes) in enumerate(zip(part.ids, part.lengths))
-        ]
-        total, at = sum(counts), 0
-        values = np.empty(total, np.int64)
-        for f, (ids, count) in enumerate(zip(part.ids, counts)):
-            own, starts = values[at : at + count], part.start(f)
-            if starts is None:
-                own[:] = ids
-            else:
-                gather_from(ids, starts, part.lengths[f], own)
-            at += count
-        jagged: dict[str, Any] = {}
-        if all(sizes is None for sizes in part.lengths):
-            jagged["offsets"] = torch.from_numpy(np.arange(total + 1, dtype=np.int32))
-        else:
-            ones = np.ones(len(part), np.int64)
-            sizes = [ones if s is None else s for s in part.lengths]
-            jagged["lengths"] = torch.from_numpy(np.concatenate(sizes))
-            if inverses:
-                of = {group: torch.from_numpy(inverse) for group, inverse in inverses.items()}
-                jagged |= {"strides": [len(each) for each in sizes], "inverse": of}
-        sparse = KeyedJagged(names, torch.from_numpy(values), **jagged)
-        if self.find_repeats:
-            sparse = find(sparse)
-        labels = part.labels[:, 0] if part.labels.shape[1] == 1 else part.labels
-        return Batch(torch.from_numpy(part.dense.copy()), sparse, torch.from_numpy(labels.copy()))
+    def batch_of(self, piece: Encoded, rows: np.ndarray) -> Batch:
+        """Return some rows (int64) of a piece as a batch, in this order."""
+        batch = batch_of(piece, rows, [column.name for column in self.encoder.schema.ids])
+        return replace(batch, sparse=find(batch.sparse)) if self.find_repeats else batch
 
     # States.
 

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -88,15 +88,35 @@ class Windows:
             counting.close()
 
 
-def whole_windows(found: Iterable[tuple[Encoded, Part]], size: int) -> Iterator[tuple[Encoded, int, Place]]:
-    """Cut pieces into windows of `size` rows, the last one smaller. Yield the rows, their number, and the first's place."""
+class Window(NamedTuple):
+    """Rows that are read as one."""
+
+    piece: Encoded
+    """Its rows, and maybe others."""
+    first: int
+    """The index in the piece of its first row."""
+    rows: int
+    """Number of its rows. If only some are in the piece, the others count too."""
+    place: Place
+    """The place of its first row."""
+
+
+def whole_windows(found: Iterable[tuple[Encoded, Part]], size: int) -> Iterator[Window]:
+    """Yield windows of `size` rows, the last one smaller. A window that lies in one piece is not cut out of it."""
     kept: deque[tuple[Encoded, Part]] = deque()
     begun = rows = 0  # rows of the first piece that are in windows already; rows that are not in one yet
 
-    def window(size: int) -> tuple[Encoded, int, Place]:
+    def window(size: int) -> Window:
         nonlocal begun
-        first, part = kept[0]
-        place = Place(part.file, part.part, int(first.places[begun]))
+        piece, part = kept[0]
+        place = Place(part.file, part.part, int(piece.places[begun]))
+        if begun + size <= len(piece):
+            whole = Window(piece, begun, size, place)
+            begun += size
+            if begun == len(piece):
+                kept.popleft()
+                begun = 0
+            return whole
         cuts, left = [], size
         while left:
             piece, _ = kept[0]
@@ -107,7 +127,7 @@ def whole_windows(found: Iterable[tuple[Encoded, Part]], size: int) -> Iterator[
             if end == len(piece):
                 kept.popleft()
                 begun = 0
-        return joined(cuts), size, place
+        return Window(joined(cuts), 0, size, place)
 
     for piece, part in found:
         if len(piece):
@@ -120,12 +140,12 @@ def whole_windows(found: Iterable[tuple[Encoded, Part]], size: int) -> Iterator[
         yield window(rows)
 
 
-def partial_windows(found: Iterable[tuple[Encoded, Part]], size: int) -> Iterator[tuple[Encoded, int, Place]]:
-    """Yield the same from pieces with only some rows of their parts. The number of rows of a window counts all of them."""
+def partial_windows(found: Iterable[tuple[Encoded, Part]], size: int) -> Iterator[Window]:
+    """Yield the same from pieces with only some rows of their parts."""
     kept: deque[tuple[Encoded, Part]] = deque()
     rows = 0
 
-    def window(size: int) -> tuple[Encoded, int, Place]:
+    def window(size: int) -> Window:
         first = kept[0][1]
         taken, left = [], size
         while left:
@@ -138,7 +158,7 @@ def partial_windows(found: Iterable[tuple[Encoded, Part]], size: int) -> Iterato
             if end < part.high:
                 kept.appendleft((cut(piece, own, len(piece)), part._replace(low=end)))
         some = [piece for piece in taken if len(piece)]
-        return joined(some or taken[:1]), size, Place(first.file, first.part, first.low)
+        return Window(joined(some or taken[:1]), 0, size, Place(first.file, first.part, first.low))
 
     for piece, part in found:
         assert part.high is not None
@@ -152,8 +172,8 @@ def partial_windows(found: Iterable[tuple[Encoded, Part]], size: int) -> Iterato
         yield window(rows)
 
 
-def cut(rows: Encoded, low: int, high: int, *, copy: bool = True) -> Encoded:
-    """Return rows low .. high - 1 as views. copy: copy shared lists that have unused ones between them."""
+def cut(rows: Encoded, low: int, high: int) -> Encoded:
+    """Return rows low .. high - 1: views, but copies of shared lists that have unused ones between them."""
     if low == 0 and high == len(rows):
         return rows
     ids, lengths, inverses, starts = [], [], [], []
@@ -165,7 +185,7 @@ def cut(rows: Encoded, low: int, high: int, *, copy: bool = True) -> Encoded:
             begin = int(sizes[:low].sum())
             values, sizes = values[begin : begin + int(sizes[low:high].sum())], sizes[low:high]
         else:
-            values, sizes, inverse, start = used(values, sizes, inverse[low:high], start, copy=copy)
+            values, sizes, inverse, start = used(values, sizes, inverse[low:high], start)
         starts.append(start)
         ids.append(values)
         lengths.append(sizes)

@@ -70,9 +70,12 @@ class Vocabulary:
                 f"vocabulary {self.path}: it was changed since the run opened it: put it back as it was"
             )
 
-    def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray) -> np.ndarray:
+    def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray | None) -> np.ndarray:
         """Return the row of each value."""
         out = np.empty(len(fingerprints), np.int32)
+        if kinds is None:
+            look_up(*self.tables[table], fingerprints, out)
+            return out
         look_up(*self.tables[table], np.where(kinds == NONE, np.uint64(0), fingerprints), out)
         if not fingerprints.all():  # a guard: no value hashes to 0, which marks a missing one
             out[(fingerprints == 0) & (kinds != NONE)] = 1
