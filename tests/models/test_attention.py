@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from skirl.core.once import Distinct
-from skirl.models.attention import Guests, attend
+from skirl.models.attention import attend
+from skirl.models.guests import Guests
 from skirl.models.loops import fit
 
 SHAPES = {

@@ -11,7 +11,7 @@ import skirl
 from skirl.core.batch import Batch, KeyedJagged
 from skirl.core.find import find
 from skirl.core.once import Distinct
-from skirl.models import DCAT, DIN, dcat, loops
+from skirl.models import DCAT, DIN, dcat, din, loops
 from skirl.models.base import Model
 from skirl.models.seats import Seats
 from tests.models.plain import DENSE, FEATURES, Rows, agree, batches, collection, mlp, sizes, weights_of
@@ -123,10 +123,14 @@ def test_shared_histories_are_those_of_every_sample(kind: type[Model], shape: st
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", [DCAT, DIN])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_torchs_operations_agree_where_our_loops_do_not_fit(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dcat, "fit", lambda *tensors: False)
-    test_shared_histories_are_those_of_every_sample(DCAT, shape)
+def test_torchs_operations_agree_where_our_loops_do_not_fit(
+    kind: type[Model], shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (dcat, din):
+        monkeypatch.setattr(module, "fit", lambda *tensors: False)
+    test_shared_histories_are_those_of_every_sample(kind, shape)
 
 
 @pytest.mark.parametrize("roomy", [0.5, 1.0, 2.0])

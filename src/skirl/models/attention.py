@@ -1,46 +1,15 @@
-"""Attention of samples to the ids of their bag and to themselves, in our own loops: nothing of a bag is copied to samples.
+"""Attention of samples to the ids of their bag and to themselves, by our own loops that copy nothing of a bag to samples."""
 
-A tile is 16 ids of a bag, beside each other in registers.
-"""
-
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from skirl.core.once import Distinct
+from skirl.models.guests import TILE, Guests
 from skirl.tools.jit import kernel
 from skirl.tools.lanes import filled, load, store, total, zeros
 from skirl.tools.threads import run
-
-_TILE = 16
-
-
-class Guests(NamedTuple):
-    """The samples of each bag, and where the ids of each bag are."""
-
-    begins: np.ndarray
-    """int64 [bags + 1]: where the ids of each bag begin."""
-    first: np.ndarray
-    """int64 [bags + 1]: where the samples of each bag begin in `order`."""
-    order: np.ndarray
-    """int64 [batch]: the samples, by bag, those of a bag ascending."""
-    wide: int
-    """Ids of the longest bag, rounded up to whole tiles."""
-
-    @classmethod
-    def of(cls, bags: Distinct) -> "Guests":
-        """Sort the samples of a batch by bag.
-
-        **Arguments**
-
-        - `bags`: gives the ids of each bag, and the bag of each sample.
-        """
-        begins, inverse = bags.offsets.numpy(), bags.inverse.numpy()
-        first = np.concatenate([[0], np.cumsum(np.bincount(inverse, minlength=bags.bags))])
-        longest = int(np.diff(begins).max(initial=0))
-        return cls(begins, first, np.argsort(inverse, kind="stable"), -(-longest // _TILE) * _TILE)
 
 
 def attend(own: Tensor, of_ids: Tensor, guests: Guests, heads: int) -> Tensor:
@@ -93,7 +62,7 @@ class _Attention(torch.autograd.Function):
 def _turned(of_ids, begin, end, width, keys, values):
     """Fill keys and values, [width, ids], from those of a bag's ids, with zeros up to a whole tile. Return its end."""
     n, at = end - begin, of_ids.shape[1] - 2 * width
-    tiles = (n + _TILE - 1) // _TILE * _TILE
+    tiles = (n + TILE - 1) // TILE * TILE
     for i in range(n):
         for d in range(width):
             keys[d, i] = of_ids[begin + i, at + d]
@@ -124,7 +93,7 @@ def _forward(own, of_ids, begins, first, order, heads, weights, out, lo, hi):
                 for d in range(low, high):
                     score += scale * own[sample, d] * own[sample, width + d]
                 highest = score
-                for i in range(0, tiles, _TILE):
+                for i in range(0, tiles, TILE):
                     acc = zeros(own, 16)
                     for d in range(low, high):
                         acc = acc + scale * own[sample, d] * load(keys, d, i, 16)
@@ -142,7 +111,7 @@ def _forward(own, of_ids, begins, first, order, heads, weights, out, lo, hi):
                 weights[row, n:tiles] = 0
                 for d in range(low, high):
                     acc = zeros(own, 16)
-                    for i in range(0, tiles, _TILE):
+                    for i in range(0, tiles, TILE):
                         acc = acc + load(weights, row, i, 16) * load(values, d, i, 16)
                     out[sample, d] = total(acc) + weights[row, last] * own[sample, 2 * width + d]
 
@@ -171,21 +140,21 @@ def _backward(own, of_ids, begins, first, order, heads, weights, grad, of_own, o
                 for d in range(low, high):
                     of_score += grad[sample, d] * own[sample, 2 * width + d]
                 both = zeros(own, 16)
-                for i in range(0, tiles, _TILE):
+                for i in range(0, tiles, TILE):
                     acc = zeros(own, 16)
                     for d in range(low, high):
                         acc = acc + grad[sample, d] * load(values, d, i, 16)
                     store(of_scores, 0, i, acc)
                     both = both + acc * load(weights, row, i, 16)
                 mean = total(both) + own_weight * of_score
-                for i in range(0, tiles, _TILE):
+                for i in range(0, tiles, TILE):
                     weight = load(weights, row, i, 16)
                     store(of_scores, 0, i, weight * (load(of_scores, 0, i, 16) - filled(weight, mean)))
                 of_score = own_weight * (of_score - mean)
                 for d in range(low, high):
                     query, one = scale * own[sample, d], grad[sample, d]
                     acc = zeros(own, 16)
-                    for i in range(0, tiles, _TILE):
+                    for i in range(0, tiles, TILE):
                         score = load(of_scores, 0, i, 16)
                         acc = acc + score * load(keys, d, i, 16)
                         store(of_keys, d, i, load(of_keys, d, i, 16) + query * score)

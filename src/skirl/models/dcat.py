@@ -9,8 +9,9 @@ from torch.nn import functional
 
 from skirl.core.batch import Batch
 from skirl.core.once import Distinct
-from skirl.models.attention import Guests, attend
+from skirl.models.attention import attend
 from skirl.models.base import Embeddings, last, linear, mlp
+from skirl.models.guests import Guests
 from skirl.models.history import OfHistory
 from skirl.models.loops import fit
 from skirl.models.seats import Seats
