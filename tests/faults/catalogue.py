@@ -356,7 +356,7 @@ TRAINING = [
           "bags.offsets[1:].repeat_interleave(lengths) - torch.arange(len(bags.rows), device=lengths.device)",
           "torch.arange(len(bags.rows), device=lengths.device) - bags.offsets[:-1].repeat_interleave(lengths) + 1"),
     Fault("all targets of a history count its ids alike", "models.din:ActivationUnit.of_tables",
-          "self.of_product.weight * t[:, :, None]", "self.of_product.weight * t[:, :1, None]"),
+          "self.matrices(t)", "self.matrices(t[:, :1].expand_as(t))"),
     Fault("bags of one hash are taken for one", "core.find:_find",
           "if _same(values, weights, weighted, begin, end, low, high):\n"
           "    bag = other\n"

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from numba import config
 from torch import Tensor
 
+from skirl.models import loops
 from skirl.models import pairs as module
 from skirl.models.pairs import by_torch, pairs, places
 
@@ -110,10 +111,10 @@ def test_lanes_that_cannot_be_built_leave_torchs_operations(monkeypatch: pytest.
     def broken() -> None:
         raise RuntimeError("no vectors here")
 
-    monkeypatch.setattr(module, "check", broken)
-    module._lanes.cache_clear()
+    monkeypatch.setattr(loops, "check", broken)
+    loops._lanes.cache_clear()
     try:
         x, vectors, _ = (part.detach() for part in drawn(7, 4, 3, 8, torch.float32))
         assert torch.equal(pairs(x, vectors, places(4)), by_torch(x, vectors, places(4)))
     finally:
-        module._lanes.cache_clear()
+        loops._lanes.cache_clear()

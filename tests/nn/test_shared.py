@@ -8,7 +8,9 @@ import torch
 
 import skirl
 from skirl import SGD, Adagrad, Adam, EmbeddingBagCollection, EmbeddingCollection, KeyedJagged, RowwiseAdagrad, Table
+from skirl.core import once
 from skirl.core.find import find
+from skirl.nn import output
 from skirl.pipeline.epoch import OrderChanged
 
 TABLES = (
@@ -122,7 +124,7 @@ def test_bags_are_given_out_once(kind):
     embeddings.train()
     out = embeddings(ids)
     (out.distinct("seen").rows.sum() + out["seen"].sum() + 2 * out.distinct("user").rows.sum()).backward()
-    once, plainly = collection(SGD(lr=1.0), kind), ids.expanded()
+    again, plainly = collection(SGD(lr=1.0), kind), ids.expanded()
     times = torch.zeros(40)
     for bag, length in zip(ids.select(["seen"]).values().split(ids.select(["seen"]).lengths().tolist()), range(99)):
         times[bag] += 0  # the rows exist
@@ -130,8 +132,18 @@ def test_bags_are_given_out_once(kind):
             times[i] += 1 + int((ids.groups["seen", "liked"] == length).sum())
     before = collection(SGD(lr=1.0), kind)
     assert torch.equal((before.rows("item", range(40)) - embeddings.rows("item", range(40))).round()[:, 0], times)
-    (2 * once(plainly)["user"].sum()).backward()
-    assert torch.equal(once.rows("user", range(50)), embeddings.rows("user", range(50)))
+    (2 * again(plainly)["user"].sum()).backward()
+    assert torch.equal(again.rows("user", range(50)), embeddings.rows("user", range(50)))
+
+
+def test_lists_are_copied_to_samples_only_if_asked_for(monkeypatch):
+    ids, embeddings, copied = shared(1), collection(SGD(lr=1.0), EmbeddingCollection), []
+    whole = embeddings.eval()(ids)["seen"]
+    monkeypatch.setattr(output, "expand", lambda rows, at: copied.append(len(at)) or once.expand(rows, at))
+    for out in (embeddings(ids), embeddings.train()(ids)):
+        assert len(out["item"]) == len(out["user"]) == 12 and not copied
+        assert out["seen"] is out["seen"] and copied == [len(whole)]
+        copied.clear()
 
 
 def test_a_frozen_feature_and_one_without_a_gradient_train_no_row():

@@ -74,6 +74,7 @@ class Expand(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (at,) = ctx.saved_tensors
         if grad.device.type == "cpu":
+            grad = grad.contiguous()  # index_add adds number by number otherwise, in 20 times the time
             return grad.new_zeros(ctx.bags, *grad.shape[1:]).index_add_(0, at, grad), None
         # On a GPU, index_add adds in an undefined order.
         in_order = grad.index_select(0, at.argsort(stable=True))

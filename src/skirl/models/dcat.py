@@ -1,7 +1,7 @@
 """DCAT: a transformer runs once per distinct history; targets attend to its keys and values (arXiv 2507.12704)."""
 
 from collections.abc import Sequence
-from typing import ClassVar, cast
+from typing import ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -9,8 +9,11 @@ from torch.nn import functional
 
 from skirl.core.batch import Batch
 from skirl.core.once import Distinct
+from skirl.models.attention import attend
 from skirl.models.base import Embeddings, last, linear, mlp
+from skirl.models.guests import Guests
 from skirl.models.history import OfHistory
+from skirl.models.loops import fit
 from skirl.models.seats import Seats
 
 
@@ -118,6 +121,8 @@ class Transformer(nn.Module):
 
     def forward(self, bags: Distinct, target: Tensor) -> Tensor:
         """Take histories and a target per sample, [batch, dim]. Return the targets' last states, [batch, width]."""
+        if not bags.plain and fit(bags.rows, target):
+            return self._by_id(bags, target)
         rows, mask = bags.padded()
         lengths = mask.sum(dim=1, keepdim=True)
         ages = sines(rows.shape[1] + 1, self.enter.out_features, rows)
@@ -129,8 +134,24 @@ class Transformer(nn.Module):
             queries, keys, values = layer.split(x)
             t = layer.attend(t, keys, values, mask, seats)
             if number + 1 < len(self.layers):  # nothing after the last layer needs the history
-                x = layer.rest(x, functional.scaled_dot_product_attention(queries, keys, values, is_causal=True))
+                seen = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+                x = layer.rest(x, joined(seen))
         return self.norm(t)
+
+    def _by_id(self, bags: Distinct, target: Tensor) -> Tensor:
+        """Return the same without padding and without copies of shared bags: what is not attention runs by id."""
+        ages = sines(int(bags.offsets.diff().max()) + 1, self.enter.out_features, bags.rows)
+        ids, guests = Ids.of(bags), Guests.of(bags)
+        x = self.enter(bags.rows) + ages[ids.ages]
+        t = self.enter(target) + ages[0]
+        *before, last = cast(list[Layer], list(self.layers))
+        for layer in before:
+            of_ids = layer.inputs(layer.first(x))
+            t = layer.rest(t, attend(layer.inputs(layer.first(t)), of_ids, guests, layer.heads))
+            x = layer.rest(x, ids.causal(of_ids, layer.heads))
+        only = last.inputs.out_features // 3  # nothing asks for the queries of the last layer's ids
+        of_ids = functional.linear(last.first(x), last.inputs.weight[only:], last.inputs.bias[only:])
+        return self.norm(last.rest(t, attend(last.inputs(last.first(t)), of_ids, guests, last.heads)))
 
 
 class Layer(nn.Module):
@@ -155,8 +176,8 @@ class Layer(nn.Module):
         return tuple(part.transpose(-3, -2) for part in of_heads.unbind(-3))
 
     def rest(self, x: Tensor, seen: Tensor) -> Tensor:
-        """Return the next states, given the states and what attention returned, [.., heads, n, width / heads]."""
-        x = x + self.output(seen.transpose(-3, -2).flatten(-2))
+        """Return the next states, [.., width], given the states and what attention returned, [.., width]."""
+        x = x + self.output(seen)
         return x + self.down(functional.gelu(self.up(self.second(x))))
 
     def attend(self, t: Tensor, keys: Tensor, values: Tensor, mask: Tensor, seats: Seats) -> Tensor:
@@ -169,7 +190,40 @@ class Layer(nn.Module):
         of_history, of_own = torch.cat([scores, own], dim=-1).softmax(dim=-1).split([scores.shape[-1], 1], dim=-1)
         seen = seats.leave((of_history @ seats.for_tables(values)).transpose(1, 2))
         seen = seen + seats.leave(of_own.transpose(1, 2)) * own_value
-        return self.rest(t[:, None], seen[:, :, None]).squeeze(1)
+        return self.rest(t[:, None], joined(seen[:, :, None])).squeeze(1)
+
+
+class Ids(NamedTuple):
+    """The ids of histories, one behind the other, and their places in padded ones."""
+
+    bags: int
+    longest: int
+    places: Tensor
+    """int64 [ids]: the place of each in [bags * longest]."""
+    ages: Tensor
+    """int64 [ids]: 1 for the newest of each history."""
+
+    @classmethod
+    def of(cls, bags: Distinct) -> "Ids":
+        """Take the histories of a batch."""
+        begins, lengths = bags.offsets[:-1], bags.offsets.diff()
+        longest, every = int(lengths.max()), torch.arange(len(bags.rows), device=lengths.device)
+        shifts = torch.arange(bags.bags, device=lengths.device) * longest - begins
+        ages = bags.offsets[1:].repeat_interleave(lengths) - every
+        return cls(bags.bags, longest, every + shifts.repeat_interleave(lengths), ages)
+
+    def causal(self, of_ids: Tensor, heads: int) -> Tensor:
+        """Return what each id sees of those before it, [ids, width], given queries, keys and values, [ids, 3 * width]."""
+        room = of_ids.new_zeros(self.bags * self.longest, of_ids.shape[1])
+        of_heads = room.index_copy(0, self.places, of_ids).unflatten(0, (self.bags, -1)).unflatten(2, (3, heads, -1))
+        queries, keys, values = (part.transpose(1, 2) for part in of_heads.unbind(2))
+        seen = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+        return joined(seen).flatten(0, 1).index_select(0, self.places)
+
+
+def joined(of_heads: Tensor) -> Tensor:
+    """Put heads beside each other: [.., heads, n, width / heads] -> [.., n, width]."""
+    return of_heads.transpose(-3, -2).flatten(-2)
 
 
 def sines(ages: int, width: int, like: Tensor) -> Tensor:

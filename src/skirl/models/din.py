@@ -10,8 +10,11 @@ from torch import Tensor, nn
 from skirl.core.batch import Batch
 from skirl.core.once import Distinct
 from skirl.models.base import Embeddings, last, linear
+from skirl.models.guests import Guests
 from skirl.models.history import OfHistory, owners, sums
+from skirl.models.loops import fit
 from skirl.models.seats import Seats
+from skirl.models.weighing import interests
 
 
 class DIN(OfHistory):
@@ -103,13 +106,24 @@ class ActivationUnit(nn.Module):
         """Return the activations, [.., 1], of past actions `h`, [.., dim], for targets `t` that broadcast with them."""
         return self.rest(self.of_behaviour(h) + self.of_target(t) + self.of_product(h * t))
 
+    def matrices(self, t: Tensor) -> Tensor:
+        """Return A + C t, [.., width, dim], of targets, [.., dim]."""
+        return self.of_behaviour.weight + self.of_product.weight * t[..., None, :]
+
+    def interests(self, bags: Distinct, t: Tensor) -> Tensor:
+        """Return the interests, [batch, dim], of targets, [batch, dim], in their bags, by our own loops."""
+        prelu, last = cast(nn.PReLU, self.rest[0]), cast(nn.Linear, self.rest[1])
+        hidden = self.of_target(t) + self.of_behaviour.bias
+        guests = Guests.of(bags)
+        return interests(bags.rows, self.matrices(t), hidden, prelu.weight, last.weight[0], last.bias, guests)
+
     def of_tables(self, h: Tensor, t: Tensor) -> Tensor:
         """Return the activations, [tables, seats, n], of each table's padded bag `h`, [tables, n, dim], and targets
         `t`, [tables, seats, dim].
 
         A h + C (h * t) is (A + C t) h: one matrix for each target, and one product for all targets of a bag.
         """
-        matrices = self.of_behaviour.weight + self.of_product.weight * t[:, :, None]  # [tables, seats, width, dim]
+        matrices = self.matrices(t)  # [tables, seats, width, dim]
         hidden = (matrices.flatten(1, 2) @ h.transpose(1, 2)).unflatten(1, matrices.shape[1:3])
         hidden = self.rest[0](hidden + (self.of_target(t) + self.of_behaviour.bias)[:, :, :, None])
         last = self.rest[1]
@@ -122,6 +136,8 @@ def _interest(unit: ActivationUnit, bags: Distinct, target: Tensor) -> Tensor:
         lengths, h = bags.offsets.diff(), bags.rows
         sample = owners(lengths, h.device)
         return sums(unit(h, target.index_select(0, sample)) * h, sample, len(lengths))
+    if fit(bags.rows, target):
+        return unit.interests(bags, target)
     rows, _ = bags.padded()  # padding is zeros, so its activations add nothing
     seats = Seats.of(bags, 0.5)  # a seat costs more than copying a bag
     h = seats.for_tables(rows)

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import config
 from torch import Tensor
 
+from skirl.models.loops import fit
 from skirl.tools.jit import Kernel, kernel
-from skirl.tools.lanes import check, load, store, zeros
+from skirl.tools.lanes import load, store, zeros
 from skirl.tools.threads import run
 
 WIDEST = 256
@@ -60,26 +60,7 @@ def places(n: int) -> Tensor:
 
 
 def _fits(x: Tensor, vectors: Tensor) -> bool:
-    return (
-        type(x) is Tensor and type(vectors) is Tensor  # not a subclass
-        and x.device.type == "cpu" and vectors.device.type == "cpu"
-        and x.dtype == vectors.dtype and x.dtype in (torch.float32, torch.float64)
-        and 0 < x.shape[1] <= WIDEST
-        and not (torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.is_autocast_enabled("cpu"))
-        and _lanes()
-    )  # fmt: skip
-
-
-@remember
-def _lanes() -> bool:
-    """Return whether kernels can use lanes here. If not, the engine logs why."""
-    if config.DISABLE_JIT:  # pyright: ignore[reportAttributeAccessIssue]
-        return False
-    try:
-        check()
-    except Exception:
-        return False
-    return True
+    return 0 < x.shape[1] <= WIDEST and fit(x, vectors)
 
 
 class _Pairs(torch.autograd.Function):

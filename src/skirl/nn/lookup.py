@@ -137,18 +137,17 @@ class Split(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, bank: Tensor, ticket: Ticket, sizes: list[int], columns: list[int]) -> tuple[Tensor, ...]:
         ctx.ticket, ctx.shape, ctx.sizes, ctx.columns = ticket, bank.shape, sizes, columns
-        ctx.kind = {"dtype": bank.dtype, "device": bank.device}
         ctx.set_materialize_grads(False)
         return tuple(bank.split(sizes))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        out = torch.zeros(ctx.shape, **ctx.kind)
-        begin = 0
-        for column, grad, size in zip(ctx.columns, grads, ctx.sizes, strict=True):
-            if grad is not None:
-                out[begin : begin + size] = grad
+        out = ctx.ticket.engine.device.empty(*ctx.shape)
+        for column, part, grad in zip(ctx.columns, out.split(ctx.sizes), grads, strict=True):
+            if grad is None:
+                part.zero_()
+            else:
+                part.copy_(grad)
                 ctx.ticket.live[column] = True
-            begin += size
         return out, None, None, None

@@ -63,6 +63,8 @@ class Pooled(Mapping[str, Tensor]):
         self._split: dict[int, tuple[Tensor, ...]] = {}
         self._once: dict[int, dict[int, Tensor]] = {}
         """By bank and feature: the shared bags."""
+        self._copied: dict[tuple[int, int], Tensor] = {}
+        """By bank and feature: the rows of shared bags for all samples, which only an unpooled output copies."""
         self._all = {
             feature.name: (bank, feature.column)
             for bank, members in enumerate(schema.banks)
@@ -115,9 +117,7 @@ class Pooled(Mapping[str, Tensor]):
         if name not in self._names:
             raise KeyError(f"no feature {name!r}: take one of {', '.join(map(repr, self))}")
         bank, column = self._all[name]
-        if bank not in self._split:
-            self._split[bank] = self._unbind(bank)
-        return self._passing(bank, column, self._split[bank][column])
+        return self._passing(bank, column, self._of_samples(bank, column))
 
     @uncompiled
     def distinct(self, name: str) -> Distinct:
@@ -187,10 +187,12 @@ class Pooled(Mapping[str, Tensor]):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}: {list(self[name].shape)}' for name in self)})"
 
-    def _unbind(self, bank: int) -> tuple[Tensor, ...]:
-        if self._tickets is None:
-            return tuple(self._banks[bank].unbind(1))
-        return Unbind.apply(self._banks[bank], self._tickets[bank])
+    def _of_samples(self, bank: int, column: int) -> Tensor:
+        """Return a feature's vectors, [batch, dim]."""
+        if bank not in self._split:
+            rows, tickets = self._banks[bank], self._tickets
+            self._split[bank] = rows.unbind(1) if tickets is None else Unbind.apply(rows, tickets[bank])
+        return self._split[bank][column]
 
     @uncompiled
     def stacked(self) -> Tensor:
@@ -268,8 +270,11 @@ class Unpooled(Pooled):
             self._once[bank] = dict(zip(columns, parts, strict=True))
         return self._once[bank]
 
-    def _unbind(self, bank: int) -> tuple[Tensor, ...]:
-        return tuple(self._expanded(bank, column, rows) for column, rows in self._distinct_rows(bank).items())
+    def _of_samples(self, bank: int, column: int) -> Tensor:
+        """Return a feature's rows for all samples. Each feature has its own, since copies of a list are large."""
+        if (bank, column) not in self._copied:
+            self._copied[bank, column] = self._expanded(bank, column, self._distinct_rows(bank)[column])
+        return self._copied[bank, column]
 
     def _expanded(self, bank: int, column: int, rows: Tensor) -> Tensor:
         """Copy the rows of shared bags to all samples."""

@@ -1,0 +1,235 @@
+"""DIN's sum over a sample's history, in our own loops: the ids of a bag are read once for all of its samples."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from skirl.models.guests import TILE, Guests
+from skirl.tools.jit import kernel
+from skirl.tools.lanes import above, filled, load, store, total, zeros
+from skirl.tools.threads import run
+
+_ROWS = 4
+"""Rows of a product that are summed at a time, so that what they share is loaded once."""
+
+
+def interests(
+    h: Tensor, matrices: Tensor, hidden: Tensor, slope: Tensor, last: Tensor, bias: Tensor, guests: Guests
+) -> Tensor:
+    """Return each sample's sum of its bag's rows, weighted by `last . prelu(matrix h + hidden) + bias`: [batch, dim].
+
+    Gradients of a bag's rows are summed over its samples in ascending order, whatever torch's number of threads.
+
+    **Arguments**
+
+    - `h`: [ids, dim], the rows of all bags.
+    - `matrices`: [batch, width, dim], a matrix of each sample.
+    - `hidden`: [batch, width], what its product is added to.
+    - `slope`: [1], that of PReLU below 0.
+    - `last`, `bias`: [width] and [1], of the last layer.
+    - `guests`: which samples have which rows.
+    """
+    return _Interests.apply(h, matrices, hidden, slope, last, bias, guests)
+
+
+class _Interests(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> Tensor:
+        *tensors, guests = given
+        h, matrices, hidden, slope, last, bias = tensors = [each.detach().contiguous() for each in tensors]
+        ctx.save_for_backward(*tensors)
+        ctx.guests = guests
+        out = torch.empty(len(matrices), h.shape[1], dtype=h.dtype)
+        run(
+            _forward, len(guests.begins) - 1, *(each.numpy() for each in tensors), *guests, out.numpy(),
+            threads=torch.get_num_threads(), work=guests.first,
+        )  # fmt: skip
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        h, matrices, hidden, slope, last, bias = tensors = ctx.saved_tensors
+        of_h, of_matrices, of_hidden = torch.zeros_like(h), torch.empty_like(matrices), torch.empty_like(hidden)
+        of_last, of_both = torch.empty_like(hidden), hidden.new_empty(len(hidden), 2)
+        run(
+            _backward, len(ctx.guests.begins) - 1, *(each.numpy() for each in tensors), *ctx.guests,
+            grad.contiguous().numpy(), of_h.numpy(), of_matrices.numpy(), of_hidden.numpy(), of_last.numpy(),
+            of_both.numpy(), threads=torch.get_num_threads(), work=ctx.guests.first,
+        )  # fmt: skip
+        of_slope, of_bias = of_both.sum(0).split(1)
+        return of_h, of_matrices, of_hidden, of_slope, of_last.sum(0), of_bias, None
+
+
+@kernel
+def _laid_out(h, begin, end, rows, turned):
+    """Fill rows, [ids, dim], and turned, [dim, ids], with those of a bag, and zeros up to a whole tile. Return its end."""
+    n, dim = end - begin, h.shape[1]
+    tiles = (n + TILE - 1) // TILE * TILE
+    for i in range(n):
+        for d in range(dim):
+            rows[i, d] = h[begin + i, d]
+            turned[d, i] = h[begin + i, d]
+    for d in range(dim):
+        turned[d, n:tiles] = 0
+    return tiles
+
+
+@kernel
+def _product(matrix, turned, begin, dim, out, tiles):
+    """Fill out, [width, ids], with a matrix times the rows of a bag, plus a number of each row of it."""
+    for j in range(0, len(matrix), _ROWS):
+        for i in range(0, tiles, TILE):
+            like = load(turned, 0, i, 16)
+            a, b = filled(like, begin[j]), filled(like, begin[j + 1])
+            c, e = filled(like, begin[j + 2]), filled(like, begin[j + 3])
+            for d in range(dim):
+                one = load(turned, d, i, 16)
+                a = a + matrix[j, d] * one
+                b = b + matrix[j + 1, d] * one
+                c = c + matrix[j + 2, d] * one
+                e = e + matrix[j + 3, d] * one
+            store(out, j, i, a)
+            store(out, j + 1, i, b)
+            store(out, j + 2, i, c)
+            store(out, j + 3, i, e)
+
+
+@kernel
+def _activations(made, slope, last, bias, out, tiles):
+    """Fill out, [1, ids], with the activation of each id, given the hidden layer before PReLU, [width, ids]."""
+    for i in range(0, tiles, TILE):
+        nothing = zeros(made, 16)
+        acc = filled(nothing, bias[0])
+        for j in range(len(last)):
+            x = load(made, j, i, 16)
+            acc = acc + last[j] * above(x, nothing, x, slope[0] * x)
+        store(out, 0, i, acc)
+
+
+@kernel
+def _forward(h, matrices, hidden, slope, last, bias, begins, first, order, wide, out, lo, hi):
+    """Fill out for the samples of bags lo to hi."""
+    width, dim = matrices.shape[1], matrices.shape[2]
+    most, broad = (width + _ROWS - 1) // _ROWS * _ROWS, (dim + TILE - 1) // TILE * TILE
+    rows, turned = np.zeros((wide, broad), h.dtype), np.zeros((dim, wide), h.dtype)
+    matrix, begin, made = np.zeros((most, dim), h.dtype), np.zeros(most, h.dtype), np.empty((most, wide), h.dtype)
+    acts, sums = np.empty((1, wide), h.dtype), np.empty((1, broad), h.dtype)
+    for bag in range(lo, hi):
+        if first[bag] == first[bag + 1]:
+            continue
+        n = begins[bag + 1] - begins[bag]
+        tiles = _laid_out(h, begins[bag], begins[bag + 1], rows, turned)
+        for sample in order[first[bag] : first[bag + 1]]:
+            matrix[:width] = matrices[sample]
+            begin[:width] = hidden[sample]
+            _product(matrix, turned, begin, dim, made, tiles)
+            _activations(made, slope, last, bias, acts, tiles)
+            for d in range(0, broad, TILE):
+                acc = zeros(h, 16)
+                for i in range(n):
+                    acc = acc + acts[0, i] * load(rows, i, d, 16)
+                store(sums, 0, d, acc)
+            out[sample] = sums[0, :dim]
+
+
+@kernel
+def _backward(
+    h, matrices, hidden, slope, last, bias, begins, first, order, wide, grad, of_h, of_matrices, of_hidden, of_last,
+    of_both, lo, hi,
+):  # fmt: skip
+    """Fill the gradients of the samples of bags lo to hi, and those of their rows. The hidden layer is made again."""
+    width, dim = matrices.shape[1], matrices.shape[2]
+    most, broad = (width + _ROWS - 1) // _ROWS * _ROWS, (dim + TILE - 1) // TILE * TILE
+    rows, turned = np.zeros((wide, broad), h.dtype), np.zeros((dim, wide), h.dtype)
+    matrix, begin, made = np.zeros((most, dim), h.dtype), np.zeros(most, h.dtype), np.empty((most, wide), h.dtype)
+    acts, of_acts = np.empty((1, wide), h.dtype), np.empty((1, wide), h.dtype)
+    of_matrix, of_turned = np.empty((most, broad), h.dtype), np.empty((dim, wide), h.dtype)
+    for bag in range(lo, hi):
+        if first[bag] == first[bag + 1]:
+            continue
+        n = begins[bag + 1] - begins[bag]
+        tiles = _laid_out(h, begins[bag], begins[bag + 1], rows, turned)
+        of_turned[:, :tiles] = 0
+        for sample in order[first[bag] : first[bag + 1]]:
+            matrix[:width] = matrices[sample]
+            begin[:width] = hidden[sample]
+            _product(matrix, turned, begin, dim, made, tiles)
+            _activations(made, slope, last, bias, acts, tiles)
+            nothing = zeros(h, 16)
+            of_bias, of_slope = zeros(h, 16), zeros(h, 16)
+            for i in range(0, tiles, TILE):  # 0 behind the ids, where turned is
+                acc = zeros(h, 16)
+                for d in range(dim):
+                    acc = acc + grad[sample, d] * load(turned, d, i, 16)
+                store(of_acts, 0, i, acc)
+                of_bias = of_bias + acc
+            for j in range(width):
+                of_one, of_sum = zeros(h, 16), zeros(h, 16)
+                for i in range(0, tiles, TILE):
+                    x, of_act = load(made, j, i, 16), load(of_acts, 0, i, 16)
+                    low = above(x, nothing, nothing, x)
+                    of_one = of_one + of_act * above(x, nothing, x, slope[0] * x)
+                    of_x = last[j] * of_act
+                    of_slope = of_slope + of_x * low
+                    of_x = above(x, nothing, of_x, slope[0] * of_x)
+                    of_sum = of_sum + of_x
+                    store(made, j, i, of_x)
+                of_last[sample, j] = total(of_one)
+                of_hidden[sample, j] = total(of_sum)
+            made[width:, :tiles] = 0
+            of_both[sample, 0] = total(of_slope)
+            of_both[sample, 1] = total(of_bias)
+            _add_of_rows(matrix, made, grad[sample], acts, of_turned, width, tiles)
+            _of_matrix(made, rows, n, of_matrix)
+            of_matrices[sample] = of_matrix[:width, :dim]
+        for i in range(n):
+            for d in range(dim):
+                of_h[begins[bag] + i, d] = of_turned[d, i]
+
+
+@kernel
+def _add_of_rows(matrix, of_made, grad, acts, of_turned, width, tiles):
+    """Add to of_turned, [dim, ids], what a sample gives: the matrix turned times of_made, and grad times acts."""
+    dim = matrix.shape[1]
+    whole = dim // _ROWS * _ROWS
+    for i in range(0, tiles, TILE):
+        act = load(acts, 0, i, 16)
+        for d in range(0, whole, _ROWS):
+            a, b = grad[d] * act, grad[d + 1] * act
+            c, e = grad[d + 2] * act, grad[d + 3] * act
+            for j in range(width):
+                one = load(of_made, j, i, 16)
+                a = a + matrix[j, d] * one
+                b = b + matrix[j, d + 1] * one
+                c = c + matrix[j, d + 2] * one
+                e = e + matrix[j, d + 3] * one
+            store(of_turned, d, i, load(of_turned, d, i, 16) + a)
+            store(of_turned, d + 1, i, load(of_turned, d + 1, i, 16) + b)
+            store(of_turned, d + 2, i, load(of_turned, d + 2, i, 16) + c)
+            store(of_turned, d + 3, i, load(of_turned, d + 3, i, 16) + e)
+        for d in range(whole, dim):
+            acc = grad[d] * act
+            for j in range(width):
+                acc = acc + matrix[j, d] * load(of_made, j, i, 16)
+            store(of_turned, d, i, load(of_turned, d, i, 16) + acc)
+
+
+@kernel
+def _of_matrix(of_made, rows, n, out):
+    """Fill out, [width, dim], with of_made, [width, ids], times the rows of a bag."""
+    for j in range(0, len(out), _ROWS):
+        for d in range(0, out.shape[1], TILE):
+            a, b, c, e = zeros(rows, 16), zeros(rows, 16), zeros(rows, 16), zeros(rows, 16)
+            for i in range(n):
+                one = load(rows, i, d, 16)
+                a = a + of_made[j, i] * one
+                b = b + of_made[j + 1, i] * one
+                c = c + of_made[j + 2, i] * one
+                e = e + of_made[j + 3, i] * one
+            store(out, j, d, a)
+            store(out, j + 1, d, b)
+            store(out, j + 2, d, c)
+            store(out, j + 3, d, e)
