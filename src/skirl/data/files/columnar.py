@@ -18,8 +18,7 @@ from skirl.data.files.times import is_date
 
 SLICE = 1 << 16
 BUFFER = 1 << 17
-"""Bytes of a column to read at once, but larger pages as a whole. They stay in the processor's cache until they are decoded, as
-whole columns of a row group do not."""
+"""Bytes of a column to read at once. They stay in the processor's cache until they are decoded, as whole columns do not."""
 WHOLE = 4
 """A row group that cannot be cut may take up to this many times the bytes to decode at once."""
 TEXT = 24
