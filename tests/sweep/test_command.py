@@ -18,6 +18,7 @@ from skirl.data import Synthetic
 from skirl.sweep import checkpoint
 from skirl.sweep import flags as sweep_flags
 from skirl.sweep.command import SweepCommand
+from skirl.sweep.crew import Crew
 from skirl.sweep.flags import RaceFlags
 from skirl.sweep.keeping import KeepFlags
 from skirl.tools.progress import listed
@@ -200,7 +201,7 @@ def test_a_sweep_that_was_told_to_stop_goes_on_with_the_same_race(store: str, tm
     assert whole["failed"] is None and whole["stopped_by"] is None
     told = {5: signal.SIGINT, 11: signal.SIGTERM}
 
-    def stopping(self: KeepFlags, step: int) -> bool:
+    def stopping(self: KeepFlags, step: int, seconds: float) -> bool:
         if step in told:
             os.kill(os.getpid(), told.pop(step))
         return step % 4 == 0
@@ -234,9 +235,10 @@ def saved_step(folder: Path) -> int:
 def goes_on_alone(folder: Path, store: str, stayed: list[str]) -> None:
     """Check that a variant's rows are those of its lone run, and so is every loss when `skirl train --resume` goes on
     with it."""
-    [first] = [name for name in stayed if "seed=0" in name]  # its seed is also that of the sweep's data
+    [first] = [name for name in stayed if "seed=1" in name]  # the sweep's data has another seed, which its config keeps
     part = folder / "part"
     own = json.loads((part / "run" / first / "config.json").read_text())["flags"] | {"run": "none", "quiet": True}
+    assert (own["seed"], own["data_seed"]) == (1, 0)
     lone = own | {"save": str(folder / "lone"), "store": "memory"}
     Train.of(**lone).run()
     for name, words in (
@@ -256,6 +258,34 @@ def goes_on_alone(folder: Path, store: str, stayed: list[str]) -> None:
     never = Train.of(**lone | {"resume": True, "steps": 24}).run()
     assert alone["begun_at"] == never["begun_at"] == 20
     assert alone["loss"] == never["loss"] and alone["auc"] == never["auc"]
+
+
+def test_a_sweep_is_saved_by_the_clock(tmp_path: Path):
+    flags = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 16, "steps": 12, "quiet": True}
+    flags |= {"vary": ("lr=0.1,0.2",), "run": "none", "rungs": None}
+    saved: dict[str, list[int]] = {}
+    for name, minutes in (("often", 1e-9), ("never", 1e9)):
+        steps: list[int] = []
+        save = Crew.save
+
+        def noted(self: Crew, path: Path, steps: list[int] = steps, save: Any = save) -> dict[str, str]:
+            steps.append(self.batches.step)
+            return save(self, path)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Crew, "save", noted)
+            SweepCommand.of(**flags, save=tmp_path / name, save_minutes=minutes).run()
+        saved[name] = steps
+    assert saved["often"] == list(range(13)) and saved["never"] == [0, 12]
+    with pytest.raises(ValueError, match="save_minutes is 0: set it to minutes above 0"):
+        KeepFlags(save=tmp_path / "new", save_minutes=0)
+
+
+def test_weights_and_biases_are_refused():
+    with pytest.raises(
+        ValueError, match="Weights & Biases has one run in a process: leave wandb out; TensorBoard shows"
+    ):
+        SweepCommand.of(data="synthetic:tiny", vary=("lr=0.1,0.2",), wandb="mine")
 
 
 def test_the_variant_to_export_is_one_of_the_sweep(ran: tuple, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

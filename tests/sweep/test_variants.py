@@ -21,7 +21,8 @@ def test_a_product_has_every_combination_and_changes_nothing_else(base: Recipe):
         assert set(variant.overrides) == {"lr", "top", "seed"}
         flat = variant.recipe.flat()
         assert {n: flat[n] for n in variant.overrides} == variant.overrides
-        assert {n for n, value in flat.items() if value != base.flat()[n]} <= set(variant.overrides)
+        assert {n for n, value in flat.items() if value != base.flat()[n]} <= {*variant.overrides, "data_seed"}
+        assert variant.recipe.data.stream_seed == base.data.stream_seed == base.data.seed != 3
     assert found[0].overrides == {"lr": 0.01, "top": (64, 32), "seed": 0}
 
 

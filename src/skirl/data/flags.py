@@ -65,6 +65,8 @@ class DataFlags:
     time>=2026-03-01."""
     seed: int = 0
     """Seed of the data, the initial rows and the initial weights."""
+    data_seed: int | None = None
+    """Seed of the data alone, so that runs with different seeds see the same batches; --seed if not given."""
     rows_scale: float = 1.0
     """With synthetic data: multiply the number of rows of each table by this."""
     pooling_factor: int = 1
@@ -122,8 +124,9 @@ class DataFlags:
             value = getattr(self, name)
             if value is not None and value != "all" and value < least:
                 raise ValueError(f"{name} is {value}: set it to {least} or more")
-        if not 0 <= self.seed < 1 << 63:
-            raise ValueError(f"seed is {self.seed}: set it between 0 and 2**63 - 1")
+        for name in ("seed", "data_seed"):
+            if not 0 <= (getattr(self, name) or 0) < 1 << 63:
+                raise ValueError(f"{name} is {getattr(self, name)}: set it between 0 and 2**63 - 1")
         if self.kind == "synthetic" and self.steps is None:
             object.__setattr__(self, "steps", SYNTHETIC_STEPS)
         self._refuse_unread()
@@ -141,7 +144,7 @@ class DataFlags:
         shape: dict[str, Any] = {
             "batch_size": self.batch,
             "batches": self.steps,
-            "seed": self.seed,
+            "seed": self.stream_seed,
             "rows_scale": self.rows_scale,
             "pooling_factor": self.pooling_factor,
             "held_out_batches": self._synthetic_held_out(),
@@ -151,6 +154,11 @@ class DataFlags:
         return Sessions(
             **shape, per_session=self.per_session, change=self.change, histories=self.lists, drift=self.drift
         )
+
+    @property
+    def stream_seed(self) -> int:
+        """The seed that a synthetic stream or a shuffle is drawn from."""
+        return self.seed if self.data_seed is None else self.data_seed
 
     def files(self, part_bytes: int | None = None) -> "Files":
         """Return the source of batches from files, before an open vocabulary maps ids to rows.
@@ -177,7 +185,7 @@ class DataFlags:
             shuffle=self.mix if (by_session := self.session_order == "shuffle") else self.shuffle,
             most_rows=(0 if self.most_rows == "all" else self.most_rows) if by_session else None,
             find_repeats=self.repeats == "find",
-            seed=self.seed,
+            seed=self.stream_seed,
             workers=self.workers,
             skip=self.bad_rows == "skip",
             part_bytes=part_bytes,

@@ -38,7 +38,9 @@ class SweepCommand(Composed):
         "data", "model", "dim", "batch", "steps", "vary", "variants", "search", "trials", "alpha", "rungs", "keep", "plan",
         "cache",
     )  # fmt: skip
-    of_one_run: ClassVar[tuple[str, ...]] = ("run", "trace", "save", "save_every", "resume", "json", "quiet")
+    of_one_run: ClassVar[tuple[str, ...]] = (
+        "run", "trace", "save", "save_every", "save_minutes", "resume", "json", "quiet",
+    )  # fmt: skip
 
     vary: VaryFlags = field(default_factory=VaryFlags)
     search: SearchFlags = field(default_factory=SearchFlags)
@@ -64,6 +66,11 @@ class SweepCommand(Composed):
         if self.recipe.step.shards > 1:
             raise ValueError(
                 f"shards is {self.recipe.step.shards}, but a sweep's steps have one shard: leave shards out"
+            )
+        if self.log.wandb is not None:
+            raise ValueError(
+                f"wandb is {self.log.wandb!r}, but Weights & Biases has one run in a process: leave wandb out; TensorBoard "
+                "shows all variants of --run"
             )
         if not self.search.search:
             self.made()

@@ -1,4 +1,4 @@
-"""When a sweep is saved: at its start and end, every `save_every` steps, and when SIGTERM or Ctrl-C ends it."""
+"""When a sweep is saved: at its start and end, every so many steps or minutes, and when SIGTERM or Ctrl-C ends it."""
 
 import math
 import os
@@ -20,7 +20,7 @@ class KeepFlags:
 
     >>> KeepFlags(save_every=5)
     Traceback (most recent call last):
-    ValueError: save_every and resume need a folder: set save
+    ValueError: save_every, save_minutes and resume need a folder: set save
     """
 
     group: ClassVar[str] = "save"
@@ -30,22 +30,27 @@ class KeepFlags:
     Ctrl-C ends it."""
     save_every: int | None = None
     """Steps between two checkpoints."""
+    save_minutes: float | None = None
+    """Minutes between two checkpoints."""
     resume: bool = False
     """Resume from the checkpoint in --save, the race too; if there is none yet, start the sweep."""
 
     def __post_init__(self) -> None:
-        if self.save is None and (self.save_every or self.resume):
-            raise ValueError("save_every and resume need a folder: set save")
+        if self.save is None and (self.save_every or self.save_minutes or self.resume):
+            raise ValueError("save_every, save_minutes and resume need a folder: set save")
         if self.save_every is not None and self.save_every < 1:
             raise ValueError(f"save_every is {self.save_every}: set it to 1 or more steps")
+        if self.save_minutes is not None and not self.save_minutes > 0:
+            raise ValueError(f"save_minutes is {self.save_minutes}: set it to minutes above 0")
         if self.save is not None and not self.resume and self.there:
             raise ValueError(
                 f"save is {self.save}, which holds a sweep: add resume to go on with it, or set another folder"
             )
 
-    def due(self, step: int) -> bool:
-        """Return whether a checkpoint is due after a step."""
-        return self.save_every is not None and step % self.save_every == 0
+    def due(self, step: int, seconds: float) -> bool:
+        """Return whether a checkpoint is due after a step, given the seconds since the last one."""
+        late = self.save_minutes is not None and seconds >= 60 * self.save_minutes
+        return late or (self.save_every is not None and step % self.save_every == 0)
 
     @property
     def goes_on(self) -> bool:

@@ -136,7 +136,7 @@ class _Going:
         """Why the newest checkpoint could not be written, if so."""
         self._saving: tuple[dict[str, Any], dict[str, str]] | None = None
         """The header of the checkpoint that is being written, and the names of its variants' checkpoints."""
-        self._began = time.monotonic()
+        self._began = self._saved_at = time.monotonic()
 
     def _average(self, configurations: Sequence[int], steps: int) -> float:
         """Return how many variants race in a coming step, on average and at most."""
@@ -194,7 +194,7 @@ class _Going:
         stop, step = told.by is not None, self.race.step
         if self.keeping.save is not None:
             written = self._saving is not None and not self._still_saving
-            due = stop or step == self.stream.steps or self.keeping.due(step)
+            due = stop or step == self.stream.steps or self.keeping.due(step, time.monotonic() - self._saved_at)
             if written or due:
                 self.crew.settle()  # a disk that fails in training is not one that fails in saving
             if written:
@@ -251,6 +251,7 @@ class _Going:
         """Begin to save, after the checkpoint before is on disk. Where one cannot be written, the sweep goes on."""
         assert self.keeping.save is not None
         self._settle()
+        self._saved_at = time.monotonic()
         also = {
             "race": self.race.state_dict(), "run": self.folder.name, "spent": self.spent, "results": self.results,
             "search": None if self.drawn is None else self.drawn.also, "flags": self.flags,

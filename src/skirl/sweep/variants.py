@@ -48,7 +48,7 @@ class Varied(Variant):
     """A variant of a recipe, whose overrides are flags."""
 
     recipe: Recipe = field(kw_only=True)
-    """The recipe with these flags. Its data is the sweep's: `seed` is only that of its rows and weights."""
+    """The recipe with these flags. Where `seed` is not the sweep's, `data_seed` keeps the sweep's batches."""
 
 
 def variants_of(base: Recipe, vary: Sequence[str] = (), file: Path | None = None) -> list[Varied]:
@@ -109,10 +109,12 @@ def checked_variants(base: Recipe, named: Sequence[tuple[str, Mapping[str, Any]]
 
 
 def varied(base: Recipe, overrides: Mapping[str, Any]) -> Recipe:
-    """Return a recipe with some flags replaced.
+    """Return a recipe with some flags replaced, on the same batches.
 
     >>> varied(Recipe.of(data="synthetic:tiny"), {"lr": 0.5, "dim": 8}).rates.lr
     0.5
+    >>> varied(Recipe.of(data="synthetic:tiny", seed=3), {"seed": 4}).data.data_seed
+    3
     """
     parts = {}
     for part in fields(base):
@@ -120,6 +122,9 @@ def varied(base: Recipe, overrides: Mapping[str, Any]) -> Recipe:
         own = {flag.name: overrides[flag.name] for flag in fields(owner) if flag.name in overrides}
         if own:
             parts[part.name] = replace(owner, **own)
+    data = parts.get("data", base.data)
+    if data.seed != base.data.seed:
+        parts["data"] = replace(data, data_seed=base.data.stream_seed)
     return replace(base, **parts)
 
 
@@ -150,7 +155,7 @@ def seeds_of_one(variants: Sequence[Varied]) -> list[int]:
     found: list[Recipe] = []
     numbers = []
     for variant in variants:
-        same = replace(variant.recipe, data=replace(variant.recipe.data, seed=0))
+        same = replace(variant.recipe, data=replace(variant.recipe.data, seed=0, data_seed=None))
         if same not in found:
             found.append(same)
         numbers.append(found.index(same))
