@@ -1043,7 +1043,8 @@ MISTAKES = [
         "a flag that is none in Python",
         "Recipe.of(rwos=5)",
         "Recipe has no flag 'rwos' (did you mean 'rows'?): set some of data, batch, epochs, steps, valid, "
-        "seed, data_seed, rows_scale, pooling_factor, per_session, change, lists, drift, schema, rows, vocab, admit, stale, shuffle, "
+        "seed, data_seed, rows_scale, pooling_factor, per_session, change, lists, drift, schema, rows, vocab, admit, stale, "
+        "shuffle, "
         "session_order, most_rows, mix, repeats, workers, bad_rows, model, dim, bottom, top, deep, rows_in_deep, dropout, "
         "cross, rank, structure, activation, width, heads, layers, newest, target, optimizer, lr, dense_lr, "
         "schedule, warmup, shards, cache, depth, policy, store, prefetch, link, peer_patience, device, dtype, "
@@ -1053,7 +1054,8 @@ MISTAKES = [
         "flags where their parts go",
         'Recipe(data="synthetic:tiny")',
         "data is 'synthetic:tiny', a str: pass each flag by its name, with Recipe.of(NAME=VALUE, ...), or set data "
-        "to a DataFlags, which holds data, batch, epochs, steps, valid, seed, data_seed, rows_scale, pooling_factor, per_session, "
+        "to a DataFlags, which holds data, batch, epochs, steps, valid, seed, data_seed, rows_scale, pooling_factor, "
+        "per_session, "
         "change, lists, drift, schema, rows, vocab, admit, stale, shuffle, session_order, most_rows, mix, repeats, "
         "workers, bad_rows",
     ),
