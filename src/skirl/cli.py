@@ -314,6 +314,7 @@ def _parse(name: str, args: list[str]) -> tuple[Any, bool]:
         flags,
         joined(flags, args, getattr(kind, "repeated", ())),
         common=getattr(kind, "common", ()),
+        hidden=getattr(kind, "hidden", ()),
         positional=positional,
         example=example,
     )

@@ -38,6 +38,7 @@ class SweepCommand(Composed):
         "data", "model", "dim", "batch", "steps", "vary", "variants", "search", "trials", "alpha", "rungs", "keep", "plan",
         "cache",
     )  # fmt: skip
+    hidden: ClassVar[tuple[str, ...]] = ("shards", "peer_patience")  # a sweep has one trainer, and steps of one shard
     of_one_run: ClassVar[tuple[str, ...]] = ("run", "trace", "save", "save_every", "resume", "json", "quiet")
 
     vary: VaryFlags = field(default_factory=VaryFlags)
