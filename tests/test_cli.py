@@ -63,7 +63,7 @@ def test_flags_that_are_not_given_have_the_values_that_all_flags_would_be_read_t
     flags = {n: flag for n, flag in flags_of(cli._command(name)).items() if flag.default is not MISSING}
     given = ["--json"] if "json" in flags else []
     brief = [command_line.read_flags(name, "", flags, args) for args in ([], given)]
-    monkeypatch.setattr(command_line, "_needed", lambda flags, args: set(flags))
+    monkeypatch.setattr(command_line, "_needed", lambda flags, args, hidden: set(flags))
     whole = [command_line.read_flags(name, "", flags, args) for args in ([], given)]
     assert list(map(repr, brief)) == list(map(repr, whole))
 
@@ -195,8 +195,23 @@ def test_size_shows_only_what_it_uses(capsys):
     assert exit_code("size", "--help") == 0
     shown = capsys.readouterr().out
     assert "--data " in shown and "--link " in shown
-    for flag in ("--dropout", "--lr", "--device", "--schedule", "--cache", "--store"):
+    for flag in ("--dropout", "--lr", "--device", "--schedule", "--cache", "--store", "--peer-patience"):
         assert f"{flag} " not in shown
+
+
+def test_a_sweep_takes_the_flags_of_a_run_and_shows_none_of_other_trainers(capsys, tmp_path):
+    assert exit_code("sweep", "--help") == 0
+    shown = capsys.readouterr().out
+    assert "--prefetch " in shown and "--shards" not in shown and "--peer-patience" not in shown
+    assert exit_code("train", "--help") == 0
+    shown = capsys.readouterr().out
+    assert "--shards " in shown and "--peer-patience " in shown
+    (tmp_path / "config.json").write_text(json.dumps({"command": "train", "flags": Train.of(peer_patience=5).flat()}))
+    for name in ("sweep", "size"):
+        command, _ = cli._parse(name, ["--config", str(tmp_path), *(["--vary", "lr=1,2"] if name == "sweep" else [])])
+        assert command.flat().get("peer_patience") == (5 if name == "sweep" else None)
+    assert exit_code("sweep", *SMALL, "--vary", "lr=1,2", "--shards", "4") == 2
+    assert "--shards is 4, but a sweep's steps have one shard: leave --shards out" in capsys.readouterr().err
 
 
 def test_help_and_a_wrong_flag_need_no_torch():

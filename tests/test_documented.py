@@ -1,6 +1,6 @@
 """Every argument of every public class, function and method is named in its docstring, as "- `name`: what it is".
 
-A field of a dataclass may have its own docstring instead, as flags do.
+A field of a dataclass may have its own docstring instead, as flags do. A module says in three lines what it is for.
 """
 
 import ast
@@ -9,6 +9,7 @@ import re
 import textwrap
 from dataclasses import is_dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,6 +105,18 @@ def test_every_argument_is_documented(module: str, name: str):
     assert not missing, (
         f"{name} does not say what {', '.join(sorted(missing))} is: write - `name`: ... under **Arguments**"
     )
+
+
+LINES = 3
+"""Most lines of a module's docstring. Decisions go to docs/design.md, forms of data to the class that has them."""
+
+
+def test_every_module_says_briefly_what_it_is_for():
+    house = Path(skirl.__file__).parent
+    docs = {str(p.relative_to(house)): ast.get_docstring(ast.parse(p.read_text())) for p in house.rglob("*.py")}
+    assert sorted(name for name, doc in docs.items() if doc is None) == []
+    long = {name: n for name, doc in docs.items() if (n := len((doc or "").splitlines())) > LINES}
+    assert not long, f"docstrings of modules have more than {LINES} lines: {long}"
 
 
 def test_names_that_are_left_out_are_public():

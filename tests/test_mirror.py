@@ -5,7 +5,10 @@ Any other module is listed here by name, with the tests that cover it and why.
 
 import re
 from functools import cache
+from importlib import import_module
 from pathlib import Path
+
+import pytest
 
 import skirl
 
@@ -222,6 +225,29 @@ def test_what_is_listed_needs_its_module() -> None:
         for file in files:
             assert (TESTS / file).is_file(), f"{file}: there is no such file"
             assert SOURCE / module in reached(TESTS / file), f"{file} does not come to {module}"
+
+
+def test_the_design_names_every_readme_of_a_format() -> None:
+    text = (TESTS.parent / "docs" / "design.md").read_text()
+    named = re.search(r"`README\.md` in (.*?)\. \[", text, re.DOTALL)
+    assert named is not None
+    readmes = [str(path.parent.relative_to(SOURCE)) for path in SOURCE.rglob("README.md")]
+    assert sorted(re.findall(r"`([\w/]+)`", named[1])) == sorted(readmes)
+
+
+@pytest.mark.parametrize(
+    ("readme", "module", "version"),
+    [
+        ("sweep", "sweep.checkpoint", "_VERSION"),
+        ("placement", "core.placement_plan", "VERSION"),
+        ("placement", "placement.tables.plan_file", "VERSION"),
+        ("placement", "placement.tables.costs", "VERSION"),
+    ],
+)
+def test_a_readme_has_the_format_and_version_that_are_written(readme: str, module: str, version: str) -> None:
+    found = import_module(f"skirl.{module}")
+    text = (SOURCE / readme / "README.md").read_text()
+    assert re.search(rf"`{found.FORMAT}`, (?:version )?{getattr(found, version)}\b", text)
 
 
 def test_every_room_has_its_folder_of_tests() -> None:

@@ -1,8 +1,6 @@
-"""The command `skirl`: finds the subcommand, reads its flags, runs it, and reports how it ended.
+"""The command `skirl`: finds the subcommand, a dataclass of flags, reads these, runs it, and reports how it ended.
 
-A subcommand is a dataclass of its flags. `run()` does the work and returns the result, with the reason under `failed`
-if it failed; `summary(result)` formats it for people. Only the subcommand that is run is imported.
-"""
+Its `run()` returns the result, with the reason under `failed` if it failed; `summary(result)` formats it for people."""
 
 import difflib
 import json
@@ -314,6 +312,7 @@ def _parse(name: str, args: list[str]) -> tuple[Any, bool]:
         flags,
         joined(flags, args, getattr(kind, "repeated", ())),
         common=getattr(kind, "common", ()),
+        hidden=getattr(kind, "hidden", ()),
         positional=positional,
         example=example,
     )

@@ -246,11 +246,15 @@ TRAINING = [
           "    ctx.ticket.live[column] = True",
           "ctx.ticket.live[column] = grad is not None"),
     Fault("an unpooled feature without gradient gets one of zeros", "nn.lookup:Split.backward",
-          "if grad is not None:\n"
-          "    out[begin:begin + size] = grad\n"
+          "if grad is None:\n"
+          "    part.zero_()\n"
+          "else:\n"
+          "    part.copy_(grad)\n"
           "    ctx.ticket.live[column] = True",
-          "if grad is not None:\n"
-          "    out[begin:begin + size] = grad\n"
+          "if grad is None:\n"
+          "    part.zero_()\n"
+          "else:\n"
+          "    part.copy_(grad)\n"
           "ctx.ticket.live[column] = True"),
     Fault("stacked outputs train no row", "nn.lookup:Whole.backward",
           "ctx.ticket.live[:] = True", ""),

@@ -55,7 +55,7 @@ def test_a_file_says_the_same_in_each_format(base: Recipe, tmp_path: Path, name:
 
 
 SHARED = ("data", "batch", "rows", "schema", "vocab", "steps", "shards", "cache", "store", "depth", "prefetch",
-          "device", "dtype", "threads", "valid", "workers")  # fmt: skip
+          "peer_patience", "device", "dtype", "threads", "valid", "workers")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SHARED)

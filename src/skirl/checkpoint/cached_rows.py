@@ -1,8 +1,6 @@
 """The cache's part of a checkpoint: resident rows, which are newer than the store's versions of them.
 
-A file has the resident rows that changed since the checkpoint before, and the keys of all other resident rows. A checkpoint
-names a chain of such files. Rows in any of them replace the store's if their keys are resident at the end.
-"""
+A checkpoint names a chain of files: those in them whose keys are resident at the end replace the store's rows."""
 
 import secrets
 from collections.abc import Iterator, Sequence

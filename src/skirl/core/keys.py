@@ -21,6 +21,6 @@ def row_of(keys: Any) -> Any:
     return keys & (MAX_ROWS - 1)
 
 
-def key_of(table: int, rows: Any) -> Any:
-    """Return the key of a row of a table, or the keys of an array of rows."""
+def key_of(table: Any, rows: Any) -> Any:
+    """Return the key of a row of a table, or the keys of arrays of rows and tables."""
     return table << ROW_BITS | rows

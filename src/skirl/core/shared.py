@@ -1,8 +1,5 @@
-"""The shared bags of a bank's ids, and the bag that each row of the output comes from.
-
-The output's rows, [batch * features, dim], are followed by those of the shared bags. Each bag is pooled once there,
-then copied to its samples; gradients flow the other way.
-"""
+"""The shared bags of a bank's ids, and the bag that each row of the output comes from. Each is pooled once, behind the
+output's rows, [batch * features, dim], then copied to its samples; gradients flow the other way."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
-"""The rows that are on the device, by slot.
+"""The rows that are on the device after the last executed step, by slot, in 17 bytes of the host for each.
 
-This mirrors what is resident after the last executed step, for those who must see the executed state: evaluation,
-checkpoints and the next planner. It takes 17 bytes per slot on the host.
-"""
+It is for those who must see the executed state: evaluation, checkpoints and the next planner."""
 
 from collections.abc import Sequence
 

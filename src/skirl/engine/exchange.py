@@ -1,10 +1,6 @@
-"""One trainer's part in a step of several. It gets the values of the rows that it reads from their owners and sends
-their gradients back; as an owner, it serves values and applies gradients for all.
-
-The loop waits only for critical vectors: values that the step before changes, and gradients of rows that the next step
-uses or evicts. The other values come early and the other gradients late, while a step computes: on another thread, or
-on a stream of the GPU.
-"""
+"""One trainer's part in a step of several: it gets the values of the rows that it reads from their owners and sends
+their gradients back; as an owner, it serves values and applies gradients for all. The loop waits only for critical
+vectors: values that the step before changes, and gradients of rows that the next step uses or evicts."""
 
 import logging
 import threading

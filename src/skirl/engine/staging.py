@@ -1,10 +1,4 @@
-"""Reusable buffers for rows on their way.
-
-Allocating a buffer above 32 MiB page-faults every time, which costs more than the copy into it. So buffers are
-reference-counted, and their last owner returns them to a free list. A ring would be tighter, but one slow write-back
-would block it. Sizes are rounded up to the next quarter of a power of two, and a buffer is reused for no less than half
-of its size. This bounds the memory that is allocated but not used, at the price of a new buffer now and then.
-"""
+"""Reusable buffers for rows on their way. They are reference-counted, and their last owner returns them."""
 
 import threading
 

@@ -1,8 +1,6 @@
-"""Autograd of a lookup: forward gathers and pools, backward hands the gradients to the current step.
-
-All banks of a batch share one node, so that one backward makes one update of every row. The nodes after it record which
-features got a gradient: a feature without one is not updated, as in plain PyTorch.
-"""
+"""Autograd of a lookup: forward gathers and pools, backward hands the gradients to the current step. All banks of a batch
+share one node, so that one backward makes one update of every row. The nodes after it record which features got a
+gradient: a feature without one is not updated, as in plain PyTorch."""
 
 from typing import Any
 

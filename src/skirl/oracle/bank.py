@@ -1,11 +1,6 @@
-"""The planner of one bank: batches of ids in, Steps out. The same batches give the same Steps with any number of threads.
-
-`enter` finds a batch's distinct rows and links each to its previous use. `plan`, up to `depth` batches later, makes room
-for the batch, brings its rows in, hands their slots on to their next uses and writes the Step.
-
-Words used below. Window: the batches that entered and are not planned yet. Use: one distinct row of one batch. Place: the
-index of a use. Stretch: adjacent tables that one thread works on.
-"""
+"""The planner of one bank: batches of ids in, Steps out. The window is the batches that entered and are not planned yet; a
+use is one distinct row of one of them, its place the index of the use. A stretch is adjacent tables that one thread
+works on: the same batches give the same Steps with any number of threads."""
 
 from collections import deque
 from collections.abc import Callable, Iterator

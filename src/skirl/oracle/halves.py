@@ -1,8 +1,6 @@
-"""The two halves of a step of several trainers: what a trainer reads, and what it is asked for as an owner of rows.
-
-A trainer requests each of its distinct rows from the row's owner. An owner joins the requests of all trainers, in rank
-order, into a batch that `BankPlanner` plans like any other. Its positions are requests, each a distinct row of a trainer.
-"""
+"""The two halves of a step of several trainers: what a trainer reads, and what it is asked for as an owner of rows. An
+owner joins the requests of all, in rank order, into a batch that `BankPlanner` plans like any other. Its positions are
+requests, each a distinct row of a trainer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

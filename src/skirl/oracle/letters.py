@@ -1,9 +1,4 @@
-"""Letters that trainers send each other about a batch: one array of int32 from every trainer to every trainer.
-
-A letter begins with its kind, the number of the batch and the sender's vote (2 words). For a batch, the row counts of
-every table of every bank follow, then the rows, bank after bank. For an error, its text follows. A row is one word, and
-half a word more in a table of more than 2**31 rows.
-"""
+"""Letters that trainers send each other about a batch: one array of int32 from every trainer to every trainer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -38,6 +33,10 @@ class Letter:
 
 class Letters:
     """Writes and reads letters about batches of these banks.
+
+    A letter begins with its kind, the number of the batch and the sender's vote (2 words). For a batch, the row counts of
+    every table of every bank follow, then the rows, bank after bank. For an error, its text follows. A row is one word,
+    and half a word more in a table of more than 2**31 rows.
 
     **Arguments**
 

@@ -1,8 +1,6 @@
 """The kernels of planning: link a batch's uses when it enters; move rows out and in and hand slots on when it is planned.
 
-Kernels with `borders, ..., lo, hi` work on stretches lo..hi of the bank's tables and touch nothing of other tables, so
-stretches run in parallel. Memory that is far apart is prefetched.
-"""
+Kernels with `borders, ..., lo, hi` touch nothing but the bank's tables lo..hi, so stretches run in parallel."""
 
 import numpy as np
 

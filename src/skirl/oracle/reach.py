@@ -1,8 +1,6 @@
-"""The reach of the window: when it is full. Several owners decide it together, so that all plan the same batches.
-
-What each says is sent along with the ids of the next batch. Steps that are planned until then change it. So an owner
-does not only say that its window is full, but for how many steps it stays full.
-"""
+"""The reach of the window: when it is full. Several owners decide it together, so that all plan the same batches. What
+each says is sent with the ids of the next batch, and steps planned until then change it: so an owner says for how many
+steps its window stays full."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

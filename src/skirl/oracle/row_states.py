@@ -1,14 +1,4 @@
-"""The state of a row, one int32: what the planner knows of it.
-
-    0                   nothing: not in the window, not resident, and no eviction is remembered
-    place + 1           in the window: the place of its last use there (see uses.py)
-    -1 - slot           resident, and not used in the window
-    -2**30 - 1 - number evicted: the number of that eviction, modulo 2**30
-
-The states of small tables are in one array, row after row; those of all other rows are found by a hash index. A handle is
-the index of a state, in the array or among the hashed ones. If an owner's rows of a larger table can be numbered
-(share.py), their states are in the array too, after those of small tables.
-"""
+"""The state of a row, one int32: what the planner knows of it."""
 
 import mmap
 from collections.abc import Sequence
@@ -37,6 +27,14 @@ _BYTES_A_STATE = 8
 
 class RowStates:
     """The states of all rows of a bank.
+
+        0                   nothing: not in the window, not resident, and no eviction is remembered
+        place + 1           in the window: the place of its last use there (see uses.py)
+        -1 - slot           resident, and not used in the window
+        -2**30 - 1 - number evicted: the number of that eviction, modulo 2**30
+
+    States of small tables, and of rows that an owner can number (share.py), are in one array, row after row; a hash index
+    finds those of all other rows. A handle is the index of a state, in the array or among the hashed ones.
 
     **Arguments**
 

@@ -1,11 +1,4 @@
-"""The uses of the window: one for each distinct row of each batch. Each use of a row is linked to the next.
-
-A use is three int32: the row's handle, the place of the row's next use, and the row's slot once it is known.
-
-The slot of a use not yet planned:   slot >= 0   the row is there
-                                     -1          not known: an earlier use comes first, or the row is nowhere
-                                     < -EVICTED  it was evicted: the number of the eviction, as in the row's state
-"""
+"""The uses of the window: one for each distinct row of each batch. Each use of a row is linked to the next."""
 
 import bisect
 
@@ -20,7 +13,12 @@ AT_ONCE = 1 << 26
 class Uses:
     """The uses of all batches of the window.
 
-    Those of one batch are adjacent, in blocks whose size is a power of two.
+    Those of one batch are adjacent, in blocks whose size is a power of two. A use is three int32: the row's handle, the
+    place of the row's next use, and the row's slot once it is known. The slot of a use not yet planned:
+
+        slot >= 0   the row is there
+        -1          not known: an earlier use comes first, or the row is nowhere
+        < -EVICTED  it was evicted: the number of the eviction, as in the row's state
 
     **Arguments**
 

@@ -1,11 +1,4 @@
-"""Copies of batches that the window may keep, and their size.
-
-A loader may reuse its buffers, and a tensor from a DataLoader's worker holds a file descriptor as long as it lives.
-`copy.deepcopy` alone would not do: it copies the storage behind a tensor, which for a loader that yields slices of one
-large tensor is the whole data set, for each batch. So tensors are cloned first, and everything else is left to
-deepcopy. A mode that intercepts the copying of tensors would find them in any object, but an interrupt could leave it
-switched on.
-"""
+"""Copies of batches that the window may keep, and their size."""
 
 import copy
 from collections.abc import Iterable, Iterator

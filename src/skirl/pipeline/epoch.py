@@ -1,11 +1,6 @@
 """The future of a whole epoch: a first pass spools which rows each batch uses, a backward scan finds every next use.
 
-The spool is a file of 4 bytes per batch and distinct row, so an epoch of 4.2 billion ids (Criteo Terabyte, batch
-16,384) takes about 100 GB at most. Memory stays O(distinct rows), and is freed when the second pass begins. Keeping
-batches in memory instead would bound the epoch by RAM.
-
-The second pass must bring the same batches in the same order: a digest of every batch's ids is compared.
-"""
+The second pass must bring the same batches in the same order: a digest of every batch's ids is compared."""
 
 import tempfile
 from collections.abc import Iterator, Sequence

@@ -74,7 +74,7 @@ def lookahead(
     - `depth`: batches that the oracle knows. "auto" reads until the window has four times the cache in rows, which
       comes within a few percent of the fewest possible fetches; "epoch" knows all, and reads the loader twice.
     - `prefetch`: how many steps ahead rows travel; 2 hides a store that takes as long as a step.
-    - `accumulate`: micro-batches in a step. Rows are updated once, after the last one's backward.
+    - `accumulate`: micro-batches in a step, 1 as in a plain loop. Rows are updated once, after the last one's backward.
     - `shards`: number of equal parts of a step's samples, a power of two; the step's loss is the mean over them. The
       loader yields these parts one after the other, and the loop's body runs for each as for a batch. Rows are updated
       after the last backward, and `step()` of a dense optimizer does nothing until then. The bits depend on this
@@ -83,9 +83,11 @@ def lookahead(
     - `policy`: which rows leave: "min", or "lru", "lfu", "ttl" for comparison.
     - `ramp`: begin with a window of 8 batches that grows; False waits for the whole window before the first step.
     - `window_bytes`: memory that the window's batches may take. By default 1 GiB, or no limit if `depth` is a number.
-    - `plan_threads`: threads of the oracle, in addition to those of torch.
-    - `patience`: seconds that a loader or a store may take for one batch before it counts as hanging.
-    - `trace`: file for the timeline of the stages, which chrome://tracing and Perfetto can show.
+    - `plan_threads`: threads of the oracle, in addition to those of torch. One plans millions of ids a second.
+    - `patience`: seconds that a loader or a store may take for one batch before it counts as hanging. Ten minutes by
+      default, since a slow one must not end a run.
+    - `trace`: file for the timeline of the stages, which chrome://tracing and Perfetto can show. None writes none: it
+      grows with every step.
 
     >>> import torch, skirl
     >>> embeddings = skirl.EmbeddingBagCollection([skirl.Table("a", 100, 2)], optimizer=skirl.SGD(lr=0.1), cache=4)

@@ -1,11 +1,6 @@
 """The stages around the oracle: plan, fetch and write back, each in its own thread, alongside the training loop.
 
-loop: feed ->  plan  -> planned ->  fetch  -> ready -> loop: next, which makes the rows resident
-                                      ^                        |
-                                  the store  <-  write  <- writes
-
-If several trainers share the rows, one more stage moves values and gradients between them while the loop computes.
-"""
+If several trainers share the rows, one more stage moves values and gradients between them while the loop computes."""
 
 import os
 import sys
@@ -35,7 +30,12 @@ BACKLOG = 4
 
 
 class Pipeline:
-    """Runs one pass over a stream of batches."""
+    """Runs one pass over a stream of batches.
+
+    loop: feed ->  plan  -> planned ->  fetch  -> ready -> loop: next, which makes the rows resident
+                                          ^                        |
+                                      the store  <-  write  <- writes
+    """
 
     def __init__(
         self,

@@ -1,14 +1,6 @@
 """The timeline of a run: what every thread did when, as a file for https://ui.perfetto.dev or chrome://tracing.
 
-    read, wait, load, compute    in the lane of the training loop
-    enter, plan | fetch | write  in a lane for each thread of the pipeline
-
-Each event names its step and the rows it moved, and arrows join those of one step. A fetch under the compute of earlier
-steps is hidden; a `wait` shows what was not hidden. A step makes about 8 events of 164 bytes, 4 us each. A million steps
-make 1.3 GB, so trace a few hundred. Whole lines go to the file every 32 KiB and every second, and memory does not grow
-beyond that. The array format needs no closing bracket, so the file of a killed run opens too. torch.profiler sees operators
-instead of steps, keeps all events in memory until it is stopped, and loses them when the run is killed.
-"""
+A fetch under the compute of earlier steps is hidden; a `wait` shows what was not hidden."""
 
 import errno
 import json
@@ -35,6 +27,10 @@ FLUSH_SECONDS = 1.0
 
 class Timeline:
     """Writes events to a file as they end. Any thread may add one. Opening it replaces the file.
+
+    Events `read`, `wait`, `load` and `compute` are in the lane of the training loop; `enter` and `plan`, `fetch`, and
+    `write` each in that of a thread of the pipeline. An event names its step and the rows it moved, and arrows join those
+    of one step.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:

@@ -1,8 +1,6 @@
 """The window of one pass: batches that were read and not planned yet, from their ids to their Steps.
 
-It belongs to the planner's thread. Its first batches decide how the caches are split between record widths. A batch
-that does not fit into its part begins a new window, and a new split.
-"""
+It belongs to the planner's thread."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

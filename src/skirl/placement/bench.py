@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from skirl.core.keys import key_of
 from skirl.core.placement import Cut, Placement
 from skirl.core.placement_plan import PlacementPlan, Site
 from skirl.measure.bench.helpers import at_least_one, result
@@ -239,7 +240,7 @@ def site_ns_key(keys: int = 1 << 20, rounds: int = 15) -> float:
     - `rounds`: number of rounds.
     """
     rng = np.random.default_rng(0)
-    some = rng.integers(0, 26, keys) << 48 | rng.integers(0, 1 << 22, keys)
+    some = key_of(rng.integers(0, 26, keys), rng.integers(0, 1 << 22, keys))
     cuts = {table: Cut.weighted(rng.random(8).tolist()) for table in range(26)}
     placement, best = Placement(8, Cut.even(range(8)), cuts, "sites"), math.inf
     for _ in range(rounds + 1):

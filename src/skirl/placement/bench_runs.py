@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from skirl.checkpoint import load, save
 from skirl.core.batch import KeyedJagged, Sparse
+from skirl.core.keys import table_of
 from skirl.core.optim import RowwiseAdagrad
 from skirl.core.placement import Cut
 from skirl.core.placement_plan import PlacedTable, PlacementPlan, Site
@@ -243,7 +244,7 @@ def _digest(embeddings: EmbeddingBagCollection) -> str:
     keys = np.sort(np.concatenate([np.empty(0, np.int64), *store.keys()]))
     for record in store.layout.kinds:
         tables = [number for number, of in store.layout.records.items() if of == record]
-        mine = keys[np.isin(keys >> 48, tables)]
+        mine = keys[np.isin(table_of(keys), tables)]
         rows: Any = np.empty((len(mine), record.width), record.dtype)
         assert store.read(mine, rows).all()
         digest.update(mine.tobytes() + rows.tobytes())

@@ -1,10 +1,4 @@
-"""The share of each table for each of several unequal sites: the least time of the busiest one, within memory limits.
-
-A table is an amount of memory of some density: bytes moved per byte held. A site is a point: the memory that it has,
-and the bytes that it can move in the time. Sort the sites by bytes moved per byte held, highest first: the tables can
-fill them exactly if, for every n, the first n sites need no more than the densest rows that fit into their memory. So
-the least time has a formula, and each full site takes one range of densities: no linear programme is solved.
-"""
+"""The share of each table for each of several unequal sites: the least time of the busiest one, within memory limits."""
 
 from collections.abc import Sequence
 

@@ -38,6 +38,7 @@ class SweepCommand(Composed):
         "data", "model", "dim", "batch", "steps", "vary", "variants", "search", "trials", "alpha", "rungs", "keep", "plan",
         "cache",
     )  # fmt: skip
+    hidden: ClassVar[tuple[str, ...]] = ("shards", "peer_patience", "wandb")  # a sweep has one trainer and many runs
     of_one_run: ClassVar[tuple[str, ...]] = (
         "run", "trace", "save", "save_every", "save_minutes", "resume", "json", "quiet",
     )  # fmt: skip

@@ -1,8 +1,4 @@
-"""One plan, several packs: the engines of all variants in the place of one, for the lookahead and its pipeline.
-
-A plan names rows and slots, and no numbers: each engine carries the same Steps out over rows of its own dim, optimizer,
-seed and store.
-"""
+"""One plan, several packs: the engines of all variants in the place of one, for the lookahead and its pipeline."""
 
 import threading
 from collections.abc import Mapping, Sequence

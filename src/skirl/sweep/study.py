@@ -22,7 +22,7 @@ NAME, OURS = "skirl", "skirl"
 """Name of the study, and of the attribute in which it keeps our facts."""
 _ASKED = 100
 """Give up after drawing this many times the wanted number of trials: new ones are too rare."""
-_FREE = ("cache", "movement", "device")
+_FREE = ("cache", "movement", "peers", "device")
 """Parts of a recipe that do not change results."""
 
 

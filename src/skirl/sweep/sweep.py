@@ -75,18 +75,20 @@ class Sweep:
     - `variants`: at least one, each of another name.
     - `tables`: as for `EmbeddingBagCollection`.
     - `cache`: what the caches of all variants take together, such as "4GiB"; or rows of each.
-    - `store`: where all other rows are: "memory", or "disk:FOLDER", in which each variant has a folder of its name. Or a
-      function that gives the store of a variant, by its name.
-    - `optimizer`: trains the rows of variants that have no other.
-    - `seed`: for variants that have no other: seeds the rows' initial values and the random generator.
+    - `store`: where all other rows are: "memory", which needs no folder, or "disk:FOLDER", in which each variant has a
+      folder of its name. Or a function that gives the store of a variant, by its name.
+    - `optimizer`: trains the rows of variants that have no other. None is `RowwiseAdagrad()`: its state is one number a
+      row, and every variant holds its own.
+    - `seed`: for variants that have no other: seeds the rows' initial values and the random generator. It is fixed, so
+      that a sweep repeats, and one for all, so that variants differ only in their overrides.
     - `loss`: gives a variant's loss of a batch, `loss(model, batch)`, for `sweep.step`; or the loss and what to keep as
       `variant.kept`. By default `model.loss(batch)`.
     - `pooled`: whether ids of a feature are pooled; False: embeddings are as an `EmbeddingCollection`.
     - `dtype`, `device`, `resume`: as for `EmbeddingBagCollection`.
     - `form`: how `sweep.step` trains the variants: "loop", one after the other; "lanes", each in a thread, on a CPU; "auto",
       the faster of both, timed at the start and again when a variant leaves. No bit depends on it.
-    - `threads`: torch threads that each variant computes with, inside the with-block; with more than one there are no
-      lanes.
+    - `threads`: torch threads that each variant computes with, inside the with-block. Bits depend on it, so it is not
+      what the machine has; with more than 1 there are no lanes.
     """
 
     def __init__(
@@ -306,7 +308,7 @@ class Sweep:
         - `path`: the folder. Until all variants are on disk, the checkpoint before counts for all of them.
         - `parts`: gives what is saved of a variant beside its model, as the `optimizers` of `skirl.save`; its optimizer by
           default.
-        - `also`: facts that `load` gives back; what JSON can hold.
+        - `also`: facts that `load` gives back; what JSON can hold. None is no facts.
         - `wait`: return only when it is on disk. False returns once training may go on; what it returns has `wait`, and the
           next save waits for it, as does a variant that leaves.
         """

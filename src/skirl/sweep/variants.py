@@ -17,6 +17,7 @@ _SHARED = {
     "step": "a batch is cut once for all variants",
     "cache": "all variants share one plan and one place for rows",
     "movement": "rows of all variants move together",
+    "peers": "a sweep has one trainer",
     "device": "all variants compute in one place, in the same numbers",
 }
 """Parts of a recipe that all variants must share, and why."""

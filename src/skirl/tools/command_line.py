@@ -17,6 +17,7 @@ def read_flags(
     args: Sequence[str],
     *,
     common: Collection[str] = (),
+    hidden: Collection[str] = (),
     positional: str | None = None,
     example: str | None = None,
 ) -> dict[str, Any]:
@@ -29,6 +30,7 @@ def read_flags(
     - `flags`: the flags that it has.
     - `args`: the command line.
     - `common`: flags that help shows first, in this order; those without a group follow, all others are in groups.
+    - `hidden`: flags that are read and that help does not show.
     - `positional`: a flag that may be given without its name.
     - `example`: a whole command line to show in the error if the positional flag is missing.
     """
@@ -39,7 +41,7 @@ def read_flags(
 
     if positional is not None:
         text += f" {prog} {positional.upper()} is the same as {prog} --{positional} {positional.upper()}."
-    needed = _needed(flags, args)
+    needed = _needed(flags, args, hidden)
     first = [name for name in common if name in flags] + [n for n in flags if n not in common and not flags[n].group]
     order = [flags[name] for name in dict.fromkeys([*first, *flags]) if name in needed]
     no_pairs = (tyro.conf.FlagCreatePairsOff,)  # --json, and no --no-json
@@ -145,11 +147,11 @@ def _asks(args: Sequence[str]) -> bool:
     return any(arg in ("-h", "--help") or arg.startswith("--tyro-") for arg in args)
 
 
-def _needed(flags: Mapping[str, Flag], args: Sequence[str]) -> set[str]:
-    """Return the flags that tyro has to know: those given, and positional ones. The others would take it 0.1 s."""
+def _needed(flags: Mapping[str, Flag], args: Sequence[str], hidden: Collection[str]) -> set[str]:
+    """Return the flags that tyro has to know: those given or shown, and positional ones. Others would take it 0.1 s."""
     given = dict(_given(flags, args)[0])
-    always = _asks(args)
-    return {n for n, flag in flags.items() if always or n in given or get_origin(flag.type) is Annotated}
+    shown = {n for n in flags if n not in hidden} if _asks(args) else set()
+    return {n for n, flag in flags.items() if n in shown or n in given or get_origin(flag.type) is Annotated}
 
 
 def _refuse(prog: str, why: str) -> NoReturn:

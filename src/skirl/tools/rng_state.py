@@ -1,8 +1,4 @@
-"""The states of the random generators that a training script uses without naming one.
-
-They are saved with a checkpoint, and restored when a run is resumed, so that a DataLoader's seed and dropout are what
-they would have been.
-"""
+"""The states of the random generators that a training script uses without naming one, saved with a checkpoint."""
 
 import random
 from collections.abc import Iterator

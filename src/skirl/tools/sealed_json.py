@@ -1,8 +1,6 @@
 """A JSON file that is replaced whole and read back only if unchanged: its last entry is the SHA-256 of the rest.
 
-Renaming such a header into place makes all files that it names the current state in one step. Plans and costs, which people
-may edit, have a digest that may be left out.
-"""
+Plans and costs, which people may edit, have a digest that may be left out."""
 
 import hashlib
 import importlib.metadata

@@ -1,8 +1,5 @@
-"""Checks of the form of what was read from a file, before it is used.
-
-A form is a `Kind`, a dict of forms by name (all are needed, others are allowed), `[form]` for a list, or `{...: form}`
-for a dict with any names.
-"""
+"""Checks of the form of what was read from a file, before it is used. A form is a `Kind`, a dict of forms by name (all are
+needed, others are allowed), `[form]` for a list, or `{...: form}` for a dict with any names."""
 
 import math
 from collections.abc import Callable, Mapping

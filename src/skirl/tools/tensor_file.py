@@ -1,8 +1,6 @@
 """Safetensors files that are written and read in pieces, with a checksum for each tensor.
 
-Memory holds one piece, not the file. An `Entry` describes a file to its reader, which compares the file's header
-instead of parsing it.
-"""
+An `Entry` describes a file to its reader, which compares the file's header instead of parsing it."""
 
 import hashlib
 import json

@@ -123,18 +123,28 @@ class MovementFlags:
     """Number of steps ahead that rows are fetched; this changes when they move, never the result."""
     link: str | None = None
     """Emulate a link between cache and store: RATE,DELAY such as 1Gbit,100us."""
-    peer_patience: float | None = None
-    """Seconds to wait for another trainer before the job ends with its name; $SKIRL_PATIENCE or 600 if not given."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.prefetch <= 1024:
             raise ValueError(f"prefetch is {self.prefetch}: set it between 0 and 1024 steps")
-        if self.peer_patience is not None and not self.peer_patience > 0:
-            raise ValueError(f"peer_patience is {self.peer_patience}: set it to seconds above 0")
         if self.link is not None:
             from skirl.store.link import Link
 
             Link.parse(self.link)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerFlags:
+    """The other trainers of a job."""
+
+    group: ClassVar[str] = "cache"
+
+    peer_patience: float | None = None
+    """Seconds to wait for another trainer before the job ends with its name; $SKIRL_PATIENCE or 600 if not given."""
+
+    def __post_init__(self) -> None:
+        if self.peer_patience is not None and not self.peer_patience > 0:
+            raise ValueError(f"peer_patience is {self.peer_patience}: set it to seconds above 0")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from skirl.data.flags import DataFlags
 from skirl.models.flags import LayerFlags, ModelFlags
 from skirl.tools.flags import Composed, check_types
-from skirl.train.flags import CacheFlags, DeviceFlags, MovementFlags, OptimizerFlags, RateFlags, StepFlags
+from skirl.train.flags import CacheFlags, DeviceFlags, MovementFlags, OptimizerFlags, PeerFlags, RateFlags, StepFlags
 
 if TYPE_CHECKING:  # torch takes 1.4 s to import, which help and a wrong flag do without
     import torch
@@ -41,6 +41,7 @@ class Recipe(Composed):
     step: StepFlags = field(default_factory=StepFlags)
     cache: CacheFlags = field(default_factory=CacheFlags)
     movement: MovementFlags = field(default_factory=MovementFlags)
+    peers: PeerFlags = field(default_factory=PeerFlags)
     device: DeviceFlags = field(default_factory=DeviceFlags)
 
     def __post_init__(self) -> None:

@@ -27,7 +27,7 @@ from skirl.tools.config import read_config
 from skirl.tools.flags import WrongFlags, flags_of
 from skirl.tools.sealed_json import CheckpointError, OtherVersion
 from skirl.train.chosen import Chosen
-from skirl.train.flags import CacheFlags, MovementFlags, RateFlags, StepFlags
+from skirl.train.flags import CacheFlags, MovementFlags, PeerFlags, RateFlags, StepFlags
 from skirl.train.recipe import Recipe
 from skirl.train.resumed import run_of
 from skirl.train.same_data import check_same_data
@@ -171,7 +171,7 @@ def _data(flags: Mapping[str, Any], chosen: Chosen) -> DataFlags:
 def _recipe(flags: Mapping[str, Any], data: DataFlags) -> Recipe:
     """Return the run's recipe over this data. What only training needs stays at its default."""
     made: dict[str, Any] = {"data": data, "rates": RateFlags(), "step": StepFlags()}
-    made |= {"cache": CacheFlags(), "movement": MovementFlags()}
+    made |= {"cache": CacheFlags(), "movement": MovementFlags(), "peers": PeerFlags()}
     hints = get_type_hints(Recipe)
     for part in fields(Recipe):
         if part.name not in made:

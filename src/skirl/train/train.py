@@ -187,7 +187,7 @@ def train(
 ) -> dict[str, Any]:
     """Train, showing progress; what came of it. flags: all of the command's, to write down."""
     recipe.use_threads()
-    share = Share.of_job(recipe.device.device, recipe.movement.peer_patience)
+    share = Share.of_job(recipe.device.device, recipe.peers.peer_patience)
     recipe, (log, show) = share.recipe(recipe), share.shown(log, show)
     flags = {**flags, "shards": recipe.step.shards}
     origin = agreed_start(share, saving, flags)

@@ -8,7 +8,7 @@ from skirl.cli import main
 from skirl.measure.bench.start import Start
 
 
-@pytest.mark.slow  # 20 s; tests/nn/test_wide.py also checks that nothing is compiled twice
+@pytest.mark.slow  # 20 s; tests/engine/kernels/test_wide.py also checks that nothing is compiled twice
 def test_a_second_process_loads_what_the_first_compiled(capsys):
     assert main(["bench", "start", "--dim", "16", "--json"]) == 0
     (line,) = capsys.readouterr().out.splitlines()

@@ -1,8 +1,4 @@
-"""MIND's behaviors.tsv: each line is an impression, and each item that it shows is a sample.
-
-Columns: impression, user, time, history (items separated by spaces), shown (items, each with "-1" appended if it was clicked
-and "-0" if not; with nothing in the test set).
-"""
+"""MIND's behaviors.tsv: each line is an impression, and each item that it shows is a sample."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,6 +12,8 @@ from skirl.data.files.schema import FileSchema, Id, Label, Text
 from skirl.data.files.text import PART, TextFile
 
 LINE = ("impression", "user", "time", "history", "shown")
+"""The columns. Items of a history are separated by spaces, and so are items shown, each of which ends with "-1" if it was
+clicked and "-0" if not; in the test set it has no ending."""
 MIND = FileSchema(
     labels=(Label("click"),),
     dense=(),

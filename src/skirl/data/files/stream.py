@@ -1,12 +1,6 @@
 """Batches from files: epochs, shuffled windows, and a position to resume from.
 
-    parts -> encoded pieces -> windows of rows -> (permuted) -> batches
-
-A window is a whole number of batches (one, if nothing is shuffled), and its rows are permuted by the random stream named
-(seed, epoch, window). So a state is a few numbers: where the window begins and which of its batches comes next. A shuffle
-buffer, which emits a random row for each row that enters, would mix a little further, but its state would be all the rows
-in it.
-"""
+Parts become encoded pieces, these windows of rows, which are permuted, and these batches."""
 
 import logging
 from collections.abc import Iterator, Mapping

@@ -1,8 +1,6 @@
 """The backward on a GPU, in Triton: sum a row's gradients and apply the row optimizer, in one pass over the row.
 
-Half-precision rows are stored with stochastic rounding. Its seed is (seed, step, key, place in the record), so that a
-run repeats. **Not run on a GPU yet.**
-"""
+**Not run on a GPU yet.**"""
 
 # pyright: reportInvalidTypeForm=false, reportGeneralTypeIssues=false
 # (Triton's types: an annotated number, a function that returns a tuple.)
@@ -271,7 +269,10 @@ def _update(
 
 @triton.jit
 def _write(to, x, mask, base, part: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr):
-    """Store a part of records, with stochastic rounding if they are half-precision."""
+    """Store a part of records, with stochastic rounding if they are half-precision.
+
+    Its seed is (seed, step, key, place in the record), so that a run repeats.
+    """
     if HALF:
         tl.store(to, _rounded(x, uniform(base, part, ROWS, D), to.dtype.element_ty), mask=mask)
     else:

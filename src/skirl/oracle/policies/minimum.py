@@ -1,8 +1,6 @@
 """Belady's MIN by batches, within the window: the row whose next batch is farthest leaves.
 
-Rows of unknown future leave first, in order of least recent use. They wait in a queue, where a row that the window
-wants again leaves a gap. Rows with the same next batch share a list, in pieces of 15 slots.
-"""
+Rows of unknown future leave first, in order of least recent use."""
 
 import numpy as np
 
@@ -19,7 +17,8 @@ class Minimum:
     wants_last = False
 
     def __init__(self, capacity: int, depth: int) -> None:
-        # Rows of unknown future: slots in order, and the place of each slot in this queue. Where they differ is a gap.
+        # Rows of unknown future: slots in order, and the place of each slot in this queue. Where they differ is a gap, which
+        # a row leaves that the window wants again.
         self._queue = np.empty(2 * capacity + 1, np.int32)
         self._place = np.full(capacity, -1, np.int32)
         self._begin = self._end = 0

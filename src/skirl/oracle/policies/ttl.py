@@ -1,8 +1,6 @@
-"""BagPipe's rule, for comparison: a row stays until the last batch of the window that uses it, its time to live.
-
-The time to live is set when a batch that uses the row is planned. Batches that enter later do not extend it. Expired
-rows leave at a clean-up every quarter of the window. If the live rows do not fit, those that would live longest leave.
-"""
+"""BagPipe's rule, for comparison: a row stays until the last batch of the window that uses it, its time to live. That is
+set when a batch that uses the row is planned; batches that enter later do not extend it. Expired rows leave every
+quarter of the window; if the live ones do not fit, those that would live longest leave."""
 
 import numpy as np
 

@@ -1,9 +1,6 @@
 """Compiled loops that put items on ranks: greedily, then by moves and swaps. Fixed items stay where they are.
 
-Item i has compute[i] and exchange[i] in ms, nbytes[i], and fixed[i] (its rank, or -1). Rank r multiplies the two times
-by slow[r] and far[r], and has room for caps[r] bytes. The sum of bytes over the caps counts first, then the time of the
-busiest rank.
-"""
+The sum of bytes over the caps counts first, then the time of the busiest rank."""
 
 import numpy as np
 
@@ -16,6 +13,9 @@ EPS = 1e-9
 @kernel
 def greedy(order, compute, exchange, nbytes, fixed, slow, far, caps, at, load, used):
     """Put each item of `order` on the least busy rank that has room, or else on the one that is then least over.
+
+    Item i has compute[i] and exchange[i] in ms, nbytes[i], and fixed[i] (its rank, or -1). Rank r multiplies the two times
+    by slow[r] and far[r], and has room for caps[r] bytes.
 
     **Arguments**
 

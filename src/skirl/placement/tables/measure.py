@@ -1,8 +1,6 @@
-"""Measuring lookups and updates of parts of tables on this machine: the engine's kernels, CPU times, minima of rounds.
-
-Rows lie in one arena whose pages are touched beforehand, the last-level cache is evicted before each run, and
-everything that is measured takes turns, so that a busy neighbour affects all of it alike.
-"""
+"""Measuring lookups and updates of parts of tables on this machine: the engine's kernels, CPU times, minima of rounds. The
+last-level cache is evicted before each run, and everything that is measured takes turns, so that a busy neighbour
+affects all of it alike."""
 
 import json
 import secrets

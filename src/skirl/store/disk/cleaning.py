@@ -1,8 +1,6 @@
-"""Keep a disk store within its limit: by default at most 1.5 times the payload of its rows, garbage included.
-
-The live rows of the segment with the most garbage are appended again, until it has none left and its files can be
-removed. Once the store is full, every write does part of this work.
-"""
+"""Keep a disk store within its limit: by default at most 1.5 times the payload of its rows, garbage included. The live
+rows of the segment with the most garbage are appended again, until its files can be removed. Once the store is full,
+every write does part of this work."""
 
 from collections.abc import Callable, Iterator
 

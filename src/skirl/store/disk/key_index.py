@@ -1,8 +1,6 @@
-"""The position of each key's newest record, in 6.7 to 7.4 bytes per row if the sizes of the tables are known.
-
-This is a hash table that is sorted by hash and has gaps. A key's *share* is the place in proportion to its hash; the key
-is there or soon after it. So its place tells most bits of its hash, and only the lower 16, 32 or 64 bits are kept.
-"""
+"""The position of each key's newest record, in 6.7 to 7.4 bytes per row if the sizes of the tables are known: a hash table
+sorted by hash, with gaps. A key's *share* is the place in proportion to its hash; the key is there or soon after it. So
+its place tells most bits of its hash, and only the lower 16, 32 or 64 bits are kept."""
 
 from collections.abc import Mapping
 

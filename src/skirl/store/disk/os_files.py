@@ -1,8 +1,6 @@
-"""All calls of the disk store to the operating system, in one place, so that a test can replace them.
-
-After a power loss, a file has the bytes as of its last `sync`, and a folder the names as of its last `sync_folder`. Later
-changes may be there or not, in any order. Rows are read elsewhere: by the kernels in `records.py`, which change nothing.
-"""
+"""All calls of the disk store to the operating system, so that a test can replace them. After a power loss, a file has the
+bytes as of its last `sync`, a folder the names as of its last `sync_folder`; later changes may be there or not, in any
+order. Rows are read elsewhere: by the kernels in `records.py`, which change nothing."""
 
 import contextlib
 import errno
