@@ -17,6 +17,8 @@ from skirl.train.report.run_folder import lines_of
 
 DRAWN = 6
 """How many variants have lines in the charts, the best ones: as many as there are colours. The tables list all."""
+MOST_RATES = 60
+"""Most stretches of the chart of the speed: shorter ones would show the noise of single steps."""
 ERRORS = 2.0
 """Half the width of a difference's band, in standard errors."""
 OF_SWEEP = {"flags": {...: ANY}, "variants": [{"name": TEXT, "overrides": {...: ANY}}], "started": TEXT}
@@ -54,7 +56,7 @@ def report(folder: Path, page: Path | None) -> dict[str, Any]:
         "variants": [variant["name"] for variant in sweep["variants"]],
         "left": left,
         "step": standings[-1]["step"] if standings else 0,
-        "seconds": standings[-1]["seconds"] if standings else 0.0,
+        "seconds": sum(standings[last]["seconds"] for _, last in _sittings(standings)),
         "standing": standings[-1]["places"] if standings else [],
     }
     losses = {name: _losses(folder / name) for name in facts["variants"]}
@@ -116,6 +118,16 @@ def drawn(
     page.charts([_losses_chart(order[:DRAWN], losses, gone), _differences_chart(order[1 : DRAWN + 1], standings, gone)])
     if len(order) > DRAWN:
         page.note(f"Drawn are the best {DRAWN} of {len(order)} variants. A line ends where its variant left.")
+    rates = speed(standings)
+    if rates:
+        page.heading("Time")
+        first, last = rates[0][0], rates[-1][0]
+        page.charts([_speed_chart(rates), _racing_chart(order, facts["left"], first, last)])
+        page.note(
+            "Each step trains all variants in the race on one batch, so steps take less time as variants leave. "
+            "The time before the first line is left out, as it has the start in it; so is that before the first line "
+            "after each resume."
+        )
     page.heading("When they left")
     page.bars(
         {
@@ -123,10 +135,67 @@ def drawn(
             for variant in order
         }
     )
+    resumed = standings[-1].get("begun_at")
     page.note(
-        f"Begun {facts['started']}. Each variant has a folder of its own here, which skirl report draws a page of."
+        (f"Resumed {facts['started']} after step {resumed:,}. " if resumed else f"Begun {facts['started']}. ")
+        + "Each variant has a folder of its own here, which skirl report draws a page of."
     )
     return page
+
+
+def speed(standings: Sequence[Mapping[str, Any]]) -> list[tuple[float, float]]:
+    """Return points of the line of steps a second over the steps, two for each stretch between standings.
+
+    Seconds begin anew where a sweep resumes, so no stretch reaches over a resume.
+
+    **Arguments**
+
+    - `standings`: lines of race.jsonl, in their order.
+
+    >>> speed([{"step": 10, "seconds": 9.0}, {"step": 20, "seconds": 14.0}, {"step": 30, "seconds": 16.0}])
+    [(10.0, 2.0), (20.0, 2.0), (20.0, 5.0), (30.0, 5.0)]
+    """
+    points: list[tuple[float, float]] = []
+    for first, last in _sittings(standings):
+        at = first
+        for i in range(first + 1, last + 1):
+            steps, seconds = (standings[i][what] - standings[at][what] for what in ("step", "seconds"))
+            if seconds > 0 < steps and (steps * MOST_RATES >= standings[-1]["step"] or i == last):
+                points += [(float(standings[k]["step"]), steps / seconds) for k in (at, i)]
+                at = i
+    return points
+
+
+def _sittings(standings: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
+    """Return the first and last standing of each part of a sweep that was resumed.
+
+    A resume shows in begun_at; lines from before that was written have only their seconds, which fall.
+    """
+    found: list[tuple[int, int]] = []
+    for i, now in enumerate(standings):
+        was = standings[i - 1] if i else now
+        same = now.get("begun_at") == was.get("begun_at") and now["seconds"] >= was["seconds"]
+        if i and same:
+            found[-1] = (found[-1][0], i)
+        else:
+            found.append((i, i))
+    return found
+
+
+def _speed_chart(rates: Sequence[tuple[float, float]]) -> Chart:
+    return Chart("steps a second", "step", {"steps": rates}, marks=(0.0,), log=(False, False), dots=False)
+
+
+def _racing_chart(names: Sequence[str], left: Sequence[Mapping[str, Any]], first: float, last: float) -> Chart:
+    """Draw how many variants are in the race from one step to another, as a staircase."""
+    ends = sorted(float(one["step"]) for one in left)
+    racing = len(names) - sum(end <= first for end in ends)
+    line = [(first, float(racing))]
+    for end in (end for end in ends if first < end <= last):
+        line += [(end, float(racing)), (end, float(racing - 1))]
+        racing -= 1
+    line.append((last, float(racing)))
+    return Chart("variants in the race", "step", {"variants": line}, marks=(0.0,), log=(False, False), dots=False)
 
 
 def _losses_chart(
