@@ -1,11 +1,13 @@
-"""The page of a sweep: its speed over the steps, also of one that was resumed."""
+"""The page of a sweep: its speed over the steps, also of one that was resumed, and how it looks in a browser."""
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from skirl.sweep.report import as_text, drawn, report, speed
+from tests.pages import NONE, mistakes
 
 
 def lines(*at: tuple[int, float] | tuple[int, float, int]) -> list[dict[str, Any]]:
@@ -68,6 +70,34 @@ def a_sweep(names: list[str], gone: dict[str, int], steps: list[int]) -> tuple[d
         "seconds": standings[-1]["seconds"], "standing": standings[-1]["places"], "started": "2024-01-01T00:00:00+00:00",
     }  # fmt: skip
     return facts, standings
+
+
+LONG = [
+    f"lr={lr},model=deep-cross-tiny,optimizer=rowwise-adagrad,dense_lr={dense:g},dim=128,seed={seed}"
+    for lr in (0.005, 0.02)
+    for dense in (0.001, 1e-05)
+    for seed in range(6)
+]
+
+
+def test_no_text_of_the_page_is_cut_off_or_lies_on_a_line(browse: Callable[[Path], str], tmp_path: Path):
+    """With many variants, whose names are long, and lines that fill their charts."""
+    steps = [12_500 * n for n in range(1, 101)]
+    gone = {name: 1_250_000 - 50_000 * rank for rank, name in enumerate(LONG) if rank > 2}
+    facts, standings = a_sweep(LONG, gone, steps)
+    losses = {name: [(float(step), 0.4 + 0.1 * (step // 12_500 % 3)) for step in steps] for name in LONG}
+    page = drawn("deep-cross-tiny-parquet-2024-01-01T00-00-00", facts, standings, losses).html()
+    assert mistakes(browse, tmp_path, page) == NONE
+
+
+def test_a_variant_has_one_colour_on_the_page():
+    """Also where some of them have no line in a chart."""
+    facts, standings = a_sweep(["a", "b", "c", "d"], {}, [10, 20])
+    page = drawn("s", facts, standings, {name: [(10.0, 0.5), (20.0, 0.4)] for name in "acd"}).html()
+    key = dict(re.findall(r'<i style="background:(#\w+)"></i> (\w)<', page))
+    assert list(key.values()) == ["a", "b", "c", "d"]
+    drawn_in = re.findall(r"<polyline[^>]* stroke=\"(#\w+)\"", page)
+    assert [key[color] for color in drawn_in[:6]] == ["a", "c", "d", "b", "c", "d"]
 
 
 def test_the_number_in_the_race_falls_at_the_steps_at_which_variants_left():

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from skirl.tools.os_errors import writing
 from skirl.tools.progress import clock
 from skirl.tools.shape_of import AMOUNT, ANY, COUNT, SCORE, TEXT, finite, misfit
 from skirl.train.report.page import Page
-from skirl.train.report.plot import Chart
+from skirl.train.report.plot import COLORS, Chart
 from skirl.train.report.run_folder import lines_of
 
 DRAWN = 6
@@ -115,7 +116,9 @@ def drawn(
     gone = {left["variant"]: left["step"] for left in facts["left"]}
     order = [at["variant"] for at in facts["standing"]]
     page.heading("Losses and differences")
-    page.charts([_losses_chart(order[:DRAWN], losses, gone), _differences_chart(order[1 : DRAWN + 1], standings, gone)])
+    colors = dict(zip(order, COLORS[:DRAWN], strict=False))
+    page.keys({_with_end(name, gone): color for name, color in colors.items()})
+    page.charts([_losses_chart(colors, losses), _differences_chart(colors, order[0], standings, gone)])
     if len(order) > DRAWN:
         page.note(f"Drawn are the best {DRAWN} of {len(order)} variants. A line ends where its variant left.")
     rates = speed(standings)
@@ -198,18 +201,17 @@ def _racing_chart(names: Sequence[str], left: Sequence[Mapping[str, Any]], first
     return Chart("variants in the race", "step", {"variants": line}, marks=(0.0,), log=(False, False), dots=False)
 
 
-def _losses_chart(
-    names: Sequence[str], losses: Mapping[str, Sequence[tuple[float, float]]], gone: Mapping[str, int]
+def _losses_chart(colors: Mapping[str, str], losses: Mapping[str, Sequence[tuple[float, float]]]) -> Chart:
+    lines = {name: losses[name] for name in colors if losses.get(name)}
+    return _of_variants("log loss, each interval", lines, colors)
+
+
+def _differences_chart(
+    colors: Mapping[str, str], leader: str, standings: Sequence[Mapping[str, Any]], gone: Mapping[str, int]
 ) -> Chart:
-    lines = {_with_end(name, gone): losses[name] for name in names if losses.get(name)}
-    return Chart("log loss, each interval", "step", lines or {"none yet": [(0.0, 0.0)]}, log=(False, False), dots=False)
-
-
-def _differences_chart(names: Sequence[str], standings: Sequence[Mapping[str, Any]], gone: Mapping[str, int]) -> Chart:
     lines: dict[str, list[tuple[float, float]]] = {}
     bands: dict[str, list[tuple[float, float, float]]] = {}
-    for name in names:
-        title = _with_end(name, gone)
+    for name in (name for name in colors if name != leader):
         for standing in standings:
             at = next(at for at in standing["places"] if at["variant"] == name)
             if standing["step"] > gone.get(name, standing["step"]) or not (
@@ -217,12 +219,16 @@ def _differences_chart(names: Sequence[str], standings: Sequence[Mapping[str, An
             ):
                 continue
             step, half = float(standing["step"]), ERRORS * at["error"]
-            lines.setdefault(title, []).append((step, at["difference"]))
-            bands.setdefault(title, []).append((step, at["difference"] - half, at["difference"] + half))
+            lines.setdefault(name, []).append((step, at["difference"]))
+            bands.setdefault(name, []).append((step, at["difference"] - half, at["difference"] + half))
     title = f"difference to the leader at that step, and {ERRORS:g} standard errors"
-    return Chart(
-        title, "step", lines or {"none yet": [(0.0, 0.0)]}, marks=(0.0,), log=(False, False), dots=False, bands=bands
-    )
+    return replace(_of_variants(title, lines, colors), marks=(0.0,), bands=bands)
+
+
+def _of_variants(title: str, lines: Mapping[str, Sequence[tuple[float, float]]], colors: Mapping[str, str]) -> Chart:
+    if not lines:
+        return Chart(title, "step", {"none yet": [(0.0, 0.0)]}, log=(False, False), dots=False)
+    return Chart(title, "step", lines, log=(False, False), dots=False, colors=colors)
 
 
 def _with_end(name: str, gone: Mapping[str, int]) -> str:
