@@ -123,3 +123,18 @@ def test_the_time_of_a_resumed_sweep_is_that_of_all_its_parts(tmp_path: Path):
     (tmp_path / "sweep.json").write_text(json.dumps(sweep))
     assert as_text(report(tmp_path, None))["steps"] == "40 in 2:15"
     assert "Resumed 2024-01-01T00:00:00+00:00 after step 20." in (tmp_path / "report.html").read_text()
+
+
+def test_wide_bands_of_the_first_batches_do_not_squeeze_all_others():
+    facts, standings = a_sweep(["a", "b", "c"], {}, list(range(10, 310, 10)))
+    for standing in standings[:2]:
+        for at in standing["places"][1:]:
+            at["error"] = 50.0
+    page = drawn("s", facts, standings, {name: [(10.0, 0.5), (20.0, 0.4)] for name in "abc"}).html()
+    drawn_at = {
+        kind: [[float(point.split(",")[1]) for point in line.split()] for line in re.findall(pattern, page)]
+        for kind, pattern in (("band", r'<polygon points="([^"]*)"'), ("line", r'<polyline points="([^"]*)"'))
+    }
+    assert all(len(band) == 2 * 30 and min(band) > 30 and max(band) < 258 for band in drawn_at["band"])
+    b, c = drawn_at["line"][3:5]  # after the three losses
+    assert abs(b[-1] - c[-1]) > 100

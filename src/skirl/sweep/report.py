@@ -121,6 +121,7 @@ def drawn(
     page.charts([_losses_chart(colors, losses), _differences_chart(colors, order[0], standings, gone)])
     if len(order) > DRAWN:
         page.note(f"Drawn are the best {DRAWN} of {len(order)} variants. A line ends where its variant left.")
+    page.note("Where a band is much wider in the first tenth of its line, over few batches, it is cut off.")
     rates = speed(standings)
     if rates:
         page.heading("Time")
@@ -222,6 +223,13 @@ def _differences_chart(
             lines.setdefault(name, []).append((step, at["difference"]))
             bands.setdefault(name, []).append((step, at["difference"] - half, at["difference"] + half))
     title = f"difference to the leader at that step, and {ERRORS:g} standard errors"
+    later = [y for band in bands.values() for _, *ys in band[len(band) // 10 :] for y in ys]
+    low, high = min(later, default=0.0), max(later, default=0.0)
+    lines = {name: [(x, min(max(y, low), high)) for x, y in line] for name, line in lines.items()}
+    bands = {
+        name: [(x, min(max(down, low), high), min(max(up, low), high)) for x, down, up in band]
+        for name, band in bands.items()
+    }
     return replace(_of_variants(title, lines, colors), marks=(0.0,), bands=bands)
 
 
