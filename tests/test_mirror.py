@@ -99,7 +99,7 @@ ELSEWHERE = {
     "store/remote/bits.py store/remote/warm.py store/remote/warm_disk.py store/remote/wire.py": "store/remote/test_node.py",
     # Variants are compared with their lone runs, and wrong loops get a clear sentence each.
     "sweep/names.py": "sweep/test_checkpoint.py",
-    "sweep/entrant.py sweep/planned.py sweep/report.py sweep/run.py sweep/shown.py sweep/table.py "
+    "sweep/entrant.py sweep/planned.py sweep/run.py sweep/shown.py sweep/table.py "
     "sweep/folder.py sweep/resumed.py sweep/verify_command.py": "sweep/test_command.py",
     "sweep/crew.py": "sweep/test_crews.py",
     "sweep/diverged.py sweep/models.py": "sweep/test_refused.py",

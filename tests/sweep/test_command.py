@@ -176,7 +176,7 @@ def test_the_page_of_a_sweep_has_all_of_them(ran: tuple, tmp_path: Path, capsys:
     for name in result["by_variant"]:
         assert name in text
     assert text.count("<polygon") == 3  # variants there at the first line, except the winner
-    assert "diverged at step" in text
+    assert "diverged at step" in text and "steps a second" in text
     assert cli.main(["report", str(folder / result["winner"]), "--page", str(page)]) == 0
     capsys.readouterr()
     (tmp_path / "race.jsonl").write_bytes(b'{"event": "left"}\n')
@@ -185,8 +185,12 @@ def test_the_page_of_a_sweep_has_all_of_them(ran: tuple, tmp_path: Path, capsys:
     assert "race.jsonl, line 1 is not a line of a race" in capsys.readouterr().err
 
 
+def raced(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "race.jsonl").read_text().splitlines()]
+
+
 def without_times(line: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in line.items() if name != "seconds"}
+    return {name: value for name, value in line.items() if name not in ("seconds", "begun_at")}
 
 
 @pytest.mark.parametrize("store", ["memory", pytest.param("disk", marks=pytest.mark.slow)])
@@ -220,11 +224,10 @@ def test_a_sweep_that_was_told_to_stop_goes_on_with_the_same_race(store: str, tm
         assert again[name] == whole[name]
     for name, of in whole["by_variant"].items():
         assert again["by_variant"][name] | {"run": None} == of | {"run": None}
-    lines = [
-        [without_times(json.loads(line)) for line in (tmp_path / name / "run" / "race.jsonl").read_text().splitlines()]
-        for name in runs
-    ]
+    lines = [[without_times(line) for line in raced(tmp_path / name / "run")] for name in runs]
     assert lines[0] == lines[1]
+    first, second = (line for line in raced(tmp_path / "part" / "run") if line["event"] == "standing")
+    assert 0 < first["begun_at"] < first["step"] == 10 and (second["begun_at"], second["step"]) == (12, 20)
     goes_on_alone(tmp_path, store, [n for n, of in again["by_variant"].items() if of["left"] is None])
 
 

@@ -112,12 +112,21 @@ class SweepFolder:
     def standing(
         self, step: int, seconds: float, places: Sequence[Place], aucs: Callable[[], Mapping[str, float | None]]
     ) -> None:
-        """Record where all stand after a step. `aucs` is called only if needed: it takes milliseconds per variant."""
+        """Record where all stand after a step.
+
+        **Arguments**
+
+        - `step`: the step.
+        - `seconds`: since the sweep began, or resumed.
+        - `places`: of all variants.
+        - `aucs`: called only if needed: it takes milliseconds per variant.
+        """
         if self._race is None:
             return
         of = aucs()
         lines = [asdict(place) | {"auc": of.get(place.variant)} for place in places]
-        self._write({"event": "standing", "step": step, "seconds": seconds, "places": lines})
+        about = {"event": "standing", "step": step, "seconds": seconds, "begun_at": self._begun_at}
+        self._write({**about, "places": lines})
 
     @property
     def missing(self) -> list[str]:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ from skirl.tools.os_errors import writing
 from skirl.tools.progress import clock
 from skirl.tools.shape_of import AMOUNT, ANY, COUNT, SCORE, TEXT, finite, misfit
 from skirl.train.report.page import Page
-from skirl.train.report.plot import Chart
+from skirl.train.report.plot import COLORS, Chart
 from skirl.train.report.run_folder import lines_of
 
 DRAWN = 6
 """How many variants have lines in the charts, the best ones: as many as there are colours. The tables list all."""
+MOST_RATES = 60
+"""Most stretches of the chart of the speed: shorter ones would show the noise of single steps."""
 ERRORS = 2.0
 """Half the width of a difference's band, in standard errors."""
 OF_SWEEP = {"flags": {...: ANY}, "variants": [{"name": TEXT, "overrides": {...: ANY}}], "started": TEXT}
@@ -54,7 +57,7 @@ def report(folder: Path, page: Path | None) -> dict[str, Any]:
         "variants": [variant["name"] for variant in sweep["variants"]],
         "left": left,
         "step": standings[-1]["step"] if standings else 0,
-        "seconds": standings[-1]["seconds"] if standings else 0.0,
+        "seconds": sum(standings[last]["seconds"] for _, last in _sittings(standings)),
         "standing": standings[-1]["places"] if standings else [],
     }
     losses = {name: _losses(folder / name) for name in facts["variants"]}
@@ -113,9 +116,22 @@ def drawn(
     gone = {left["variant"]: left["step"] for left in facts["left"]}
     order = [at["variant"] for at in facts["standing"]]
     page.heading("Losses and differences")
-    page.charts([_losses_chart(order[:DRAWN], losses, gone), _differences_chart(order[1 : DRAWN + 1], standings, gone)])
+    colors = dict(zip(order, COLORS[:DRAWN], strict=False))
+    page.keys({_with_end(name, gone): color for name, color in colors.items()})
+    page.charts([_losses_chart(colors, losses), _differences_chart(colors, order[0], standings, gone)])
     if len(order) > DRAWN:
         page.note(f"Drawn are the best {DRAWN} of {len(order)} variants. A line ends where its variant left.")
+    page.note("Where a band is much wider in the first tenth of its line, over few batches, it is cut off.")
+    rates = speed(standings)
+    if rates:
+        page.heading("Time")
+        first, last = rates[0][0], rates[-1][0]
+        page.charts([_speed_chart(rates), _racing_chart(order, facts["left"], first, last)])
+        page.note(
+            "Each step trains all variants in the race on one batch, so steps take less time as variants leave. "
+            "The time before the first line is left out, as it has the start in it; so is that before the first line "
+            "after each resume."
+        )
     page.heading("When they left")
     page.bars(
         {
@@ -123,24 +139,80 @@ def drawn(
             for variant in order
         }
     )
+    resumed = standings[-1].get("begun_at")
     page.note(
-        f"Begun {facts['started']}. Each variant has a folder of its own here, which skirl report draws a page of."
+        (f"Resumed {facts['started']} after step {resumed:,}. " if resumed else f"Begun {facts['started']}. ")
+        + "Each variant has a folder of its own here, which skirl report draws a page of."
     )
     return page
 
 
-def _losses_chart(
-    names: Sequence[str], losses: Mapping[str, Sequence[tuple[float, float]]], gone: Mapping[str, int]
+def speed(standings: Sequence[Mapping[str, Any]]) -> list[tuple[float, float]]:
+    """Return points of the line of steps a second over the steps, two for each stretch between standings.
+
+    Seconds begin anew where a sweep resumes, so no stretch reaches over a resume.
+
+    **Arguments**
+
+    - `standings`: lines of race.jsonl, in their order.
+
+    >>> speed([{"step": 10, "seconds": 9.0}, {"step": 20, "seconds": 14.0}, {"step": 30, "seconds": 16.0}])
+    [(10.0, 2.0), (20.0, 2.0), (20.0, 5.0), (30.0, 5.0)]
+    """
+    points: list[tuple[float, float]] = []
+    for first, last in _sittings(standings):
+        at = first
+        for i in range(first + 1, last + 1):
+            steps, seconds = (standings[i][what] - standings[at][what] for what in ("step", "seconds"))
+            if seconds > 0 < steps and (steps * MOST_RATES >= standings[-1]["step"] or i == last):
+                points += [(float(standings[k]["step"]), steps / seconds) for k in (at, i)]
+                at = i
+    return points
+
+
+def _sittings(standings: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
+    """Return the first and last standing of each part of a sweep that was resumed.
+
+    A resume shows in begun_at; lines from before that was written have only their seconds, which fall.
+    """
+    found: list[tuple[int, int]] = []
+    for i, now in enumerate(standings):
+        was = standings[i - 1] if i else now
+        same = now.get("begun_at") == was.get("begun_at") and now["seconds"] >= was["seconds"]
+        if i and same:
+            found[-1] = (found[-1][0], i)
+        else:
+            found.append((i, i))
+    return found
+
+
+def _speed_chart(rates: Sequence[tuple[float, float]]) -> Chart:
+    return Chart("steps a second", "step", {"steps": rates}, marks=(0.0,), log=(False, False), dots=False)
+
+
+def _racing_chart(names: Sequence[str], left: Sequence[Mapping[str, Any]], first: float, last: float) -> Chart:
+    """Draw how many variants are in the race from one step to another, as a staircase."""
+    ends = sorted(float(one["step"]) for one in left)
+    racing = len(names) - sum(end <= first for end in ends)
+    line = [(first, float(racing))]
+    for end in (end for end in ends if first < end <= last):
+        line += [(end, float(racing)), (end, float(racing - 1))]
+        racing -= 1
+    line.append((last, float(racing)))
+    return Chart("variants in the race", "step", {"variants": line}, marks=(0.0,), log=(False, False), dots=False)
+
+
+def _losses_chart(colors: Mapping[str, str], losses: Mapping[str, Sequence[tuple[float, float]]]) -> Chart:
+    lines = {name: losses[name] for name in colors if losses.get(name)}
+    return _of_variants("log loss, each interval", lines, colors)
+
+
+def _differences_chart(
+    colors: Mapping[str, str], leader: str, standings: Sequence[Mapping[str, Any]], gone: Mapping[str, int]
 ) -> Chart:
-    lines = {_with_end(name, gone): losses[name] for name in names if losses.get(name)}
-    return Chart("log loss, each interval", "step", lines or {"none yet": [(0.0, 0.0)]}, log=(False, False), dots=False)
-
-
-def _differences_chart(names: Sequence[str], standings: Sequence[Mapping[str, Any]], gone: Mapping[str, int]) -> Chart:
     lines: dict[str, list[tuple[float, float]]] = {}
     bands: dict[str, list[tuple[float, float, float]]] = {}
-    for name in names:
-        title = _with_end(name, gone)
+    for name in (name for name in colors if name != leader):
         for standing in standings:
             at = next(at for at in standing["places"] if at["variant"] == name)
             if standing["step"] > gone.get(name, standing["step"]) or not (
@@ -148,12 +220,23 @@ def _differences_chart(names: Sequence[str], standings: Sequence[Mapping[str, An
             ):
                 continue
             step, half = float(standing["step"]), ERRORS * at["error"]
-            lines.setdefault(title, []).append((step, at["difference"]))
-            bands.setdefault(title, []).append((step, at["difference"] - half, at["difference"] + half))
+            lines.setdefault(name, []).append((step, at["difference"]))
+            bands.setdefault(name, []).append((step, at["difference"] - half, at["difference"] + half))
     title = f"difference to the leader at that step, and {ERRORS:g} standard errors"
-    return Chart(
-        title, "step", lines or {"none yet": [(0.0, 0.0)]}, marks=(0.0,), log=(False, False), dots=False, bands=bands
-    )
+    later = [y for band in bands.values() for _, *ys in band[len(band) // 10 :] for y in ys]
+    low, high = min(later, default=0.0), max(later, default=0.0)
+    lines = {name: [(x, min(max(y, low), high)) for x, y in line] for name, line in lines.items()}
+    bands = {
+        name: [(x, min(max(down, low), high), min(max(up, low), high)) for x, down, up in band]
+        for name, band in bands.items()
+    }
+    return replace(_of_variants(title, lines, colors), marks=(0.0,), bands=bands)
+
+
+def _of_variants(title: str, lines: Mapping[str, Sequence[tuple[float, float]]], colors: Mapping[str, str]) -> Chart:
+    if not lines:
+        return Chart(title, "step", {"none yet": [(0.0, 0.0)]}, log=(False, False), dots=False)
+    return Chart(title, "step", lines, log=(False, False), dots=False, colors=colors)
 
 
 def _with_end(name: str, gone: Mapping[str, int]) -> str:

@@ -1,5 +1,6 @@
 """An HTML page with text, tables and charts in one file, which opens offline."""
 
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
 
@@ -7,7 +8,7 @@ from skirl.train.report.plot import COLORS, Chart, svg
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 980px; margin: 2em auto; padding: 0 1em; }
-p, h1, .facts td { overflow-wrap: anywhere; }
+p, h1, .facts td, .bars th.long { overflow-wrap: anywhere; }
 h1 { font-size: 1.5em; } h2 { font-size: 1.15em; margin-top: 2em; border-bottom: 1px solid #ddd; }
 table { border-collapse: collapse; margin: .6em 0; }
 th, td { padding: .15em .9em .15em 0; text-align: left; vertical-align: top; }
@@ -20,20 +21,24 @@ summary { cursor: pointer; color: #1b6ca8; }
 .wide { overflow-x: auto; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 400px), 1fr)); gap: 1em; }
 .charts svg { width: 100%; }
-.bars { width: 100%; } .bars th { white-space: nowrap; }
+.bars { width: 100%; } .bars th { white-space: nowrap; } .bars th.long { white-space: normal; min-width: 12em; }
 .bars td:last-child { width: 45%; } .bars div { height: 1.1em; margin-top: .2em; min-width: 1px; }
 .lanes td:last-child { white-space: nowrap; font-size: 0; } .lanes div { display: inline-block; height: 18px; min-width: 0; }
-.keys span { margin-right: 1.2em; } .keys i { display: inline-block; width: .8em; height: .8em; }
+.keys span { display: inline-block; margin-right: 1.2em; } .keys i { display: inline-block; width: .8em; height: .8em; }
 @media (max-width: 600px) {
   body { margin: 1em auto; }
   th, td { padding-right: .6em; }
   .wide table { font-size: .75em; width: 100%; }
   .wide th, .wide td { padding-right: .4em; }
-  .bars th { white-space: normal; }
+  .bars th, .bars th.long { white-space: normal; min-width: 0; }
   .bars tr { display: grid; grid-template-columns: 8em 1fr; margin-bottom: .5em; }
   .bars td:last-child { grid-column: 1 / 3; width: auto; }
 }
 """
+
+
+LONG_NAME = 24
+"""Longest name of a bar, in characters, that stays on one line."""
 
 
 class Page:
@@ -92,7 +97,7 @@ class Page:
         """Add a horizontal bar for each value, with its text."""
         most = max((value for value, _ in bars.values()), default=0.0) or 1.0
         rows = (
-            f"<tr><th>{escape(name)}</th><td>{escape(text)}</td>"
+            f"{_head(name)}<td>{escape(text)}</td>"
             f'<td><div style="width:{100 * value / most:.1f}%;background:{COLORS[i % len(COLORS)]}"></div></td></tr>'
             for i, (name, (value, text)) in enumerate(bars.items())
         )
@@ -103,7 +108,7 @@ class Page:
         most = max((sum(parts.values()) for parts in lanes.values()), default=0.0) or 1.0
         names = list(dict.fromkeys(name for parts in lanes.values() for name in parts))
         color = {name: COLORS[i % len(COLORS)] for i, name in enumerate(names)}
-        keys = "".join(f'<span><i style="background:{color[name]}"></i> {escape(name)}</span>' for name in names)
+        self.keys(color)
         rows = []
         for lane, parts in lanes.items():
             bar = "".join(
@@ -112,7 +117,14 @@ class Page:
                 for name, value in parts.items()
             )
             rows.append(f"<tr><th>{escape(lane)}</th><td>{escape(said[lane])}</td><td>{bar}</td></tr>")
-        self._parts.append("".join([f'<p class="keys">{keys}</p><table class="bars lanes">', *rows, "</table>"]))
+        self._parts.append("".join(['<table class="bars lanes">', *rows, "</table>"]))
+
+    def keys(self, colors: Mapping[str, str]) -> None:
+        """Say what is drawn in which colour, by name."""
+        keys = "".join(
+            f'<span><i style="background:{color}"></i> {_breaking(name)}</span>' for name, color in colors.items()
+        )
+        self._parts.append(f'<p class="keys">{keys}</p>')
 
     def html(self) -> str:
         """Return the whole file."""
@@ -131,6 +143,15 @@ def _row(tag: str, cells: Sequence[str], numbers: Sequence[bool]) -> str:
     )
 
 
+def _head(name: str) -> str:
+    """Return the first cells of a bar: a long name may break, so that it leaves room for the bar."""
+    return f"<tr><th{' class=long' if len(name) > LONG_NAME else ''}>{_breaking(name)}</th>"
+
+
 def _breaking(text: str) -> str:
-    """Escape a text and let it break after an underscore."""
-    return escape(text).replace("_", "_<wbr>")
+    """Escape a text and let it break after an underscore, and between flags and their values in the name of a variant.
+
+    >>> _breaking("lr=0.1,model=my_own at 1,000")
+    'lr=0.1,<wbr>model=<wbr>my_<wbr>own at 1,000'
+    """
+    return re.sub(r"_|[,=](?=[A-Za-z])", r"\g<0><wbr>", escape(text))

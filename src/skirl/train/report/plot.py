@@ -33,6 +33,8 @@ class Chart:
     """True to draw points, which show their values under the mouse."""
     bands: Mapping[str, Sequence[tuple[float, float, float]]] = field(default_factory=dict)
     """By name of the line: x with the lowest and highest y of a band, shaded in the line's colour."""
+    colors: Mapping[str, str] = field(default_factory=dict)
+    """Colour by name, for all lines or for none. If given, the chart names no line: the page does, once for several."""
 
 
 def svg(charts: Sequence[Chart], columns: int = 2, width: int = 440, height: int = 300) -> str:
@@ -67,8 +69,9 @@ def _chart(chart: Chart, width: int, height: int) -> list[str]:
             chart.log[1],
         ),
     )
+    named = () if chart.colors else chart.lines
     title = _wrapped([(word, _width(word, bold=True)) for word in chart.title.split()], 5, width - 2 * EDGE)
-    names = _wrapped([(name, _width(name.removeprefix("~")) + 20) for name in chart.lines], 14, width - 2 * EDGE)
+    names = _wrapped([(name, _width(name.removeprefix("~")) + 20) for name in named], 14, width - 2 * EDGE)
     top = EDGE + LINE * (len(title) + len(names)) + 10
     low = height - 2 * LINE - EDGE
     left = EDGE + 6 + max((_width(short(value)) for value in up.ticks()), default=0.0)
@@ -94,7 +97,7 @@ def _chart(chart: Chart, width: int, height: int) -> list[str]:
         out.append(_text(right + 4, y + 4, short(mark), 'fill="#666"'))
     label = chart.x + (f"  ·  {chart.y}" if chart.y else "")
     out.append(_text((left + right) / 2, height - EDGE, label, 'text-anchor="middle" fill="#555"'))
-    styles = _styles(chart.lines)
+    styles = {name: f'stroke="{color}"' for name, color in chart.colors.items()} or _styles(chart.lines)
     for n, row in enumerate(names, start=len(title) + 1):
         at = float(EDGE)
         for name, room in row:
