@@ -2,6 +2,7 @@
 
 import pytest
 
+from skirl.dedup.bench import Dedup
 from skirl.dedup.training import Training, described, sessions
 from skirl.measure.bench.dedup import DedupStep
 from skirl.measure.bench.train import TrainSpeed
@@ -15,6 +16,24 @@ def test_every_factor_has_its_figures():
         assert found[part]["ids"]["1"] == found[part]["ids_expanded"]["1"]
     assert 3 < found["lookup"]["ids_expanded"]["4"] / found["lookup"]["ids"]["4"] < 5
     assert "times as fast as expanded" in bench.summary(found)["lookup, factor 4"]
+
+
+def test_mixed_is_measured_at_8_too_and_by_itself():
+    bench = Dedup(("mixed",), factor=(1.0, 4.0, 8.0, 16.0), batch=64, ids=6, dim=8, rows=500, rounds=1)
+    found = bench.run()
+    assert found["mixed"]["x"].keys() == {"1", "8", "16"} and "lookup" not in found and found["part"] == ["mixed"]
+    told = bench.summary(found)
+    assert told["step"].startswith("64 samples of one list and 26 single ids")
+    assert "times as fast as expanded" in told["mixed, factor 8"] and not any(
+        name.startswith("lookup") for name in told
+    )
+
+
+def test_lookup_and_mixed_are_measured_in_one_go(monkeypatch):
+    ran = []
+    monkeypatch.setattr(DedupStep, "run", lambda self: ran.append(self.part) or {})
+    assert Dedup(("lookup", "mixed")).run() == {"part": ["lookup", "mixed"]}
+    assert ran == [("lookup",)]
 
 
 def test_training_has_figures_by_model_and_factor():

@@ -19,15 +19,19 @@ from skirl.measure.bench.helpers import Watch, at_least_one, child, result
 from skirl.measure.bench.others import INSTALL, fbgemm, has_fbgemm
 from skirl.nn.collection import EmbeddingBagCollection
 
+MIDDLE = 8.0
+"""The factor at which mixed batches are measured too, between the least and the greatest."""
+
 
 @dataclass(frozen=True)
 class DedupStep:
     """CPU time of the embedding step on batches whose lists repeat: each stored once, against the same expanded."""
 
-    part: tuple[Literal["lookup"], ...] = ("lookup",)
-    """The part to measure: planner, forward and backward of an embedding collection with all rows resident."""
+    part: tuple[Literal["lookup", "mixed"], ...] = ("lookup",)
+    """lookup: planner, forward and backward of an embedding collection with all rows resident, on lists and on mixed
+    batches; mixed: only mixed batches."""
     factor: tuple[float, ...] = (1.0, 1.2, 2.0, 4.0, 8.0, 16.0)
-    """Average number of times that a list occurs in a batch."""
+    """Average number of times that a list occurs in a batch; mixed batches take the least, 8 if given, and the greatest."""
     batch: int = 2048
     """Samples in a batch."""
     lists: int = 6
@@ -55,12 +59,14 @@ class DedupStep:
     def measure(self) -> dict[str, Any]:
         """Measure in this process."""
         torch.set_num_threads(1)
-        lookup = self._over(self.factor, lambda factor: _Lists(self, self.lists, factor))
-        mixed = self._over(sorted({min(self.factor), max(self.factor)}), lambda factor: _Mixed(self, factor))
+        found = {}
+        if "lookup" in self.part:
+            found["lookup"] = self._over(self.factor, lambda factor: _Lists(self, self.lists, factor))
+        some = {min(self.factor), max(self.factor)} | {MIDDLE} & set(self.factor)
+        found["mixed"] = self._over(sorted(some), lambda factor: _Mixed(self, factor))
         return result(
-            "dedup", self, "part batch lists ids dim rows rounds", lookup=lookup, mixed=mixed,
-            missing=None if has_fbgemm() else INSTALL,
-        )  # fmt: skip
+            "dedup", self, "part batch lists ids dim rows rounds", **found, missing=None if has_fbgemm() else INSTALL
+        )
 
     def _over(self, factors: Sequence[float], data: "Callable[[float], _Lists]") -> dict[str, Any]:
         """Measure every factor and return the figures by name, then by factor."""
@@ -70,8 +76,11 @@ class DedupStep:
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """Return the result as text for a reader, by label."""
-        facts = {"step": f"{self.batch:,} samples of {self.lists} lists, planner, forward and backward, one core"}
+        lists = f"{self.lists} lists" if "lookup" in result else "one list and 26 single ids"
+        facts = {"step": f"{self.batch:,} samples of {lists}, planner, forward and backward, one core"}
         for part in ("lookup", "mixed"):
+            if part not in result:
+                continue
             of = result[part]
             for factor in of["x"]:
                 beside = f", {of['vs_fbgemm'][factor]:.2f} of FBGEMM" if of["vs_fbgemm"][factor] else ""
