@@ -125,13 +125,28 @@ def test_a_bad_id_is_named_by_a_sample_that_has_it():
         positions_of(capture(ids, ["a"]), Schema.of([Table("a", 9, 2)]), 0)
 
 
+def test_torchrecs_names_give_strides_and_inverse():
+    ids = KeyedJagged(["a", "b"], torch.tensor([1, 2, 3]), lengths=torch.tensor([1, 1, 1]), strides=[2, 1],
+                      inverse={"b": torch.tensor([0, 0])})  # fmt: skip
+    keys, inverse = ids.inverse_indices()
+    assert keys == ["a", "b"] and inverse.tolist() == [[0, 1], [0, 0]] and inverse.dtype == torch.int64
+    assert ids.stride_per_key_per_rank() == [[2], [1]]
+    plain = ids.expanded()
+    assert plain.stride_per_key_per_rank() == [] and plain.inverse_indices_or_none() is None
+    with pytest.raises(ValueError, match="no inverse indices: each sample has a bag of its own"):
+        plain.inverse_indices()
+
+
 def test_torchrec_has_the_same():
     torchrec = pytest.importorskip("torchrec", reason="not installed: constraints/others.txt")
     ids = found_in(drawn(np.random.default_rng(5)), -1)
     theirs = ids.into(torchrec.KeyedJaggedTensor)
     assert theirs.stride() == ids.stride() and theirs.stride_per_key() == ids.stride_per_key()
     assert theirs.variable_stride_per_key() and ids.variable_stride_per_key()
-    assert torch.equal(theirs.inverse_indices()[1], ids.inverse_indices_or_none()[1])  # type: ignore[index]
+    assert theirs.stride_per_key_per_rank() == ids.stride_per_key_per_rank()
+    assert theirs.inverse_indices()[0] == ids.inverse_indices()[0]
+    assert torch.equal(theirs.inverse_indices()[1], ids.inverse_indices()[1])
     assert bags_of(KeyedJagged.of(theirs)) == bags_of(ids)
     plain = ids.expanded().into(torchrec.KeyedJaggedTensor)
+    assert plain.stride_per_key_per_rank() == ids.expanded().stride_per_key_per_rank()
     assert bags_of(KeyedJagged.of(plain)) == bags_of(ids)

@@ -134,6 +134,7 @@ def test_verdicts(flags: dict[str, Any], advice: str) -> None:
     found = asked("synthetic:sessions", samples=3000, pooling_factor=12, **flags)
     assert found["advice"] == advice and found["verdict"].startswith(advice if advice != "windows" else "cluster")
     assert ("seen_1, seen_2, seen_3 shift" in found["verdict"]) == (advice == "windows")
+    assert ("a batch looks up as many as without windows" in found["verdict"]) == (advice == "windows")
     assert (found["projected"]["bytes"]["window"] is not None) == (flags.get("drift") == "shift")
     wanted = flags.get("per_session", 16.5)
     assert found["per_session"] == pytest.approx(wanted, rel=0.15)

@@ -294,8 +294,11 @@ def test_batches_that_share_bags(model, monkeypatch):
         "cache": "touched:60%",
         "shards": 2,
     }
-    report = Verify.of(**small, model=model).run()
+    command = Verify.of(**small, model=model)
+    report = command.run()
     assert report["runs"][0]["difference"] is None and report["failed"] is None
+    said = command.summary(report)["expanded"]
+    assert "of rows that rowwise-adagrad trains, equal, bit for bit;\nby SGD: gradients within" in said
     found = report["expanded"]
     assert found["forward_equal"] is True and found["integer_equal"] is True and found["gradient_rel"] <= 1e-6
     if model != "dlrm-tiny":

@@ -204,6 +204,10 @@ class KeyedJagged:
         """Return the number of bags of each feature."""
         return [self.stride()] * len(self._keys) if self._strides is None else self._strides
 
+    def stride_per_key_per_rank(self) -> list[list[int]]:
+        """Return the number of bags of each feature in TorchRec's form: a list of one rank each. Empty if plain."""
+        return [] if self._strides is None else [[stride] for stride in self._strides]
+
     def variable_stride_per_key(self) -> bool:
         """Return whether samples share bags."""
         return bool(self.groups)
@@ -215,6 +219,12 @@ class KeyedJagged:
         own = torch.arange(self.stride(), device=self._values.device)
         of = {name: inverse for names, inverse in self.groups.items() for name in names}
         return self._keys, torch.stack([of.get(name, own).to(torch.int64) for name in self._keys])
+
+    def inverse_indices(self) -> tuple[list[str], torch.Tensor]:
+        """Return what `inverse_indices_or_none` returns; ValueError if plain."""
+        if (found := self.inverse_indices_or_none()) is None:
+            raise ValueError("this batch has no inverse indices: each sample has a bag of its own")
+        return found
 
     # Conversions
 
@@ -353,8 +363,8 @@ class KeyedJagged:
         """
         options: dict[str, Any] = {}
         if self.groups:
-            options["stride_per_key_per_rank"] = [[stride] for stride in self.stride_per_key()]
-            options["inverse_indices"] = self.inverse_indices_or_none()
+            options["stride_per_key_per_rank"] = self.stride_per_key_per_rank()
+            options["inverse_indices"] = self.inverse_indices()
         return kind(keys=self._keys, values=self._values, lengths=self.lengths(), weights=self._weights, **options)
 
     def _first_bags(self) -> list[int]:

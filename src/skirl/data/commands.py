@@ -99,7 +99,7 @@ class ConvertToFile:
     data: str
     """The files to read: criteo:PATH, avazu:PATH, mind:PATH, csv:PATH or parquet:PATH, as for `skirl train`."""
     out: str
-    """The Parquet file to write."""
+    """The Parquet file to write; with --by session, the folder."""
     _: KW_ONLY
     rows: str | None = None
     """Write ids as rows of tables of this size, as for `skirl train`; fingerprints are written if neither this nor

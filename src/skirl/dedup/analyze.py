@@ -139,7 +139,8 @@ def verdict(found: Mapping[str, Any], ids: Sequence[Column]) -> dict[str, Any]:
         return facts | _advice(
             "windows",
             f"cluster by session, with windows: {shifting} shift, so ids come {best:.1f} times in buffers and "
-            f"{exact:.1f} times in equal lists; files get {smaller:.1f} times as small",
+            f"{exact:.1f} times in equal lists; files get {smaller:.1f} times as small, and reading decodes and "
+            "hashes fewer ids; a batch looks up as many as without windows",
             bare=True,
         )
     smaller = size["as_it_is"] / max(1, size["once"])

@@ -10,7 +10,7 @@ from skirl.dedup.training import Training, described
 from skirl.measure.bench.dedup import DedupStep
 from skirl.measure.bench.helpers import at_least_one, child, result
 
-Part = Literal["storage", "reader", "lookup", "train", "order", "cache", "convert"]
+Part = Literal["storage", "reader", "lookup", "mixed", "train", "order", "cache", "convert"]
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,9 @@ class Dedup(DedupStep):
 
     part: tuple[Part, ...] = ("storage", "reader", "lookup", "train")  # type: ignore[assignment]
     """storage: bytes of files of sessions; reader: from files to batches; lookup: the step of an embedding collection with
-    all rows resident; train: from the file to the updated row, by model and factor; order: a model trained on samples in
-    several orders; cache: the load of a cache in those orders; convert: `skirl convert --by session` and `skirl same`."""
+    all rows resident, on lists and on mixed batches; mixed: only mixed batches; train: from the file to the updated row, by
+    model and factor; order: a model trained on samples in several orders; cache: the load of a cache in those orders;
+    convert: `skirl convert --by session` and `skirl same`."""
     _: KW_ONLY
     samples: int = 200_000
     """Samples in the files."""
@@ -60,8 +61,14 @@ class Dedup(DedupStep):
         return found | {"part": list(self.part)}
 
     def _lookup(self) -> dict[str, Any]:
+        return self._steps("lookup")
+
+    def _mixed(self) -> dict[str, Any]:
+        return {} if "lookup" in self.part else self._steps("mixed")  # lookup measures both
+
+    def _steps(self, part: Literal["lookup", "mixed"]) -> dict[str, Any]:
         names = [field.name for field in fields(DedupStep) if field.name != "part"]
-        return DedupStep(("lookup",), **{name: getattr(self, name) for name in names}).run()
+        return DedupStep((part,), **{name: getattr(self, name) for name in names}).run()
 
     def _storage(self) -> dict[str, Any]:
         from skirl.dedup.sizes import stored
@@ -116,7 +123,7 @@ class Dedup(DedupStep):
             told["sessions in chunks"] = (
                 f"{result['reader']['shuffled_chunks']} times the rows a second of those in order"
             )
-        if "lookup" in self.part:
+        if {"lookup", "mixed"} & set(self.part):
             told |= super().summary(result)
         if "train" in self.part:
             told |= described(result["train"])

@@ -263,9 +263,10 @@ class Verify(Composed):
         if found := result["expanded"]:
             equal = {True: "equal, bit for bit", False: "DIFFERENT"}
             lines["expanded"] = (
-                f"the same batches with repeated lists again: outputs {equal[found['forward_equal']]};\n"
-                f"gradients within {found['gradient_rel']:.1e} of the largest; whole runs with whole numbers as gradients "
-                f"{equal[found['integer_equal']]}"
+                f"the same batches with repeated lists again: outputs, of rows that {found['optimizer']} trains, "
+                f"{equal[found['forward_equal']]};\n"
+                f"by SGD: gradients within {found['gradient_rel']:.1e} of the largest; whole runs with whole numbers as "
+                f"gradients {equal[found['integer_equal']]}"
             )
         return lines
 

@@ -26,6 +26,7 @@ MOST_GRADIENT = 1e-6
 def verify_expanded(recipe: Recipe) -> dict[str, Any] | None:
     """Compare runs on a recipe's batches with runs on the same batches expanded. None if the first batches share no bags.
 
+    `optimizer`: the recipe's, which trains the rows between the outputs that are compared; the rest is by SGD.
     `forward_equal`: whether all outputs of each step are equal, from equal rows. `gradient_rel`: the largest difference of
     the first step's gradients. `integer_equal`: whether rows are equal after whole runs with whole numbers as gradients,
     which floats add exactly in any order.
@@ -33,6 +34,7 @@ def verify_expanded(recipe: Recipe) -> dict[str, Any] | None:
     if not any(is_shared(batch.sparse) for batch in islice(recipe.stream(), 8)):
         return None
     return {
+        "optimizer": recipe.optimizer.optimizer,
         "forward_equal": _forward_equal(recipe),
         "gradient_rel": _gradient_rel(recipe),
         "integer_equal": _integer_equal(recipe),

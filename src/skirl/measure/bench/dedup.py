@@ -16,18 +16,22 @@ from skirl.core.tables import Table
 from skirl.data.sessions import ITEMS, Sessions
 from skirl.data.synthetic import Synthetic
 from skirl.measure.bench.helpers import Watch, at_least_one, child, result
-from skirl.measure.bench.others import INSTALL, fbgemm, has_fbgemm
+from skirl.measure.bench.others import INSTALL, by_vbe, fbgemm, has_fbgemm
 from skirl.nn.collection import EmbeddingBagCollection
+
+MIDDLE = 8.0
+"""The factor at which mixed batches are measured too, between the least and the greatest."""
 
 
 @dataclass(frozen=True)
 class DedupStep:
     """CPU time of the embedding step on batches whose lists repeat: each stored once, against the same expanded."""
 
-    part: tuple[Literal["lookup"], ...] = ("lookup",)
-    """The part to measure: planner, forward and backward of an embedding collection with all rows resident."""
+    part: tuple[Literal["lookup", "mixed"], ...] = ("lookup",)
+    """lookup: planner, forward and backward of an embedding collection with all rows resident, on lists and on mixed
+    batches; mixed: only mixed batches."""
     factor: tuple[float, ...] = (1.0, 1.2, 2.0, 4.0, 8.0, 16.0)
-    """Average number of times that a list occurs in a batch."""
+    """Average number of times that a list occurs in a batch; mixed batches take the least, 8 if given, and the greatest."""
     batch: int = 2048
     """Samples in a batch."""
     lists: int = 6
@@ -55,12 +59,14 @@ class DedupStep:
     def measure(self) -> dict[str, Any]:
         """Measure in this process."""
         torch.set_num_threads(1)
-        lookup = self._over(self.factor, lambda factor: _Lists(self, self.lists, factor))
-        mixed = self._over(sorted({min(self.factor), max(self.factor)}), lambda factor: _Mixed(self, factor))
+        found = {}
+        if "lookup" in self.part:
+            found["lookup"] = self._over(self.factor, lambda factor: _Lists(self, self.lists, factor))
+        some = {min(self.factor), max(self.factor)} | {MIDDLE} & set(self.factor)
+        found["mixed"] = self._over(sorted(some), lambda factor: _Mixed(self, factor))
         return result(
-            "dedup", self, "part batch lists ids dim rows rounds", lookup=lookup, mixed=mixed,
-            missing=None if has_fbgemm() else INSTALL,
-        )  # fmt: skip
+            "dedup", self, "part batch lists ids dim rows rounds", **found, missing=None if has_fbgemm() else INSTALL
+        )
 
     def _over(self, factors: Sequence[float], data: "Callable[[float], _Lists]") -> dict[str, Any]:
         """Measure every factor and return the figures by name, then by factor."""
@@ -70,11 +76,18 @@ class DedupStep:
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """Return the result as text for a reader, by label."""
-        facts = {"step": f"{self.batch:,} samples of {self.lists} lists, planner, forward and backward, one core"}
+        lists = f"{self.lists} lists" if "lookup" in result else "one list and 26 single ids"
+        facts = {"step": f"{self.batch:,} samples of {lists}, planner, forward and backward, one core"}
         for part in ("lookup", "mixed"):
+            if part not in result:
+                continue
             of = result[part]
             for factor in of["x"]:
-                beside = f", {of['vs_fbgemm'][factor]:.2f} of FBGEMM" if of["vs_fbgemm"][factor] else ""
+                beside = "".join(
+                    f", {of[name][factor]:.2f} of {said}"
+                    for name, said in (("vs_fbgemm", "FBGEMM"), ("vs_vbe", "FBGEMM on each list once"))
+                    if of[name][factor]
+                )
                 facts[f"{part}, factor {factor}"] = (
                     f"{of['x'][factor]:.2f} times as fast as expanded{beside}; {of['ids'][factor]:,} ids of "
                     f"{of['ids_expanded'][factor]:,}, found at {of['find_ns'][factor]:.1f} ns an id"
@@ -147,7 +160,9 @@ class _Case:
         self.find_ns = median(took) * 1e9 / sum(len(ids.values()) for ids in self.plain)
         generator = torch.Generator().manual_seed(0)
         self.grad = torch.empty(bench.batch, len(self.tables), bench.dim).uniform_(-1, 1, generator=generator)
-        self.other = fbgemm(self.tables, lr=0.01, rowwise=True, eps=1e-8) if has_fbgemm() else None
+        options: dict[str, Any] = {"lr": 0.01, "rowwise": True, "eps": 1e-8}
+        self.others = [fbgemm(self.tables, **options) for _ in "ab"] if has_fbgemm() else []
+        """FBGEMM's operator, for batches in full and for those with each list once."""
 
     def measure(self) -> dict[str, Any]:
         """Return medians over the rounds, after an untimed step on each batch that compiles and makes the rows."""
@@ -158,8 +173,9 @@ class _Case:
                 lambda at=at: self._step(self.sides[0], self.plain[at]),
                 lambda at=at: self._step(self.sides[1], self.once[at]),
             ]
-            if self.other is not None:
-                calls.append(lambda at=at: self._others_step(self.plain[at]))
+            if self.others:
+                calls.append(lambda at=at: self._others_step(self.others[0], self.plain[at]))
+                calls.append(lambda at=at: self._others_step(self.others[1], self.once[at]))
             order = list(range(len(calls)))[:: 1 if number % 2 else -1]
             times = dict(zip(order, (_cpu(calls[i]) for i in order), strict=True))
             if number < 0:
@@ -171,7 +187,8 @@ class _Case:
             "x": round(median(one[0] / one[1] for one in took), 3),
             "ms": ms[1],
             "ms_expanded": ms[0],
-            "vs_fbgemm": round(median(one[2] / one[1] for one in took), 3) if self.other is not None else None,
+            "vs_fbgemm": round(median(one[2] / one[1] for one in took), 3) if self.others else None,
+            "vs_vbe": round(median(one[3] / one[1] for one in took), 3) if self.others else None,
             "ids": len(self.once[0].values()),
             "ids_expanded": len(self.plain[0].values()),
             "find_ns": round(self.find_ns, 2),
@@ -180,17 +197,22 @@ class _Case:
     def _step(self, embeddings: EmbeddingBagCollection, ids: KeyedJagged) -> None:
         embeddings(ids).stacked().backward(self.grad)
 
-    def _others_step(self, ids: KeyedJagged) -> None:
-        self.other(ids.values(), ids.offsets()).backward(self.grad.flatten(1))  # type: ignore[misc]
+    def _others_step(self, operator: Any, ids: KeyedJagged) -> None:
+        self._others_out(operator, ids).backward(self.grad.flatten(1))
+
+    def _others_out(self, operator: Any, ids: KeyedJagged) -> torch.Tensor:
+        return by_vbe(operator, ids, [table.dim for table in self.tables])
 
     def _compare(self, at: int) -> None:
-        """Raise if the two sides' outputs differ."""
-        outs = []
-        for side, ids in zip(self.sides, (self.plain[at], self.once[at]), strict=True):
-            with torch.no_grad():
-                outs.append(side(ids).stacked())
-        if not torch.allclose(*outs, rtol=1e-3, atol=1e-4):
-            raise AssertionError(f"outputs differ by {float((outs[0] - outs[1]).abs().max()):g}: no ratio is given")
+        """Raise if the outputs of ours, or of FBGEMM's, for the batch in full and with each list once differ."""
+        batches = (self.plain[at], self.once[at])
+        with torch.no_grad():
+            pairs = [[side(ids).stacked() for side, ids in zip(self.sides, batches, strict=True)]]
+            if self.others:
+                pairs.append([self._others_out(one, ids) for one, ids in zip(self.others, batches, strict=True)])
+        for full, once in pairs:
+            if not torch.allclose(full, once, rtol=1e-3, atol=1e-4):
+                raise AssertionError(f"outputs differ by {float((full - once).abs().max()):g}: no ratio is given")
 
 
 def _cpu(call: Callable[[], Any]) -> float:
