@@ -13,7 +13,7 @@ from skirl.placement.tables import training as training_of_nets
 from skirl.placement.tables.bench_search import problem_of
 from skirl.placement.tables.calibrate import training
 from skirl.placement.tables.costs import load_costs, shipped
-from skirl.placement.tables.measure import Arena, Lookups, Ready, Rounds, noise_of, rounds_of, run_ms
+from skirl.placement.tables.measure import Arena, Lookups, Ready, Rounds, Sentinel, noise_of, rounds_of, run_ms
 from skirl.placement.tables.pieces import Piece
 from skirl.placement.tables.pool import pool, task
 from skirl.placement.tables.spec import TableSpec, specs_text
@@ -82,6 +82,36 @@ def test_a_killed_measurement_goes_on(arena, tmp_path):
         with pytest.raises(ValueError, match=r"r, line 7 is not a round of measurements: remove the line"):
             Rounds(path, what)
         assert path.read_text() == f"{text}{line}\n"
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_disturbed_round_is_measured_again(arena, monkeypatch, late):
+    """The machine is slower by half in the second round, and for a single turn in the third, which is nothing."""
+    at, slow, rounds = [0.0], [1.0, 1.5, 1.5, 1.0, 1.0], [0]
+
+    def run(arena, parts):
+        return slow[rounds[0]]
+
+    class Planted(Sentinel):
+        def turn(self):
+            took = 1.4 if rounds[0] == 4 and not self.turns else slow[rounds[0]]
+            super().turn()
+            self.turns[-1] = took if self.turns[-1] == 1 else 99.0
+
+        def calm(self):
+            if self.turns:
+                rounds[0] += 1
+            return super().calm()
+
+    def clock():
+        at[0] += 1
+        return at[0]
+
+    monkeypatch.setattr(measure, "run_ms", run)
+    sentinel = Planted(arena, clock)
+    found = rounds_of(arena, [[]] * 20, 2 if late else 3, 0, late=lambda: late, sentinel=sentinel)
+    assert sentinel.disturbed == (1 if late else 2)
+    assert found.tolist() == ([[1.0] * 20, [1.5] * 20] if late else [[1.0] * 20] * 3)
 
 
 OWN = [TableSpec(f"own {n}", 900 + n, 12, 64, 64.0 * n, 9.0 * n) for n in range(1, 10)]
