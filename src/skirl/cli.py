@@ -316,6 +316,7 @@ def _parse(name: str, args: list[str]) -> tuple[Any, bool]:
         common=getattr(kind, "common", ()),
         positional=positional,
         example=example,
+        elsewhere=getattr(kind, "elsewhere", {}),
     )
     values.pop(CONFIG.name, None)
     command: Any = kind.of(**values) if issubclass(kind, Composed) else kind(**values)
