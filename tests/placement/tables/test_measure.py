@@ -192,13 +192,17 @@ def test_wrong_flags_are_one_sentence(capsys, flags, text):
 
 
 def test_figures_of_plans_are_ratios_by_hand():
-    times = [dict.fromkeys(("random", "size", "dim", "lookup", "size_lookup", "additive_lpt"), (10.0, 5.0, 1.0))] * 2
-    times = [of | {"row_wise": (8.0, 8.0, 2.0), "whole": (7.0, 5, 1), "columns": (6.0, 5, 1)} for of in times]
     times = [
-        of | {"rows": (ms, 4.5, 1.0), "checked": (0.9 * ms, 4, 1), "lookup": (9.0, 5.0, 1.0)}
+        dict.fromkeys(("random", "size", "dim", "lookup", "size_lookup", "additive_lpt"), (10.0, 5.0, 1.0, 3.0))
+    ] * 2
+    times = [
+        of | {"row_wise": (8.0, 8.0, 2.0, 3.0), "whole": (7.0, 5, 1, 3.0), "columns": (6.0, 5, 1, 3.0)} for of in times
+    ]
+    times = [
+        of | {"rows": (ms, 4.5, 1.0, 3.0), "checked": (0.9 * ms, 4, 1, 3.0), "lookup": (9.0, 5.0, 2.0, 4.0)}
         for of, ms in zip(times, (4.5, 5.4))
     ]
-    times[1] |= {"torchrec whole": (6.0, 4.0, 1.0), "torchrec rows": (9.0, 4.0, 1.0)}
+    times[1] |= {"torchrec whole": (6.0, 4.0, 1.0, 3.0), "torchrec rows": (9.0, 4.0, 1.0, 3.0)}
     found = bench_plans.compared(["a", "b"], times)
     assert found["vs_torchrec"] == pytest.approx(5.4 / 6) and found["vs_torchrec_by"]["torchrec rows"] == pytest.approx(
         0.6
@@ -210,7 +214,22 @@ def test_figures_of_plans_are_ratios_by_hand():
     assert found["gap_closed_with_check"] == pytest.approx((9 - 4.05 + 9 - 4.86) / 8)
     assert found["vs_row_wise"] == pytest.approx((4.5 + 5.4) / 16)
     assert found["by_split"]["whole"] == pytest.approx(7 / 9) and len(TERMS) == 10
+    assert found["vs_greedy_exchange"] == 0.5 and found["vs_greedy_compute"] == pytest.approx(0.75)
     json.dumps(found)
+
+
+@pytest.mark.parametrize("theirs", [False, True])
+def test_estimates_of_torchrec_are_printed_where_they_were_measured(theirs):
+    kinds = ["additive", "net", "dim", "lookup", *["torchrec", "torchrec_fitted"] * theirs]
+    result = {"part": "model", "chosen": "net", "why": "", "gpu": "", "exchange": "net"}
+    result |= {"exchange_error": 0.1, "exchange_noise": 0.1}
+    for name in ("", "other_batch_"):
+        result |= {f"{name}tau_ceiling": 0.9, f"{name}median_noise": 0.01}
+        for n, kind in enumerate(kinds):
+            result |= {f"{name}{kind}_tau": n / 10, f"{name}{kind}_median_error": 0.2}
+    lines = bench_tables.told(result)
+    said = "TorchRec's estimator tau 0.400 and error 20.0%, that fitted tau 0.500 and error 20.0%"
+    assert all((said in lines[name]) == theirs for name in ("held-out tables", "another batch"))
 
 
 @pytest.mark.parametrize(("there", "why"), [(False, "no GPU"), (True, "costs are measured on CPUs alone")])
