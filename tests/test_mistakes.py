@@ -650,6 +650,12 @@ MISTAKES = [
         "skirl bench traffic: --batch is missing: add --batch INT (accesses in a batch; a last, shorter batch is dropped)",
     ),
     M(
+        "costs of tables asked of a store's command",
+        "skirl place calibrate --minutes 1",
+        "skirl place calibrate: there is no flag --minutes: write skirl place costs --minutes 1 for the costs of tables; "
+        "this command measures a store",
+    ),
+    M(
         "a capacity in words",
         "skirl bench traffic --capacity all",
         "skirl bench traffic: --capacity is 'all': set it to a whole number",

@@ -315,6 +315,7 @@ def _parse(name: str, args: list[str]) -> tuple[Any, bool]:
         hidden=getattr(kind, "hidden", ()),
         positional=positional,
         example=example,
+        elsewhere=getattr(kind, "elsewhere", {}),
     )
     values.pop(CONFIG.name, None)
     command: Any = kind.of(**values) if issubclass(kind, Composed) else kind(**values)

@@ -65,8 +65,10 @@ def measured(job: Job, batches: Sequence[Any], counts: Sequence[int], step: floa
             }
             took = {name: _timed(job, batches, loads, sites, cuts) for name, cuts in ways.items()}
             ours = took["hash"]
+            again = _timed(job, batches, loads, sites, ways["hash"]).seconds
             by_count[str(count)] = {
                 "imbalance_hash": ours.imbalance,
+                "noise": abs(again - ours.seconds) / min(again, ours.seconds),
                 **{f"vs_{name}": took[name].seconds / ours.seconds for name in ways if name != "hash"},
                 "vs_bytes": {
                     name: (took[name].seconds / ours.seconds) / (took[name].busiest / ours.busiest)
@@ -83,6 +85,7 @@ def measured(job: Job, batches: Sequence[Any], counts: Sequence[int], step: floa
     return {
         "links": by_count,
         "unlike": unlike,
+        "noise": max(of["noise"] for of in rows),
         "imbalance_hash": max(of["imbalance_hash"] for of in rows),
         **{name: min(of[name] for of in rows) for name in ("vs_round_robin", "vs_ranges", "vs_size", "vs_lookup")},
         "vs_bytes_min": min(min(of["vs_bytes"].values()) for of in rows),

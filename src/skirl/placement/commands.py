@@ -121,6 +121,9 @@ class Calibrate:
     """
 
     common: ClassVar[tuple[str, ...]] = ("store", "width", "rows", "seconds")
+    elsewhere: ClassVar[dict[str, str]] = {
+        "minutes": "write skirl place costs --minutes 1 for the costs of tables; this command measures a store"
+    }
 
     store: str
     """The store to measure: disk:FOLDER, link:RATE,DELAY:STORE or memory. On disk, a folder inside FOLDER is used and

@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, field, make_dataclass
+from types import MappingProxyType
 from typing import Annotated, Any, NoReturn, get_origin
 
 from skirl.tools.flags import Flag, expected, is_list, metavar, option, read_text
@@ -20,6 +21,7 @@ def read_flags(
     hidden: Collection[str] = (),
     positional: str | None = None,
     example: str | None = None,
+    elsewhere: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Return the value of each flag by name. Exit with code 2 if the command line is wrong.
 
@@ -33,7 +35,12 @@ def read_flags(
     - `hidden`: flags that are read and that help does not show.
     - `positional`: a flag that may be given without its name.
     - `example`: a whole command line to show in the error if the positional flag is missing.
+    - `elsewhere`: flags that another command has, and that command with what it does, for the error.
     """
+    for arg in args:
+        name = arg.removeprefix("--").partition("=")[0]
+        if arg.startswith("--") and name in elsewhere and name not in flags:
+            _refuse(prog, f"there is no flag {option(name)}: {elsewhere[name]}")
     args, unset = _unset(prog, flags, args)
     if not _asks(args):
         _refuse_wrong(prog, flags, args)

@@ -13,7 +13,7 @@ from skirl.placement.tables import training as training_of_nets
 from skirl.placement.tables.bench_search import problem_of
 from skirl.placement.tables.calibrate import training
 from skirl.placement.tables.costs import load_costs, shipped
-from skirl.placement.tables.measure import Arena, Lookups, Ready, Rounds, noise_of, rounds_of, run_ms
+from skirl.placement.tables.measure import Arena, Lookups, Ready, Rounds, Sentinel, noise_of, rounds_of, run_ms
 from skirl.placement.tables.pieces import Piece
 from skirl.placement.tables.pool import pool, task
 from skirl.placement.tables.spec import TableSpec, specs_text
@@ -82,6 +82,36 @@ def test_a_killed_measurement_goes_on(arena, tmp_path):
         with pytest.raises(ValueError, match=r"r, line 7 is not a round of measurements: remove the line"):
             Rounds(path, what)
         assert path.read_text() == f"{text}{line}\n"
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_disturbed_round_is_measured_again(arena, monkeypatch, late):
+    """The machine is slower by half in the second round, and for a single turn in the third, which is nothing."""
+    at, slow, rounds = [0.0], [1.0, 1.5, 1.5, 1.0, 1.0], [0]
+
+    def run(arena, parts):
+        return slow[rounds[0]]
+
+    class Planted(Sentinel):
+        def turn(self):
+            took = 1.4 if rounds[0] == 4 and not self.turns else slow[rounds[0]]
+            super().turn()
+            self.turns[-1] = took if self.turns[-1] == 1 else 99.0
+
+        def calm(self):
+            if self.turns:
+                rounds[0] += 1
+            return super().calm()
+
+    def clock():
+        at[0] += 1
+        return at[0]
+
+    monkeypatch.setattr(measure, "run_ms", run)
+    sentinel = Planted(arena, clock)
+    found = rounds_of(arena, [[]] * 20, 2 if late else 3, 0, late=lambda: late, sentinel=sentinel)
+    assert sentinel.disturbed == (1 if late else 2)
+    assert found.tolist() == ([[1.0] * 20, [1.5] * 20] if late else [[1.0] * 20] * 3)
 
 
 OWN = [TableSpec(f"own {n}", 900 + n, 12, 64, 64.0 * n, 9.0 * n) for n in range(1, 10)]
@@ -162,13 +192,17 @@ def test_wrong_flags_are_one_sentence(capsys, flags, text):
 
 
 def test_figures_of_plans_are_ratios_by_hand():
-    times = [dict.fromkeys(("random", "size", "dim", "lookup", "size_lookup", "additive_lpt"), (10.0, 5.0, 1.0))] * 2
-    times = [of | {"row_wise": (8.0, 8.0, 2.0), "whole": (7.0, 5, 1), "columns": (6.0, 5, 1)} for of in times]
     times = [
-        of | {"rows": (ms, 4.5, 1.0), "checked": (0.9 * ms, 4, 1), "lookup": (9.0, 5.0, 1.0)}
+        dict.fromkeys(("random", "size", "dim", "lookup", "size_lookup", "additive_lpt"), (10.0, 5.0, 1.0, 3.0))
+    ] * 2
+    times = [
+        of | {"row_wise": (8.0, 8.0, 2.0, 3.0), "whole": (7.0, 5, 1, 3.0), "columns": (6.0, 5, 1, 3.0)} for of in times
+    ]
+    times = [
+        of | {"rows": (ms, 4.5, 1.0, 3.0), "checked": (0.9 * ms, 4, 1, 3.0), "lookup": (9.0, 5.0, 2.0, 4.0)}
         for of, ms in zip(times, (4.5, 5.4))
     ]
-    times[1] |= {"torchrec whole": (6.0, 4.0, 1.0), "torchrec rows": (9.0, 4.0, 1.0)}
+    times[1] |= {"torchrec whole": (6.0, 4.0, 1.0, 3.0), "torchrec rows": (9.0, 4.0, 1.0, 3.0)}
     found = bench_plans.compared(["a", "b"], times)
     assert found["vs_torchrec"] == pytest.approx(5.4 / 6) and found["vs_torchrec_by"]["torchrec rows"] == pytest.approx(
         0.6
@@ -180,7 +214,22 @@ def test_figures_of_plans_are_ratios_by_hand():
     assert found["gap_closed_with_check"] == pytest.approx((9 - 4.05 + 9 - 4.86) / 8)
     assert found["vs_row_wise"] == pytest.approx((4.5 + 5.4) / 16)
     assert found["by_split"]["whole"] == pytest.approx(7 / 9) and len(TERMS) == 10
+    assert found["vs_greedy_exchange"] == 0.5 and found["vs_greedy_compute"] == pytest.approx(0.75)
     json.dumps(found)
+
+
+@pytest.mark.parametrize("theirs", [False, True])
+def test_estimates_of_torchrec_are_printed_where_they_were_measured(theirs):
+    kinds = ["additive", "net", "dim", "lookup", *["torchrec", "torchrec_fitted"] * theirs]
+    result = {"part": "model", "chosen": "net", "why": "", "gpu": "", "exchange": "net"}
+    result |= {"exchange_error": 0.1, "exchange_noise": 0.1}
+    for name in ("", "other_batch_"):
+        result |= {f"{name}tau_ceiling": 0.9, f"{name}median_noise": 0.01}
+        for n, kind in enumerate(kinds):
+            result |= {f"{name}{kind}_tau": n / 10, f"{name}{kind}_median_error": 0.2}
+    lines = bench_tables.told(result)
+    said = "TorchRec's estimator tau 0.400 and error 20.0%, that fitted tau 0.500 and error 20.0%"
+    assert all((said in lines[name]) == theirs for name in ("held-out tables", "another batch"))
 
 
 @pytest.mark.parametrize(("there", "why"), [(False, "no GPU"), (True, "costs are measured on CPUs alone")])

@@ -33,8 +33,9 @@ PLAN_ROUNDS, MOST_ROUNDS, SETTLED = 4, 24, 0.02
 """Measure a task's plans `PLAN_ROUNDS` rounds at a time, until the minima of every other round differ from the rest's
 by no more than `SETTLED`, or `MOST_ROUNDS` are done. Remaining noise makes the busiest rank look busier, most of all in
 an even plan."""
-Times = Mapping[str, tuple[float, float, float]]
-"""For each plan of a task: milliseconds of the busiest rank, of the mean rank, and the most that one rank exchanges."""
+Times = Mapping[str, tuple[float, float, float, float]]
+"""For each plan of a task: milliseconds of the busiest rank, of the mean rank, and the most that one rank exchanges and
+that one computes."""
 OURS = {
     "whole": {"columns": "never", "rows": False},
     "columns": {"columns": "always", "rows": False},
@@ -70,7 +71,9 @@ def plans(tasks: int, seed: int) -> dict[str, Any]:
         if config is not None and n // len(CELLS) % EVERY == 0:
             placed |= theirs.all_of(problems["rows"], config)
         times, rounds_noise = measure(arena, of, problems["rows"], placed, seed)
-        said.append({name: (float(plan.load.max()), float(plan.load.mean()), 0.0) for name, plan in placed.items()})
+        said.append(
+            {name: (float(plan.load.max()), float(plan.load.mean()), 0.0, 0.0) for name, plan in placed.items()}
+        )
         cells.append(f"{ranks} ranks, dims to {dim}")
         measured.append(times)
         noise.append(rounds_noise)
@@ -118,7 +121,8 @@ def measure(arena: Arena, of: Task, problem: Problem, placed: Mapping[str, Place
     times = {}
     for (name, plan), ms in zip(placed.items(), compute, strict=True):
         exchange = np.array([sum(problem.cost(p)[1] for p in plan.pieces(r)) for r in ranks])
-        times[name] = (float((ms + exchange).max()), float((ms + exchange).mean()), float(exchange.max()))
+        both = ms + exchange
+        times[name] = (float(both.max()), float(both.mean()), float(exchange.max()), float(ms.max()))
     return times, noise
 
 
@@ -158,5 +162,14 @@ def compared(cells: Sequence[str], measured: Sequence[Times]) -> dict[str, Any]:
         "by_split": {name: float((busiest[name] / greedy).mean()) for name in OURS},
         "with_check": float((busiest[CHECKED] / greedy).mean()),
         "check_vs_without": float((busiest[CHECKED] / ours).mean()),
+        **{
+            f"vs_greedy_{part}": _mean_ratio([(times["rows"][n], times[single][n]) for times in measured])
+            for n, part in ((2, "exchange"), (3, "compute"))
+        },
         "exchange_share": float(np.mean([times["rows"][2] / times["rows"][0] for times in measured])),
     }
+
+
+def _mean_ratio(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Return the mean of ratios, without those to 0; None if there is none."""
+    return float(np.mean(ratios)) if (ratios := [one / other for one, other in pairs if other > 0]) else None

@@ -12,9 +12,9 @@ from skirl.placement.tables import baselines
 from skirl.placement.tables.costs import Costs, shipped
 from skirl.placement.tables.pieces import Piece, check_cover, halves, whole
 from skirl.placement.tables.place import over_caps
-from skirl.placement.tables.pool import Made, Task, pool, task
+from skirl.placement.tables.pool import Task, pool, task
 from skirl.placement.tables.problem import Placed, Problem, canonical
-from skirl.placement.tables.search import Found, search
+from skirl.placement.tables.search import Found, search, warm
 from skirl.placement.torchrec import theirs
 
 LINK = 1.25e9
@@ -181,7 +181,7 @@ def times(seed: int) -> dict[str, Any]:
     """
     made = pool(300, batch=512, max_dim=128, seed=seed)
     sizes, all_sound = [], True
-    warm(made)
+    warm()
     for tables, ranks, allowed in SIZES:
         of = task(made, tables, ranks, np.random.default_rng(seed), full=0.9)
         problem = problem_of(of, columns="always")
@@ -214,16 +214,6 @@ def fresh(problem: Problem) -> Problem:
     - `problem`: a problem that was searched.
     """
     return Problem(problem.specs, problem.ranks, problem.costs, problem.columns, problem.rows)
-
-
-def warm(made: list[Made]) -> None:
-    """Have the loops compiled before a clock runs.
-
-    **Arguments**
-
-    - `made`: tables to search.
-    """
-    search(problem_of(task(made, 3, 2, np.random.default_rng(0))))
 
 
 def _their_time(problem: Problem) -> dict[str, Any]:

@@ -4,11 +4,14 @@ from typing import Any
 
 from skirl.placement.tables import bench_model, bench_plans, bench_search, bench_transfer
 from skirl.placement.torchrec import bench as bench_torchrec
+from skirl.placement.torchrec import theirs
 
 PARTS = ("optimum", "tight", "time", "model", "plans", "transfer", "torchrec")
 _TASKS = {"optimum": 200, "tight": 60, "plans": 80, "transfer": 4, "torchrec": 10}
 _SECONDS = 5.0
-_KINDS = ("additive", "net", "dim", "lookup")
+_KINDS = {"additive": "additive", "net": "net", "dim": "dim", "lookup": "lookup"}
+_KINDS |= {theirs.NAME: "TorchRec's estimator", f"{theirs.NAME}_fitted": "that fitted"}
+"""What predicts, as lines call it; TorchRec's estimator only where it is installed."""
 
 
 def measured(part: str, tasks: int | None, seed: int) -> dict[str, Any]:
@@ -68,7 +71,11 @@ def told(result: dict[str, Any]) -> dict[str, str]:
     if result["part"] == "model":
         lines = {}
         for where, name in (("held-out tables", ""), ("another batch", "other_batch_")):
-            of = {kind: (result[f"{name}{kind}_tau"], result[f"{name}{kind}_median_error"]) for kind in _KINDS}
+            of = {
+                called: (result[f"{name}{kind}_tau"], result[f"{name}{kind}_median_error"])
+                for kind, called in _KINDS.items()
+                if f"{name}{kind}_tau" in result
+            }
             lines[where] = ", ".join(f"{kind} tau {t:.3f} and error {error:.1%}" for kind, (t, error) in of.items())
             again = f"tau {result[f'{name}tau_ceiling']:.3f}, noise {result[f'{name}median_noise']:.1%}"
             lines[where] += f"; measured again {again}"
@@ -99,6 +106,8 @@ def told(result: dict[str, Any]) -> dict[str, str]:
             if result["vs_torchrec_by"]
             else "not installed",
             "exchange": f"{result['exchange_share']:.0%} of the busiest rank's time at most; counted, not measured",
+            "apart": f"{result['vs_greedy_compute']:.3f} of the rule's time to compute, where most is computed, and "
+            f"{result['vs_greedy_exchange']:.3f} of its exchange, where most is exchanged",
             "gpu": result["gpu"],
         }
     return {

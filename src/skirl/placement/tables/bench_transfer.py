@@ -65,6 +65,7 @@ def transfer(tasks: int, seed: int) -> dict[str, Any]:
         "vs_full_worst": max(vs["vs_full"]),
         "as_shipped_vs_full": float(np.mean([of for of in vs["as_shipped"] if of is not None])),
         "calibration_seconds": max(seconds),
+        "noise": max(of["noise"] for of in by_setting.values()),
         "by_setting": by_setting,
     }
 
@@ -80,7 +81,7 @@ def _setting(setting: Setting, tasks: int, seed: int) -> dict[str, Any]:
     kinds: dict[str, Costs] = {"calibrated": calibrated, "full": full}
     if setting.optimizer in bundle.ms:
         kinds["shipped"] = bundle
-    rng, ratios = np.random.default_rng(seed), list[Mapping[str, float]]()
+    rng, ratios, noise = np.random.default_rng(seed), list[Mapping[str, float]](), list[float]()
     made = pool(150, batch=setting.batch, max_dim=DIM, seed=seed + 2000, optimizer=setting.optimizer)
     for _ in range(tasks):
         of = task(made, int(rng.integers(10, 41)), RANKS, rng, full=FULL)
@@ -88,11 +89,13 @@ def _setting(setting: Setting, tasks: int, seed: int) -> dict[str, Any]:
             name: problem_of(of, costs=replace(of_costs, link=LINK, ranks=RANKS)) for name, of_costs in kinds.items()
         }
         placed = {name: search(problem, seconds=SEARCH, seed=seed).placed for name, problem in problems.items()}
-        times, _ = measure(arena, of, problems["full"], placed, seed)
+        times, left = measure(arena, of, problems["full"], placed, seed)
+        noise.append(left)
         ratios.append({name: busiest / times["full"][0] for name, (busiest, *_) in times.items()})
     mean = {name: float(np.mean([ratio[name] for ratio in ratios])) for name in kinds}
     return {
         "vs_full": mean["calibrated"], "as_shipped": mean.get("shipped"), "seconds": seconds,
+        "noise": float(np.median(noise)),
         "chosen": calibrated.kind, "error": calibrated.report[calibrated.kind]["median_error"],
         "full_chosen": full.kind, "full_error": full.report[full.kind]["median_error"],
     }  # fmt: skip

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import numpy as np
 
 from skirl.placement.tables.costs import Costs, Kind, Part, save_costs
-from skirl.placement.tables.measure import Arena, Lookups, Ready, Rounds, noise_of, rounds_of
+from skirl.placement.tables.measure import Arena, Lookups, Ready, Rounds, Sentinel, noise_of, rounds_of
 from skirl.placement.tables.nets import features_of
 from skirl.placement.tables.pieces import Piece
 from skirl.placement.tables.pool import Made, pool, rescaled
@@ -313,6 +313,7 @@ def machine_costs(
     if tables:
         what["tables"] = blake2b(repr(tables).encode(), digest_size=16).hexdigest()
     arena = Arena()
+    sentinel = Sentinel(arena)
     known = Rounds(out.with_name(out.name + ".rounds"), what)
     with Progress("prepare", steps=len(learned) + len(judges), to=to, quiet=quiet) as progress:
         ready = []
@@ -323,7 +324,7 @@ def machine_costs(
     with Progress("measure", steps=ROUNDS, to=to, quiet=quiet) as progress:
         rounds = rounds_of(
             arena, ready, ROUNDS, seed, known=known, late=lambda: time.monotonic() >= until,
-            seen=lambda done: progress(done, lambda: {"combinations": f"{len(ready):,}"}),
+            seen=lambda done: progress(done, lambda: {"combinations": f"{len(ready):,}"}), sentinel=sentinel,
         )  # fmt: skip
     ms, noise = rounds.min(axis=0), noise_of(rounds)
     costs = costs_of(Measured(learned, ms[: len(learned)]), Measured(judges, ms[len(learned) :]), seed, start)
@@ -335,4 +336,5 @@ def machine_costs(
     save_costs(costs, out)
     known.path.unlink()
     facts = {"out": str(out), "rounds": len(rounds), "combinations": len(ms), "noise": noise, "chosen": costs.kind}
+    facts["disturbed"] = sentinel.disturbed
     return facts | dict(costs.report) | {"exchange": None if costs.wire is None else costs.wire.said()}

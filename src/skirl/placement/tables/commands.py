@@ -323,7 +323,7 @@ class MeasureCosts:
         """Return the result as printed lines, by name."""
         lines = {
             "measured": f"{result['combinations']} combinations of tables, {result['rounds']} rounds; measuring again "
-            f"differs by {result['noise']:.1%}",
+            f"differs by {result['noise']:.1%}; {result['disturbed']} times another load disturbed a round",
             "chosen": f"{result['chosen']}: {result['why']}",
         }
         if (wire := result["exchange"]) is not None:

@@ -12,7 +12,7 @@ import numpy as np
 from skirl.placement.tables.nets import SUMS
 from skirl.placement.tables.pieces import Piece, whole
 from skirl.placement.tables.problem import Item, Placed, Problem
-from skirl.placement.tables.search import Found, search
+from skirl.placement.tables.search import Found, search, warm
 from skirl.placement.tables.spec import TableSpec
 
 BEST = 4
@@ -57,6 +57,7 @@ def search_evenly(
     - `seed`: the random seed.
     - `now`: the clock.
     """
+    warm()
     return _Evenly(problem, frozenset(forced), seconds, seed, now).run()
 
 

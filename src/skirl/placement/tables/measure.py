@@ -24,6 +24,11 @@ from skirl.tools.shape_of import AMOUNT, misfit
 
 ARENA, OUTPUTS, EVICTED = 1 << 26, 1 << 24, 1 << 23
 """Number of floats: for rows, for pooled vectors and their gradients, and to read in order to evict the cache."""
+SLOWER, AGAIN = 1.25, 2
+"""A round is disturbed if the same small work takes `SLOWER` times its least of all rounds in the half of its turns;
+such a round is measured again, up to `AGAIN` times."""
+EVERY, WATCHED = 8, 1 << 18
+"""Combinations between two turns of that work, and floats that it reads."""
 _LR = 1e-6
 _LINE = 16
 
@@ -161,6 +166,36 @@ def run_ms(arena: Arena, parts: Sequence[Ready]) -> float:
     return max(share(0), *(other.result() for other in others))
 
 
+class Sentinel:
+    """The same small work, timed in each round between the others: it is slow where something else slows them too.
+
+    **Arguments**
+
+    - `arena`: the arena, of which it reads a part.
+    - `clock`: the clock.
+    """
+
+    def __init__(self, arena: Arena, clock: Callable[[], float] = thread_time) -> None:
+        self.floats, self.clock = arena.evicted[:WATCHED], clock
+        self.least, self.turns = float("inf"), list[float]()
+        self.disturbed = 0
+        """Rounds that were disturbed, also when they were measured again."""
+
+    def turn(self) -> None:
+        """Do the work once, and time it. Before that, do it once more, so that it starts from the same cache."""
+        self.floats.sum()
+        began = self.clock()
+        self.floats.sum()
+        self.turns.append(self.clock() - began)
+
+    def calm(self) -> bool:
+        """End a round, and return whether it was not disturbed. Count it otherwise."""
+        self.least = min(self.least, *self.turns)
+        calm = float(np.median(self.turns)) <= SLOWER * self.least
+        self.turns, self.disturbed = [], self.disturbed + (not calm)
+        return calm
+
+
 def rounds_of(
     arena: Arena,
     combinations: Sequence[Sequence[Ready]],
@@ -170,8 +205,11 @@ def rounds_of(
     known: "Rounds | None" = None,
     late: Callable[[], bool] = lambda: False,
     seen: Callable[[int], None] = lambda done: None,
+    sentinel: Sentinel | None = None,
 ) -> np.ndarray:
     """Return the ms of each combination in each round, [rounds, combinations]. When time is up, stop after two or more.
+
+    A round in which the sentinel was slow is measured again, unless time is up, and the least of both counts.
 
     **Arguments**
 
@@ -182,16 +220,24 @@ def rounds_of(
     - `known`: a file of earlier rounds; new ones are added to it.
     - `late`: whether time is up.
     - `seen`: called with the number of rounds that are done.
+    - `sentinel`: counts disturbed rounds; a new one if not given.
     """
+    sentinel = sentinel or Sentinel(arena)
     done = [] if known is None else known.rounds[:rounds]
     for combination in combinations:  # compiles the loops and touches the pages
         run_ms(arena, combination)
     for number in range(len(done), rounds):
         if number >= 2 and late():
             break
-        ms = np.zeros(len(combinations))
-        for n in np.random.default_rng([seed, number]).permutation(len(combinations)).tolist():
-            ms[n] = run_ms(arena, combinations[n])
+        ms = np.full(len(combinations), np.inf)
+        for _ in range(1 + AGAIN):
+            for turn, n in enumerate(np.random.default_rng([seed, number]).permutation(len(combinations)).tolist()):
+                if turn % EVERY == 0:
+                    sentinel.turn()
+                ms[n] = min(ms[n], run_ms(arena, combinations[n]))
+            sentinel.turn()
+            if sentinel.calm() or late():
+                break
         done.append(ms.tolist())
         if known is not None:
             known.add(done[-1])

@@ -159,21 +159,22 @@ def planned(
         found = search_evenly(problem, forced=numbers, seconds=seconds, seed=seed)
     else:
         found = search(problem, seconds=seconds, seed=seed, others=others, told=told)
-    sound(problem, found.placed)
+    sound(problem, found.placed, found.in_time)
     return TablePlan.of(specs, order, found.placed), found, problem
 
 
-def sound(problem: Problem, placed: Placed) -> None:
+def sound(problem: Problem, placed: Placed, in_time: bool = True) -> None:
     """Raise if a placement exceeds a rank's memory or is forbidden by its tables, judged once more by its pieces.
 
     **Arguments**
 
     - `problem`: tables and ranks.
     - `placed`: a placement that is about to be used.
+    - `in_time`: whether the search ended by itself.
     """
     over = over_caps(problem, placed)
     if max(over) > 0:
-        raise ValueError(_not_found(problem, placed, over))
+        raise ValueError(_not_found(problem, placed, over, in_time))
     if (wrong := forbidden(problem, placed)) is not None:
         raise RuntimeError(
             f"the search found a plan that is not allowed: {wrong}; this is a bug in skirl, please report it"
@@ -207,7 +208,7 @@ def _no_room(specs: Sequence[TableSpec], held: Sequence[int], caps: Sequence[int
     )
 
 
-def _not_found(problem: Problem, placed: Placed, over: Sequence[int]) -> str:
+def _not_found(problem: Problem, placed: Placed, over: Sequence[int], in_time: bool) -> str:
     worst = max(range(len(over)), key=lambda r: over[r])
     bound = [
         item
@@ -217,7 +218,8 @@ def _not_found(problem: Problem, placed: Placed, over: Sequence[int]) -> str:
     names = sorted({problem.specs[p.table].name for item in bound for p in item})[:_NAMED]
     why = f" ({', '.join(names)} may not be cut)" if names else ""
     cuts = "let tables be cut by rows, " if names or not problem.rows else ""
+    more = "set --memory" if in_time else "set --seconds higher, since the search ran out of time, or --memory"
     return (
-        f"found no plan that fits: rank {worst} exceeds its memory by {over[worst]:,} bytes{why}: {cuts}set --memory "
-        "higher, or --ranks"
+        f"found no plan that fits: rank {worst} exceeds its memory by {over[worst]:,} bytes{why}: {cuts}{more} higher, or "
+        "--ranks"
     )

@@ -3,13 +3,18 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
 
+from skirl.core.optim import ROW_OPTIMIZERS
 from skirl.placement.tables import balance
+from skirl.placement.tables.costs import Costs
 from skirl.placement.tables.pieces import Piece
-from skirl.placement.tables.problem import Item, Placed, Problem
+from skirl.placement.tables.problem import Item, Placed, Problem, Ranks
+from skirl.placement.tables.spec import TableSpec
+from skirl.placement.tables.terms import TERMS
 from skirl.placement.tables.uneven import fill, level, tidied
 
 WIDTH, WIDEST, TOGETHER = 3, 60, 8000
@@ -77,7 +82,7 @@ def search(
 ) -> Found:
     """Search for a placement whose busiest rank is hardly busier than it has to be.
 
-    It exceeds a cap only if no placement within the caps is found.
+    It exceeds a cap only if no placement within the caps is found. The loops are compiled before the clock starts.
 
     **Arguments**
 
@@ -90,7 +95,17 @@ def search(
     - `told`: called often with the number of states placed, and the busiest rank's milliseconds so far.
     - `now`: the clock.
     """
+    warm()
     return _Search(problem, seconds, seed, uneven, most_pieces, told, now).run(others)
+
+
+@cache
+def warm() -> None:
+    """Search two small tables, once in a process, so that no later search compiles or loads a loop on its own time."""
+    optimizer = next(iter(ROW_OPTIMIZERS))
+    specs = [TableSpec(name, 64, 8, 4, 8.0, 8.0, optimizer=optimizer) for name in ("a", "b")]
+    problem = Problem(specs, Ranks.like(2, 1 << 20), Costs({optimizer: (1.0,) * len(TERMS)}, 1e9, 2))
+    _Search(problem, 1.0, 0, False, 2, lambda states, busiest: None, lambda: 0.0).run(0)
 
 
 class _Search:
@@ -116,7 +131,7 @@ class _Search:
     def late(self, share: float = 1.0) -> bool:
         """Return whether this share of the time is over, or would be at a next look as late as any before it."""
         if self.found is not None:
-            self.told(len(self.memo), self.found.placed.score[1])
+            self.told(self.states(), self.found.placed.score[1])
         at = self.now() - self.began
         self.longest, self.looked = max(self.longest, at - self.looked), at
         late = at + min(self.longest, _SPARED * self.seconds) >= self.seconds * share
@@ -141,11 +156,27 @@ class _Search:
                 self.take(self.levelled(placed))
         if len(self.found.placed.items) <= SMALL:
             self.take(self.shaken(self.found.placed, KICKS, self.uneven))
-        self.found.seconds, self.found.states = self.now() - self.began, len(self.memo)
+        if self.ended and self.found.placed.score[0]:
+            self.fit(root)
+        self.found.seconds, self.found.states = self.now() - self.began, self.states()
         self.found.in_time = not self.ended
         for placed in self.best(others):
             self.found.others.append(self.levelled(placed) if self.uneven else placed)
         return self.found
+
+    def fit(self, root: tuple[Item, ...]) -> None:
+        """Look for a placement within memory although time is up: a moment, in which nothing is made faster."""
+        for order in self.orders(root):
+            placed = self.problem.improved(self.problem.greedy(root, order), most=4 * len(root))
+            if placed.score[0] and self.uneven:
+                placed = fill(self.problem, placed, lambda: True)
+            self.take(placed)
+            if placed.score[0] == 0:
+                return
+
+    def states(self) -> int:
+        """Return how many states were placed: that without cuts, and all others."""
+        return 1 + len(self.memo)
 
     def best(self, count: int) -> list[Placed]:
         """Return the best few states of the beam within memory."""

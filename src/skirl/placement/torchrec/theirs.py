@@ -229,7 +229,7 @@ def timed(problem: Problem, seconds: float) -> tuple[Placed | None, float, bool]
         signal.signal(signal.SIGALRM, before)
 
 
-def ratios(measured: Sequence[Mapping[str, tuple[float, float, float]]], ours: str) -> dict[str, float]:
+def ratios(measured: Sequence[Mapping[str, tuple[float, ...]]], ours: str) -> dict[str, float]:
     """Return the mean ratio of our busiest rank's time to TorchRec's, for each way to plan, over tasks that have both.
 
     **Arguments**
