@@ -57,6 +57,13 @@ def test_what_is_shown_of_a_place_is_the_paired_difference_written_out():
     assert second.loss == pytest.approx(statistics.mean(a for a, _ in recent))
 
 
+def test_those_that_left_at_one_step_are_placed_by_their_difference():
+    race = Race(["far", "near", "best", "late"], rules=Rules(alpha=0, rungs=(4, 8)))
+    for step in range(1, 9):
+        race.see(noisy(step, [0.9, 0.6, 0.5, 0.55]))
+    assert [place.variant for place in race.standing()] == ["best", "late", "near", "far"]
+
+
 def test_seeds_of_the_leading_configuration_are_named_and_no_other_is():
     race = Race(["a", "a2", "b"], [0, 0, 1], Rules(alpha=0))
     race.see([0.5, 0.5, 0.5])  # as in a first step: all begin alike

@@ -179,13 +179,14 @@ class Race:
         return self.names[min(own, key=lambda k: self._single.recent().losses[k])]
 
     def standing(self) -> list[Place]:
-        """Return the places of all variants, best first. Those that have left follow, the last to leave first."""
+        """Return the places of all variants, best first. Those that have left follow, the last to leave and nearest first."""
         configurations, places = self._order(), []
         for c in configurations:
             own = [int(k) for k in np.flatnonzero(self._of == c) if self._racing[k]]
             for k in sorted(own, key=lambda k: self._single.recent().losses[k]):
                 places.append(self._place(k, len(places) + 1, "leads" if not places else "races"))
-        for k in sorted(self._gone, key=lambda k: (-next(x.step for x in self.left if x.variant == self.names[k]), k)):
+        step = {left.variant: left.step for left in self.left}
+        for k in sorted(self._gone, key=lambda k: (-step[self.names[k]], self._gone[k].difference or 0.0, k)):
             gone = self._gone[k]
             places.append(Place(len(places) + 1, gone.variant, gone.loss, gone.difference, gone.error, gone.state))
         return places
