@@ -179,7 +179,7 @@ class Race:
         return self.names[min(own, key=lambda k: self._single.recent().losses[k])]
 
     def standing(self) -> list[Place]:
-        """Return the places of all variants, best first. Those that have left follow, the last to leave and nearest first."""
+        """Return the places of all variants, best first. Those that left follow, the last to leave and nearest first."""
         configurations, places = self._order(), []
         for c in configurations:
             own = [int(k) for k in np.flatnonzero(self._of == c) if self._racing[k]]
