@@ -41,5 +41,5 @@ RACE = [
     Fault("a longer race forgets the rungs that it has passed", "sweep.race:Rules.going_on",
           "(*passed, *sorted(coming))", "self.rungs"),
     Fault("the seed of a variant makes it another configuration", "sweep.variants:seeds_of_one",
-          "replace(variant.recipe.data, seed=0)", "variant.recipe.data"),
+          "replace(variant.recipe.data, seed=0, data_seed=None)", "variant.recipe.data"),
 ]  # fmt: skip

@@ -52,7 +52,7 @@ def left_behind(folder: Path) -> dict[str, Any]:
     own = {name: json.loads((folder / "run" / name / "result.json").read_text()) for name in result["by_variant"]}
     return {
         "winner": result["winner"], "standing": result["standing"], "spent": result["variant_steps"],
-        "race": [{k: v for k, v in line.items() if k != "seconds"} for line in lines],
+        "race": [{k: v for k, v in line.items() if k not in ("seconds", "begun_at")} for line in lines],
         "losses": {name: of["loss"] for name, of in own.items()}, "steps": {n: of["steps"] for n, of in own.items()},
         "auc": {name: of["auc"] for name, of in own.items()},
     }  # fmt: skip

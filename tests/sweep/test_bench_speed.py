@@ -65,17 +65,18 @@ def test_ratios(monkeypatch):
     assert found["least"] == 1.0 and found["vs_lone"] == pytest.approx(2**0.5)
 
 
-def test_turns():
-    """Two runs train beside each other, turn by turn; one that cannot start says so."""
+def test_turns(monkeypatch):
+    """A run trains turn by turn, in a process and on a disk of its own; one that cannot start says so."""
     flags = Recipe.of(**RECIPE).flat()
-    with bench_speed._Turns([flags, flags], "disk", 2) as runs:
+    with bench_speed._Turns([flags], "disk", 2) as runs:
         for _ in range(2):
             runs.take()
         folder = Path(runs._folder.name)
-        assert sorted(path.name for path in folder.iterdir()) == ["0", "1"]
+        assert [path.name for path in folder.iterdir()] == ["0"]
     assert len(runs.seconds) == len(runs.cpu) == 2 and min(runs.seconds) > 0
     assert not folder.exists() and all(one.returncode is not None for one in runs._started)
-    broken = bench_speed._Turns([flags | {"model": "none"}], "memory", 2)
-    with pytest.raises(RuntimeError, match="a measuring process ended with exit code 1"):
+    monkeypatch.setattr(bench_speed, "_CODE", "raise SystemExit(3)")
+    broken = bench_speed._Turns([flags, flags], "memory", 2)
+    with pytest.raises(RuntimeError, match="a measuring process ended with exit code 3"):
         broken.__enter__()
     assert not Path(broken._folder.name).exists()

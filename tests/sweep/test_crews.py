@@ -54,7 +54,7 @@ def left_behind(folder: Path, result: dict[str, Any]) -> dict[str, Any]:
     own = {n: json.loads((folder / "run" / n / "result.json").read_text()) for n in result["by_variant"]}
     told = ("winner", "standing", "variant_steps", "cost", "seed_noise", "steps", "failed")
     return {
-        "race": [{k: v for k, v in line.items() if k != "seconds"} for line in lines],
+        "race": [{k: v for k, v in line.items() if k not in ("seconds", "begun_at")} for line in lines],
         "by_variant": {name: of | {"run": None} for name, of in result["by_variant"].items()},
         "losses": {name: (of["loss"], of["auc"], of["steps"], of.get("test_auc")) for name, of in own.items()},
         "rows": rows,
