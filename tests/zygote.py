@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
 from typing import IO, Any
@@ -31,6 +31,15 @@ COMMAND = "import sys; from skirl.cli import main; sys.exit(main())"
 """The code that `skirl` runs."""
 
 
+def readable(ends: Iterable[Any], timeout: float | None) -> list[Any]:
+    """As select(), which takes no descriptor from 1024 on."""
+    poll = select.poll()
+    of = {end if isinstance(end, int) else end.fileno(): end for end in ends}
+    for number in of:
+        poll.register(number, select.POLLIN)
+    return [of[number] for number, _ in poll.poll(None if timeout is None else timeout * 1000)]
+
+
 class Process:
     """The parts of `subprocess.Popen` that tests use."""
 
@@ -42,7 +51,7 @@ class Process:
 
     def wait(self, timeout: float | None = None) -> int:
         if self.returncode is None:
-            if not select.select([self._ends], [], [], timeout)[0]:
+            if not readable([self._ends], timeout):
                 raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
             told = os.read(self._ends, 32)
             os.close(self._ends)
@@ -67,7 +76,7 @@ class Process:
         until, parts = time.monotonic() + timeout, {s: b"" for s in (self.stdout, self.stderr) if s and not s.closed}
         left = set(parts)
         while left:
-            ready = select.select(left, [], [], max(0, until - time.monotonic()))[0]
+            ready = readable(left, max(0, until - time.monotonic()))
             if not ready:
                 raise subprocess.TimeoutExpired(str(self.pid), timeout)
             for stream in ready:
