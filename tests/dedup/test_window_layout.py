@@ -137,6 +137,38 @@ def test_workers_shards_and_a_growing_vocabulary_change_nothing(tmp_path: Path) 
     assert batch.sparse.stride_per_key()[1] < 100  # equal windows share one bag
 
 
+def test_batches_hold_each_id_of_a_buffer_once(tmp_path: Path) -> None:
+    """Compared with the lists of the samples: an id is there if a sample has it, and lists that overlap share it."""
+    check_buffers(tmp_path, 0)
+
+
+def check_buffers(folder: Path, seed: int) -> None:
+    """Check how many ids batches hold, in order and shuffled."""
+    some, whole = both(folder, shifting(160, 4, seed))
+    for shuffle in (0, 160):
+        for mine, theirs in zip(
+            *(DataFlags(data, batch=64, shuffle=shuffle).stream() for data in (some, whole)), strict=True
+        ):
+            ids = mine.sparse
+            begins, lengths = (of.tolist() for of in ids.windows["seen"])
+            held = ids.select(["seen"]).values().tolist()
+            lists = [held[begin : begin + size] for begin, size in zip(begins, lengths, strict=True)]
+            own = theirs.sparse.select(["seen"])
+            assert [lists[w] for w in ids.groups["seen",]] == [
+                of.tolist() for of in own.values().split(own.lengths().tolist())
+            ]
+            assert {i for begin, size in zip(begins, lengths) for i in range(begin, begin + size)} == set(
+                range(len(held))
+            )
+            starts = ids.select(["seen"]).offsets().tolist()
+            assert len(starts) - 1 < len(lists) < len(own.lengths())
+            of_window = [sum(begin >= start for start in starts[:-1]) for begin in begins]
+            assert all(begin + size <= starts[of] for begin, size, of in zip(begins, lengths, of_window, strict=True))
+            assert len(held) < sum(lengths) / 2
+    batch = next(iter(DataFlags(some, batch=1).stream()))
+    assert not batch.sparse.windows, "a single list saves nothing"
+
+
 def test_same_says_so_for_every_layout(tmp_path: Path) -> None:
     layouts = ("once", "rows", "window")
     data = both(tmp_path, shifting(200, 9), layouts)

@@ -17,6 +17,7 @@ from skirl.core.inverse import Inverse, inverse_of
 from skirl.core.positions import Positions
 from skirl.core.shared import Shared
 from skirl.core.tables import Schema
+from skirl.core.windows import as_bags, checked, trimmed
 from skirl.tools.jit import kernel
 
 NO_SCALE = np.empty(0, np.float32)
@@ -36,6 +37,7 @@ class Captured:
     """The bag of each sample, if samples share bags."""
     left: np.ndarray | None = None
     """int64 [n]: the index of each id among those given, if some were dropped; None if all are here."""
+    _without: "Captured | None" = None
 
     @property
     def batch(self) -> int:
@@ -58,6 +60,19 @@ class Captured:
         """Return where each bag of the feature at index `place` begins, and where the last one ends."""
         bags = self.bags(place)
         return self.offsets[bags.start : bags.stop + 1]
+
+    def window(self, place: int) -> np.ndarray | None:
+        """Return the windows of the feature at index `place`, int64 [2, windows]; None if it has none."""
+        return None if self.inverse is None else self.inverse.window(place)
+
+    def without_windows(self) -> "Captured":
+        """Return the same ids with each window as a bag of its own. Made once."""
+        if self.inverse is None or not self.inverse.windows:
+            return self
+        if self._without is None:
+            values, offsets, inverse = as_bags(self.values, self.offsets, self.inverse)
+            self._without = Captured(self.keys, values, offsets, None, inverse=inverse)
+        return self._without
 
 
 @dataclass(slots=True)
@@ -173,7 +188,14 @@ def capture(sparse: Sparse, features: Sequence[str], *, copy: bool = True) -> Ca
                 else " and fall on the way: a length is negative, pass lengths of 0 or more"
             )
         )
-    return _of_samples(Captured(keys, values, offsets, array, inverse=inverse))
+    captured = Captured(keys, values, offsets, array, inverse=inverse)
+    if inverse is not None and (windows := getattr(sparse, "windows", None)):
+        inverse.windows = tuple(
+            checked(name, windows[name], captured.starts(place)) if name in windows else None
+            for place, name in enumerate(keys)
+        )
+        captured.values, captured.offsets, captured.inverse = trimmed(values, offsets, inverse)
+    return _of_samples(captured)
 
 
 def _of_samples(captured: Captured) -> Captured:
@@ -261,7 +283,9 @@ def resolve(captured: Captured, positions: Positions, schema: Schema, bank: int,
     inverse = None if captured.inverse is None else [captured.inverse.of[p] for p in place]
     if inverse is not None and any(each is not None for each in inverse):
         sizes = [captured.bags(p).stop - captured.bags(p).start for p in place]
-        return _with_shared(captured, positions, schema, bank, dtype, first, Shared.of(inverse, sizes, batch))
+        shared = Shared.of(inverse, sizes, batch)
+        shared.windows = [captured.window(p) for p in place]
+        return _with_shared(captured, positions, schema, bank, dtype, first, shared)
     if total == len(features) * batch and _one_each(captured.offsets, first, batch) and not weighted:
         offsets, bag_of = _one_hot(len(features), batch)
         return BankIds(positions, offsets, bag_of, np.empty(0, dtype), batch, one_each=True)
@@ -333,10 +357,12 @@ class Resolver:
 
     def positions(self, captured: Captured) -> list[Positions]:
         """Check every id and return the positions of each bank."""
+        captured = captured.without_windows() if self.pooled else captured
         return [positions_of(captured, self.schema, bank) for bank in range(len(self.schema.banks))]
 
     def resolve(self, captured: Captured, positions: Sequence[Positions]) -> list[BankIds]:
         """Find the bags of checked ids and return the ids of each bank."""
+        captured = captured.without_windows() if self.pooled else captured
         parts = [resolve(captured, part, self.schema, bank, self.dtype) for bank, part in enumerate(positions)]
         return parts if self.pooled else [ids.unpooled() for ids in parts]
 
@@ -364,6 +390,10 @@ def _complaint(captured: Captured, schema: Schema, position: int) -> str:
     place = next(p for p in range(len(captured.keys)) if bag < captured.bags(p).stop)
     name, sample = captured.keys[place], bag - captured.bags(place).start
     inverse = None if captured.inverse is None else captured.inverse.of[place]
+    if (window := captured.window(place)) is not None:
+        begins, lengths = window
+        at = position - int(captured.starts(place)[0])
+        sample = int(np.argmax((begins <= at) & (at < begins + lengths)))
     if inverse is not None and (inverse == sample).any():
         sample = int(np.argmax(inverse == sample))
     table = next(t for t in schema.tables if name in t.features)

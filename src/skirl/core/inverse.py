@@ -1,6 +1,6 @@
 """The inverse of a batch: a feature's distinct bags are stored once, and the inverse gives the bag of each sample."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,11 +24,19 @@ class Inverse:
     """int64 [features + 1]: each feature's first bag."""
     of: tuple[np.ndarray | None, ...]
     """By feature: int32 [batch], the same array for features that share it; None if each sample has its own bag."""
+    windows: tuple[np.ndarray | None, ...] = ()
+    """By feature: int64 [2, windows], where each window begins among the feature's ids, and its length. `of` then gives
+    the window of each sample, and the bags are buffers. None for other features; empty if no feature has windows."""
 
     @property
     def nbytes(self) -> int:
         """Number of bytes that its arrays take; a shared array counts once."""
-        return self.first.nbytes + sum(each.nbytes for each in {id(i): i for i in self.of if i is not None}.values())
+        arrays = {id(i): i for i in (*self.of, *self.windows) if i is not None}
+        return self.first.nbytes + sum(each.nbytes for each in arrays.values())
+
+    def window(self, place: int) -> np.ndarray | None:
+        """Return the windows of the feature at index `place`; None if it has none."""
+        return self.windows[place] if self.windows else None
 
     @property
     def digest(self) -> int:
@@ -37,13 +45,16 @@ class Inverse:
         for place, array in enumerate(self.of):
             if array is not None:
                 told = _mixed(array, told + place)
+        for place, windows in enumerate(self.windows):
+            if windows is not None:
+                told = _mixed(windows.reshape(-1), told + len(self.of) + place)
         return int(told)
 
     def used(self) -> np.ndarray | None:
-        """Return a mask, bool [bags], of the bags that some sample uses; None if all are used."""
+        """Return a mask, bool [bags], of the bags that some sample uses; None if all are used. Buffers count as used."""
         used = np.ones(int(self.first[-1]), np.bool_)
         for place, array in enumerate(self.of):
-            if array is not None:
+            if array is not None and self.window(place) is None:
                 own = used[self.first[place] : self.first[place + 1]]
                 own[:] = False
                 own[array] = True
@@ -60,17 +71,20 @@ class Inverse:
         first = ends[self.first]
         of: list[np.ndarray | None] = []
         for place, array in enumerate(self.of):
-            if array is not None:
+            if array is not None and self.window(place) is None:
                 array = (ends[self.first[place] + array.astype(np.int64)] - first[place]).astype(np.int32)
                 bags = int(first[place + 1] - first[place])
                 array = None if bags == self.batch and _look(array, bags)[1] else array
             of.append(array)
-        return None if all(each is None for each in of) else Inverse(self.batch, first, tuple(of))
+        return None if all(each is None for each in of) else Inverse(self.batch, first, tuple(of), self.windows)
 
     def with_empty(self, features: int) -> "Inverse":
         """Append features whose samples each have a bag of their own."""
         more = self.first[-1] + self.batch * np.arange(1, features + 1)
-        return Inverse(self.batch, np.concatenate([self.first, more]), self.of + (None,) * features)
+        none = (None,) * features
+        return Inverse(
+            self.batch, np.concatenate([self.first, more]), self.of + none, self.windows + none if self.windows else ()
+        )
 
 
 def is_shared(sparse: Any) -> bool:
@@ -101,6 +115,7 @@ def inverse_of(sparse: Any, keys: Sequence[str], bags: int) -> Inverse | None:
         return None
     strides, by_name = given
     check_strides(strides, keys, bags)
+    windows = {name: len(begins) for name, (begins, _) in getattr(sparse, "windows", {}).items()}
     lengths = {name: len(tensor) for name, tensor in by_name.items()}
     batch = next(iter(lengths.values()))
     if other := next((name for name, length in lengths.items() if length != batch), None):
@@ -123,13 +138,14 @@ def inverse_of(sparse: Any, keys: Sequence[str], bags: int) -> Inverse | None:
         key = id(tensor)
         if key not in arrays:
             arrays[key] = _array(name, tensor)
-        wrong, own = _look(arrays[key], stride)
+        what, there = ("window", windows[name]) if name in windows else ("bag", stride)
+        wrong, own = _look(arrays[key], there)
         if wrong >= 0:
             raise BadIds(
-                f"the inverse of feature {name!r} gives bag {tensor[wrong]} for sample {wrong}, but there are {stride} "
-                "bags: number bags from 0"
+                f"the inverse of feature {name!r} gives {what} {tensor[wrong]} for sample {wrong}, but there are {there} "
+                f"{what}s: number {what}s from 0"
             )
-        of.append(None if own and stride == batch else arrays[key])
+        of.append(None if own and stride == batch and name not in windows else arrays[key])
     if all(each is None for each in of):
         return None
     return Inverse(batch, np.concatenate([[0], np.cumsum(strides)]).astype(np.int64), tuple(of))
@@ -154,6 +170,35 @@ def check_strides(strides: Sequence[int], keys: Sequence[str], bags: int) -> Non
         raise BadIds(
             f"strides add up to {sum(strides)}, but there are {bags} bags: pass how many bags of lengths each feature has"
         )
+
+
+def check_groups(inverse: Mapping[Any, torch.Tensor], bags: Mapping[str, int]) -> dict[tuple[str, ...], torch.Tensor]:
+    """Return the inverse by tuples of features. Raise if its form is wrong; its values may be on a GPU.
+
+    **Arguments**
+
+    - `inverse`: by feature, or by a tuple of features.
+    - `bags`: number of bags, or of windows, of each feature.
+    """
+    groups = {(names,) if isinstance(names, str) else tuple(names): of for names, of in inverse.items()}
+    named = [name for names in groups for name in names]
+    if wrong := [name for name in named if name not in bags]:
+        raise ValueError(f"the inverse names feature {wrong[0]!r}: there are {', '.join(map(repr, bags))}")
+    if (twice := [name for name in named if named.count(name) > 1]) or len(groups) < len(inverse):
+        twice = twice or named
+        raise ValueError(f"the inverse names feature {twice[0]!r} twice: put each feature in only one group")
+    for names, tensor in groups.items():
+        of = {name: bags[name] for name in names}
+        if len(set(of.values())) > 1:
+            each = ", ".join(f"{name}: {stride}" for name, stride in of.items())
+            raise ValueError(
+                f"features of one group have different numbers of bags ({each}): group only features that have the same "
+                "bags"
+            )
+        if not isinstance(tensor, torch.Tensor) or tensor.dim() != 1:
+            what = list(tensor.shape) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+            raise ValueError(f"the inverse of {', '.join(names)} is {what}: pass a tensor with one entry per sample")
+    return groups
 
 
 def _given(sparse: Any) -> tuple[list[int], dict[str, torch.Tensor]] | None:

@@ -6,6 +6,8 @@ from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from skirl.dedup.shifting import Shifting
+from skirl.dedup.shifting import told_of as told_of_windows
 from skirl.dedup.training import Training, described
 from skirl.measure.bench.dedup import DedupStep
 from skirl.measure.bench.helpers import at_least_one, child, result
@@ -19,9 +21,9 @@ class Dedup(DedupStep):
 
     part: tuple[Part, ...] = ("storage", "reader", "lookup", "train")  # type: ignore[assignment]
     """storage: bytes of files of sessions; reader: from files to batches; lookup: the step of an embedding collection with
-    all rows resident, on lists and on mixed batches; mixed: only mixed batches; train: from the file to the updated row, by
-    model and factor; order: a model trained on samples in several orders; cache: the load of a cache in those orders;
-    convert: `skirl convert --by session` and `skirl same`."""
+    all rows resident, on lists, on windows of lists that shift, and on mixed batches; mixed: only mixed batches; train: from
+    the file to the updated row, by model and factor; order: a model trained on samples in several orders; cache: the load of
+    a cache in those orders; convert: `skirl convert --by session` and `skirl same`."""
     _: KW_ONLY
     samples: int = 200_000
     """Samples in the files."""
@@ -57,11 +59,15 @@ class Dedup(DedupStep):
         """Measure each part, and return the result."""
         found: dict[str, Any] = {}
         for part in self.part:
-            found |= getattr(self, f"_{part}")()
+            of_part = getattr(self, f"_{part}")()
+            found |= of_part | {"window": found.get("window", {}) | of_part.get("window", {})}
+        if not found.get("window"):
+            found.pop("window", None)
         return found | {"part": list(self.part)}
 
     def _lookup(self) -> dict[str, Any]:
-        return self._steps("lookup")
+        shifting = Shifting(self.batch, self.lists, self.ids, self.dim, self.rows, self.rounds)
+        return self._steps("lookup") | {"window": shifting.run()}
 
     def _mixed(self) -> dict[str, Any]:
         return {} if "lookup" in self.part else self._steps("mixed")  # lookup measures both
@@ -84,7 +90,10 @@ class Dedup(DedupStep):
     def _train(self) -> dict[str, Any]:
         shape = (self.train_batch, self.train_steps, self.ids, self.dim, self.rows, self.train_rounds)
         train = Training(self.factor, self.model, *shape).run()
-        return result("dedup", self, "train_batch train_steps train_rounds ids dim rows", train=train)
+        shifting = Training((0.0,), tuple(model for model in self.model if model != "dlrm"), *shape).run()
+        window = {f"train_{name}": {model: of["0"] for model, of in by.items()} for name, by in shifting.items()}
+        flags = "train_batch train_steps train_rounds ids dim rows"
+        return result("dedup", self, flags, train=train, window=window)
 
     def _order(self) -> dict[str, Any]:
         from skirl.dedup.ordering import ordered
@@ -127,6 +136,7 @@ class Dedup(DedupStep):
             told |= super().summary(result)
         if "train" in self.part:
             told |= described(result["train"])
+        told |= told_of_windows(result.get("window", {}))
         if "order" in self.part:
             from skirl.dedup.ordering import told_of as told_of_order
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from skirl.core.stretches import gather_from
 from skirl.data.files.columns import is_text, texts_of
-from skirl.data.files.encoded import gather_from
 from skirl.tools.jit import kernel
 
 _WORDS = {1: "u1", 2: "u2", 4: "u4", 8: "u8"}

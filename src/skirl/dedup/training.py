@@ -3,6 +3,7 @@
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from skirl.dedup.generated import SHIFTS
 from skirl.measure.bench.helpers import Watch, child
 
 LISTS = {"dcat": 3, "dlrm": 6, "din": 3}
@@ -26,7 +28,7 @@ class Training:
 
     **Arguments**
 
-    - `factor`: how often a list repeats, on average.
+    - `factor`: how often a list repeats, on average; 0 for lists that shift, as windows and with each list once.
     - `models`: names in `LISTS`.
     - `batch`: samples per batch.
     - `steps`: batches of a file. A pass reads all of it and includes planning, lookups, the model and updates.
@@ -68,25 +70,32 @@ class Training:
         return found
 
     def _case(self, factor: float, folder: Path) -> dict[str, Any]:
-        """Return medians over rounds. The first pass of each side compiles, makes rows and is compared, not timed."""
+        """Return medians over rounds. A factor of 0 stands for lists that shift, as windows and with each list once."""
+        data = sessions(factor, self, LISTS[self.models[0]])
+        slow, fast = layouts = ("rows", "once") if factor else ("once", "window")
+        achieved = written(folder, data, self.batch * self.steps, layouts)
+        took = self._took(folder, layouts)
+        ratios = [a / b for a, b in zip(took[slow], took[fast], strict=True)]
+        return {
+            "x": round(median(ratios), 3),
+            "spread": [round(min(ratios), 3), round(max(ratios), 3)],
+            "ms": round(median(took[fast]) / self.steps * 1e3, 2),
+            f"ms_{slow}": round(median(took[slow]) / self.steps * 1e3, 2),
+            "achieved": achieved,
+        }
+
+    def _took(self, folder: Path, layouts: Sequence[str]) -> dict[str, list[float]]:
+        """Return the CPU seconds of each pass. The first of each side compiles, makes rows and is compared, not timed."""
         model = self.models[0]
-        achieved = written(folder, sessions(factor, self, LISTS[model]), self.batch * self.steps)
-        sides = {layout: _Side(folder / f"{layout}.parquet", TRAINED[model], self) for layout in ("rows", "once")}
+        sides = {layout: _Side(folder / f"{layout}.parquet", TRAINED[model], self) for layout in layouts}
         losses = {layout: side.trained()[0] for layout, side in sides.items()}
-        if not np.allclose(losses["rows"], losses["once"], rtol=1e-3):
+        if not np.allclose(*losses.values(), rtol=1e-3):
             raise AssertionError(f"losses differ ({losses}): no ratio is given")
         took: dict[str, list[float]] = {layout: [] for layout in sides}
         for number in range(self.rounds * OFTEN[model]):
             for layout in list(sides)[:: 1 if number % 2 else -1]:
                 took[layout].append(sides[layout].trained()[1])
-        ratios = [plain / once for plain, once in zip(took["rows"], took["once"], strict=True)]
-        return {
-            "x": round(median(ratios), 3),
-            "spread": [round(min(ratios), 3), round(max(ratios), 3)],
-            "ms": round(median(took["once"]) / self.steps * 1e3, 2),
-            "ms_rows": round(median(took["rows"]) / self.steps * 1e3, 2),
-            "achieved": achieved,
-        }
+        return took
 
 
 class _Side:
@@ -111,9 +120,14 @@ class _Side:
 
 
 def sessions(factor: float, bench: Training, lists: int) -> Any:
-    """Return the stream of a file's samples, whose lists repeat `factor` times on average."""
+    """Return the stream of a file's samples, whose lists repeat `factor` times on average. Factor 0: their lists shift."""
     from skirl.data.sessions import Sessions
 
+    if not factor:
+        return Sessions(
+            batch_size=bench.batch * bench.steps, batches=1, pooling_factor=bench.ids, histories=lists, change=SHIFTS,
+            drift="shift", once=False,
+        )  # fmt: skip
     per_session = 16.5 if factor > 1 else 1.0
     if factor > per_session:
         raise ValueError(f"factor is {factor:g}: set it to at most {per_session:g}, the samples of a session")
@@ -124,13 +138,22 @@ def sessions(factor: float, bench: Training, lists: int) -> Any:
     )  # fmt: skip
 
 
-def written(folder: Path, data: Any, samples: int) -> float:
-    """Write the same samples to rows.parquet and once.parquet. Return the ratio of all ids to those in once.parquet."""
+def written(folder: Path, data: Any, samples: int, layouts: Sequence[str] = ("rows", "once")) -> float:
+    """Write the same samples to a file for each layout, LAYOUT.parquet. Return the ratio of all ids to those in the last.
+
+    **Arguments**
+
+    - `folder`: where to write.
+    - `data`: the stream; its first batch is written.
+    - `samples`: rows of a row group.
+    - `layouts`: those of `skirl convert`.
+    """
     import pyarrow as pa
 
     from skirl.data.files.schema import Dense, FileSchema, Id, Label
-    from skirl.dedup import layout
+    from skirl.dedup.finish import LAYOUTS
     from skirl.dedup.generated import columns_of
+    from skirl.dedup.layout import writer_of
 
     batch = next(iter(data))
     sparse = batch.sparse
@@ -146,12 +169,12 @@ def written(folder: Path, data: Any, samples: int) -> float:
     users = columns["user"].to_numpy()
     new = np.concatenate([[True], users[1:] != users[:-1]])
     table, schema = pa.table(columns), FileSchema((Label("label"),), tuple(dense), tuple(ids))
-    groups = layout.groups_found(table, schema, new)
-    for name, rows, of in (
-        ("rows", table, schema),
-        ("once", layout.once(table, groups, new), layout.with_runs(schema, groups)),
-    ):
-        with layout.writer_of(folder / f"{name}.parquet", rows.schema, of, "zstd", []) as writer:
+    rows = table
+    for name in layouts:
+        layout = LAYOUTS[name]
+        groups = layout.found(table, schema, new)
+        rows = layout.lay(table, groups, new)
+        with writer_of(folder / f"{name}.parquet", rows.schema, layout.schema(schema, groups), "zstd", []) as writer:
             writer.write_table(rows, row_group_size=samples)
     left = sum(len(rows.column(name).combine_chunks().flatten()) for name in data.lists)
     whole = sum(len(table.column(name).combine_chunks().flatten()) for name in data.lists)

@@ -21,7 +21,7 @@ def attend(own: Tensor, of_ids: Tensor, guests: Guests, heads: int) -> Tensor:
 
     - `own`: [batch, 3 * width], each sample's query, key and value.
     - `of_ids`: [ids, 2 * width], the key and the value of each id; or more columns, of which the last are taken.
-    - `guests`: which samples have which ids.
+    - `guests`: which samples have which ids; no two bags share ids.
     - `heads`: attention heads, which divide `width`.
     """
     return _Attention.apply(own, of_ids, guests, heads)
@@ -35,9 +35,10 @@ class _Attention(torch.autograd.Function):
         # Softmax of the ids of each sample and head, and behind them that of the sample itself.
         weights = torch.empty(batch * heads, guests.wide + 1, dtype=own.dtype)
         out = torch.empty(batch, width, dtype=own.dtype)
-        bags = len(guests.begins) - 1
+        bags = len(guests.begins)
         run(
-            _forward, bags, own.numpy(), of_ids.numpy(), guests.begins, guests.first, guests.order, heads,
+            _forward, bags, own.numpy(), of_ids.numpy(), guests.begins, guests.ends, guests.first, guests.order,
+            heads,
             weights.numpy(), out.numpy(), threads=torch.get_num_threads(), work=guests.first,
         )  # fmt: skip
         ctx.save_for_backward(own, of_ids, weights)
@@ -49,9 +50,10 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         own, of_ids, weights = ctx.saved_tensors
         guests = ctx.guests
-        of_own, of_bags, bags = torch.empty_like(own), torch.zeros_like(of_ids), len(guests.begins) - 1
+        of_own, of_bags, bags = torch.empty_like(own), torch.zeros_like(of_ids), len(guests.begins)
         run(
-            _backward, bags, own.numpy(), of_ids.numpy(), guests.begins, guests.first, guests.order, ctx.heads,
+            _backward, bags, own.numpy(), of_ids.numpy(), guests.begins, guests.ends, guests.first, guests.order,
+            ctx.heads,
             weights.numpy(), grad.contiguous().numpy(), of_own.numpy(), of_bags.numpy(),
             threads=torch.get_num_threads(), work=guests.first,
         )  # fmt: skip
@@ -74,7 +76,7 @@ def _turned(of_ids, begin, end, width, keys, values):
 
 
 @kernel
-def _forward(own, of_ids, begins, first, order, heads, weights, out, lo, hi):
+def _forward(own, of_ids, begins, ends, first, order, heads, weights, out, lo, hi):
     """Fill weights and out for the samples of bags lo to hi."""
     width, last = out.shape[1], weights.shape[1] - 1
     each = width // heads
@@ -84,8 +86,8 @@ def _forward(own, of_ids, begins, first, order, heads, weights, out, lo, hi):
     for bag in range(lo, hi):
         if first[bag] == first[bag + 1]:
             continue
-        n = begins[bag + 1] - begins[bag]
-        tiles = _turned(of_ids, begins[bag], begins[bag + 1], width, keys, values)
+        n = ends[bag] - begins[bag]
+        tiles = _turned(of_ids, begins[bag], ends[bag], width, keys, values)
         for sample in order[first[bag] : first[bag + 1]]:
             for head in range(heads):
                 row, low, high = sample * heads + head, head * each, (head + 1) * each
@@ -117,7 +119,7 @@ def _forward(own, of_ids, begins, first, order, heads, weights, out, lo, hi):
 
 
 @kernel
-def _backward(own, of_ids, begins, first, order, heads, weights, grad, of_own, of_bags, lo, hi):
+def _backward(own, of_ids, begins, ends, first, order, heads, weights, grad, of_own, of_bags, lo, hi):
     """Fill of_own for the samples of bags lo to hi, and add the gradients of their ids to of_bags, which is zeros."""
     width, last = grad.shape[1], weights.shape[1] - 1
     each, at = width // heads, of_ids.shape[1] - 2 * width
@@ -129,8 +131,8 @@ def _backward(own, of_ids, begins, first, order, heads, weights, grad, of_own, o
     for bag in range(lo, hi):
         if first[bag] == first[bag + 1]:
             continue
-        n = begins[bag + 1] - begins[bag]
-        tiles = _turned(of_ids, begins[bag], begins[bag + 1], width, keys, values)
+        n = ends[bag] - begins[bag]
+        tiles = _turned(of_ids, begins[bag], ends[bag], width, keys, values)
         of_keys[:, :tiles] = 0
         of_values[:, :tiles] = 0
         for sample in order[first[bag] : first[bag + 1]]:

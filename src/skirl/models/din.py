@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from skirl.core.batch import Batch
-from skirl.core.once import Distinct
+from skirl.core.once import Windowed
 from skirl.models.base import Embeddings, last, linear
 from skirl.models.guests import Guests
-from skirl.models.history import OfHistory, owners, sums
+from skirl.models.history import OfHistory
 from skirl.models.loops import fit
 from skirl.models.seats import Seats
+from skirl.models.sums import owners, sums
 from skirl.models.weighing import interests
 
 
@@ -110,8 +111,8 @@ class ActivationUnit(nn.Module):
         """Return A + C t, [.., width, dim], of targets, [.., dim]."""
         return self.of_behaviour.weight + self.of_product.weight * t[..., None, :]
 
-    def interests(self, bags: Distinct, t: Tensor) -> Tensor:
-        """Return the interests, [batch, dim], of targets, [batch, dim], in their bags, by our own loops."""
+    def interests(self, bags: Windowed, t: Tensor) -> Tensor:
+        """Return the interests, [batch, dim], of targets, [batch, dim], in their lists, by our own loops."""
         prelu, last = cast(nn.PReLU, self.rest[0]), cast(nn.Linear, self.rest[1])
         hidden = self.of_target(t) + self.of_behaviour.bias
         guests = Guests.of(bags)
@@ -130,14 +131,15 @@ class ActivationUnit(nn.Module):
         return (last.weight @ hidden).squeeze(2) + last.bias
 
 
-def _interest(unit: ActivationUnit, bags: Distinct, target: Tensor) -> Tensor:
+def _interest(unit: ActivationUnit, lists: Windowed, target: Tensor) -> Tensor:
     """Sum each sample's history, weighted by how much each id counts for the sample's target: [batch, dim]."""
-    if bags.plain:
-        lengths, h = bags.offsets.diff(), bags.rows
+    if lists.plain:
+        lengths, h = lists.ends - lists.begins, lists.rows
         sample = owners(lengths, h.device)
         return sums(unit(h, target.index_select(0, sample)) * h, sample, len(lengths))
-    if fit(bags.rows, target):
-        return unit.interests(bags, target)
+    if fit(lists.rows, target):
+        return unit.interests(lists, target)
+    bags = lists.distinct()
     rows, _ = bags.padded()  # padding is zeros, so its activations add nothing
     seats = Seats.of(bags, 0.5)  # a seat costs more than copying a bag
     h = seats.for_tables(rows)

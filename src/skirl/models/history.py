@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from skirl.core.batch import KeyedJagged, Sparse, moved
-from skirl.core.once import Distinct
+from skirl.core.once import Windowed
 from skirl.core.tables import Table
 from skirl.models.base import Embeddings, Model
+from skirl.models.sums import list_sums
 
 
 class OfHistory(Model):
@@ -104,8 +105,8 @@ class OfHistory(Model):
         before, target, behind = vectors.tensor_split([self.target, self.target + 1], dim=1)
         return vectors, target, torch.cat([before, behind], dim=1)
 
-    def _of_lists(self, sparse: Sparse) -> tuple[dict[str, Tensor], dict[str, Distinct]]:
-        """Return a vector per sample, [B, dim], of each feature that is not a history, and the bags of each history."""
+    def _of_lists(self, sparse: Sparse) -> tuple[dict[str, Tensor], dict[str, Windowed]]:
+        """Return a vector per sample, [B, dim], of each feature that is not a history, and the lists of each history."""
         if sparse.weights_or_none() is not None:
             raise ValueError(f"{self.name} weighs the ids of a list itself: pass a batch without weights")
         rows, lengths = self.embeddings(sparse), KeyedJagged.of(sparse).lengths_by_sample()
@@ -113,35 +114,27 @@ class OfHistory(Model):
         vectors = {name: self._pooled(name, of) for name, of in bags.items() if name not in self.history}
         return vectors, {name: bags[name] for name in self.history}
 
-    def _pooled(self, name: str, bags: Distinct) -> Tensor:
+    def _pooled(self, name: str, bags: Windowed) -> Tensor:
         """Return one vector per sample for a feature."""
-        lengths = bags.offsets.diff()
+        lengths = bags.ends - bags.begins
         if name not in self.lists:
             if not bool((lengths == 1).all()):
                 raise ValueError(
                     f"{self.name}: feature {name!r} has {len(bags.rows)} ids for {bags.bags} samples and is not among the "
                     "lists: give it one for each sample, or add it to lists"
                 )
-            return bags.for_samples(bags.rows)
-        pooled = sums(bags.rows, owners(lengths, bags.rows.device), len(lengths))
+            return bags.for_samples(bags.distinct().rows)
+        pooled = list_sums(bags)
         if name in self.means:
             pooled = pooled / moved(lengths.clamp(min=1)[:, None], pooled.device)
         return bags.for_samples(pooled)
 
 
-def _once(rows: Any, name: str, lengths: Tensor) -> Distinct:
-    """Return the distinct bags of a feature, or a bag for each sample if the embeddings do not say which are shared."""
+def _once(rows: Any, name: str, lengths: Tensor) -> Windowed:
+    """Return the distinct lists of a feature, or a list for each sample if the embeddings do not say which are shared."""
+    if hasattr(rows, "windows"):
+        return rows.windows(name)
     if hasattr(rows, "distinct"):
-        return rows.distinct(name)
-    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-    return Distinct(rows[name], offsets, torch.arange(len(lengths), device=lengths.device))
-
-
-def owners(lengths: Tensor, at: torch.device) -> Tensor:
-    """Return the sample (or bag) of each id, on device `at`; lengths may be on the host."""
-    return moved(torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths), at)
-
-
-def sums(rows: Tensor, sample: Tensor, samples: int) -> Tensor:
-    """Sum rows by sample, in the order of the ids."""
-    return rows.new_zeros(samples, rows.shape[1]).index_add(0, sample, rows)
+        return Windowed.of(rows.distinct(name))
+    ends = lengths.cumsum(0)
+    return Windowed(rows[name], ends - lengths, ends, torch.arange(len(ends), device=ends.device))

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skirl.models.guests import TILE, Guests
+from skirl.models.guests import TILE, Guests, by_stretch
 from skirl.tools.jit import kernel
 from skirl.tools.lanes import above, filled, load, store, total, zeros
 from skirl.tools.threads import run
@@ -20,11 +20,12 @@ def interests(
 ) -> Tensor:
     """Return each sample's sum of its bag's rows, weighted by `last . prelu(matrix h + hidden) + bias`: [batch, dim].
 
-    Gradients of a bag's rows are summed over its samples in ascending order, whatever torch's number of threads.
+    Gradients of a bag's rows are summed over its samples in ascending order, whatever torch's number of threads. Those of
+    rows that several bags share are then summed over these bags in ascending order, starting from 0.
 
     **Arguments**
 
-    - `h`: [ids, dim], the rows of all bags.
+    - `h`: [ids, dim], the rows of all bags. Bags may be windows of rows, and share some.
     - `matrices`: [batch, width, dim], a matrix of each sample.
     - `hidden`: [batch, width], what its product is added to.
     - `slope`: [1], that of PReLU below 0.
@@ -43,7 +44,7 @@ class _Interests(torch.autograd.Function):
         ctx.guests = guests
         out = torch.empty(len(matrices), h.shape[1], dtype=h.dtype)
         run(
-            _forward, len(guests.begins) - 1, *(each.numpy() for each in tensors), *guests, out.numpy(),
+            _forward, len(guests.begins), *(each.numpy() for each in tensors), *guests, out.numpy(),
             threads=torch.get_num_threads(), work=guests.first,
         )  # fmt: skip
         return out
@@ -54,10 +55,13 @@ class _Interests(torch.autograd.Function):
         h, matrices, hidden, slope, last, bias = tensors = ctx.saved_tensors
         of_h, of_matrices, of_hidden = torch.zeros_like(h), torch.empty_like(matrices), torch.empty_like(hidden)
         of_last, of_both = torch.empty_like(hidden), hidden.new_empty(len(hidden), 2)
+        guests = ctx.guests
+        stretches, members = by_stretch(guests.begins, guests.ends)  # one thread adds to the rows of a stretch
+        work = np.concatenate([[0], np.cumsum(np.diff(guests.first)[members])])[stretches]
         run(
-            _backward, len(ctx.guests.begins) - 1, *(each.numpy() for each in tensors), *ctx.guests,
+            _backward, len(stretches) - 1, *(each.numpy() for each in tensors), *guests, stretches, members,
             grad.contiguous().numpy(), of_h.numpy(), of_matrices.numpy(), of_hidden.numpy(), of_last.numpy(),
-            of_both.numpy(), threads=torch.get_num_threads(), work=ctx.guests.first,
+            of_both.numpy(), threads=torch.get_num_threads(), work=work,
         )  # fmt: skip
         of_slope, of_bias = of_both.sum(0).split(1)
         return of_h, of_matrices, of_hidden, of_slope, of_last.sum(0), of_bias, None
@@ -78,19 +82,19 @@ def _laid_out(h, begin, end, rows, turned):
 
 
 @kernel
-def _product(matrix, turned, begin, dim, out, tiles):
-    """Fill out, [width, ids], with a matrix times the rows of a bag, plus a number of each row of it."""
-    for j in range(0, len(matrix), _ROWS):
-        for i in range(0, tiles, TILE):
-            like = load(turned, 0, i, 16)
+def _product(left, right, begin, shared, out, columns):
+    """Fill out, [rows, columns], with left, [rows, shared], times right, [shared, columns], plus a number for each row."""
+    for j in range(0, len(left), _ROWS):
+        for i in range(0, columns, TILE):
+            like = load(right, 0, i, 16)
             a, b = filled(like, begin[j]), filled(like, begin[j + 1])
             c, e = filled(like, begin[j + 2]), filled(like, begin[j + 3])
-            for d in range(dim):
-                one = load(turned, d, i, 16)
-                a = a + matrix[j, d] * one
-                b = b + matrix[j + 1, d] * one
-                c = c + matrix[j + 2, d] * one
-                e = e + matrix[j + 3, d] * one
+            for k in range(shared):
+                one = load(right, k, i, 16)
+                a = a + left[j, k] * one
+                b = b + left[j + 1, k] * one
+                c = c + left[j + 2, k] * one
+                e = e + left[j + 3, k] * one
             store(out, j, i, a)
             store(out, j + 1, i, b)
             store(out, j + 2, i, c)
@@ -110,7 +114,7 @@ def _activations(made, slope, last, bias, out, tiles):
 
 
 @kernel
-def _forward(h, matrices, hidden, slope, last, bias, begins, first, order, wide, out, lo, hi):
+def _forward(h, matrices, hidden, slope, last, bias, begins, ends, first, order, wide, out, lo, hi):
     """Fill out for the samples of bags lo to hi."""
     width, dim = matrices.shape[1], matrices.shape[2]
     most, broad = (width + _ROWS - 1) // _ROWS * _ROWS, (dim + TILE - 1) // TILE * TILE
@@ -120,8 +124,8 @@ def _forward(h, matrices, hidden, slope, last, bias, begins, first, order, wide,
     for bag in range(lo, hi):
         if first[bag] == first[bag + 1]:
             continue
-        n = begins[bag + 1] - begins[bag]
-        tiles = _laid_out(h, begins[bag], begins[bag + 1], rows, turned)
+        n = ends[bag] - begins[bag]
+        tiles = _laid_out(h, begins[bag], ends[bag], rows, turned)
         for sample in order[first[bag] : first[bag + 1]]:
             matrix[:width] = matrices[sample]
             begin[:width] = hidden[sample]
@@ -137,21 +141,25 @@ def _forward(h, matrices, hidden, slope, last, bias, begins, first, order, wide,
 
 @kernel
 def _backward(
-    h, matrices, hidden, slope, last, bias, begins, first, order, wide, grad, of_h, of_matrices, of_hidden, of_last,
-    of_both, lo, hi,
+    h, matrices, hidden, slope, last, bias, begins, ends, first, order, wide, stretches, members, grad, of_h, of_matrices,
+    of_hidden, of_last, of_both, lo, hi,
 ):  # fmt: skip
-    """Fill the gradients of the samples of bags lo to hi, and those of their rows. The hidden layer is made again."""
+    """Fill the gradients of the samples of stretches lo to hi, and add those of their rows to of_h, which is zeros.
+
+    The hidden layer is made again.
+    """
     width, dim = matrices.shape[1], matrices.shape[2]
     most, broad = (width + _ROWS - 1) // _ROWS * _ROWS, (dim + TILE - 1) // TILE * TILE
     rows, turned = np.zeros((wide, broad), h.dtype), np.zeros((dim, wide), h.dtype)
     matrix, begin, made = np.zeros((most, dim), h.dtype), np.zeros(most, h.dtype), np.empty((most, wide), h.dtype)
     acts, of_acts = np.empty((1, wide), h.dtype), np.empty((1, wide), h.dtype)
     of_matrix, of_turned = np.empty((most, broad), h.dtype), np.empty((dim, wide), h.dtype)
-    for bag in range(lo, hi):
+    nothing_more = np.zeros(most, h.dtype)
+    for bag in members[stretches[lo] : stretches[hi]]:
         if first[bag] == first[bag + 1]:
             continue
-        n = begins[bag + 1] - begins[bag]
-        tiles = _laid_out(h, begins[bag], begins[bag + 1], rows, turned)
+        n = ends[bag] - begins[bag]
+        tiles = _laid_out(h, begins[bag], ends[bag], rows, turned)
         of_turned[:, :tiles] = 0
         for sample in order[first[bag] : first[bag + 1]]:
             matrix[:width] = matrices[sample]
@@ -183,11 +191,11 @@ def _backward(
             of_both[sample, 0] = total(of_slope)
             of_both[sample, 1] = total(of_bias)
             _add_of_rows(matrix, made, grad[sample], acts, of_turned, width, tiles)
-            _of_matrix(made, rows, n, of_matrix)
+            _product(made, rows, nothing_more, n, of_matrix, broad)
             of_matrices[sample] = of_matrix[:width, :dim]
         for i in range(n):
             for d in range(dim):
-                of_h[begins[bag] + i, d] = of_turned[d, i]
+                of_h[begins[bag] + i, d] += of_turned[d, i]
 
 
 @kernel
@@ -215,21 +223,3 @@ def _add_of_rows(matrix, of_made, grad, acts, of_turned, width, tiles):
             for j in range(width):
                 acc = acc + matrix[j, d] * load(of_made, j, i, 16)
             store(of_turned, d, i, load(of_turned, d, i, 16) + acc)
-
-
-@kernel
-def _of_matrix(of_made, rows, n, out):
-    """Fill out, [width, dim], with of_made, [width, ids], times the rows of a bag."""
-    for j in range(0, len(out), _ROWS):
-        for d in range(0, out.shape[1], TILE):
-            a, b, c, e = zeros(rows, 16), zeros(rows, 16), zeros(rows, 16), zeros(rows, 16)
-            for i in range(n):
-                one = load(rows, i, d, 16)
-                a = a + of_made[j, i] * one
-                b = b + of_made[j + 1, i] * one
-                c = c + of_made[j + 2, i] * one
-                e = e + of_made[j + 3, i] * one
-            store(out, j, d, a)
-            store(out, j + 1, d, b)
-            store(out, j + 2, d, c)
-            store(out, j + 3, d, e)

@@ -49,10 +49,20 @@ def test_a_batch_holds_the_lists_of_its_rows(data: st.DataObject) -> None:
     labels = piece.labels if piece.labels.shape[1] == 2 else piece.labels[:, 0]
     assert np.array_equal(batch.labels.numpy(), labels[rows]) and np.array_equal(batch.dense.numpy(), piece.dense[rows])
     distinct = np.unique(runs[rows])
-    if pays(int(sizes[runs[rows]].sum()), int(sizes[distinct].sum()), len(rows)):
-        (group, inverse), *others = batch.sparse.groups.items()
-        assert group == ("shared", "over", "same") and not others
+    total, left = int(sizes[runs[rows]].sum()), int(sizes[distinct].sum())
+    shares = pays(total, left, len(rows))
+    held = {i for list_ in distinct for i in range(starts[list_], starts[list_] + sizes[list_])}
+    windows = len(rows) > 0 and pays(left if shares else total, len(held), len(rows))
+    groups = {name: inverse for names, inverse in batch.sparse.groups.items() for name in names}
+    expected = ({"shared", "same"} if shares else set()) | ({"over"} if windows or shares else set())
+    assert set(groups) == expected and set(batch.sparse.windows) == ({"over"} if windows else set())
+    assert len(batch.sparse.groups) == len(groups) - (1 if shares else 0) - (1 if shares and not windows else 0)
+    for inverse in groups.values():
         assert inverse.tolist() == np.searchsorted(distinct, runs[rows]).tolist()
-        assert batch.sparse.stride_per_key() == [len(rows)] * 2 + [len(distinct)] * 3
+    strides = dict(zip(batch.sparse.keys(), batch.sparse.stride_per_key(), strict=True))
+    assert {strides["plain"], strides["own"]} == {len(rows)}
+    assert {strides["shared"], strides["same"]} == {len(distinct) if shares else len(rows)}
+    if windows:
+        assert len(batch.sparse.select(["over"]).values()) == len(held)
     else:
-        assert not batch.sparse.groups
+        assert strides["over"] == strides["shared"]

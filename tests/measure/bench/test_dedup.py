@@ -5,6 +5,7 @@ import torch
 
 from skirl.core.batch import KeyedJagged
 from skirl.dedup.bench import Dedup
+from skirl.dedup.shifting import Shifting, told_of
 from skirl.dedup.training import Training, described, sessions
 from skirl.measure.bench.dedup import DedupStep
 from skirl.measure.bench.others import by_vbe, has_fbgemm
@@ -65,8 +66,38 @@ def test_each_bag_is_looked_up_once_and_copied_to_its_samples():
 def test_lookup_and_mixed_are_measured_in_one_go(monkeypatch):
     ran = []
     monkeypatch.setattr(DedupStep, "run", lambda self: ran.append(self.part) or {})
-    assert Dedup(("lookup", "mixed")).run() == {"part": ["lookup", "mixed"]}
+    monkeypatch.setattr(Shifting, "run", lambda self: {"lookup_x": 2.0})
+    assert Dedup(("lookup", "mixed")).run() == {"window": {"lookup_x": 2.0}, "part": ["lookup", "mixed"]}
     assert ran == [("lookup",)]
+
+
+def test_figures_of_windows_are_beside_each_other_whatever_their_part(monkeypatch):
+    asked = []
+    monkeypatch.setattr(DedupStep, "run", lambda self: {})
+    monkeypatch.setattr(Shifting, "run", lambda self: {"lookup_x": 2.0})
+    monkeypatch.setattr(Training, "run", lambda self: asked.append((self.factor, self.models)) or trained(self))
+    found = Dedup(("lookup", "train"), factor=(4.0,)).run()
+    assert found["window"] == {
+        "lookup_x": 2.0, "train_x": {"dcat": 1.5, "din": 1.5}, "train_spread": {"dcat": [1, 2], "din": [1, 2]}
+    }  # fmt: skip
+    assert asked == [((4.0,), ("dcat", "dlrm", "din")), ((0.0,), ("dcat", "din"))]
+    assert found["train"]["x"]["dlrm"] == {"4": 1.5}
+
+
+def trained(bench):
+    factor = f"{bench.factor[0]:g}"
+    return {name: {model: {factor: of} for model in bench.models} for name, of in (("x", 1.5), ("spread", [1, 2]))}
+
+
+def test_windows_have_their_figures():
+    """Sums of both sides agree; otherwise there would be no ratio. Factor 0 of training stands for windows."""
+    found = Shifting(batch=256, lists=2, ids=12, dim=8, rows=500, rounds=1).measure()
+    assert found["lookup_ids"] < found["lookup_ids_once"] / 3 and found["lookup_x"] > 0
+    of_din = Training((0.0,), ("din",), batch=64, steps=2, ids=6, dim=8, rows=500, rounds=1).measure()
+    assert of_din["x"]["0"] > 0 and of_din["achieved"]["0"] > 3 and {"ms", "ms_once"} < of_din.keys()
+    told = told_of(found | {"train_x": {"din": 1.25}, "train_spread": {"din": [1.1, 1.4]}})
+    assert "times as fast as with each distinct list once" in told["windows, lookup"]
+    assert told["windows, din"].startswith("1.25 times as fast as with each distinct list once (1.10 to 1.40)")
 
 
 def test_training_has_figures_by_model_and_factor():

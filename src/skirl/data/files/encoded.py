@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from skirl.core.stretches import gather_from
 from skirl.data.files.schema import FileSchema
 from skirl.tools.jit import AHEAD, kernel, ones, prefetch, read_only
 
@@ -98,17 +99,6 @@ def lists_at(
     out = np.empty(int(own.sum()), values.dtype)
     gather_from(read_only(values), starts[rows], own, out)
     return out, own
-
-
-@kernel
-def gather_from(values, starts, sizes, out):
-    """Copy the lists at `starts`, with these sizes, one after the other into `out`."""
-    at = 0
-    for k in range(len(starts)):
-        part, own = values[starts[k] : starts[k] + sizes[k]], out[at : at + sizes[k]]  # views: no check for index < 0
-        for j in range(len(part)):
-            own[j] = part[j]
-        at += sizes[k]
 
 
 def used(
