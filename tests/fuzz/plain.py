@@ -7,6 +7,7 @@ It shares no code with the readers: text is split by `split`, numbers are Python
 import math
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -209,11 +210,15 @@ def samples_of(batches: list[Batch]) -> list[Sample]:
         first = [sum(strides[:f]) for f in range(len(keys) + 1)]
         inverse = {name: of.tolist() for names, of in batch.sparse.groups.items() for name in names}
         assert ends[-1] == len(values) and len(ends) == first[-1] + 1
-        bags = [[first[f] + bag for bag in inverse.get(name, range(n))] for f, name in enumerate(keys)]
+        parts = [list(pairwise(ends[first[f] : first[f + 1] + 1])) for f in range(len(keys))]
+        for name, (begins, lengths) in batch.sparse.windows.items():
+            start = ends[first[keys.index(name)]]
+            parts[keys.index(name)] = [(start + b, start + b + n) for b, n in zip(begins.tolist(), lengths.tolist())]
+        lists = [[of[bag] for bag in inverse.get(name, range(n))] for name, of in zip(keys, parts, strict=True)]
         labels = batch.labels.reshape(n, -1).tolist()
         dense = batch.dense.tolist()
         for i in range(n):
-            ids = [values[ends[of[i]] : ends[of[i] + 1]] for of in bags]
+            ids = [values[begin:end] for begin, end in (of[i] for of in lists)]
             found.append((labels[i], dense[i], ids))
     return found
 

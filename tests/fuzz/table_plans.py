@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from skirl.placement.tables import wire_fit
-from skirl.placement.tables.costs import load_costs, save_costs
+from skirl.placement.tables.costs import costs_for, save_costs
+from skirl.placement.tables.named import BACKENDS
 from skirl.placement.tables.plan_file import PLANS, TablePlan
 from skirl.placement.tables.spec import TableSpec, parsed_specs, read_specs, specs_text
 from tests.fuzz.loop import READ, Target, clean
@@ -54,7 +55,7 @@ class Tables(_Json):
 
 
 class MeasuredCosts(_Json):
-    """Costs with nets, using small ones in place of trained ones."""
+    """Costs with nets, using small ones in place of trained ones, of any backend, and asked for any."""
 
     name = "costs"
 
@@ -66,8 +67,15 @@ class MeasuredCosts(_Json):
         self.seed = json.loads((folder / "seed.json").read_text())
         del self.seed["digest"]
 
+    def draw(self, draw: Draw, folder: Path) -> None:
+        self.seed["backend"], asked = draw.choice(BACKENDS), draw.choice(BACKENDS)
+        (folder / "backend").write_text(asked if draw.random() < 0.3 else self.seed["backend"])
+        super().draw(draw, folder)
+
     def read(self, path: Path) -> None:
-        costs = load_costs(path, link=1e9, ranks=2)
+        asked = path.with_name("backend").read_text()
+        costs = costs_for(asked, path, link=1e9, ranks=2)
+        assert costs.backend == json.loads(path.read_bytes())["backend"] == asked
         spec = TableSpec("a", 60, 12, 8, 16.0, 9.0)
         for optimizer in costs.ms:
             part = (TableSpec(**{**vars(spec), "optimizer": optimizer}), 60, 12)

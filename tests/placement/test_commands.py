@@ -18,9 +18,10 @@ from skirl.placement.commands import Calibrate, Place
 from skirl.placement.loads import Loads, Moves
 from skirl.placement.place import fewest
 from skirl.placement.plan import bound_of, plan_for
-from skirl.store import Link, LinkStore, MemoryStore, link
+from skirl.store import Link, LinkStore, MemoryStore, Record, link, open_store
 from skirl.train.recipe import Recipe
 from tests.placement.test_shares import bound
+from tests.store.remote.nodes import served
 
 TINY = ["synthetic:tiny", "--model", "dlrm-tiny", "--dim", "4", "--batch", "64", "--steps", "24", "--quiet"]
 TINY += ["--cache", "touched:40%"]
@@ -127,6 +128,55 @@ def test_wrong_flags_are_one_sentence_and_no_file(tmp_path, capsys, flags, text,
 def test_a_store_is_measured_and_nothing_stays(tmp_path):
     found = Calibrate(f"disk:{tmp_path}/new", width=5, rows=100, seconds=0.01).run()
     assert found["bytes_a_second"] == min(found["read"], found["written"]) > 0 and not list(tmp_path.iterdir())
+
+
+def test_memory_nodes_are_measured_and_hold_no_rows_afterwards():
+    with served(2) as nodes:
+        for spec in (nodes.spec, f"link:80Gbit,0us:{nodes.spec}"):
+            found = Calibrate(spec, width=5, rows=100, seconds=0.05).run()
+            assert found["bytes_a_second"] == min(found["read"], found["written"]) > 0 and found["store"] == spec
+        assert all(list(node.served) == [999999999] for node in nodes.nodes)  # the rows of no trainer
+        with open_store(f"{nodes.spec}/rank-999999999", {0: Record(5)}) as again:
+            assert len(again) == 0
+
+
+def test_what_memory_nodes_hold_for_a_measurement_is_bounded(monkeypatch):
+    opened = list[str]()
+
+    class Watched(MemoryStore):
+        def close(self) -> None:
+            opened.append(str(len(self)))
+            super().close()
+
+    def open_watched(spec: str, layout: Any) -> MemoryStore:
+        opened.append(spec)
+        return Watched(layout)
+
+    monkeypatch.setattr(calibrate, "open_store", open_watched)
+    monkeypatch.setattr(calibrate, "_check_nodes", lambda spec: None)
+    monkeypatch.setattr(calibrate, "_ON_NODES", 3 * 100 * 5 * 4)
+    Calibrate("rpc://127.0.0.1:29400", width=5, rows=100, seconds=0.05).run()
+    assert opened == ["rpc://127.0.0.1:29400/rank-999999999", "300"]
+
+
+def test_nodes_that_keep_rows_on_disk_are_not_measured(tmp_path):
+    with served(1, rows=f"disk:{tmp_path}") as nodes:
+        with pytest.raises(ValueError, match="keep rows on disk, where those of a measurement would stay"):
+            Calibrate(nodes.spec, width=5, rows=100, seconds=0.05).run()
+        assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("store", "text"),
+    [
+        ("placed:plan.json", "measure the store of each of its sites"),
+        ("rpc://somewhere", "write it rpc://HOST:PORT"),
+        ("rpc://127.0.0.1:29400/rank-1", "leave /rank-N out"),
+    ],
+)
+def test_a_store_that_cannot_be_measured_is_refused(store, text):
+    with pytest.raises(ValueError, match=f"^store is '{store}': {text}"):
+        Calibrate(store)
 
 
 class Clock:

@@ -18,7 +18,7 @@ TABLES = [Table("a", 20, 4, features=("x", "y")), Table("b", 9, 8)]
 
 def by_hand(batches, trainers: int) -> dict[str, list[int]]:
     """Count by hand. batches: for each feature, the ids of each sample."""
-    vectors = {way: [0, 0] for way in ("rows", "hashed", "pooled")}
+    vectors = {way: [0, 0] for way in ("rows", "hashed", "partial", "pooled")}
     keys = np.concatenate([np.arange(20), 1 << 48 | np.arange(9)])
     owners = dict(zip(keys.tolist(), Placement.even(trainers).site_of(keys).tolist(), strict=True))
     for batch in batches:
@@ -29,6 +29,8 @@ def by_hand(batches, trainers: int) -> dict[str, list[int]]:
                 trainer = next(t for t in range(trainers) if sample < samples * (t + 1) // trainers)
                 vectors["pooled"][number] += 2 * len(table.features) * (trainer != number % trainers)
                 for feature in table.features:
+                    of = {owners[number << 48 | row] for row in batch[feature][sample]}
+                    vectors["partial"][number] += 2 * len(of - {trainer})
                     for row in batch[feature][sample]:
                         readers.setdefault(row, set()).add(trainer)
             for row, of in readers.items():
@@ -84,6 +86,11 @@ def test_samples_that_share_a_bag_ask_for_its_rows_once():
     found = ids_of(shared, TABLES, 2)
     assert [sorted(rows.tolist()) for rows in found[0].rows] == [[1, 2, 5, 6], [1, 2, 3, 4, 7, 8]]
     assert found[0].bags == [4, 4] and found[1].bags == [2, 2]
+    exchange, owner = ExchangeCount([(t.name, t.dim) for t in TABLES], 2), Placement.even(2).site_of
+    exchange.add(found)
+    bags = [(0, [1, 2]), (0, [1, 2]), (1, [1, 2]), (1, [3, 4]), (0, [5]), (0, [6]), (1, [7]), (1, [8])]
+    sums = [set(owner(np.array(rows)).tolist()) - {trainer} for trainer, rows in bags]
+    assert exchange.vectors["partial"][0] == 2 * sum(map(len, sums)) > 0
 
 
 @pytest.mark.parametrize("trainers", [2, 3])

@@ -10,6 +10,7 @@ from skirl.data.synthetic import Synthetic
 from skirl.measure.bench import wire
 from skirl.measure.bench.helpers import processes
 from skirl.placement.exchange import ExchangeCount, Ids, ids_of
+from skirl.placement.exchange_bound import least_vectors
 from skirl.placement.tables import pool
 
 TRAINERS = (2, 3, 4, 6, 8)
@@ -37,11 +38,18 @@ def measured(seed: int) -> dict[str, Any]:
         lambda trainers: (ids_of(batch.sparse, criteo_tables, trainers) for batch in source),
     )
     last = production[str(TRAINERS[-1])]
+    least = sum(
+        of.spec.dim * 4 * 2 * least_vectors(ids) / BATCHES
+        for batch in _made(made, TRAINERS[-1], seed)
+        for of, ids in zip(made, batch, strict=True)
+    )
     return {
         "production": production,
         "criteo": criteo,
         "vs_rows": last["vs_rows"],
         "vs_pooled": last["vs_pooled"],
+        "vs_pooled_least": least / last["pooled"],
+        "noise": 0.0,
         "criteo_vs_pooled": criteo[str(TRAINERS[-1])]["vs_pooled"],
         **ran(seed),
     }
@@ -68,7 +76,9 @@ def _made(made: Sequence[pool.Made], trainers: int, seed: int) -> Iterator[list[
             rng = np.random.default_rng([seed, number, n])
             ids = pool.ids_of(of.spec, of.head, rng)
             sample = rng.integers(0, BATCH, len(ids))
-            batch.append(Ids([ids[(a <= sample) & (sample < b)] for a, b in pairwise(edges)], bags))
+            mine = [(a <= sample) & (sample < b) for a, b in pairwise(edges)]
+            of = [sample[which] - a for which, a in zip(mine, edges)]
+            batch.append(Ids([ids[which] for which in mine], bags, of))
         yield batch
 
 
@@ -106,8 +116,14 @@ def counted_of(trainers: int, batch: int, steps: int, dim: int, seed: int) -> in
     exchange = ExchangeCount([(t.name, t.dim) for t in tables], trainers)
     for parts in zip(*sources, strict=True):
         each = [ids_of(part.sparse, tables, 1) for part in parts]
-        exchange.add([Ids([of.rows[0] for of in column], [of.bags[0] for of in column]) for column in zip(*each)])
+        exchange.add([_joined(column) for column in zip(*each, strict=True)])
     return int(exchange.vectors["hashed"].sum())
+
+
+def _joined(parts: Sequence[Ids]) -> Ids:
+    """Return what all trainers look up in a table, from what each looks up alone."""
+    of, samples = ([getattr(part, name)[0] for part in parts] for name in ("of", "samples"))
+    return Ids([part.rows[0] for part in parts], [part.bags[0] for part in parts], of, samples)
 
 
 def told(result: dict[str, Any]) -> dict[str, str]:
@@ -121,11 +137,13 @@ def told(result: dict[str, Any]) -> dict[str, str]:
     for kind in ("production", "criteo"):
         for trainers, of in result[kind].items():
             lines[f"{kind}, {trainers} trainers"] = (
-                f"rows {of['rows'] / 1e6:,.1f} MB a step (owners by hash {of['hashed'] / 1e6:,.1f}), pooled "
+                f"rows {of['rows'] / 1e6:,.1f} MB a step (owners by hash {of['hashed'] / 1e6:,.1f}, their "
+                f"partial sums {of['partial'] / 1e6:,.1f}), pooled "
                 f"{of['pooled'] / 1e6:,.1f}, the better by table {of['better'] / 1e6:,.1f}: {of['vs_rows']:.2f} of rows, "
                 f"{of['vs_pooled']:.2f} of pooled; {of['as_rows']} tables as rows, {of['as_pooled']} pooled"
             )
     return lines | {
+        "bound": f"no plan goes below {result['vs_pooled_least']:.3f} of pooled, production, {TRAINERS[-1]} trainers",
         "measured": f"{result['ran_trainers']} trainers sent {result['vectors_sent']:,} vectors, counted "
-        f"{result['vectors_counted']:,}"
+        f"{result['vectors_counted']:,}",
     }

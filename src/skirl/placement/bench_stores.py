@@ -34,6 +34,9 @@ class _Timed:
     busiest: float
     """Time of the busiest site: bytes in its busier direction, divided by its rate."""
     imbalance: float
+    """Bytes of the busiest site over the mean of all, both directions added up, as where they share a rate."""
+    most: float
+    """The same in the busier direction: how many times faster a perfect balance would be."""
 
 
 def measured(job: Job, batches: Sequence[Any], counts: Sequence[int], step: float) -> dict[str, Any]:
@@ -76,6 +79,11 @@ def measured(job: Job, batches: Sequence[Any], counts: Sequence[int], step: floa
                     if name != "hash"
                 },
                 "vs_bound": ours.seconds / ours.busiest,
+                "vs_ranges_most": took["ranges"].most,
+                "shared_rate": {
+                    **{f"vs_{name}": took[name].imbalance / ours.imbalance for name in ways if name != "hash"},
+                    "vs_ranges_most": took["ranges"].imbalance,
+                },
             }
         unlike = {
             name: _unlike(job, batches, loads, tables, most / step, memory)
@@ -88,6 +96,8 @@ def measured(job: Job, batches: Sequence[Any], counts: Sequence[int], step: floa
         "noise": max(of["noise"] for of in rows),
         "imbalance_hash": max(of["imbalance_hash"] for of in rows),
         **{name: min(of[name] for of in rows) for name in ("vs_round_robin", "vs_ranges", "vs_size", "vs_lookup")},
+        "vs_ranges_most": min(of["vs_ranges_most"] for of in rows),
+        "shared_rate": {name: min(of["shared_rate"][name] for of in rows) for name in rows[0]["shared_rate"]},
         "vs_bytes_min": min(min(of["vs_bytes"].values()) for of in rows),
         "vs_bound": max(of["vs_bound"] for of in unlike.values()),
         "vs_even": unlike["ample"]["vs_even"],
@@ -104,7 +114,8 @@ def told(result: dict[str, Any]) -> dict[str, str]:
     lines = {
         f"{count} links": f"busiest {of['imbalance_hash']:.3f} of the mean; the hash is {of['vs_round_robin']:.2f} times as "
         f"fast as round robin, {of['vs_ranges']:.2f} as ranges, {of['vs_size']:.2f} as by size, {of['vs_lookup']:.2f} as by "
-        "lookups"
+        f"lookups. By bytes, ranges take at most {of['vs_ranges_most']:.2f} times as long as a perfect balance, and "
+        f"{of['shared_rate']['vs_ranges_most']:.2f} where reads and writes share a rate"
         for count, of in result["links"].items()
     }
     for name, of in result["unlike"].items():
@@ -142,7 +153,10 @@ def _timed(job: Job, batches: Sequence[Any], loads: Loads, sites: Sequence[Site]
     seconds = trained(job, job.embeddings(store), batches).seconds
     store.close()
     found = loads.scored(plan.placement)
-    return _Timed(seconds, found.seconds([site.rate or 1.0 for site in sites]), found.imbalance)
+    # A perfect balance takes as long as the mean in the direction in which more moves.
+    mean = max(found.bytes_read.sum(), found.bytes_written.sum()) / len(sites)
+    rates = [site.rate or 1.0 for site in sites]
+    return _Timed(seconds, found.seconds(rates), found.imbalance, float(found.busiest.max() / mean))
 
 
 def _whole(site: int) -> Cut:

@@ -1,5 +1,6 @@
 """A measurement of how fast one store moves rows."""
 
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -10,10 +11,16 @@ import numpy as np
 
 from skirl.store import Record, open_store
 from skirl.store.own_folder import inside
+from skirl.store.remote.address import Address
+from skirl.tools.patience import patience_of
 
 _FOLDER = "skirl-calibrate"
 _MOST_BYTES, _MOST_ROWS = 1 << 30, 1 << 22
 """Most bytes and rows that the store holds; beyond that, the same keys are written again."""
+_ON_NODES = 64 << 20
+"""The same on memory nodes: bytes of theirs are taken from those who train."""
+_NOBODY = "rank-999999999"
+"""The trainer whose rows they are on memory nodes: no job has so many, so none of its rows is touched."""
 
 
 def calibrated(spec: str, width: int, rows: int, seconds: float) -> dict[str, Any]:
@@ -27,16 +34,19 @@ def calibrated(spec: str, width: int, rows: int, seconds: float) -> dict[str, An
     - `seconds`: how long to write, and then how long to read.
     """
     _, disk, path = spec.partition("disk:")
+    if nodes := "rpc:" in spec:
+        _check_nodes(spec)
     folder = Path(path) / _FOLDER
     if disk and folder.exists():
         raise ValueError(f"{folder} exists: remove it, a calibration that was killed has left it")
     new = not disk or not Path(path).exists()
     rng = np.random.default_rng(0)
     values = rng.random((rows, width), np.float32)
-    calls = max(1, min(_MOST_BYTES // values.nbytes, _MOST_ROWS // rows))
+    most = min(_MOST_BYTES, _ON_NODES) if nodes else _MOST_BYTES
+    calls = max(1, min(most // values.nbytes, _MOST_ROWS // rows))
     keys = np.arange(calls * rows).reshape(calls, rows)
     try:
-        with open_store(inside(spec, _FOLDER), {0: Record(width)}) as store:
+        with open_store(inside(spec, _NOBODY if nodes else _FOLDER), {0: Record(width)}) as store:
             store.write(keys[0], values)  # compiles the loops before the clock starts
             store.read(keys[0], values)
             began = time.perf_counter()
@@ -61,6 +71,23 @@ def calibrated(spec: str, width: int, rows: int, seconds: float) -> dict[str, An
         "bytes_a_second": slower,
         "rate": f"{slower * 8 / 1e6:.0f}Mbit",
     }
+
+
+def _check_nodes(spec: str) -> None:
+    """Raise if memory nodes keep rows on disk: what a measurement writes would stay there."""
+    from skirl.store.remote.connection import PATIENCE
+    from skirl.store.remote.meeting import Meeting
+
+    address = Address.parse(spec[spec.index("rpc:") :])
+    patience = patience_of(os.environ, PATIENCE)
+    meeting, began = Meeting(address, seconds=patience), time.monotonic()
+    while (about := meeting.note("node/0")) is None and time.monotonic() - began < patience:
+        time.sleep(0.02)  # it has just been started
+    if about is not None and about["rows"] != "memory":
+        raise ValueError(
+            f"the nodes at {address} keep rows on disk, where those of a measurement would stay: measure disk:FOLDER on the "
+            "machine of a node, or nodes with rows in memory"
+        )
 
 
 def _called(call: Callable[[np.ndarray], Any], keys: np.ndarray, seconds: float) -> int:

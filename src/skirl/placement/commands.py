@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from skirl.data.flags import DataFlags
 from skirl.models.flags import ModelFlags
 from skirl.placement.flags import SiteFlags, WindowFlags
+from skirl.store.remote.address import Address
 from skirl.tools.flags import Composed
 from skirl.tools.progress import size
 from skirl.train.flags import OptimizerFlags, ShowFlags
@@ -102,8 +103,9 @@ _NAMED = 6
 def _exchange(facts: dict[str, Any]) -> str:
     """Describe what trainers would exchange, and which tables are better exchanged as rows and which pooled."""
     text = (
-        f"{facts['trainers']} trainers, a step: {size(facts['rows'])} as rows (owners by hash {size(facts['hashed'])}), "
-        f"{size(facts['pooled'])} pooled, {size(facts['better'])} the better by table"
+        f"{facts['trainers']} trainers, a step: {size(facts['rows'])} as rows (owners by hash {size(facts['hashed'])}, "
+        f"their partial sums {size(facts['partial'])}), {size(facts['pooled'])} pooled, {size(facts['better'])} the better "
+        "by table"
     )
     for way in ("rows", "pooled"):
         names = [of["name"] for of in facts["tables"] if of["better"] == way]
@@ -126,8 +128,8 @@ class Calibrate:
     }
 
     store: str
-    """The store to measure: disk:FOLDER, link:RATE,DELAY:STORE or memory. On disk, a folder inside FOLDER is used and
-    then removed."""
+    """The store to measure: disk:FOLDER, rpc://HOST:PORT, link:RATE,DELAY:STORE or memory. On disk, a folder inside FOLDER
+    is used and then removed. Memory nodes hold at most 64 MiB for the measurement, which touches no trainer's rows."""
     width: int = 65
     """Numbers in a record, including its optimizer state."""
     rows: int = 4096
@@ -143,10 +145,12 @@ class Calibrate:
                 raise ValueError(f"{name} is {getattr(self, name)}: set it to 1 or more")
         if not 0 < self.seconds < float("inf"):
             raise ValueError(f"seconds is {self.seconds}: set it above 0")
-        if "rpc:" in self.store or self.store.startswith("placed:"):
-            raise ValueError(
-                f"store is {self.store!r}: `skirl bench serve` measures memory nodes; name a store on this machine"
-            )
+        if self.store.startswith("placed:"):
+            raise ValueError(f"store is {self.store!r}: measure the store of each of its sites")
+        if "rpc:" in self.store:
+            Address.parse(self.store[self.store.index("rpc:") :])
+            if "/rank-" in self.store:
+                raise ValueError(f"store is {self.store!r}: leave /rank-N out, what is measured is no trainer's")
 
     def run(self) -> dict[str, Any]:
         """Measure writing and reading."""

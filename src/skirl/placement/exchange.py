@@ -13,10 +13,10 @@ from skirl.core.keys import ROW_BITS
 from skirl.core.placement import Placement
 from skirl.core.tables import Table
 
-WAYS = ("rows", "hashed", "pooled")
+WAYS = ("rows", "hashed", "partial", "pooled")
 """Ways to exchange. rows: each row goes from an owner among its readers to the others; hashed: each row goes from the
-owner that its hash names, as trainers do today; pooled: a table's owner sends a vector for each bag of the other
-trainers."""
+owner that its hash names, as trainers do today; partial: each such owner sends the sum of its rows for each bag of the
+other trainers that has any of them; pooled: a table's owner sends a vector for each bag of the other trainers."""
 _FLOAT = 4
 
 
@@ -28,10 +28,14 @@ class Ids:
 
     - `rows`: by trainer, the row of each id of its samples.
     - `bags`: by trainer, the number of bags.
+    - `of`: by trainer, the bag of each id, from 0 on.
+    - `samples`: by trainer, how many samples have each bag; None: one.
     """
 
     rows: Sequence[np.ndarray]
     bags: Sequence[int]
+    of: Sequence[np.ndarray]
+    samples: Sequence[np.ndarray] | None = None
 
 
 class ExchangeCount:
@@ -43,7 +47,7 @@ class ExchangeCount:
     - `trainers`: number of trainers; each has an equal part of the samples.
 
     >>> exchange = ExchangeCount([("a", 4)], 2)
-    >>> exchange.add([Ids([np.array([1, 1, 2]), np.array([2, 3])], [2, 2])])
+    >>> exchange.add([Ids([np.array([1, 1, 2]), np.array([2, 3])], [2, 2], [np.array([0, 1, 1]), np.array([0, 1])])])
     >>> [exchange.vectors[way].tolist() for way in ("rows", "pooled")], exchange.facts()["tables"][0]["better"]
     ([[2], [4]], 'rows')
     """
@@ -68,8 +72,19 @@ class ExchangeCount:
             owners = [self._placement.site_of(rows.astype(np.int64) | table << ROW_BITS) for rows in mine]
             own = sum(int(np.count_nonzero(of == trainer)) for trainer, of in enumerate(owners))
             self.vectors["hashed"][table] += 2 * (asked - own)
+            self.vectors["partial"][table] += 2 * self._partial(table, ids)
             owner = table % self.trainers
             self.vectors["pooled"][table] += 2 * (sum(ids.bags) - ids.bags[owner])
+
+    def _partial(self, table: int, ids: Ids) -> int:
+        """Count the sums that owners by hash send: one for each bag of another trainer with any of their rows."""
+        sums = 0
+        for trainer, (rows, bags) in enumerate(zip(ids.rows, ids.of, strict=True)):
+            owners = self._placement.site_of(rows.astype(np.int64) | table << ROW_BITS)
+            found, at = partial_sums(bags, owners, self.trainers)
+            found = found[at != trainer]
+            sums += len(found) if ids.samples is None else int(ids.samples[trainer][found].sum())
+        return sums
 
     def facts(self) -> dict[str, Any]:
         """Return the bytes per step, by table and in total, and mark the better of rows and pooled vectors."""
@@ -92,6 +107,22 @@ class ExchangeCount:
         }
 
 
+def partial_sums(bags: np.ndarray, at: np.ndarray, owners: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return each bag with each owner of any of its rows, once: those are the sums that it is made of.
+
+    **Arguments**
+
+    - `bags`: the bag of each id.
+    - `at`: the owner of its row.
+    - `owners`: number of owners.
+
+    >>> [of.tolist() for of in partial_sums(np.array([0, 0, 0, 1]), np.array([1, 1, 0, 1]), 2)]
+    [[0, 0, 1], [0, 1, 1]]
+    """
+    bag, owner = np.divmod(np.unique(bags.astype(np.int64) * owners + at), owners)
+    return bag, owner
+
+
 def ids_of(sparse: Sparse, tables: Sequence[Table], trainers: int) -> list[Ids]:
     """Return what a batch looks up in each table, by trainer. Each trainer has an equal stretch of the samples.
 
@@ -102,27 +133,42 @@ def ids_of(sparse: Sparse, tables: Sequence[Table], trainers: int) -> list[Ids]:
     - `trainers`: number of trainers.
     """
     features = [feature for table in tables for feature in table.features]
-    captured = capture(sparse, features, copy=False)
+    captured = capture(sparse, features, copy=False).without_windows()
     edges = [captured.batch * n // trainers for n in range(trainers + 1)]
     bags = [end - begin for begin, end in pairwise(edges)]
     found = []
     for table in tables:
         each = [_of_feature(captured, captured.keys.index(feature), edges) for feature in table.features]
-        rows = [np.concatenate([part[n] for part in each]) for n in range(trainers)]
-        found.append(Ids(rows, [n * len(table.features) for n in bags]))
+        rows, of, samples = [], [], []
+        for n in range(trainers):
+            mine = [part[n] for part in each]
+            first = np.cumsum(
+                [0, *(len(shared) for *_, shared in mine)]
+            )  # bags of the next feature have numbers after these
+            rows.append(np.concatenate([some for some, *_ in mine]))
+            of.append(np.concatenate([bag + begin for (_, bag, _), begin in zip(mine, first[:-1], strict=True)]))
+            samples.append(np.concatenate([shared for *_, shared in mine]))
+        found.append(Ids(rows, [n * len(table.features) for n in bags], of, samples))
     return found
 
 
-def _of_feature(captured: Captured, place: int, edges: Sequence[int]) -> list[np.ndarray]:
-    """Return the rows that each stretch of samples looks up; a bag that several of its samples share counts once."""
+def _of_feature(
+    captured: Captured, place: int, edges: Sequence[int]
+) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Return for each stretch of samples the rows that it looks up, the bag of each, and how many samples have each bag.
+
+    A bag that several samples of a stretch share is there once.
+    """
     starts = captured.starts(place)
     inverse = None if captured.inverse is None else captured.inverse.of[place]
     found = []
     for begin, end in pairwise(edges):
         if inverse is None:
-            found.append(captured.values[starts[begin] : starts[end]])
-            continue
-        mine = np.unique(inverse[begin:end])
-        parts = [captured.values[starts[bag] : starts[bag + 1]] for bag in mine.tolist()]
-        found.append(np.concatenate([np.empty(0, captured.values.dtype), *parts]))
+            mine, shared = np.arange(begin, end), np.ones(end - begin, np.int64)
+            rows = captured.values[starts[begin] : starts[end]]
+        else:
+            mine, shared = np.unique(inverse[begin:end], return_counts=True)
+            parts = [captured.values[starts[bag] : starts[bag + 1]] for bag in mine.tolist()]
+            rows = np.concatenate([np.empty(0, captured.values.dtype), *parts])
+        found.append((rows, np.repeat(np.arange(len(mine)), starts[mine + 1] - starts[mine]), shared))
     return found

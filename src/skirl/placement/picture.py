@@ -110,15 +110,16 @@ def drawn(result: Mapping[str, Any], steps: Steps) -> Page:
 def _exchange(page: Page, facts: Mapping[str, Any]) -> None:
     page.heading(f"What {facts['trainers']} trainers would exchange in a step")
     page.table(
-        ["table", "as rows", "owners by hash", "as pooled vectors", "better"],
+        ["table", "as rows", "owners by hash", "as their partial sums", "as pooled vectors", "better"],
         [
-            [of["name"], *(size(of[way]) for way in ("rows", "hashed", "pooled")), of["better"]]
+            [of["name"], *(size(of[way]) for way in ("rows", "hashed", "partial", "pooled")), of["better"]]
             for of in [*facts["tables"], {**facts, "name": "all", "better": size(facts["better"])}]
         ],
     )
     page.note(
         "Counted from the ids: vectors there and gradients back; ids travel ahead of time and are left out. As rows, a row "
-        "goes from an owner among its readers; skirl's trainers have owners by hash today, and exchange rows only."
+        "goes from an owner among its readers; skirl's trainers have owners by hash today, and exchange rows "
+        "only. A partial sum goes from such an owner to each sample of another trainer that looks up any of its rows."
     )
 
 

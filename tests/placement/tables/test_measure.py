@@ -10,12 +10,11 @@ from skirl.cli import main
 from skirl.core.optim import row_optimizer
 from skirl.placement.tables import bench_plans, bench_tables, calibrate, measure
 from skirl.placement.tables import training as training_of_nets
-from skirl.placement.tables.bench_search import problem_of
 from skirl.placement.tables.calibrate import training
 from skirl.placement.tables.costs import load_costs, shipped
-from skirl.placement.tables.measure import Arena, Lookups, Ready, Rounds, Sentinel, noise_of, rounds_of, run_ms
+from skirl.placement.tables.measure import Arena, Lookups, Ready, Rounds, Sentinel, noise_of, rounds_of
 from skirl.placement.tables.pieces import Piece
-from skirl.placement.tables.pool import pool, task
+from skirl.placement.tables.pool import pool
 from skirl.placement.tables.spec import TableSpec, specs_text
 from skirl.placement.tables.terms import TERMS
 
@@ -53,7 +52,7 @@ def test_batches_that_are_larger_than_the_arena_get_room(monkeypatch):
     arena, [made] = Arena(1 << 12, plain=True), pool(1, batch=100, max_dim=4, seed=3)
     small, large = (Ready(arena, Lookups(made, 0), Piece(0, 0, made.spec.rows, 0, dim)) for dim in (4, 20))
     assert small.out.shape == (100, 4) and large.out.shape == large.grads.shape == (100, 20)
-    assert not np.shares_memory(large.out, large.grads) and run_ms(arena, [small, large]) > 0
+    assert not np.shares_memory(large.out, large.grads) and arena.run_ms([small, large]) > 0
 
 
 def test_parts_of_a_table_have_its_ids_between_them():
@@ -89,7 +88,7 @@ def test_a_disturbed_round_is_measured_again(arena, monkeypatch, late):
     """The machine is slower by half in the second round, and for a single turn in the third, which is nothing."""
     at, slow, rounds = [0.0], [1.0, 1.5, 1.5, 1.0, 1.0], [0]
 
-    def run(arena, parts):
+    def run(parts):
         return slow[rounds[0]]
 
     class Planted(Sentinel):
@@ -107,7 +106,7 @@ def test_a_disturbed_round_is_measured_again(arena, monkeypatch, late):
         at[0] += 1
         return at[0]
 
-    monkeypatch.setattr(measure, "run_ms", run)
+    monkeypatch.setattr(arena, "run_ms", run)
     sentinel = Planted(arena, clock)
     found = rounds_of(arena, [[]] * 20, 2 if late else 3, 0, late=lambda: late, sentinel=sentinel)
     assert sentinel.disturbed == (1 if late else 2)
@@ -134,6 +133,20 @@ def test_ones_own_tables_are_dealt_and_looked_up_by_smaller_batches():
     assert calibrate.Own.of([replace(spec, batch=4096) for spec in OWN], 3).batches == calibrate.BATCHES
     with pytest.raises(ValueError, match="there are 3 tables: list at least 4, of which one judges the costs"):
         calibrate.Own.of(OWN[:3], 0)
+
+
+def test_one_combination_in_four_is_of_published_tables_with_single_ids(monkeypatch):
+    """Other ones judge: Criteo's smaller data set is learned from, and its larger one judges."""
+    monkeypatch.setattr(calibrate, "_TABLES", 5)
+    for made, rows in (
+        (training("sgd", 24, 0, (16, 32)), 10131227),
+        (calibrate.held_out("sgd", 24, 0, (16, 32)), 292775614),
+    ):
+        names = [{part[0].spec.name[0] for part in of.parts} for of in made]
+        assert names.count({"t"}) == 18 and names.count({"C"}) == 6
+        pieces = [piece for of, name in zip(made, names, strict=True) for piece in of.pieces if name == {"C"}]
+        assert {spec.ids for spec, *_ in pieces} == {16.0, 32.0} and max(spec.rows for spec, *_ in pieces) == rows
+        assert len({dim for *_, dim in pieces}) > 5 and any(rows < spec.rows for spec, rows, _ in pieces)
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -232,25 +245,22 @@ def test_estimates_of_torchrec_are_printed_where_they_were_measured(theirs):
     assert all((said in lines[name]) == theirs for name in ("held-out tables", "another batch"))
 
 
-@pytest.mark.parametrize(("there", "why"), [(False, "no GPU"), (True, "costs are measured on CPUs alone")])
-def test_what_is_not_run_on_a_gpu_says_so(monkeypatch, there, why):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: there)
-    monkeypatch.setattr(bench_tables.bench_model, "model", lambda seed: {})
-    monkeypatch.setattr(bench_tables.bench_plans, "plans", lambda count, seed: {})
-    assert [bench_tables.measured(part, 1, 0) for part in ("model", "plans")] == [{"gpu": f"not run: {why}"}] * 2
-
-
-def test_plans_are_measured_until_it_has_settled(monkeypatch):
-    """The minimum of each rank's rounds, for as many rounds as it takes. Exchanges are counted separately."""
-    made = task(pool(3, batch=16, max_dim=16, seed=1), 3, 2, np.random.default_rng(0))
-    problem = problem_of(made)
-    plan = problem.at(problem.root(), np.array([0, 1, 1]))
-    drawn = iter([[[4.0, 8.0]] * 4, [[3.0, 9.0], [3.5, 7.0]] * 2, [[3.0, 7.0]] * 4, [[1.0, 1.0]] * 4])
-    monkeypatch.setattr(bench_plans, "rounds_of", lambda *args: np.array(next(drawn)))
-    noises = iter([0.3, 0.2, 0.01])
-    monkeypatch.setattr(bench_plans, "noise_of", lambda rounds: next(noises))
-    times, noise = bench_plans.measure(Arena(1 << 12), made, problem, {"a": plan}, 0)
-    exchange = [sum(problem.cost(p)[1] for p in plan.pieces(r)) for r in range(2)]
-    assert noise == 0.01 and len(list(drawn)) == 1
-    assert times["a"][0] == pytest.approx(max(3 + exchange[0], 7 + exchange[1]))
-    assert times["a"][1] == pytest.approx((10 + sum(exchange)) / 2) and times["a"][2] == pytest.approx(max(exchange))
+def test_parts_are_measured_on_a_gpu_too_or_say_that_there_is_none(monkeypatch):
+    asked = []
+    monkeypatch.setattr(bench_tables.bench_model, "model", lambda *of: asked.append(of) or {"tau": 0.9})
+    monkeypatch.setattr(bench_tables.bench_plans, "plans", lambda *of: asked.append(of) or {"tau": 0.9})
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    for part in ("model", "plans"):
+        assert bench_tables.measured(part, 3, 0, pool="mlperf") == {"tau": 0.9, "gpu": "not run (no device)"}
+    assert asked == [(0, "skirl-cpu", "mlperf", 3), (3, 0, "skirl-cpu", "mlperf")]
+    with pytest.raises(ValueError, match="backend skirl-cuda runs on a GPU"):
+        bench_tables.measured("model", 3, 0, "skirl-cuda")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(bench_tables, "missing", lambda name: "no" if name == "fbgemm-cuda" else None)
+    asked.clear()
+    found = bench_tables.measured("model", None, 4)
+    assert found == {"tau": 0.9, "gpu": {"skirl-cuda": {"tau": 0.9}, "fbgemm-cuda": "not run (no)"}}
+    assert [of[:2] for of in asked] == [(4, "skirl-cpu"), (4, "skirl-cuda")]
+    of_gpu = {"skirl-cuda": {"tau": 0.9, "median_error": 0.1, "chosen": "net"}, "fbgemm-cuda": "not run (no)"}
+    said = bench_tables._gpu("model", of_gpu)
+    assert said == "skirl-cuda: tau 0.900 median_error 0.100 chosen net, fbgemm-cuda: not run (no)"

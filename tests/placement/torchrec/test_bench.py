@@ -43,7 +43,7 @@ def test_two_ranks(capsys):
 
 def made(said: Any) -> dict[str, Any]:
     task = {"tables": 3, "ratio": 0.8, "ms": {"skirl": 8.0, "torchrec": 10.0},
-            "median_ratio": 0.9, "cpu_ratio": 0.7, "balance": {"skirl": 1.0, "torchrec": 1.2},
+            "median_ratio": 0.9, "noise": 0.03, "cpu_ratio": 0.7, "balance": {"skirl": 1.0, "torchrec": 1.2},
             "kinds": {"skirl": {"row_wise": 1, "table_wise": 2}, "torchrec": {"table_wise": 3}}}  # fmt: skip
     return {
         "differences": {"whole, sgd": 1e-7, "columns, rowwise-adagrad": 0.2},
@@ -63,6 +63,7 @@ def test_what_is_printed(monkeypatch, capsys):
         "0 of 12 are missing",
         "1 row-wise, 2 table-wise",
         "0.900 of TorchRec's",
+        "repeats differ by 3.0%",
     ):
         assert text in said
 

@@ -318,22 +318,27 @@ def test_ids_that_are_no_rows_are_refused(wrong):
         cache_statistics(model, batches[:1], 2)
 
 
-def test_the_kernel_that_is_timed_is_a_step_and_its_costs_are_used(tmp_path):
-    from skirl.placement.tables.costs import save_costs
-    from skirl.placement.tables.terms import TERMS
-    from skirl.placement.torchrec.kernel import Kernel, drawn
+def test_costs_of_the_operator_that_torchrec_runs_are_measured_and_used(tmp_path, monkeypatch):
+    from skirl.placement.tables import calibrate, fbgemm
+    from skirl.placement.tables import training as training_of_nets
+    from skirl.placement.tables.costs import load_costs, save_costs
+    from skirl.placement.tables.fbgemm import FbgemmArena
+    from skirl.placement.torchrec.kernel import BACKEND
     from skirl.torchrec import measure_costs
 
-    parts = drawn(1, "sgd", 0)[:2]
-    kernel = Kernel(parts, "sgd", 0)
-    before = [weights.clone() for weights in kernel.of.split_embedding_weights()]
-    kernel.step()
-    for made, old, new in zip(parts, before, kernel.of.split_embedding_weights(), strict=True):
-        changed = int((old != new).any(dim=1).sum())
-        assert old.shape == (made.spec.rows, made.spec.dim)
-        assert changed == pytest.approx(made.spec.distinct, rel=0.1)  # another batch of the same kind
-    costs = measure_costs("sgd", combinations=4)
-    assert costs.backend == "fbgemm-cpu" and len(costs.ms["sgd"]) == len(TERMS) and sum(costs.ms["sgd"]) > 0
+    for name, value in (("DIMS", (4, 8)), ("BATCHES", (16,)), ("OTHER_BATCHES", (24,)), ("_TABLES", 4)):
+        monkeypatch.setattr(calibrate, name, value)
+    monkeypatch.setattr(training_of_nets, "EPOCHS", 2)
+    monkeypatch.setattr(fbgemm, "FbgemmArena", lambda: FbgemmArena(1 << 16))
+    costs = measure_costs("sgd", combinations=10, minutes=0, out=tmp_path / "a.json")
+    assert (
+        costs.backend == BACKEND == "fbgemm-cpu"
+        and sum(costs.ms["sgd"]) > 0
+        and costs.net is not None
+        and costs.noise is not None
+    )
+    again = load_costs(tmp_path / "a.json", link=1.0, ranks=1, backends=["fbgemm-cpu"])
+    assert again.ms == costs.ms and [path.name for path in tmp_path.iterdir()] == ["a.json"]
     save_costs(costs, tmp_path / "c.json")
     model = model_of((50, 8, 1), (60, 4, 1))
     plans = [SkirlPlanner(topology(2), costs=of, seconds=0.2).plan(model) for of in (costs, tmp_path / "c.json")]
@@ -341,5 +346,17 @@ def test_the_kernel_that_is_timed_is_a_step_and_its_costs_are_used(tmp_path):
     save_costs(replace(costs, backend="cuda"), tmp_path / "c.json")
     with pytest.raises(ValueError, match="for backend 'cuda', not for 'fbgemm-cpu' or 'skirl-cpu'"):
         SkirlPlanner(topology(2), costs=tmp_path / "c.json").plan(model)
-    with pytest.raises(ValueError, match="optimizer is 'ftrl': set it to one of sgd, "):
-        measure_costs("ftrl")
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"optimizer": "ftrl"}, "optimizer is 'ftrl', which FBGEMM's CPU operator lacks: set it to one of sgd, "),
+        ({"device": "tpu"}, "device is 'tpu': set it to cpu or cuda"),
+        ({"out": "c.txt"}, "out is 'c.txt': name a file that ends in .json"),
+    ]
+    for said, text in wrong:
+        with pytest.raises(ValueError, match=text):
+            measure_costs(**said)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ValueError, match=r"backend fbgemm-cuda runs on a GPU, and torch .* sees none"):
+        measure_costs("adam", device="cuda")
+    save_costs(costs, tmp_path / "c.json")
+    with pytest.raises(ValueError, match="for backend 'fbgemm-cpu', not for 'fbgemm-cuda' or 'skirl-cuda'"):
+        SkirlPlanner(topology(2, device="cuda"), costs=tmp_path / "c.json").plan(model)

@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from skirl.placement.tables.backends import arena_of
 from skirl.placement.tables.calibrate import (
+    JUDGING,
     Combination,
     Measured,
     combinations_of,
@@ -18,7 +20,8 @@ from skirl.placement.tables.calibrate import (
 )
 from skirl.placement.tables.costs import Costs
 from skirl.placement.tables.measure import Arena, noise_of, rounds_of
-from skirl.placement.tables.pool import pool
+from skirl.placement.tables.named import OURS, PRODUCTION, Backend
+from skirl.placement.tables.published import pool_of
 from skirl.placement.tables.terms import TERMS
 from skirl.placement.torchrec import fitted as torchrec_fitted
 from skirl.placement.torchrec import theirs
@@ -33,7 +36,7 @@ WIRE_RANKS = 2
 
 def fit(
     arena: Arena, optimizer: str, seed: int, tests: Sequence[Combination] = (), *, count: int = TRAINED,
-    judges: int = JUDGES, start: Costs | None = None, batches: Sequence[int] | None = None,
+    judges: int = JUDGES, start: Costs | None = None, batches: Sequence[int] | None = None, backend: Backend = OURS,
 ) -> tuple[Costs, np.ndarray]:  # fmt: skip
     """Fit costs of this machine. Return them, and rounds of other combinations measured in turn with those of the fit.
 
@@ -46,32 +49,39 @@ def fit(
     - `count`, `judges`: number of combinations to learn from, and to choose the kind by.
     - `start`: costs to start from.
     - `batches`: batch sizes to measure; those of `skirl place costs` if not given.
+    - `backend`: the kernels that the arena runs; skirl's on the CPU by default.
     """
     more = () if batches is None else (batches,)
     learned, judging = training(optimizer, count, seed, *more), held_out(optimizer, judges, seed, *more)
     rounds = rounds_of(arena, [c.ready(arena) for c in (*learned, *judging, *tests)], ROUNDS, seed)
     ms, mine = rounds.min(axis=0), len(learned) + len(judging)
-    costs = costs_of(Measured(learned, ms[: len(learned)]), Measured(judging, ms[len(learned) : mine]), seed, start)
+    parts = Measured(learned, ms[: len(learned)]), Measured(judging, ms[len(learned) : mine])
+    costs = costs_of(*parts, seed, start, backend)
     return replace(costs, noise=noise_of(rounds[:, :mine])), rounds[:, mine:]
 
 
-def model(seed: int) -> dict[str, Any]:
+def model(seed: int, backend: Backend = OURS, pool: str = PRODUCTION, tested: int = TESTED) -> dict[str, Any]:
     """Measure how far predictions are off for held-out tables, at a batch size that costs are fitted to and at another.
 
     **Arguments**
 
     - `seed`: the random seed.
+    - `backend`: the kernels to measure; skirl's on the CPU by default.
+    - `pool`: the pool of the held-out tables; costs are fitted to generated ones.
+    - `tested`: held-out combinations of each batch size; those that are learned from and that judge are in proportion.
     """
     tests = {}
     for name, batch in BATCHES.items():
-        tables = pool(TESTED, batch=batch, max_dim=128, seed=seed + 1000 + batch, optimizer=OPTIMIZER)
-        tests[name] = combinations_of(tables, TESTED, np.random.default_rng([seed, batch]))
-    costs, all_rounds = fit(Arena(), OPTIMIZER, seed, [c for some in tests.values() for c in some])
+        tables = pool_of(pool, tested, batch=batch, max_dim=128, seed=seed + 1000 + batch, optimizer=OPTIMIZER)
+        tests[name] = combinations_of(tables, tested, np.random.default_rng([seed, batch]))
+    flat = [c for some in tests.values() for c in some]
+    count, judges = (max(of * tested // TESTED, JUDGING) for of in (TRAINED, JUDGES))
+    costs, all_rounds = fit(arena_of(backend), OPTIMIZER, seed, flat, count=count, judges=judges, backend=backend)
     found: dict[str, Any] = {}
     for n, (name, some) in enumerate(tests.items()):
-        rounds = all_rounds[:, n * TESTED : (n + 1) * TESTED]
+        rounds = all_rounds[:, n * tested : (n + 1) * tested]
         found |= compared(name, costs, Measured(some, rounds.min(axis=0)), rounds)
-    facts = {"trained": TRAINED, "judges": JUDGES, "tested": TESTED, "noise": costs.noise}
+    facts = {"trained": count, "judges": judges, "tested": tested, "noise": costs.noise}
     return facts | found | {"chosen": costs.kind, "why": costs.report["why"]} | exchange(seed)
 
 

@@ -1,20 +1,25 @@
 """Measurements of whole plans for `skirl bench place`, on tables that no cost was fitted to."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from skirl.placement.tables import baselines
+from skirl.placement.tables.backends import arena_of
 from skirl.placement.tables.bench_model import fit
 from skirl.placement.tables.bench_search import LINK, problem_of
 from skirl.placement.tables.check import Bench, candidates, checked
-from skirl.placement.tables.measure import Arena, Lookups, Ready, noise_of, rounds_of
-from skirl.placement.tables.pieces import Piece
-from skirl.placement.tables.pool import Task, pool, task
+from skirl.placement.tables.measure import Arena
+from skirl.placement.tables.named import OURS as SKIRL
+from skirl.placement.tables.named import PRODUCTION, Backend
+from skirl.placement.tables.over_gloo import over_gloo
+from skirl.placement.tables.pool import Task, task
 from skirl.placement.tables.problem import Placed, Problem, canonical
+from skirl.placement.tables.published import pool_of
 from skirl.placement.tables.search import Found, search
+from skirl.placement.tables.timed import Timed, Times, least, measure
 from skirl.placement.torchrec import fitted as torchrec_fitted
 from skirl.placement.torchrec import theirs
 
@@ -29,34 +34,32 @@ SEARCH, CHECK = 5.0, 4.0
 CHECKED = "checked"
 EVERY = 5
 """One task in this many of each cell is planned by TorchRec too, in twelve ways that take seconds each."""
-PLAN_ROUNDS, MOST_ROUNDS, SETTLED = 4, 24, 0.02
-"""Measure a task's plans `PLAN_ROUNDS` rounds at a time, until the minima of every other round differ from the rest's
-by no more than `SETTLED`, or `MOST_ROUNDS` are done. Remaining noise makes the busiest rank look busier, most of all in
-an even plan."""
-Times = Mapping[str, tuple[float, float, float, float]]
-"""For each plan of a task: milliseconds of the busiest rank, of the mean rank, and the most that one rank exchanges and
-that one computes."""
 OURS = {
     "whole": {"columns": "never", "rows": False},
     "columns": {"columns": "always", "rows": False},
     "rows": {"columns": "exact", "rows": True},
 }
 """Ways in which tables may be cut; the last is the default."""
+HEADLINES = ("vs_greedy", "best_cell", "gap_closed", "vs_torchrec", "vs_row_wise", "worst_vs_any")
+"""Figures that are given again by the least round, and by each half of the rounds."""
 
 
-def plans(tasks: int, seed: int) -> dict[str, Any]:
+def plans(tasks: int, seed: int, backend: Backend = SKIRL, pool: str = PRODUCTION) -> dict[str, Any]:
     """Measure the busiest rank's milliseconds under our plans and under simpler plans of the same tasks.
 
     **Arguments**
 
     - `tasks`: number of tasks, taken from each of `CELLS` in turn.
     - `seed`: the random seed.
+    - `backend`: the kernels to measure; skirl's on the CPU by default.
+    - `pool`: the pool of the tables; costs are fitted to generated ones.
     """
-    arena = Arena()
-    (fitted_now, _), rng = fit(arena, OPTIMIZER, seed), np.random.default_rng(seed)
-    pools = {dim: pool(150, batch=BATCH, max_dim=dim, seed=seed + 2000 + dim, optimizer=OPTIMIZER) for _, dim in CELLS}
+    arena = arena_of(backend)
+    (fitted_now, _), rng = fit(arena, OPTIMIZER, seed, backend=backend), np.random.default_rng(seed)
+    made = {"batch": BATCH, "optimizer": OPTIMIZER}
+    pools = {dim: pool_of(pool, 150, max_dim=dim, seed=seed + 2000 + dim, **made) for _, dim in CELLS}
     config = torchrec_fitted.hardware_config(fitted_now, OPTIMIZER) if theirs.there() else None
-    cells, measured, said, noise = [], list[Times](), list[Times](), []
+    cells, measured, said = [], list[Timed](), list[Times]()
     for n in range(tasks):
         ranks, dim = CELLS[n % len(CELLS)]
         of = task(pools[dim], int(rng.integers(10, 61)), ranks, rng, full=FULL)
@@ -70,18 +73,40 @@ def plans(tasks: int, seed: int) -> dict[str, Any]:
         placed[CHECKED] = _checked(arena, of, problems["rows"], found["rows"], seed)
         if config is not None and n // len(CELLS) % EVERY == 0:
             placed |= theirs.all_of(problems["rows"], config)
-        times, rounds_noise = measure(arena, of, problems["rows"], placed, seed)
+        measured.append(measure(arena, of, problems["rows"], placed, seed))
         said.append(
             {name: (float(plan.load.max()), float(plan.load.mean()), 0.0, 0.0) for name, plan in placed.items()}
         )
         cells.append(f"{ranks} ranks, dims to {dim}")
-        measured.append(times)
-        noise.append(rounds_noise)
     predicted = compared(cells, said)
-    return compared(cells, measured) | {
+    return compared(cells, [of.times() for of in measured]) | again(cells, measured) | {
         "predicted": {name: predicted[name] for name in ("vs_greedy", "by_cell", "gap_closed")},
-        "noise": float(np.median(noise)), "link": LINK,
+        "noise": float(np.median([of.noise() for of in measured])), "link": LINK,
+        "over_gloo": exchanged(cells, measured, seed),
     }  # fmt: skip
+
+
+def exchanged(cells: Sequence[str], measured: Sequence[Timed], seed: int) -> dict[str, Any]:
+    """Return the figures with exchanges measured over gloo, in place of bytes over a link; or why there are none.
+
+    **Arguments**
+
+    - `cells`: the cell of each task.
+    - `measured`: the measured plans of each task.
+    - `seed`: the random seed.
+    """
+    try:
+        exchange, by_ranks = over_gloo(measured, seed)
+    except (RuntimeError, OSError) as error:  # plans were measured for half an hour, and still are
+        return {"not_run": str(error)}
+    found = compared(cells, [of.times(exchange=ms) for of, ms in zip(measured, exchange, strict=True)])
+    kinds = {of["kind"] for of in by_ranks.values()}
+    names = (*HEADLINES, "vs_greedy_compute", "vs_greedy_exchange", "exchange_share")
+    return {
+        "kind": "measured" if kinds == {"measured"} else "unvalidated",
+        "by_ranks": by_ranks,
+        **{name: found[name] for name in names},
+    }
 
 
 def _checked(arena: Arena, of: Task, problem: Problem, found: Found, seed: int) -> Placed:
@@ -91,39 +116,25 @@ def _checked(arena: Arena, of: Task, problem: Problem, found: Found, seed: int) 
     return checked(problem, candidates(problem, found), CHECK, seed=seed, bench=bench).best.placed
 
 
-def measure(arena: Arena, of: Task, problem: Problem, placed: Mapping[str, Placed], seed: int) -> tuple[Times, float]:
-    """Return the `Times` of each plan, with computing measured and exchange counted, and the noise that is left.
+def again(cells: Sequence[str], measured: Sequence[Timed]) -> dict[str, Any]:
+    """Return `HEADLINES` by the least round of each rank, and by each half of the rounds: how far noise moves them.
 
     **Arguments**
 
-    - `arena`: the arena to measure in.
-    - `of`: the task.
-    - `problem`: the task's problem.
-    - `placed`: the plans.
-    - `seed`: the random seed.
+    - `cells`: the cell of each task.
+    - `measured`: the measured plans of each task.
     """
-    order = canonical(of.specs)
-    lookups = [Lookups(of.tables[n], seed * 1000 + n) for n in order]
-    ready: dict[Piece, Ready] = {}
 
-    def part(piece: Piece) -> Ready:
-        if piece not in ready:
-            ready[piece] = Ready(arena, lookups[piece.table], piece)
-        return ready[piece]
+    def headlines(times: Sequence[Times]) -> dict[str, Any]:
+        found = compared(cells, times)
+        return {name: found[name] for name in HEADLINES}
 
-    ranks = range(len(of.ranks.caps))
-    combinations = [[part(p) for p in plan.pieces(r)] for plan in placed.values() for r in ranks]
-    rounds, noise = np.empty((0, len(combinations))), np.inf
-    while noise > SETTLED and len(rounds) < MOST_ROUNDS:
-        rounds = np.concatenate([rounds, rounds_of(arena, combinations, PLAN_ROUNDS, seed + len(rounds))])
-        noise = noise_of(rounds[:, rounds.min(axis=0) > 0])
-    compute = rounds.min(axis=0).reshape(len(placed), -1)
-    times = {}
-    for (name, plan), ms in zip(placed.items(), compute, strict=True):
-        exchange = np.array([sum(problem.cost(p)[1] for p in plan.pieces(r)) for r in ranks])
-        both = ms + exchange
-        times[name] = (float(both.max()), float(both.mean()), float(exchange.max()), float(ms.max()))
-    return times, noise
+    by_minimum = headlines([of.times(least) for of in measured])
+    return {
+        "by_minimum": by_minimum | {"noise": float(np.median([of.noise(least) for of in measured]))},
+        "by_halves": [headlines(half) for half in zip(*(of.halves() for of in measured), strict=True)],
+        "rounds": float(np.mean([len(of.rounds) for of in measured])),
+    }
 
 
 def compared(cells: Sequence[str], measured: Sequence[Times]) -> dict[str, Any]:

@@ -1,20 +1,25 @@
 """The parts of `skirl bench place` about tables over ranks, and what each prints."""
 
+from collections.abc import Callable
 from typing import Any
 
 from skirl.placement.tables import bench_model, bench_plans, bench_search, bench_transfer
+from skirl.placement.tables.backends import check_there, missing
+from skirl.placement.tables.named import ON_GPU, OURS, PRODUCTION, Backend
 from skirl.placement.torchrec import bench as bench_torchrec
 from skirl.placement.torchrec import theirs
 
 PARTS = ("optimum", "tight", "time", "model", "plans", "transfer", "torchrec")
-_TASKS = {"optimum": 200, "tight": 60, "plans": 80, "transfer": 4, "torchrec": 10}
+_TASKS = {"model": bench_model.TESTED, "optimum": 200, "tight": 60, "plans": 80, "transfer": 4, "torchrec": 10}
 _SECONDS = 5.0
 _KINDS = {"additive": "additive", "net": "net", "dim": "dim", "lookup": "lookup"}
 _KINDS |= {theirs.NAME: "TorchRec's estimator", f"{theirs.NAME}_fitted": "that fitted"}
 """What predicts, as lines call it; TorchRec's estimator only where it is installed."""
 
 
-def measured(part: str, tasks: int | None, seed: int) -> dict[str, Any]:
+def measured(
+    part: str, tasks: int | None, seed: int, backend: Backend = OURS, pool: str = PRODUCTION
+) -> dict[str, Any]:
     """Measure one part.
 
     **Arguments**
@@ -22,16 +27,19 @@ def measured(part: str, tasks: int | None, seed: int) -> dict[str, Any]:
     - `part`: one of `PARTS`.
     - `tasks`: number of tasks; None: the number behind the documented figures.
     - `seed`: the random seed.
+    - `backend`: the kernels to measure, for parts model and plans; skirl's on the CPU by default.
+    - `pool`: the pool of the tables, for these parts.
     """
     count = tasks or _TASKS.get(part, 0)
+    check_there(backend)
     if part == "optimum":
         return bench_search.optimum(count, seed)
     if part == "tight":
         return bench_search.tight(count, seed, _SECONDS)
     if part == "model":
-        return bench_model.model(seed) | {"gpu": gpu()}
+        return _with_gpu(backend, lambda of: bench_model.model(seed, of, pool, count))
     if part == "plans":
-        return bench_plans.plans(count, seed) | {"gpu": gpu()}
+        return _with_gpu(backend, lambda of: bench_plans.plans(count, seed, of, pool))
     if part == "torchrec":
         return bench_torchrec.measured(count, seed)
     if part == "transfer":
@@ -39,11 +47,33 @@ def measured(part: str, tasks: int | None, seed: int) -> dict[str, Any]:
     return bench_search.times(seed)
 
 
-def gpu() -> str:
-    """Return why nothing was measured on a GPU."""
+def _with_gpu(backend: Backend, measure: Callable[[Backend], dict[str, Any]]) -> dict[str, Any]:
+    """Return the figures of a backend, and in `gpu` those of both that run on a GPU, or why there are none."""
     import torch
 
-    return "not run: costs are measured on CPUs alone" if torch.cuda.is_available() else "not run: no GPU"
+    found, gpu = measure(backend), dict[str, Any]()
+    if not torch.cuda.is_available():
+        return found | {"gpu": "not run (no device)"}
+    for other in ON_GPU:
+        if other != backend:
+            gpu[other] = f"not run ({why})" if (why := missing(other)) is not None else measure(other)
+    return found | {"gpu": gpu}
+
+
+def _gpu(part: str, found: str | dict[str, Any]) -> str:
+    """Return the figures of backends on a GPU as a printed line."""
+    if isinstance(found, str):
+        return found
+    names = ("tau", "median_error", "chosen") if part == "model" else ("vs_greedy_compute", "gap_closed")
+    said = {
+        name: of if isinstance(of, str) else " ".join(f"{key} {_short(of[key])}" for key in names)
+        for name, of in found.items()
+    }
+    return ", ".join(f"{name}: {of}" for name, of in said.items())
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
 def told(result: dict[str, Any]) -> dict[str, str]:
@@ -81,7 +111,7 @@ def told(result: dict[str, Any]) -> dict[str, str]:
             lines[where] += f"; measured again {again}"
         said = f"{result['exchange_error']:.0%} error, repeats vary by {result['exchange_noise']:.0%}"
         lines |= {"exchange": f"{result['exchange']}: {said}", "chosen": f"{result['chosen']}: {result['why']}"}
-        return lines | {"gpu": result["gpu"]}
+        return lines | {"gpu": _gpu("model", result["gpu"])}
     if result["part"] == "transfer":
         return {
             name: f"{of['vs_full']:.3f} of the time of plans from full training; error {of['error']:.1%} ({of['chosen']}), "
@@ -93,6 +123,7 @@ def told(result: dict[str, Any]) -> dict[str, str]:
         return {
             "greedy": f"{result['vs_greedy']:.3f} of the time of {result['greedy']}, the best single rule ({low:.3f} to "
             f"{high:.3f}); {result['gap_closed']:.0%} of the way to its perfect balance",
+            "noise": _noise(result),
             "predicted": f"{said['vs_greedy']:.3f} of its time, {said['gap_closed']:.0%} of the way",
             "cells": ", ".join(f"{cell} {ratio:.3f}" for cell, ratio in result["by_cell"].items()),
             "cuts": ", ".join(f"{name} {ratio:.3f}" for name, ratio in result["by_split"].items()),
@@ -105,10 +136,11 @@ def told(result: dict[str, Any]) -> dict[str, str]:
             + f"; over {result['torchrec_tasks']} of the tasks"
             if result["vs_torchrec_by"]
             else "not installed",
-            "exchange": f"{result['exchange_share']:.0%} of the busiest rank's time at most; counted, not measured",
+            "exchange": f"{result['exchange_share']:.0%} of the busiest rank's time at most; counted, over 10 Gbit/s",
+            "over gloo": _over_gloo(result["over_gloo"]),
             "apart": f"{result['vs_greedy_compute']:.3f} of the rule's time to compute, where most is computed, and "
             f"{result['vs_greedy_exchange']:.3f} of its exchange, where most is exchanged",
-            "gpu": result["gpu"],
+            "gpu": _gpu("plans", result["gpu"]),
         }
     return {
         f"{of['tables']} on {of['ranks']}": f"{of['seconds']:.1f} s ({of['cpu_seconds']:.1f} of CPU; by a net "
@@ -117,6 +149,29 @@ def told(result: dict[str, Any]) -> dict[str, str]:
         + _their_time(of)
         for of in result["sizes"]
     } | {"valid": "all" if result["all_valid"] else "NOT ALL"}
+
+
+def _over_gloo(found: dict[str, Any]) -> str:
+    if "not_run" in found:
+        return f"not run: {found['not_run']}"
+    ranks = ", ".join(
+        f"{count} ranks vary by {of['noise']:.0%} ({of['kind']}: {of['latency_ms']:.1f} ms and "
+        f"{of['bytes_a_second'] / 1e6:,.0f} MB a second)"
+        for count, of in found["by_ranks"].items()
+    )
+    return (
+        f"{found['vs_greedy']:.3f} of the rule's time, {found['gap_closed']:.0%} of the way, {found['vs_row_wise']:.3f} of "
+        f"every table by rows; {found['exchange_share']:.0%} of the busiest rank's time at most; {ranks}"
+    )
+
+
+def _noise(result: dict[str, Any]) -> str:
+    one, other = (f"{of['vs_greedy']:.3f} and {of['gap_closed']:.0%}" for of in result["by_halves"])
+    least = result["by_minimum"]
+    return (
+        f"halves of the rounds differ by {result['noise']:.1%}, and tell {one}, {other}; by the least round "
+        f"{least['vs_greedy']:.3f} and {least['gap_closed']:.0%}, halves differ by {least['noise']:.1%}"
+    )
 
 
 def _their_time(of: dict[str, Any]) -> str:

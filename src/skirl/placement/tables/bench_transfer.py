@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from skirl.placement.tables.bench_plans import BATCH, FULL, SEARCH, measure
+from skirl.placement.tables.bench_plans import BATCH, FULL, SEARCH
 from skirl.placement.tables.bench_search import LINK, problem_of
 from skirl.placement.tables.calibrate import Measured, costs_of, held_out, training
 from skirl.placement.tables.costs import Costs, shipped
 from skirl.placement.tables.measure import Arena, rounds_of
 from skirl.placement.tables.pool import pool, task
 from skirl.placement.tables.search import search
+from skirl.placement.tables.timed import measure
 
 MINUTE = 60.0
 RANKS, DIM = 4, 128
@@ -89,8 +90,9 @@ def _setting(setting: Setting, tasks: int, seed: int) -> dict[str, Any]:
             name: problem_of(of, costs=replace(of_costs, link=LINK, ranks=RANKS)) for name, of_costs in kinds.items()
         }
         placed = {name: search(problem, seconds=SEARCH, seed=seed).placed for name, problem in problems.items()}
-        times, left = measure(arena, of, problems["full"], placed, seed)
-        noise.append(left)
+        timed = measure(arena, of, problems["full"], placed, seed)
+        times = timed.times()
+        noise.append(timed.noise())
         ratios.append({name: busiest / times["full"][0] for name, (busiest, *_) in times.items()})
     mean = {name: float(np.mean([ratio[name] for ratio in ratios])) for name in kinds}
     return {

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
+from skirl.placement.tables.backends import arena_of, check_optimizers
 from skirl.placement.tables.costs import Costs, Kind, Part, save_costs
-from skirl.placement.tables.measure import Arena, Lookups, Ready, Rounds, Sentinel, noise_of, rounds_of
+from skirl.placement.tables.measure import Arena, Lookups, Rounds, Sentinel, noise_of, rounds_of
+from skirl.placement.tables.named import OURS, Backend
 from skirl.placement.tables.nets import features_of
 from skirl.placement.tables.pieces import Piece
 from skirl.placement.tables.pool import Made, pool, rescaled
+from skirl.placement.tables.published import published
 from skirl.placement.tables.spec import TableSpec
 from skirl.placement.tables.terms import fitted, terms_of
 from skirl.tools.progress import Progress
@@ -33,6 +36,8 @@ _FAR = 0.5
 MOST_TABLES = 15
 JUDGING = 4
 """One in this many of the user's own tables judges the costs and is not learned from."""
+SINGLE = 4
+"""One combination in this many is of published tables with single ids, which are unlike those that are generated."""
 ROUNDS = 12
 _TABLES = 120
 
@@ -62,10 +67,10 @@ class Combination:
         """Return the terms of all parts together."""
         return np.sum([terms_of(*piece) for piece in self.pieces], axis=0)
 
-    def ready(self, arena: Arena) -> list[Ready]:
+    def ready(self, arena: Arena) -> list[Any]:
         """Return the parts with their ids, ready to be run."""
         return [
-            Ready(arena, Lookups(replace(made, spec=replace(made.spec, dim=dim)), number), Piece(0, 0, rows, 0, dim))
+            arena.ready(Lookups(replace(made, spec=replace(made.spec, dim=dim)), number), Piece(0, 0, rows, 0, dim))
             for made, number, rows, dim in self.parts
         ]
 
@@ -95,8 +100,9 @@ def combinations_of(
 
 
 def training(
-    optimizer: str, count: int, seed: int, batches: Sequence[int] = BATCHES, *, own: Sequence[TableSpec] = ()
-) -> list[Combination]:
+    optimizer: str, count: int, seed: int, batches: Sequence[int] = BATCHES, *, own: Sequence[TableSpec] = (),
+    single: str = "criteo-kaggle",
+) -> list[Combination]:  # fmt: skip
     """Return combinations to fit costs to, with tables of several batch sizes.
 
     **Arguments**
@@ -106,6 +112,8 @@ def training(
     - `seed`: the random seed.
     - `batches`: batch sizes of the tables.
     - `own`: tables to draw from; (): generated ones.
+    - `single`: published tables that one combination in `SINGLE` is drawn from instead: many are small, and samples have
+      one id.
     """
     rng, found = np.random.default_rng([seed, 1]), list[Combination]()
     for n, batch in enumerate(batches):
@@ -114,7 +122,12 @@ def training(
         else:
             tables = pool(_TABLES, batch=batch, max_dim=128, seed=seed + 100 + n, optimizer=optimizer)
         dims = (*DIMS, *(spec.dim for spec in own))
-        found += combinations_of(tables, -(-count // len(batches)), rng, dims)
+        some = -(-count // len(batches))
+        others = 0 if own else some // SINGLE
+        found += combinations_of(tables, some - others, rng, dims)
+        if others:
+            made = published(single, batch=batch, dims=dims, seed=seed + 200 + n, optimizer=optimizer)
+            found += combinations_of(made, others, rng, dims)
     return found[:count]
 
 
@@ -127,7 +140,7 @@ def held_out(
 
     - `optimizer`, `count`, `seed`, `batches`, `own`: as for `training`.
     """
-    return training(optimizer, count, seed + 5000, batches, own=own)
+    return training(optimizer, count, seed + 5000, batches, own=own, single="criteo-terabyte")
 
 
 @dataclass(frozen=True)
@@ -205,7 +218,9 @@ class Measured:
         return found
 
 
-def costs_of(learned: Measured, judges: Measured, seed: int, start: Costs | None = None) -> Costs:
+def costs_of(
+    learned: Measured, judges: Measured, seed: int, start: Costs | None = None, backend: Backend = OURS
+) -> Costs:
     """Fit both kinds of costs to some measurements, and choose the better one by others.
 
     **Arguments**
@@ -214,12 +229,16 @@ def costs_of(learned: Measured, judges: Measured, seed: int, start: Costs | None
     - `judges`: measurements of tables that are not in `learned`.
     - `seed`: the random seed.
     - `start`: costs of another machine or setting, to be adapted.
+    - `backend`: what was measured; skirl's CPU kernels by default.
     """
     from skirl.placement.tables.training import trained
 
+    if start is not None and start.backend != backend:
+        raise ValueError(f"costs to start from are for backend {start.backend}, not for {backend}: start from others")
+
     numbers = learned.fitted(start)
     net = trained(learned.sets(numbers), seed, None if start is None else start.net)
-    costs = Costs(numbers, 1.0, 1, net=net)
+    costs = Costs(numbers, 1.0, 1, backend, net=net)
     sets, off = [of.pieces for of in judges.combinations], dict[str, np.ndarray]()
     report = dict[str, Any]()
     kinds: tuple[Kind, ...] = ("additive", "net")
@@ -282,15 +301,16 @@ def machine_costs(
     minutes: float,
     count: int,
     seed: int,
-    out: Path,
+    out: Path | None,
     *,
+    backend: Backend = OURS,
     start: Costs | None = None,
     exchange: int = 0,
     tables: Sequence[TableSpec] = (),
     quiet: bool,
     to: TextIO | None = None,
-) -> dict[str, Any]:
-    """Measure costs of this machine, fit both kinds, choose one and write the file.
+) -> tuple[Costs, dict[str, Any]]:
+    """Measure costs of this machine, fit both kinds, choose one and write the file. Return the costs, and facts of them.
 
     **Arguments**
 
@@ -298,23 +318,26 @@ def machine_costs(
     - `minutes`: time for all rounds together.
     - `count`: combinations of each optimizer to learn from; a quarter as many judge.
     - `seed`: the random seed.
-    - `out`: the file to write; rounds are kept next to it until then.
+    - `out`: the file to write; rounds are kept next to it until then. None: neither is written.
+    - `backend`: the kernels to measure; skirl's on the CPU by default.
     - `start`: costs to adapt.
     - `exchange`: number of processes whose exchange is measured; 0: none.
     - `tables`: tables to measure; (): generated ones.
     - `quiet`: whether to hide progress.
     - `to`: where to show it.
     """
+    check_optimizers(backend, tuple(optimizers))
     own = Own.of(tables, seed) if tables else Own(batches=BATCHES, other_batches=OTHER_BATCHES)
     learned = [c for name in optimizers for c in training(name, count, seed, own.batches, own=own.learned)]
     some = max(4, count // 4)
     judges = [c for name in optimizers for c in held_out(name, some, seed, own.other_batches, own=own.judges)]
-    what: dict[str, Any] = {"optimizers": list(optimizers), "count": count, "seed": seed}
+    arena = arena_of(backend)
+    sentinel = Sentinel(arena)
+    what: dict[str, Any] = {"optimizers": list(optimizers), "count": count, "seed": seed, "backend": backend}
+    what["device"] = arena.device
     if tables:
         what["tables"] = blake2b(repr(tables).encode(), digest_size=16).hexdigest()
-    arena = Arena()
-    sentinel = Sentinel(arena)
-    known = Rounds(out.with_name(out.name + ".rounds"), what)
+    known = None if out is None else Rounds(out.with_name(out.name + ".rounds"), what)
     with Progress("prepare", steps=len(learned) + len(judges), to=to, quiet=quiet) as progress:
         ready = []
         for done, combination in enumerate([*learned, *judges], start=1):
@@ -327,14 +350,15 @@ def machine_costs(
             seen=lambda done: progress(done, lambda: {"combinations": f"{len(ready):,}"}), sentinel=sentinel,
         )  # fmt: skip
     ms, noise = rounds.min(axis=0), noise_of(rounds)
-    costs = costs_of(Measured(learned, ms[: len(learned)]), Measured(judges, ms[len(learned) :]), seed, start)
-    costs = replace(costs, noise=noise)
+    parts = Measured(learned, ms[: len(learned)]), Measured(judges, ms[len(learned) :])
+    costs = replace(costs_of(*parts, seed, start, backend), noise=noise)
     if exchange:
         from skirl.placement.tables import wire_fit
 
         costs = replace(costs, wire=wire_fit.measured(exchange, BATCHES[-1], seed))
-    save_costs(costs, out)
-    known.path.unlink()
-    facts = {"out": str(out), "rounds": len(rounds), "combinations": len(ms), "noise": noise, "chosen": costs.kind}
-    facts["disturbed"] = sentinel.disturbed
-    return facts | dict(costs.report) | {"exchange": None if costs.wire is None else costs.wire.said()}
+    if out is not None and known is not None:
+        save_costs(costs, out)
+        known.path.unlink()
+    facts: dict[str, Any] = {"out": None if out is None else str(out), "backend": backend, "rounds": len(rounds)}
+    facts |= {"combinations": len(ms), "noise": noise, "chosen": costs.kind, "disturbed": sentinel.disturbed}
+    return costs, facts | dict(costs.report) | {"exchange": None if costs.wire is None else costs.wire.said()}

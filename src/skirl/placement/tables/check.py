@@ -9,9 +9,9 @@ import numpy as np
 
 from skirl.placement.tables import baselines
 from skirl.placement.tables.allowed import forbidden
-from skirl.placement.tables.measure import Arena, Lookups, Ready, noise_of, rounds_of
+from skirl.placement.tables.measure import Arena, Lookups, noise_of, rounds_of
 from skirl.placement.tables.pieces import Piece
-from skirl.placement.tables.pool import Made
+from skirl.placement.tables.pool import Head, Made
 from skirl.placement.tables.problem import Placed, Problem
 from skirl.placement.tables.search import Found, search
 from skirl.placement.tables.spec import TableSpec
@@ -38,25 +38,25 @@ class Bench:
     """
 
     def __init__(
-        self, problem: Problem, seed: int, heads: Sequence[float | None] | None = None, arena: Arena | None = None
+        self, problem: Problem, seed: int, heads: Sequence[Head] | None = None, arena: Arena | None = None
     ) -> None:
         self.problem, self.seed, self.arena = problem, seed, arena or Arena()
         self._heads = heads
         self._lookups: dict[int, Lookups] = {}
-        self._parts: dict[Piece, Ready] = {}
+        self._parts: dict[Piece, Any] = {}
         self.noise: list[float] = []
         """Noise of each comparison."""
         self.least: dict[tuple[Piece, ...], float] = {}
         """Least time of each list of pieces so far: a busy neighbour can only add to it."""
 
-    def _part(self, piece: Piece) -> Ready:
+    def _part(self, piece: Piece) -> Any:
         if piece not in self._parts:
             if piece.table not in self._lookups:
                 spec = self.problem.specs[piece.table]
                 number = self.seed * 1000 + piece.table
                 head = None if self._heads is None else self._heads[piece.table]
                 self._lookups[piece.table] = Lookups(Made(spec, head), number)
-            self._parts[piece] = Ready(self.arena, self._lookups[piece.table], piece)
+            self._parts[piece] = self.arena.ready(self._lookups[piece.table], piece)
         return self._parts[piece]
 
     def ms(self, pieces: Sequence[Sequence[Piece]], late: Callable[[], bool]) -> np.ndarray:

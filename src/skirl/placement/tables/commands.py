@@ -9,6 +9,7 @@ from tyro.conf import Positional
 from skirl.data.flags import DataFlags
 from skirl.models.flags import ModelFlags
 from skirl.placement.flags import parsed_bytes, parsed_rate
+from skirl.placement.tables.named import OURS, PRODUCTION, Backend, Pool
 from skirl.tools.durations import parse_seconds
 from skirl.tools.flags import Composed
 from skirl.tools.progress import size
@@ -35,12 +36,17 @@ class ListTables(Composed):
     group: ClassVar[str] = "output"
     common: ClassVar[tuple[str, ...]] = ("data", "model", "dim", "batch", "steps", "optimizer", "out")
     positional: ClassVar[str] = "data"
+    instead: ClassVar[tuple[str, ...]] = ("pool",)
+    """Flags with which no data is needed."""
     example: ClassVar[str] = "skirl place list synthetic:avazu --model dlrm-tiny --dim 16 --batch 1024 --steps 20"
 
     data: DataFlags = field(default_factory=DataFlags)
     model: ModelFlags = field(default_factory=ModelFlags)
     optimizer: OptimizerFlags = field(default_factory=OptimizerFlags)
     show: ShowFlags = field(default_factory=ShowFlags)
+    pool: Literal["criteo-kaggle", "criteo-terabyte", "mlperf"] | None = None
+    """List these published tables instead of the data's, each with --dim numbers a row. mlperf: those of DLRM-DCNv2, with
+    several ids for each of a sample's. Lookups are random, by Zipf's law."""
     out: Path = Path("tables.json")
     """The file to write."""
 
@@ -53,16 +59,21 @@ class ListTables(Composed):
         """Read the batches, and count what they look up."""
         import sys
 
-        from skirl.placement.tables.from_data import listed
+        from skirl.placement.tables.from_data import listed, listed_pool
 
+        if self.pool is not None:
+            return listed_pool(self.pool, self.data.batch, self.model.row_dim, self.optimizer.optimizer, self.out)
         to = sys.stderr if self.show.json else sys.stdout
         return listed(self.data, self.model, self.optimizer, self.out, quiet=self.show.quiet, to=to)
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """Return the counts as printed lines, by name."""
+        read = (
+            f"{result['batches']:,} batches, each" if result["batches"] else "nothing; a batch of the published tables"
+        )
         return {
-            "read": f"{result['batches']:,} batches, each looks up {result['ids']:,.0f} ids of {result['distinct']:,.0f} "
-            f"rows in {result['tables']:,} tables",
+            "read": f"{read} looks up {result['ids']:,.0f} ids of {result['distinct']:,.0f} rows in "
+            f"{result['tables']:,} tables",
             "tables": result["out"],
             "advice": f"use skirl place tables {result['out']} --ranks 2",
         }
@@ -88,6 +99,8 @@ class PlaceTables:
     rate that `skirl place costs --exchange` has measured."""
     costs: Path | None = None
     """Costs of parts of tables, as `skirl place costs` writes them; those that come with skirl if not given."""
+    backend: Backend = OURS
+    """The kernels that the costs are of, and that --check measures: skirl's or FBGEMM's operator, on a CPU or a GPU."""
     columns: Literal["exact", "always", "never"] = "exact"
     """Cut tables by columns. exact: except where the optimizer keeps a single number for each row, since a
     cut would then train another model."""
@@ -180,6 +193,7 @@ class PlaceTables:
                 quiet=self.quiet,
                 to=sys.stderr if self.json else sys.stdout,
                 even_rows=self.even_rows,
+                backend=self.backend,
             )
         )
 
@@ -261,7 +275,10 @@ def _before(result: dict[str, Any]) -> str:
 class MeasureCosts:
     """Measure what parts of tables cost on this machine, for `skirl place tables --costs`."""
 
-    common: ClassVar[tuple[str, ...]] = ("minutes", "optimizers", "tables", "start", "exchange", "out")
+    common: ClassVar[tuple[str, ...]] = ("backend", "minutes", "optimizers", "tables", "start", "exchange", "out")
+
+    backend: Backend = OURS
+    """The kernels to measure: skirl's or FBGEMM's operator, on a CPU or a GPU."""
 
     minutes: float = 1.0
     """Minutes to measure once everything is prepared; two rounds are always measured."""
@@ -269,11 +286,15 @@ class MeasureCosts:
     """Row optimizers to measure, each by itself."""
     tables: Path | None = None
     """Measure the tables of this list, as `skirl place list` writes it: at least four, of which every fourth one judges
-    the costs. Generated tables if not given."""
+    the costs. If not given, those of --pool."""
+    pool: Pool = PRODUCTION
+    """The tables to measure. production: generated, with the moments of published production tables, and for each fourth
+    combination Criteo's; or published ones, of which every fourth one judges the costs. mlperf: those of DLRM-DCNv2."""
     combinations: int = 150
     """Combinations of tables to learn from, for each optimizer."""
     start: Path | None = None
-    """Costs of another machine, whose net is adapted; those that come with skirl if not given."""
+    """Costs of another machine, whose net is adapted. If not given, those that come with skirl, for its CPU kernels;
+    other backends start from nothing."""
     exchange: int = 0
     """The number of processes on this machine that are timed while they exchange pooled rows over gloo; 0: none."""
     seed: int = 0
@@ -299,6 +320,8 @@ class MeasureCosts:
             raise ValueError(f"exchange is {self.exchange}: set it to 2 to 64, or to 0")
         if len(set(self.optimizers)) < len(self.optimizers) or not self.optimizers:
             raise ValueError(f"optimizers is {' '.join(self.optimizers)}: name at least one, each once")
+        if self.tables is not None and self.pool != PRODUCTION:
+            raise ValueError(f"tables and pool are both set, to {self.tables} and {self.pool}: leave one of them out")
         if self.seed < 0:
             raise ValueError(f"seed is {self.seed}: set it to 0 or more")
         if self.out.suffix != ".json":
@@ -308,22 +331,30 @@ class MeasureCosts:
         """Measure, fit and write."""
         import sys
 
-        from skirl.placement.tables.calibrate import machine_costs
-        from skirl.placement.tables.costs import SHIPPED, load_costs
+        from skirl.placement.tables.backends import check_there
+        from skirl.placement.tables.calibrate import BATCHES, DIMS, machine_costs
+        from skirl.placement.tables.costs import costs_for
+        from skirl.placement.tables.published import published
         from skirl.placement.tables.spec import read_specs
 
         to = sys.stderr if self.json else sys.stdout
-        start = load_costs(self.start or SHIPPED, link=1.0, ranks=1)
+        start = None
+        if self.start is not None or self.backend == OURS:
+            start = costs_for(self.backend, self.start, link=1.0, ranks=1)
+        tables = () if self.tables is None else read_specs(self.tables)
+        check_there(self.backend)
+        if self.pool != PRODUCTION:
+            tables = [m.spec for m in published(self.pool, batch=max(BATCHES), dims=DIMS, seed=self.seed)]
         return machine_costs(
-            self.optimizers, self.minutes, self.combinations, self.seed, self.out, start=start, exchange=self.exchange,
-            tables=() if self.tables is None else read_specs(self.tables), quiet=self.quiet, to=to,
-        )  # fmt: skip
+            self.optimizers, self.minutes, self.combinations, self.seed, self.out, backend=self.backend, start=start,
+            exchange=self.exchange, tables=tables, quiet=self.quiet, to=to,
+        )[1]  # fmt: skip
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """Return the result as printed lines, by name."""
         lines = {
-            "measured": f"{result['combinations']} combinations of tables, {result['rounds']} rounds; measuring again "
-            f"differs by {result['noise']:.1%}; {result['disturbed']} times another load disturbed a round",
+            "measured": f"{result['backend']}, {result['combinations']} combinations of tables, {result['rounds']} rounds; "
+            f"measuring again differs by {result['noise']:.1%}; {result['disturbed']} times another load disturbed a round",
             "chosen": f"{result['chosen']}: {result['why']}",
         }
         if (wire := result["exchange"]) is not None:
@@ -331,4 +362,5 @@ class MeasureCosts:
                 f"{wire['kind']}: {size(wire['bytes_a_second'])}/s among {wire['ranks']} processes, error "
                 f"{wire['error']:.0%}; repeats vary by {wire['noise']:.0%}"
             )
-        return lines | {"costs": result["out"], "advice": f"use --costs {result['out']}"}
+        also = "" if result["backend"] == OURS else f" --backend {result['backend']}"
+        return lines | {"costs": result["out"], "advice": f"use --costs {result['out']}{also}"}

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from skirl.core.optim import ROW_OPTIMIZERS
+from skirl.placement.tables.named import BACKENDS, OURS
 from skirl.placement.tables.nets import SUMS, ComputeNet, features_of
 from skirl.placement.tables.spec import TableSpec
 from skirl.placement.tables.terms import TERMS, terms_of
@@ -20,8 +21,8 @@ from skirl.tools.sealed_json import Readable
 from skirl.tools.shape_of import AMOUNT, ANY, TEXT
 
 FORMAT, VERSION = "skirl-costs", 2
-BACKEND = "skirl-cpu"
-"""The backend of skirl's own kernels."""
+BACKEND = OURS
+"""The backend of the costs that come with skirl."""
 SHIPPED = Path(__file__).with_name("costs_cpu.json")
 """Costs measured on one machine; `skirl place costs` adapts them to another."""
 _MOST = 1 << 20
@@ -189,11 +190,32 @@ def shipped(link: float, ranks: int) -> Costs:
     return load_costs(SHIPPED, link=link, ranks=ranks)
 
 
+def costs_for(backend: str, path: Path | None, *, link: float, ranks: int) -> Costs:
+    """Read the costs of a backend from a file, or return those that come with skirl.
+
+    **Arguments**
+
+    - `backend`: its name.
+    - `path`: the file; None: those that come with skirl, if they are of this backend.
+    - `link`, `ranks`: as in `Costs`.
+    """
+    if path is None and backend != BACKEND:
+        raise ValueError(
+            f"skirl comes with no costs of backend {backend}: measure them with `skirl place costs --backend {backend}`, "
+            "and set --costs to that file"
+        )
+    return load_costs(path or SHIPPED, link=link, ranks=ranks, backends=(backend,))
+
+
 def _parsed(text: str, link: float, ranks: int, backends: Sequence[str]) -> Costs:
     body = FILES.body(text)
     if body["backend"] not in backends:
         wanted = " or ".join(map(repr, backends))
-        raise ValueError(f"it is for backend {_brief(body['backend'])}, not for {wanted}: measure costs for {wanted}")
+        asked = len(backends) == 1 and body["backend"] in BACKENDS  # by a command, which has the flag
+        also = f", or set --backend to {body['backend']}" if asked else ""
+        raise ValueError(
+            f"it is for backend {_brief(body['backend'])}, not for {wanted}: measure costs for {wanted}{also}"
+        )
     if tuple(body["terms"]) != TERMS:
         raise ValueError(f"its terms are {', '.join(body['terms'])[:300]}, skirl has {', '.join(TERMS)}: measure again")
     noise = body["noise"]

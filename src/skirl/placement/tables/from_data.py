@@ -9,6 +9,7 @@ from skirl.core.keys import ROW_BITS
 from skirl.core.tables import Schema
 from skirl.data.flags import DataFlags
 from skirl.models.flags import ModelFlags
+from skirl.placement.tables.published import published
 from skirl.placement.tables.spec import BINS, TableSpec, reuse_of, specs_text
 from skirl.tools.os_errors import writing
 from skirl.tools.progress import Progress
@@ -54,10 +55,29 @@ def listed(
         )
         for n, t in enumerate(schema.tables)
     ]  # fmt: skip
+    return _written(specs, out, batches)
+
+
+def listed_pool(name: str, batch: int, dim: int, optimizer: str, out: Path) -> dict[str, Any]:
+    """Write the list of a published pool's tables.
+
+    **Arguments**
+
+    - `name`: name of the pool.
+    - `batch`: samples of a step.
+    - `dim`: numbers in a row of each table.
+    - `optimizer`: the row optimizer.
+    - `out`: the file to write.
+    """
+    made = published(name, batch=batch, dims=[dim], seed=0, optimizer=optimizer)
+    return _written([of.spec for of in made], out, 0)
+
+
+def _written(specs: list[TableSpec], out: Path, batches: int) -> dict[str, Any]:
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(specs_text(specs) + "\n", encoding="utf-8")
     return {
-        "batches": batches, "tables": len(specs), "out": str(out), "ids": float(ids.sum() / batches),
-        "distinct": float(distinct.sum() / batches),
+        "batches": batches, "tables": len(specs), "out": str(out), "ids": sum(spec.ids for spec in specs),
+        "distinct": sum(spec.distinct for spec in specs),
     }  # fmt: skip

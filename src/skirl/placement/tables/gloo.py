@@ -16,23 +16,24 @@ LONGEST = 300.0
 """Seconds that all rounds may take."""
 
 
-def exchanged(dims: np.ndarray, starts: np.ndarray, batch: int, rounds: int, seconds: float = LONGEST) -> np.ndarray:
+def exchanged(numbers: np.ndarray, starts: np.ndarray, rounds: int, seconds: float = LONGEST) -> np.ndarray:
     """Return the milliseconds of each rank from its start to its end, [rounds, forward and backward, cases, ranks].
 
-    Forward, a rank starts when it has its pooled vectors, and sends each rank those of that rank's share of the
-    samples. Backward, all start at once, and gradients go the other way.
+    Forward, a rank starts when it has its vectors, and sends each rank those of that rank's samples. Backward, all start
+    at once, and gradients go the other way.
 
     **Arguments**
 
-    - `dims`: columns that each rank has, [cases, ranks].
-    - `starts`: milliseconds after which each rank starts forward, in the same shape.
-    - `batch`: samples of all ranks.
+    - `numbers`: how many numbers each rank has for each, [cases, ranks, ranks].
+    - `starts`: milliseconds after which each rank starts forward, [cases, ranks].
     - `rounds`: number of rounds; each goes through all cases.
     - `seconds`: the timeout.
     """
-    ranks = dims.shape[1]
+    ranks = starts.shape[1]
     with tempfile.TemporaryDirectory() as folder:
-        said = {"dims": dims.tolist(), "starts": starts.tolist(), "batch": batch, "rounds": rounds, "folder": folder}
+        np.save(Path(folder, "numbers.npy"), numbers)
+        np.save(Path(folder, "starts.npy"), starts)
+        said = {"rounds": rounds, "seconds": seconds, "folder": folder}
         others = [
             subprocess.Popen([sys.executable, "-m", "skirl.placement.tables.gloo", json.dumps(said | {"rank": rank})])
             for rank in range(ranks)
@@ -64,25 +65,23 @@ def main(said: dict[str, Any]) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    rank, dims, starts = said["rank"], said["dims"], said["starts"]
-    ranks, cases = len(dims[0]), len(dims)
-    meet = dist.FileStore(str(Path(said["folder"], "meet")), ranks)
-    dist.init_process_group("gloo", store=meet, rank=rank, world_size=ranks, timeout=timedelta(seconds=LONGEST))
-    samples = said["batch"] // ranks
+    rank, folder = said["rank"], Path(said["folder"])
+    numbers, starts = (np.load(folder / f"{name}.npy", allow_pickle=False) for name in ("numbers", "starts"))
+    cases, ranks = starts.shape
+    meet, timeout = dist.FileStore(str(folder / "meet"), ranks), timedelta(seconds=said["seconds"])
+    dist.init_process_group("gloo", store=meet, rank=rank, world_size=ranks, timeout=timeout)
     found = np.zeros((said["rounds"], 2, cases))
-    mine, most = max(of[rank] for of in dims), max(map(sum, dims))
-    own, all_of = torch.ones(samples * ranks * mine), torch.ones(samples * most)
+    own, all_of = (torch.ones(int(numbers.sum(axis=axis)[:, rank].max())) for axis in (2, 1))
     for number in range(said["rounds"]):
         order: Sequence[int] = np.random.default_rng(number).permutation(cases).tolist()
         for case in order:
-            sends = [samples * dims[case][rank]] * ranks
-            gets = [samples * dim for dim in dims[case]]
+            sends, gets = numbers[case, rank].tolist(), numbers[case, :, rank].tolist()
             dist.barrier()
-            time.sleep(starts[case][rank] / 1e3)
+            time.sleep(starts[case, rank] / 1e3)
             found[number, 0, case] = _ms(dist, all_of[: sum(gets)], own[: sum(sends)], gets, sends)
             dist.barrier()
             found[number, 1, case] = _ms(dist, own[: sum(sends)], all_of[: sum(gets)], sends, gets)
-    np.save(Path(said["folder"], f"{rank}.npy"), found)
+    np.save(folder / f"{rank}.npy", found)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -1,6 +1,6 @@
-"""Measuring lookups and updates of parts of tables on this machine: the engine's kernels, CPU times, minima of rounds. The
-last-level cache is evicted before each run, and everything that is measured takes turns, so that a busy neighbour
-affects all of it alike."""
+"""Measuring lookups and updates of parts of tables on this machine, in rounds, of which the least counts. The last-level
+cache is evicted before each run, and everything that is measured takes turns, so that a busy neighbour affects all of
+it alike. The engine's CPU kernels are here; other backends are in fbgemm.py and gpu.py."""
 
 import json
 import secrets
@@ -34,7 +34,7 @@ _LINE = 16
 
 
 class Arena:
-    """The memory that holds everything that is measured.
+    """The memory that holds everything that is measured, and how that is run: this one runs the engine's CPU kernels.
 
     **Arguments**
 
@@ -42,6 +42,11 @@ class Arena:
     - `plain`: whether all rows take the plain loops, as where loops compiled by dim cannot be built.
     - `threads`: number of threads that share the work of a rank.
     """
+
+    device = "cpu"
+    """The device whose name the costs depend on."""
+    clock: Callable[[], float] = staticmethod(thread_time)
+    """Seconds, for the sentinel."""
 
     def __init__(self, floats: int = ARENA, *, plain: bool = False, threads: int = 1) -> None:
         self.plain, self.threads = plain, threads
@@ -70,6 +75,51 @@ class Arena:
         """Read enough to evict everything else from the last-level cache."""
         return float(self.evicted[::_LINE].sum())
 
+    def watched(self) -> None:
+        """Do the sentinel's small work."""
+        self.evicted[:WATCHED].sum()
+
+    def ready(self, lookups: "Lookups", piece: Piece) -> Any:
+        """Return a part of a table, ready to be run.
+
+        **Arguments**
+
+        - `lookups`: lookups of the whole table.
+        - `piece`: the part.
+        """
+        return Ready(self, lookups, piece)
+
+    def together(self, parts: Sequence[Any]) -> Any:
+        """Return what `run_ms` takes for a rank with these parts.
+
+        **Arguments**
+
+        - `parts`: parts of the rank.
+        """
+        return parts
+
+    def run_ms(self, parts: Any) -> float:
+        """Return the CPU milliseconds that a rank takes for a step, by its slowest thread.
+
+        **Arguments**
+
+        - `parts`: what `together` returned.
+        """
+        self.evict()
+
+        def share(number: int) -> float:
+            began = thread_time()
+            for part in parts:
+                part.forward(number, self.threads)
+            for part in parts:
+                part.backward(number, self.threads)
+            return 1e3 * (thread_time() - began)
+
+        if self.pool is None:
+            return share(0)
+        others = [self.pool.submit(share, number) for number in range(1, self.threads)]
+        return max(share(0), *(other.result() for other in others))
+
 
 @dataclass
 class Lookups:
@@ -95,34 +145,47 @@ class Lookups:
         return self.ids[mine] - piece.row, self.bags[mine]
 
 
-class Ready:
-    """A part of a table, ready to be run.
+class Indexed:
+    """What the engine's kernels are told of a part of a table: where its rows are, and which ids look up which.
 
     **Arguments**
 
-    - `arena`: the arena that holds it.
     - `lookups`: lookups of the whole table.
     - `piece`: the part.
+    - `floats`: floats of the arena, in which rows lie as records of the part's width.
     """
 
-    def __init__(self, arena: Arena, lookups: Lookups, piece: Piece) -> None:
+    def __init__(self, lookups: Lookups, piece: Piece, floats: int) -> None:
         spec = lookups.made.spec
         optimizer = row_optimizer(spec.optimizer)(lr=_LR)
-        self.dim, self.kind = piece.dim, optimizer.kind
-        self.cache = arena.view(optimizer.width(piece.dim))
+        self.batch, self.dim, self.kind, self.width = spec.batch, piece.dim, optimizer.kind, optimizer.width(piece.dim)
         ids, bags = lookups.of(piece)
         offset = lookups.seed * 7919 * 4096 + piece.col * 104729
-        self.slots = ((ids + offset) % len(self.cache)).astype(np.int32)
+        self.slots = ((ids + offset) % (floats // self.width)).astype(np.int32)
         self.offsets = np.searchsorted(bags, np.arange(spec.batch + 1)).astype(np.int32)
         self.rows, inverse, counts = np.unique(self.slots, return_inverse=True, return_counts=True)
         self.group_pos = np.argsort(inverse, kind="stable").astype(np.int32)
         self.group_start = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
         self.bag_of = bags.astype(np.int32)
         self.keys = np.zeros(len(self.rows), np.int64)
-        self.out = arena.output(spec.batch, piece.dim)
-        self.grads = arena.output(spec.batch, piece.dim)
-        self.none, self.live = np.empty(0, np.float32), np.ones(1, np.bool_)
         self.scalars = optimizer.scalars(_LR, np.array([1]))
+
+
+class Ready(Indexed):
+    """A part of a table, ready to be run by the engine's CPU kernels.
+
+    **Arguments**
+
+    - `arena`: the arena that holds it.
+    - `lookups`, `piece`: as for `Indexed`.
+    """
+
+    def __init__(self, arena: Arena, lookups: Lookups, piece: Piece) -> None:
+        super().__init__(lookups, piece, len(arena.rows))
+        self.cache = arena.view(self.width)
+        self.out = arena.output(self.batch, piece.dim)
+        self.grads = arena.output(self.batch, piece.dim)
+        self.none, self.live = np.empty(0, np.float32), np.ones(1, np.bool_)
         self.pool, self.update = cpu.pool, cpu.update
         if not arena.plain:
             self.pool = choice.pool_for(piece.dim, self.cache.shape[1], self.out, False)
@@ -142,50 +205,26 @@ class Ready:
         )  # fmt: skip
 
 
-def run_ms(arena: Arena, parts: Sequence[Ready]) -> float:
-    """Return the CPU milliseconds that a rank with these parts takes for a step, by its slowest thread.
-
-    **Arguments**
-
-    - `arena`: the arena that holds them.
-    - `parts`: parts of the rank.
-    """
-    arena.evict()
-
-    def share(number: int) -> float:
-        began = thread_time()
-        for part in parts:
-            part.forward(number, arena.threads)
-        for part in parts:
-            part.backward(number, arena.threads)
-        return 1e3 * (thread_time() - began)
-
-    if arena.pool is None:
-        return share(0)
-    others = [arena.pool.submit(share, number) for number in range(1, arena.threads)]
-    return max(share(0), *(other.result() for other in others))
-
-
 class Sentinel:
     """The same small work, timed in each round between the others: it is slow where something else slows them too.
 
     **Arguments**
 
     - `arena`: the arena, of which it reads a part.
-    - `clock`: the clock.
+    - `clock`: the clock; the arena's if not given.
     """
 
-    def __init__(self, arena: Arena, clock: Callable[[], float] = thread_time) -> None:
-        self.floats, self.clock = arena.evicted[:WATCHED], clock
+    def __init__(self, arena: Arena, clock: Callable[[], float] | None = None) -> None:
+        self.work, self.clock = arena.watched, clock or arena.clock
         self.least, self.turns = float("inf"), list[float]()
         self.disturbed = 0
         """Rounds that were disturbed, also when they were measured again."""
 
     def turn(self) -> None:
         """Do the work once, and time it. Before that, do it once more, so that it starts from the same cache."""
-        self.floats.sum()
+        self.work()
         began = self.clock()
-        self.floats.sum()
+        self.work()
         self.turns.append(self.clock() - began)
 
     def calm(self) -> bool:
@@ -198,7 +237,7 @@ class Sentinel:
 
 def rounds_of(
     arena: Arena,
-    combinations: Sequence[Sequence[Ready]],
+    combinations: Sequence[Sequence[Any]],
     rounds: int,
     seed: int,
     *,
@@ -214,7 +253,7 @@ def rounds_of(
     **Arguments**
 
     - `arena`: the arena that holds them.
-    - `combinations`: combinations of parts.
+    - `combinations`: combinations of parts that `Arena.ready` returned.
     - `rounds`: number of rounds.
     - `seed`: random seed of the order, which differs in each round.
     - `known`: a file of earlier rounds; new ones are added to it.
@@ -224,17 +263,18 @@ def rounds_of(
     """
     sentinel = sentinel or Sentinel(arena)
     done = [] if known is None else known.rounds[:rounds]
-    for combination in combinations:  # compiles the loops and touches the pages
-        run_ms(arena, combination)
+    together = [arena.together(parts) for parts in combinations]
+    for parts in together:  # compiles the loops and touches the pages
+        arena.run_ms(parts)
     for number in range(len(done), rounds):
         if number >= 2 and late():
             break
-        ms = np.full(len(combinations), np.inf)
+        ms = np.full(len(together), np.inf)
         for _ in range(1 + AGAIN):
-            for turn, n in enumerate(np.random.default_rng([seed, number]).permutation(len(combinations)).tolist()):
+            for turn, n in enumerate(np.random.default_rng([seed, number]).permutation(len(together)).tolist()):
                 if turn % EVERY == 0:
                     sentinel.turn()
-                ms[n] = min(ms[n], run_ms(arena, combinations[n]))
+                ms[n] = min(ms[n], arena.run_ms(together[n]))
             sentinel.turn()
             if sentinel.calm() or late():
                 break

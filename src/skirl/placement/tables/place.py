@@ -9,9 +9,11 @@ from typing import Any, TextIO
 import numpy as np
 
 from skirl.placement.tables.allowed import forbidden
-from skirl.placement.tables.check import Checked, candidates, checked
-from skirl.placement.tables.costs import SHIPPED, Costs, load_costs
+from skirl.placement.tables.backends import arena_of, check_there
+from skirl.placement.tables.check import Bench, Checked, candidates, checked
+from skirl.placement.tables.costs import Costs, costs_for
 from skirl.placement.tables.evenly import search_evenly
+from skirl.placement.tables.named import OURS, Backend
 from skirl.placement.tables.pieces import whole
 from skirl.placement.tables.plan_file import TablePlan
 from skirl.placement.tables.problem import Columns, Placed, Problem, Ranks, canonical
@@ -48,6 +50,7 @@ class Question:
     quiet: bool = True
     to: TextIO | None = None
     even_rows: bool = False
+    backend: Backend = OURS
 
 
 def placed_tables(question: Question) -> dict[str, Any]:
@@ -65,7 +68,9 @@ def placed_tables(question: Question) -> dict[str, Any]:
             raise ValueError(
                 f"{question.before} is for {old.ranks} ranks, and there are {count}: set --ranks {old.ranks}"
             )
-    costs = load_costs(question.costs or SHIPPED, link=question.link or 1.0, ranks=count)
+    costs = costs_for(question.backend, question.costs, link=question.link or 1.0, ranks=count)
+    if question.check is not None:
+        check_there(question.backend)  # before the search, which may take long
     if question.link is None:
         if costs.wire is None:
             raise ValueError(
@@ -116,7 +121,8 @@ def _checked(question: Question, problem: Problem, found: Found, name: str, befo
             best = so_far.best
             progress(len(so_far.tried), lambda: {"best": f"{best.name}, {best.busiest:.3f} ms"})
 
-        return checked(problem, plans, question.check, seed=question.seed, told=told)
+        bench = Bench(problem, question.seed, arena=arena_of(question.backend))
+        return checked(problem, plans, question.check, seed=question.seed, bench=bench, told=told)
 
 
 def _round_robin(problem: Problem, order: Sequence[int]) -> Placed:

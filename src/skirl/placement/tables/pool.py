@@ -19,6 +19,48 @@ _ACTIVE, _HEAD = 0.08, 2.5
 this has a looked-up row looked up 7 times on average, and 47% of them once, as in published histograms."""
 
 
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True)
+class MultiHot:
+    """How MLPerf makes several ids of one: each id brings the same other rows whenever it comes, drawn once from all.
+
+    Any row may be looked up, by Zipf's law from the first one on.
+
+    **Arguments**
+
+    - `hots`: rows that each id brings, itself among them.
+    """
+
+    hots: int
+
+    def ids(self, spec: TableSpec, rng: np.random.Generator) -> np.ndarray:
+        """Return random rows that a batch looks up.
+
+        **Arguments**
+
+        - `spec`: the table.
+        - `rng`: the random generator.
+
+        >>> spec = TableSpec("a", rows=1000, dim=8, batch=4, ids=12.0, distinct=9.0)
+        >>> ids = MultiHot(3).ids(spec, np.random.default_rng(0)).reshape(4, 3)
+        >>> {len(set(ids[:, 2][ids[:, 0] == one])) for one in ids[:, 0].tolist()}
+        {1}
+        """
+        rank = ((spec.rows + 1.0) ** rng.random(max(1, round(spec.ids / self.hots))) - 1).astype(np.int64)
+        others = (rank[:, None] * self.hots + np.arange(1, self.hots)).astype(np.uint64)
+        for shift in (32, 29):
+            others = others * _MIX
+            others ^= others >> np.uint64(shift)
+        first = rank[:, None] * _ODD % spec.rows
+        return np.concatenate([first, (others % np.uint64(spec.rows)).astype(np.int64)], axis=1).ravel()
+
+
+Head = float | MultiHot | None
+"""How rows are looked up: how many of them alike, before Zipf's law begins; or as MLPerf does; None: nothing is known."""
+
+
 @dataclass(frozen=True)
 class Made:
     """A generated table, or one that is known only by its spec.
@@ -26,14 +68,14 @@ class Made:
     **Arguments**
 
     - `spec`: what is known of it.
-    - `head`: how many of its rows are looked up alike, before Zipf's law begins; None: nothing is known of it.
+    - `head`: how its rows are looked up.
     """
 
     spec: TableSpec
-    head: float | None
+    head: Head
 
 
-def ids_of(spec: TableSpec, head: float | None, rng: np.random.Generator) -> np.ndarray:
+def ids_of(spec: TableSpec, head: Head, rng: np.random.Generator) -> np.ndarray:
     """Return random rows that a batch looks up; frequent ones lie anywhere in the table.
 
     **Arguments**
@@ -43,6 +85,8 @@ def ids_of(spec: TableSpec, head: float | None, rng: np.random.Generator) -> np.
     """
     if head is None:
         return drawn(spec, rng)
+    if isinstance(head, MultiHot):
+        return head.ids(spec, rng)
     active = max(head, spec.rows * _ACTIVE)
     rank = (((active / head + 1) ** rng.random(round(spec.ids)) - 1) * head).astype(np.int64)
     return rank * _ODD % spec.rows
@@ -116,9 +160,20 @@ def pool(tables: int, *, batch: int, max_dim: int, seed: int, optimizer: str = "
         spec = TableSpec(
             f"table-{n}", rows, int(rng.choice(dims)), batch, float(round(batch * pooling)), 1.0, optimizer=optimizer
         )
-        counts = np.unique(ids_of(spec, head, rng), return_counts=True)[1]
-        made.append(Made(replace(spec, distinct=float(len(counts)), reuse=reuse_of(counts)), head))
+        made.append(counted(spec, head, rng))
     return made
+
+
+def counted(spec: TableSpec, head: Head, rng: np.random.Generator) -> Made:
+    """Return a table with the distinct rows and the reuse that a batch of it has.
+
+    **Arguments**
+
+    - `spec`, `head`: those of the table.
+    - `rng`: the random generator.
+    """
+    counts = np.unique(ids_of(spec, head, rng), return_counts=True)[1]
+    return Made(replace(spec, distinct=float(len(counts)), reuse=reuse_of(counts)), head)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from tyro.conf import Positional
 
 from skirl.placement.flags import parsed_bytes, parsed_rate
+from skirl.placement.tables.named import OURS, Backend
 from skirl.tools.progress import size
 
 _SHOWN = 8
@@ -30,6 +31,8 @@ class ScoreTables:
     """The rate at which each rank exchanges pooled rows, in each direction."""
     costs: Path | None = None
     """Costs of parts of tables, as `skirl place costs` writes them; those that come with skirl if not given."""
+    backend: Backend = OURS
+    """The kernels that the costs are of: skirl's or FBGEMM's operator, on a CPU or a GPU."""
     even_rows: bool = False
     """Have the search cut rows only evenly over all ranks, as TorchRec does."""
     seconds: float = 5.0
@@ -46,7 +49,7 @@ class ScoreTables:
 
     def run(self) -> dict[str, Any]:
         """Predict the plan's times, and search for a plan to compare with."""
-        from skirl.placement.tables.costs import load_costs, shipped
+        from skirl.placement.tables.costs import costs_for
         from skirl.placement.tables.place import over_caps, planned
         from skirl.placement.tables.plan_file import TablePlan
         from skirl.placement.tables.problem import UNBOUND, Problem, Ranks, canonical
@@ -57,7 +60,7 @@ class ScoreTables:
         plan.check(specs)
         ranks = Ranks.like(plan.ranks, UNBOUND if self.memory is None else parsed_bytes(self.memory))
         link = parsed_rate(self.link, "link")
-        costs = shipped(link, plan.ranks) if self.costs is None else load_costs(self.costs, link=link, ranks=plan.ranks)
+        costs = costs_for(self.backend, self.costs, link=link, ranks=plan.ranks)
         problem = Problem([specs[n] for n in canonical(specs)], ranks, costs)
         placed, searched, why, took = plan.placed(problem), None, None, 0.0
         if self.seconds:

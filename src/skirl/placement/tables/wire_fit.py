@@ -41,7 +41,8 @@ def measured(ranks: int, batch: int, seed: int, cases: int = CASES, rounds: int 
     - `cases`, `rounds`: number of cases and of rounds to measure.
     """
     dims, starts = cases_of(ranks, cases, np.random.default_rng(seed))
-    return wire_of(sent(dims, batch), starts, gloo.exchanged(dims, starts, batch, rounds), seed)
+    numbers = np.repeat(dims[:, :, None] * (batch // ranks), ranks, axis=2)
+    return wire_of(sent(dims, batch), starts, gloo.exchanged(numbers, starts, rounds), seed)
 
 
 def wire_of(nbytes: np.ndarray, starts: np.ndarray, rounds: np.ndarray, seed: int) -> Wire:

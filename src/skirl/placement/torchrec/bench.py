@@ -52,7 +52,7 @@ def measured(tasks: int, seed: int) -> dict[str, Any]:
     return {
         "difference": max(of.values()), "differences": of, "columns_rowwise_adagrad": adagrad,
         "tables_missing": tables_missing(TABLES, seed), "tables": TABLES,
-        **ratios,
+        **ratios, "noise": float(np.median([task["noise"] for task in found["iterations"]])),
         "iterations": found["iterations"], "ranks": WORLD, "batch": BATCH, "hidden": list(HIDDEN),
     }  # fmt: skip
 

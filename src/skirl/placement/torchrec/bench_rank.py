@@ -186,12 +186,20 @@ def iteration(task: int, said: dict[str, Any], costs: Costs) -> dict[str, Any]:
         "cpu_ratio": busiest["skirl"][0] / busiest["torchrec"][0],
         "cpu_ms": {name: of[0] for name, of in busiest.items()},
         "balance": {name: of[0] / of[1] for name, of in busiest.items()},
+        "noise": max(_differ(of[_BATCHES:]) for of in ms.values()),
     }  # fmt: skip
 
 
 def _least(ms: Sequence[float]) -> np.ndarray:
     """Return the least time of each batch over all turns."""
     return np.array(ms).reshape(-1, _BATCHES).min(axis=0)
+
+
+def _differ(ms: Sequence[float]) -> float:
+    """Return the relative difference between the least times by every other turn and those by the rest."""
+    turns = np.array(ms).reshape(-1, _BATCHES)
+    one, other = (float(half.min(axis=0).mean()) for half in (turns[::2], turns[1::2]))
+    return abs(one - other) / min(one, other)
 
 
 def _busiest(cpu: Sequence[float]) -> tuple[float, float]:

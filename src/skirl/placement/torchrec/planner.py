@@ -13,7 +13,7 @@ from skirl.placement.tables.plan_file import PLANS, TablePlan
 from skirl.placement.tables.problem import Columns, Problem, Ranks
 from skirl.placement.tables.search import Found
 from skirl.placement.tables.told import parts_of
-from skirl.placement.torchrec.kernel import BACKEND
+from skirl.placement.torchrec.kernel import BACKEND, ON_GPU
 from skirl.placement.torchrec.models import BATCH, PlanRequest, TheirTable, needed, tables_of
 from skirl.placement.torchrec.sharding import exported, sharders_of
 from skirl.placement.torchrec.telling import told
@@ -183,7 +183,8 @@ class SkirlPlanner:
         if isinstance(self.costs, Costs):
             return replace(self.costs, link=link, ranks=topology.world_size)
         if self.costs is not None:
-            return load_costs(Path(self.costs), link=link, ranks=topology.world_size, backends=(BACKEND, OURS))
+            backends = (BACKEND, OURS) if topology.compute_device == "cpu" else (ON_GPU, "skirl-cuda")
+            return load_costs(Path(self.costs), link=link, ranks=topology.world_size, backends=backends)
         if topology.compute_device != "cpu":
             warnings.warn(
                 f"tables are planned for {topology.compute_device} with costs of skirl's CPU kernels: set costs to "

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from skirl.placement.tables.pool import ids_of
+from skirl.placement.tables.pool import Head, ids_of
 from skirl.placement.tables.spec import TableSpec
 
 LR, EPS = 0.1, 1e-8
@@ -32,7 +32,7 @@ class Bags:
     rows: int
     dim: int
     pooling: float
-    head: float | None
+    head: Head
 
     def ids(self, batch: int, seed: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids of a batch, and how many each sample has.

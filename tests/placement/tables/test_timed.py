@@ -1,0 +1,73 @@
+"""Measured ranks of plans: what is taken of the rounds, when measuring ends, and what both halves tell."""
+
+import numpy as np
+import pytest
+
+from skirl.placement.tables import bench_plans, timed
+from skirl.placement.tables.bench_search import LINK, problem_of
+from skirl.placement.tables.measure import Arena, Lookups
+from skirl.placement.tables.pool import pool, task
+from skirl.placement.tables.problem import canonical
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3, 4, 8, 32])
+def test_the_least_third_is_that_of_each_rank(rounds):
+    ms = np.random.default_rng(rounds).random((rounds, 5, 2))
+    for n, r in np.ndindex(5, 2):
+        few = sorted(ms[:, n, r].tolist())[: (rounds + 2) // 3]
+        assert timed.least_third(ms)[n, r] == pytest.approx(sum(few) / len(few))
+
+
+def test_plans_are_measured_until_both_halves_tell_the_same(monkeypatch):
+    made = task(pool(3, batch=16, max_dim=16, seed=1), 3, 2, np.random.default_rng(0))
+    problem = problem_of(made)
+    plan = problem.at(problem.root(), np.array([0, 1, 1]))
+    drawn = iter([[[4.0, 8.0], [6.0, 9.0]] * 2, [[3.0, 7.0]] * 4, [[3.0, 7.0]] * 4, [[1.0, 1.0]] * 4])
+    monkeypatch.setattr(timed, "rounds_of", lambda *args: np.array(next(drawn)))
+    found = timed.measure(Arena(1 << 12), made, problem, {"a": plan}, 0)
+    # Of 8 rounds, halves of 4 tell 3 and 7: by the mean of the least two of each.
+    assert len(found.rounds) == 8 and found.noise() == 0 and len(list(drawn)) == 2
+    lookups = [Lookups(made.tables[n], k) for k, n in enumerate(canonical(made.specs))]
+    away = [len({bag for bag in of.bags.tolist() if (bag >= 8) != rank}) for of, rank in zip(lookups, (0, 1, 1))]
+    ms = [2e3 * count * spec.dim * 4 / LINK for count, spec in zip(away, problem.specs, strict=True)]
+    exchange = [ms[0], ms[1] + ms[2]]
+    assert found.times()["a"] == pytest.approx(
+        (max(3 + exchange[0], 7 + exchange[1]), (10 + sum(exchange)) / 2, max(exchange), 7)
+    )
+    monkeypatch.setattr(timed, "rounds_of", lambda *args: np.array([[2.0, 2.0], [3.0, 3.0]] * 2))
+    assert len(timed.measure(Arena(1 << 12), made, problem, {"a": plan}, 0).rounds) == timed.MOST_ROUNDS
+
+
+def by_hand(ms: list[float], part: slice) -> float:
+    few = sorted(ms[part])[: (len(ms[part]) + 2) // 3]
+    return sum(few) / len(few)
+
+
+def test_halves_of_the_rounds_and_the_least_round_are_told_beside():
+    rng = np.random.default_rng(5)
+    names = ("random", "size", "dim", "lookup", "size_lookup", "additive_lpt", "row_wise", *bench_plans.OURS, "checked")
+    shape = (len(names), 2)
+    tasks = [timed.Timed(names, 1 + rng.random((8, *shape)), rng.random(shape), np.zeros((*shape, 2))) for _ in "abc"]
+    told = bench_plans.again(["a", "a", "b"], tasks)
+
+    def ratio(of: timed.Timed, part: slice, which: int, take=by_hand) -> float:
+        def busiest(name: str) -> float:
+            n = names.index(name)
+            return max(take(of.rounds[:, n, r].tolist(), part) + of.exchange[n, r] for r in range(2))
+
+        return busiest("rows") / busiest(names[which])
+
+    row_wise = names.index("row_wise")
+    for half, part in zip(told["by_halves"], (slice(0, None, 2), slice(1, None, 2)), strict=True):
+        wanted = np.mean([ratio(of, part, row_wise) for of in tasks])
+        assert half["vs_row_wise"] == pytest.approx(wanted)
+    least = np.mean([ratio(of, slice(None), row_wise, lambda ms, part: min(ms)) for of in tasks])
+    assert told["by_minimum"]["vs_row_wise"] == pytest.approx(least) and told["rounds"] == 8
+    assert told["by_halves"][0] != told["by_halves"][1]
+
+    differ = [
+        abs(one - other) / min(one, other)
+        for ms in tasks[0].rounds.reshape(8, -1).T.tolist()
+        for one, other in [(by_hand(ms, slice(0, None, 2)), by_hand(ms, slice(1, None, 2)))]
+    ]
+    assert tasks[0].noise() == pytest.approx(np.median(differ))
