@@ -69,8 +69,8 @@ def in_a_rung(begins: Callable[[], object]) -> None:
         dropped.append(name)
         drop(self, name, why)
 
-    def killing_of(self: Crews, why: Any) -> Any:
-        leave(self, why)
+    def killing_of(self: Crews, *args: Any, **more: Any) -> Any:
+        leave(self, *args, **more)
         begins()
         os.kill(os.getpid(), signal.SIGKILL)
 

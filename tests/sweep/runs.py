@@ -1,7 +1,12 @@
 """Train variants in a sweep, alone, and over the plain reference, and compare every bit of what they leave."""
 
+import json
+import os
+import pickle
+import shutil
+import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +22,11 @@ from skirl.core.groups import Groups, RowOptimizers
 from skirl.core.reference import Reference
 from skirl.store import Record, Store
 from skirl.store.memory.store import MemoryStore
+from skirl.sweep import checkpoint
 from skirl.sweep.diverged import Diverged
+from skirl.sweep.names import HEADER
 from skirl.train.verify import PlainEmbeddings
+from tests.killed import ended, forked
 from tests.runs import same_bits
 from tests.streams import stored_rows
 
@@ -85,6 +93,9 @@ class Case:
     """Kind of store."""
     resumed: int | None = None
     """The batch after which it is saved, closed, and made again."""
+    killed: str | None = None
+    """When a process that goes on after that is killed, so that another one goes on: as it "trains", as it "saves" again, or
+    when "all" is saved except for the header."""
     folder: Any = None
     """Folder for stores on disk and checkpoints."""
 
@@ -217,7 +228,16 @@ def in_sweep(case: Case, made: Any = make) -> tuple[list[Left], skirl.Sweep]:
     others: list[float] = []
     left = {f"v{n}": Left() for n in range(len(case.variants))}
     end: dict[str, dict[int, np.ndarray]] = {}
-    sweep, saved = _part(case, made, left, end, others, case.resumed, resume=False)
+    sweep: Any = None
+    saved = False
+    if case.killed is None:
+        sweep, saved = _part(case, made, left, end, others, case.resumed, resume=False)
+    elif (told := _killed(case, made, left, end, others)) is not None:
+        (left, end, others), saved = told, True
+    else:  # all had diverged before it was saved
+        for rows in case.folder.iterdir():
+            shutil.rmtree(rows)
+        sweep, _ = _part(case, made, left, end, others, None, resume=False)
     if saved:
         torch.rand(3)
         sweep, _ = _part(case, made, left, end, others, None, resume=True)
@@ -226,6 +246,44 @@ def in_sweep(case: Case, made: Any = make) -> tuple[list[Left], skirl.Sweep]:
     for name, rows in end.items():
         left[name].rows = rows
     return [*left.values()], sweep
+
+
+def _killed(
+    case: Case, made: Any, left: dict[str, Left], end: dict[str, Any], others: list[float]
+) -> tuple[Any, Any, Any] | None:
+    """Train in a process that is killed. Return what it had left when it was last saved; None if it never was."""
+
+    def child(begins: Callable[[], object]) -> None:
+        begins()
+        _part(case, made, left, end, others, case.resumed, resume=False)
+        if (case.folder / "saved" / HEADER).is_file():  # it ended before the moment to be killed at
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    code = ended(*forked(child))
+    if not (case.folder / "saved" / HEADER).is_file():
+        assert code == 0
+        return None
+    assert code == -signal.SIGKILL
+    return pickle.loads((case.folder / f"told-{_step(case)}").read_bytes())
+
+
+def _step(case: Case) -> int:
+    """The step of the checkpoint that counts."""
+    return json.loads((case.folder / "saved" / HEADER).read_bytes())["step"]
+
+
+def _kill(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _save_and_kill(case: Case, sweep: skirl.Sweep, told: Any) -> None:
+    """Save again, and be killed before all of that is on disk; or at once, when it may be or not."""
+    assert sweep.lookahead is not None
+    (case.folder / f"told-{sweep.lookahead.step}").write_bytes(pickle.dumps(told))
+    if case.killed == "all":
+        checkpoint.write_sealed = _kill  # type: ignore[assignment]
+    sweep.save(case.folder / "saved", wait=case.killed == "all")
+    _kill()
 
 
 def _part(
@@ -241,8 +299,8 @@ def _part(
     """Train to the end, or up to a batch after which all is saved and closed. Return the sweep, and whether it was saved."""
     of = dict(zip(left, case.variants, strict=True))
     sweep = skirl.Sweep(
-        made, [skirl.Variant(name, of[name].overrides) for name in of], TABLES, cache=case.slots, form=case.form,
-        store=lambda name: store_of(case, of[name], [*of].index(name)), resume=resume,
+        made, [skirl.Variant(name, of[name].overrides | {"name": name}) for name in of], TABLES, cache=case.slots,
+        form=case.form, store=lambda name: store_of(case, of[name], [*of].index(name)), resume=resume,
     )  # fmt: skip
     leave, begin = sweep._leave, 0
 
@@ -255,11 +313,14 @@ def _part(
     with sweep, skirl.lookahead(batches_of(case), sweep, **ahead) as batches:
         if resume:
             sweep.load(case.folder / "saved")
-            assert case.resumed is not None
-            begin = case.resumed + 1
+            begin = _step(case)
+            assert case.resumed is not None and begin == batches.step > case.resumed
         sweep._leave = leave_and_read  # type: ignore[method-assign]
         for number, batch in enumerate(batches, start=begin):
             others.append(float(torch.rand(())))
+            after = until is not None and number == until + 1
+            if after and case.killed == "trains":  # when the last one has had its backward
+                sweep.racing[-1].step = _kill  # type: ignore[method-assign]
             racing, models, over = sweep.racing, {variant.name: variant.model for variant in sweep.racing}, False
             try:
                 train(case, sweep, batch)
@@ -271,9 +332,13 @@ def _part(
                     sweep.drop(variant.name)
             if over:
                 break
+            if after and case.killed is not None:
+                _save_and_kill(case, sweep, (left, end, others))
             if number == until:
                 sweep.save(case.folder / "saved")
-                return sweep, True
+                if case.killed is None:
+                    return sweep, True
+                (case.folder / f"told-{batches.step}").write_bytes(pickle.dumps((left, end, others)))
         batches.close()
         for variant in sweep.racing:
             variant.embeddings.flush()

@@ -72,6 +72,7 @@ OPTIMIZER: list[torch.optim.Optimizer] = []
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"variants": []}, "a sweep has no variants: give it at least one"),
     ({"variants": [TWO[0], TWO[0]]}, "two variants are called 'one': give each another name"),
+    ({"variants": [TWO[0], Variant("x", {"lr": 0.1, "seed": 0})]}, "variants 'one' and 'x' have equal overrides: leave"),
     ({"variants": [Variant("x", {"lr": -1.0})]}, "variant 'x': SGD: lr is -1.0, set it to"),
     ({"variants": [Variant("x", {"optimizer": {"b": SGD()}})]}, "variant 'x': optimizer has no pattern for table 'a'"),
     ({"variants": [Variant("x", {"optimizer": 3})]}, "variant 'x': optimizer is a int"),
@@ -98,6 +99,12 @@ def test_a_sweep_that_cannot_be_made(options, says):
             made(**options)
         if options.get("make") is fails:
             assert caught.value.__notes__ == ["make_model was called for variant 'one'"]
+
+
+def test_variants_that_cannot_be_compared_may_differ():
+    first = (torch.zeros(3), torch.ones(3))
+    with made(variants=[Variant(name, {"first": value}) for name, value in zip("ab", first, strict=True)]) as sweep:
+        assert len(sweep) == 2
 
 
 def skips(sweep: Sweep, ids: Any) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from skirl.sweep.report import as_text, drawn, report, speed
+from skirl.train.report.plot import OTHER
 from tests.pages import NONE, mistakes
 
 
@@ -138,3 +139,12 @@ def test_wide_bands_of_the_first_batches_do_not_squeeze_all_others():
     assert all(len(band) == 2 * 30 and min(band) > 30 and max(band) < 258 for band in drawn_at["band"])
     b, c = drawn_at["line"][3:5]  # after the three losses
     assert abs(b[-1] - c[-1]) > 100
+
+
+def test_what_is_not_drawn_has_a_grey_bar():
+    """Not the colour of a variant that is."""
+    names = list("abcdefgh")
+    facts, standings = a_sweep(names, {}, [10, 20])
+    page = drawn("s", facts, standings, {name: [] for name in names}).html()
+    bars = re.findall(r"width:[\d.]+%;background:(#\w+)", page)
+    assert len(bars) == 8 and len(set(bars[:6])) == 6 and set(bars[6:]) == {OTHER} and OTHER not in bars[:6]

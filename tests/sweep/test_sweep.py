@@ -3,6 +3,7 @@
 import gc
 import os
 import threading
+import zlib
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +47,11 @@ def test_lanes(kind, tmp_path):
     sweep = check(Case(MIXED, form="lanes", steps=14, nap=0.003, kind=kind, folder=tmp_path, slots=48))
     assert [v.beside for v in sweep.variants] == [True] * 6 + [False, True]
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("skirl-lane")]
+
+
+@pytest.mark.parametrize(("when", "kind"), [("trains", "disk"), ("saves", "memory"), ("all", "disk")])
+def test_killed_and_gone_on_with(when, kind, tmp_path):
+    check(Case(MIXED, resumed=4, killed=when, kind=kind, form="lanes", folder=tmp_path), plain=False)
 
 
 def test_forms_are_timed_again_now_and_then():
@@ -106,7 +112,8 @@ def variants(draw: st.DrawFn) -> Of:
 def cases_of(draw: st.DrawFn, folder: Path) -> Case:
     accumulate = draw(st.sampled_from([1, 1, 1, 1, 2]))
     steps = draw(st.integers(4, 10))
-    return Case(
+    resumed = draw(st.sampled_from([None, steps // 2, steps - 2])) if accumulate == 1 else None
+    case = Case(
         tuple(draw(st.lists(variants(), min_size=1, max_size=4))),
         seed=draw(st.integers(0, 1 << 20)),
         steps=steps,
@@ -118,8 +125,18 @@ def cases_of(draw: st.DrawFn, folder: Path) -> Case:
         own_loop=draw(st.booleans()),
         accumulate=accumulate,
         kind=draw(st.sampled_from(["memory", "disk"])),
-        resumed=draw(st.sampled_from([None, steps // 2, steps - 2])) if accumulate == 1 else None,
-        folder=folder,
+        resumed=resumed,
+    )
+    return replace(killed(case), folder=folder)
+
+
+def killed(case: Case) -> Case:
+    """Kill a third of all cases. Which, and when, is not drawn: Hypothesis would draw the same again and again."""
+    lot = zlib.crc32(repr(case).encode()) % 36
+    if lot >= 12:
+        return case
+    return replace(
+        case, accumulate=1, resumed=case.resumed or case.steps // 2, killed=("trains", "saves", "all")[lot % 3]
     )
 
 
@@ -140,6 +157,9 @@ def count(tally: Counter[str], case: Case, sweep: Sweep) -> None:
     tally["dropped"] += any(variant.left == "dropped" for variant in sweep.variants)
     tally["resumed"] += case.resumed is not None
     tally["resumed after one had left"] += case.resumed is not None and any(v.left for v in sweep.variants)
+    tally["killed"] += case.killed is not None
+    tally["killed while it trained"] += case.killed == "trains"
+    tally["killed while it saved"] += case.killed in ("saves", "all")
     tally["lanes"] += case.form == "lanes" and len(each) > 1
     tally["fetched again"] += any(v.embeddings.engine.counters.fetched > 0 for v in sweep.variants)
     tally["on disk"] += case.kind == "disk"
@@ -150,6 +170,7 @@ QUOTAS = {
     "cases": 30, "several variants": 6, "other dims": 4, "other optimizers": 4, "other seeds": 4, "other models": 4,
     "no number": 3, "a rate of 0": 2, "dropout": 4, "a feature without gradient": 7, "dropped": 1, "resumed": 2,
     "other first rows": 2, "resumed after one had left": 1, "lanes": 1, "fetched again": 3, "on disk": 1,
+    "killed": 4, "killed while it trained": 1, "killed while it saved": 2,
 }  # fmt: skip
 CHUNKS, SMALL = 10, 4
 """A chunk has as many cases as `QUOTAS` says, all chunks 300. `make test` runs a few cases, without quotas."""

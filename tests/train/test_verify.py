@@ -14,6 +14,8 @@ from skirl import cli
 from skirl.core.optim import ROW_OPTIMIZERS
 from skirl.core.reference import Reference
 from skirl.core.tables import MAX_ROWS, ROW_BITS, Schema
+from skirl.data.sessions import Sessions
+from skirl.dedup.training import written
 from skirl.engine.engine import Engine
 from skirl.engine.kernels import cpu
 from skirl.store.memory.store import MemoryStore
@@ -259,12 +261,12 @@ def trace(command: Verify) -> Trace:
 def test_dense_parameters_rows_and_losses_are_all_compared():
     command = Verify.of(**{**SMALL, "steps": 3})
     one = trace(command)
-    assert compare(one, trace(command), SCHEMA, command.recipe.stream()) is None
+    assert compare(one, trace(command), SCHEMA, command.recipe.in_steps()) is None
 
     def difference(change: Callable[[Trace], None]) -> str:
         other = trace(command)
         change(other)
-        return str(compare(one, other, SCHEMA, command.recipe.stream()))
+        return str(compare(one, other, SCHEMA, command.recipe.in_steps()))
 
     def dense(other: Trace) -> None:
         other.dense[1]["top.0.bias"] = b""
@@ -282,6 +284,26 @@ def test_dense_parameters_rows_and_losses_are_all_compared():
     assert "in step 2: the losses are" in difference(loss)
     assert "only reference has it at the end" in difference(missing)
     assert "equal after it, but not at the end of the run" in difference(sign_of_zero)
+
+
+@pytest.fixture(scope="module")
+def windows(tmp_path_factory) -> str:
+    """A file whose lists shift, as windows."""
+    folder = tmp_path_factory.mktemp("windows")
+    data = Sessions(batch_size=96, batches=1, pooling_factor=8, change=0.5, drift="shift", once=False, rows_scale=0.01)
+    written(folder, data, 96, ["window"])
+    return f"parquet:{folder / 'window.parquet'}"
+
+
+@pytest.mark.parametrize("model", ["dlrm-tiny", "din-tiny", "dcat-tiny"])
+def test_batches_of_windows(model, windows):
+    small = {**SMALL, "data": windows, "rows": "500", "batch": 48, "steps": 2, "cache": "touched:95%", "epochs": 2}
+    batch = next(iter(Verify.of(**small, model=model).recipe.stream()))
+    assert len(batch.sparse.windows) == 3
+    report = Verify.of(**small, model=model).run()
+    assert report["runs"][0]["difference"] is None and report["failed"] is None
+    found = report["expanded"]
+    assert found["forward_equal"] is True and found["integer_equal"] is True and found["gradient_rel"] <= 1e-6
 
 
 @pytest.mark.parametrize("model", ["dlrm-tiny", "din-tiny", "dcat-tiny"])

@@ -38,6 +38,16 @@ def test_two_processes_are_equal_to_the_reference_and_a_wrong_bit_is_named(monke
     assert "equal after it, but not at the end of the run" in found["failed"]
 
 
+@pytest.mark.usefixtures("one_case", "forked_trainers")
+def test_samples_that_fill_no_whole_batch_are_left_out_at_the_end_of_each_epoch(tmp_path):
+    lines = ["click,item"] + [f"{n % 2},{7 * n % 31}" for n in range(37)]
+    (tmp_path / "clicks.csv").write_text("\n".join(lines))
+    (tmp_path / "clicks.toml").write_text('[[label]]\nname = "click"\n[[id]]\nname = "item"\ntype = "int"\n')
+    data = {"data": f"csv:{tmp_path / 'clicks.csv'}", "schema": tmp_path / "clicks.toml", "steps": None, "epochs": 2}
+    found = Verify.of(**TINY | data, rows="40", optimizer="adam", cache=40, shards=2, trainers="2").run()
+    assert (found["steps"], found["failed"]) == (4, None)
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

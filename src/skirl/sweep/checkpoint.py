@@ -177,12 +177,25 @@ def save_all(
     body = None if also is None else header_of(step, left, also)
     for contender in variants:
         if contender.left is None:
-            with contender.drawing():
-                savings[contender.name] = save(
-                    path / contender.name, model=contender.model, optimizers=parts(contender), data=data, keep=_ALL,
-                    wait=False,
-                )  # fmt: skip
+            savings[contender.name] = save_one(path, contender, data, parts, wait=False)
     return SweepSaving(path, step, savings, body)
+
+
+def save_one(path: Path, contender: Contender, data: Lookahead | None, parts: Parts, *, wait: bool) -> Saving:
+    """Save one variant. That the header names it comes later, and may not come at all.
+
+    **Arguments**
+
+    - `path`: the folder, which has a folder for each variant.
+    - `contender`: the variant.
+    - `data`: the lookahead.
+    - `parts`: what else is saved of a variant.
+    - `wait`: whether to return only when it is on disk.
+    """
+    with contender.drawing():
+        return save(
+            path / contender.name, model=contender.model, optimizers=parts(contender), data=data, keep=_ALL, wait=wait
+        )
 
 
 def read_header(path: Path, names: Sequence[str]) -> dict[str, Any]:

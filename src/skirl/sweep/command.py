@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from tyro.conf import Positional
 
 from skirl.checkpoint.commands import Export as ExportRows
-from skirl.sweep.flags import MISSING, RaceFlags, SearchFlags, VaryFlags
+from skirl.sweep.flags import MISSING, JudgeFlags, RaceFlags, SearchFlags, VaryFlags
 from skirl.sweep.keeping import KeepFlags
 from skirl.sweep.variants import Varied, axis, variants_of, varying
 from skirl.tools.flags import Composed
 from skirl.tools.progress import clock, size
 from skirl.train.commands import Report as ReportOfRun
-from skirl.train.flags import LogFlags, ShowFlags
+from skirl.train.flags import LogFlags, ShowFlags, check_evaluated, check_ratio
 from skirl.train.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -40,13 +40,14 @@ class SweepCommand(Composed):
     )  # fmt: skip
     hidden: ClassVar[tuple[str, ...]] = ("shards", "peer_patience", "wandb")  # a sweep has one trainer and many runs
     of_one_run: ClassVar[tuple[str, ...]] = (
-        "run", "trace", "save", "save_every", "save_minutes", "resume", "json", "quiet",
+        "run", "trace", "save", "save_every", "save_minutes", "keep_best", "resume", "json", "quiet",
     )  # fmt: skip
 
     vary: VaryFlags = field(default_factory=VaryFlags)
     search: SearchFlags = field(default_factory=SearchFlags)
     race: RaceFlags = field(default_factory=RaceFlags)
     recipe: Recipe = field(default_factory=Recipe)
+    evaluation: JudgeFlags = field(default_factory=JudgeFlags)
     save: KeepFlags = field(default_factory=KeepFlags)
     log: LogFlags = field(default_factory=LogFlags)
     show: ShowFlags = field(default_factory=ShowFlags)
@@ -55,11 +56,16 @@ class SweepCommand(Composed):
     processes: int | Literal["auto"] = "auto"
     """Processes that train variants, each reading the stream for itself; auto: one for each core and at least two
     variants, if the sweep takes more than some seconds."""
+    assert_ratio: float | None = None
+    """Fail unless each variant that is trained to the end touches at least this many times the rows of its cache, and
+    fetches rows again."""
     plan: bool = False
     """Print variants, rows, bytes, memory and a predicted time, without training."""
 
     def __post_init__(self) -> None:
         self.recipe.check_labels()
+        check_ratio(self.assert_ratio)
+        check_evaluated(self.evaluation, valid=self.recipe.data.valid, keep_best=self.save.keep_best)
         if self.log_every is not None and self.log_every < 1:
             raise ValueError(f"log_every is {self.log_every}: set it to 1 or more steps")
         if self.processes != "auto" and self.processes < 1:
@@ -114,7 +120,7 @@ class SweepCommand(Composed):
         try:
             return run(
                 self.recipe, variants, self.race, self.save, self.log, self.show, self.flat(), drawn,
-                processes=self.processes,
+                evaluation=self.evaluation, processes=self.processes,
             )  # fmt: skip
         except BaseException:
             if drawn is not None and not self.save.there:  # no resumed run will tell the study about these trials
@@ -150,6 +156,7 @@ class SweepCommand(Composed):
             return as_lines(result)
         from skirl.sweep.race import Place
         from skirl.sweep.table import as_text
+        from skirl.train.kept import origin_line
 
         count = result["processes_used"]
         shared = "once for all variants" if count == 1 else f"once in each of {count} processes for its variants"
@@ -167,6 +174,25 @@ class SweepCommand(Composed):
             lines["winner"] = result["winner"]
             if winner.get("test_logloss") is not None:
                 lines["winner"] += f", log loss {winner['test_logloss']:.4f} on the samples held out"
+        if self.evaluation.eval_every is not None and (best := result["best"]) is not None:
+            where = "" if best["folder"] is None else f", in {best['folder']}"
+            lines["best"] = (
+                f"{best['variant']} at step {best['step']:,}, log loss {best['test_logloss']:.4f} on the samples held out"
+                f"{where}"
+            )
+        if (stopped := [n for n, of in result["by_variant"].items() if of.get("stopped_early")]) != []:
+            lines["stopped"] = (
+                f"{len(stopped):,} of {len(result['by_variant']):,} variants, after {self.evaluation.patience} evaluations "
+                "without a better test log loss of their own"
+            )
+        if (begun := result["from"]) is not None:
+            lines["begun"] = origin_line(begun)
+        if self.assert_ratio is not None and not result["failed"]:
+            rows = min(result["rows"].values(), key=lambda of: of["touched"] / max(1, of["cache"]))
+            lines["asserted"] = (
+                f"{rows['touched']:,} touched rows are at least {self.assert_ratio:g} x {rows['cache']:,} rows of cache of "
+                f"each variant,\nand {rows['fetched']:,} rows were fetched again"
+            )
         if result["seed_noise"] is not None:
             lines["noise"] = f"{result['seed_noise']:.5f}: a lead below that may be the seed's"
         whole = "the whole process" if count == 1 else f"{count} processes in sum"

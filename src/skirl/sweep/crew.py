@@ -1,9 +1,10 @@
 """The variants of a sweep that one process trains: driven step by step, and all it answers is plain data."""
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -12,15 +13,22 @@ import torch
 
 from skirl.core.batch import Batch
 from skirl.pipeline.lookahead import Lookahead, lookahead
-from skirl.sweep.checkpoint import SweepSaving, load_all, save_all
+from skirl.sweep.checkpoint import SweepSaving, load_all, save_all, save_one
 from skirl.sweep.contender import Contender
 from skirl.sweep.diverged import Diverged
-from skirl.sweep.entrant import Entrant, evaluate, loss_of
+from skirl.sweep.entrant import Entrant, loss_of
+from skirl.sweep.judged import Judged, evaluate
 from skirl.sweep.sweep import Sweep
 from skirl.sweep.variants import Variant, Varied
 from skirl.tools.machine import peak_bytes
+from skirl.tools.os_errors import NotWritten
+from skirl.train.fine_tuning import begin_from
+from skirl.train.flags import EvaluationFlags
+from skirl.train.origin import Origin, note, read
 from skirl.train.recipe import Recipe
 from skirl.train.verify import touched_rows
+
+log = logging.getLogger("skirl")
 
 
 @dataclass(frozen=True)
@@ -38,6 +46,10 @@ class Duty:
     - `goes_on`: whether a checkpoint will be loaded.
     - `trace`: a file for the timeline.
     - `alone`: whether no other process trains, so that threads may train variants at the same time.
+    - `evaluation`: when variants are evaluated.
+    - `save`: the folder of the sweep's checkpoints.
+    - `from_`: the run that variants begin from, as it was given.
+    - `origin`: the checkpoint of it, if they do not go on from their own.
     """
 
     recipe: Recipe
@@ -49,6 +61,10 @@ class Duty:
     goes_on: bool = False
     trace: Path | None = None
     alone: bool = True
+    evaluation: EvaluationFlags = field(default_factory=EvaluationFlags)
+    save: Path | None = None
+    from_: Path | None = None
+    origin: Origin | None = None
 
 
 @dataclass(frozen=True)
@@ -83,7 +99,7 @@ class Crew:
                 variant.name: Entrant(
                     variant, contender, variant.recipe.rates_of(contender.embeddings, contender.dense),  # type: ignore[arg-type]
                     lists=self.stream.lists, folder=duty.folder(variant.name), every=duty.every, resume=duty.resume,
-                    table=duty.table,
+                    table=duty.table, evaluation=duty.evaluation, from_=duty.from_,
                 )
                 for variant, contender in zip(duty.variants, self.sweep.variants, strict=True)
             }  # fmt: skip
@@ -127,6 +143,15 @@ class Crew:
             assert path is not None
             load_all(path, header, self.sweep.racing, self.batches, self._parts)
             self.sweep.fleet.know_rows()
+        elif (origin := self._duty.origin) is not None:
+            for contender in self.sweep.racing:
+                with contender.drawing():
+                    self.entrants[contender.name].begun_from = begin_from(
+                        origin, contender.model, self.stream, save=self._duty.save
+                    )
+                if self._duty.save is not None:  # it may go on alone, with the same --from
+                    note(self._duty.save / contender.name, read(self._duty.save))
+            self.sweep.fleet.know_rows()
         for entrant in self.entrants.values():
             self._runs.enter_context(entrant.run.begin(self.batches, entrant.meter))
         return self.batches.step
@@ -160,22 +185,45 @@ class Crew:
     def settle(self) -> None:
         """Return when all that was ordered is done. Raise what failed."""
 
-    def leave(self, why: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    def leave(
+        self, why: Mapping[str, str], more: Mapping[str, Mapping[str, Any]] | None = None, *, save: Path | None = None
+    ) -> dict[str, dict[str, Any]]:
         """Let variants leave. Return the result of each.
 
         **Arguments**
 
         - `why`: the reason of each, by name.
+        - `more`: what else the result of each has.
+        - `save`: a folder in which the last state of each is saved; None: it is not.
         """
         results = {}
         for name, reason in why.items():
+            own = {
+                "rows": self.entrants[name].rows,
+                **(more or {}).get(name, {}),
+            }  # known until its memory is given back
+            if save is not None:
+                own["missing"] = self._save_last(name, save)
             if self.sweep[name].left is None and len(self.sweep) > 1:
                 self.sweep.drop(name, reason)
-            results[name] = self.entrants[name].finish(self.batches, reason)
+            results[name] = self.entrants[name].finish(self.batches, reason, own)
             self._left.add(name)
         if not self.racing:  # others may go on for long
             self._let_go()
         return results
+
+    def _save_last(self, name: str, path: Path) -> list[str]:
+        """Save a variant that stops, as a run is saved at its end. Return a sentence if it cannot be written."""
+        self.entrants[name].after_step(self.batches, last=True)
+        if self._saving is not None:
+            self._saving.ended()
+        try:
+            save_one(path, self.sweep[name], self.batches, self._parts, wait=True)
+        except NotWritten as error:
+            missing = f"the last checkpoint of variant {name}, of step {self.batches.step:,}, is missing: {error}"
+            log.warning("%s", missing)
+            return [missing]
+        return []
 
     def _let_go(self) -> None:
         """Write all rows and free all memory: no variant is left."""
@@ -187,18 +235,29 @@ class Crew:
             contender.leave("no variant is left")
             contender.embeddings.engine.release()
 
+    def evaluate(self, *, last: bool) -> dict[str, Judged | None]:
+        """Predict the samples held out with all variants that are due. Return what came of it, None if it is not finite.
+
+        **Arguments**
+
+        - `last`: whether the stream ends here.
+        """
+        step = self.batches.step
+        due = [entrant for entrant in map(self.entrants.__getitem__, self.racing) if entrant.judge.due(step, last=last)]
+        if not due:
+            return {}
+        self.sweep.ended = None  # the next step is not timed with this
+        return evaluate(due, step, self.stream.held_out_at(self.batches.state_dict()["loader"]) or ())
+
     def end_step(self, *, last: bool) -> None:
         """Write the metrics that are due.
 
         **Arguments**
 
-        - `last`: whether the stream ends here: then the samples held out are predicted first.
+        - `last`: whether training ends here.
         """
-        racing = [self.entrants[name] for name in self.racing]
-        if last and self.stream.held_out:
-            evaluate(racing, self.batches.step, self.stream.held_out_at(self.batches.state_dict()["loader"]) or ())
-        for entrant in racing:
-            entrant.after_step(self.batches)
+        for entrant in map(self.entrants.__getitem__, self.racing):
+            entrant.after_step(self.batches, last=last)
 
     def aucs(self) -> dict[str, float | None]:
         """Return the AUC of all predictions so far of each variant still in the race."""
@@ -226,9 +285,15 @@ class Crew:
         if saving is not None:
             saving.confirmed()
 
-    def finish(self) -> dict[str, dict[str, Any]]:
-        """Training is over. Return the result of each variant that was trained to the end."""
-        return {name: self.entrants[name].finish(self.batches, None) for name in self.racing}
+    def finish(self, more: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, dict[str, Any]]:
+        """Training is over. Return the result of each variant that was trained to the end.
+
+        **Arguments**
+
+        - `more`: what else the result of each has, by name.
+        """
+        more = more or {}
+        return {name: self.entrants[name].finish(self.batches, None, more.get(name)) for name in self.racing}
 
     def window(self) -> int:
         """Return how many steps are read ahead."""
@@ -285,7 +350,12 @@ def sweep_of(recipe: Recipe, variants: Sequence[Varied], *, form: str = "auto", 
     shared = [
         Variant(
             v.name,
-            {"dim": v.recipe.model.row_dim, "optimizer": v.recipe.row_optimizer(), "seed": v.recipe.data.seed},
+            {
+                **v.overrides,
+                "dim": v.recipe.model.row_dim,
+                "optimizer": v.recipe.row_optimizer(),
+                "seed": v.recipe.data.seed,
+            },
         )
         for v in variants
     ]

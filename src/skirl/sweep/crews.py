@@ -27,6 +27,7 @@ import torch
 from skirl.engine.cache_split import AUTO
 from skirl.engine.too_small import DoesNotFit
 from skirl.sweep.crew import Crew, Duty, Stepped
+from skirl.sweep.judged import Judged
 from skirl.sweep.race import Race
 from skirl.sweep.variants import Varied
 from skirl.tools.machine import cores, free_bytes
@@ -200,18 +201,24 @@ class Crews:
         losses = {name: loss for one in found for name, loss in one.losses.items()}
         return Stepped(found[0].step, losses, found[0].samples, any(one.saving for one in found))
 
-    def leave(self, why: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    def leave(
+        self, why: Mapping[str, str], more: Mapping[str, Mapping[str, Any]] | None = None, *, save: Path | None = None
+    ) -> dict[str, dict[str, Any]]:
         """As `Crew.leave`. A crew without variants trains no more."""
         results: dict[str, dict[str, Any]] = {}
         for n, one in enumerate(self._team):
             own = {name: reason for name, reason in why.items() if self._of[name] == n}
             if own:
-                results |= self._ask([one], "leave", own)[0]
+                results |= self._ask([one], "leave", own, more, save=save)[0]
                 one.racing -= set(own)
         live = self._live
         if len(live) == 1 < len(self._team):
             self._ask(live, "in_any_form")
         return results
+
+    def evaluate(self, *, last: bool) -> dict[str, Judged | None]:
+        """As `Crew.evaluate`."""
+        return {name: of for found in self._all("evaluate", last=last) for name, of in found.items()}
 
     def end_step(self, *, last: bool) -> None:
         """As `Crew.end_step`. It is not waited for: an error comes with the next answer."""
@@ -239,9 +246,9 @@ class Crews:
         """As `Crew.confirm`."""
         self._ask(self._team, "confirm")
 
-    def finish(self) -> dict[str, dict[str, Any]]:
+    def finish(self, more: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, dict[str, Any]]:
         """As `Crew.finish`."""
-        return {name: of for found in self._all("finish") for name, of in found.items()}
+        return {name: of for found in self._all("finish", more) for name, of in found.items()}
 
     def window(self) -> int:
         """As `Crew.window`, in sum over all processes."""

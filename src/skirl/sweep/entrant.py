@@ -2,9 +2,9 @@
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
-from itertools import tee
+from contextlib import closing, suppress
 from math import nan
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,15 +15,13 @@ from skirl.core.batch import Batch, moved
 from skirl.pipeline.lookahead import Lookahead
 from skirl.sweep.contender import Contender
 from skirl.sweep.variants import Varied
-from skirl.tools import rng_state
 from skirl.train.commands import Train
 from skirl.train.evaluation import Evaluation, predicted
-from skirl.train.flags import LogFlags
+from skirl.train.flags import EvaluationFlags, LogFlags, SaveFlags
 from skirl.train.meter import Meter
 from skirl.train.metrics import Metrics, NotFinite
 from skirl.train.report.run_folder import RunFolder
 from skirl.train.schedule import Rates
-from skirl.train.scored import Fresh
 
 
 def loss_of(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -43,6 +41,8 @@ class Entrant:
     - `lists`: features with any number of ids per sample.
     - `folder`: the folder of its run, or "none".
     - `every`: steps between two lines of metrics.
+    - `evaluation`: when it is evaluated.
+    - `from_`: the run that it begins from.
     - `resume`: whether it resumes from a checkpoint.
     - `table`: by variant, the flags in which variants differ.
     """
@@ -56,13 +56,22 @@ class Entrant:
         lists: Sequence[str],
         folder: str,
         every: int,
+        evaluation: EvaluationFlags | None = None,
+        from_: Path | None = None,
         resume: bool = False,
         table: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         self.variant, self.contender, self.rates = variant, contender, rates
         self.meter = Meter(lists)
-        self.judge = Evaluation()
-        self.flags = Train(recipe=variant.recipe, log=LogFlags(run=folder, log_every=every)).flat()
+        evaluation = evaluation or EvaluationFlags()
+        self.judge = Evaluation(every=evaluation.eval_every, patience=evaluation.patience)
+        alone = Train(
+            recipe=variant.recipe, evaluation=EvaluationFlags(**vars(evaluation)), save=SaveFlags(from_=from_),
+            log=LogFlags(run=folder, log_every=every),
+        )  # fmt: skip
+        self.flags = alone.flat()
+        self.begun_from: dict[str, Any] | None = None
+        """What it took from another run when it began."""
         self.run = RunFolder(folder, name=variant.name, flags=self.flags, every=every, resume=resume, table=table)
         self.auc: float | None = None
         """AUC over all its predictions, once it is done."""
@@ -75,6 +84,13 @@ class Entrant:
     def parts(self) -> list[Any]:
         """What a checkpoint saves besides its model, as `skirl train` does."""
         return [self.contender.dense, self.rates, self.meter, self.judge, self.run]
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """How many rows were touched, how many its cache has, and how many were fetched again."""
+        engine = self.contender.embeddings.engine
+        cache = sum(len(cache) for cache in engine.caches)
+        return {"touched": len(engine.seen), "cache": cache, "fetched": engine.counters.fetched}
 
     @property
     def loss(self) -> float:
@@ -110,7 +126,7 @@ class Entrant:
 
     def after_step(self, batches: Lookahead, *, last: bool = False) -> None:
         """Write the line of metrics if it is due, or if this is the last step."""
-        if last and self._written == self.meter.steps:
+        if last and (self._written == self.meter.steps or batches.step == self.run.begun_at):
             return
         self._written = self.meter.steps if last or batches.step % self.run.every == 0 else self._written
         self.run.after_step(batches, self.meter, self.rates.now, last=last, evaluation=self.judge)
@@ -125,14 +141,16 @@ class Entrant:
         self.auc, self.done = auc, True
         del self.rates
 
-    def finish(self, batches: Lookahead, left: str | None) -> dict[str, Any]:
+    def finish(self, batches: Lookahead, left: str | None, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Close its run, write its result and return it.
 
         **Arguments**
 
         - `batches`: the lookahead of the sweep.
         - `left`: why it left; None if it was trained to the end.
+        - `more`: what else the result has; its `missing` comes on top of what the run misses.
         """
+        more = dict(more or {})
         self.after_step(batches, last=True)
         self.run.__exit__(None, None, None)
         result = {
@@ -140,39 +158,27 @@ class Entrant:
             **self.flags,
             **self.meter.result(),
             **self.judge.result(),
+            "stopped_early": self.judge.stops,
             "steps": self.meter.steps,
             "begun_at": self.run.begun_at,
             "left": left,
             "run": self.run.path,
             "checkpoints": {"stopped_by": None},
             "failed": left if left is not None and self.contender.diverged else None,
-            "missing": self.run.missing,
+            "from": self.begun_from,
+            "rows": self.rows,
+            **more,
+            "missing": self.run.missing + more.get("missing", []),
         }
         self.end(result["auc"])
         self.run.finish(result)
         return result
 
 
-def evaluate(entrants: Sequence[Entrant], step: int, held_out: Iterable[Batch]) -> None:
-    """Predict the held-out samples with all of them, reading each batch once.
-
-    **Arguments**
-
-    - `entrants`: those still in training.
-    - `step`: the step after which this happens.
-    - `held_out`: the held-out batches.
-    """
-    with rng_state.unchanged(), ExitStack() as stack:
-        for entrant in entrants:
-            stack.enter_context(entrant.meter.paused())
-        copies = tee(held_out, len(entrants))  # they advance together, so no batch is kept for long
-        going = [entrant.evaluation(step, Fresh(copy)) for entrant, copy in zip(entrants, copies, strict=True)]
-        del copies
-        while going:
-            going = [one for one in going if next(one, going) is None]
-
-
 def facts(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries of a variant's result that go into the sweep's result."""
-    names = ("steps", "samples", "loss", "auc", "logloss", "ne", "test_auc", "test_logloss", "left", "run")
+    names = (
+        "steps", "samples", "loss", "auc", "logloss", "ne", "test_auc", "test_logloss", "stopped_early", "best",
+        "left", "run",
+    )  # fmt: skip
     return {name: result[name] for name in names if name in result}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from skirl.sweep.race import FIRST, Rules
+from skirl.train.flags import EvaluationFlags
 
 _RUNG = re.compile(r"(\d+)|(\d+(?:\.\d+)?)%")
 _FIRST_SHARE = 0.02
@@ -26,6 +27,18 @@ def points(steps: int | None) -> int:
     if steps is None:
         return USUAL
     return max(1, min(max(USUAL, -(-steps // MOST)), steps // FEWEST))
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeFlags(EvaluationFlags):
+    """When variants are evaluated, and when one of them stops for it."""
+
+    eval_every: int | None = None
+    """Steps between two evaluations of every variant on the samples that --valid holds out; there is always one at the
+    end."""
+    patience: int | None = None
+    """A variant leaves after this many evaluations in a row without a better test log loss of its own. It keeps its
+    last state, not its best one."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ class KeepFlags:
 
     >>> KeepFlags(save_every=5)
     Traceback (most recent call last):
-    ValueError: save_every, save_minutes and resume need a folder: set save
+    ValueError: save_every, save_minutes, keep_best and resume need a folder: set save
     """
 
     group: ClassVar[str] = "save"
@@ -32,12 +32,19 @@ class KeepFlags:
     """Steps between two checkpoints."""
     save_minutes: float | None = None
     """Minutes between two checkpoints."""
+    keep_best: bool = False
+    """Also keep each variant's checkpoint with its best held-out log loss, in SAVE/VARIANT/best; needs --valid and
+    --eval-every."""
+    from_: Path | None = None
+    """Start every variant with the rows and dense weights of another run's newest checkpoint, to fine-tune them: its
+    folder, or the header of one checkpoint. With --resume, this is where the sweep starts if --save holds no
+    checkpoint yet."""
     resume: bool = False
     """Resume from the checkpoint in --save, the race too; if there is none yet, start the sweep."""
 
     def __post_init__(self) -> None:
-        if self.save is None and (self.save_every or self.save_minutes or self.resume):
-            raise ValueError("save_every, save_minutes and resume need a folder: set save")
+        if self.save is None and (self.save_every or self.save_minutes or self.keep_best or self.resume):
+            raise ValueError("save_every, save_minutes, keep_best and resume need a folder: set save")
         if self.save_every is not None and self.save_every < 1:
             raise ValueError(f"save_every is {self.save_every}: set it to 1 or more steps")
         if self.save_minutes is not None and not self.save_minutes > 0:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
 from typing import Any, TypeVar
 
 from skirl.core.groups import Groups, RowOptimizers
@@ -14,12 +15,13 @@ from skirl.sweep.variants import Variant
 T = TypeVar("T")
 
 
-def check_names(variants: Sequence[Variant]) -> None:
-    """Raise if there are no variants, or if two have the same name.
+def check_variants(variants: Sequence[Variant], seed: int) -> None:
+    """Raise if there are no variants, or if two have the same name or are alike.
 
     **Arguments**
 
     - `variants`: all variants of a sweep.
+    - `seed`: of variants that have no other.
     """
     if not variants:
         raise ValueError("a sweep has no variants: give it at least one skirl.Variant")
@@ -28,6 +30,22 @@ def check_names(variants: Sequence[Variant]) -> None:
         if variant.name in known:
             raise ValueError(f"two variants are called {variant.name!r}: give each another name")
         known.add(variant.name)
+    for one, other in combinations(variants, 2):
+        if _alike({"seed": seed, **one.overrides}, {"seed": seed, **other.overrides}):
+            raise ValueError(
+                f"variants {one.name!r} and {other.name!r} have equal overrides: leave one of them out, or give it another "
+                "value, such as a seed"
+            )
+
+
+def _alike(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+    """Return whether two variants are surely one: what cannot be compared, such as two arrays, may differ."""
+    if ours.keys() != theirs.keys():
+        return False
+    try:
+        return all(value is theirs[name] or bool(value == theirs[name]) for name, value in ours.items())
+    except (TypeError, ValueError, RuntimeError):
+        return False
 
 
 def of_variant(variant: Variant, make: Callable[[], T]) -> T:

@@ -1,25 +1,23 @@
 """`skirl sweep --plan`: predict the rows, bytes, steps and time of a sweep without allocating memory for it."""
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
+from skirl.core.tables import Schema
 from skirl.sweep.crews import how_many
 from skirl.sweep.flags import RaceFlags
 from skirl.sweep.race import Rules
+from skirl.sweep.timed import TRIED, Pack, seconds_a_step
 from skirl.sweep.variants import Varied, seeds_of_one
 from skirl.tools.machine import machine
 from skirl.tools.progress import clock, size
 from skirl.train.recipe import Recipe
-from skirl.train.touched import Touched
-from skirl.train.train import steps
+from skirl.train.touched import keys_of
 from skirl.train.verify import touched_rows
-
-TRIED = 6
-"""Batches on which one variant of each shape is timed; the first compiles and does not count."""
-
 
 _OF_A_ROW = 19
 """Most bytes of index that a store in memory needs per row besides the row's record."""
@@ -28,7 +26,7 @@ _OF_A_ROW = 19
 def planned(
     recipe: Recipe, variants: Sequence[Varied], race: RaceFlags, flags: Mapping[str, Any], asked: int | str
 ) -> dict[str, Any]:
-    """Return what a sweep takes. Only rows and weights of a few batches, of one variant at a time, are made, to time it.
+    """Return what a sweep takes. Nothing of it is allocated; steps are timed where they take hardly any memory.
 
     **Arguments**
 
@@ -41,16 +39,27 @@ def planned(
     total = recipe.stream().steps or recipe.data.steps
     rules, of = race.rules(total), seeds_of_one(variants)
     short = replace(recipe, data=replace(recipe.data, steps=TRIED, valid=None))
-    distinct = touched_rows(short)
-    largest = max(_rows_of(short, batch) for batch in short.stream())
-    packs = [pack(variant) for variant in variants]
+    schema, largest, samples, ids = Schema.of(short.tables()), 0, 0, 0
+    for batch in short.stream():
+        keys = keys_of(batch.sparse, schema)
+        largest, samples, ids = max(largest, len(np.unique(keys))), samples + len(batch.labels), ids + len(keys)
+    held = [Pack.of(variant.recipe) for variant in variants]
+    packs: list[dict[str, Any]] = [
+        {"name": variant.name, "record_bytes": one.record_bytes, "dense_bytes": 4 * one.weight_bytes}
+        for variant, one in zip(variants, held, strict=True)
+    ]
     rows = cache_rows(recipe, sum(p["record_bytes"] for p in packs))
-    shapes: dict[Any, float] = {}
-    for variant, one in zip(variants, packs, strict=True):
+    shapes: dict[Any, tuple[float, str]] = {}
+    for variant, one, own in zip(variants, packs, held, strict=True):
         shape = variant.recipe.model, variant.recipe.layers, variant.recipe.optimizer
         if shape not in shapes:
-            shapes[shape] = _seconds_a_step(variant.recipe, distinct)
-        one |= {"seconds_a_step": shapes[shape], "cache_bytes": None if rows is None else rows * one["record_bytes"]}
+            shapes[shape] = seconds_a_step(variant.recipe, own, ids / max(1, samples))
+        seconds, by = shapes[shape]
+        one |= {
+            "seconds_a_step": seconds,
+            "timed_by": by,
+            "cache_bytes": None if rows is None else rows * one["record_bytes"],
+        }
     all_rows = sum(table.rows for table in recipe.tables())
     most = None if total is None else most_steps(of, rules, total)
     each = sum(one["seconds_a_step"] for one in packs) / len(packs)
@@ -79,24 +88,6 @@ def planned(
         else f"cache is {recipe.cache.cache!r}, room for {rows:,} rows of each variant, and a batch needs {largest:,}: set "
         f"cache to {largest:,} rows of each or more, or to {size(largest * sum(p['record_bytes'] for p in packs))}",
     }
-
-
-def pack(variant: Varied) -> dict[str, Any]:
-    """Return a variant's mean bytes per record, and the bytes of its dense weights, gradients and moments."""
-    recipe, tables = variant.recipe, variant.recipe.tables()
-    embeddings = recipe.embeddings(1, store="memory")
-    try:
-        engine = embeddings.engine
-        numbers = sum(
-            held * sum(engine.schema.tables[t].rows for t in bank.tables)
-            for held, bank in zip(engine.held, engine.schema.banks, strict=True)
-        )
-        record = numbers * engine.dtype.itemsize / sum(table.rows for table in tables)
-        model, _ = recipe.model_over(embeddings)
-        weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())
-    finally:
-        embeddings.close()
-    return {"name": variant.name, "record_bytes": record, "dense_bytes": 4 * weights}
 
 
 def cache_rows(recipe: Recipe, record_bytes: float) -> int | None:
@@ -155,33 +146,9 @@ def as_lines(plan: Mapping[str, Any]) -> dict[str, str]:
         most, share = plan["variant_steps"], plan["variant_steps"] / (plan["steps"] * len(packs))
         lines["steps"] = f"{plan['steps']:,} of the stream, {most:,} of variants at most ({share:.0%} of all)"
         where = f" in {plan['processes_used']} processes" if plan["processes_used"] > 1 else ""
+        by = " and ".join(sorted({one["timed_by"] for one in packs}))
         lines["time"] = (
-            f"{clock(plan['seconds'])} at most{where}, by {TRIED - 1} steps of each shape alone; less as variants leave "
-            f"for a deficit and reading is shared. One after the other they would take {clock(plan['lone_seconds'])}"
+            f"{clock(plan['seconds'])} at most{where}, by {by} of each shape alone; less as variants leave for a deficit "
+            f"and reading is shared. One after the other they would take {clock(plan['lone_seconds'])}"
         )
     return lines
-
-
-def _rows_of(recipe: Recipe, batch: Any) -> int:
-    touched = Touched(recipe.tables())
-    touched.add(batch.sparse)
-    return touched.rows
-
-
-def _seconds_a_step(recipe: Recipe, rows: int) -> float:
-    """Time a step of a lone run over the first batches, with room for all their rows."""
-    import torch
-
-    recipe = replace(recipe, data=replace(recipe.data, steps=TRIED, valid=None))
-    embeddings, threads = recipe.embeddings(max(1, rows), store="memory"), torch.get_num_threads()
-    torch.set_num_threads(recipe.device.threads or 1)
-    try:
-        model, dense = recipe.model_over(embeddings)
-        with recipe.lookahead(model) as batches:
-            began = None
-            for _ in steps(model, dense, batches, None, batches.micros):
-                began = time.perf_counter() if began is None else began
-            return (time.perf_counter() - (began or 0.0)) / (TRIED - 1)
-    finally:
-        torch.set_num_threads(threads)
-        embeddings.close()

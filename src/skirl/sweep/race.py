@@ -72,7 +72,7 @@ class Left:
     why: str
     """The reason, in words."""
     kind: str
-    """diverged, sure or rung."""
+    """diverged, sure, rung or patience."""
     leader: str | None = None
     difference: float | None = None
     """Mean loss of its configuration minus that of the leader's at that time, over the recent batches."""
@@ -168,6 +168,21 @@ class Race:
         self._single = self._single.after(values)
         self._course = self._course.after(self._pooled(values))
         return gone + self._behind()
+
+    def retire(self, names: Sequence[str], why: str, kind: str) -> list[Left]:
+        """Let variants leave for what others found of them, and return them. At least one has to stay.
+
+        **Arguments**
+
+        - `names`: variants that race.
+        - `why`: the reason, in words.
+        - `kind`: the reason, in a word.
+
+        >>> race = Race(["a", "b"])
+        >>> [(left.variant, left.kind, race.racing) for left in race.retire(["a"], "stopped at step 0", "patience")]
+        [('a', 'patience', ['b'])]
+        """
+        return [self._leave(self.names.index(name), why, kind) for name in names]
 
     def leader(self) -> int:
         """Return the number of the configuration with the lowest recent loss."""

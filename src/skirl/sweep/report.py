@@ -52,6 +52,7 @@ def report(folder: Path, page: Path | None) -> dict[str, Any]:
         "ended": result is not None,
         "winner": None if result is None else result["winner"],
         "failed": None if result is None else result["failed"],
+        "best": None if result is None else result.get("best"),
         "cost": None if result is None else result.get("cost"),
         "seed_noise": None if result is None else result.get("seed_noise"),
         "variants": [variant["name"] for variant in sweep["variants"]],
@@ -61,9 +62,12 @@ def report(folder: Path, page: Path | None) -> dict[str, Any]:
         "standing": standings[-1]["places"] if standings else [],
     }
     losses = {name: _losses(folder / name) for name in facts["variants"]}
+    held_out = {name: _losses(folder / name, "eval", "test_logloss") for name in facts["variants"]}
     with writing(page):
         page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(drawn(folder.name, facts, standings, losses).html(), encoding="utf-8", errors="replace")
+        page.write_text(
+            drawn(folder.name, facts, standings, losses, held_out).html(), encoding="utf-8", errors="replace"
+        )
     return facts
 
 
@@ -81,10 +85,17 @@ def as_text(facts: Mapping[str, Any]) -> dict[str, str]:
         lines["winner"] = facts["winner"]
     elif facts["standing"]:
         lines["leader"] = facts["standing"][0]["variant"]
+    if (best := facts.get("best")) is not None and flags.get("eval_every"):
+        lines["best"] = f"{best['variant']} at step {best['step']:,}, log loss {best['test_logloss']:.4f} held out"
     if facts["cost"] is not None:
         lines["trained"] = f"{facts['cost']:.0%} of the steps of training all to the end"
     kinds = [left["kind"] for left in facts["left"]]
-    said = {"sure": "surely behind", "rung": "below a rung", "diverged": "diverged"}
+    said = {
+        "sure": "surely behind",
+        "rung": "below a rung",
+        "diverged": "diverged",
+        "patience": "no better in their evaluations",
+    }
     if kinds:
         lines["left"] = ", ".join(f"{kinds.count(kind)} {what}" for kind, what in said.items() if kind in kinds)
     if facts["seed_noise"] is not None:
@@ -97,8 +108,10 @@ def drawn(
     facts: Mapping[str, Any],
     standings: Sequence[Mapping[str, Any]],
     losses: Mapping[str, Sequence[tuple[float, float]]],
+    held_out: Mapping[str, Sequence[tuple[float, float]]] | None = None,
 ) -> Page:
     """Draw the page of a sweep."""
+    held_out = held_out or {}
     page = Page(f"Sweep {name}")
     if facts["winner"]:
         page.lead(f"{facts['winner']} is the best of {len(facts['variants'])} variants.")
@@ -118,7 +131,11 @@ def drawn(
     page.heading("Losses and differences")
     colors = dict(zip(order, COLORS[:DRAWN], strict=False))
     page.keys({_with_end(name, gone): color for name, color in colors.items()})
-    page.charts([_losses_chart(colors, losses), _differences_chart(colors, order[0], standings, gone)])
+    charts = [_losses_chart(colors, losses), _differences_chart(colors, order[0], standings, gone)]
+    if any(len(line) > 1 for line in held_out.values()):
+        lines = {name: held_out[name] for name in colors if held_out.get(name)}
+        charts.append(_of_variants("log loss on the samples held out", lines, colors))
+    page.charts(charts)
     if len(order) > DRAWN:
         page.note(f"Drawn are the best {DRAWN} of {len(order)} variants. A line ends where its variant left.")
     page.note("Where a band is much wider in the first tenth of its line, over few batches, it is cut off.")
@@ -126,18 +143,21 @@ def drawn(
     if rates:
         page.heading("Time")
         first, last = rates[0][0], rates[-1][0]
+        evaluated = facts["flags"].get("eval_every")
         page.charts([_speed_chart(rates), _racing_chart(order, facts["left"], first, last)])
         page.note(
             "Each step trains all variants in the race on one batch, so steps take less time as variants leave. "
             "The time before the first line is left out, as it has the start in it; so is that before the first line "
             "after each resume."
+            + (f" Every {evaluated:,} steps all are evaluated, which takes time, too." if evaluated else "")
         )
     page.heading("When they left")
     page.bars(
         {
             variant: (float(gone.get(variant, facts["step"])), _end(variant, facts["left"], facts["step"]))
             for variant in order
-        }
+        },
+        colors,
     )
     resumed = standings[-1].get("begun_at")
     page.note(
@@ -251,11 +271,11 @@ def _place(at: Mapping[str, Any]) -> Place:
     return Place(**{name: value for name, value in at.items() if name != "auc"})
 
 
-def _losses(folder: Path) -> list[tuple[float, float]]:
+def _losses(folder: Path, kind: str = "train", name: str = "loss") -> list[tuple[float, float]]:
     return [
-        (float(line["step"]), float(line["loss"]))
+        (float(line["step"]), float(line[name]))
         for line in lines_of(folder)
-        if line["kind"] == "train" and finite(line.get("loss"))
+        if line["kind"] == kind and finite(line.get(name))
     ]
 
 

@@ -1,10 +1,13 @@
-"""Checks before a sweep resumes: flags and variants must be those it was saved with, except for what may change."""
+"""Where a sweep begins, and checks before it resumes: flags and variants must be those it was saved with, but for some."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from skirl.sweep.keeping import plain
-from skirl.sweep.variants import Variant
+from skirl.sweep.keeping import KeepFlags, plain
+from skirl.sweep.variants import Variant, Varied
+from skirl.train.fine_tuning import check_model
+from skirl.train.origin import Origin, origin_of
 from skirl.train.resumed import FREE, check_flags, shown
 
 MAY = (FREE - {"lr", "dense_lr"}) | {"vary", "variants", "plan", "processes"}
@@ -22,6 +25,27 @@ def check_same(saved: Mapping[str, Any], flags: Mapping[str, Any]) -> None:
     - `flags`: the flags of the command now.
     """
     check_flags(saved.get("flags", {}), plain(dict(flags)), may=MAY, then=_THEN)
+
+
+def begun(keeping: KeepFlags, variants: Sequence[Variant]) -> Origin | None:
+    """Return the checkpoint of another run that the variants begin from. None if they go on from their own, or from none.
+
+    Raise if the model of a variant is another one than that run's.
+
+    **Arguments**
+
+    - `keeping`: says where the sweep is saved, and which run it begins from.
+    - `variants`: of a recipe.
+    """
+    origin = origin_of(keeping, saved=keeping.goes_on)
+    if origin is not None:
+        for variant in variants:
+            assert isinstance(variant, Varied)
+            try:
+                check_model(Path(origin.given), origin.header, variant.recipe.flat())
+            except ValueError as error:
+                raise ValueError(f"variant {variant.name}: {error}") from error
+    return origin
 
 
 def check_variants(saved: Mapping[str, Any], variants: Sequence[Variant]) -> None:

@@ -3,13 +3,15 @@
 import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from math import isfinite, nan
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from skirl.sweep.best import Bests
 from skirl.sweep.checkpoint import forget, header_of, read_header, write_header
 from skirl.sweep.crew import Crew, Duty, check_pooled
 from skirl.sweep.crews import Crews, duties, how_many
@@ -17,19 +19,22 @@ from skirl.sweep.diverged import Diverged
 from skirl.sweep.entrant import facts
 from skirl.sweep.flags import RaceFlags, points
 from skirl.sweep.folder import SweepFolder
+from skirl.sweep.judged import BROKEN, Judged, best_of_all, why_stopped
 from skirl.sweep.keeping import KeepFlags, Told, plain
 from skirl.sweep.planned import most_steps
-from skirl.sweep.race import Race
+from skirl.sweep.race import Left, Race
 from skirl.sweep.report import report
-from skirl.sweep.resumed import check_variants
+from skirl.sweep.resumed import begun, check_variants
 from skirl.sweep.shown import Shown
 from skirl.sweep.study import Search
 from skirl.sweep.variants import Varied, hyperparameters, seeds_of_one
 from skirl.tools.machine import machine
 from skirl.tools.os_errors import NotWritten
 from skirl.tools.progress import Progress
-from skirl.train.flags import LogFlags, ShowFlags
+from skirl.train.flags import EvaluationFlags, LogFlags, ShowFlags
+from skirl.train.origin import note
 from skirl.train.recipe import Recipe
+from skirl.train.train import ratio_failure
 
 log = logging.getLogger("skirl")
 
@@ -44,6 +49,7 @@ def run(
     flags: dict[str, Any],
     drawn: Search | None = None,
     *,
+    evaluation: EvaluationFlags | None = None,
     processes: int | str = 1,
 ) -> dict[str, Any]:
     """Train the variants, showing progress, and return the result.
@@ -58,14 +64,17 @@ def run(
     - `show`: what is shown.
     - `flags`: all flags of the command, to write down.
     - `drawn`: the trials of the variants, if they were drawn.
+    - `evaluation`: when variants are evaluated; None: at the end.
     - `processes`: how many processes train variants; "auto": one for each core, if the sweep takes more than seconds.
     """
-    going = _Going(recipe, variants, race_flags, keeping, logged, flags, drawn, processes)
+    going = _Going(
+        recipe, variants, race_flags, keeping, logged, flags, drawn, evaluation or EvaluationFlags(), processes
+    )
     to = sys.stderr if show.json else sys.stdout
     progress = Progress("sweep", steps=going.stream.steps, to=to, quiet=show.quiet, below=going.shown.table)
     with going, going.crew, Told(keeping.save is not None) as told, progress:
         going.begin()
-        while going.step():
+        while not going.over and going.step():
             progress(going.steps, going.shown.facts)
             if going.keep(told):
                 break
@@ -81,7 +90,8 @@ class _Going:
 
     **Arguments**
 
-    - `recipe`, `variants`, `race_flags`, `keeping`, `logged`, `flags`, `drawn`, `processes`: as for `run`.
+    - `recipe`, `variants`, `race_flags`, `keeping`, `logged`, `flags`, `drawn`, `evaluation`, `processes`: as for
+      `run`.
     """
 
     def __init__(
@@ -93,6 +103,7 @@ class _Going:
         logged: LogFlags,
         flags: dict[str, Any],
         drawn: Search | None,
+        evaluation: EvaluationFlags,
         processes: int | str,
     ) -> None:
         self.recipe, self.variants, self.keeping, self.flags = recipe, variants, keeping, flags
@@ -106,6 +117,17 @@ class _Going:
             saved = self.header["also"]
             check_variants(saved, variants)
         check_pooled(variants)
+        origin = begun(keeping, variants)
+        self.evaluation = evaluation
+        self.bests = Bests(
+            keeping.save if keeping.keep_best else None, [v.name for v in variants], resume=keeping.resume
+        )
+        self.judged = {name: Judged(**one) for name, one in saved.get("judged", {}).items()}
+        """The evaluations of each variant that has had one."""
+        self._best: list[str] = []
+        """The variants that were never better than after this step."""
+        self.over = False
+        """Whether all that are left have stopped for want of patience."""
         self.stream = recipe.stream()
         steps = self.stream.steps or recipe.data.steps  # files are not counted beforehand: take the number asked for
         self.every = points(steps) if flags["log_every"] is None else flags["log_every"]
@@ -122,8 +144,11 @@ class _Going:
         racing = [variant for variant in variants if variant.name in self.race.racing]
         duty = Duty(
             recipe, racing, self.every, self.folder.of, hyperparameters(variants), resume=keeping.resume,
-            goes_on=self.header is not None, trace=logged.trace,
+            goes_on=self.header is not None, trace=logged.trace, evaluation=evaluation, save=keeping.save,
+            from_=keeping.from_, origin=origin,
         )  # fmt: skip
+        if keeping.save is not None and (origin is not None or not keeping.resume):
+            note(keeping.save, origin)
         average = None if steps is None else self._average(seeds_of_one(variants), steps)
         self.processes = how_many(processes, recipe, len(racing), trace=logged.trace is not None, racing=average)
         self.crew = Crew(duty) if self.processes == 1 else Crews(duties(duty, self.race, self.processes))
@@ -134,7 +159,7 @@ class _Going:
         self.failed: str | None = None
         self.not_saved: str | None = None
         """Why the newest checkpoint could not be written, if so."""
-        self._saving: tuple[dict[str, Any], dict[str, str]] | None = None
+        self._saving: tuple[dict[str, Any], dict[str, str], list[str]] | None = None
         """The header of the checkpoint that is being written, and the names of its variants' checkpoints."""
         self._began = self._saved_at = time.monotonic()
 
@@ -160,6 +185,9 @@ class _Going:
         """Resume from the checkpoint, or write a first one and wait for it, so that the sweep can be resumed from now on."""
         step = self.crew.begin(self.keeping.save, self.header)
         self.folder.begin(self.flags, self.variants, self.race, step)
+        if self.header is not None and self.bests.on:
+            self.bests.go_on(self.header, self.judged)
+        self._retire_stopped()  # of a sweep that goes on with less patience, or that was over
         if self.header is None and self.keeping.save is not None:
             self._save()
             self._settle()
@@ -177,11 +205,14 @@ class _Going:
             self.failed = str(Diverged.all_of(len(self.variants), last, done.step, done.losses[last]))
             self._leave(dict.fromkeys(racing, f"diverged at step {done.step:,}"))
             return False
-        if left := race.see([done.losses.get(name, nan) for name in race.names]):
-            self._leave({one.variant: one.why for one in left})
-            for one in left:
-                self.folder.left(one)
+        self._let_leave(race.see([done.losses.get(name, nan) for name in race.names]))
         last_step = done.step == self.stream.steps
+        every, self._best = self.evaluation.eval_every, []
+        if self.stream.held_out and (last_step or (every is not None and done.step % every == 0)):
+            self._judge(done.step, last=last_step)
+            if self.failed is not None:
+                return False
+        last_step = last_step or self.over
         self.crew.end_step(last=last_step)
         self.shown.read(done.samples)
         if done.step % self.every == 0 or last_step:
@@ -189,12 +220,43 @@ class _Going:
             self.folder.standing(done.step, seconds, race.standing(), lambda: self.shown.aucs(now=True))
         return True
 
+    def _judge(self, step: int, *, last: bool) -> None:
+        """Evaluate all, and let those leave whose predictions are not finite, or who stop."""
+        with self.shown.paused():
+            found = self.crew.evaluate(last=last)
+        self.judged |= {name: one for name, one in found.items() if one is not None}
+        if broken := [name for name, one in found.items() if one is None]:
+            if len(broken) == len(self.race.racing):
+                self.failed = (
+                    f"all {len(self.variants)} variants have diverged, the last ones at step {step:,}, where {BROKEN}"
+                )
+                self._leave(dict.fromkeys(broken, f"diverged at step {step:,}"))
+                return
+            self._let_leave(self.race.retire(broken, f"diverged at step {step:,}: {BROKEN}", "diverged"))
+        self._best = [name for name, one in found.items() if one is not None and one.is_best]
+        self._retire_stopped()
+
+    def _retire_stopped(self) -> None:
+        """Let variants leave that stop for want of patience. If all do, the sweep is over instead."""
+        race, patience = self.race, self.evaluation.patience
+        stopped = [name for name in race.racing if name in self.judged and self.judged[name].stops(patience)]
+        self.over = bool(stopped) and len(stopped) == len(race.racing)
+        if stopped and not self.over:
+            self._let_leave(race.retire(stopped, why_stopped(patience, race.step), "patience"), save=self.keeping.save)
+
+    def _let_leave(self, left: Sequence[Left], save: Path | None = None) -> None:
+        if left:
+            self._leave({one.variant: one.why for one in left}, save)
+        for one in left:
+            self.folder.left(one)
+
     def keep(self, told: Told) -> bool:
         """Save if it is time to. Return whether the sweep was told to stop."""
         stop, step = told.by is not None, self.race.step
         if self.keeping.save is not None:
             written = self._saving is not None and not self._still_saving
-            due = stop or step == self.stream.steps or self.keeping.due(step, time.monotonic() - self._saved_at)
+            last, best = step == self.stream.steps or self.over, self.bests.on and bool(self._best)
+            due = stop or last or best or self.keeping.due(step, time.monotonic() - self._saved_at)
             if written or due:
                 self.crew.settle()  # a disk that fails in training is not one that fails in saving
             if written:
@@ -210,7 +272,9 @@ class _Going:
         race, results = self.race, self.results
         if self.failed is None:
             self.shown.aucs(now=True)
-            results |= self.crew.finish()
+            self.crew.settle()
+            self._settle()
+            results |= self.crew.finish(self._more(race.racing))
         self._settle()
         if self.drawn is not None and told.by is None:
             self.drawn.tell(race, failed=self.failed is not None)
@@ -228,19 +292,39 @@ class _Going:
             "samples_per_second": self.shown.rate(),
             "standing": [asdict(place) | {"auc": aucs.get(place.variant)} for place in race.standing()],
             "by_variant": {name: facts(results[name]) for name in race.names},
+            "rows": {} if self.failed else {name: results[name]["rows"] for name in race.racing},
+            "best": best_of_all(self.judged, {name: results[name].get("best") for name in race.names}),
+            "from": next((of["from"] for of in results.values() if of.get("from")), None),
             "processes_used": self.processes,
             **self.crew.facts(),
             "machine": machine() | {"threads": self.recipe.device.threads},
             "run": self.folder.name,
             "stopped_by": told.by,
             "missing": self.folder.missing + of_variants,
-            "failed": self.failed or self.not_saved,
+            "failed": self.failed or self.not_saved or self.bests.missed or self._short_of_ratio(),
         }
         page = self.folder.finish(result, lambda folder: report(folder, None)["page"])
         return result | {"page": page, "missing": self.folder.missing + of_variants}
 
-    def _leave(self, why: dict[str, str]) -> None:
-        self.results |= self.crew.leave(why)
+    def _leave(self, why: dict[str, str], save: Path | None = None) -> None:
+        if (
+            self.bests.on or save is not None
+        ):  # results name the best one, and what counts later would remove the last one
+            self.crew.settle()
+            self._settle()
+        self.results |= self.crew.leave(why, self._more(why), save=save)
+
+    def _more(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """Return what the results of variants have that only the whole sweep knows."""
+        return {name: {"best": self.bests.of(name, self.judged.get(name))} for name in names}
+
+    def _short_of_ratio(self) -> str | None:
+        """Say which variant has not touched as many rows as was asserted. Return None if all have."""
+        for name in self.race.racing if not self.failed else ():
+            rows = self.results[name]["rows"]
+            if (why := ratio_failure(self.flags["assert_ratio"], rows, rows["fetched"])) is not None:
+                return f"variant {name}: {why}"
+        return None
 
     def _aucs(self) -> dict[str, float | None]:
         """Return the AUC of every variant, also of those that no longer train."""
@@ -255,16 +339,17 @@ class _Going:
         also = {
             "race": self.race.state_dict(), "run": self.folder.name, "spent": self.spent, "results": self.results,
             "search": None if self.drawn is None else self.drawn.also, "flags": self.flags,
+            "judged": {name: asdict(one) for name, one in self.judged.items()},
             "overrides": {variant.name: dict(variant.overrides) for variant in self.variants},
         }  # fmt: skip
         left = {name: result["left"] for name, result in self.results.items()}
         body = header_of(self.race.step, left, plain(also))
         try:
-            self._saving = body, self.crew.save(self.keeping.save)
+            self._saving = body, self.crew.save(self.keeping.save), self._best
         except NotWritten as error:
             with suppress(NotWritten):  # of other processes, lest they tell of it at the next one
                 self.crew.wait_saved()
-            self._fail(self.race.step, error)
+            self._fail(self.race.step, error, self._best)
 
     def _settle(self) -> None:
         """Return when the checkpoint that is being written is on disk: its header makes it count."""
@@ -272,14 +357,17 @@ class _Going:
         if saving is None:
             return
         assert self.keeping.save is not None
+        body, names, best = saving
         try:
             self.crew.wait_saved()
-            write_header(self.keeping.save, *saving)
+            write_header(self.keeping.save, body, names)
+            self.bests.keep(best, names, body["step"])
             self.crew.confirm()
             self.not_saved = None
         except NotWritten as error:
-            self._fail(saving[0]["step"], error)
+            self._fail(body["step"], error, best)
 
-    def _fail(self, step: int, error: NotWritten) -> None:
+    def _fail(self, step: int, error: NotWritten, best: Sequence[str]) -> None:
+        self.bests.miss(best, step, "it could not be saved")
         self.not_saved = f"step {step:,} is not saved: {error}"
         log.warning("%s. Training goes on, and the next checkpoint is tried all the same", self.not_saved)

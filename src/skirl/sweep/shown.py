@@ -1,7 +1,8 @@
 """What is shown while a race goes on: a table on a terminal, a line elsewhere."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from skirl.sweep.race import Race
@@ -49,6 +50,15 @@ class Shown:
         self._samples = samples
         if self._before is None:
             self._before, self._began = samples, time.monotonic()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave the time of this block out of the speed."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._began += time.monotonic() - began
 
     def rate(self) -> float:
         """Samples of the stream per second since the first step; each counts once, for all variants."""

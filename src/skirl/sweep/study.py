@@ -204,7 +204,7 @@ def _about(base: Recipe, spaces: Sequence[Space]) -> dict[str, Any]:
     parts = {part.name: getattr(base, part.name) for part in fields(base) if part.name not in _FREE}
     flags = {flag.name: getattr(owner, flag.name) for owner in parts.values() for flag in fields(owner)}
     drawn = {space.name for space in spaces}
-    told = {n: str(v) for n, v in flags.items() if n not in drawn and n not in ("seed", "workers")}
+    told = {n: str(v) for n, v in flags.items() if n not in drawn and n not in ("seed", "data_seed", "workers")}
     return told | {"search": " ".join(sorted(space.text for space in spaces))}
 
 

@@ -27,7 +27,7 @@ from skirl.sweep.dense import LANES, LOOP, Choice, Lanes, alike_in_threads
 from skirl.sweep.diverged import Diverged
 from skirl.sweep.fleet import Fleet, shared_banks
 from skirl.sweep.models import check_apart, made_of
-from skirl.sweep.overrides import check_names, of_variant, optimizer_of, store_of, tables_of
+from skirl.sweep.overrides import check_variants, of_variant, optimizer_of, store_of, tables_of
 from skirl.sweep.variants import Variant
 from skirl.tools.interrupts import uninterrupted
 from skirl.tools.machine import cores
@@ -110,7 +110,7 @@ class Sweep:
         threads: int = 1,
     ) -> None:
         variants = list(variants)
-        check_names(variants)
+        check_variants(variants, seed)
         if threads < 1:
             raise ValueError(f"threads is {threads}: set it to 1 or more")
         self._loss, self._threads = loss, threads
@@ -158,7 +158,9 @@ class Sweep:
         """The checkpoint that is being written."""
         self._known = False
         """Whether each variant has trained once, alone: then it is known which draw random numbers."""
-        self._ended: float | None = None  # when the last step did: steps are timed with the wait for their batch
+        self.ended: float | None = (
+            None  # when the last step did; None: the next is not timed, with the wait for its batch
+        )
         self.fleet = Fleet({c.name: c.embeddings.engine for c in self.variants}, cache)
 
     # The race.
@@ -221,9 +223,9 @@ class Sweep:
         if seen is not None and racing[-1] in beside:
             seen()
         now = time.perf_counter()
-        if self._known and self._ended is not None:
-            self.choice.took(form, now - self._ended)
-        self._known, self._ended = not self.choice.held, now
+        if self._known and self.ended is not None:
+            self.choice.took(form, now - self.ended)
+        self._known, self.ended = not self.choice.held, now
         for contender in racing:
             self._leave_if_diverged(contender)
         return {contender.name: cast(float, contender.loss) for contender in racing}
@@ -398,7 +400,7 @@ class Sweep:
             )
         if loop is not None and self.lookahead is not None:
             raise RuntimeError("another lookahead over this sweep is open: leave its with-block first")
-        self.lookahead, self._ended = loop, None
+        self.lookahead, self.ended = loop, None
         for contender in self.racing:
             contender.embeddings.opened_by_sweep(loop)
 

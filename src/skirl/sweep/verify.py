@@ -43,7 +43,7 @@ def verify_variants(recipe: Recipe, variants: Sequence[Varied]) -> dict[str, Any
     least = recipe.cache_size(touched)
     if not isinstance(least, int):
         raise ValueError(f"cache is {least!r}: with vary, set it to rows or a share of the touched rows")
-    batches = list(recipe.stream())
+    batches = list(recipe.in_steps())
     schema = Schema.of(recipe.tables())
     differences: list[str] = []
     fetched = runs = 0

@@ -10,7 +10,15 @@ from tyro.conf import Positional
 from skirl.core.optimizer_names import OptimizerName
 from skirl.tools.flags import Composed, flags_of
 from skirl.tools.progress import clock, hidden, malformed, size
-from skirl.train.flags import EvaluationFlags, LogFlags, OptimizerFlags, SaveFlags, ShowFlags
+from skirl.train.flags import (
+    EvaluationFlags,
+    LogFlags,
+    OptimizerFlags,
+    SaveFlags,
+    ShowFlags,
+    check_evaluated,
+    check_ratio,
+)
 from skirl.train.recipe import Recipe
 
 
@@ -43,15 +51,8 @@ class Train(Composed):
 
     def __post_init__(self) -> None:
         self.recipe.check_labels()
-        if self.assert_ratio is not None and not self.assert_ratio > 0:
-            raise ValueError(f"assert_ratio is {self.assert_ratio}: set it to a number above 0")
-        if self.evaluation.eval_every is not None and self.recipe.data.valid is None:
-            raise ValueError("eval_every needs samples that are held out: set valid, to 20% say")
-        if self.save.keep_best and self.evaluation.eval_every is None:
-            raise ValueError(
-                "--keep-best keeps the checkpoint with the best held-out log loss: set --eval-every to the steps between "
-                "two evaluations, and --valid to what is held out"
-            )
+        check_ratio(self.assert_ratio)
+        check_evaluated(self.evaluation, valid=self.recipe.data.valid, keep_best=self.save.keep_best)
 
     def run(self) -> dict[str, Any]:
         """Train, showing progress, and return the result."""
@@ -105,7 +106,7 @@ class Train(Composed):
             kept = result["checkpoints"]
             lines["saved"] = (
                 f"{saved_line(self.save, result)}\n"
-                f"{kept['count']} checkpoints, {size(kept['bytes'])}; "
+                f"{kept['count']} checkpoint{'s' * (kept['count'] != 1)}, {size(kept['bytes'])}; "
                 f"training was paused {kept['pause_share']:.1%} of the time"
             )
             if kept["stopped_by"]:

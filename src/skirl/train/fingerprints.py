@@ -1,7 +1,7 @@
 """Traces of runs for a comparison bit by bit, and the comparison."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -86,16 +86,16 @@ class Difference:
         return f"{' and '.join(self.between)} differ first in step {self.step}{where}: {self.what}"
 
 
-def compare(one: Trace, other: Trace, schema: Schema, batches: Iterable[Batch]) -> Difference | None:
-    """Return the first difference between two runs over these batches, or None if they are equal to the last bit."""
+def compare(one: Trace, other: Trace, schema: Schema, steps: Iterable[Sequence[Batch]]) -> Difference | None:
+    """Return the first difference between two runs over the batches of these steps, or None if all bits are equal."""
     names = (one.name, other.name)
 
     def row(key: int, step: int, what: str) -> Difference:
         return Difference(names, step, what, schema.tables[key >> ROW_BITS].name, key & (MAX_ROWS - 1))
 
     trained: dict[int, int] = {}
-    for step, batch in enumerate(batches, start=1):
-        i, keys = step - 1, rows_of([batch], schema)
+    for step, batches in enumerate(steps, start=1):
+        i, keys = step - 1, rows_of(batches, schema)
         stale = np.flatnonzero(one.before[i] != other.before[i])
         wrong = np.flatnonzero(one.after[i] != other.after[i])
         losses = f"the losses are {one.losses[i]!r} and {other.losses[i]!r}"
@@ -154,6 +154,6 @@ def _bits(loss: float) -> bytes:
     return np.float64(loss).tobytes()
 
 
-def rows_of(batches: list[Batch], schema: Schema) -> np.ndarray:
+def rows_of(batches: Sequence[Batch], schema: Schema) -> np.ndarray:
     """Return the distinct keys of some batches, ascending."""
     return np.unique(np.concatenate([keys_of(batch.sparse, schema) for batch in batches]))

@@ -196,6 +196,30 @@ class EvaluationFlags:
             raise ValueError("patience counts evaluations: set eval_every to the steps between two")
 
 
+def check_evaluated(evaluation: EvaluationFlags, *, valid: str | None, keep_best: bool) -> None:
+    """Raise if evaluations are asked for and nothing is held out, or the best checkpoint and no evaluations.
+
+    **Arguments**
+
+    - `evaluation`: when to evaluate.
+    - `valid`: what is held out.
+    - `keep_best`: whether the checkpoint with the best held-out log loss is kept.
+    """
+    if evaluation.eval_every is not None and valid is None:
+        raise ValueError("eval_every needs samples that are held out: set valid, to 20% say")
+    if keep_best and evaluation.eval_every is None:
+        raise ValueError(
+            "--keep-best keeps the checkpoint with the best held-out log loss: set --eval-every to the steps between "
+            "two evaluations, and --valid to what is held out"
+        )
+
+
+def check_ratio(assert_ratio: float | None) -> None:
+    """Raise if no run could have this ratio of touched rows to those of the cache."""
+    if assert_ratio is not None and not assert_ratio > 0:
+        raise ValueError(f"assert_ratio is {assert_ratio}: set it to a number above 0")
+
+
 @dataclass(frozen=True, kw_only=True)
 class SaveFlags:
     """Where and when to save a run.

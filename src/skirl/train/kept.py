@@ -92,6 +92,17 @@ def saved_line(saving: SaveFlags, result: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def origin_line(begun: Mapping[str, Any]) -> str:
+    """Return what a summary says of the run that another began from.
+
+    **Arguments**
+
+    - `begun`: what was taken from it.
+    """
+    state = "with their optimizer's state" if begun["row_state"] else "whose optimizer's state starts from zero"
+    return f"with {begun['rows']:,} rows out of {begun['folder']}, {state}"
+
+
 def outcome(result: Mapping[str, Any]) -> dict[str, str]:
     """Return the summary's lines on the best checkpoint, the run's origin, changed flags, and what is missing."""
     lines = {}
@@ -100,8 +111,7 @@ def outcome(result: Mapping[str, Any]) -> dict[str, str]:
         scored = "" if loss is None else f", log loss {loss:.4f} on the samples held out"
         lines["best"] = f"step {best_one['step']:,}{scored}, in {best_one['folder']}"
     if (begun := result["from"]) is not None:
-        state = "with their optimizer's state" if begun["row_state"] else "whose optimizer's state starts from zero"
-        lines["begun"] = f"with {begun['rows']:,} rows out of {begun['folder']}, {state}"
+        lines["begun"] = origin_line(begun)
     if result["changes"]:
         lines["changed"] = "\n".join(told(result["changes"]))
     if result["missing"]:

@@ -4,13 +4,12 @@ import hashlib
 import logging
 import secrets
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
 
 from skirl.checkpoint import folder
 from skirl.tools.os_errors import why
 from skirl.tools.sealed_json import CheckpointError, read_sealed, skirl_version, write_sealed
 from skirl.tools.shape_of import TEXT, misfit
-from skirl.train.flags import SaveFlags
 
 log = logging.getLogger("skirl")
 
@@ -36,12 +35,26 @@ class Origin(NamedTuple):
         return cls(given, header, _digest(header))
 
 
-def origin_of(saving: SaveFlags) -> Origin | None:
+class Begins(Protocol):
+    """The flags that say where a run begins."""
+
+    @property
+    def save(self) -> Path | None: ...
+
+    @property
+    def resume(self) -> bool: ...
+
+    @property
+    def from_(self) -> Path | None: ...
+
+
+def origin_of(saving: Begins, *, saved: bool | None = None) -> Origin | None:
     """Return the checkpoint that the run takes rows and weights from. None if it goes on with its own, or takes none.
 
     **Arguments**
 
     - `saving`: says where the run is saved, and which run it begins from.
+    - `saved`: whether there is a checkpoint of its own to go on from; None: look in its folder.
     """
     save, from_ = saving.save, saving.from_
     if save is None:
@@ -52,7 +65,7 @@ def origin_of(saving: SaveFlags) -> Origin | None:
         refuse_checkpoints(save)
         return _newest(from_)
     noted = read(save)
-    if folder.holds_some(save):
+    if folder.holds_some(save) if saved is None else saved:
         if from_ is not None and not (noted is not None and _means(from_, noted)):
             began = "from no other run" if noted is None else f"from {noted.header}"
             raise ValueError(

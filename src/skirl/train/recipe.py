@@ -1,6 +1,8 @@
 """The model, embeddings and data of a run, made from the flags that `skirl train` and `skirl verify` share."""
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,7 @@ if TYPE_CHECKING:  # torch takes 1.4 s to import, which help and a wrong flag do
     import torch
     from torch import nn
 
+    from skirl.core.batch import Batch
     from skirl.core.optim import RowOptimizer
     from skirl.core.tables import Table
     from skirl.data.source import Source
@@ -85,6 +88,11 @@ class Recipe(Composed):
         """The same, of one trainer: all shards of each batch, one after the other."""
         return self.data.stream().sharded(0, self.step.shards, self.step.shards)
 
+    def in_steps(self) -> "Iterator[list[Batch]]":
+        """The same, in a list for each step."""
+        shards = iter(self.in_shards())
+        return iter(lambda: list(islice(shards, self.step.shards)), [])
+
     def tables(self) -> "list[Table]":
         """The tables that the data looks rows up in."""
         return self.data.stream().tables(self.model.row_dim)
@@ -114,16 +122,27 @@ class Recipe(Composed):
 
     def embeddings(self, cache: "CacheSize", *, store: str | None = None, resume: bool = False) -> "Collection":
         """The embeddings, their rows where `store` or else the flag says; the store has to be empty but to resume."""
+        store, link = store or self.cache.store, self.movement.link
+        return self._over(self.tables(), cache, store if link is None else f"link:{link}:{store}", resume)
+
+    def described(self) -> "tuple[Model, Collection]":
+        """The model and its embeddings, with nothing allocated: weights have a shape alone, and each table has one row."""
+        import torch
+
+        embeddings = self._over([replace(table, rows=1) for table in self.tables()], 1, "memory", False)
+        with torch.device("meta"):
+            return self._model(embeddings), embeddings
+
+    def _over(self, tables: "list[Table]", cache: "CacheSize", store: str, resume: bool) -> "Collection":
         import torch
 
         from skirl.nn.collection import EmbeddingBagCollection, EmbeddingCollection
 
-        store, link = store or self.cache.store, self.movement.link
         return (EmbeddingBagCollection if self.pooled else EmbeddingCollection)(
-            self.tables(),
+            tables,
             optimizer=self.row_optimizer(),
             cache=cache,
-            store=store if link is None else f"link:{link}:{store}",
+            store=store,
             seed=self.data.seed,
             resume=resume,
             device=self.device.device,
@@ -135,14 +154,18 @@ class Recipe(Composed):
         import torch
 
         from skirl.engine.device import torch_device
-        from skirl.models.history import OfHistory
 
         torch.manual_seed(self.data.seed)
+        model = self._model(embeddings).to(torch_device(self.device.device))
+        return model, torch.optim.Adam(model.parameters(), lr=self.rates.dense_lr, fused=True)
+
+    def _model(self, embeddings: "Embeddings") -> "Model":
+        from skirl.models.history import OfHistory
+
         stream, kind = self.data.stream(), self.model.kind
         sizes = self.layers.of_model(self.model.name) | ({"lists": stream.lists} if issubclass(kind, OfHistory) else {})
         make = kind.tiny if self.model.tiny else kind.paper
-        model = make(embeddings, dense_features=stream.dense_features, **sizes).to(torch_device(self.device.device))
-        return model, torch.optim.Adam(model.parameters(), lr=self.rates.dense_lr, fused=True)
+        return make(embeddings, dense_features=stream.dense_features, **sizes)
 
     def schedule(self) -> "Schedule":
         """Return the schedule of both learning rates."""

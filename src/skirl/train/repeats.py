@@ -1,11 +1,11 @@
-"""Repeats of lists in the batches of a run: the ratio of ids in samples to ids that are looked up."""
+"""Repeats of lists in the batches of a run: the ratio of ids in samples to ids in batches."""
 
 from collections.abc import Sequence
 from typing import Any
 
 
 class Repeats:
-    """Counts of ids in samples and in batches.
+    """Counts of ids in samples and in batches. Of lists that are windows, batches have the ids of the buffers.
 
     **Arguments**
 
@@ -30,13 +30,15 @@ class Repeats:
         if not self._lists or not hasattr(sparse, "groups"):
             return
         inverse = {name: of for names, of in sparse.groups.items() for name in names}
+        windows = getattr(sparse, "windows", {})
         offsets, first = sparse.offsets(), 0
         for name, bags in zip(sparse.keys(), sparse.stride_per_key(), strict=True):
             if name in self._lists:
                 held = int(offsets[first + bags] - offsets[first])
                 self.held += held
                 if name in inverse:
-                    held = int(offsets[first : first + bags + 1].diff()[inverse[name].long()].sum())
+                    sizes = windows[name][1] if name in windows else offsets[first : first + bags + 1].diff()
+                    held = int(sizes[inverse[name].long()].sum())
                 self.ids += held
             first += bags
 

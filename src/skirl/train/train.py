@@ -221,7 +221,7 @@ def train(
         result["failed"] = (
             (sentence(*broken, saving.save, kept) if broken else None)
             or not_saved(saving, kept, batches.step)
-            or _failure(flags["assert_ratio"], result["rows"], result["counters"]["fetched"])
+            or ratio_failure(flags["assert_ratio"], result["rows"], result["counters"]["fetched"])
         )
     timeline = [] if batches.trace_ended is None else [f"the timeline {log.trace} ends early: {batches.trace_ended}"]
     result["missing"] = folder.missing + timeline
@@ -281,7 +281,15 @@ def _of_engine(batches: Lookahead, share: Share) -> dict[str, Any]:
     }
 
 
-def _failure(ratio: float | None, rows: dict[str, int], fetched: int) -> str | None:
+def ratio_failure(ratio: float | None, rows: Mapping[str, int], fetched: int) -> str | None:
+    """Say why a run fails that was to touch many more rows than the cache has. Return None if it did.
+
+    **Arguments**
+
+    - `ratio`: how many times the rows of the cache; None asks for nothing.
+    - `rows`: how many were `touched`, and how many the `cache` has.
+    - `fetched`: how many were fetched again.
+    """
     if ratio is None:
         return None
     if rows["touched"] < ratio * rows["cache"]:

@@ -65,7 +65,7 @@ def trace(recipe: Recipe, cache: int, store: str, share: Share, naps: random.Ran
     weights: list[bytes] = []
     before: list[np.ndarray] = []
     after: list[np.ndarray] = []
-    whole = [_mine(engine, rows_of([batch], engine.schema)) for batch in recipe.stream()]
+    whole = [_mine(engine, rows_of(batches, engine.schema)) for batches in recipe.in_steps()]
 
     def now(keys: np.ndarray, step: int) -> np.ndarray:
         if step % looks:

@@ -52,8 +52,8 @@ def verify_trainers(
     plain = replace(recipe, cache=replace(recipe.cache, depth=1, store="memory"))
     expected = {name: _with_digests(in_plain_python(recipe_of(plain, {"optimizer": name, "depth": 1}), show))
                 for name in optimizers}  # fmt: skip
-    schema, batches = Schema.of(recipe.tables()), list(recipe.stream())
-    keys = [rows_of([batch], schema) for batch in batches]
+    schema, batches = Schema.of(recipe.tables()), list(recipe.in_steps())
+    keys = [rows_of(batch, schema) for batch in batches]
     differences: list[str] = []
     fetched = done = 0
     for size, together in product(sizes, stores):

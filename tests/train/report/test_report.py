@@ -137,6 +137,25 @@ def test_names_of_lines_stand_above_the_lines():
     assert len(names) == 2 and max(names) < min(heights)
 
 
+WIDE = ["MW" * 40 + end for end in ("one", "two")]
+
+
+@pytest.fixture
+def crowded() -> str:
+    return svg([Chart("/" + "very/long" * 20, "x", {name: [(1, 2.0), (9, 3.0)] for name in WIDE})])
+
+
+def test_names_wider_than_the_chart_are_cut_in_the_middle_and_whole_under_the_mouse(crowded):
+    shown = dict(re.findall(r'fill="#333">([^<]+)<title>([^<]+)</title>', crowded))
+    assert list(shown.values()) == WIDE and len(shown) == 2
+    assert all(cut.endswith(name[-3:]) and "…" in cut and len(cut) < 40 for cut, name in shown.items())
+    assert re.search(r'font-weight="bold">/very[^<]*…[^<]*long<', crowded)
+
+
+def test_names_wider_than_the_chart_fit_in_a_browser(crowded, browse, tmp_path):
+    assert mistakes(browse, tmp_path, crowded) == NONE
+
+
 def test_a_run_that_was_killed(run, tmp_path, capsys):
     killed = tmp_path / "killed"
     killed.mkdir()

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from skirl.train.report.plot import COLORS, Chart, svg
+from skirl.train.report.plot import COLORS, OTHER, Chart, svg
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 980px; margin: 2em auto; padding: 0 1em; }
@@ -93,13 +93,14 @@ class Page:
         """Add charts, as many side by side as fit."""
         self._parts.append("".join(['<div class="charts">', *(svg([chart]) for chart in charts), "</div>"]))
 
-    def bars(self, bars: Mapping[str, tuple[float, str]]) -> None:
-        """Add a horizontal bar for each value, with its text."""
+    def bars(self, bars: Mapping[str, tuple[float, str]], colors: Mapping[str, str] | None = None) -> None:
+        """Add a horizontal bar for each value, with its text. With `colors`, bars of other names are grey."""
         most = max((value for value, _ in bars.values()), default=0.0) or 1.0
         rows = (
             f"{_head(name)}<td>{escape(text)}</td>"
-            f'<td><div style="width:{100 * value / most:.1f}%;background:{COLORS[i % len(COLORS)]}"></div></td></tr>'
+            f'<td><div style="width:{100 * value / most:.1f}%;background:{color}"></div></td></tr>'
             for i, (name, (value, text)) in enumerate(bars.items())
+            for color in [COLORS[i % len(COLORS)] if colors is None else colors.get(name, OTHER)]
         )
         self._parts.append("".join(['<table class="bars">', *rows, "</table>"]))
 

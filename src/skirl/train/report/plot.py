@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from html import escape
 
 COLORS = ("#1b6ca8", "#d1495b", "#3a7d44", "#8e6c8a", "#e08e1b", "#555555")
+OTHER = "#c8c8c8"
+"""The colour of what has no line of its own."""
 SIZE, LINE = 13, 17
 """Height of the font, and of a line of text."""
 EDGE = 8
@@ -70,8 +72,10 @@ def _chart(chart: Chart, width: int, height: int) -> list[str]:
         ),
     )
     named = () if chart.colors else chart.lines
-    title = _wrapped([(word, _width(word, bold=True)) for word in chart.title.split()], 5, width - 2 * EDGE)
-    names = _wrapped([(name, _width(name.removeprefix("~")) + 20) for name in named], 14, width - 2 * EDGE)
+    words = [_cut(word, width - 2 * EDGE, bold=True) for word in chart.title.split()]
+    title = _wrapped([(word, _width(word, bold=True)) for word in words], 5, width - 2 * EDGE)
+    shown = {name: _cut(name.removeprefix("~"), width - 2 * EDGE - 20) for name in named}
+    names = _wrapped([(name, _width(text) + 20) for name, text in shown.items()], 14, width - 2 * EDGE)
     top = EDGE + LINE * (len(title) + len(names)) + 10
     low = height - 2 * LINE - EDGE
     left = EDGE + 6 + max((_width(short(value)) for value in up.ticks()), default=0.0)
@@ -105,7 +109,7 @@ def _chart(chart: Chart, width: int, height: int) -> list[str]:
             out.append(
                 f'<line x1="{at:.1f}" y1="{y - 4}" x2="{at + 16:.1f}" y2="{y - 4}" stroke-width="2" {styles[name]}/>'
             )
-            out.append(_text(at + 20, y, name.removeprefix("~"), 'fill="#333"'))
+            out.append(_text(at + 20, y, shown[name], 'fill="#333"', name.removeprefix("~")))
             at += room + 14
     for name, band in chart.bands.items():
         low_side, high_side = (_thin([(point[0], point[side]) for point in band]) for side in (1, 2))
@@ -133,8 +137,22 @@ def _styles(names: Iterable[str]) -> dict[str, str]:
     }
 
 
-def _text(x: float, y: float, text: str, style: str) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(text)}</text>'
+def _text(x: float, y: float, text: str, style: str, whole: str = "") -> str:
+    """Return a text; if it was cut, the whole of it shows under the mouse."""
+    title = f"<title>{escape(whole)}</title>" if whole not in ("", text) else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(text)}{title}</text>'
+
+
+def _cut(text: str, room: float, bold: bool = False) -> str:
+    """Leave out the middle of a text that is wider than `room`: names often differ at either end.
+
+    >>> _cut("short", 100), _cut("a/very/long/name.parquet", 100)
+    ('short', 'a/very…arquet')
+    """
+    if _width(text, bold) <= room:
+        return text
+    cuts = (f"{text[: (kept + 1) // 2]}…{text[len(text) - kept // 2 :]}" for kept in range(len(text) - 1, 0, -1))
+    return next((cut for cut in cuts if _width(cut, bold) <= room), "…")
 
 
 def _width(text: str, bold: bool = False) -> float:

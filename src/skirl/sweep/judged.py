@@ -1,0 +1,102 @@
+"""Evaluations of all variants on the held-out samples, which are read once for all, and what they say of each."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import tee
+from math import isfinite
+from typing import Any, Self
+
+from skirl.core.batch import Batch
+from skirl.sweep.entrant import Entrant
+from skirl.tools import rng_state
+from skirl.train.evaluation import Evaluation
+from skirl.train.scored import Fresh
+
+BROKEN = "predictions for the samples held out are not finite"
+"""Why a variant diverges in an evaluation."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a variant's evaluations have come to.
+
+    >>> at = Judged(step=40, best=0.5, best_step=20, since=2)
+    >>> at.is_best, at.stops(3), at.stops(2), at.stops(None)
+    (False, False, True, False)
+    """
+
+    step: int
+    """The step of the last one."""
+    best: float | None
+    """The least log loss of all; None if none was finite."""
+    best_step: int
+    """The step of that."""
+    since: int
+    """Number of evaluations since then."""
+
+    @classmethod
+    def of(cls, judge: Evaluation) -> Self:
+        """Return what a variant's evaluations have come to."""
+        best = judge.best if judge.best is not None and isfinite(judge.best) else None
+        return cls(judge.step, best, judge.best_step, judge.since)
+
+    @property
+    def is_best(self) -> bool:
+        """Whether the last one is the best."""
+        return self.best is not None and self.best_step == self.step
+
+    def stops(self, patience: int | None) -> bool:
+        """Whether the last `patience` evaluations were no better than the best, so that the variant stops."""
+        return patience is not None and self.since >= patience
+
+
+def why_stopped(patience: int | None, step: int) -> str:
+    """Say why a variant that has stopped leaves.
+
+    >>> why_stopped(1, 1000), why_stopped(3, 40)
+    ('no better in 1 evaluation at step 1,000', 'no better in 3 evaluations at step 40')
+    """
+    return f"no better in {patience} evaluation{'s' * (patience != 1)} at step {step:,}"
+
+
+def best_of_all(judged: Mapping[str, Judged], folders: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the variant with the least held-out log loss of all evaluations; None if there was none.
+
+    **Arguments**
+
+    - `judged`: of every variant that was evaluated.
+    - `folders`: by variant: where its best checkpoint is kept.
+
+    >>> best_of_all({"a": Judged(9, 0.5, 9, 0), "b": Judged(9, 0.4, 6, 1), "c": Judged(9, None, 0, 3)}, {})
+    {'variant': 'b', 'step': 6, 'test_logloss': 0.4, 'folder': None}
+    """
+    scored = [(one.best, name) for name, one in judged.items() if one.best is not None]
+    if not scored:
+        return None
+    loss, name = min(scored, key=lambda each: each[0])
+    kept = folders.get(name)
+    folder = kept["folder"] if kept is not None and kept["step"] == judged[name].best_step else None
+    return {"variant": name, "step": judged[name].best_step, "test_logloss": loss, "folder": folder}
+
+
+def evaluate(entrants: Sequence[Entrant], step: int, held_out: Iterable[Batch]) -> dict[str, Judged | None]:
+    """Predict the held-out samples with all of them, reading each batch once. Return what came of it, by name.
+
+    None of a variant says that its predictions are not finite.
+
+    **Arguments**
+
+    - `entrants`: those still in training.
+    - `step`: the step after which this happens.
+    - `held_out`: the held-out batches.
+    """
+    with rng_state.unchanged(), ExitStack() as stack:
+        for entrant in entrants:
+            stack.enter_context(entrant.meter.paused())
+        copies = tee(held_out, len(entrants))  # they advance together, so no batch is kept for long
+        going = [entrant.evaluation(step, Fresh(copy)) for entrant, copy in zip(entrants, copies, strict=True)]
+        del copies
+        while going:
+            going = [one for one in going if next(one, going) is None]
+    return {e.variant.name: Judged.of(e.judge) if e.judge.step == step else None for e in entrants}

@@ -1,0 +1,316 @@
+"""Evaluations, patience, best checkpoints and another run's rows in a sweep: to the bit those of each variant's lone run."""
+
+import errno
+import json
+import os
+import re
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from skirl.checkpoint import best, dense, folder
+from skirl.checkpoint.decoding import decode
+from skirl.checkpoint.without_model import opened
+from skirl.sweep.best import Bests
+from skirl.sweep.checkpoint import of_one
+from skirl.sweep.command import Export, SweepCommand
+from skirl.sweep.crew import Crew
+from skirl.sweep.names import HEADER
+from skirl.sweep.race import Race
+from skirl.sweep.report import as_text, report
+from skirl.train.commands import Train
+from tests.killed import ended, forked
+
+FLAGS: dict[str, Any] = {
+    "data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 16, "cache": "300", "valid": "5%", "quiet": True,
+    "log_every": 5, "threads": 1, "steps": 40,
+}  # fmt: skip
+JUDGED: dict[str, Any] = {"eval_every": 4, "patience": 2}
+VARY = ("lr=0.02,0.5", "dense-lr=0.003,0.1")
+NAMES = ("lr=0.02,dense_lr=0.003", "lr=0.02,dense_lr=0.1", "lr=0.5,dense_lr=0.003", "lr=0.5,dense_lr=0.1")
+SAID = "no better in 2 evaluations at step "
+
+
+def command(of: Path, first: Path, processes: int = 1, **more: Any) -> SweepCommand:
+    where = {"run": str(of / "run"), "save": of / "saved", "from_": first, "keep_best": True, "save_every": 6}
+    return SweepCommand.of(**FLAGS | JUDGED | {"vary": VARY, "alpha": 0.0, "processes": processes, **where, **more})
+
+
+def evaluations(run: Path) -> list[dict[str, Any]]:
+    """All lines of metrics of a run, without times."""
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    kept = re.compile("kind|step|best_step|loss|(test_)?(auc|logloss|ne|samples)")
+    return [{name: value for name, value in line.items() if kept.fullmatch(name)} for line in lines]
+
+
+def rows_of(checkpoint: Path) -> pa.Table:
+    out = checkpoint.parent / "rows.parquet"
+    Export(checkpoint, out, force=True).run()
+    return pq.read_table(out).sort_by([("table", "ascending"), ("row", "ascending")])
+
+
+def same_dense(ours: Path, theirs: Path) -> None:
+    """The dense weights of two checkpoints, and what they would draw next."""
+    with opened(ours) as (_, mine, _, header), opened(theirs) as (_, other, _, at):
+        assert mine.keys() == other.keys() and mine
+        for name, value in mine.items():
+            assert "embeddings" in name or value.equal(other[name]), name
+        drawn = [
+            decode(folder.read(h)["run"]["generators"], dense.read(h.parent, folder.read(h)["dense"]))
+            for h in (header, at)
+        ]
+        assert torch.equal(drawn[0]["torch"], drawn[1]["torch"])
+
+
+def same_as_alone(name: str, of: Path, first: Path, into: Path) -> None:
+    """A variant of a sweep leaves behind what it leaves behind alone."""
+    own = json.loads((of / "run" / name / "config.json").read_text())["flags"]
+    own |= {"run": str(into / "run"), "quiet": True, "save": into / "save", "keep_best": True, "from_": first}
+    alone = Train.of(**own).run()
+    assert evaluations(of / "run" / name) == evaluations(into / "run")
+    found = json.loads((of / "run" / name / "result.json").read_text())
+    for key in ("loss", "auc", "steps", "stopped_early", "test_logloss", "test_auc", "samples"):
+        assert found[key] == alone[key], key
+    assert found["stopped_early"] and 8 < found["steps"] < 40
+    kept, saved = of / "saved" / name, into / "save"
+    assert found["best"] | {"folder": ""} == alone["best"] | {"folder": ""}
+    assert found["best"]["folder"] == str(kept / best.NAME) and found["best"]["step"] == found["steps"] - 8
+    for ours, theirs in ((kept / best.NAME, saved / best.NAME), (of_one(of / "saved", name), saved)):
+        assert rows_of(ours).num_rows > 300 and rows_of(ours) == rows_of(theirs)
+        same_dense(ours, theirs)
+    assert found["rows"]["cache"] == alone["rows"]["cache"] == 300
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another run, that the variants begin from."""
+    save = tmp_path_factory.mktemp("first")
+    assert Train.of(**FLAGS | {"steps": 8, "run": "none", "save": save}).run()["failed"] is None
+    return save
+
+
+@pytest.fixture(scope="module")
+def whole(first: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    of = tmp_path_factory.mktemp("whole")
+    return of, command(of, first).run()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_variant_is_evaluated_and_stops_as_alone(name: str, whole: tuple, first: Path, tmp_path: Path):
+    of, result = whole
+    same_as_alone(name, of, first, tmp_path)
+    own = json.loads((of / "run" / name / "config.json").read_text())["flags"]
+    assert own["from_"] == str(first) and own["eval_every"] == 4 and own["patience"] == 2
+    found = json.loads((of / "run" / name / "result.json").read_text())
+    assert result["by_variant"][name]["best"] == found["best"] and result["from"] == found["from"]
+
+
+def test_who_stops_leaves_with_a_sentence_and_the_last_ends_the_sweep(whole: tuple, tmp_path: Path):
+    of, result = whole
+    stops = {name: own["steps"] for name, own in result["by_variant"].items()}
+    assert len(set(stops.values())) > 1, "all stop at once: vary something else"
+    last = [name for name, step in stops.items() if step == max(stops.values())]
+    lines = [json.loads(line) for line in (of / "run" / "race.jsonl").read_text().splitlines()]
+    left = {line["variant"]: line for line in lines if line["event"] == "left"}
+    assert {n: (line["step"], line["kind"]) for n, line in left.items()} == {
+        n: (step, "patience") for n, step in stops.items() if n not in last
+    }
+    assert all(line["why"] == f"{SAID}{line['step']}" for line in left.values())
+    assert (result["steps"], result["failed"]) == (max(stops.values()), None) and result["winner"] in last
+    assert result["variant_steps"] == sum(stops.values())
+    losses = {name: of["best"]["test_logloss"] for name, of in result["by_variant"].items()}
+    assert result["best"]["variant"] == min(losses, key=lambda name: losses[name])
+    assert result["best"]["test_logloss"] == min(losses.values())
+    assert json.loads((of / "saved" / HEADER).read_text())["step"] == result["steps"]
+    said = command(tmp_path, of).summary(json.loads(json.dumps(result)))
+    assert said["best"].startswith(f"{result['best']['variant']} at step {result['best']['step']}, log loss 0.")
+    assert said["stopped"].startswith("4 of 4 variants, after 2 evaluations without") and said["begun"].startswith(
+        "with "
+    )
+    assert "no better in their evaluations" in as_text(report(of / "run", tmp_path / "page.html"))["left"]
+    text = (tmp_path / "page.html").read_text()
+    assert "no better in 2 evaluations" in text and "log loss on the samples held out" in text
+    assert f"{result['best']['variant']} at step {result['best']['step']}, log loss" in text.replace("<wbr>", "")
+
+
+def left_behind(of: Path, result: dict[str, Any]) -> dict[str, Any]:
+    """All that a sweep leaves behind that does not depend on where and when."""
+    lines = [json.loads(line) for line in (of / "run" / "race.jsonl").read_text().splitlines()]
+    told: dict[str, Any] = {
+        "race": [{k: v for k, v in line.items() if k not in ("seconds", "begun_at")} for line in lines]
+    }
+    for name, own in result["by_variant"].items():
+        kept = of / "saved" / name / best.NAME
+        [(step, header)] = best.headers_with_steps(kept)
+        assert own["best"]["folder"] == str(kept) and own["best"]["step"] == step
+        told[name] = {
+            "result": {n: value for n, value in own.items() if n not in ("run", "best")},
+            "lines": evaluations(of / "run" / name), "best": rows_of(header), "rows": rows_of(of_one(of / "saved", name)),
+        }  # fmt: skip
+    return told | {name: result[name] for name in ("steps", "winner", "variant_steps", "failed", "standing")}
+
+
+def same(of: Path, result: dict[str, Any], whole: tuple[Path, dict[str, Any]]) -> None:
+    ours, theirs = left_behind(of, result), left_behind(*whole)
+    for name, value in theirs.items():
+        assert ours[name] == value, name
+
+
+def before(owner: type, name: str, when: Callable[..., bool]) -> None:
+    """From here on, this process is killed before a method is called, the first time that a condition holds."""
+    method = getattr(owner, name)
+
+    def killing(self: Any, *args: Any, **more: Any) -> Any:
+        if when(self, *args):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return method(self, *args, **more)
+
+    setattr(owner, name, killing)
+
+
+def killed(of: Path, first: Path) -> None:
+    """Kill a sweep as it starts, before a best is kept, and as variants stop: in one process, and in two."""
+    kills: tuple[Callable[[], None], ...] = (
+        lambda: before(Crew, "begin", lambda self, *_: True),  # its start is noted, and nothing is saved
+        lambda: before(
+            Bests, "keep", lambda self, names, *_: len(names) > 0
+        ),  # the checkpoint is there, its best is not
+        lambda: before(Race, "retire", lambda self, *_: True),
+    )
+    for number, kill in enumerate(kills):
+
+        def child(begins: Callable[[], object], kill: Callable[[], None] = kill, number: int = number) -> None:
+            kill()
+            begins()
+            command(of, first, 2 if number else 1, resume=number > 0).run()
+
+        assert ended(*forked(child)) == -signal.SIGKILL
+    header = json.loads((of / "saved" / HEADER).read_text())
+    assert header["step"] >= 4 and set(header["also"]["judged"]) == set(NAMES)
+
+
+def test_killed_and_gone_on_with(whole: tuple, first: Path, tmp_path: Path):
+    killed(tmp_path, first)
+    assert min(of["best"]["step"] for of in whole[1]["by_variant"].values()) == 4, "the second kill shows nothing"
+    same(tmp_path, command(tmp_path, first, 2, resume=True, from_=None).run(), whole)
+
+
+def check_judged(of: Path) -> None:
+    """A sweep that is killed and goes on leaves behind what its variants leave behind alone. For planted faults."""
+    assert Train.of(**FLAGS | {"steps": 8, "run": "none", "save": of / "first"}).run()["failed"] is None
+    killed(of, of / "first")
+    command(of, of / "first", 2, resume=True).run()
+    for name in NAMES:
+        same_as_alone(name, of, of / "first", of / "alone" / name)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_last_state_of_a_variant_that_stops_outlives_the_save_before(processes: int, first: Path, tmp_path: Path):
+    """Which is written while it stops, and removes what is not needed any more when it counts."""
+    result = command(tmp_path, first, processes, keep_best=False, save_every=1).run()
+    for name, of in result["by_variant"].items():
+        assert of["stopped_early"] and of["best"] is None
+        assert best.headers_with_steps(tmp_path / "saved" / name)[0][0] == of["steps"]
+
+
+def test_a_sweep_that_has_stopped_goes_on_with_more_patience_alone(whole: tuple, first: Path, tmp_path: Path):
+    of, before = whole
+    for name in ("saved", "run"):
+        shutil.copytree(of / name, tmp_path / name)
+    result, last = command(tmp_path, first, resume=True).run(), before["winner"]
+    assert result["steps"] == before["steps"] and result["by_variant"][last]["stopped_early"]
+    assert evaluations(tmp_path / "run" / last) == evaluations(of / "run" / last)
+    more = before["steps"] + 4
+    result = command(tmp_path, first, resume=True, patience=4, steps=more).run()
+    assert result["steps"] == more and not result["by_variant"][last]["stopped_early"]
+    assert evaluations(tmp_path / "run" / last)[-1]["step"] == more
+    own = json.loads((tmp_path / "run" / last / "config.json").read_text())["flags"]
+    own |= {"run": "none", "quiet": True, "save": tmp_path / "saved" / last, "resume": True, "steps": more + 4}
+    alone = Train.of(**own).run()
+    assert (alone["begun_at"], alone["steps"], alone["from"]) == (more, more + 4, None)
+
+
+def test_a_variant_whose_predictions_are_not_finite_diverges(tmp_path: Path):
+    flags = FLAGS | {
+        "steps": 4,
+        "eval_every": 1,
+        "alpha": 0.0,
+        "vary": ("dense-lr=0.001,1e30",),
+        "run": str(tmp_path / "r"),
+    }
+    result = SweepCommand.of(**flags).run()
+    left = json.loads((tmp_path / "r" / "race.jsonl").read_text().splitlines()[0])
+    why = "diverged at step 1: predictions for the samples held out are not finite"
+    assert (left["kind"], left["why"], left["variant"]) == ("diverged", why, "dense_lr=1e+30")
+    assert (result["failed"], result["winner"], result["best"]["variant"]) == (None, "dense_lr=0.001", "dense_lr=0.001")
+    result = SweepCommand.of(**flags | {"vary": ("dense-lr=1e29,1e30",), "run": "none"}).run()
+    says = "all 2 variants have diverged, the last ones at step 1, where predictions for the samples held out are not finite"
+    assert (result["failed"], result["winner"], result["best"]) == (says, None, None)
+
+
+def test_a_best_that_cannot_be_kept_fails_the_sweep_at_its_end(tmp_path: Path, monkeypatch, caplog):
+    keep = best.keep
+
+    def full(header: Path) -> Path:
+        if "lr=0.5" in str(header):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return keep(header)
+
+    monkeypatch.setattr(best, "keep", full)
+    flags = FLAGS | {"steps": 4, "eval_every": 4, "alpha": 0.0, "vary": ("lr=0.02,0.5",), "run": "none"}
+    result = SweepCommand.of(**flags, save=tmp_path, keep_best=True).run()
+    assert result["failed"].startswith(
+        "step 4 of variant lr=0.5 is the best so far, but it could not be kept: the disk is"
+    )
+    assert result["failed"].endswith(f"; none is kept yet in {tmp_path / 'lr=0.5' / 'best'}")
+    assert result["failed"] in caplog.text
+    assert [of["best"] is None for of in result["by_variant"].values()] == [False, True]
+
+
+def test_each_pack_touches_so_many_rows():
+    flags = FLAGS | {"vary": ("dim=4,8",), "alpha": 0.0, "run": "none", "cache": "24KiB", "valid": None}
+    for processes in (1, 2):
+        packs = SweepCommand.of(**flags, processes=processes, assert_ratio=1.0).run()["rows"]
+        [(touched, cache)] = {(of["touched"], of["cache"]) for of in packs.values()}
+        result = SweepCommand.of(**flags, processes=processes, assert_ratio=touched / cache + 0.01).run()
+        assert result["failed"].startswith(f"variant dim=4: {touched:,} rows were touched, less than ")
+    alone = Train.of(**{n: flags[n] for n in flags if n not in ("vary", "alpha")} | {"cache": str(cache)}).run()
+    assert alone["rows"]["touched"] == touched
+    roomy = SweepCommand.of(**flags | {"cache": "100%"}, assert_ratio=0.01).run()
+    assert roomy["failed"] == "variant dim=4: no row was fetched again: use a smaller --cache or more --steps"
+
+
+REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"valid": None}, "eval_every needs samples that are held out: set valid"),
+    ({"eval_every": None}, "patience counts evaluations: set eval_every"),
+    ({"eval_every": None, "patience": None}, "--keep-best keeps the checkpoint with the best held-out log loss"),
+    ({"save": None, "save_every": None}, "save_every, save_minutes, keep_best and resume need a folder: set save"),
+    ({"assert_ratio": 0.0}, "assert_ratio is 0.0: set it to a number above 0"),
+    ({"vary": ("dim=4,8",)}, "variant dim=8: --dim is 8, the run was saved with 4: its weights fit no other model"),
+    ({"from_": Path("gone")}, "gone holds no checkpoint: give a folder"),
+)
+
+
+@pytest.mark.parametrize("number", range(len(REFUSED)))
+def test_what_does_not_fit_is_refused_before_anything_is_written(number: int, first: Path, tmp_path: Path):
+    more, says = REFUSED[number]
+    with pytest.raises(ValueError, match=says):
+        command(tmp_path, first, **more).run()
+    assert not [*tmp_path.iterdir()]
+
+
+def test_other_origins_are_refused(whole: tuple, first: Path, tmp_path: Path):
+    of, _ = whole
+    with pytest.raises(ValueError, match=r"--from is .*, and the run in .* began from .*: leave --from out"):
+        command(of, tmp_path, resume=True).run()
+    assert folder.holds_some(of / "saved" / "lr=0.5,dense_lr=0.1" / best.NAME)
+    with pytest.raises(ValueError, match="best holds the checkpoints of a run"):
+        (of / "saved" / HEADER).rename(tmp_path / HEADER)
+        command(of, first, run="none").run()
