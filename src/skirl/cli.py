@@ -298,6 +298,8 @@ def _parse(name: str, args: list[str]) -> tuple[Any, bool]:
         args, words = _launched(args)
     flags = flags_of(kind)
     example, positional = getattr(kind, "example", None), getattr(kind, "positional", None)
+    if any(arg.partition("=")[0] == f"--{flag}" for arg in args for flag in getattr(kind, "instead", ())):
+        example = None
     if name in CONFIGURED:
         path = _config_of(args)
         if path is not None:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,16 @@ from skirl.peers.errors import PeerError
 
 TRAINER = "from skirl.peers.processes import watch_launcher; watch_launcher({patience}, 0.1)"
 WATCHES = {"TORCHELASTIC_RUN_ID": "job", "GROUP_WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+
+
+def answer_of_a_fork(ask: Callable[[], int]) -> int:
+    if (pid := os.fork()) == 0:
+        code = 99
+        try:
+            code = ask()
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def launched(then: str, patience: float = 0.2, **changes: str) -> subprocess.CompletedProcess[str]:
@@ -113,3 +124,17 @@ def test_commands_and_trainers_that_are_alone_end_with_their_launcher(monkeypatc
     assert cli.main(["--version"]) == 0
     start.join()
     assert asked == ["cli", "join"]
+
+
+def test_a_fork_of_a_process_that_was_alone_joins_the_trainers_of_its_own_launcher(monkeypatch):
+    monkeypatch.setattr(job, "_joined", [])
+    assert job.trainers().size == 1 == len(job._joined)
+    monkeypatch.setattr(start, "join", lambda *args, **more: SimpleNamespace(size=2, patience=1.0))
+    assert job.trainers().size == 1  # this process has decided
+    assert answer_of_a_fork(lambda: job.trainers().size) == 2
+
+
+def test_a_fork_of_a_trainer_does_not_join_again(monkeypatch):
+    several = SimpleNamespace(size=2, patience=1.0)
+    monkeypatch.setattr(job, "_joined", [several])
+    assert answer_of_a_fork(lambda: int(job.trainers() is several)) == 1

@@ -1,6 +1,7 @@
 """The trainers of this process's job, which are joined when the first embeddings are made, and left at its end."""
 
 import atexit
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -93,6 +94,16 @@ def _left() -> None:
 
 def _several() -> list[Peers]:
     return [peers for peers in _joined if peers.size > 1]
+
+
+def _forget() -> None:
+    """Forget, in a fork, that its parent was alone: trainers that torchrun forks find each other by their environment."""
+    if not _several():
+        _joined.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
 
 
 def _tell_of_errors() -> None:

@@ -1,8 +1,10 @@
 """`skirl launch`: several trainers on this machine, started and watched by torchrun."""
 
 import os
+import signal
 import sys
 import tempfile
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ SETTINGS = {
 }
 """Environment variables of trainers, unless the user has set them."""
 LOOPBACK = "127.0.0.1"
+CAUGHT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""Signals that torchrun's launcher takes for itself and does not give back."""
 
 
 @dataclass
@@ -62,6 +66,7 @@ class Launch:
                 monitor_interval=0.1,
                 logs_specs=DefaultLogsSpecs(log_dir=str(Path(folder) / "logs")),
             )
+            before = {name: signal.getsignal(name) for name in CAUGHT}
             try:
                 elastic_launch(config, sys.executable)(*arguments)
             except ChildFailedError as failed:
@@ -73,6 +78,10 @@ class Launch:
             except SignalException as told:
                 print(f"skirl launch: stopped by {told.sigval.name}, and all trainers with it", file=sys.stderr)
                 return {"exit_code": 128 + told.sigval}
+            finally:
+                if threading.current_thread() is threading.main_thread():  # in others the launcher takes no signal
+                    for name, handler in before.items():
+                        signal.signal(name, handler)
         return {"exit_code": 0}
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """Faults in memory nodes: the seed decides which and when, and every run ends with the bits of the undisturbed one."""
 
+import json
 import os
 import random
 import signal
@@ -11,8 +12,11 @@ from pathlib import Path
 import pytest
 
 from skirl.measure.bench.faults import Fault, Faults
+from skirl.measure.bench.helpers import made_folder
 from skirl.measure.bench.memory_faults import FAULTS, NodeFaults, OverNodes, _line
 from skirl.store.remote.started import StartedNodes
+from skirl.tools.os_errors import NotWritten
+from tests.zygote import COMMAND, Python
 
 
 class Sleeping(OverNodes):
@@ -66,6 +70,23 @@ def test_a_line_says_what_befell_a_run():
 
 
 @pytest.mark.slow
-def test_thirty_faults():
-    found = NodeFaults(runs=30).run()
+@pytest.mark.timeout(3600)  # it waits for patience to run out, again and again, using little CPU
+def test_thirty_faults(warm_python: Python):
+    done = warm_python.run(COMMAND, "bench", "node-faults", "--json", "--runs", "30", timeout=3500)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
     assert (found["same_bits"], found["failed"]) == (30, None)
+
+
+def test_a_folder_that_is_absent_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def begun(self: Faults, folder: Path) -> None:
+        raise InterruptedError(folder)
+
+    monkeypatch.setattr(Faults, "_warm", begun)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    for bench in (NodeFaults, Faults):
+        with pytest.raises(InterruptedError, match=bench.__name__):
+            bench(folder=tmp_path / bench.__name__ / "new").run()
+    (tmp_path / "file").touch()
+    with pytest.raises(NotWritten, match="file could not be written"):
+        made_folder(tmp_path / "file")

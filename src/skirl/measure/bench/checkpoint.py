@@ -18,7 +18,7 @@ from skirl.checkpoint import Saving, save
 from skirl.core.batch import Batch, KeyedJagged
 from skirl.core.optim import RowwiseAdagrad
 from skirl.core.tables import Table
-from skirl.measure.bench.helpers import at_least_one, processes
+from skirl.measure.bench.helpers import at_least_one, made_folder, processes
 from skirl.nn.collection import EmbeddingBagCollection
 from skirl.peers.alone import Alone
 from skirl.peers.base import Peers
@@ -68,8 +68,8 @@ class Checkpoint:
     def run(self) -> dict[str, Any]:
         """Train and save, and return the figures."""
         with (
-            tempfile.TemporaryDirectory(dir=self.folder, prefix="skirl-bench-") as name,
-            tempfile.TemporaryDirectory(dir=self.rows or name, prefix="skirl-bench-") as rows,
+            tempfile.TemporaryDirectory(dir=made_folder(self.folder), prefix="skirl-bench-") as name,
+            tempfile.TemporaryDirectory(dir=made_folder(self.rows) or name, prefix="skirl-bench-") as rows,
         ):
             if self.trainers == 1:
                 found = self.trainer(Path(name), rows)

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from skirl.measure.bench.helpers import at_least_one
+from skirl.measure.bench.helpers import at_least_one, made_folder
 from skirl.measure.bench.nodes import ENVIRONMENT, Node, alone, forked, send, threads
 from skirl.tools.machine import machine
 
@@ -93,7 +93,7 @@ class Faults:
 
     def run(self) -> dict[str, Any]:
         """Do all runs, `at_once` at a time, and return what came of them."""
-        top = Path(tempfile.mkdtemp(dir=self.folder, prefix="skirl-faults-"))
+        top = Path(tempfile.mkdtemp(dir=made_folder(self.folder), prefix="skirl-faults-"))
         os.environ |= {"OMP_NUM_THREADS": "1"} | ENVIRONMENT
         self._warm(top / "warm")
         more = InAFork(lambda: self._filled(top / "filled"), top / "filled.json").answer() if self.gigabytes else {}

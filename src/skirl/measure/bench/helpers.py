@@ -13,6 +13,7 @@ from typing import Any, Self
 import numpy as np
 
 from skirl.tools.machine import machine
+from skirl.tools.os_errors import writing
 
 
 def at_least_one(flags: Any, *names: str) -> None:
@@ -20,6 +21,17 @@ def at_least_one(flags: Any, *names: str) -> None:
     for name in names:
         if getattr(flags, name) < 1:
             raise ValueError(f"{name} is {getattr(flags, name)}: set it to 1 or more")
+
+
+def made_folder(folder: Path | None) -> Path | None:
+    """Make the folder that a flag names, if it is not there, and return it. Raise if it cannot be made.
+
+    >>> made_folder(None)
+    """
+    if folder is not None:
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def result(bench: str, flags: Any, names: str, **figures: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from skirl.measure.bench.faults import SEEDS, Fault, Faults, InAFork, Run
-from skirl.measure.bench.helpers import at_least_one
+from skirl.measure.bench.helpers import at_least_one, made_folder
 from skirl.measure.bench.nodes import ENVIRONMENT, Node, send
 from skirl.measure.bench.serve_node import Forked
 from skirl.store.remote.started import StartedNodes
@@ -66,7 +66,7 @@ class NodeFaults:
 
     def run(self) -> dict[str, Any]:
         """Do all runs in sequence and return what came of them."""
-        top = Path(tempfile.mkdtemp(dir=self.folder, prefix="skirl-node-faults-"))
+        top = Path(tempfile.mkdtemp(dir=made_folder(self.folder), prefix="skirl-node-faults-"))
         os.environ |= ENVIRONMENT | {"SKIRL_PATIENCE": f"{self.patience:g}", "TORCH_CPP_LOG_LEVEL": "ERROR"}
         trainers = Faults(
             steps=self.steps, batch=self.batch, every=self.every, patience=self.patience, limit=self.limit

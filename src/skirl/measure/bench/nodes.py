@@ -125,6 +125,7 @@ def forked(work: Callable[[], int], log: Path | None) -> int:
                 out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
                 os.dup2(out, 1)
                 os.dup2(out, 2)
+                sys.stdout, sys.stderr = (os.fdopen(end, "w", buffering=1, closefd=False) for end in (1, 2))
             os.environ.update(ENVIRONMENT)
             code = work()
         except BaseException as error:
