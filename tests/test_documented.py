@@ -23,6 +23,7 @@ NOT_CALLED_BY_USERS = {
     "CheckpointError", "DiskError", "DiskFull",  # exceptions take a message
     "Embeddings", "Source",  # protocols
     "Distinct",  # made by a lookup, and each field has its own line
+    "Windowed",  # the same
     "MODELS",  # a dict
 }  # fmt: skip
 

@@ -28,6 +28,7 @@ ELSEWHERE = {
     "checkpoint/keeper.py": "train/test_trainers.py",
     # Nouns that every test uses; these tests are about them.
     "core/jagged.py core/shared.py": "core/test_find.py",
+    "core/stretches.py": "core/test_windows.py",
     "core/batch.py": "data/test_share.py",
     "core/item.py": "pipeline/test_window.py",
     "core/optimizer_names.py": "test_cli.py",
@@ -49,7 +50,7 @@ ELSEWHERE = {
     "dedup/projected.py": "dedup/test_analyze.py",
     "dedup/asked.py dedup/folders.py dedup/how_far.py dedup/plan.py": "dedup/test_by_session.py",
     "dedup/tasks.py": "dedup/test_spark.py",
-    "dedup/training.py": "measure/bench/test_dedup.py",
+    "dedup/shifting.py dedup/training.py": "measure/bench/test_dedup.py",
     # Bits of a device and its kernels equal the reference's, whatever file they are computed in.
     "engine/cache_split.py": "engine/test_capacity.py",
     "engine/counters.py": "engine/test_engine.py",

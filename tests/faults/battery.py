@@ -330,6 +330,34 @@ def layouts(shift: int) -> dict[str, Callable[[], object]]:
         "goes on": lambda: in_folder(by_session.test_files_that_are_there_stay),
         "once": lambda: in_folder(window.check_batches, 60, 5, shift, 7, "once"),
         "window": lambda: in_folder(window.check_batches, 60, 5, shift, 7),
+        **windows(shift),
+    }
+
+
+def windows(shift: int) -> dict[str, Callable[[], object]]:
+    """Return checks of batches whose lists are windows, from the reader to the rows."""
+    import skirl
+    from tests.core import test_windows as core
+    from tests.dedup.test_window_layout import check_buffers
+    from tests.models import test_window_sums as sums
+    from tests.nn import test_windows as nn
+
+    def refused() -> None:
+        for case in core.WRONG:
+            core.test_what_is_wrong_is_refused(*case)
+
+    return {
+        "windows, operations": lambda: [core.check_operations(shift + seed) for seed in range(40)],
+        "windows, captured": lambda: [core.check_captured(shift + seed) for seed in range(40)],
+        "windows, hashes": lambda: [core.check_hashes(shift + seed) for seed in range(10)],
+        "windows, refused": refused,
+        "windows, files": lambda: in_folder(check_buffers, shift),
+        "windows, epoch": nn.test_an_epoch_sees_the_windows,
+        "windows, another": lambda: nn.test_a_forward_with_another_window_is_refused(skirl.EmbeddingCollection),
+        "windows, outputs": nn.test_windows_are_given_out_with_the_rows_of_their_buffers,
+        "windows, lookups": nn.test_an_id_of_a_buffer_is_looked_up_once,
+        "windows, runs": lambda: [nn.test_whole_runs_are_equal_where_sums_are_exact(kind, "cpu") for kind in nn.KINDS],
+        "windows, sums": lambda: sums.test_rows_are_summed_and_their_gradients_too("windows in no order", 1),
     }
 
 
@@ -344,9 +372,22 @@ def crashes(shift: int, scripts: Sequence[str], kinds: Sequence[type[Hooked]] = 
 
 def placement(sound: bool) -> dict[str, Callable[[], object]]:
     """Return checks of plans, shares, loads and stores of several sites, as their own tests run them."""
+    from skirl.placement.tables.measure import Arena
     from tests.core import test_placement, test_placement_plan
-    from tests.placement import test_commands, test_exchange, test_moves, test_shares
-    from tests.placement.tables import test_check, test_evenly, test_nets, test_search, test_tables
+    from tests.placement import test_commands, test_exchange, test_exchange_bound, test_moves, test_shares
+    from tests.placement.tables import (
+        test_backends,
+        test_check,
+        test_evenly,
+        test_gpu,
+        test_measure,
+        test_nets,
+        test_published,
+        test_search,
+        test_sums_sent,
+        test_tables,
+        test_timed,
+    )
     from tests.placement.torchrec import test_laid_out
     from tests.store.placed import test_store
     from tests.tools import test_sealed_json
@@ -376,6 +417,20 @@ def placement(sound: bool) -> dict[str, Callable[[], object]]:
         [mark] = check.pytestmark
         for pieces, says in mark.args[1]:
             check(pieces, says)
+
+    def patched(check: Callable[..., object]) -> Callable[[Path], object]:
+        def run(folder: Path) -> None:
+            with pytest.MonkeyPatch.context() as patch:
+                check(folder, patch)
+
+        return run
+
+    def in_the_interpreter(_: Path, patch: pytest.MonkeyPatch) -> None:
+        arena = test_gpu.small_arena(patch)
+        test_gpu.test_what_is_timed_is_a_step(arena, patch, "sgd")
+
+    def disturbed(_: Path, patch: pytest.MonkeyPatch) -> None:
+        test_measure.test_a_disturbed_round_is_measured_again(Arena(1 << 12), patch, False)
 
     def wrong_nets(folder: Path) -> None:
         check: Any = test_nets.test_wrong_nets_are_refused
@@ -421,15 +476,26 @@ def placement(sound: bool) -> dict[str, Callable[[], object]]:
         "left out": test_moves.test_sites_that_are_left_out_are_emptied_and_memory_is_kept_to,
         "vectors": lambda: test_exchange.some_vectors(0),
         "shared bags": test_exchange.test_samples_that_share_a_bag_ask_for_its_rows_once,
+        "sums": test_sums_sent.test_rows_at_three_ranks_send_sums_where_they_have_ids,
+        "no plan below": test_exchange_bound.some_bounds,
+        "halves of rounds": test_timed.test_halves_of_the_rounds_and_the_least_round_are_told_beside,
         "mixed": in_folder(test_store.test_sites_of_mixed_kinds_are_frozen_as_on_disk_and_taken_by_any),
         "gone": in_folder(test_store.test_rows_on_disk_whose_neighbours_were_in_memory_are_not_trained_further),
+        "disturbed rounds": in_folder(patched(disturbed)),
+        "backends": in_folder(
+            lambda folder: test_backends.test_costs_of_one_backend_are_not_taken_for_anothers(folder, "skirl-cpu")
+        ),
+        "killed": in_folder(patched(test_backends.test_a_killed_measurement_does_not_go_on_with_another_backend)),
+        "a plan's backend": in_folder(patched(test_backends.test_plans_are_measured_with_the_backend_of_their_costs)),
+        "the Triton kernels": in_folder(patched(in_the_interpreter)),
+        "several ids for one": test_published.test_an_id_brings_the_same_rows_whenever_it_comes,
     }
     return dict(list(checks.items())[:3]) if sound else checks
 
 
 def sweep(shift: int) -> dict[str, Callable[[], object]]:
     """Small sweeps, and loops that are wrong; the seed of the batches is shifted."""
-    from tests.sweep import test_crews, test_paired, test_race, test_refused, test_variants
+    from tests.sweep import test_crews, test_judged, test_paired, test_race, test_refused, test_variants
     from tests.sweep.runs import Case, Of, check
 
     few = (Of(lr=0.3, dropped=3), Of(dropout=0.5, seed=1), Of(rule=Adam(), seed=1), Of(nan=2, seed=2))
@@ -449,6 +515,7 @@ def sweep(shift: int) -> dict[str, Callable[[], object]]:
         "wrong loops": lambda: [test_refused.test_a_wrong_loop(body, says) for body, says in bodies.args[1]],
         "dealt": test_crews.check_dealt,
         "processes": lambda: in_folder(test_crews.check_processes),
+        "judged": lambda: in_folder(test_judged.check_judged),
         "cache": lambda: test_refused.test_a_cache_without_room_for_one_batch_of_every_variant("40B"),
         "shared": lambda: [
             test_refused.test_a_sweep_that_cannot_be_made(*test_refused.REFUSED[n]) for n in range(-2, 0)

@@ -1,5 +1,6 @@
 """The tests that every store has to pass: subclass `StoreConformance` in its test module and say how to make one."""
 
+import gc
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -75,6 +76,12 @@ def filled(make: Callable[[Layout], Store], n: int = 50) -> Store:
 
 
 class StoreConformance:
+    @pytest.fixture(autouse=True)
+    def collected(self):
+        """Close the files of stores that were dropped: hundreds may wait for the collector, which rarely runs in a fork."""
+        yield
+        gc.collect()
+
     def make(self, layout: Layout) -> Store:
         """Return an empty store."""
         raise NotImplementedError
