@@ -56,6 +56,8 @@ class Local:
                 samples += len(table)
                 facts = {"rows": f"{samples:,}"}
                 progress(samples, lambda facts=facts: facts)
+                del table, rows
+                pa.default_memory_pool().release_unused()  # the pool would keep what a load needed while the next is read
             if schema is None:
                 raise ValueError(
                     f"{files.dataset.paths[0]}: there are no rows to write: set data to files that have some"
