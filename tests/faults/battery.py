@@ -495,7 +495,7 @@ def placement(sound: bool) -> dict[str, Callable[[], object]]:
 
 def sweep(shift: int) -> dict[str, Callable[[], object]]:
     """Small sweeps, and loops that are wrong; the seed of the batches is shifted."""
-    from tests.sweep import test_crews, test_judged, test_paired, test_race, test_refused, test_variants
+    from tests.sweep import test_crews, test_files, test_judged, test_paired, test_race, test_refused, test_variants
     from tests.sweep.runs import Case, Of, check
 
     few = (Of(lr=0.3, dropped=3), Of(dropout=0.5, seed=1), Of(rule=Adam(), seed=1), Of(nan=2, seed=2))
@@ -516,6 +516,8 @@ def sweep(shift: int) -> dict[str, Callable[[], object]]:
         "dealt": test_crews.check_dealt,
         "processes": lambda: in_folder(test_crews.check_processes),
         "judged": lambda: in_folder(test_judged.check_judged),
+        "files": lambda: [in_folder(test_files.check_end, "csv", "held out", n) for n in (1, 2)],
+        "the last step": lambda: in_folder(test_judged.check_the_last_step),
         "cache": lambda: test_refused.test_a_cache_without_room_for_one_batch_of_every_variant("40B"),
         "shared": lambda: [
             test_refused.test_a_sweep_that_cannot_be_made(*test_refused.REFUSED[n]) for n in range(-2, 0)

@@ -3,6 +3,12 @@
 from tests.faults.plant import Fault
 
 JUDGED = [
+    Fault("a stream that nobody reads is asked for its end", "sweep.run:_Going.step",
+          "done.last", "done.step == self.stream.steps", by="files"),
+    Fault("the end of the stream is found in one process alone", "sweep.crews:Crews.step",
+          "Stepped(..., found[0].last)", "Stepped(..., False)", by="files"),
+    Fault("who runs out of patience in the last step leaves", "sweep.run:_Going._judge",
+          "not last", "True", by="the last step"),
     Fault("the patience of one variant is that of all", "sweep.run:_Going._retire_stopped",
           "self.judged[name].stops(patience)", "any(one.stops(patience) for one in self.judged.values())", by="judged"),
     Fault("a variant stops one evaluation late", "sweep.judged:Judged.stops",

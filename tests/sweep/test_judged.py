@@ -237,6 +237,36 @@ def test_a_sweep_that_has_stopped_goes_on_with_more_patience_alone(whole: tuple,
     assert (alone["begun_at"], alone["steps"], alone["from"]) == (more, more + 4, None)
 
 
+def check_the_last_step(of: Path) -> None:
+    """A variant whose patience ends with the stream was trained to the end. It leaves if the sweep goes on from there."""
+
+    def run(steps: int, name: str, **more: Any) -> dict[str, Any]:
+        where = {"run": str(of / name / "run"), "save": of / name / "saved"}
+        own = {"steps": steps, "patience": 1, "vary": VARY, "alpha": 0.0, **where, **more}
+        return SweepCommand.of(**FLAGS | JUDGED | own).run()
+
+    def left(result: dict[str, Any], names: list[str]) -> set[str | None]:
+        return {result["by_variant"][name]["left"] for name in names}
+
+    for steps in range(8, 40, 4):
+        result = run(steps, str(steps))
+        there = [name for name, one in result["by_variant"].items() if one["left"] is None]
+        out = [name for name in there if result["by_variant"][name]["stopped_early"]]
+        if result["steps"] == steps and 0 < len(out) < len(there):
+            break
+    else:
+        raise AssertionError("none runs out of patience in the last step: vary something else")
+    assert result["failed"] is None
+    again = run(steps, str(steps), resume=True)  # has nothing left to do
+    assert (again["steps"], again["winner"], left(again, there)) == (steps, result["winner"], {None})
+    more = run(steps + 4, str(steps), resume=True)
+    assert more["steps"] == steps + 4 and left(more, out) == {f"no better in 1 evaluation at step {steps}"}
+
+
+def test_who_runs_out_of_patience_in_the_last_step_was_trained_to_the_end(tmp_path: Path):
+    check_the_last_step(tmp_path)
+
+
 def test_a_variant_whose_predictions_are_not_finite_diverges(tmp_path: Path):
     flags = FLAGS | {
         "steps": 4,

@@ -203,10 +203,10 @@ class SweepCommand(Composed):
             lines["run"] = f"{result['run']}; tensorboard --logdir {result['run']}"
             if result["page"]:
                 lines["page"] = result["page"]
-        if result["save"] and not result["failed"]:
+        if result["saved_step"] is not None and not result["failed"]:
             why = f"told to stop by {result['stopped_by']}; " if result["stopped_by"] else ""
             lines["saved"] = (
-                f"{why}step {result['steps']:,} in {result['save']}; more --steps and --resume go on from there"
+                f"{why}step {result['saved_step']:,} in {result['save']}; more --steps and --resume go on from there"
             )
         if result["missing"]:
             lines["missing"] = "\n".join(result["missing"])

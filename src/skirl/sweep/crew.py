@@ -78,6 +78,8 @@ class Stepped:
     """Read so far by this process."""
     saving: bool
     """Whether a checkpoint is still being written."""
+    last: bool
+    """Whether the stream ends with it, which only who reads the stream knows."""
 
 
 class Crew:
@@ -174,7 +176,8 @@ class Crew:
 
         def stepped() -> Stepped:
             losses = {entrant.variant.name: entrant.loss for entrant in racing}
-            return Stepped(self.batches.step, losses, samples, saving)
+            step = self.batches.step
+            return Stepped(step, losses, samples, saving, last=step == self.stream.steps)
 
         with suppress(Diverged):  # all of this crew: others may go on
             self.sweep.step(batch, seen=None if seen is None else lambda: seen(stepped()))

@@ -194,12 +194,13 @@ class Crews:
         found = self._all("step")
         for one in self._live:
             one.expect()  # that the batch was trained on
-        if found[0] is None or None in found:
+        if len({one is not None and one.last for one in found}) > 1 or None in found:
             if any(one is not None for one in found):
                 raise RuntimeError("the data ended in one process of the sweep and not in another: did files change?")
             return None
         losses = {name: loss for one in found for name, loss in one.losses.items()}
-        return Stepped(found[0].step, losses, found[0].samples, any(one.saving for one in found))
+        saving = any(one.saving for one in found)
+        return Stepped(found[0].step, losses, found[0].samples, saving, found[0].last)
 
     def leave(
         self, why: Mapping[str, str], more: Mapping[str, Mapping[str, Any]] | None = None, *, save: Path | None = None

@@ -154,8 +154,11 @@ class _Going:
         self.crew = Crew(duty) if self.processes == 1 else Crews(duties(duty, self.race, self.processes))
         self.shown = Shown(self.race, self._aucs)
         self.steps = self.race.step
-        self._came = self._still_saving = False
-        """Whether there was a batch; whether a checkpoint was still being written after the last step."""
+        self._came = self._still_saving = self._last = False
+        """Whether there was a batch; whether a checkpoint was still being written after the last step; whether the stream
+        ended with that step."""
+        self._saved_step = None if self.header is None else self.header["step"]
+        """The step of the checkpoint that counts."""
         self.failed: str | None = None
         self.not_saved: str | None = None
         """Why the newest checkpoint could not be written, if so."""
@@ -187,10 +190,16 @@ class _Going:
         self.folder.begin(self.flags, self.variants, self.race, step)
         if self.header is not None and self.bests.on:
             self.bests.go_on(self.header, self.judged)
-        self._retire_stopped()  # of a sweep that goes on with less patience, or that was over
+        if not self._has_ended():
+            self._retire_stopped()  # of a sweep that goes on with less patience, or that was over
         if self.header is None and self.keeping.save is not None:
             self._save()
             self._settle()
+
+    def _has_ended(self) -> bool:
+        """Whether the sweep resumes from its last step, and has no more steps now."""
+        also = {} if self.header is None else self.header["also"]
+        return bool(also.get("ended")) and all(also["flags"].get(n) == self.flags[n] for n in ("steps", "epochs"))
 
     def step(self) -> bool:
         """Train all that race on a batch, and let those leave that are behind. Return False if none or no batch is left."""
@@ -206,7 +215,7 @@ class _Going:
             self._leave(dict.fromkeys(racing, f"diverged at step {done.step:,}"))
             return False
         self._let_leave(race.see([done.losses.get(name, nan) for name in race.names]))
-        last_step = done.step == self.stream.steps
+        self._last = last_step = done.last
         every, self._best = self.evaluation.eval_every, []
         if self.stream.held_out and (last_step or (every is not None and done.step % every == 0)):
             self._judge(done.step, last=last_step)
@@ -234,7 +243,8 @@ class _Going:
                 return
             self._let_leave(self.race.retire(broken, f"diverged at step {step:,}: {BROKEN}", "diverged"))
         self._best = [name for name, one in found.items() if one is not None and one.is_best]
-        self._retire_stopped()
+        if not last:  # whoever is there at the end was trained to the end
+            self._retire_stopped()
 
     def _retire_stopped(self) -> None:
         """Let variants leave that stop for want of patience. If all do, the sweep is over instead."""
@@ -255,7 +265,7 @@ class _Going:
         stop, step = told.by is not None, self.race.step
         if self.keeping.save is not None:
             written = self._saving is not None and not self._still_saving
-            last, best = step == self.stream.steps or self.over, self.bests.on and bool(self._best)
+            last, best = self._last or self.over, self.bests.on and bool(self._best)
             due = stop or last or best or self.keeping.due(step, time.monotonic() - self._saved_at)
             if written or due:
                 self.crew.settle()  # a disk that fails in training is not one that fails in saving
@@ -285,6 +295,7 @@ class _Going:
             **self.flags,
             "winner": None if self.failed else race.winner(),
             "steps": self.steps,
+            "saved_step": self._saved_step,
             "variant_steps": self.spent,
             "cost": self.spent / max(1, self.steps * len(self.variants)),
             "seed_noise": race.seed_noise(),
@@ -340,7 +351,7 @@ class _Going:
             "race": self.race.state_dict(), "run": self.folder.name, "spent": self.spent, "results": self.results,
             "search": None if self.drawn is None else self.drawn.also, "flags": self.flags,
             "judged": {name: asdict(one) for name, one in self.judged.items()},
-            "overrides": {variant.name: dict(variant.overrides) for variant in self.variants},
+            "overrides": {variant.name: dict(variant.overrides) for variant in self.variants}, "ended": self._last,
         }  # fmt: skip
         left = {name: result["left"] for name, result in self.results.items()}
         body = header_of(self.race.step, left, plain(also))
@@ -361,6 +372,7 @@ class _Going:
         try:
             self.crew.wait_saved()
             write_header(self.keeping.save, body, names)
+            self._saved_step = body["step"]
             self.bests.keep(best, names, body["step"])
             self.crew.confirm()
             self.not_saved = None

@@ -1,0 +1,102 @@
+"""A sweep over files, whose end nobody knows before it is read: evaluated, saved and drawn to its last step, as runs are."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from skirl.checkpoint.best import headers_with_steps
+from skirl.sweep.command import SweepCommand
+from skirl.sweep.names import HEADER
+from skirl.train.commands import Train
+
+ROWS, BATCH = 150, 16
+SCHEMA = """
+time = "time"
+[[label]]
+name = "label"
+[[id]]
+name = "user"
+type = "int"
+[[id]]
+name = "item"
+type = "int"
+[file]
+columns = ["label", "user", "item", "time"]
+"""
+FLAGS: dict[str, Any] = {
+    "model": "dlrm-tiny", "dim": 4, "batch": BATCH, "cache": "100%", "threads": 1, "quiet": True, "rows": "300",
+    "log_every": 4,
+}  # fmt: skip
+LATE = "time>=120"
+CASES: dict[str, tuple[dict[str, Any], int]] = {
+    "whole": ({}, 10),
+    "steps": ({"steps": 6}, 6),
+    "held out": ({"valid": LATE}, 8),
+    "steps and held out": ({"steps": 5, "valid": LATE}, 5),
+    "more steps than there are": ({"steps": 50, "valid": LATE}, 8),
+    "epochs": ({"epochs": 2, "valid": LATE}, 16),
+    "bad rows": ({"bad_rows": "skip", "valid": LATE}, 7),
+    "epoch": ({"depth": "epoch", "valid": LATE}, 8),
+}
+"""Flags, and the steps that the stream then has."""
+
+
+def files(folder: Path, kind: str, name: str = "") -> dict[str, Any]:
+    """Write a file of samples, and return the flags that name it."""
+    draw = np.random.default_rng(3)
+    columns = {
+        "label": draw.integers(0, 2, ROWS), "user": draw.integers(0, 90, ROWS), "item": draw.integers(0, 90, ROWS),
+        "time": np.arange(ROWS),
+    }  # fmt: skip
+    (folder / "s.toml").write_text(SCHEMA if kind == "csv" else SCHEMA.partition("[file]")[0])
+    path = folder / f"clicks.{kind}"
+    if kind == "parquet":
+        pq.write_table(pa.table(columns), path)
+    else:
+        lines = [",".join(map(str, line)) for line in zip(*columns.values(), strict=True)]
+        if name == "bad rows":  # 16 fewer samples, so that a step less is left
+            lines[:BATCH] = [line.replace(",", ",x", 1) for line in lines[:BATCH]]
+        path.write_text("\n".join(lines) + "\n")
+    return {"data": f"{kind}:{path}", "schema": str(folder / "s.toml")}
+
+
+def check_end(folder: Path, kind: str, name: str, processes: int) -> None:
+    """The end of a sweep over files, beside those of single runs."""
+    flags, steps = CASES[name]
+    flags = FLAGS | files(folder, kind, name) | flags
+    command = SweepCommand.of(
+        **flags, vary=("lr=0.02,0.5",), alpha=0.0, processes=processes, run=str(folder / "run"), save=folder / "saved"
+    )
+    result = command.run()
+    assert (result["failed"], result["steps"], result["saved_step"]) == (None, steps, steps)
+    assert json.loads((folder / "saved" / HEADER).read_text())["step"] == steps
+    lines = [json.loads(line) for line in (folder / "run" / "race.jsonl").read_text().splitlines()]
+    assert (lines[-1]["event"], lines[-1]["step"]) == ("standing", steps)
+    assert f"trained for {steps} steps" in (folder / "run" / "report.html").read_text()
+    assert command.summary(result)["saved"].startswith(f"step {steps} in ")
+    for lr in (0.02, 0.5):
+        own, alone = result["by_variant"][f"lr={lr}"], Train.of(**flags, lr=lr, run=str(folder / f"{lr}")).run()
+        scores = ("test_logloss", "test_auc") if "valid" in flags else ()
+        for key in ("steps", "loss", "auc", "stopped_early", *scores):
+            assert own[key] == alone[key], key
+        assert headers_with_steps(folder / "saved" / f"lr={lr}")[0][0] == steps
+        written = [(folder / of / "metrics.jsonl").read_text().splitlines() for of in (f"run/lr={lr}", f"{lr}")]
+        ours, theirs = ([(line["kind"], line["step"]) for line in map(json.loads, lines)] for lines in written)
+        assert ours == theirs and ours[-1][1] == steps
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("name", CASES)
+def test_a_sweep_over_lines_ends_as_its_runs_do(name: str, processes: int, tmp_path: Path):
+    check_end(tmp_path, "csv", name, processes)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("name", ["whole", "more steps than there are"])
+def test_a_sweep_over_parquet_ends_as_its_runs_do(name: str, processes: int, tmp_path: Path):
+    check_end(tmp_path, "parquet", name, processes)
