@@ -113,6 +113,100 @@ def test_seeds_of_a_configuration_are_averaged_and_leave_together():
     assert race.seed_noise() == pytest.approx(0.04 / math.sqrt(2), rel=0.1)
 
 
+def test_a_seed_that_is_left_answers_for_its_own_losses_alone():
+    """Its configuration was nearly sure to be behind, for a seed that has left; then this one loses one batch."""
+    means = [0.60, 0.50, 0.54, 0.54]  # a0, a1: 0.55 on average
+    both = Race(["a0", "a1", "b0", "b1"], [0, 0, 1, 1], Rules(first=4))
+    while not both.left:
+        both.see(noisy(both.step + 1, means))
+    assert {left.variant for left in both.left} == {"a0", "a1"}
+    race = Race(both.names, [0, 0, 1, 1], Rules(first=4))
+    for step in range(1, 200):
+        losses = noisy(step, means)
+        if step == both.step:
+            losses[1] = (losses[0] + losses[1]) / 2
+        gone = race.see(losses)
+        assert not {"a0", "a1"} & {left.variant for left in gone}, "nothing was behind but a seed that has left"
+        if step == both.step - 1:
+            race.retire(["a0"], "no better", "patience")
+    assert race.racing == ["a1"] and {left.kind for left in race.left[1:]} == {"sure"}
+
+
+@pytest.mark.parametrize("kind", ["patience", "diverged"])
+def test_where_a_seed_leaves_the_others_are_placed_as_if_they_had_raced_alone(kind: str):
+    race = Race(["a0", "a1", "b0", "b1"], [0, 0, 1, 1], Rules(first=4))
+    alone = Race(["a1", "b0", "b1"], [0, 1, 1], Rules(first=4))
+    for step in range(1, 100):
+        losses = noisy(step, [0.50, 0.56, 0.54, 0.54])
+        for_all = [math.nan if kind == "diverged" and step == 5 else losses[0], *losses[1:]]
+        gone = [left for left in race.see(for_all) if left.variant != "a0"]
+        assert [(left.step, left.variant) for left in gone] == [
+            (left.step, left.variant) for left in alone.see(losses[1:])
+        ]
+        if step == 4 and kind == "patience":
+            (left,) = race.retire(["a0"], "no better", kind)
+            assert (left.leader, left.difference, left.error) == (None, None, None)  # it led: b is at 0.54, a at 0.53
+        places = [place for place in race.standing() if place.variant != "a0"]
+        for ours, theirs in zip(places, alone.standing(), strict=True) if step > 4 else ():
+            assert (ours.variant, ours.state, ours.leading) == (theirs.variant, theirs.state, theirs.leading)
+            for of in ("loss", "difference", "error"):
+                assert getattr(ours, of) == pytest.approx(getattr(theirs, of), abs=1e-12), of
+    assert race.racing == ["b0", "b1"]
+
+
+def test_stretches_do_not_grow_with_each_seed_that_leaves_and_alpha_does_not_either():
+    seeds = [f"a{k}" for k in range(9)]
+    race = Race([*seeds, "b"], [0] * 9 + [1], Rules(first=4, alpha=0.05))
+    for step in range(1, 40):
+        race.see(noisy(step, [0.5] * 10))
+        if 20 <= step < 28:
+            race.retire([race.racing[0]], "no better", "patience")
+    state = race.state_dict()["course"]
+    assert state["first"] << state["stretch"] == 32  # the least that is longer than all before
+    assert state["part"] == 2 + 8 and len(race.racing) == 2
+    fresh = Race(race.names, [0] * 9 + [1], Rules(first=4, alpha=0.05))
+    fresh.load_state_dict(json.loads(json.dumps(race.state_dict())))
+    for step in range(40, 200):
+        losses = noisy(step, [0.5] * 9 + [0.52])
+        assert fresh.see(losses) == race.see(losses)
+    assert race.state_dict() == fresh.state_dict() and race.racing == ["a8"]
+
+
+def test_the_noise_is_that_of_the_configurations_with_several_seeds_left():
+    race = Race(["a0", "a1", "b0", "b1"], [0, 0, 1, 1], Rules(alpha=0))
+    for step in range(1, 30):
+        race.see(noisy(step, [0.50, 0.60, 0.54, 0.56], 0.0))
+        if step == 20:
+            race.retire(["a0"], "no better", "patience")
+    assert race.seed_noise() == pytest.approx(0.02 / math.sqrt(2))
+    race.retire(["b1"], "no better", "patience")
+    assert race.seed_noise() is None
+
+
+def test_all_that_leave_at_once_are_compared_with_the_leader_of_then():
+    def race_of() -> Race:
+        race = Race(["a0", "a1", "b", "c"], [0, 0, 1, 2], Rules(alpha=0))
+        for step in range(1, 20):
+            race.see(noisy(step, [0.50, 0.51, 0.54, 0.60]))
+        return race
+
+    race = race_of()
+    gone = race.retire(["a0", "a1", "b"], "no better", "patience")
+    assert [(left.variant, left.leader, left.difference is None, left.error is None) for left in gone] == [
+        ("a0", None, True, True), ("a1", None, True, True), ("b", "a0", False, False),
+    ]  # fmt: skip
+    assert gone[2].difference == pytest.approx(0.035, abs=0.01)
+    assert [(place.variant, difference(place)[:4]) for place in race.standing()] == [
+        ("c", ""), ("a0", ""), ("a1", ""), ("b", "+0.0"),
+    ]  # fmt: skip
+    gone = race_of().see([math.nan, math.nan, math.nan, 0.6])
+    assert [(left.variant, left.leader) for left in gone] == [("a0", None), ("a1", None), ("b", "a0")]
+    with pytest.raises(ValueError, match="all variants have diverged"):
+        race.see([math.nan] * 4)
+    assert (race.racing, race.left[-1].variant, race.left[-1].leader) == ([], "c", None)
+    assert [place.state for place in race.standing()] == ["diverged at step 20", *["no better"] * 3]
+
+
 def test_one_that_diverges_leaves_and_the_others_race_on_as_before():
     race, without = (Race(["a", "b", "c"], rules=Rules(first=4)) for _ in range(2))
     for step in range(1, 50):
@@ -194,6 +288,10 @@ FOR_FAULTS = (
     test_the_last_ones_are_kept_however_far_behind,
     test_seeds_of_a_configuration_are_averaged_and_leave_together,
     test_one_that_diverges_leaves_and_the_others_race_on_as_before,
+    test_a_seed_that_is_left_answers_for_its_own_losses_alone,
+    lambda: test_where_a_seed_leaves_the_others_are_placed_as_if_they_had_raced_alone("patience"),
+    test_stretches_do_not_grow_with_each_seed_that_leaves_and_alpha_does_not_either,
+    test_all_that_leave_at_once_are_compared_with_the_leader_of_then,
     lambda: test_a_race_goes_on_from_its_state_as_if_it_had_not_stopped(17),
     test_a_longer_race_keeps_its_stretches_and_the_rungs_that_it_has_passed,
 )

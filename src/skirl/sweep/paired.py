@@ -59,6 +59,26 @@ def together(first: Sums, then: Sums) -> Sums:
     )
 
 
+def pooled(sums: Sums, shares: Floats) -> Sums:
+    """Return the sums of models that are averages of others, as if each loss had been averaged batch by batch.
+
+    >>> sums = added(added(no_sums(3), np.array([1.0, 3.0, 5.0])), np.array([2.0, 4.0, 0.0]))
+    >>> two = pooled(sums, np.array([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]))
+    >>> two.losses.tolist(), two.differences[0, 1].item(), two.squares[0, 1].item()  # 2 - 5 and 3 - 0
+    ([5.0, 5.0], 0.0, 18.0)
+
+    **Arguments**
+
+    - `sums`: sums of the others, all over the same batches.
+    - `shares`: [averages, models]; those of an average sum up to 1, or are all 0 if it is of none.
+    """
+    differences = shares @ sums.differences @ shares.T
+    across = shares @ sums.squares @ shares.T
+    within = np.diagonal(across) / 2  # squares of all pairs tell the square of any sum whose weights cancel out
+    squares = np.maximum(across - within[:, None] - within[None, :], 0.0)
+    return Sums(sums.batches, shares @ sums.losses, differences, squares)
+
+
 def errors(sums: Sums) -> Floats:
     """Return [models, models]: the standard error of each pair's mean difference; nan with fewer than two batches."""
     n = sums.batches
@@ -135,6 +155,8 @@ class Course:
     """Sums over the current stretch."""
     before: Sums
     """Sums over the stretch before it."""
+    part: int = 0
+    """Number of this comparison, from 1 on; each has its own share of alpha. 0 in the first stretch."""
 
     @classmethod
     def begin(cls, first: int, *shape: int) -> "Course":
@@ -151,7 +173,22 @@ class Course:
         """Return the state after one more batch."""
         if self.now.batches < self.first << self.stretch:
             return replace(self, now=added(self.now, losses))
-        return replace(self, stretch=self.stretch + 1, now=added(no_sums(*losses.shape), losses), before=self.now)
+        now = added(no_sums(*losses.shape), losses)
+        return replace(self, stretch=self.stretch + 1, now=now, before=self.now, part=self.part + 1)
+
+    def anew(self, before: Sums, seen: int) -> "Course":
+        """Return the state with a new stretch: a model is not what it was, so no sum over it says anything more.
+
+        **Arguments**
+
+        - `before`: what takes the place of the sums over recent batches.
+        - `seen`: number of all batches so far; the new stretch has more than these.
+        """
+        stretch = self.stretch
+        while self.first << stretch <= seen:
+            stretch += 1
+        now, part = no_sums(*before.losses.shape), self.part + (stretch > 0)
+        return replace(self, stretch=stretch, now=now, before=before, part=part)
 
     def recent(self) -> Sums:
         """Return sums over this stretch and the one before: the last half of all batches, or more."""
@@ -161,4 +198,4 @@ class Course:
         """Return bool [models]: those that are surely behind now."""
         if not self.stretch:
             return np.zeros_like(racing)
-        return surely_behind(self.now, self.before, racing, alpha * share_of_alpha(self.stretch))
+        return surely_behind(self.now, self.before, racing, alpha * share_of_alpha(self.part))

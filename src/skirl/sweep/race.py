@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from skirl.sweep.paired import Course, Sums, errors
+from skirl.sweep.paired import Course, Sums, errors, pooled
 
 FIRST = 8
 """Least number of batches in the first stretch, in which nobody leaves for a deficit."""
@@ -74,6 +74,7 @@ class Left:
     kind: str
     """diverged, sure, rung or patience."""
     leader: str | None = None
+    """The first variant of the leading configuration at that time; None if that is its own, or not known."""
     difference: float | None = None
     """Mean loss of its configuration minus that of the leader's at that time, over the recent batches."""
     error: float | None = None
@@ -89,7 +90,8 @@ class Place:
     loss: float | None
     """Mean over the recent batches; if it has left, over those before it left."""
     difference: float | None
-    """Mean loss of its configuration minus that of the leading one, on the same batches; if it has left, as of then."""
+    """Mean loss of its configuration minus that of the leading one, on the same batches; if it has left, as of then, and
+    None if it was leading."""
     error: float | None
     """Standard error of that difference."""
     state: str
@@ -101,7 +103,8 @@ class Place:
 class Race:
     """A race of variants, compared by their losses on the same batches, taken before they train on them.
 
-    Variants that differ only in the seed are one configuration: their losses are averaged, and they leave together.
+    Variants that differ only in the seed are one configuration: their losses are averaged, and they leave together for
+    these. If others make a seed leave, those that are left are compared anew.
 
     **Arguments**
 
@@ -158,7 +161,8 @@ class Race:
         self.step += 1
         values = np.where(self._racing, np.asarray(losses, np.float64), np.nan)
         broken = np.flatnonzero(self._racing & ~np.isfinite(values))
-        gone = [self._leave(int(k), f"diverged at step {self.step:,}", "diverged") for k in broken]
+        gone = self._leave(dict.fromkeys(broken.tolist(), (f"diverged at step {self.step:,}", "diverged")))
+        self._compare_anew(gone, self.step - 1)
         if not self._racing.any():
             raise ValueError(
                 f"all variants have diverged, the last at step {self.step:,} ({', '.join(left.variant for left in gone)}): "
@@ -170,7 +174,7 @@ class Race:
         return gone + self._behind()
 
     def retire(self, names: Sequence[str], why: str, kind: str) -> list[Left]:
-        """Let variants leave for what others found of them, and return them. At least one has to stay.
+        """Let variants leave for what others found of them, and return them. No race goes on without any.
 
         **Arguments**
 
@@ -182,7 +186,9 @@ class Race:
         >>> [(left.variant, left.kind, race.racing) for left in race.retire(["a"], "stopped at step 0", "patience")]
         [('a', 'patience', ['b'])]
         """
-        return [self._leave(self.names.index(name), why, kind) for name in names]
+        gone = self._leave({self.names.index(name): (why, kind) for name in names})
+        self._compare_anew(gone, self.step)
+        return gone
 
     def leader(self) -> int:
         """Return the number of the configuration with the lowest recent loss."""
@@ -252,6 +258,30 @@ class Race:
         self._gone = {int(k): Place(**place) for k, place in state["gone"].items()}
         self._course, self._single = _read(state["course"]), _read(state["single"])
 
+    def _compare_anew(self, gone: Sequence[Left], seen: int) -> None:
+        """Begin a new stretch if only some seeds of a configuration have left: its mean loss is not what it was.
+
+        **Arguments**
+
+        - `gone`: those that left, whose losses of this step do not count.
+        - `seen`: batches so far.
+        """
+        of = {int(self._of[self.names.index(one.variant)]) for one in gone}
+        split = np.isin(np.arange(len(self._on())), [c for c in of if self._on()[c]])
+        if not split.any() or not seen:
+            return
+        own = (self._of[None, :] == np.arange(len(split))[:, None]) & self._racing[None, :]
+        single, whole = self._single.recent(), self._course.recent()
+        left = pooled(single, own / np.maximum(own.sum(1, keepdims=True), 1))
+        pairs = split[:, None] | split[None, :]
+        before = Sums(
+            whole.batches,
+            np.where(split, left.losses, whole.losses),
+            np.where(pairs, left.differences, whole.differences),
+            np.where(pairs, left.squares, whole.squares),
+        )
+        self._course, self._single = self._course.anew(before, seen), self._single.anew(single, seen)
+
     def _pooled(self, values: np.ndarray) -> np.ndarray:
         """Return the mean loss over the seeds of each configuration; nan if none of them races."""
         seen = np.isfinite(values)
@@ -272,7 +302,7 @@ class Race:
         """Remove the variants that leave for their losses, and return them."""
         order, rules = self._order(), self.rules
         room = len(order) - rules.keep
-        gone: list[Left] = []
+        gone: dict[int, tuple[str, str]] = {}
         sure = self._course.out(self._on(), rules.alpha) if rules.alpha > 0 else np.zeros(len(self._on()), bool)
         most = rules.most(len(self._on()), self.step) if self.step in rules.rungs else len(order)
         leader = order[0]
@@ -284,43 +314,45 @@ class Race:
                 continue
             order.remove(c)
             room -= 1
-            for k in np.flatnonzero((self._of == c) & self._racing):
-                why = (
-                    f"surely behind at step {self.step:,}"
-                    if kind == "sure"
-                    else f"below the rung at step {self.step:,}"
-                )
-                gone.append(self._leave(int(k), why, kind))
-        return gone
+            why = f"surely behind at step {self.step:,}" if kind == "sure" else f"below the rung at step {self.step:,}"
+            gone |= {int(k): (why, kind) for k in np.flatnonzero((self._of == c) & self._racing)}
+        return self._leave(gone)
 
-    def _leave(self, k: int, why: str, kind: str) -> Left:
-        place = self._place(k, 0, why)
-        leader = self.names[k] if kind == "diverged" and self.step == 1 else self._leading()
-        self._racing[k] = False
-        self._gone[k] = place
-        left = Left(self.step, self.names[k], why, kind, leader, place.difference, place.error)
-        self.left.append(left)
+    def _leave(self, why: Mapping[int, tuple[str, str]]) -> list[Left]:
+        """Let variants leave, all of which are compared with the same leader. why: in words and in a word, by variant."""
+        if not why:
+            return []
+        places = {k: self._place(k, 0, words) for k, (words, _) in why.items()}
+        leader = self.names[int(np.flatnonzero((self._of == self.leader()) & self._racing)[0])]
+        for k, place in places.items():
+            if place.leading:
+                places[k] = replace(place, difference=None, error=None)
+        left = [
+            Left(
+                self.step, self.names[k], place.state, why[k][1], None if place.difference is None else leader,
+                place.difference, place.error,
+            )
+            for k, place in places.items()
+        ]  # fmt: skip
+        self._racing[list(why)] = False
+        self._gone |= places
+        self.left += left
         return left
-
-    def _leading(self) -> str | None:
-        """Return the leading variant: the first of the leading configuration that races. None if nobody races."""
-        order = self._order()
-        return self.names[int(np.flatnonzero((self._of == order[0]) & self._racing)[0])] if order else None
 
     def _place(self, k: int, rank: int, state: str) -> Place:
         """Return the place of a variant: its own loss, and its configuration's difference to the leading one."""
-        own, pooled = self._single.recent(), self._course.recent()
-        n = pooled.batches
+        own, whole = self._single.recent(), self._course.recent()
+        n = whole.batches
         if not n:
             return Place(rank, self.names[k], None, None, None, state)
         c, first = int(self._of[k]), self.leader()
-        error = float(errors(pooled)[c, first]) if n > 1 else None
-        loss, difference = float(own.losses[k] / n), float(pooled.differences[c, first] / n)
+        error = float(errors(whole)[c, first]) if n > 1 else None
+        loss, difference = float(own.losses[k] / n), float(whole.differences[c, first] / n)
         return Place(rank, self.names[k], loss, difference, error, state, leading=c == first)
 
 
 def _written(course: Course) -> dict[str, Any]:
-    return {"first": course.first, "stretch": course.stretch} | {
+    return {"first": course.first, "stretch": course.stretch, "part": course.part} | {
         name: {"batches": sums.batches, "losses": sums.losses.tolist(), "differences": sums.differences.tolist(),
                "squares": sums.squares.tolist()}
         for name, sums in (("now", course.now), ("before", course.before))
@@ -332,4 +364,5 @@ def _read(state: Mapping[str, Any]) -> Course:
         Sums(of["batches"], *(np.array(of[name]) for name in ("losses", "differences", "squares")))
         for of in (state["now"], state["before"])
     )
-    return Course(state["first"], state["stretch"], now, before)
+    stretch = state["stretch"]
+    return Course(state["first"], stretch, now, before, state.get("part", stretch))
