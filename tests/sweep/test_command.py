@@ -21,6 +21,7 @@ from skirl.sweep.command import SweepCommand
 from skirl.sweep.crew import Crew
 from skirl.sweep.flags import RaceFlags
 from skirl.sweep.keeping import KeepFlags
+from skirl.sweep.report import as_text, report
 from skirl.tools.progress import listed
 from skirl.tools.sealed_json import write_sealed
 from skirl.train.commands import Train
@@ -119,6 +120,15 @@ def test_a_run_that_all_leave_fails_and_says_so(tmp_path: Path):
     assert "all 2 variants have diverged" in result["failed"]
     assert result["winner"] is None
     assert json.loads((tmp_path / "s" / "result.json").read_text())["failed"] == result["failed"]
+    lines = [json.loads(line) for line in (tmp_path / "s" / "race.jsonl").read_text().splitlines()]
+    *_, one, other, last = lines
+    assert [(line["event"], line["kind"], line["step"]) for line in (one, other)] == [("left", "diverged", 2)] * 2
+    assert (last["event"], last["step"], result["steps"]) == ("standing", 2, 2)
+    for places in (last["places"], result["standing"]):
+        assert [place["state"] for place in places] == ["diverged at step 2"] * 2
+    facts = report(tmp_path / "s", None)
+    text = as_text(facts)
+    assert (facts["step"], text["left"], "leader" in text) == (2, "2 diverged", False)
 
 
 def wrong(capsys: pytest.CaptureFixture[str], *words: str) -> str:

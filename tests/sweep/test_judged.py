@@ -280,9 +280,12 @@ def test_a_variant_whose_predictions_are_not_finite_diverges(tmp_path: Path):
     why = "diverged at step 1: predictions for the samples held out are not finite"
     assert (left["kind"], left["why"], left["variant"]) == ("diverged", why, "dense_lr=1e+30")
     assert (result["failed"], result["winner"], result["best"]["variant"]) == (None, "dense_lr=0.001", "dense_lr=0.001")
-    result = SweepCommand.of(**flags | {"vary": ("dense-lr=1e29,1e30",), "run": "none"}).run()
+    result = SweepCommand.of(**flags | {"vary": ("dense-lr=1e29,1e30",), "run": str(tmp_path / "all")}).run()
     says = "all 2 variants have diverged, the last ones at step 1, where predictions for the samples held out are not finite"
     assert (result["failed"], result["winner"], result["best"]) == (says, None, None)
+    lines = [json.loads(line) for line in (tmp_path / "all" / "race.jsonl").read_text().splitlines()]
+    assert [line["event"] for line in lines] == ["left", "left", "standing"]
+    assert {place["state"] for place in result["standing"]} == {why}
 
 
 def test_a_best_that_cannot_be_kept_fails_the_sweep_at_its_end(tmp_path: Path, monkeypatch, caplog):

@@ -83,7 +83,7 @@ def as_text(facts: Mapping[str, Any]) -> dict[str, str]:
         lines["failed"] = facts["failed"]
     if facts["winner"]:
         lines["winner"] = facts["winner"]
-    elif facts["standing"]:
+    elif facts["standing"] and facts["standing"][0]["state"] == "leads":
         lines["leader"] = facts["standing"][0]["variant"]
     if (best := facts.get("best")) is not None and flags.get("eval_every"):
         lines["best"] = f"{best['variant']} at step {best['step']:,}, log loss {best['test_logloss']:.4f} held out"

@@ -212,22 +212,32 @@ class _Going:
         if not any(map(isfinite, done.losses.values())):
             last = racing[-1]
             self.failed = str(Diverged.all_of(len(self.variants), last, done.step, done.losses[last]))
-            self._leave(dict.fromkeys(racing, f"diverged at step {done.step:,}"))
-            return False
+            with suppress(ValueError):  # that none is left
+                race.see([nan] * len(race.names))
+            self._let_leave(race.left[-len(racing) :])
+            return self._fell(done.step)
         self._let_leave(race.see([done.losses.get(name, nan) for name in race.names]))
         self._last = last_step = done.last
         every, self._best = self.evaluation.eval_every, []
         if self.stream.held_out and (last_step or (every is not None and done.step % every == 0)):
             self._judge(done.step, last=last_step)
             if self.failed is not None:
-                return False
+                return self._fell(done.step)
         last_step = last_step or self.over
         self.crew.end_step(last=last_step)
         self.shown.read(done.samples)
         if done.step % self.every == 0 or last_step:
-            seconds = time.monotonic() - self._began
-            self.folder.standing(done.step, seconds, race.standing(), lambda: self.shown.aucs(now=True))
+            self._stand(done.step)
         return True
+
+    def _stand(self, step: int) -> None:
+        seconds = time.monotonic() - self._began
+        self.folder.standing(step, seconds, self.race.standing(), lambda: self.shown.aucs(now=True))
+
+    def _fell(self, step: int) -> bool:
+        """Write down that no variant is left."""
+        self._stand(step)
+        return False
 
     def _judge(self, step: int, *, last: bool) -> None:
         """Evaluate all, and let those leave whose predictions are not finite, or who stop."""
@@ -239,9 +249,9 @@ class _Going:
                 self.failed = (
                     f"all {len(self.variants)} variants have diverged, the last ones at step {step:,}, where {BROKEN}"
                 )
-                self._leave(dict.fromkeys(broken, f"diverged at step {step:,}"))
-                return
             self._let_leave(self.race.retire(broken, f"diverged at step {step:,}: {BROKEN}", "diverged"))
+            if self.failed is not None:
+                return
         self._best = [name for name, one in found.items() if one is not None and one.is_best]
         if not last:  # whoever is there at the end was trained to the end
             self._retire_stopped()
