@@ -114,6 +114,29 @@ def test_a_search_draws_trains_and_tells(optuna: Any, tmp_path: Path):
         drawn(**options | {"search": SEARCH[:2]}).run()
 
 
+def test_a_trial_that_stopped_for_want_of_patience_is_complete(optuna: Any, tmp_path: Path):
+    study = str(tmp_path / "study.journal")
+    options = {
+        "search": ("lr=log:1e-3..10",),
+        "trials": 4,
+        "study": study,
+        "alpha": 0.0,
+        "seed": 1,
+        "sampler": "random",
+    }
+    result = drawn(**options, steps=40, valid="10%", eval_every=4, patience=1, rungs="20").run()
+    why = {name: of["left"] or "" for name, of in result["by_variant"].items()}
+    stopped = [name for name, left in why.items() if left.startswith("no better")]
+    beaten = [name for name, left in why.items() if left.startswith("below")]
+    assert stopped and beaten and len(stopped) + len(beaten) < 4, why
+    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(study))
+    losses = {place["variant"]: place["loss"] for place in result["standing"]}
+    for trial in optuna.load_study(study_name="skirl", storage=storage).trials:
+        name = f"lr={float(format(trial.params['lr'], '.4g'))}"
+        assert trial.state.name == ("PRUNED" if name in beaten else "COMPLETE")
+        assert (trial.intermediate_values[20] if name in beaten else trial.value) == losses[name]
+
+
 def test_a_search_that_was_told_to_stop_goes_on_with_its_trials(optuna: Any, tmp_path: Path, monkeypatch):
     study = str(tmp_path / "study.journal")
     options = {"search": SEARCH, "trials": 3, "study": study, "save": tmp_path / "saves"}

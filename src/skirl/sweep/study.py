@@ -71,8 +71,8 @@ class Search:
         return {"asked": [{"trial": number, "overrides": over} for number, over in self._asked]}
 
     def tell(self, race: Race, *, failed: bool = False) -> None:
-        """Report the results of the sweep to the study. A trial that was trained to the end gets its recent mean loss; one
-        that left is pruned at that step, with its loss at that time; one that diverged has failed.
+        """Report the results of the sweep to the study. A trial that was trained to the end, or until it got no better, gets
+        its recent mean loss; one that others beat is pruned at that step, with its loss then; one that diverged has failed.
 
         **Arguments**
 
@@ -94,8 +94,8 @@ class Search:
             over = failed and not gone
             if over or len(losses) < len(own) or any(one.kind == "diverged" for one in gone):
                 self._study.tell(number, state=state.FAIL)
-            elif gone:
-                self._trial(number).report(sum(losses) / len(losses), gone[0].step)
+            elif beaten := [one for one in gone if one.kind != "patience"]:
+                self._trial(number).report(sum(losses) / len(losses), beaten[-1].step)
                 self._study.tell(number, state=state.PRUNED)
             else:
                 self._study.tell(number, sum(losses) / len(losses))
