@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -48,6 +48,34 @@ def test_steps_that_would_take_much_memory_are_predicted_from_smaller_ones(monke
         seconds, how = seconds_a_step(recipe, pack, 6.0)
         assert how == by and (seconds == 513.0 or by == "products of matrices")
     assert taken[0] == 512 and taken[1] == taken[2] // 4 and 200 < taken[2] <= 256
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 6, 20])
+def test_a_step_is_timed_over_as_many_as_there_are_and_the_first_only_if_it_is_alone(
+    steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "s.toml").write_text(
+        '[[label]]\nname = "y"\n[[id]]\nname = "a"\ntype = "int"\n[file]\ncolumns = ["y", "a"]'
+    )
+    (tmp_path / "d.csv").write_text("".join(f"{n % 2},{n}\n" for n in range(8 * steps)))
+    flags = {"data": f"csv:{tmp_path / 'd.csv'}", "schema": str(tmp_path / "s.toml"), "rows": "200", "batch": 8}
+    flags |= {"model": "dlrm-tiny", "dim": 4, "threads": 1, "cache": "100%"}
+    clock, trained = [0.0], timed.steps
+
+    def slow(*args: object) -> Iterator[object]:
+        for n, step in enumerate(trained(*args)):
+            clock[0] += 3.0 if n else 100.0
+            yield step
+
+    with monkeypatch.context() as patch:
+        patch.setattr(timed, "steps", slow)
+        patch.setattr(timed.time, "perf_counter", lambda: clock[0])
+        assert timed._timed(Recipe.of(**flags), 8) == (3.0 if steps > 1 else 100.0)
+    plan = SweepCommand.of(**flags, steps=100, vary=("lr=0.1,0.2",), plan=True).run()
+    assert plan["steps"] == (steps if steps < timed.TRIED else 100)
+    assert SweepCommand.of(**flags, vary=("lr=0.1,0.2",), plan=True).run()["steps"] == (
+        steps if steps < timed.TRIED else None
+    )
 
 
 def test_a_plan_of_17_gigabytes_takes_hardly_any_memory(tmp_path: Path):

@@ -36,8 +36,8 @@ def planned(
     - `flags`: all of the command's, to write down.
     - `asked`: how many processes are to train the variants, or "auto".
     """
-    total = recipe.stream().steps or recipe.data.steps
-    rules, of = race.rules(total), seeds_of_one(variants)
+    total = _steps(recipe)
+    rules, of = race.rules(recipe.stream().steps or recipe.data.steps), seeds_of_one(variants)
     short = replace(recipe, data=replace(recipe.data, steps=TRIED, valid=None))
     schema, largest, samples, ids = Schema.of(short.tables()), 0, 0, 0
     for batch in short.stream():
@@ -88,6 +88,15 @@ def planned(
         else f"cache is {recipe.cache.cache!r}, room for {rows:,} rows of each variant, and a batch needs {largest:,}: set "
         f"cache to {largest:,} rows of each or more, or to {size(largest * sum(p['record_bytes'] for p in packs))}",
     }
+
+
+def _steps(recipe: Recipe) -> int | None:
+    """Return the steps of the stream, or the number asked for; None if neither is known. Files are read for a few steps."""
+    known = recipe.stream().steps
+    if known is not None:
+        return known
+    few = sum(1 for _ in replace(recipe, data=replace(recipe.data, steps=TRIED)).stream())
+    return min(few, recipe.data.steps or few) if few < TRIED else recipe.data.steps
 
 
 def cache_rows(recipe: Recipe, record_bytes: float) -> int | None:

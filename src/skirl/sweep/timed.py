@@ -104,10 +104,10 @@ def _timed(recipe: Recipe, batch: int) -> float:
     try:
         model, dense = recipe.model_over(embeddings)
         with recipe.lookahead(model) as batches:
-            began = None
-            for _ in steps(model, dense, batches, None, batches.micros):
-                began = time.perf_counter() if began is None else began
-            return (time.perf_counter() - (began or 0.0)) / (TRIED - 1)
+            ends = [time.perf_counter()]
+            ends += [time.perf_counter() for _ in steps(model, dense, batches, None, batches.micros)]
+            first = min(1, len(ends) - 2)  # the first step counts if it is the only one
+            return (ends[-1] - ends[first]) / max(1, len(ends) - 1 - first)
     finally:
         torch.set_num_threads(threads)
         embeddings.close()
