@@ -13,8 +13,10 @@ import pytest
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
+import skirl
 from skirl import cli
 from skirl.data import Synthetic
+from skirl.placement.commands import Place
 from skirl.sweep import checkpoint
 from skirl.sweep import flags as sweep_flags
 from skirl.sweep.command import SweepCommand
@@ -129,6 +131,31 @@ def test_a_run_that_all_leave_fails_and_says_so(tmp_path: Path):
     facts = report(tmp_path / "s", None)
     text = as_text(facts)
     assert (facts["step"], text["left"], "leader" in text) == (2, "2 diverged", False)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_rows_placed_in_several_stores_are_those_of_one(processes: int, tmp_path: Path):
+    flags = {n: v for n, v in FLAGS.items() if n not in ("valid", "rungs")} | {"steps": 12, "run": "none", "alpha": 0.0}
+    own = {n: flags[n] for n in ("data", "model", "dim", "batch", "steps", "cache")}
+    plan = tmp_path / "plan.json"
+    Place.of(**own, stores=(f"disk:{tmp_path / 'rows'}", "memory"), out=plan, quiet=True).run()
+    told = ("standing", "winner", "variant_steps")
+    flags |= {"vary": ("lr=0.02,0.5", "dim=4,8"), "processes": processes}
+    one, placed = SweepCommand.of(**flags).run(), SweepCommand.of(**flags, store=f"placed:{plan}").run()
+    assert {name: one[name] for name in told} == {name: placed[name] for name in told}
+    assert len([*(tmp_path / "rows").iterdir()]) == 4, "each variant has a folder of its own"
+
+
+def test_memory_nodes_are_refused_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert "and a sweep keeps its rows in memory or on disk" in wrong(capsys, "--store", "rpc://127.0.0.1:29400")
+    plan, nodes = tmp_path / "plan.json", "rpc://127.0.0.1:29400"
+    Place.of(data="synthetic:tiny", model="dlrm-tiny", steps=4, stores=(nodes, "memory"), out=plan, quiet=True).run()
+    said = wrong(capsys, "--store", f"placed:{plan}")
+    assert f"store is 'placed:{plan}', which has {nodes}, and a sweep keeps its rows in memory or on disk" in said
+    with pytest.raises(ValueError, match="a sweep keeps its rows in memory or on disk"):
+        skirl.Sweep(lambda variant: None, [skirl.Variant("a")], [skirl.Table("t", 4, 2)], cache=4, store=nodes)
+    assert cli.main(["sweep", "--help"]) == 0
+    assert "rpc" not in capsys.readouterr().out
 
 
 def wrong(capsys: pytest.CaptureFixture[str], *words: str) -> str:

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from tyro.conf import Positional
 
 from skirl.checkpoint.commands import Export as ExportRows
-from skirl.sweep.flags import MISSING, JudgeFlags, RaceFlags, SearchFlags, VaryFlags
+from skirl.sweep.flags import MISSING, JudgeFlags, RaceFlags, SearchFlags, SweepRecipe, VaryFlags
 from skirl.sweep.keeping import KeepFlags
 from skirl.sweep.variants import Varied, axis, variants_of, varying
 from skirl.tools.flags import Composed
 from skirl.tools.progress import clock, size
 from skirl.train.commands import Report as ReportOfRun
 from skirl.train.flags import LogFlags, ShowFlags, check_evaluated, check_ratio
-from skirl.train.recipe import Recipe
 
 if TYPE_CHECKING:
     from skirl.sweep.study import Search
@@ -46,7 +45,7 @@ class SweepCommand(Composed):
     vary: VaryFlags = field(default_factory=VaryFlags)
     search: SearchFlags = field(default_factory=SearchFlags)
     race: RaceFlags = field(default_factory=RaceFlags)
-    recipe: Recipe = field(default_factory=Recipe)
+    recipe: SweepRecipe = field(default_factory=SweepRecipe)
     evaluation: JudgeFlags = field(default_factory=JudgeFlags)
     save: KeepFlags = field(default_factory=KeepFlags)
     log: LogFlags = field(default_factory=LogFlags)
@@ -155,6 +154,7 @@ class SweepCommand(Composed):
 
             return as_lines(result)
         from skirl.sweep.race import Place
+        from skirl.sweep.report import SAME
         from skirl.sweep.table import as_text
         from skirl.train.kept import origin_line
 
@@ -180,13 +180,16 @@ class SweepCommand(Composed):
                 f"{best['variant']} at step {best['step']:,}, log loss {best['test_logloss']:.4f} on the samples held out"
                 f"{where}"
             )
-        if (stopped := [n for n, of in result["by_variant"].items() if of.get("stopped_early")]) != []:
+        ended = result["stopped_early"]
+        stopped = [of for of in result["by_variant"].values() if of.get("stopped_early") and (ended or of["left"])]
+        if stopped:
             lines["stopped"] = (
-                f"{len(stopped):,} of {len(result['by_variant']):,} variants, after {self.evaluation.patience} evaluations "
-                "without a better test log loss of their own"
+                f"{len(stopped):,} of {len(result['by_variant']):,} variants, whose own test log loss no longer got better"
             )
         if (begun := result["from"]) is not None:
             lines["begun"] = origin_line(begun)
+            if zero := result["from_zero"]:
+                lines["begun"] += f"; it starts from zero for {', '.join(zero)}"
         if self.assert_ratio is not None and not result["failed"]:
             rows = min(result["rows"].values(), key=lambda of: of["touched"] / max(1, of["cache"]))
             lines["asserted"] = (
@@ -194,7 +197,8 @@ class SweepCommand(Composed):
                 f"each variant,\nand {rows['fetched']:,} rows were fetched again"
             )
         if result["seed_noise"] is not None:
-            lines["noise"] = f"{result['seed_noise']:.5f}: a lead below that may be the seed's"
+            noise = f"{result['seed_noise']:.5f}: a lead below that may be the seed's"
+            lines["noise"] = noise + SAME * bool(result["from"])
         whole = "the whole process" if count == 1 else f"{count} processes in sum"
         lines["memory"] = f"{size(result['peak_bytes'])} at its peak, {whole}"
         if result["study"]:

@@ -1,12 +1,13 @@
 """The flags of a sweep, except those of training. Each part is checked when it is made."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from skirl.sweep.race import FIRST, Rules
-from skirl.train.flags import EvaluationFlags
+from skirl.train.flags import CacheFlags, EvaluationFlags
+from skirl.train.recipe import Recipe
 
 _RUNG = re.compile(r"(\d+)|(\d+(?:\.\d+)?)%")
 _FIRST_SHARE = 0.02
@@ -27,6 +28,47 @@ def points(steps: int | None) -> int:
     if steps is None:
         return USUAL
     return max(1, min(max(USUAL, -(-steps // MOST)), steps // FEWEST))
+
+
+def check_store(store: str) -> None:
+    """Raise if a sweep cannot keep its rows in a store.
+
+    **Arguments**
+
+    - `store`: as `--store` names it.
+
+    >>> check_store("rpc://node:1")
+    Traceback (most recent call last):
+    ValueError: store is 'rpc://node:1', and a sweep keeps its rows in memory or on disk: set it to memory or disk:FOLDER
+    """
+    sites: list[str] = []
+    if store.startswith("placed:"):
+        from skirl.store import plan_of
+
+        sites = [site.store for site in plan_of(store)[0].sites]
+    if found := next((one for one in (store, *sites) if "rpc://" in one), None):
+        where = f"store is {store!r}" + (f", which has {found}" if sites else "")
+        raise ValueError(f"{where}, and a sweep keeps its rows in memory or on disk: set it to memory or disk:FOLDER")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreFlags(CacheFlags):
+    """As for a run, without memory nodes."""
+
+    store: str = "memory"
+    """Where the rows outside the cache are: memory, disk:FOLDER, in which each variant has a folder of its name, or
+    placed:PLAN.json for several of these (`skirl place`)."""
+
+    def __post_init__(self) -> None:
+        check_store(self.store)
+        super().__post_init__()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepRecipe(Recipe):
+    """What the variants have in common."""
+
+    cache: StoreFlags = field(default_factory=StoreFlags)
 
 
 @dataclass(frozen=True, kw_only=True)

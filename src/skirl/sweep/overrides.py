@@ -10,6 +10,7 @@ from skirl.core.optim import RowOptimizer, RowwiseAdagrad
 from skirl.core.tables import Table
 from skirl.store import Store
 from skirl.store.own_folder import inside
+from skirl.sweep.flags import check_store
 from skirl.sweep.variants import Variant
 
 T = TypeVar("T")
@@ -114,6 +115,7 @@ def store_of(store: str | Callable[[str], str | Store], name: str) -> str | Stor
     """
     if not isinstance(store, str):
         return store(name)
+    check_store(store)
     if "/" in name or name in ("", ".", ".."):
         raise ValueError(f"variant {name!r} cannot be the name of a folder: leave slashes out of it")
     if "placed:" in store:

@@ -22,6 +22,8 @@ MOST_RATES = 60
 """Most stretches of the chart of the speed: shorter ones would show the noise of single steps."""
 ERRORS = 2.0
 """Half the width of a difference's band, in standard errors."""
+SAME = "; but all seeds began with the same rows and weights, out of --from, so other ones may differ by more"
+"""What to know of the noise of seeds then."""
 OF_SWEEP = {"flags": {...: ANY}, "variants": [{"name": TEXT, "overrides": {...: ANY}}], "started": TEXT}
 OF_LEFT = {"event": TEXT, "step": COUNT, "variant": TEXT, "why": TEXT, "kind": TEXT}
 OF_STANDING = {
@@ -54,6 +56,7 @@ def report(folder: Path, page: Path | None) -> dict[str, Any]:
         "failed": None if result is None else result["failed"],
         "best": None if result is None else result.get("best"),
         "cost": None if result is None else result.get("cost"),
+        "from": None if result is None else result.get("from"),
         "seed_noise": None if result is None else result.get("seed_noise"),
         "variants": [variant["name"] for variant in sweep["variants"]],
         "left": left,
@@ -99,7 +102,10 @@ def as_text(facts: Mapping[str, Any]) -> dict[str, str]:
     if kinds:
         lines["left"] = ", ".join(f"{kinds.count(kind)} {what}" for kind, what in said.items() if kind in kinds)
     if facts["seed_noise"] is not None:
-        lines["noise"] = f"{facts['seed_noise']:.5f}, the standard deviation of a loss due to the seed alone"
+        lines["noise"] = (
+            f"{facts['seed_noise']:.5f}, the standard deviation of a loss due to the seed alone"
+            + SAME * bool(facts["from"])
+        )
     return lines
 
 
