@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from skirl.sweep.crew import Crew
 from skirl.sweep.names import HEADER
 from skirl.sweep.race import Race
 from skirl.sweep.report import as_text, report
+from skirl.tools.sealed_json import CheckpointError
 from skirl.train.commands import Train
 from tests.killed import ended, forked
 
@@ -131,9 +133,8 @@ def test_who_stops_leaves_with_a_sentence_and_the_last_ends_the_sweep(whole: tup
     assert json.loads((of / "saved" / HEADER).read_text())["step"] == result["steps"]
     said = command(tmp_path, of).summary(json.loads(json.dumps(result)))
     assert said["best"].startswith(f"{result['best']['variant']} at step {result['best']['step']}, log loss 0.")
-    assert said["stopped"].startswith("4 of 4 variants, after 2 evaluations without") and said["begun"].startswith(
-        "with "
-    )
+    assert said["stopped"] == "4 of 4 variants, whose own test log loss no longer got better"
+    assert said["begun"].startswith("with ") and said["begun"].endswith(", with their optimizer's state")
     assert "no better in their evaluations" in as_text(report(of / "run", tmp_path / "page.html"))["left"]
     text = (tmp_path / "page.html").read_text()
     assert "no better in 2 evaluations" in text and "log loss on the samples held out" in text
@@ -235,6 +236,60 @@ def test_a_sweep_that_has_stopped_goes_on_with_more_patience_alone(whole: tuple,
     own |= {"run": "none", "quiet": True, "save": tmp_path / "saved" / last, "resume": True, "steps": more + 4}
     alone = Train.of(**own).run()
     assert (alone["begun_at"], alone["steps"], alone["from"]) == (more, more + 4, None)
+
+
+def test_one_seed_of_a_configuration_stops_and_the_noise_is_that_of_the_others(tmp_path: Path):
+    flags = FLAGS | {"steps": 16, "eval_every": 4, "patience": 1, "alpha": 0.0, "vary": ("lr=0.02,0.1,0.5", "seed=0,1")}
+    command = SweepCommand.of(**flags, run=str(tmp_path / "run"))
+    result = command.run()
+    left = {name: of["left"] for name, of in result["by_variant"].items()}
+    there = {lr: [seed for seed in (0, 1) if left[f"lr={lr},seed={seed}"] is None] for lr in (0.02, 0.1, 0.5)}
+    whole, part = ([lr for lr, seeds in there.items() if len(seeds) == n] for n in (2, 1))
+    assert whole and len(part) == 1, "vary something else"
+    losses = {place["variant"]: place["loss"] for place in result["standing"]}
+    apart = [losses[f"lr={lr},seed=0"] - losses[f"lr={lr},seed=1"] for lr in whole]
+    assert result["seed_noise"] == pytest.approx(statistics.mean(each**2 / 2 for each in apart) ** 0.5)
+    [gone] = (
+        line
+        for line in map(json.loads, (tmp_path / "run" / "race.jsonl").read_text().splitlines())
+        if line["event"] == "left"
+    )
+    assert gone["kind"] == "patience" and gone["variant"].startswith(f"lr={part[0]},")
+    assert command.summary(result)["noise"].endswith("a lead below that may be the seed's")
+
+
+def test_the_summary_says_whose_rows_begin_without_their_state_and_that_seeds_begin_alike(first: Path, tmp_path: Path):
+    flags = FLAGS | {"steps": 4, "alpha": 0.0, "from_": first, "run": str(tmp_path / "run"), "valid": None}
+    for vary, ends in (
+        ("optimizer=rowwise-adagrad,sgd", ", with their optimizer's state; it starts from zero for optimizer=sgd"),
+        ("optimizer=sgd,adagrad", ", whose optimizer's state starts from zero"),
+        ("seed=0,1", ", with their optimizer's state"),
+    ):
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        command = SweepCommand.of(**flags, vary=(vary,))
+        result = command.run()
+        said = command.summary(result)
+        assert said["begun"].endswith(ends), said["begun"]
+        if vary.startswith("seed"):
+            alike = "but all seeds began with the same rows and weights"
+            assert alike in said["noise"] and alike in as_text(report(tmp_path / "run", None))["noise"]
+            assert alike in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_the_folder_of_a_sweep_is_taken_for_no_run(first: Path, tmp_path: Path):
+    save, flags = tmp_path / "grid", FLAGS | {"steps": 4, "run": "none", "valid": None}
+    SweepCommand.of(**flags, vary=("lr=0.02,0.5",), save=save).run()
+    held = sorted(save.rglob("*"))
+    for resume in (False, True):
+        with pytest.raises(
+            ValueError, match=f"save is {save}, which holds a sweep: set it to another folder, or go on"
+        ):
+            Train.of(**flags, save=save, resume=resume).run()
+    for command in (Train.of(**flags, from_=save), SweepCommand.of(**flags, from_=save, vary=("lr=0.02,0.5",))):
+        with pytest.raises(CheckpointError, match=f"{save} holds a sweep: name a variant, {save / 'NAME'}"):
+            command.run()
+    assert sorted(save.rglob("*")) == held
+    assert Train.of(**flags, from_=save / "lr=0.5").run()["from"]["folder"] == str(save / "lr=0.5")
 
 
 def check_the_last_step(of: Path) -> None:

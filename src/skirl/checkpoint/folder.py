@@ -15,6 +15,8 @@ from skirl.tools.sealed_json import CheckpointError, read_sealed
 
 log = logging.getLogger("skirl")
 
+OF_SWEEP = "sweep-checkpoint.json"
+"""The header of a sweep, in the folder that has a folder of checkpoints for each of its variants."""
 FORMAT = "skirl-checkpoint"
 FORMAT_VERSION = 4
 OF_PARTS = 5
@@ -68,6 +70,14 @@ def holds_some(folder: Path) -> bool:
     return any(folder.glob("checkpoint*.json"))
 
 
+def refuse_sweep(folder: Path) -> None:
+    """Raise if the folder holds a sweep: a run is no part of it."""
+    if (folder / OF_SWEEP).is_file():
+        raise ValueError(
+            f"save is {folder}, which holds a sweep: set it to another folder, or go on with a variant, {folder / 'NAME'}"
+        )
+
+
 def headers(path: Path) -> list[Path]:
     """Return the headers to try, newest first. If `path` is a header, return only that."""
     if _HEADER.fullmatch(path.name):
@@ -75,6 +85,8 @@ def headers(path: Path) -> list[Path]:
     found = [header(path, number) for number in reversed(numbers(path))]
     if not found and (old := path / "checkpoint.json").is_file():  # it says which version wrote it
         return [old]
+    if not found and (path / OF_SWEEP).is_file():
+        raise CheckpointError(f"{path} holds a sweep: name a variant, {path / 'NAME'}")
     if not found:
         raise CheckpointError(
             f"{path} holds no checkpoint: give a folder that skirl.save or `skirl train --save` has written"

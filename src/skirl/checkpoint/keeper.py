@@ -9,7 +9,7 @@ from types import FrameType, TracebackType
 from typing import Any, NamedTuple, Self
 
 from skirl.checkpoint import Saving, best, load, numbers, save, starts
-from skirl.checkpoint.folder import drop_newer, holds_some
+from skirl.checkpoint.folder import drop_newer, holds_some, refuse_sweep
 from skirl.checkpoint.saving import claimed
 from skirl.checkpoint.votes import Votes, trainers_of
 from skirl.nn.collection import collections_of
@@ -259,6 +259,7 @@ def _claim(folder: Path) -> int | None:
 
 def refuse_checkpoints(folder: Path) -> None:
     """Raise if the folder holds another run's checkpoints: ours would push them out, and until then they pass for ours."""
+    refuse_sweep(folder)
     if numbers(folder):
         raise ValueError(
             f"{folder} holds the checkpoints of a run: add --resume to go on from them, or set save to another folder"

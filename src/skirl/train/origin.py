@@ -64,6 +64,8 @@ def origin_of(saving: Begins, *, saved: bool | None = None) -> Origin | None:
 
         refuse_checkpoints(save)
         return _newest(from_)
+    if saved is None:
+        folder.refuse_sweep(save)
     noted = read(save)
     if folder.holds_some(save) if saved is None else saved:
         if from_ is not None and not (noted is not None and _means(from_, noted)):
