@@ -158,7 +158,8 @@ class RaceFlags:
     alpha: float = 0.05
     """The highest probability that the best variant is dropped by mistake; 0: no variant is dropped for a deficit."""
     keep: int = 1
-    """How many configurations are trained to the end; the seeds of one configuration leave and stay together."""
+    """How many configurations are trained to the end, or fewer if some end by --patience or diverge. The seeds of one
+    configuration leave together for their losses; if one of them ends by itself, the race compares those that are left."""
     rungs: str | None = None
     """Steps, or shares of the run, such as 5%,10%,20%,30%: after each one, only half of the configurations go on."""
 

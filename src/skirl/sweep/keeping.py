@@ -34,7 +34,7 @@ class KeepFlags:
     """Minutes between two checkpoints."""
     keep_best: bool = False
     """Also keep each variant's checkpoint with its best held-out log loss, in SAVE/VARIANT/best; needs --valid and
-    --eval-every."""
+    --eval-every. All are saved whenever one is better than ever: early on, at nearly every evaluation."""
     from_: Path | None = None
     """Start every variant with the rows and dense weights of another run's newest checkpoint, to fine-tune them: its
     folder, or the header of one checkpoint. With --resume, this is where the sweep starts if --save holds no

@@ -24,7 +24,7 @@ class Rules:
     alpha: float = 0.05
     """Highest probability that the best is ever dropped for a deficit that looks sure; 0: nobody leaves for a deficit."""
     keep: int = 1
-    """Configurations that stay to the end."""
+    """Configurations that stay to the end, unless others than the race make them leave."""
     rungs: tuple[int, ...] = ()
     """Steps after which only half as many configurations as before may go on."""
     first: int = FIRST
