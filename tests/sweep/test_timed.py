@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,7 +63,7 @@ def test_a_step_is_timed_over_as_many_as_there_are_and_the_first_only_if_it_is_a
     flags |= {"model": "dlrm-tiny", "dim": 4, "threads": 1, "cache": "100%"}
     clock, trained = [0.0], timed.steps
 
-    def slow(*args: object) -> Iterator[object]:
+    def slow(*args: Any) -> Iterator[Any]:
         for n, step in enumerate(trained(*args)):
             clock[0] += 3.0 if n else 100.0
             yield step
