@@ -104,7 +104,7 @@ def as_text(facts: Mapping[str, Any]) -> dict[str, str]:
     if facts["seed_noise"] is not None:
         lines["noise"] = (
             f"{facts['seed_noise']:.5f}, the standard deviation of a loss due to the seed alone"
-            + SAME * bool(facts["from"])
+            + SAME * bool(facts.get("from"))
         )
     return lines
 
