@@ -26,6 +26,7 @@ ELSEWHERE = {
     "checkpoint/cached_rows.py checkpoint/definition.py": "checkpoint/test_saving.py",
     "checkpoint/whole.py": "store/test_frozen.py",
     "checkpoint/keeper.py": "train/test_trainers.py",
+    "checkpoint/of_sweep.py": "sweep/test_judged.py",
     # Nouns that every test uses; these tests are about them.
     "core/jagged.py core/shared.py": "core/test_find.py",
     "core/stretches.py": "core/test_windows.py",

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from skirl.checkpoint import parts, starts
+from skirl.checkpoint.of_sweep import OF_SWEEP
 from skirl.tools.os_errors import why
 from skirl.tools.sealed_json import CheckpointError, read_sealed
 
 log = logging.getLogger("skirl")
 
-OF_SWEEP = "sweep-checkpoint.json"
-"""The header of a sweep, in the folder that has a folder of checkpoints for each of its variants."""
 FORMAT = "skirl-checkpoint"
 FORMAT_VERSION = 4
 OF_PARTS = 5
@@ -68,14 +67,6 @@ def numbers(folder: str | Path) -> list[int]:
 def holds_some(folder: Path) -> bool:
     """Return whether a folder holds checkpoints, of any version."""
     return any(folder.glob("checkpoint*.json"))
-
-
-def refuse_sweep(folder: Path) -> None:
-    """Raise if the folder holds a sweep: a run is no part of it."""
-    if (folder / OF_SWEEP).is_file():
-        raise ValueError(
-            f"save is {folder}, which holds a sweep: set it to another folder, or go on with a variant, {folder / 'NAME'}"
-        )
 
 
 def headers(path: Path) -> list[Path]:

@@ -9,7 +9,8 @@ from types import FrameType, TracebackType
 from typing import Any, NamedTuple, Self
 
 from skirl.checkpoint import Saving, best, load, numbers, save, starts
-from skirl.checkpoint.folder import drop_newer, holds_some, refuse_sweep
+from skirl.checkpoint.folder import drop_newer, holds_some
+from skirl.checkpoint.of_sweep import refuse_sweep
 from skirl.checkpoint.saving import claimed
 from skirl.checkpoint.votes import Votes, trainers_of
 from skirl.nn.collection import collections_of

@@ -1,6 +1,6 @@
 """Names of the files of a sweep: in the folder of its runs, and in that of its checkpoints."""
 
-from skirl.checkpoint.folder import OF_SWEEP
+from skirl.checkpoint.of_sweep import OF_SWEEP
 
 SWEEP, RACE, RESULT = "sweep.json", "race.jsonl", "result.json"
 HEADER = OF_SWEEP

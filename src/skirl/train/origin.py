@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, Self
 
 from skirl.checkpoint import folder
+from skirl.checkpoint.of_sweep import refuse_sweep
 from skirl.tools.os_errors import why
 from skirl.tools.sealed_json import CheckpointError, read_sealed, skirl_version, write_sealed
 from skirl.tools.shape_of import TEXT, misfit
@@ -65,7 +66,7 @@ def origin_of(saving: Begins, *, saved: bool | None = None) -> Origin | None:
         refuse_checkpoints(save)
         return _newest(from_)
     if saved is None:
-        folder.refuse_sweep(save)
+        refuse_sweep(save)
     noted = read(save)
     if folder.holds_some(save) if saved is None else saved:
         if from_ is not None and not (noted is not None and _means(from_, noted)):
