@@ -20,7 +20,7 @@ JUDGED = [
           "self._folder(name).parent / saved[name]", "self._folder([*saved][0]).parent / saved[name]", by="judged"),
     Fault("the best is kept of the variants of one process", "sweep.run:_Going._judge",
           "[name for name, one in found.items() if one is not None and one.is_best]",
-          "[name for name, one in found.items() if one is not None and one.is_best][:2]", by="judged"),
+          "[name for name, one in found.items() if one is not None and one.is_best][:1]", by="judged"),
     Fault("the last one is kept instead of the best", "sweep.judged:Judged.is_best",
           "self.best is not None and self.best_step == self.step", "self.best is not None", by="judged"),
     Fault("a best that a kill left undone is lost", "sweep.run:_Going.begin",
