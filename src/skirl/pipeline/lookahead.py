@@ -30,7 +30,7 @@ from skirl.tools import rng_state
 from skirl.tools.interrupts import uninterrupted
 
 NAMED_WITHIN = 30.0
-"""Seconds within which a hanging trainer is surely named, once the others have lost patience with it."""
+"""Seconds within which a hanging trainer is named, once the others have lost patience with it."""
 
 
 def _sparse_of(batch: Any) -> Sparse:
@@ -63,7 +63,7 @@ def lookahead(
 ) -> "Lookahead":
     """Read ahead in a loader, so that each batch's rows are on the device when it is yielded.
 
-    No argument but `accumulate` and `shards` changes a result, nor does any timing.
+    Only `accumulate` and `shards` change results.
 
     **Arguments**
 
