@@ -6,9 +6,6 @@ from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from skirl.dedup.shifting import Shifting
-from skirl.dedup.shifting import told_of as told_of_windows
-from skirl.dedup.training import Training, described
 from skirl.measure.bench.dedup import DedupStep
 from skirl.measure.bench.helpers import at_least_one, child, result
 
@@ -66,6 +63,8 @@ class Dedup(DedupStep):
         return found | {"part": list(self.part)}
 
     def _lookup(self) -> dict[str, Any]:
+        from skirl.dedup.shifting import Shifting
+
         shifting = Shifting(self.batch, self.lists, self.ids, self.dim, self.rows, self.rounds)
         return self._steps("lookup") | {"window": shifting.run()}
 
@@ -88,6 +87,8 @@ class Dedup(DedupStep):
         return result("dedup", self, "samples rows_scale rounds compression", reader=reader)
 
     def _train(self) -> dict[str, Any]:
+        from skirl.dedup.training import Training
+
         shape = (self.train_batch, self.train_steps, self.ids, self.dim, self.rows, self.train_rounds)
         train = Training(self.factor, self.model, *shape).run()
         shifting = Training((0.0,), tuple(model for model in self.model if model != "dlrm"), *shape).run()
@@ -121,6 +122,9 @@ class Dedup(DedupStep):
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """Return the result as labelled lines for people to read."""
+        from skirl.dedup.shifting import told_of as told_of_windows
+        from skirl.dedup.training import described
+
         told: dict[str, str] = {}
         if "storage" in self.part:
             from skirl.dedup.sizes import told_of

@@ -9,12 +9,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from skirl.measure.bench.helpers import at_least_one, result
-from skirl.store.remote.started import StartedNodes, free_port, private_memory_of
 from skirl.tools.progress import size
 from skirl.tools.sizes import parse_bytes
+
+if TYPE_CHECKING:
+    from skirl.store.remote.started import StartedNodes
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,8 @@ class ServeLarge:
 
     def run(self) -> dict[str, Any]:
         """Train and watch the memory of all processes."""
+        from skirl.store.remote.started import StartedNodes
+
         self.folder.mkdir(parents=True)
         most: dict[str, int] = {}
         began = time.monotonic()
@@ -97,6 +101,8 @@ class ServeLarge:
         )  # fmt: skip
 
     def _team(self, spec: str) -> list[Any]:
+        from skirl.store.remote.started import free_port
+
         words = {
             "data": self.data, "model": "dlrm-tiny", "dim": self.dim, "batch": self.batch, "steps": self.steps,
             "cache": self.cache, "optimizer": "adam", "shards": _shards(self.trainers), "threads": 1, "store": spec,
@@ -116,8 +122,10 @@ class ServeLarge:
                 team.append(subprocess.Popen(command, env=env, stdout=out, stderr=log))
         return team
 
-    def _look(self, team: Sequence[Any], nodes: StartedNodes, most: dict[str, int]) -> None:
+    def _look(self, team: Sequence[Any], nodes: "StartedNodes", most: dict[str, int]) -> None:
         """Update the most memory that each process has taken."""
+        from skirl.store.remote.started import private_memory_of
+
         for rank, trainer in enumerate(team):
             name = f"trainer {rank}"
             most[name] = max(most.get(name, 0), private_memory_of(trainer.pid))
