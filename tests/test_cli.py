@@ -191,6 +191,13 @@ def test_help_is_grouped_and_begins_with_the_flags_that_are_used_most(capsys):
     assert names[names.index("SAVE") + 1 :][:3] == ["save-every", "save-minutes", "keep"]
 
 
+def test_help_of_a_flag_without_a_value_and_of_words_that_go_on(capsys):
+    assert exit_code("report", "--help") == 0
+    assert "[--json]" in capsys.readouterr().out
+    assert exit_code("launch", "--help") == 0
+    assert "-- train ...\n" in capsys.readouterr().out
+
+
 def test_size_shows_only_what_it_uses(capsys):
     assert exit_code("size", "--help") == 0
     shown = capsys.readouterr().out
@@ -288,6 +295,47 @@ def test_a_wrong_flag_is_exit_code_2_and_says_what_to_set(capsys, name, flags, s
     caught = capsys.readouterr()
     assert said in one_line(caught.err)
     assert "Traceback" not in caught.err and not caught.out
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ("train --bogus", "there is no flag --bogus: skirl train --help lists them"),
+        ("train --sead 3", "there is no flag --sead: did you mean --seed?"),
+        ("evaluate --wrong", "there is no flag --wrong: skirl evaluate --help lists them"),
+        (
+            "evaluate --config d.toml",
+            "there is no flag --config: only skirl train, verify, size, place and sweep read flags from a file",
+        ),
+        ("train --config a.toml --config=b.toml", "--config is given 2 times: put all flags into one file"),
+        (f"train {' '.join(SMALL)} --cache touched:2%", "--cache 'touched:2%' is 76 rows, batch 0 needs 219"),
+    ],
+)
+def test_an_error_names_what_was_written(capsys, args, said):
+    """A flag that is missing is told only once all others are known."""
+    assert exit_code(*args.split(), *(["--quiet"] if "--cache" in args else [])) in (1, 2)
+    assert said in one_line(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("name", ["train", "sweep"])
+def test_save_none_unsets_the_folder_of_a_file(name, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("flags.toml").write_text('save = "saved"\nsave-every = 2\nkeep-best = true\n')
+    told = [
+        *SMALL,
+        "--steps",
+        "4",
+        "--run",
+        "none",
+        "--quiet",
+        "--json",
+        *(["--vary", "lr=1,2"] if name == "sweep" else []),
+    ]
+    command, _ = cli._parse(name, ["--config", "flags.toml", *told, "--valid", "20%", "--eval-every", "2"])
+    assert command.save.save == Path("saved") and command.save.save_every == 2
+    assert exit_code(name, "--config", "flags.toml", *told, "--save", "none") == 0
+    assert json.loads(capsys.readouterr().out)["save"] is None
+    assert [path.name for path in tmp_path.iterdir()] == ["flags.toml"]
 
 
 # Running.
