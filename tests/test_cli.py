@@ -180,15 +180,52 @@ def test_help_shows_what_a_flag_takes_and_nothing_of_python(capsys):
     assert not re.search(r"None|default: False|<class", shown)
 
 
+def order_of_help(shown: str) -> list[str]:
+    """Return the flags that help lists, and in capitals the titles of its groups."""
+    found = re.findall(r"^[|│ ]{0,4}--([a-z][a-z-]*)|([a-z]+) options", shown, re.MULTILINE)
+    return [flag or group.upper() for flag, group in found]
+
+
 def test_help_is_grouped_and_begins_with_the_flags_that_are_used_most(capsys):
     assert exit_code("train", "--help") == 0
-    flags = re.findall(r"^[|│ ]*--([a-z][a-z-]*)|([a-z]+) options", capsys.readouterr().out, re.MULTILINE)
-    names = [flag or group.upper() for flag, group in flags]
+    names = order_of_help(capsys.readouterr().out)
     assert names[:11] == [*Train.common, "config"]
     assert [name for name in names if name.isupper()] == [
         "DATA", "MODEL", "LEARNING", "CACHE", "DEVICE", "EVALUATION", "SAVE", "OUTPUT",
     ]  # fmt: skip
     assert names[names.index("SAVE") + 1 :][:3] == ["save-every", "save-minutes", "keep"]
+
+
+@pytest.mark.parametrize(
+    ("name", "groups"),
+    [
+        ("convert", "SESSION FILES OUTPUT"),
+        ("analyze", "FILES SYNTHETIC OUTPUT"),
+        ("sweep", "SWEEP DATA MODEL LEARNING CACHE DEVICE EVALUATION SAVE OUTPUT"),
+        ("place", "DATA LEARNING CACHE SITES OUTPUT"),
+        ("place tables", "COSTS CUTS SEARCH OUTPUT"),
+        ("bench train", "TRAINING TIMING OUTPUT"),
+        ("bench dedup", "FILES TRAINING OUTPUT"),
+    ],
+)
+def test_help_of_a_long_command_begins_with_its_common_flags(name, groups, capsys):
+    assert exit_code(*name.split(), "--help") == 0
+    names, kind = order_of_help(capsys.readouterr().out), cli._command(name)
+    common = [option(flag).removeprefix("--") for flag in getattr(kind, "common", ())]
+    first = names[: next(n for n, title in enumerate(names) if title.isupper())]
+    assert [flag for flag in first if flag != "config"][: len(common)] == [flag for flag in common if flag != "tables"]
+    assert [title for title in names if title.isupper()] == groups.split()
+    assert sorted(option(flag) for flag in flags_of(kind) if flag not in getattr(kind, "hidden", ())) == sorted(
+        [f"--{flag}" for flag in names if not flag.isupper() and flag != "config"]
+        + ["--tables"] * (name == "place tables")
+    )
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_no_command_begins_its_help_with_more_than_ten_flags(name):
+    kind = cli._command(name)
+    shown = [flag for flag in flags_of(kind).values() if flag.name not in getattr(kind, "hidden", ())]
+    assert sum(not flag.group or flag.name in getattr(kind, "common", ()) for flag in shown) <= 10
 
 
 def test_help_of_a_flag_without_a_value_and_of_words_that_go_on(capsys):

@@ -2,9 +2,10 @@
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from skirl.measure.bench.dedup import DedupStep
 from skirl.measure.bench.helpers import at_least_one, child, result
@@ -15,6 +16,12 @@ Part = Literal["storage", "reader", "lookup", "mixed", "train", "order", "cache"
 @dataclass(frozen=True)
 class Dedup(DedupStep):
     """Measures the gain from storing repeated lists once: in files, in the reader, in the embedding step and in training."""
+
+    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "files": ("samples", "rows_scale", "change", "at_once", "compression", "mind", "memory"),
+        "training": ("model", "train_batch", "train_steps", "train_rounds", "seeds"),
+        "output": ("json",),
+    }
 
     part: tuple[Part, ...] = ("storage", "reader", "lookup", "train")  # type: ignore[assignment]
     """storage: bytes of files of sessions; reader: from files to batches; lookup: the step of an embedding collection with

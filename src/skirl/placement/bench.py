@@ -6,11 +6,11 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import thread_time
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class PlaceBench:
     """Flags of `skirl bench place`."""
+
+    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "runs": ("sites", "batch", "steps", "rows_scale", "share", "link_ms"),
+        "output": ("json",),
+    }
 
     part: Literal[
         "loads", "stores", "exchange", "optimum", "tight", "time", "model", "plans", "transfer", "torchrec"

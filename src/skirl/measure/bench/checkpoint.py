@@ -6,10 +6,10 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -33,6 +33,10 @@ _PIECE = 1 << 18
 @dataclass(frozen=True)
 class Checkpoint:
     """The pause of training for a checkpoint, its bytes, and the memory that it takes."""
+
+    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "output": ("folder", "rows", "json"),
+    }
 
     touched: int = 10_000_000
     """Rows in the store when training begins."""

@@ -6,9 +6,10 @@ import shutil
 import signal
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from skirl.measure.bench.faults import SEEDS, Fault, Faults, InAFork, Run
 from skirl.measure.bench.helpers import at_least_one, made_folder
@@ -37,6 +38,12 @@ and delete its rows."""
 @dataclass(frozen=True)
 class NodeFaults:
     """Runs over several memory nodes on this machine, each hit at a random moment; one and two trainers take turns."""
+
+    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "training": ("steps", "batch", "every"),
+        "limits": ("patience", "limit"),
+        "output": ("folder", "json"),
+    }
 
     runs: int = 10
     """The number of runs; the kinds of faults take turns."""

@@ -3,9 +3,9 @@
 import json
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from skirl.core.tree import block_of, check_shards
 from skirl.measure.bench.helpers import Watch, at_least_one, processes, result
@@ -14,6 +14,11 @@ from skirl.measure.bench.helpers import Watch, at_least_one, processes, result
 @dataclass(frozen=True)
 class Network:
     """Flags of `skirl bench network`."""
+
+    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "counted": ("counted", "windows", "samples"),
+        "output": ("json",),
+    }
 
     trainers: tuple[int, ...] = (2, 4)
     """Numbers of trainer processes, one measurement for each."""

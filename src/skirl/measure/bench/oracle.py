@@ -1,10 +1,10 @@
 """Planning speed of the oracle in ids per second, including slots, grouping and all hazards; no row moves."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 @dataclass
 class Oracle:
     """Flags of `skirl bench oracle`."""
+
+    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "owners": ("trainers", "trace"),
+        "output": ("json",),
+    }
 
     batch: int = 16_384
     """Samples in a batch, each with one id per table."""

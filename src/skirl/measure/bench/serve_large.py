@@ -6,10 +6,10 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from skirl.measure.bench.helpers import at_least_one, result
 from skirl.tools.progress import size
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class ServeLarge:
     """Train over memory nodes on disk until many times the caches are touched, and watch the memory of all processes."""
+
+    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "limits": ("trainer_memory", "node_memory", "patience"),
+        "output": ("folder", "json"),
+    }
 
     trainers: int = 2
     """The number of trainers."""

@@ -2,11 +2,12 @@
 
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -35,6 +36,15 @@ RATIOS = {
 @dataclass(frozen=True)
 class TrainSpeed:
     """Samples per second of skirl, and of all rows resident, torch, FBGEMM, an LRU cache and rows on demand."""
+
+    common: ClassVar[tuple[str, ...]] = (
+        "model", "data", "dim", "batch", "cache", "depth", "store", "link", "modes", "threads",
+    )  # fmt: skip
+    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "training": ("prefetch", "lr", "seed", "device", "rows_scale"),
+        "timing": ("warm", "slice", "rounds"),
+        "output": ("json",),
+    }
 
     model: Literal["tiny", "dlrm"] = "tiny"
     """The model: dlrm has the sizes of the paper, tiny a few thousand weights."""

@@ -1,9 +1,9 @@
 """`skirl simulate`: predict the time of a step with many trainers from counted traffic and measured or given costs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from skirl.measure.bench.helpers import at_least_one, result
 
@@ -11,6 +11,11 @@ from skirl.measure.bench.helpers import at_least_one, result
 @dataclass(frozen=True)
 class Simulate:
     """Flags of `skirl simulate`."""
+
+    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "machine": ("message_us", "cores"),
+        "output": ("json",),
+    }
 
     trainers: tuple[int, ...] = (8, 16, 32, 64, 128, 256, 512)
     """Numbers of trainers to simulate a step for."""
