@@ -239,16 +239,38 @@ def test_the_design_names_every_readme_of_a_format() -> None:
 @pytest.mark.parametrize(
     ("readme", "module", "version"),
     [
+        ("checkpoint", "checkpoint.folder", "FORMAT_VERSION"),
+        ("checkpoint", "checkpoint.parts", "FORMAT_VERSION"),
+        ("data/files", "dedup.by_session", "VERSION"),
+        ("store/disk", "store.disk.manifest", "FORMAT_VERSION"),
         ("sweep", "sweep.checkpoint", "_VERSION"),
         ("placement", "core.placement_plan", "VERSION"),
         ("placement", "placement.tables.plan_file", "VERSION"),
         ("placement", "placement.tables.costs", "VERSION"),
+        ("placement", "placement.tables.spec", "VERSION"),
     ],
 )
 def test_a_readme_has_the_format_and_version_that_are_written(readme: str, module: str, version: str) -> None:
     found = import_module(f"skirl.{module}")
-    text = (SOURCE / readme / "README.md").read_text()
-    assert re.search(rf"`{found.FORMAT}`, (?:version )?{getattr(found, version)}\b", text)
+    assert re.search(rf"`{found.FORMAT}`, (?:version )?{getattr(found, version)}\b", readme_of(readme))
+
+
+@pytest.mark.parametrize(
+    ("readme", "entry", "module", "version"),
+    [
+        ("checkpoint", "`skirl-checkpoint`, 4; ", "checkpoint.folder", "OF_PARTS"),
+        ("store/disk", "| `segment_format` | ", "store.disk.segment", "FORMAT_VERSION"),
+        ("data/vocabulary", "| `version` | ", "data.vocabulary.vocabulary", "VERSION"),
+    ],
+)
+def test_a_readme_has_the_version_of_an_entry(readme: str, entry: str, module: str, version: str) -> None:
+    found = getattr(import_module(f"skirl.{module}"), version)
+    assert re.search(rf"{re.escape(entry)}{found}\b", readme_of(readme))
+
+
+def readme_of(room: str) -> str:
+    """Return the README.md that describes the files of a room."""
+    return (SOURCE / room / "README.md").read_text()
 
 
 def test_every_room_has_its_folder_of_tests() -> None:
