@@ -69,7 +69,6 @@ ELSEWHERE = {
     "measure/bench/stalls.py": "measure/bench/test_train.py",
     "measure/info/checkpoint.py measure/info/files.py measure/info/look.py "
     "measure/info/text.py": "measure/info/test_commands.py",
-    "measure/scaling/picture.py": "measure/scaling/test_commands.py",
     "measure/sizing/picture.py": "measure/sizing/test_size.py",
     "models/deep_cross.py": "models/test_all.py",
     # The parts that the modules are made of.
@@ -84,9 +83,8 @@ ELSEWHERE = {
     "peers/word.py": "peers/test_start.py",
     "pipeline/one_pass.py": "pipeline/test_lookahead.py",
     # A plan is compared with the counts of an executed run.
-    "placement/calibrate.py placement/flags.py placement/picture.py placement/place.py": "placement/test_commands.py",
+    "placement/calibrate.py placement/flags.py placement/place.py": "placement/test_commands.py",
     "placement/tables/balance.py": "placement/tables/test_check.py",
-    "placement/tables/picture.py": "placement/tables/test_evenly.py",
     "placement/tables/bench_model.py": "placement/tables/test_measure.py",
     "placement/tables/gloo.py": "placement/tables/test_nets.py",
     "placement/tables/commands.py placement/tables/from_data.py": "placement/tables/test_tables.py",
