@@ -143,10 +143,8 @@ def _by_step(title: str, moved: np.ndarray, shown: Mapping[int, str], colors: Ma
         for site, name in shown.items()
         if site < moved.shape[1] and len(moved)
     }
-    told = {"colors": colors} if lines else {}
-    return Chart(
-        title, "step of the second half", lines or {"none": [(0.0, 0.0)]}, log=(False, False), dots=False, **told
-    )
+    colors, lines = (colors, lines) if lines else ({}, {"none": [(0.0, 0.0)]})
+    return Chart(title, "step of the second half", lines, log=(False, False), dots=False, colors=colors)
 
 
 def _busiest(steps: Steps, name: str) -> Chart:
