@@ -346,6 +346,11 @@ def test_a_wrong_flag_is_exit_code_2_and_says_what_to_set(capsys, name, flags, s
         ),
         ("train --config a.toml --config=b.toml", "--config is given 2 times: put all flags into one file"),
         (f"train {' '.join(SMALL)} --cache touched:2%", "--cache 'touched:2%' is 76 rows, batch 0 needs 219"),
+        (f"verify {' '.join(SMALL)} --cache touched:2%", "--cache 'touched:2%' is 76 rows, batch 0 needs 219"),
+        (
+            f"sweep --vary lr=1,2 {' '.join(SMALL)} --cache touched:2%",
+            "--cache 'touched:2%' is 76 rows, batch 0 needs 219",
+        ),
     ],
 )
 def test_an_error_names_what_was_written(capsys, args, said):

@@ -117,10 +117,11 @@ class SweepCommand(Composed):
         from skirl.sweep.run import run
 
         try:
-            return run(
-                self.recipe, variants, self.race, self.save, self.log, self.show, self.flat(), drawn,
-                evaluation=self.evaluation, processes=self.processes,
-            )  # fmt: skip
+            with self.recipe.naming_cache():
+                return run(
+                    self.recipe, variants, self.race, self.save, self.log, self.show, self.flat(), drawn,
+                    evaluation=self.evaluation, processes=self.processes,
+                )  # fmt: skip
         except BaseException:
             if drawn is not None and not self.save.there:  # no resumed run will tell the study about these trials
                 drawn.fail()

@@ -58,7 +58,8 @@ class Train(Composed):
         """Train, showing progress, and return the result."""
         from skirl.train.train import train
 
-        return train(self.recipe, self.evaluation, self.save, self.log, self.show, self.flat())
+        with self.recipe.naming_cache():
+            return train(self.recipe, self.evaluation, self.save, self.log, self.show, self.flat())
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """Return the result as text for a reader, by label."""
@@ -175,7 +176,7 @@ class Verify(Composed):
 
         self.recipe.use_threads()
         touched = touched_rows(self.recipe)
-        with started(self.node_counts()) as specs:
+        with self.recipe.naming_cache(), started(self.node_counts()) as specs:
             if self.trainers is not None:
                 return self._with_trainers(touched, specs)
             store = specs[0] if specs else self.recipe.cache.store

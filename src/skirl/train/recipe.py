@@ -1,10 +1,12 @@
 """The model, embeddings and data of a run, made from the flags that `skirl train` and `skirl verify` share."""
 
+import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from skirl.data.flags import DataFlags
 from skirl.models.flags import LayerFlags, ModelFlags
@@ -26,27 +28,11 @@ if TYPE_CHECKING:  # torch takes 1.4 s to import, which help and a wrong flag do
     from skirl.train.schedule import Rates, Schedule
 
 
-class _Touched(int):
-    """Rows of a cache that was given as a share of the touched rows. Errors name the share, which the user wrote."""
-
-    def __new__(cls, rows: int, share: str = "") -> Self:
-        made = super().__new__(cls, rows)
-        made.share = share
-        return made
-
-    share: str
-
-    def __repr__(self) -> str:
-        return repr(self.share)
-
-    __str__ = int.__repr__
-
-
 @dataclass(frozen=True)
 class Recipe(Composed):
     """A model, its data, and how much of its tables the cache holds.
 
-    >>> print(Recipe.of(data="synthetic:tiny", cache="touched:20%").cache_size(touched=1000))
+    >>> Recipe.of(data="synthetic:tiny", cache="touched:20%").cache_size(touched=1000)
     200
     >>> Recipe.of(cache="4GiB").cache_size(touched=0)
     '4GiB'
@@ -128,8 +114,21 @@ class Recipe(Composed):
         """The cache as the embeddings take it, once it is known how many rows the run touches."""
         kind, amount = self.cache.parsed()
         if kind == "touched":
-            return _Touched(max(1, int(touched * amount)), self.cache.cache)
+            return max(1, int(touched * amount))
         return int(amount) if kind == "rows" else self.cache.cache
+
+    @contextmanager
+    def naming_cache(self) -> "Iterator[None]":
+        """Name a share of the touched rows as it was given, if it is too small in this block, and not only by its rows."""
+        from skirl.engine.too_small import DoesNotFit
+
+        try:
+            yield
+        except DoesNotFit as error:
+            if not self.counts_first:
+                raise
+            found = re.sub(r"^cache \d+ is ", f"cache {self.cache.cache!r} is ", error.found)
+            raise DoesNotFit(found, error.enough, error.in_bytes, error.hint) from error
 
     @property
     def pooled(self) -> bool:
