@@ -128,7 +128,8 @@ def check_captured(seed: int) -> None:
     """Check that captured ids hold the same lists, each id of a buffer once, and no others."""
     ids, lists = drawn(np.random.default_rng(seed))
     found = capture(ids, ())
-    assert captured_lists(found) == captured_lists(found.without_windows()) == lists
+    bags = found.without_windows()
+    assert captured_lists(found) == captured_lists(bags) == lists
     for place, name in enumerate(ids.keys()):
         if (window := found.window(place)) is None:
             continue
@@ -141,6 +142,9 @@ def check_captured(seed: int) -> None:
         used = {i for names, of in ids.groups.items() if name in names for i in of.tolist()}
         there = {i for w in used for i in range(begins[w], begins[w] + sizes[w])}
         assert len(held) == len(there)
+        total, once = sum(map(len, lists[name])), sum(int(sizes[w]) for w in used)
+        shares = bags.inverse is not None and bags.inverse.of[place] is not None
+        assert shares == (total >= 1.1 * once and total - once >= ids.stride())
 
 
 @cases(150)
