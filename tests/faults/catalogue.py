@@ -697,7 +697,7 @@ LAYOUTS = [
     Fault("a buffer equals a list that only begins alike", "dedup.window_layout:_is_at",
           "return k == count", "return k >= count - 1"),
     Fault("a window behind its buffer is read", "data.files.repeats:_number_windows",
-          "begin[row] + size[row] > ids[inverse[row]]", "False"),
+          "size[row] > ids[inverse[row]] - begin[row]", "False"),
     Fault("a window before its buffer is read", "data.files.repeats:_number_windows",
           "begin[row] < 0", "False"),
     Fault("windows alike of two buffers are one list", "data.files.repeats:_number_windows",
