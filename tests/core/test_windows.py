@@ -189,6 +189,19 @@ def check_hashes(seed: int) -> None:
     assert (digests[0] == digests[1]) == same
 
 
+def test_a_class_with_the_same_methods_keeps_its_windows() -> None:
+    class Theirs:
+        def __init__(self, ids: KeyedJagged) -> None:
+            self.ids = ids
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.ids, name)
+
+    ids, lists = drawn(np.random.default_rng(3))
+    found = KeyedJagged.of(Theirs(ids))
+    assert lists_of(found) == lists and set(found.windows) == {"a", "c"}
+
+
 def given_windows(begins: Any, lengths: Any, **options: Any) -> KeyedJagged:
     given = {"strides": [2, 2], "windows": {"a": (begins, lengths)}, **options}
     return KeyedJagged(["a", "b"], torch.arange(6), lengths=torch.tensor([3, 1, 1, 1]), **given)

@@ -124,7 +124,8 @@ class KeyedJagged:
         options: dict[str, Any] = {}
         if found is not None:
             named = {name: torch.from_numpy(i) for name, i in zip(keys, found.of, strict=True) if i is not None}
-            options = {"strides": sparse.stride_per_key(), "inverse": named}
+            given = getattr(sparse, "windows", None)
+            options = {"strides": sparse.stride_per_key(), "inverse": named, "windows": given}
         return cls(keys, sparse.values(), offsets=offsets, weights=sparse.weights_or_none(), **options)
 
     @classmethod
@@ -355,8 +356,7 @@ class KeyedJagged:
         """Return the batch with each window as a bag of its own; samples share bags as they shared windows."""
         if not self.windows:
             return self
-        at = self._values.device
-        every = {name: torch.arange(len(begins), device=at) for name, (begins, _) in self.windows.items()}
+        every = {n: torch.arange(len(begins), device=begins.device) for n, (begins, _) in self.windows.items()}
         return self.with_bags(every, self.groups)
 
     def samples(self, low: int, high: int) -> "KeyedJagged":
