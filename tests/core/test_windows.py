@@ -257,6 +257,16 @@ def test_wrong_windows_are_refused_before_they_are_read() -> None:
             use()
 
 
+def test_lengths_and_windows_that_do_not_exist_are_refused_before_they_are_read() -> None:
+    ids = given_windows(TWO[0], torch.tensor([3, -1]))
+    with pytest.raises(BadIds, match="window 1 of feature 'a' has -1 ids: pass lengths of 0 or more"):
+        ids.lengths_by_sample()
+    ids = given_windows(*TWO, inverse={"a": torch.tensor([0, 2])})
+    for use in (ids.expanded, ids.lengths_by_sample):
+        with pytest.raises(BadIds, match="of feature 'a' gives window 2 for sample 1, but there are 2 windows"):
+            use()
+
+
 def test_torchrecs_form_has_no_windows() -> None:
     ids = given_windows(*TWO)
     with pytest.raises(ValueError, match=r"feature 'a' has windows, .* call without_windows\(\) first"):

@@ -77,6 +77,21 @@ def checked(name: str, window: Window, starts: np.ndarray) -> np.ndarray:
     return found
 
 
+def lengths_of(name: str, window: Window) -> torch.Tensor:
+    """Return the lengths of a feature's windows. Raise if one is negative; on a GPU they are not looked at.
+
+    **Arguments**
+
+    - `name`: the feature.
+    - `window`: its windows.
+    """
+    lengths = window[1]
+    if lengths.device.type == "cpu" and (lengths < 0).any():
+        at = int((lengths < 0).int().argmax())
+        raise BadIds(f"window {at} of feature {name!r} has {lengths[at]} ids: pass lengths of 0 or more")
+    return lengths
+
+
 def some_of(windows: np.ndarray, which: np.ndarray) -> tuple[np.ndarray, ...]:
     """Choose some windows of a feature. Return their begins in what is left of the buffers, their lengths, the lengths of
     the stretches that are left, and the indices of the ids in these.
