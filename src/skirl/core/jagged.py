@@ -414,7 +414,7 @@ class KeyedJagged:
         **Arguments**
 
         - `bags`: by feature, int64: indices into its bags, or into its windows, which then become bags.
-        - `groups`: the new bag or window of each sample, in the form of `inverse`; None: each sample has its own.
+        - `groups`: the new bag or window of each sample, in the form of `inverse`; None: one for each sample.
         - `windows`: by feature, int64: indices into its windows, which stay windows; ids outside of them are left out.
         """
         windows = windows or {}

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, asdict, dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from skirl.data.flags import FILE_KINDS, KINDS, SESSIONS, DataFlags
 from skirl.dedup.asked import MEMORY, PART, check_sessions, parsed
@@ -21,6 +21,13 @@ SHOWN = 12
 @dataclass(frozen=True)
 class Analyze:
     """Flags of `skirl analyze`."""
+
+    common: ClassVar[tuple[str, ...]] = ("data", "session", "user", "gap", "batch", "sample", "schema", "workers")
+    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "files": ("compression", "bad_rows"),
+        "synthetic": ("samples", "per_session", "change", "lists", "drift", "pooling_factor", "seed"),
+        "output": ("json", "quiet"),
+    }
 
     data: str
     """Where samples come from: files, as for `skirl convert`, or synthetic:sessions."""

@@ -35,8 +35,7 @@ class SweepCommand(Composed):
     group: ClassVar[str] = "sweep"
     repeated: ClassVar[tuple[str, ...]] = ("vary", "search")
     common: ClassVar[tuple[str, ...]] = (
-        "data", "model", "dim", "batch", "steps", "vary", "variants", "search", "trials", "alpha", "rungs", "keep", "plan",
-        "cache",
+        "data", "model", "dim", "batch", "steps", "vary", "search", "trials", "cache", "plan",
     )  # fmt: skip
     hidden: ClassVar[tuple[str, ...]] = ("shards", "peer_patience", "wandb")  # a sweep has one trainer and many runs
     of_one_run: ClassVar[tuple[str, ...]] = (

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from skirl.data.flags import DataFlags
 from skirl.models.flags import LayerFlags, ModelFlags
@@ -26,11 +26,27 @@ if TYPE_CHECKING:  # torch takes 1.4 s to import, which help and a wrong flag do
     from skirl.train.schedule import Rates, Schedule
 
 
+class _Touched(int):
+    """Rows of a cache that was given as a share of the touched rows. Errors name the share, which the user wrote."""
+
+    def __new__(cls, rows: int, share: str = "") -> Self:
+        made = super().__new__(cls, rows)
+        made.share = share
+        return made
+
+    share: str
+
+    def __repr__(self) -> str:
+        return repr(self.share)
+
+    __str__ = int.__repr__
+
+
 @dataclass(frozen=True)
 class Recipe(Composed):
     """A model, its data, and how much of its tables the cache holds.
 
-    >>> Recipe.of(data="synthetic:tiny", cache="touched:20%").cache_size(touched=1000)
+    >>> print(Recipe.of(data="synthetic:tiny", cache="touched:20%").cache_size(touched=1000))
     200
     >>> Recipe.of(cache="4GiB").cache_size(touched=0)
     '4GiB'
@@ -112,7 +128,7 @@ class Recipe(Composed):
         """The cache as the embeddings take it, once it is known how many rows the run touches."""
         kind, amount = self.cache.parsed()
         if kind == "touched":
-            return max(1, int(touched * amount))
+            return _Touched(max(1, int(touched * amount)), self.cache.cache)
         return int(amount) if kind == "rows" else self.cache.cache
 
     @property
