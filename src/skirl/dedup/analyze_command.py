@@ -165,6 +165,10 @@ class Analyze:
         told["lookup"] = (
             f"{lookup['ids_once']:,} ids of {lookup['ids']:,} in {lookup['batch']:,} samples: {lookup['x']:.1f} times fewer"
         )
+        if lookup["ids_windows"] is not None:
+            told["lookup"] += (
+                f"\n{lookup['ids_windows']:,} as windows, by din and dcat: {lookup['windows_x']:.1f} times fewer"
+            )
         told["least cache"] = f"{least['by_session']:,} rows by session, {least['as_it_is']:,} in order"
         if result["advice"] != "don't bother":
             given = [
