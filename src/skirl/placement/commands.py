@@ -25,8 +25,7 @@ class Place(Composed):
 
     group: ClassVar[str] = "output"
     common: ClassVar[tuple[str, ...]] = (
-        "data", "model", "dim", "batch", "steps", "optimizer", "cache", "sites", "stores", "rates", "memory",
-        "step_ms", "from_", "page", "out",
+        "data", "model", "dim", "batch", "steps", "cache", "sites", "stores", "rates", "out",
     )  # fmt: skip
     positional: ClassVar[str] = "data"
     example: ClassVar[str] = "skirl place synthetic:avazu --model dlrm-tiny --dim 16 --batch 1024 --steps 50 --sites 4"
