@@ -5,6 +5,8 @@ import pytest
 
 from skirl.cli import main
 from skirl.placement.tables import calibrate
+from skirl.placement.tables.measure import Lookups
+from skirl.placement.tables.pieces import Piece
 from skirl.placement.tables.pool import MultiHot, ids_of
 from skirl.placement.tables.published import pool_of, published, sizes
 from skirl.placement.tables.spec import TableSpec, read_specs
@@ -55,6 +57,19 @@ def test_an_id_brings_the_same_rows_whenever_it_comes():
     assert abs(others.mean() / 2500 - 1) < 0.1 and len(np.unique(others)) > 0.85 * others.size  # drawn from all rows
     half = np.unique(MultiHot(1).ids(spec, np.random.default_rng(0)), return_counts=True)[1]
     assert half.max() > 10  # the first rows are hot
+
+
+@pytest.mark.parametrize(("name", "hots"), [("mlperf", [int(n) for n in HOTS.split(",")]), ("criteo-kaggle", [1] * 26)])
+def test_each_sample_has_its_ids(name, hots):
+    for of, count in zip(published(name, batch=48, dims=[4], seed=0), hots, strict=True):
+        lookups = Lookups(of, 7)
+        assert np.bincount(lookups.bags, minlength=48).tolist() == [count] * 48
+        if count > 1:  # those of a sample are together: its first id brings the others
+            first = lookups.ids.reshape(48, count)
+            assert {len({tuple(of) for of in first.tolist() if of[0] == one}) for one in first[:, 0].tolist()} == {1}
+        half = Piece(0, 0, max(1, of.spec.rows // 2), 0, 4)
+        ids, bags = lookups.of(half)
+        assert [*zip(ids, bags)] == [(row, n // count) for n, row in enumerate(lookups.ids) if row < half.row_end]
 
 
 def test_pools_by_name():
