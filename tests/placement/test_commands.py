@@ -112,6 +112,16 @@ def test_what_people_read(tmp_path, capsys):
         (["--memory", "much"], "--memory is 'much': set it to a size like 4GiB"),
         (["--stores", "placed:x.json", "memory"], "site 'site-0' has store 'placed:x.json'"),
         (["--stores", "disk:a", "disk:a"], None),
+        (
+            ["--stores", "foo:x", "memory"],
+            "site 'site-0' has store 'foo:x': set it to memory, disk:FOLDER, rpc://HOST:",
+        ),
+        (["--stores", "memory", "link:9Gbit,0us:disk:"], "site 'site-1' has store 'link:9Gbit,0us:disk:': set it to"),
+        (["--stores", "link:fast:memory", "memory"], "site 'site-0': link is 'fast': write it RATE,DELAY"),
+        (
+            ["--stores", "rpc://somewhere", "memory"],
+            "site 'site-0': store is 'rpc://somewhere': write it rpc://HOST:PORT",
+        ),
         (["--out", "plan.toml"], "--out is 'plan.toml': name a file that ends in .json"),
         (["--cache", "auto"], "--cache is 'auto'"),
         (["--memory", "1KiB"], "bytes too few: give them more"),
@@ -157,6 +167,43 @@ def test_what_memory_nodes_hold_for_a_measurement_is_bounded(monkeypatch):
     monkeypatch.setattr(calibrate, "_ON_NODES", 3 * 100 * 5 * 4)
     Calibrate("rpc://127.0.0.1:29400", width=5, rows=100, seconds=0.05).run()
     assert opened == ["rpc://127.0.0.1:29400/rank-999999999", "300"]
+
+
+def test_a_plan_by_hand_with_an_unknown_store_is_refused(tmp_path, capsys):
+    place(tmp_path, capsys, "--sites", "2")
+    path = tmp_path / "plan.json"
+    body = json.loads(path.read_text())
+    body["sites"][1]["store"] = "foo:x"
+    del body["digest"]
+    path.write_text(json.dumps(body))
+    says = "site 'site-1' has store 'foo:x': set it to memory, disk:FOLDER, rpc://HOST:PORT or link:RATE,DELAY:STORE"
+    assert main(["place", *TINY, "--from", str(path), "--out", str(tmp_path / "new.json")]) == 2
+    assert says in capsys.readouterr().err and not (tmp_path / "new.json").exists()
+    with pytest.raises(ValueError, match=f"plan.json: {says}"):
+        open_store(f"placed:{path}", {0: Record(5)})
+
+
+def test_calls_that_are_larger_than_what_a_measurement_may_hold_are_refused(monkeypatch):
+    monkeypatch.setattr(calibrate, "open_store", lambda *of: pytest.fail("it was opened"))
+    for store, where, mib in (("rpc://127.0.0.1:9", "on memory nodes", 64), ("disk:no such", "in a store", 1024)):
+        most = (mib << 20) // (65 * 4)
+        held = (
+            f"a measurement holds at most {float(mib) if mib < 1024 else 1.0} {'MiB' if mib < 1024 else 'GiB'} {where}"
+        )
+        for spec in (store, f"link:8Gbit,0us:{store}"):
+            with pytest.raises(
+                ValueError, match=f"^rows is {most + 1}: a call has .*{held}: set it to at most {most}$"
+            ):
+                Calibrate(spec, rows=most + 1).run()
+        with pytest.raises(ValueError, match=f"^width is 9000000000: .*{held}: set it to at most {mib << 18}$"):
+            Calibrate(store, width=9_000_000_000, rows=1).run()
+
+
+def test_a_folder_may_be_called_like_nodes(tmp_path):
+    spec = f"disk:{tmp_path}/a:rpc:b"
+    for store in (spec, f"link:80Gbit,0us:{spec}"):
+        found = Calibrate(store, width=5, rows=100, seconds=0.01).run()
+        assert found["bytes_a_second"] > 0 and not list(tmp_path.iterdir())
 
 
 def test_nodes_that_keep_rows_on_disk_are_not_measured(tmp_path):
