@@ -1,6 +1,7 @@
 """`skirl place`: plans that fit, its output, its refusals; and loads as an executed run counts them."""
 
 import json
+import os
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 
 from skirl.cli import main
 from skirl.core.placement import Cut, Placement
-from skirl.core.placement_plan import PlacementPlan, Site
+from skirl.core.placement_plan import PlacedTable, PlacementPlan, Site
 from skirl.core.tables import Table
 from skirl.placement import bench, bench_runs, calibrate
 from skirl.placement import place as place_module
@@ -19,6 +20,7 @@ from skirl.placement.loads import Loads, Moves
 from skirl.placement.place import fewest
 from skirl.placement.plan import bound_of, plan_for
 from skirl.store import Link, LinkStore, MemoryStore, Record, link, open_store
+from skirl.train.flags import CacheFlags
 from skirl.train.recipe import Recipe
 from tests.placement.test_shares import bound
 from tests.store.remote.nodes import served
@@ -148,6 +150,24 @@ def test_memory_nodes_are_measured_and_hold_no_rows_afterwards():
         assert all(list(node.served) == [999999999] for node in nodes.nodes)  # the rows of no trainer
         with open_store(f"{nodes.spec}/rank-999999999", {0: Record(5)}) as again:
             assert len(again) == 0
+
+
+def test_rpc_prints_no_warnings_when_connections_end(tmp_path, monkeypatch):
+    plan = PlacementPlan(
+        (Site("a"), Site("b", "link:8Gbit,0us:rpc://127.0.0.1:9")), (PlacedTable("t", 9, 4, Cut.weighted([1, 1])),)
+    )
+    plan.save(tmp_path / "p.json")
+    for made in (
+        lambda: Calibrate("rpc://127.0.0.1:9"),
+        lambda: Calibrate("link:8Gbit,0us:rpc://127.0.0.1:9"),
+        lambda: CacheFlags(store="rpc://127.0.0.1:9"),
+        lambda: CacheFlags(store="link:8Gbit,0us:rpc://127.0.0.1:9"),
+        lambda: CacheFlags(store=f"placed:{tmp_path}/p.json"),
+    ):
+        monkeypatch.setitem(os.environ, "TORCH_CPP_LOG_LEVEL", "")
+        del os.environ["TORCH_CPP_LOG_LEVEL"]
+        made()
+        assert os.environ["TORCH_CPP_LOG_LEVEL"] == "ERROR"
 
 
 def test_what_memory_nodes_hold_for_a_measurement_is_bounded(monkeypatch):

@@ -8,7 +8,7 @@ from skirl.data.flags import DataFlags
 from skirl.models.flags import ModelFlags
 from skirl.placement.flags import SiteFlags, WindowFlags
 from skirl.store.link import without_links
-from skirl.store.remote.address import Address
+from skirl.store.remote.address import Address, hush
 from skirl.tools.flags import Composed
 from skirl.tools.progress import size
 from skirl.train.flags import OptimizerFlags, ShowFlags
@@ -150,6 +150,7 @@ class Calibrate:
             raise ValueError(f"store is {self.store!r}: measure the store of each of its sites")
         if (nodes := without_links(self.store)).startswith("rpc:"):
             Address.parse(nodes)
+            hush()
             if "/rank-" in nodes:
                 raise ValueError(f"store is {self.store!r}: leave /rank-N out, what is measured is no trainer's")
 
