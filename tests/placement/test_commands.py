@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from skirl.placement.loads import Loads, Moves
 from skirl.placement.place import fewest
 from skirl.placement.plan import bound_of, plan_for
 from skirl.store import Link, LinkStore, MemoryStore, Record, link, open_store
+from skirl.store.remote.meeting import Lost
 from skirl.train.flags import CacheFlags
 from skirl.train.recipe import Recipe
 from tests.placement.test_shares import bound
@@ -168,6 +170,16 @@ def test_rpc_prints_no_warnings_when_connections_end(tmp_path, monkeypatch):
         del os.environ["TORCH_CPP_LOG_LEVEL"]
         made()
         assert os.environ["TORCH_CPP_LOG_LEVEL"] == "ERROR"
+
+
+def test_it_says_what_it_waits_for(monkeypatch, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    monkeypatch.setattr(calibrate, "_SILENT", 0.05)
+    monkeypatch.setenv("SKIRL_PATIENCE", "0.5")
+    with pytest.raises(Lost, match=address):
+        Calibrate(f"rpc://{address}").run()
+    assert capsys.readouterr().err == f"waiting for memory nodes at {address}, for at most 0.5 s\n"
 
 
 def test_what_memory_nodes_hold_for_a_measurement_is_bounded(monkeypatch):

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +24,8 @@ _MOST_BYTES, _MOST_ROWS = 1 << 30, 1 << 22
 _ON_NODES = 64 << 20
 """The same on memory nodes: bytes of theirs are taken from those who train."""
 _FLOAT = 4
+_SILENT = 2.0
+"""Seconds that it waits for memory nodes before it says so."""
 _NOBODY = "rank-999999999"
 """The trainer whose rows they are on memory nodes: no job has so many, so none of its rows is touched."""
 
@@ -94,9 +98,16 @@ def _check_nodes(spec: str) -> None:
 
     address = Address.parse(spec)
     patience = patience_of(os.environ, PATIENCE)
-    meeting, began = Meeting(address, seconds=patience), time.monotonic()
-    while (about := meeting.note("node/0")) is None and time.monotonic() - began < patience:
-        time.sleep(0.02)  # it has just been started
+    said = f"waiting for memory nodes at {address}, for at most {patience:g} s"
+    waiting = threading.Timer(_SILENT, lambda: print(said, file=sys.stderr, flush=True))
+    waiting.start()
+    try:
+        meeting, began = Meeting(address, seconds=patience), time.monotonic()
+        while (about := meeting.note("node/0")) is None and time.monotonic() - began < patience:
+            time.sleep(0.02)  # it has just been started
+    finally:
+        waiting.cancel()
+        waiting.join()
     if about is not None and about["rows"] != "memory":
         raise ValueError(
             f"the nodes at {address} keep rows on disk, where those of a measurement would stay: measure disk:FOLDER on the "
