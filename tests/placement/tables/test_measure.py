@@ -17,6 +17,7 @@ from skirl.placement.tables.pieces import Piece
 from skirl.placement.tables.pool import pool
 from skirl.placement.tables.spec import TableSpec, specs_text
 from skirl.placement.tables.terms import TERMS
+from skirl.tools.machine import machine
 
 
 @pytest.fixture(scope="module")
@@ -169,6 +170,9 @@ def test_costs_are_written_and_used(tmp_path, capsys, monkeypatch, own):
         assert text in said
     costs = load_costs(out, link=1e9, ranks=2)
     assert set(costs.ms) == {"sgd"} and sum(costs.ms["sgd"]) > 0 and len(list(tmp_path.iterdir())) == 1 + own
+    assert costs.machine is not None and (costs.machine["processor"], costs.machine["device"]) == (
+        machine()["processor"], "cpu",
+    )  # fmt: skip
     assert costs.net is not None and costs.report["held_out"] == 4 and costs.report["learned"] == 10
 
 

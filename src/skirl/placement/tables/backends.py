@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 from skirl.placement.tables.named import ON_GPU, OURS, Backend
 
 if TYPE_CHECKING:
+    from skirl.placement.tables.costs import Costs
     from skirl.placement.tables.measure import Arena
 
+_SHOWN = 60
 INSTALL = "pip install fbgemm_gpu-cpu, or fbgemm_gpu for a GPU, of the release for this torch"
 
 
@@ -50,6 +52,27 @@ def check_there(backend: Backend) -> None:
     """
     if (why := missing(backend)) is not None:
         raise ValueError(why)
+
+
+def measured_elsewhere(costs: "Costs") -> str | None:
+    """Return the processor or the GPU that costs were measured on, if this machine has another one; None also if it is not
+    known.
+
+    **Arguments**
+
+    - `costs`: the costs.
+    """
+    from skirl.tools.machine import machine
+
+    if costs.machine is None:
+        return None
+    there, here = costs.machine["processor"], machine()["processor"]
+    if costs.backend in ON_GPU:
+        import torch
+
+        there = costs.machine["device"]
+        here = torch.cuda.get_device_properties(0).name if torch.cuda.is_available() else None
+    return None if there == here else there[:_SHOWN]
 
 
 def arena_of(backend: Backend = OURS) -> "Arena":

@@ -19,6 +19,7 @@ from skirl.placement.tables.pool import Made, pool, rescaled
 from skirl.placement.tables.published import published
 from skirl.placement.tables.spec import TableSpec
 from skirl.placement.tables.terms import fitted, terms_of
+from skirl.tools.machine import machine
 from skirl.tools.progress import Progress
 
 if TYPE_CHECKING:
@@ -351,7 +352,8 @@ def machine_costs(
         )  # fmt: skip
     ms, noise = rounds.min(axis=0), noise_of(rounds)
     parts = Measured(learned, ms[: len(learned)]), Measured(judges, ms[len(learned) :])
-    costs = replace(costs_of(*parts, seed, start, backend), noise=noise)
+    where = {name: value for name, value in machine().items() if name != "threads"} | {"device": arena.device}
+    costs = replace(costs_of(*parts, seed, start, backend), noise=noise, machine=where)
     if exchange:
         from skirl.placement.tables import wire_fit
 

@@ -9,7 +9,7 @@ from tyro.conf import Positional
 from skirl.data.flags import DataFlags
 from skirl.models.flags import ModelFlags
 from skirl.placement.flags import parsed_bytes, parsed_rate
-from skirl.placement.tables.named import OURS, PRODUCTION, Backend, Pool
+from skirl.placement.tables.named import OURS, PRODUCTION, Backend, Pool, flag_of
 from skirl.tools.durations import parse_seconds
 from skirl.tools.flags import Composed
 from skirl.tools.progress import size
@@ -217,6 +217,8 @@ class PlaceTables:
                 f"{len(checked['plans'])} plans in {checked['seconds']:.1f} s, the best is {checked['name']!r}; measuring "
                 f"again differs by {checked['noise']:.1%}"
             )
+        if result["costs_from"] is not None:
+            lines["costs"] = f"measured on {result['costs_from']}, not on this machine"
         lines["before"] = _before(result)
         lines["exchange"] = f"bytes over --link {' '.join(self.link)}, not measured"
         if (wire := result["exchange"]) is not None:
@@ -362,5 +364,5 @@ class MeasureCosts:
                 f"{wire['kind']}: {size(wire['bytes_a_second'])}/s among {wire['ranks']} processes, error "
                 f"{wire['error']:.0%}; repeats vary by {wire['noise']:.0%}"
             )
-        also = "" if result["backend"] == OURS else f" --backend {result['backend']}"
-        return lines | {"costs": result["out"], "advice": f"use --costs {result['out']}{also}"}
+        also = f"use --costs {result['out']}{flag_of(result['backend'])}"
+        return lines | {"costs": result["out"], "advice": also}
