@@ -210,3 +210,17 @@ def test_what_lacks_is_measured_with_its_backend(tmp_path, monkeypatch, capsys):
     assert "measure it with `skirl place costs --optimizers adagrad --backend fbgemm-cpu`" in capsys.readouterr().err
     assert main([*flags, "--link", "measured"]) == 1
     assert "measure it with `skirl place costs --exchange 2 --backend fbgemm-cpu`, or" in capsys.readouterr().err
+
+
+def test_a_refused_measurement_leaves_nothing_and_blocks_no_other(tmp_path, monkeypatch):
+    for name, value in (("DIMS", (4,)), ("BATCHES", (8,)), ("OTHER_BATCHES", (8,)), ("_TABLES", 3), ("ROUNDS", 2)):
+        monkeypatch.setattr(calibrate, name, value)
+
+    class Refuses(Arena):
+        def ready(self, lookups, piece):
+            raise ValueError("it cannot run this")
+
+    monkeypatch.setattr(calibrate, "arena_of", lambda name: Refuses(1 << 10, plain=True))
+    with pytest.raises(ValueError, match="it cannot run this"):
+        calibrate.machine_costs(["sgd"], 0, 4, 0, tmp_path / "c.json", quiet=True)
+    assert not list(tmp_path.iterdir())

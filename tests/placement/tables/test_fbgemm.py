@@ -13,10 +13,10 @@ pytest.importorskip("fbgemm_gpu")
 import torch
 
 from skirl.cli import main
-from skirl.placement.tables import calibrate, fbgemm, measure
+from skirl.placement.tables import calibrate, fbgemm, measure, place
 from skirl.placement.tables import training as training_of_nets
 from skirl.placement.tables.calibrate import training
-from skirl.placement.tables.costs import load_costs
+from skirl.placement.tables.costs import load_costs, save_costs, shipped
 from skirl.placement.tables.fbgemm import FbgemmArena, FbgemmCudaArena, Memory
 from skirl.placement.tables.measure import Lookups, Rounds, noise_of, rounds_of
 from skirl.placement.tables.pieces import Piece
@@ -202,6 +202,20 @@ def test_what_fbgemm_cannot_run_is_one_sentence(tmp_path, monkeypatch, capsys, f
     assert main(["place", "costs", "--backend", "fbgemm-cpu", "--minutes", "0", "--combinations", "10", *flags]) == 1
     error = capsys.readouterr().err
     assert text in error and error.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["t.json"]
+
+
+def test_what_fbgemm_cannot_run_is_refused_before_the_search(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(place, "planned", lambda *of, **how: pytest.fail("it was searched"))
+    path, tables = tmp_path / "c.json", tmp_path / "t.json"
+    save_costs(replace(shipped(1, 1), backend="fbgemm-cpu"), path)
+    flags = ["place", "tables", str(tables), "--backend", "fbgemm-cpu", "--costs", str(path), "--check", "1s"]
+    for said, text in (
+        ({"dim": 6}, "table 't' has dim 6, and FBGEMM's operator takes multiples of 4: give it another dim"),
+        ({"dim": 8, "optimizer": "adam"}, "optimizer is 'adam', which FBGEMM's CPU operator lacks: set it to one of"),
+    ):
+        tables.write_text(specs_text([TableSpec("t", 50, batch=8, ids=8.0, distinct=8.0, **said)]))
+        assert main(flags) == 1 and text in capsys.readouterr().err
 
 
 def test_the_cuda_operator_takes_the_same_calls(monkeypatch):

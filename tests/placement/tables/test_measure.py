@@ -76,6 +76,15 @@ def test_a_killed_measurement_goes_on(arena, tmp_path):
     assert len(rounds_of(arena, ready, 9, 0, late=lambda: True)) == 2
     with pytest.raises(ValueError, match="has measurements of something else"):
         Rounds(path, {"seed": 1})
+    head = path.read_text().splitlines()[0]
+    path.write_text(head + "\n")  # killed before the first round: there is nothing to lose
+    assert Rounds(path, {"seed": 1}).rounds == [] and json.loads(path.read_text())["measured"] == {"seed": 1}
+    for other in (head + "\n[0.1, 0.", "notes of mine\n", head, '{"measured": 1}\n', "[]\n"):
+        path.write_text(other)
+        with pytest.raises(ValueError, match="has measurements of something else"):
+            Rounds(path, {"seed": 2})
+        assert path.read_text() == other
+    path.write_text("\n".join([head, *map(json.dumps, again.tolist()), ""]))
     text = path.read_text()
     for line in ("[0.1, 0.", "{}", '["a"]', "[NaN]"):
         path.write_text(f"{text}{line}\n")

@@ -1,5 +1,6 @@
 """The kernels whose costs are measured: where each is run, or in a sentence why it cannot be."""
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -8,6 +9,7 @@ from skirl.placement.tables.named import ON_GPU, OURS, Backend
 if TYPE_CHECKING:
     from skirl.placement.tables.costs import Costs
     from skirl.placement.tables.measure import Arena
+    from skirl.placement.tables.spec import TableSpec
 
 _SHOWN = 60
 INSTALL = "pip install fbgemm_gpu-cpu, or fbgemm_gpu for a GPU, of the release for this torch"
@@ -108,3 +110,18 @@ def check_optimizers(backend: Backend, names: tuple[str, ...]) -> None:
         from skirl.placement.tables.fbgemm import check_optimizers
 
         check_optimizers(names, "cuda" if backend in ON_GPU else "cpu")
+
+
+def check_dims(backend: Backend, tables: "Sequence[TableSpec]") -> None:
+    """Raise if a backend cannot run the dim of one of some tables.
+
+    **Arguments**
+
+    - `backend`: its name.
+    - `tables`: the tables.
+    """
+    if backend.startswith("fbgemm"):
+        from skirl.placement.tables.fbgemm import check_dim
+
+        for spec in tables:
+            check_dim(spec.name, spec.dim)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
-from skirl.placement.tables.backends import arena_of, check_optimizers
+from skirl.placement.tables.backends import arena_of, check_dims, check_optimizers
 from skirl.placement.tables.costs import Costs, Kind, Part, save_costs
 from skirl.placement.tables.measure import Arena, Lookups, Rounds, Sentinel, noise_of, rounds_of
 from skirl.placement.tables.named import OURS, Backend
@@ -328,6 +328,7 @@ def machine_costs(
     - `to`: where to show it.
     """
     check_optimizers(backend, tuple(optimizers))
+    check_dims(backend, tables)
     own = Own.of(tables, seed) if tables else Own(batches=BATCHES, other_batches=OTHER_BATCHES)
     learned = [c for name in optimizers for c in training(name, count, seed, own.batches, own=own.learned)]
     some = max(4, count // 4)
@@ -338,12 +339,14 @@ def machine_costs(
     what["device"] = arena.device
     if tables:
         what["tables"] = blake2b(repr(tables).encode(), digest_size=16).hexdigest()
-    known = None if out is None else Rounds(out.with_name(out.name + ".rounds"), what)
     with Progress("prepare", steps=len(learned) + len(judges), to=to, quiet=quiet) as progress:
         ready = []
         for done, combination in enumerate([*learned, *judges], start=1):
             ready.append(combination.ready(arena))
             progress(done, lambda: {"tables": f"{len(ready[-1])}"})
+    known = (
+        None if out is None else Rounds(out.with_name(out.name + ".rounds"), what)
+    )  # now nothing is refused any more
     until = time.monotonic() + 60 * minutes
     with Progress("measure", steps=ROUNDS, to=to, quiet=quiet) as progress:
         rounds = rounds_of(

@@ -9,6 +9,7 @@ from tyro.conf import Positional
 from skirl.data.flags import DataFlags
 from skirl.models.flags import ModelFlags
 from skirl.placement.flags import parsed_bytes, parsed_rate
+from skirl.placement.tables.asked import check_asked
 from skirl.placement.tables.named import OURS, PRODUCTION, Backend, Pool, flag_of
 from skirl.tools.durations import parse_seconds
 from skirl.tools.flags import Composed
@@ -311,10 +312,7 @@ class MeasureCosts:
     def __post_init__(self) -> None:
         from skirl.core.optim import ROW_OPTIMIZERS
 
-        if not 0 <= self.minutes < float("inf"):
-            raise ValueError(f"minutes is {self.minutes}: set it to 0 or more")
-        if self.combinations < 10:
-            raise ValueError(f"combinations is {self.combinations}: set it to 10 or more")
+        check_asked(self.minutes, self.combinations, self.seed, self.out)
         for name in self.optimizers:
             if name not in ROW_OPTIMIZERS:
                 raise ValueError(f"optimizers has {name!r}: set it to some of {', '.join(ROW_OPTIMIZERS)}")
@@ -324,10 +322,6 @@ class MeasureCosts:
             raise ValueError(f"optimizers is {' '.join(self.optimizers)}: name at least one, each once")
         if self.tables is not None and self.pool != PRODUCTION:
             raise ValueError(f"tables and pool are both set, to {self.tables} and {self.pool}: leave one of them out")
-        if self.seed < 0:
-            raise ValueError(f"seed is {self.seed}: set it to 0 or more")
-        if self.out.suffix != ".json":
-            raise ValueError(f"out is {str(self.out)!r}: name a file that ends in .json")
 
     def run(self) -> dict[str, Any]:
         """Measure, fit and write."""

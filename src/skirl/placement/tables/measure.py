@@ -325,9 +325,11 @@ class Rounds:
         text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
         *lines, cut = text.split("\n")  # the last line was cut off, or is empty
         if text and text.split("\n", 1)[0] != head:
-            raise ValueError(
-                f"{path} has measurements of something else, or of another machine: remove it, or name another"
-            )
+            if len(lines) != 1 or cut or not _is_head(lines[0]):
+                raise ValueError(
+                    f"{path} has measurements of something else, or of another machine: remove it, or name another"
+                )
+            lines = []  # nothing was measured yet
         self.rounds = [self._read(line, number) for number, line in enumerate(lines[1:], start=2)]
         if cut or not lines:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -347,3 +349,12 @@ class Rounds:
         """Append one round."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(ms) + "\n")
+
+
+def _is_head(line: str) -> bool:
+    """Return whether a line is the first one of a file of rounds."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and found.keys() == {"measured", "machine"}

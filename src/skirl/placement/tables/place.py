@@ -9,7 +9,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from skirl.placement.tables.allowed import forbidden
-from skirl.placement.tables.backends import arena_of, check_there
+from skirl.placement.tables.backends import arena_of, check_dims, check_optimizers, check_there
 from skirl.placement.tables.check import Bench, Checked, candidates, checked
 from skirl.placement.tables.costs import Costs, costs_for
 from skirl.placement.tables.evenly import search_evenly
@@ -71,6 +71,8 @@ def placed_tables(question: Question) -> dict[str, Any]:
     costs = costs_for(question.backend, question.costs, link=question.link or 1.0, ranks=count)
     if question.check is not None:
         check_there(question.backend)  # before the search, which may take long
+        check_optimizers(question.backend, tuple(dict.fromkeys(spec.optimizer for spec in specs)))
+        check_dims(question.backend, specs)
     if question.link is None:
         if costs.wire is None:
             raise ValueError(
