@@ -363,3 +363,11 @@ def test_costs_of_the_operator_that_torchrec_runs_are_measured_and_used(tmp_path
     save_costs(costs, tmp_path / "c.json")
     with pytest.raises(ValueError, match="for backend 'fbgemm-cpu', not for 'fbgemm-cuda' or 'skirl-cuda'"):
         SkirlPlanner(topology(2, device="cuda"), costs=tmp_path / "c.json").plan(model)
+    for device, of, wanted in (
+        ("cuda", costs, "'fbgemm-cuda' or 'skirl-cuda'"),
+        ("cpu", replace(costs, backend="fbgemm-cuda"), "'fbgemm-cpu' or 'skirl-cpu'"),
+    ):
+        with pytest.raises(ValueError, match=f"^the costs are for backend '{of.backend}', not for {wanted}: measure"):
+            SkirlPlanner(topology(2, device=device), costs=of).plan(model)
+    on_gpu = SkirlPlanner(topology(2, device="cuda"), costs=replace(costs, backend="fbgemm-cuda"), seconds=0.1)
+    assert len(on_gpu.plan(model).plan["inner.ebc"]) == 2

@@ -211,15 +211,25 @@ def costs_for(backend: str, path: Path | None, *, link: float, ranks: int) -> Co
     return load_costs(path or SHIPPED, link=link, ranks=ranks, backends=(backend,))
 
 
+def check_backend(backend: str, backends: Sequence[str], what: str = "the costs are") -> None:
+    """Raise if costs are for another backend.
+
+    **Arguments**
+
+    - `backend`: the backend that they are for.
+    - `backends`: those that they may be for.
+    - `what`: what is for it, as the error begins.
+    """
+    if backend not in backends:
+        wanted = " or ".join(map(repr, backends))
+        asked = len(backends) == 1 and backend in BACKENDS  # by a command, which has the flag
+        also = f", or set --backend to {backend}" if asked else ""
+        raise ValueError(f"{what} for backend {_brief(backend)}, not for {wanted}: measure costs for {wanted}{also}")
+
+
 def _parsed(text: str, link: float, ranks: int, backends: Sequence[str]) -> Costs:
     body = FILES.body(text)
-    if body["backend"] not in backends:
-        wanted = " or ".join(map(repr, backends))
-        asked = len(backends) == 1 and body["backend"] in BACKENDS  # by a command, which has the flag
-        also = f", or set --backend to {body['backend']}" if asked else ""
-        raise ValueError(
-            f"it is for backend {_brief(body['backend'])}, not for {wanted}: measure costs for {wanted}{also}"
-        )
+    check_backend(body["backend"], backends, "it is")
     if tuple(body["terms"]) != TERMS:
         raise ValueError(f"its terms are {', '.join(body['terms'])[:300]}, skirl has {', '.join(TERMS)}: measure again")
     noise = body["noise"]
