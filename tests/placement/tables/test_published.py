@@ -92,6 +92,23 @@ def test_a_published_pool_is_listed(tmp_path, capsys):
     assert {(spec.dim, spec.batch, spec.optimizer) for spec in specs} == {(128, 32, "rowwise-adagrad")}
 
 
+def test_what_a_published_pool_would_ignore_is_refused(tmp_path, capsys):
+    out = tmp_path / "m.json"
+    for flags, names in (
+        (["synthetic:tiny"], "--data"),
+        (["--rows-scale", "0.1", "--steps", "9"], "--steps and --rows-scale"),
+        (["synthetic:tiny", "--valid", "20%"], "--data and --valid"),
+    ):
+        assert main(["place", "list", *flags, "--pool", "mlperf", "--out", str(out)]) == 2
+        said = f"--pool is mlperf, for which no data is read: leave {names} out"
+        assert said in capsys.readouterr().err and not out.exists()
+    rows = []
+    for seed in ("0", "1"):
+        assert main(["place", "list", "--pool", "mlperf", "--batch", "8", "--seed", seed, "--out", str(out)]) == 0
+        rows.append([spec.distinct for spec in read_specs(out)])
+    assert rows[0] != rows[1]
+
+
 def test_costs_are_measured_on_a_published_pool(monkeypatch, tmp_path, capsys):
     seen = {}
 

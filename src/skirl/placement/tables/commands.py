@@ -1,6 +1,6 @@
 """`skirl place list`, `tables` and `costs`: flags and printed output. The work itself is imported when they run."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -55,6 +55,11 @@ class ListTables(Composed):
         self.data.stream().tables(self.model.row_dim)  # it checks dim
         if self.out.suffix != ".json":
             raise ValueError(f"out is {str(self.out)!r}: name a file that ends in .json")
+        if self.pool is not None:
+            plain = DataFlags(batch=self.data.batch, seed=self.data.seed)
+            said = [of.name for of in fields(DataFlags) if getattr(self.data, of.name) != getattr(plain, of.name)]
+            if said:
+                raise ValueError(f"pool is {self.pool}, for which no data is read: leave {' and '.join(said)} out")
 
     def run(self) -> dict[str, Any]:
         """Read the batches, and count what they look up."""
@@ -63,7 +68,8 @@ class ListTables(Composed):
         from skirl.placement.tables.from_data import listed, listed_pool
 
         if self.pool is not None:
-            return listed_pool(self.pool, self.data.batch, self.model.row_dim, self.optimizer.optimizer, self.out)
+            of = (self.data.batch, self.model.row_dim, self.optimizer.optimizer, self.data.seed)
+            return listed_pool(self.pool, *of, self.out)
         to = sys.stderr if self.show.json else sys.stdout
         return listed(self.data, self.model, self.optimizer, self.out, quiet=self.show.quiet, to=to)
 
