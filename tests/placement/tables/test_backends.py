@@ -11,7 +11,7 @@ from skirl.placement.tables import backends, calibrate, fbgemm, gpu, measure, pl
 from skirl.placement.tables.backends import missing
 from skirl.placement.tables.costs import costs_for, load_costs, save_costs, shipped
 from skirl.placement.tables.measure import Arena
-from skirl.placement.tables.named import BACKENDS
+from skirl.placement.tables.named import BACKENDS, ON_GPU
 from skirl.placement.tables.place import placed_tables
 from skirl.placement.tables.problem import Ranks
 from skirl.placement.tables.spec import TableSpec, specs_text
@@ -147,6 +147,21 @@ def test_plans_are_measured_with_the_backend_of_their_costs(tmp_path, monkeypatc
         tables, Ranks.like(2, 1 << 30), costs, 1e9, "exact", True, 0.05, 0, None, check=0.05, backend="fbgemm-cuda"
     )
     assert placed_tables(asked)["check"] is not None and used == ["fbgemm-cuda"] * 2
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
+@pytest.mark.parametrize("backend", ON_GPU)
+def test_costs_are_measured_on_a_gpu(tmp_path, monkeypatch, backend):
+    if (why := missing(backend)) is not None:
+        pytest.skip(why)
+    monkeypatch.setattr("skirl.placement.tables.training.EPOCHS", 3)
+    out = tmp_path / "c.json"
+    flags = ["--backend", backend, "--minutes", "0", "--combinations", "10", "--quiet", "--out", str(out)]
+    assert main(["place", "costs", *flags]) == 0
+    costs = load_costs(out, link=1e9, ranks=2, backends=(backend,))
+    assert costs.machine is not None and costs.machine["device"] == torch.cuda.get_device_properties(0).name
+    assert sum(costs.ms["rowwise-adagrad"]) > 0 and [path.name for path in tmp_path.iterdir()] == ["c.json"]
 
 
 HERE = {"processor": machine()["processor"], "device": "cpu"}

@@ -71,21 +71,51 @@ def test_a_part_is_inside_its_memory(optimizer, dim, rows, floats, seed, begin):
     assert len(memory.weights) + sum(map(len, memory.states)) <= floats
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "rowwise-adagrad", "adagrad"])
+STEPS = ["sgd", "rowwise-adagrad", "adagrad"]
+
+
+@pytest.mark.parametrize("optimizer", STEPS)
 def test_what_is_timed_is_a_step(arena, monkeypatch, optimizer):
+    check_step(arena, monkeypatch, optimizer)
+
+
+@pytest.mark.parametrize(
+    "on",
+    [
+        "cpu",
+        pytest.param(
+            "cuda",
+            marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")],
+        ),
+    ],
+)
+@pytest.mark.parametrize("optimizer", STEPS)
+def test_what_is_timed_on_a_gpu_is_a_step(monkeypatch, optimizer, on):
+    monkeypatch.setattr("skirl.placement.tables.gpu.OUTPUTS", 1 << 12)
+    arena = FbgemmCudaArena(1 << 19, on=on)
+    check_step(arena, monkeypatch, optimizer)
+    if on == "cuda":
+        assert arena.run_ms(arena.together([arena.ready(*each) for each in some_parts(optimizer)])) > 0
+
+
+def check_step(arena, monkeypatch, optimizer):
+    """Run a step of two parts, and compare outputs, rows and state with those by hand."""
     monkeypatch.setattr(fbgemm, "_LR", LR)
     of, rng = some_parts(optimizer), np.random.default_rng(0)
     parts = [arena.ready(*each) for each in of]
-    arena.floats[:] = torch.from_numpy(rng.random(len(arena.floats), np.float32) + 0.5)
+    arena.floats[:] = torch.from_numpy(rng.random(len(arena.floats), np.float32) + 0.5).to(arena.floats.device)
     memory = Memory.of(arena.floats, optimizer)
-    [call] = arena.together(parts)
+    calls, made = list[fbgemm.Call](), fbgemm.calls_of
+    monkeypatch.setattr(fbgemm, "calls_of", lambda *of: calls.extend(made(*of)) or calls)
+    arena.together(parts)
+    [call] = calls
 
     def rows_of(part):
         first, end = part.first, part.first + part.rows
-        weights = memory.weights.numpy()[first * part.dim : end * part.dim].reshape(-1, part.dim).astype(float)
+        weights = memory.weights.cpu().numpy()[first * part.dim : end * part.dim].reshape(-1, part.dim).astype(float)
         if not memory.states:
             return weights, np.zeros((part.rows, 1))
-        [state] = (held.numpy() for held in memory.states)
+        [state] = (held.cpu().numpy() for held in memory.states)
         width = 1 if memory.by_row else part.dim
         return weights, state[first * width : end * width].reshape(-1, width).astype(float)
 
@@ -95,7 +125,7 @@ def test_what_is_timed_is_a_step(arena, monkeypatch, optimizer):
         assert one + 750 * width <= other
     call.grads[:] = 1.0
     call.forward()
-    outs = call.out.detach().numpy()
+    outs = call.out.detach().cpu().numpy()
     call.backward()
     column = 0
     for part, (weights, state), (lookups, piece) in zip(parts, before, of, strict=True):
