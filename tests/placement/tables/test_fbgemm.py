@@ -240,11 +240,11 @@ def test_what_fbgemm_cannot_run_is_refused_before_the_search(tmp_path, monkeypat
     path, tables = tmp_path / "c.json", tmp_path / "t.json"
     save_costs(replace(shipped(1, 1), backend="fbgemm-cpu"), path)
     flags = ["place", "tables", str(tables), "--backend", "fbgemm-cpu", "--costs", str(path), "--check", "1s"]
-    for said, text in (
-        ({"dim": 6}, "table 't' has dim 6, and FBGEMM's operator takes multiples of 4: give it another dim"),
-        ({"dim": 8, "optimizer": "adam"}, "optimizer is 'adam', which FBGEMM's CPU operator lacks: set it to one of"),
+    for dim, optimizer, text in (
+        (6, "sgd", "table 't' has dim 6, and FBGEMM's operator takes multiples of 4: give it another dim"),
+        (8, "adam", "optimizer is 'adam', which FBGEMM's CPU operator lacks: set it to one of"),
     ):
-        tables.write_text(specs_text([TableSpec("t", 50, batch=8, ids=8.0, distinct=8.0, **said)]))
+        tables.write_text(specs_text([TableSpec("t", 50, dim, 8, 8.0, 8.0, optimizer=optimizer)]))
         assert main(flags) == 1 and text in capsys.readouterr().err
 
 
