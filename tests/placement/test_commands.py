@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -163,13 +164,15 @@ def test_rpc_prints_no_warnings_when_connections_end(tmp_path, monkeypatch):
         lambda: Calibrate("rpc://127.0.0.1:9"),
         lambda: Calibrate("link:8Gbit,0us:rpc://127.0.0.1:9"),
         lambda: CacheFlags(store="rpc://127.0.0.1:9"),
-        lambda: CacheFlags(store="link:8Gbit,0us:rpc://127.0.0.1:9"),
         lambda: CacheFlags(store=f"placed:{tmp_path}/p.json"),
     ):
         monkeypatch.setitem(os.environ, "TORCH_CPP_LOG_LEVEL", "")
         del os.environ["TORCH_CPP_LOG_LEVEL"]
         made()
         assert os.environ["TORCH_CPP_LOG_LEVEL"] == "ERROR"
+    replace(plan, sites=(Site("a"), Site("b"))).save(tmp_path / "p.json")
+    del os.environ["TORCH_CPP_LOG_LEVEL"]
+    assert CacheFlags(store=f"placed:{tmp_path}/p.json") and "TORCH_CPP_LOG_LEVEL" not in os.environ
 
 
 def test_it_says_what_it_waits_for(monkeypatch, capsys):

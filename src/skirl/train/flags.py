@@ -88,14 +88,14 @@ class CacheFlags:
             from skirl.store import plan_of
 
             stores = [site.store for site in plan_of(self.store)[0].sites]
-        if any("rpc://" in store for store in stores):
-            from skirl.store.remote.address import hush
-
-            hush()
         elif self.store != "memory" and not re.fullmatch(r"disk:.+", self.store):
             raise ValueError(
                 f"store is {self.store!r}: set it to memory, disk:FOLDER, rpc://HOST:PORT or placed:PLAN.json"
             )
+        if any("rpc://" in store for store in stores):
+            from skirl.store.remote.address import hush
+
+            hush()
         self.parsed()
 
     def parsed(self) -> tuple[str, float]:
