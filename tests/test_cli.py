@@ -180,15 +180,59 @@ def test_help_shows_what_a_flag_takes_and_nothing_of_python(capsys):
     assert not re.search(r"None|default: False|<class", shown)
 
 
+def order_of_help(shown: str) -> list[str]:
+    """Return the flags that help lists, and in capitals the titles of its groups."""
+    found = re.findall(r"^[|│ ]{0,4}--([a-z][a-z-]*)|([a-z]+) options", shown, re.MULTILINE)
+    return [flag or group.upper() for flag, group in found]
+
+
 def test_help_is_grouped_and_begins_with_the_flags_that_are_used_most(capsys):
     assert exit_code("train", "--help") == 0
-    flags = re.findall(r"^[|│ ]*--([a-z][a-z-]*)|([a-z]+) options", capsys.readouterr().out, re.MULTILINE)
-    names = [flag or group.upper() for flag, group in flags]
+    names = order_of_help(capsys.readouterr().out)
     assert names[:11] == [*Train.common, "config"]
     assert [name for name in names if name.isupper()] == [
         "DATA", "MODEL", "LEARNING", "CACHE", "DEVICE", "EVALUATION", "SAVE", "OUTPUT",
     ]  # fmt: skip
     assert names[names.index("SAVE") + 1 :][:3] == ["save-every", "save-minutes", "keep"]
+
+
+@pytest.mark.parametrize(
+    ("name", "groups"),
+    [
+        ("convert", "SESSION FILES OUTPUT"),
+        ("analyze", "FILES SYNTHETIC OUTPUT"),
+        ("sweep", "SWEEP DATA MODEL LEARNING CACHE DEVICE EVALUATION SAVE OUTPUT"),
+        ("place", "DATA LEARNING CACHE SITES OUTPUT"),
+        ("place tables", "COSTS CUTS SEARCH OUTPUT"),
+        ("bench train", "TRAINING TIMING OUTPUT"),
+        ("bench dedup", "FILES TRAINING OUTPUT"),
+    ],
+)
+def test_help_of_a_long_command_begins_with_its_common_flags(name, groups, capsys):
+    assert exit_code(*name.split(), "--help") == 0
+    names, kind = order_of_help(capsys.readouterr().out), cli._command(name)
+    common = [option(flag).removeprefix("--") for flag in getattr(kind, "common", ())]
+    first = names[: next(n for n, title in enumerate(names) if title.isupper())]
+    assert [flag for flag in first if flag != "config"][: len(common)] == [flag for flag in common if flag != "tables"]
+    assert [title for title in names if title.isupper()] == groups.split()
+    assert sorted(option(flag) for flag in flags_of(kind) if flag not in getattr(kind, "hidden", ())) == sorted(
+        [f"--{flag}" for flag in names if not flag.isupper() and flag != "config"]
+        + ["--tables"] * (name == "place tables")
+    )
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_no_command_begins_its_help_with_more_than_ten_flags(name):
+    kind = cli._command(name)
+    shown = [flag for flag in flags_of(kind).values() if flag.name not in getattr(kind, "hidden", ())]
+    assert sum(not flag.group or flag.name in getattr(kind, "common", ()) for flag in shown) <= 10
+
+
+def test_help_of_a_flag_without_a_value_and_of_words_that_go_on(capsys):
+    assert exit_code("report", "--help") == 0
+    assert "[--json]" in capsys.readouterr().out
+    assert exit_code("launch", "--help") == 0
+    assert "-- train ...\n" in capsys.readouterr().out
 
 
 def test_size_shows_only_what_it_uses(capsys):
@@ -218,14 +262,14 @@ def test_help_and_a_wrong_flag_need_no_torch():
     program = """if True:
         import sys
         from skirl import cli
-        for name in ("train", "verify", "size", "report", "vocab", "convert"):
-            for flag, code in (("--help", 0), ("--no-such-flag", 2)):
-                assert cli.main([name, flag]) == code
-                assert not {"torch", "numba"} & set(sys.modules), (name, flag)
-        print("none")
+        asked = [(f"{name} {flag}", code) for name in cli.COMMANDS for flag, code in (("--help", 0), ("--wrong", 2))]
+        for args, code in [*asked, ("train --resume", 2), ("bench rows --batch 0", 2), ("report none", 1)]:
+            assert cli.main(args.split()) == code, args
+            assert not {"torch", "numba", "pyarrow"} & set(sys.modules), args
+        print(len(asked))
     """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment())
-    assert done.stdout.endswith("none\n"), done.stderr
+    assert done.stdout.endswith(f"\n{2 * len(cli.COMMANDS)}\n"), done.stderr
 
 
 # Flags.
@@ -288,6 +332,52 @@ def test_a_wrong_flag_is_exit_code_2_and_says_what_to_set(capsys, name, flags, s
     caught = capsys.readouterr()
     assert said in one_line(caught.err)
     assert "Traceback" not in caught.err and not caught.out
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ("train --bogus", "there is no flag --bogus: skirl train --help lists them"),
+        ("train --sead 3", "there is no flag --sead: did you mean --seed?"),
+        ("evaluate --wrong", "there is no flag --wrong: skirl evaluate --help lists them"),
+        (
+            "evaluate --config d.toml",
+            "there is no flag --config: only skirl train, verify, size, place and sweep read flags from a file",
+        ),
+        ("train --config a.toml --config=b.toml", "--config is given 2 times: put all flags into one file"),
+        (f"train {' '.join(SMALL)} --cache touched:2%", "--cache 'touched:2%' is 76 rows, batch 0 needs 219"),
+        (f"verify {' '.join(SMALL)} --cache touched:2%", "--cache 'touched:2%' is 76 rows, batch 0 needs 219"),
+        (
+            f"sweep --vary lr=1,2 {' '.join(SMALL)} --cache touched:2%",
+            "--cache 'touched:2%' is 76 rows, batch 0 needs 219",
+        ),
+    ],
+)
+def test_an_error_names_what_was_written(capsys, args, said):
+    """A flag that is missing is told only once all others are known."""
+    assert exit_code(*args.split(), *(["--quiet"] if "--cache" in args else [])) in (1, 2)
+    assert said in one_line(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("name", ["train", "sweep"])
+def test_save_none_unsets_the_folder_of_a_file(name, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("flags.toml").write_text('save = "saved"\nsave-every = 2\nkeep-best = true\n')
+    told = [
+        *SMALL,
+        "--steps",
+        "4",
+        "--run",
+        "none",
+        "--quiet",
+        "--json",
+        *(["--vary", "lr=1,2"] if name == "sweep" else []),
+    ]
+    command, _ = cli._parse(name, ["--config", "flags.toml", *told, "--valid", "20%", "--eval-every", "2"])
+    assert command.save.save == Path("saved") and command.save.save_every == 2
+    assert exit_code(name, "--config", "flags.toml", *told, "--save", "none") == 0
+    assert json.loads(capsys.readouterr().out)["save"] is None
+    assert [path.name for path in tmp_path.iterdir()] == ["flags.toml"]
 
 
 # Running.

@@ -62,14 +62,13 @@ ELSEWHERE = {
     "engine/kernels/wide_tree.py": "engine/kernels/test_hot_rows.py",
     "engine/kernels/shares.py": "test_exact.py",
     # Benchmarks: their output.
-    "measure/bench/helpers.py": "measure/bench/test_disk.py",
+    "measure/bench/helpers.py measure/bench/loops.py": "measure/bench/test_disk.py",
     "measure/bench/nodes.py": "measure/bench/test_faults.py",
     "measure/bench/owners.py": "measure/bench/test_movement.py",
     "measure/bench/serve_node.py": "measure/bench/test_serve.py",
     "measure/bench/stalls.py": "measure/bench/test_train.py",
     "measure/info/checkpoint.py measure/info/files.py measure/info/look.py "
     "measure/info/text.py": "measure/info/test_commands.py",
-    "measure/scaling/picture.py": "measure/scaling/test_commands.py",
     "measure/sizing/picture.py": "measure/sizing/test_size.py",
     "models/deep_cross.py": "models/test_all.py",
     # The parts that the modules are made of.
@@ -84,9 +83,8 @@ ELSEWHERE = {
     "peers/word.py": "peers/test_start.py",
     "pipeline/one_pass.py": "pipeline/test_lookahead.py",
     # A plan is compared with the counts of an executed run.
-    "placement/calibrate.py placement/flags.py placement/picture.py placement/place.py": "placement/test_commands.py",
+    "placement/calibrate.py placement/flags.py placement/place.py": "placement/test_commands.py",
     "placement/tables/balance.py": "placement/tables/test_check.py",
-    "placement/tables/picture.py": "placement/tables/test_evenly.py",
     "placement/tables/asked.py placement/tables/bench_model.py": "placement/tables/test_measure.py",
     "placement/tables/gloo.py": "placement/tables/test_nets.py",
     "placement/tables/commands.py placement/tables/from_data.py": "placement/tables/test_tables.py",
@@ -239,16 +237,38 @@ def test_the_design_names_every_readme_of_a_format() -> None:
 @pytest.mark.parametrize(
     ("readme", "module", "version"),
     [
+        ("checkpoint", "checkpoint.folder", "FORMAT_VERSION"),
+        ("checkpoint", "checkpoint.parts", "FORMAT_VERSION"),
+        ("data/files", "dedup.by_session", "VERSION"),
+        ("store/disk", "store.disk.manifest", "FORMAT_VERSION"),
         ("sweep", "sweep.checkpoint", "_VERSION"),
         ("placement", "core.placement_plan", "VERSION"),
         ("placement", "placement.tables.plan_file", "VERSION"),
         ("placement", "placement.tables.costs", "VERSION"),
+        ("placement", "placement.tables.spec", "VERSION"),
     ],
 )
 def test_a_readme_has_the_format_and_version_that_are_written(readme: str, module: str, version: str) -> None:
     found = import_module(f"skirl.{module}")
-    text = (SOURCE / readme / "README.md").read_text()
-    assert re.search(rf"`{found.FORMAT}`, (?:version )?{getattr(found, version)}\b", text)
+    assert re.search(rf"`{found.FORMAT}`, (?:version )?{getattr(found, version)}\b", readme_of(readme))
+
+
+@pytest.mark.parametrize(
+    ("readme", "entry", "module", "version"),
+    [
+        ("checkpoint", "`skirl-checkpoint`, 4; ", "checkpoint.folder", "OF_PARTS"),
+        ("store/disk", "| `segment_format` | ", "store.disk.segment", "FORMAT_VERSION"),
+        ("data/vocabulary", "| `version` | ", "data.vocabulary.vocabulary", "VERSION"),
+    ],
+)
+def test_a_readme_has_the_version_of_an_entry(readme: str, entry: str, module: str, version: str) -> None:
+    found = getattr(import_module(f"skirl.{module}"), version)
+    assert re.search(rf"{re.escape(entry)}{found}\b", readme_of(readme))
+
+
+def readme_of(room: str) -> str:
+    """Return the README.md that describes the files of a room."""
+    return (SOURCE / room / "README.md").read_text()
 
 
 def test_every_room_has_its_folder_of_tests() -> None:

@@ -183,6 +183,7 @@ LAUNCH = "launch"
 """The command that starts other commands, written after `--`."""
 CONFIGURED = ("train", "verify", "size", "place", "sweep")
 """Commands that take --config."""
+NO_CONFIG = f"only skirl {', '.join(CONFIGURED[:-1])} and {CONFIGURED[-1]} read flags from a file"
 CONFIG = Flag(
     name="config",
     type=Path | None,
@@ -310,14 +311,14 @@ def _parse(name: str, args: list[str]) -> tuple[Any, bool]:
     more = ", ".join(f"skirl {member}" for member in _family(name))
     values = read_flags(
         f"skirl {name}",
-        f"{COMMANDS[name][1][0].upper()}{COMMANDS[name][1][1:]}." + (f" There are also {more}." if more else ""),
+        _sentence(COMMANDS[name][1]) + (f" There are also {more}." if more else ""),
         flags,
         joined(flags, args, getattr(kind, "repeated", ())),
         common=getattr(kind, "common", ()),
         hidden=getattr(kind, "hidden", ()),
         positional=positional,
         example=example,
-        elsewhere=getattr(kind, "elsewhere", {}),
+        elsewhere={CONFIG.name: NO_CONFIG, **getattr(kind, "elsewhere", {})},
     )
     values.pop(CONFIG.name, None)
     command: Any = kind.of(**values) if issubclass(kind, Composed) else kind(**values)
@@ -361,11 +362,14 @@ def _out_of(path: Path, kind: Any, flags: Mapping[str, Flag]) -> dict[str, Any]:
 
 def _config_of(args: list[str]) -> Path | None:
     """Return the path given by --config. It sets the defaults of all other flags, so it must be known before them."""
+    found = []
     for arg, after in zip(args, [*args[1:], ""]):
         name, _, value = arg.partition("=")
         if name == f"--{CONFIG.name}" and (value or after):
-            return Path(value or after)
-    return None
+            found.append(Path(value or after))
+    if len(found) > 1:
+        raise ValueError(f"--config is given {len(found)} times: put all flags into one file, and name that")
+    return found[0] if found else None
 
 
 def _command(name: str) -> Any:
@@ -380,6 +384,15 @@ def _family(word: str) -> list[str]:
     (['place calibrate', 'place tables'], [])
     """
     return [name for name in COMMANDS if name.startswith(f"{word} ")]
+
+
+def _sentence(words: str) -> str:
+    """Return words as a sentence.
+
+    >>> _sentence("find it"), _sentence("begin with: skirl ...")
+    ('Find it.', 'Begin with: skirl ...')
+    """
+    return f"{words[0].upper()}{words[1:]}" + ("" if words.endswith("...") else ".")
 
 
 def _unknown(args: list[str]) -> int:

@@ -118,6 +118,26 @@ def test_what_is_wrong_is_refused(strides, inverse, text):
         capture(KeyedJagged(["a", "b"], IDS["values"], lengths=IDS["lengths"], strides=strides, inverse=inverse), ())
 
 
+@pytest.mark.parametrize("wrong", [-1, 5])
+@pytest.mark.parametrize("use", ["expanded", "lengths_by_sample", "inverse_indices", "samples"])
+def test_a_bag_that_does_not_exist_is_refused_before_it_is_read(wrong, use):
+    ids = KeyedJagged(["a", "b"], **IDS, strides=[1, 2], inverse={"a": torch.tensor([0, wrong])})
+    with pytest.raises(
+        BadIds, match=f"of feature 'a' gives bag {wrong} for sample 1, but there are 1 bags: number bags"
+    ):
+        getattr(ids, use)(*((0, 2) if use == "samples" else ()))
+
+
+@pytest.mark.parametrize(("low", "high"), [(3, 9), (3, 2), (-1, 2)])
+def test_samples_that_are_not_there_are_refused(low, high):
+    for ids in (KeyedJagged(["a"], **IDS), KeyedJagged(["a"], **IDS, strides=[3], inverse={"a": torch.arange(4) % 3})):
+        count = ids.stride()
+        with pytest.raises(
+            ValueError, match=rf"samples\({low}, {high}\) of a batch of {count}: pass 0 <= low <= high <="
+        ):
+            ids.samples(low, high)
+
+
 def test_a_bad_id_is_named_by_a_sample_that_has_it():
     ids = KeyedJagged(["a"], torch.tensor([1, 99]), lengths=torch.tensor([1, 1]), strides=[2],
                       inverse={"a": torch.tensor([0, 0, 1])})  # fmt: skip

@@ -128,7 +128,8 @@ def check_captured(seed: int) -> None:
     """Check that captured ids hold the same lists, each id of a buffer once, and no others."""
     ids, lists = drawn(np.random.default_rng(seed))
     found = capture(ids, ())
-    assert captured_lists(found) == captured_lists(found.without_windows()) == lists
+    bags = found.without_windows()
+    assert captured_lists(found) == captured_lists(bags) == lists
     for place, name in enumerate(ids.keys()):
         if (window := found.window(place)) is None:
             continue
@@ -141,6 +142,9 @@ def check_captured(seed: int) -> None:
         used = {i for names, of in ids.groups.items() if name in names for i in of.tolist()}
         there = {i for w in used for i in range(begins[w], begins[w] + sizes[w])}
         assert len(held) == len(there)
+        total, once = sum(map(len, lists[name])), sum(int(sizes[w]) for w in used)
+        shares = bags.inverse is not None and bags.inverse.of[place] is not None
+        assert shares == (total >= 1.1 * once and total - once >= ids.stride())
 
 
 @cases(150)
@@ -183,6 +187,19 @@ def check_hashes(seed: int) -> None:
     schema = Schema.of([Table("a", 9, 2)])
     digests = [positions_of(each, schema, 0).inverse for each in (one, two)]
     assert (digests[0] == digests[1]) == same
+
+
+def test_a_class_with_the_same_methods_keeps_its_windows() -> None:
+    class Theirs:
+        def __init__(self, ids: KeyedJagged) -> None:
+            self.ids = ids
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.ids, name)
+
+    ids, lists = drawn(np.random.default_rng(3))
+    found = KeyedJagged.of(Theirs(ids))
+    assert lists_of(found) == lists and set(found.windows) == {"a", "c"}
 
 
 def given_windows(begins: Any, lengths: Any, **options: Any) -> KeyedJagged:
@@ -237,6 +254,16 @@ def test_wrong_windows_are_refused_before_they_are_read() -> None:
     ids = given_windows(TWO[0], torch.tensor([3, 9]))
     for use in (ids.expanded, ids.without_windows, lambda: ids.samples(0, 2)):
         with pytest.raises(BadIds, match="window 1 of feature 'a' has 9 ids from id 1 on, outside its buffer"):
+            use()
+
+
+def test_lengths_and_windows_that_do_not_exist_are_refused_before_they_are_read() -> None:
+    ids = given_windows(TWO[0], torch.tensor([3, -1]))
+    with pytest.raises(BadIds, match="window 1 of feature 'a' has -1 ids: pass lengths of 0 or more"):
+        ids.lengths_by_sample()
+    ids = given_windows(*TWO, inverse={"a": torch.tensor([0, 2])})
+    for use in (ids.expanded, ids.lengths_by_sample):
+        with pytest.raises(BadIds, match="of feature 'a' gives window 2 for sample 1, but there are 2 windows"):
             use()
 
 

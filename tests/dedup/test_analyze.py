@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from skirl.cli import main
 from skirl.data.files.columnar import KEY
 from skirl.data.files.errors import BadSchema
+from skirl.data.flags import DataFlags
 from skirl.data.sessions import Sessions
 from skirl.dedup.analyze_command import Analyze
 from skirl.dedup.changes import column_of, together
@@ -25,6 +26,7 @@ from skirl.dedup.sample import Sample
 from tests.cases import cases
 from tests.dedup.rows import SCHEMA, schema, write
 from tests.dedup.test_by_session import made
+from tests.dedup.test_window_layout import shifting
 
 
 def asked(data: str, **flags: Any) -> dict[str, Any]:
@@ -91,7 +93,7 @@ def test_what_is_projected_is_what_convert_gives(tmp_path: Path, way: str) -> No
 def test_windows_are_projected_as_convert_writes_them(tmp_path: Path) -> None:
     stream = Sessions(batch_size=1024, change=0.5, drift="shift", once=False, rows_scale=0.1, pooling_factor=12)
     data = written(tmp_path / "in.parquet", stream, 4000)
-    found = asked(data)
+    found = asked(data, batch=500)
     given = Convert(data, str(tmp_path / "out"), by="session", layout="window", quiet=True).run()
     assert found["advice"] == "windows"
     assert found["projected"]["bytes"]["window"] == pytest.approx(given["bytes"], rel=0.15)
@@ -99,6 +101,10 @@ def test_windows_are_projected_as_convert_writes_them(tmp_path: Path) -> None:
     ids = sum(map(len, pa.concat_tables(rows_of(stream, 4000, as_rows=False)).column("seen_1").to_pylist()))
     factor = ids / sum(len(row) for row in held.to_pylist() if row)
     assert found["columns"]["seen_1"]["window_factor"] == pytest.approx(factor, rel=0.05)
+    batches = list(DataFlags(f"parquet:{tmp_path / 'out'}", batch=500).stream())
+    lookup, held = found["projected"]["lookup"], np.mean([len(batch.sparse.values()) for batch in batches])
+    assert lookup["ids_windows"] == pytest.approx(held, rel=0.02) and held < lookup["ids_once"]
+    assert lookup["windows_x"] == pytest.approx(lookup["ids"] / lookup["ids_windows"], rel=0.01)
 
 
 def test_a_sample_has_whole_sessions_and_keeps_to_its_memory() -> None:
@@ -163,10 +169,11 @@ def test_files_by_session_are_left_as_they_are(tmp_path: Path) -> None:
 
 
 def test_it_is_read_in_a_terminal_of_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = write(tmp_path / "in.parquet", made(300, 9))
+    data = write(tmp_path / "in.parquet", shifting(300, 9))
     assert main(["analyze", "--data", data, "--schema", schema(tmp_path), "--quiet"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80 and lines[0].startswith("  verdict")
+    assert sum("as windows, by din and dcat: " in line for line in lines) == 1
     assert any(line.split()[:3] == ["columns", "name", "ids"] for line in lines)
     assert {"seen", "bought", "item", "price"} <= {word for line in lines for word in line.split()}
 

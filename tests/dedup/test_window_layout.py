@@ -182,11 +182,11 @@ def test_same_says_so_for_every_layout(tmp_path: Path) -> None:
     assert not same(DataFlags(data[0]).files(), DataFlags(other).files(), json=True, quiet=True)["same"]
 
 
-def number(column: str, row: int, value: int | None) -> Callable[[Any], Any]:
+def number(column: str, row: int, value: int | None, kind: Any = None) -> Callable[[Any], Any]:
     def change(table: Any) -> Any:
         values = table.column(column).to_pylist()
         values[row] = value
-        return table.set_column(table.column_names.index(column), column, pa.array(values, pa.int32()))
+        return table.set_column(table.column_names.index(column), column, pa.array(values, kind or pa.int32()))
 
     return change
 
@@ -203,6 +203,10 @@ DAMAGES = {
     "no length": (number("run_length", 2, None), "row 3 of row group 1 has a window outside its buffer"),
     "longer": (number("run_length", 0, 5), "row 1 of row group 1 has a window outside its buffer: 0 . 5 of 4 ids"),
     "of 2 ** 31": (number("run_length", 3, 2**31 - 1), "row 4 of row group 1 has a window outside its buffer"),
+    "at 2 ** 63 - 1": (
+        number("run_start", 1, 2**63 - 1, pa.int64()),
+        "row 2 of row group 1 has a window outside its buffer: 9223372036854775807 . 3 of 4 ids",
+    ),
     "run": (number("run", 1, 0), "row 2 of row group 1 has 0 in column 'run', .* is stored 1 rows above"),
     "begins with null": (lambda table: table.slice(1), "row 1 of row group 1 leaves out the list of column 'seen'"),
     "texts": (

@@ -39,9 +39,9 @@ def test_steps_that_would_take_much_memory_are_predicted_from_smaller_ones(monke
     recipe = Recipe.of(data="synthetic:tiny", model="dlrm-tiny", dim=8, batch=512, threads=1)
     pack, taken = Pack.of(recipe), []
     monkeypatch.setattr(timed, "_timed", lambda recipe, batch: taken.append(batch) or 1.0 + batch)
-    assert seconds_a_step(recipe, pack, 6.0) == (513.0, "steps")
+    assert seconds_a_step(recipe, pack, 6.0) == (513.0, "timed steps")
     of_rows = sum(table.rows for table in recipe.tables()) * timed._BITS // 8
-    for room, by in ((0.5, "steps of smaller batches"), (0.05, "products of matrices")):
+    for room, by in ((0.5, "timed steps of smaller batches"), (0.05, "products of matrices")):
         monkeypatch.setattr(timed, "ROOM", 96 << 20)
         sample = (96 << 20) / (largest_batch(recipe, pack, 6.0) or 1)
         monkeypatch.setattr(timed, "ROOM", of_rows + 4 * pack.weight_bytes + int(room * 512 * sample))

@@ -68,7 +68,7 @@ def test_what_is_of_one_run_goes_by_the_command_that_left_the_file(tmp_path):
         ("quiet = 1", "quiet is 1: set it to true or false"),
         ("name-of-run = 2024-01-01", 'name-of-run is "2024-01-01": set it to text'),
         ("batchs = 8", "batchs is not a flag of this command: did you mean batch?"),
-        ("[model]\ndim = 8", "model is not a flag of this command: leave it out"),
+        ("[model]\ndim = 8", "[model] is a table: write flags at the top of the file"),
         ("batch 8", "this is not valid TOML (Expected '=' after a key"),
     ],
 )

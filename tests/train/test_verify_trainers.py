@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 from skirl.cli import main
 from skirl.store.remote import part
@@ -46,6 +47,17 @@ def test_samples_that_fill_no_whole_batch_are_left_out_at_the_end_of_each_epoch(
     data = {"data": f"csv:{tmp_path / 'clicks.csv'}", "schema": tmp_path / "clicks.toml", "steps": None, "epochs": 2}
     found = Verify.of(**TINY | data, rows="40", optimizer="adam", cache=40, shards=2, trainers="2").run()
     assert (found["steps"], found["failed"]) == (4, None)
+
+
+@pytest.mark.usefixtures("one_case", "forked_trainers")
+def test_the_reference_has_as_many_threads_as_the_trainers():
+    flags = {**TINY, "data": "synthetic:sessions", "model": "dcat-tiny", "batch": 64, "steps": 3, "pooling_factor": 6}
+    torch.set_num_threads(2)
+    try:
+        found = Verify.of(**flags | {"threads": None}, cache="touched:60%", shards=2, trainers="2").run()
+    finally:
+        torch.set_num_threads(1)
+    assert (found["threads"], found["failed"]) == (1, None)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,9 @@ _WHOLE = (torch.int64, torch.int32)
 def import_rows(
     model: nn.Module, source: str | Path | Mapping[str, Tensor], *, names: Mapping[str, str] | None = None
 ) -> dict[str, int]:
-    """Import the rows of every table that the source has. Return how many, by table. Not while a lookahead iterates.
+    """Import the rows of every table that the source has. Return how many, by table.
+
+    Do not call it while a lookahead iterates.
 
     A state dict has all rows of a table and cannot tell which were trained, so all of them are stored. The optimizer's
     state starts from its initial value, unless the source has that of the same optimizer, with the steps that Adam

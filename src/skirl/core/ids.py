@@ -50,6 +50,11 @@ class Captured:
         arrays = (self.values, self.offsets, self.weights, self.inverse)
         return sum(array.nbytes for array in arrays if array is not None)
 
+    @property
+    def copied(self) -> int:
+        """Number of bytes of the copy that `without_windows` made, if it was called."""
+        return 0 if self._without is None else self._without.nbytes
+
     def bags(self, place: int) -> slice:
         """Return the range of the feature at index `place` among all bags of the batch."""
         if self.inverse is None:

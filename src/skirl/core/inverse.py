@@ -141,14 +141,54 @@ def inverse_of(sparse: Any, keys: Sequence[str], bags: int) -> Inverse | None:
         what, there = ("window", windows[name]) if name in windows else ("bag", stride)
         wrong, own = _look(arrays[key], there)
         if wrong >= 0:
-            raise BadIds(
-                f"the inverse of feature {name!r} gives {what} {tensor[wrong]} for sample {wrong}, but there are {there} "
-                f"{what}s: number {what}s from 0"
-            )
+            raise _no_such(name, what, tensor, wrong, there)
         of.append(None if own and stride == batch and name not in windows else arrays[key])
     if all(each is None for each in of):
         return None
     return Inverse(batch, np.concatenate([[0], np.cumsum(strides)]).astype(np.int64), tuple(of))
+
+
+def by_feature(
+    groups: Mapping[tuple[str, ...], torch.Tensor],
+    bags: Mapping[str, int],
+    windows: Mapping[str, tuple[torch.Tensor, torch.Tensor]],
+) -> dict[str, torch.Tensor]:
+    """Return the inverse by feature, int64. Raise if a sample has a bag that does not exist; on a GPU it is not looked at.
+
+    **Arguments**
+
+    - `groups`: the inverse by features that change together.
+    - `bags`: number of bags of each feature.
+    - `windows`: the windows of those features that have them.
+    """
+    found = {}
+    for names, inverse in groups.items():
+        what, there = ("window", len(windows[names[0]][0])) if names[0] in windows else ("bag", bags[names[0]])
+        if inverse.device.type == "cpu" and ((inverse < 0) | (inverse >= there)).any():
+            wrong = int(((inverse < 0) | (inverse >= there)).int().argmax())
+            raise _no_such(names[0], what, inverse, wrong, there)
+        found.update(dict.fromkeys(names, inverse.to(torch.int64)))
+    return found
+
+
+def _no_such(name: str, what: str, inverse: torch.Tensor, sample: int, there: int) -> BadIds:
+    """Return the error for a sample whose bag or window does not exist."""
+    return BadIds(
+        f"the inverse of feature {name!r} gives {what} {inverse[sample]} for sample {sample}, but there are {there} "
+        f"{what}s: number {what}s from 0"
+    )
+
+
+def check_samples(low: int, high: int, there: int) -> None:
+    """Raise unless a batch of `there` samples has samples `low` to `high - 1`.
+
+    **Arguments**
+
+    - `low`, `high`: the first sample, and the one after the last.
+    - `there`: number of samples.
+    """
+    if not 0 <= low <= high <= there:
+        raise ValueError(f"samples({low}, {high}) of a batch of {there}: pass 0 <= low <= high <= {there}")
 
 
 def check_strides(strides: Sequence[int], keys: Sequence[str], bags: int) -> None:

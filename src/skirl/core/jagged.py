@@ -1,12 +1,13 @@
 """Ids of several features, any number per sample. If samples share bags, each bag is stored once, with an inverse."""
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import torch
 
-from skirl.core.inverse import check_groups, check_strides, inverse_of
-from skirl.core.windows import Window, check_form, checked, some_of
+from skirl.core.inverse import by_feature, check_groups, check_samples, check_strides, inverse_of
+from skirl.core.windows import Window, check_form, checked, lengths_of, some_of
 
 Theirs = TypeVar("Theirs")
 
@@ -124,7 +125,8 @@ class KeyedJagged:
         options: dict[str, Any] = {}
         if found is not None:
             named = {name: torch.from_numpy(i) for name, i in zip(keys, found.of, strict=True) if i is not None}
-            options = {"strides": sparse.stride_per_key(), "inverse": named}
+            given = getattr(sparse, "windows", None)
+            options = {"strides": sparse.stride_per_key(), "inverse": named, "windows": given}
         return cls(keys, sparse.values(), offsets=offsets, weights=sparse.weights_or_none(), **options)
 
     @classmethod
@@ -232,9 +234,8 @@ class KeyedJagged:
                 f"feature {next(iter(self.windows))!r} has windows, which TorchRec's form has no place for: call "
                 "without_windows() first"
             )
-        own = torch.arange(self.stride(), device=self._values.device)
-        of = {name: inverse for names, inverse in self.groups.items() for name in names}
-        return self._keys, torch.stack([of.get(name, own).to(torch.int64) for name in self._keys])
+        of = dict.fromkeys(self._keys, torch.arange(self.stride(), device=self._values.device)) | self._by_feature()
+        return self._keys, torch.stack(list(of.values()))
 
     def inverse_indices(self) -> tuple[list[str], torch.Tensor]:
         """Return what `inverse_indices_or_none` returns; ValueError if plain."""
@@ -347,16 +348,13 @@ class KeyedJagged:
 
     def expanded(self) -> "KeyedJagged":
         """Return the plain batch, in which each sample has a bag of its own."""
-        if not self.groups:
-            return self
-        return self.with_bags({name: i.to(torch.int64) for names, i in self.groups.items() for name in names})
+        return self.with_bags(self._by_feature()) if self.groups else self
 
     def without_windows(self) -> "KeyedJagged":
         """Return the batch with each window as a bag of its own; samples share bags as they shared windows."""
         if not self.windows:
             return self
-        at = self._values.device
-        every = {name: torch.arange(len(begins), device=at) for name, (begins, _) in self.windows.items()}
+        every = {n: torch.arange(len(begins), device=begins.device) for n, (begins, _) in self.windows.items()}
         return self.with_bags(every, self.groups)
 
     def samples(self, low: int, high: int) -> "KeyedJagged":
@@ -366,20 +364,21 @@ class KeyedJagged:
 
         - `low`, `high`: the first sample, and the one after the last.
         """
+        check_samples(low, high, self.stride())
         at = torch.arange(low, high, device=self._values.device)
         bags: dict[str, torch.Tensor] = dict.fromkeys(self._keys, at)
-        groups = {}
-        for names, inverse in self.groups.items():
-            used, groups[names] = inverse[low:high].to(torch.int64).unique(return_inverse=True)
+        groups, inverse = {}, self._by_feature()
+        for names in self.groups:
+            used, groups[names] = inverse[names[0]][low:high].unique(return_inverse=True)
             bags.update((name, used) for name in names)
         windows = {name: bags.pop(name) for name in self.windows}
         return self.with_bags(bags, groups, windows)
 
     def lengths_by_sample(self) -> dict[str, torch.Tensor]:
         """Return how many ids each sample has, by feature: `[batch]`."""
-        of = {name: inverse.to(torch.int64) for names, inverse in self.groups.items() for name in names}
+        of = self._by_feature()
         parts = dict(zip(self._keys, self.lengths().split(self.stride_per_key()), strict=True))
-        parts |= {name: lengths for name, (_, lengths) in self.windows.items()}
+        parts |= {name: lengths_of(name, window) for name, window in self.windows.items()}
         return {name: part[of[name]] if name in of else part for name, part in parts.items()}
 
     def into(self, kind: Callable[..., Theirs]) -> Theirs:
@@ -398,10 +397,11 @@ class KeyedJagged:
         return kind(keys=self._keys, values=self._values, lengths=self.lengths(), weights=self._weights, **options)
 
     def _first_bags(self) -> list[int]:
-        first = [0]
-        for stride in self.stride_per_key():
-            first.append(first[-1] + stride)
-        return first
+        return list(accumulate(self.stride_per_key(), initial=0))
+
+    def _by_feature(self) -> dict[str, torch.Tensor]:
+        """Return the inverse of each feature that has one, int64."""
+        return by_feature(self.groups, dict(zip(self._keys, self.stride_per_key())), self.windows)
 
     def with_bags(
         self,
@@ -414,7 +414,7 @@ class KeyedJagged:
         **Arguments**
 
         - `bags`: by feature, int64: indices into its bags, or into its windows, which then become bags.
-        - `groups`: the new bag or window of each sample, in the form of `inverse`; None: each sample has its own.
+        - `groups`: the new bag or window of each sample, in the form of `inverse`; None: one for each sample.
         - `windows`: by feature, int64: indices into its windows, which stay windows; ids outside of them are left out.
         """
         windows = windows or {}

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from skirl.core.inverse import BadIds, Inverse
+from skirl.core.shared import pays
 from skirl.core.stretches import Stretches, at_windows, indices
 
 Window = tuple[torch.Tensor, torch.Tensor]
@@ -76,6 +77,21 @@ def checked(name: str, window: Window, starts: np.ndarray) -> np.ndarray:
     return found
 
 
+def lengths_of(name: str, window: Window) -> torch.Tensor:
+    """Return the lengths of a feature's windows. Raise if one is negative; on a GPU they are not looked at.
+
+    **Arguments**
+
+    - `name`: the feature.
+    - `window`: its windows.
+    """
+    lengths = window[1]
+    if lengths.device.type == "cpu" and (lengths < 0).any():
+        at = int((lengths < 0).int().argmax())
+        raise BadIds(f"window {at} of feature {name!r} has {lengths[at]} ids: pass lengths of 0 or more")
+    return lengths
+
+
 def some_of(windows: np.ndarray, which: np.ndarray) -> tuple[np.ndarray, ...]:
     """Choose some windows of a feature. Return their begins in what is left of the buffers, their lengths, the lengths of
     the stretches that are left, and the indices of the ids in these.
@@ -119,7 +135,8 @@ def trimmed(values: np.ndarray, offsets: np.ndarray, inverse: Inverse) -> tuple[
 
 
 def as_bags(values: np.ndarray, offsets: np.ndarray, inverse: Inverse) -> tuple[np.ndarray, np.ndarray, Inverse | None]:
-    """Return a batch's values, offsets and inverse with each window as a bag of its own.
+    """Return a batch's values, offsets and inverse with each window as a bag of its own. Samples share bags as they shared
+    windows if that pays.
 
     **Arguments**
 
@@ -129,8 +146,10 @@ def as_bags(values: np.ndarray, offsets: np.ndarray, inverse: Inverse) -> tuple[
     for place, array in enumerate(inverse.of):
         own, lengths = _part(values, offsets, inverse, place)
         if (window := inverse.window(place)) is not None:
+            assert array is not None
+            if not pays(int(window[1][array].sum()), int(window[1].sum()), inverse.batch):
+                window, array = window.take(array, axis=1), None
             own, lengths = at_windows(own, *window), window[1]
-            array = None if np.array_equal(array, np.arange(len(lengths))) else array  # type: ignore[arg-type]
         of.append(array)
         parts.append(own)
         sizes.append(lengths)

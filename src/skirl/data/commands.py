@@ -1,10 +1,10 @@
 """The commands that make data files: their flags, and what they print. Their work is imported only when they run."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from skirl.data.flags import DataFlags, check_in_and_out
 from skirl.tools.machine import machine, peak_bytes
@@ -15,6 +15,11 @@ from skirl.tools.sizes import parse_bytes
 @dataclass(frozen=True)
 class Vocab:
     """Flags of `skirl vocab`."""
+
+    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "counting": ("memory", "folder", "bad_rows"),
+        "output": ("json", "quiet"),
+    }
 
     data: str
     """The files to read: criteo:PATH, avazu:PATH, mind:PATH, csv:PATH or parquet:PATH, as for `skirl train`."""

@@ -106,7 +106,7 @@ class Hashed(Encoding):
 
     - `rows`: number of rows of the table.
     - `table`: its name, which seeds the hash: with the same name, rows and type, `skirl train` makes the same ids.
-    - `type`: how values are read: "string" (the default), "hex", "int", or "float" (whole numbers), as in a schema file.
+    - `type`: how values are read: "string" (the default, as in a schema file), "hex", "int", or "float" (whole numbers).
     - `missing`: texts that mean no value, by default the empty text as in a schema file. None always means no value.
     - `nan_is_missing`: treat NaN as a missing value; by default it is refused.
     - `separator`: separates the values of a list in one text; by default a text is one value.
@@ -255,7 +255,7 @@ class Longest:
     **Arguments**
 
     - `length`: the most entries to keep.
-    - `keep`: "last" (the most recent, in a history ordered by time) or "first".
+    - `keep`: "last", the default, since these are the most recent in a history ordered by time; or "first".
 
     >>> Longest(2)([1, 2, 3]), Longest(2, keep="first")(torch.tensor([1, 2, 3])).tolist()
     ([2, 3], [1, 2])

@@ -72,11 +72,14 @@ class Synthetic:
     **Arguments**
 
     - `name`: the data set whose columns and cardinalities to use: `tiny`, `avazu`, `criteo-kaggle` or `criteo-terabyte`.
-    - `batch_size`: samples per batch.
+    - `batch_size`: samples per batch; 1024 by default, which is small enough for an example.
     - `batches`: index of the batch before which the stream ends; None for an endless stream.
-    - `seed`: seed of the samples. Which rows are hot, and what a row says about the click, do not depend on it.
-    - `start`: index of the first batch: batches start .. batches - 1 are yielded, so processes can share a stream.
-    - `rows_scale`: multiplies the rows of each table; tables of at most 10 rows stay as they are.
+    - `seed`: seed of the samples, fixed so that a stream repeats. Which rows are hot, and what a row says about the
+      click, do not depend on it.
+    - `start`: index of the first batch, 0 for a whole stream: batches start .. batches - 1 are yielded, so processes can
+      share a stream.
+    - `rows_scale`: multiplies the rows of each table; 1 keeps the public set's. Tables of at most 10 rows stay as they
+      are.
     - `pooling_factor`: average ids per bag. 1, as in the public sets, means exactly one id; more means bags of 0 to twice
       as many ids, each length equally likely.
     - `held_out_batches`: number of batches in `held_out`; 0 holds nothing out.

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, asdict, dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from skirl.data.flags import FILE_KINDS, KINDS, SESSIONS, DataFlags
 from skirl.dedup.asked import MEMORY, PART, check_sessions, parsed
@@ -21,6 +21,13 @@ SHOWN = 12
 @dataclass(frozen=True)
 class Analyze:
     """Flags of `skirl analyze`."""
+
+    common: ClassVar[tuple[str, ...]] = ("data", "session", "user", "gap", "batch", "sample", "schema", "workers")
+    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "files": ("compression", "bad_rows"),
+        "synthetic": ("samples", "per_session", "change", "lists", "drift", "pooling_factor", "seed"),
+        "output": ("json", "quiet"),
+    }
 
     data: str
     """Where samples come from: files, as for `skirl convert`, or synthetic:sessions."""
@@ -158,6 +165,10 @@ class Analyze:
         told["lookup"] = (
             f"{lookup['ids_once']:,} ids of {lookup['ids']:,} in {lookup['batch']:,} samples: {lookup['x']:.1f} times fewer"
         )
+        if lookup["ids_windows"] is not None:
+            told["lookup"] += (
+                f"\n{lookup['ids_windows']:,} as windows, by din and dcat: {lookup['windows_x']:.1f} times fewer"
+            )
         told["least cache"] = f"{least['by_session']:,} rows by session, {least['as_it_is']:,} in order"
         if result["advice"] != "don't bother":
             given = [

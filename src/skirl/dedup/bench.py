@@ -2,13 +2,11 @@
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from skirl.dedup.shifting import Shifting
-from skirl.dedup.shifting import told_of as told_of_windows
-from skirl.dedup.training import Training, described
 from skirl.measure.bench.dedup import DedupStep
 from skirl.measure.bench.helpers import at_least_one, child, result
 
@@ -18,6 +16,12 @@ Part = Literal["storage", "reader", "lookup", "mixed", "train", "order", "cache"
 @dataclass(frozen=True)
 class Dedup(DedupStep):
     """Measures the gain from storing repeated lists once: in files, in the reader, in the embedding step and in training."""
+
+    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "files": ("samples", "rows_scale", "change", "at_once", "compression", "mind", "memory"),
+        "training": ("model", "train_batch", "train_steps", "train_rounds", "seeds"),
+        "output": ("json",),
+    }
 
     part: tuple[Part, ...] = ("storage", "reader", "lookup", "train")  # type: ignore[assignment]
     """storage: bytes of files of sessions; reader: from files to batches; lookup: the step of an embedding collection with
@@ -66,6 +70,8 @@ class Dedup(DedupStep):
         return found | {"part": list(self.part)}
 
     def _lookup(self) -> dict[str, Any]:
+        from skirl.dedup.shifting import Shifting
+
         shifting = Shifting(self.batch, self.lists, self.ids, self.dim, self.rows, self.rounds)
         return self._steps("lookup") | {"window": shifting.run()}
 
@@ -88,6 +94,8 @@ class Dedup(DedupStep):
         return result("dedup", self, "samples rows_scale rounds compression", reader=reader)
 
     def _train(self) -> dict[str, Any]:
+        from skirl.dedup.training import Training
+
         shape = (self.train_batch, self.train_steps, self.ids, self.dim, self.rows, self.train_rounds)
         train = Training(self.factor, self.model, *shape).run()
         shifting = Training((0.0,), tuple(model for model in self.model if model != "dlrm"), *shape).run()
@@ -121,6 +129,9 @@ class Dedup(DedupStep):
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """Return the result as labelled lines for people to read."""
+        from skirl.dedup.shifting import told_of as told_of_windows
+        from skirl.dedup.training import described
+
         told: dict[str, str] = {}
         if "storage" in self.part:
             from skirl.dedup.sizes import told_of

@@ -21,6 +21,8 @@ from skirl.tools.os_errors import writing
 from skirl.tools.progress import Progress
 from skirl.tools.sealed_json import CheckpointError, read_sealed, skirl_version, sync_folder, write_sealed
 
+FORMAT, VERSION = "skirl convert", 2
+"""Those of the JSON files of an unfinished convert, which data/files/README.md describes."""
 _TOLD = (
     "samples", "sessions", "cut_at_borders", "cut_as_too_long", "bad_rows_skipped", "first_bad_row", "groups",
     "spilled_bytes",
@@ -128,7 +130,7 @@ def _read(work: Path, of: dict[str, Any]) -> dict[str, Any] | None:
     then = f"run the command as it was, or remove {work} to start over"
     if begun.is_file():
         try:
-            was = read_sealed(begun, format="skirl convert", version=2, what="convert")["of"]
+            was = read_sealed(begun, format=FORMAT, version=VERSION, what="convert")["of"]
         except CheckpointError:
             raise ValueError(f"{begun} is damaged: remove {work}, and run the command again") from None
         for name, value in of.items():
@@ -136,13 +138,11 @@ def _read(work: Path, of: dict[str, Any]) -> dict[str, Any] | None:
                 raise ValueError(f"{work} is of a convert with {_differs(name, was.get(name), value)}: {then}")
         if path.is_file():
             try:
-                return read_sealed(path, format="skirl convert", version=2, what="convert")
+                return read_sealed(path, format=FORMAT, version=VERSION, what="convert")
             except CheckpointError:
                 raise ValueError(f"{path} is damaged: remove {work}, and run the command again") from None
     else:
-        write_sealed(
-            begun, {"format": "skirl convert", "format_version": 2, "skirl": skirl_version(), "of": of}, "begun"
-        )
+        write_sealed(begun, {"format": FORMAT, "format_version": VERSION, "skirl": skirl_version(), "of": of}, "begun")
     return None
 
 
@@ -156,7 +156,7 @@ def _differs(name: str, was: Any, now: Any) -> str:
 
 def _noted(manifest: Mapping[str, Any], work: Path) -> dict[str, Any]:
     """Write the manifest: what has been spilled, and the files to make from it. Return it."""
-    body = {"format": "skirl convert", "format_version": 2, "skirl": skirl_version(), **manifest}
+    body = {"format": FORMAT, "format_version": VERSION, "skirl": skirl_version(), **manifest}
     write_sealed(work / "spilled.json", body, "spilled")
     return body
 

@@ -1,8 +1,9 @@
 """The commands of this folder: their flags, and what they print. Their work is imported only when they run."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, asdict, dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from skirl.data.commands import ConvertToFile, timed
 from skirl.data.flags import DataFlags, check_in_and_out
@@ -17,6 +18,13 @@ from skirl.tools.sizes import parse_bytes
 @dataclass(frozen=True)
 class Convert(ConvertToFile):
     """Flags of `skirl convert`: those for one file, and those for a folder of files by session."""
+
+    common: ClassVar[tuple[str, ...]] = ("data", "out", "by", "session", "rows", "vocab", "schema", "workers", "force")
+    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "session": ("user", "gap", "partition", "layout", "memory", "engine", "master"),
+        "files": ("compression", "bad_rows"),
+        "output": ("json", "quiet"),
+    }
 
     by: Literal["session"] | None = None
     """Write a folder of files in which the rows of a session are contiguous; if not given, one file in the order of the

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from skirl.core.shared import pays
+from skirl.core.stretches import Stretches
 from skirl.data.files.columnar import SLICE
 from skirl.data.files.columns import one
 from skirl.data.files.schema import FileSchema
@@ -19,6 +20,7 @@ from skirl.dedup import layout as layouts
 from skirl.dedup.changes import Column
 from skirl.dedup.finish import LAYOUTS, TRIED
 from skirl.dedup.order import groups_of_rows
+from skirl.dedup.window_layout import Buffers
 
 BATCHES = 8
 """Most batches of each order to look at for the smallest cache."""
@@ -122,7 +124,8 @@ class Projected:
         return {"rows_per_second": rates, "x": round(rates["once"] / rates["as_it_is"], 2)}
 
     def lookup(self, columns: Sequence[Column], batch: int) -> dict[str, Any]:
-        """Return the average number of ids in a batch by session, and of those that are looked up.
+        """Return the average number of ids in a batch by session, and of those that are looked up: each list once, or, by
+        models that attend to windows, each id of a buffer.
 
         **Arguments**
 
@@ -131,7 +134,7 @@ class Projected:
         """
         batch = min(batch, len(self._new))
         begins = np.arange(0, len(self._new) - batch + 1, batch)
-        ids = left = 0
+        ids = left = held = 0
         for column in columns:
             sizes = _sizes(self._table.column(column.name))[: len(begins) * batch]
             total = np.add.reduceat(sizes, begins)
@@ -140,11 +143,14 @@ class Projected:
                 own = column.own[: len(sizes)].copy()
                 own[begins] = True
                 few = np.add.reduceat(sizes * own, begins)
-                left += sum(int(b if pays(int(a), int(b), batch) else a) for a, b in zip(total, few, strict=True))
-            else:
-                left += int(total.sum())
+                total = np.array([b if pays(int(a), int(b), batch) else a for a, b in zip(total, few, strict=True)])
+            left += int(total.sum())
+            held += int(total.sum()) if column.windows is None else _in_buffers(column.windows, begins, batch, total)
         count = max(1, len(begins))
-        return {"batch": batch, "ids": ids // count, "ids_once": left // count, "x": round(ids / max(1, left), 2)}
+        found = {"batch": batch, "ids": ids // count, "ids_once": left // count, "x": round(ids / max(1, left), 2)}
+        windows = any(column.windows is not None for column in columns)
+        more = (held // count, round(ids / max(1, held), 2)) if windows else (None, None)
+        return found | dict(zip(("ids_windows", "windows_x"), more, strict=True))
 
     def least_cache(self, ids: Mapping[str, str], batch: int) -> dict[str, int]:
         """Return the number of distinct rows in the largest batch, in the original order and by session.
@@ -157,6 +163,16 @@ class Projected:
         batch = min(batch, len(self._stretch), len(self._table))
         sides = {"as_it_is": self._stretch, "by_session": self._table}
         return {name: _largest(table, ids, batch) for name, table in sides.items()}
+
+
+def _in_buffers(buffers: Buffers, begins: np.ndarray, batch: int, otherwise: np.ndarray) -> int:
+    """Return how many ids batches look up if lists are windows where that pays. otherwise: by batch, how many if not."""
+    first = (np.cumsum(buffers.sizes) - buffers.sizes)[buffers.fresh]
+    starts, total = first[np.cumsum(buffers.fresh) - 1] + buffers.starts, 0
+    for begin, ids in zip(begins.tolist(), otherwise.tolist(), strict=True):
+        held = Stretches.of(starts[begin : begin + batch], buffers.lengths[begin : begin + batch]).ids
+        total += held if pays(ids, held, batch) else ids
+    return int(total)
 
 
 def _largest(table: Any, ids: Mapping[str, str], batch: int) -> int:

@@ -39,14 +39,16 @@ class DCAT(OfHistory):
     - `embeddings`: looks up ids. If a list shares its table with a single feature, an `EmbeddingCollection`, which does
       not pool; otherwise an `EmbeddingBagCollection`.
     - `dense_features`: columns of `Batch.dense`; 13 by default, as Criteo has.
-    - `lists`: the features with any number of ids per sample.
+    - `lists`: the features with any number of ids per sample; none by default, as in Criteo.
     - `target`: without such a list, the feature that attends to the others; None: that of the largest table, which says
       most about the item shown.
-    - `width`: length of a state of the transformer; a multiple of `2 * heads`.
-    - `heads`: attention heads.
-    - `layers`: layers of the transformer.
-    - `newest`: the most ids of a history that it sees, the last ones; the time of attention grows with their square.
-    - `deep`: hidden layers.
+    - `width`: length of a state of the transformer; a multiple of `2 * heads`. 64, small enough to train
+      from scratch.
+    - `heads`: attention heads; 4, each with 16 numbers of the default width.
+    - `layers`: layers of the transformer; 2, few for the same reason as the width.
+    - `newest`: the most ids of a history that it sees, the last ones; 256, since the time of attention grows with their
+      square.
+    - `deep`: hidden layers; (256, 128), small like the transformer.
 
     >>> import skirl
     >>> tables = [skirl.Table("item", rows=50, dim=8, features=("item", "clicked")), skirl.Table("user", rows=100, dim=8)]

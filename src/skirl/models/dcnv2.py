@@ -56,11 +56,12 @@ class DCNv2(Model):
 
     - `embeddings`: looks up ids; all its tables have one dim.
     - `dense_features`: columns of `Batch.dense`; 13 by default, as Criteo has.
-    - `cross`: number of cross layers.
+    - `cross`: number of cross layers; 3 as in the paper.
     - `rank`: rank of their matrices; None: full, as in the paper's main results. With 13 dense features and 26 vectors
       of 48, a layer of full rank has 1.6 million weights, and a tenth of that with rank 64.
-    - `deep`: hidden layers.
-    - `structure`: whether the hidden layers follow the cross layers ("stacked") or run in parallel ("parallel").
+    - `deep`: hidden layers; two of 768 as in the paper.
+    - `structure`: whether the hidden layers follow the cross layers ("stacked", the paper's choice for Criteo) or run in
+      parallel ("parallel").
     """
 
     name = "DCNv2"

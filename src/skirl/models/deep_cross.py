@@ -27,11 +27,11 @@ class DeepCross(Model):
 
     - `embeddings`: looks up ids; all its tables have one dim.
     - `dense_features`: columns of `Batch.dense`; 13 by default, as Criteo has.
-    - `bottom`: hidden layers for the dense features; one of the tables' dim follows them.
-    - `cross`: number of cross layers.
+    - `bottom`: hidden layers for the dense features, by default as in the cache papers; one of the tables' dim follows them.
+    - `cross`: number of cross layers; 2 as in these papers.
     - `rank`: rank of the cross layers' matrices; None: full. With the default of 8, a layer over 27 vectors of 48 has
       20,736 weights; at full rank it has 1.7 million.
-    - `top`: hidden layers after the cross layers; one of width 1, the logit, follows them.
+    - `top`: hidden layers after the cross layers, by default as in these papers; one of width 1, the logit, follows them.
     """
 
     name = "Deep & Cross"

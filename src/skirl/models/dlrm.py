@@ -22,8 +22,8 @@ class DLRM(Model):
 
     - `embeddings`: looks up ids; all its tables have one dim.
     - `dense_features`: columns of `Batch.dense`; 13 by default, as Criteo has.
-    - `bottom`: hidden layers for the dense features; one of the tables' dim follows them.
-    - `top`: hidden layers after the dot products; one of width 1, the logit, follows them.
+    - `bottom`: hidden layers for the dense features, by default as in the cache papers; one of the tables' dim follows them.
+    - `top`: hidden layers after the dot products, by default as in these papers; one of width 1, the logit, follows them.
 
     >>> import skirl
     >>> tables = [skirl.Table("user", rows=100, dim=8), skirl.Table("item", rows=50, dim=8)]

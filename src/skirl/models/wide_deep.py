@@ -23,7 +23,7 @@ class WideDeep(FirstOrder):
     - `embeddings`: looks up ids; the dim of its tables is that of the vectors plus one, for the first-order weight.
     - `dense_features`: columns of `Batch.dense`; 13 by default, as Criteo has.
     - `deep`: hidden layers; three of 256 by default, as in the cache papers.
-    - `rows_in_deep`: whether the hidden layers take the vectors, as in the paper. With False, as in the cache papers,
+    - `rows_in_deep`: whether the hidden layers take the vectors: True, as in the paper. With False, as in the cache papers,
       they take only the dense features, and the last linear layer takes their output and the vectors.
     """
 

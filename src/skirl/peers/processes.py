@@ -113,11 +113,11 @@ def reaps(pid: int) -> bool:
 
 
 def watch_launcher(patience: float, least: float = LEAVING) -> None:
-    """Have this process's launcher killed, if it is one of several and outlives the process for longer than patience.
+    """Kill this process's launcher if it is one of several and outlives the process by more than `patience`.
 
-    A launcher whose trainers are done waits until those of the others are. If another launcher has restarted meanwhile,
-    because a machine joined or a trainer was killed, the two wait for each other: torchrun for five minutes. Whatever
-    started this launcher can then start it again, and a run that is complete ends at once.
+    A launcher whose trainers are done waits for the other launchers. If one of them has restarted meanwhile, because a
+    machine joined or a trainer was killed, the two wait for each other: torchrun does so for five minutes. Whatever started
+    this launcher can then start it again, and a complete run ends at once.
 
     **Arguments**
 

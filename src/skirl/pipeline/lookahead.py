@@ -30,7 +30,7 @@ from skirl.tools import rng_state
 from skirl.tools.interrupts import uninterrupted
 
 NAMED_WITHIN = 30.0
-"""Seconds within which a hanging trainer is surely named, once the others have lost patience with it."""
+"""Seconds within which a hanging trainer is named, once the others have lost patience with it."""
 
 
 def _sparse_of(batch: Any) -> Sparse:
@@ -63,14 +63,14 @@ def lookahead(
 ) -> "Lookahead":
     """Read ahead in a loader, so that each batch's rows are on the device when it is yielded.
 
-    No argument but `accumulate` and `shards` changes a result, nor does any timing.
+    Only `accumulate` and `shards` change results.
 
     **Arguments**
 
     - `loader`: iterable of batches: a DataLoader, a list, anything.
     - `model`: the model with the embeddings: one collection or several, each of which looks its features up in the same
       batch. Or a `skirl.Sweep`, whose variants all get the same batches.
-    - `sparse`: returns a batch's ids; by default `batch.sparse`.
+    - `sparse`: returns a batch's ids; by default `batch.sparse`, as in `skirl.Batch`.
     - `depth`: batches that the oracle knows. "auto" reads until the window has four times the cache in rows, which
       comes within a few percent of the fewest possible fetches; "epoch" knows all, and reads the loader twice.
     - `prefetch`: how many steps ahead rows travel; 2 hides a store that takes as long as a step.
@@ -80,8 +80,8 @@ def lookahead(
       after the last backward, and `step()` of a dense optimizer does nothing until then. The bits depend on this
       number, and not on which trainer computes which part: with several trainers, each has some of the parts, and its
       loader yields these. By default 1 or, with several trainers, their number rounded up to a power of two.
-    - `policy`: which rows leave: "min", or "lru", "lfu", "ttl" for comparison.
-    - `ramp`: begin with a window of 8 batches that grows; False waits for the whole window before the first step.
+    - `policy`: which rows leave: "min", which fetches the fewest, or "lru", "lfu", "ttl" for comparison.
+    - `ramp`: begin with a window of 8 batches that grows, so that training starts at once; False waits for the whole window.
     - `window_bytes`: memory that the window's batches may take. By default 1 GiB, or no limit if `depth` is a number.
     - `plan_threads`: threads of the oracle, in addition to those of torch. One plans millions of ids a second.
     - `patience`: seconds that a loader or a store may take for one batch before it counts as hanging. Ten minutes by

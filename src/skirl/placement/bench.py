@@ -6,39 +6,33 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import thread_time
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
 from skirl.core.keys import key_of
-from skirl.core.placement import Cut, Placement
-from skirl.core.placement_plan import PlacementPlan, Site
 from skirl.measure.bench.helpers import at_least_one, result
-from skirl.placement import bench_exchange, bench_stores
-from skirl.placement.bench_runs import (
-    Job,
-    Outcome,
-    Seen,
-    columns,
-    counted,
-    layout_of,
-    load_of,
-    plan_of,
-    trained,
-)
-from skirl.placement.loads import Loads
-from skirl.placement.tables import bench_tables
 from skirl.placement.tables.named import OURS, PRODUCTION, Backend, Pool
-from skirl.store.placed.store import PlacedStore
+
+if TYPE_CHECKING:
+    from skirl.core.placement import Cut
+    from skirl.core.placement_plan import PlacementPlan
+    from skirl.placement.bench_runs import Job, Outcome
+    from skirl.placement.loads import Loads
 
 
 @dataclass(frozen=True)
 class PlaceBench:
     """Flags of `skirl bench place`."""
+
+    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "runs": ("sites", "batch", "steps", "rows_scale", "share", "link_ms"),
+        "output": ("json",),
+    }
 
     part: Literal[
         "loads", "stores", "exchange", "optimum", "tight", "time", "model", "plans", "transfer", "torchrec"
@@ -91,6 +85,9 @@ class PlaceBench:
 
     def run(self) -> dict[str, Any]:
         """Measure one part."""
+        from skirl.placement import bench_exchange, bench_stores
+        from skirl.placement.tables import bench_tables
+
         # Every part has noise: how much repeats of what it times differ, and 0 if it times nothing.
         if self.part in bench_tables.PARTS:
             found = bench_tables.measured(self.part, self.tasks, self.seed, self.backend, self.pool)
@@ -105,6 +102,8 @@ class PlaceBench:
         return result("place", self, "part sites batch steps rows_scale share link_ms seed", **found)
 
     def _loads(self) -> dict[str, Any]:
+        from skirl.placement.bench_runs import counted, plan_of, trained
+
         differ, compared, bits, moved = 0, 0, [], 0
         for kind in ("criteo-kaggle", "mixed"):
             job, batches = self.job(kind)
@@ -127,8 +126,10 @@ class PlaceBench:
             "noise": noise,
         }
 
-    def job(self, kind: str, *, ranked: bool = False) -> tuple[Job, Sequence[Any]]:
+    def job(self, kind: str, *, ranked: bool = False) -> "tuple[Job, Sequence[Any]]":
         """Return a job whose cache holds `share` of its touched rows, and its batches."""
+        from skirl.placement.bench_runs import Job, columns
+
         job = Job(kind, self.batch, self.steps, self.rows_scale, 0, seed=self.seed, ranked=ranked)
         batches = job.batches()
         ids = [columns(batch) for batch in batches]
@@ -143,6 +144,9 @@ class PlaceBench:
         return {"noise": noise} | self._told(result) | {"seed": str(result["seed"])}
 
     def _told(self, result: dict[str, Any]) -> dict[str, str]:
+        from skirl.placement import bench_exchange, bench_stores
+        from skirl.placement.tables import bench_tables
+
         if self.part in bench_tables.PARTS:
             return bench_tables.told(result)
         if self.part in ("stores", "exchange"):
@@ -154,13 +158,15 @@ class PlaceBench:
         }
 
 
-def cuts_of(tables: int, sites: int) -> list[Cut]:
+def cuts_of(tables: int, sites: int) -> "list[Cut]":
     """Return one cut for each table: even, weighted, by rows and whole, in turn.
 
     **Arguments**
 
     - `tables`, `sites`: how many there are.
     """
+    from skirl.core.placement import Cut
+
     ways = [
         Cut.even(range(sites)),
         Cut.weighted(range(1, sites + 1)),
@@ -169,7 +175,7 @@ def cuts_of(tables: int, sites: int) -> list[Cut]:
     return [Cut((0,), (n % sites,)) if n % 4 == 3 else ways[n % 4] for n in range(tables)]
 
 
-def executed(job: Job, batches: Sequence[Any], plan: PlacementPlan, loads: Loads) -> tuple[Outcome, int, int]:
+def executed(job: "Job", batches: Sequence[Any], plan: "PlacementPlan", loads: "Loads") -> "tuple[Outcome, int, int]":
     """Train over sites that record their calls.
 
     Return the outcome, how many of the predicted loads differ, and how many were compared.
@@ -180,6 +186,9 @@ def executed(job: Job, batches: Sequence[Any], plan: PlacementPlan, loads: Loads
     - `plan`: where rows live.
     - `loads`: the planned moves.
     """
+    from skirl.placement.bench_runs import Seen, layout_of, load_of, trained
+    from skirl.store.placed.store import PlacedStore
+
     layout = layout_of(job)
     sites = [Seen(layout) for _ in plan.sites]
     store = PlacedStore(plan, sites, layout)
@@ -206,7 +215,7 @@ def executed(job: Job, batches: Sequence[Any], plan: PlacementPlan, loads: Loads
     return outcome, differ, compared
 
 
-def same(one: Outcome, other: Outcome) -> bool:
+def same(one: "Outcome", other: "Outcome") -> bool:
     """Return whether all rows are equal bit for bit, and the losses of the steps that both runs did.
 
     **Arguments**
@@ -217,7 +226,7 @@ def same(one: Outcome, other: Outcome) -> bool:
     return one.losses[-both:] == other.losses[-both:] and one.rows == other.rows
 
 
-def killed(job: Job, batches: Sequence[Any], whole: Outcome, plan: PlacementPlan) -> bool:
+def killed(job: "Job", batches: Sequence[Any], whole: "Outcome", plan: "PlacementPlan") -> bool:
     """Return whether a run killed over disks resumes to the bits of an unkilled one, under its own plan and another.
 
     **Arguments**
@@ -226,6 +235,10 @@ def killed(job: Job, batches: Sequence[Any], whole: Outcome, plan: PlacementPlan
     - `whole`: the outcome of the same job over one store.
     - `plan`: the plan of the run that is killed.
     """
+    from skirl.core.placement import Cut
+    from skirl.core.placement_plan import PlacementPlan, Site
+    from skirl.placement.bench_runs import plan_of, trained
+
     with tempfile.TemporaryDirectory(prefix="skirl-place-") as folder:
         root = Path(folder)
         even = [Cut.even(range(2))] * len(plan.tables)
@@ -256,6 +269,8 @@ def site_ns_key(keys: int = 1 << 20, rounds: int = 15) -> tuple[float, float]:
     - `keys`: keys per round.
     - `rounds`: number of rounds, 2 or more.
     """
+    from skirl.core.placement import Cut, Placement
+
     rng = np.random.default_rng(0)
     some = key_of(rng.integers(0, 26, keys), rng.integers(0, 1 << 22, keys))
     cuts = {table: Cut.weighted(rng.random(8).tolist()) for table in range(26)}

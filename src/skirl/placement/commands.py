@@ -7,8 +7,6 @@ from typing import Any, ClassVar
 from skirl.data.flags import DataFlags
 from skirl.models.flags import ModelFlags
 from skirl.placement.flags import SiteFlags, WindowFlags
-from skirl.store.link import without_links
-from skirl.store.remote.address import Address, hush
 from skirl.tools.flags import Composed
 from skirl.tools.progress import size
 from skirl.train.flags import OptimizerFlags, ShowFlags
@@ -26,8 +24,7 @@ class Place(Composed):
 
     group: ClassVar[str] = "output"
     common: ClassVar[tuple[str, ...]] = (
-        "data", "model", "dim", "batch", "steps", "optimizer", "cache", "sites", "stores", "rates", "memory",
-        "step_ms", "from_", "page", "out",
+        "data", "model", "dim", "batch", "steps", "cache", "sites", "stores", "rates", "out",
     )  # fmt: skip
     positional: ClassVar[str] = "data"
     example: ClassVar[str] = "skirl place synthetic:avazu --model dlrm-tiny --dim 16 --batch 1024 --steps 50 --sites 4"
@@ -148,6 +145,9 @@ class Calibrate:
             raise ValueError(f"seconds is {self.seconds}: set it above 0")
         if self.store.startswith("placed:"):
             raise ValueError(f"store is {self.store!r}: measure the store of each of its sites")
+        from skirl.store.link import without_links
+        from skirl.store.remote.address import Address, hush
+
         if (nodes := without_links(self.store)).startswith("rpc:"):
             Address.parse(nodes)
             hush()

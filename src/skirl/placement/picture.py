@@ -10,10 +10,10 @@ from skirl.core.placement import Placement
 from skirl.placement.loads import Loads
 from skirl.tools.progress import size
 from skirl.train.report.page import Page
-from skirl.train.report.plot import Chart
+from skirl.train.report.plot import COLORS, Chart
 
-_DRAWN = 12
-"""Most sites that get a line of their own."""
+_DRAWN = len(COLORS)
+"""Most sites that get a line, each in a colour of its own."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,14 @@ def drawn(result: Mapping[str, Any], steps: Steps) -> Page:
     )  # fmt: skip
     page.heading("Loads by site and step")
     names = [site["name"] for site in result["sites"]]
-    page.charts([_by_step("KiB of each site, this plan", steps.after, names), _by_step(
-        f"KiB of each site, {before['name']}", steps.before, names)])  # fmt: skip
-    if len(names) > _DRAWN:
+    shown = _shown(steps, names)
+    colors = dict(zip(shown.values(), COLORS, strict=False))
+    page.keys(colors)
+    page.charts([
+        _by_step("KiB of each site, this plan", steps.after, shown, colors),
+        _by_step(f"KiB of each site, {before['name']}", steps.before, shown, colors),
+    ])  # fmt: skip
+    if max(steps.after.shape[1], steps.before.shape[1]) > _DRAWN:
         page.note(f"The {_DRAWN} busiest sites are drawn.")
     page.heading("Predicted against counted")
     page.charts([_predicted(steps), _busiest(steps, before["name"])])
@@ -123,12 +128,23 @@ def _exchange(page: Page, facts: Mapping[str, Any]) -> None:
     )
 
 
-def _by_step(title: str, moved: np.ndarray, names: list[str]) -> Chart:
-    sums, lines = moved.sum(axis=0), dict[str, list[tuple[float, float]]]()
-    for site in sorted(np.argsort(-sums, kind="stable")[:_DRAWN].tolist()):
-        name = names[site] if site < len(names) else f"left out {site - len(names)}"
-        lines[name] = [(float(n), of / 1024) for n, of in enumerate(moved[:, site].tolist(), start=1)]
-    return Chart(title, "step of the second half", lines or {"none": [(0.0, 0.0)]}, log=(False, False), dots=False)
+def _shown(steps: Steps, names: list[str]) -> dict[int, str]:
+    """Return the names of the sites to draw, by number: those that are busiest under either placement."""
+    sums = np.zeros(max(steps.after.shape[1], steps.before.shape[1]))
+    for moved in (steps.after, steps.before):
+        sums[: moved.shape[1]] = np.maximum(sums[: moved.shape[1]], moved.sum(axis=0))
+    busiest = sorted(np.argsort(-sums, kind="stable")[:_DRAWN].tolist())
+    return {site: names[site] if site < len(names) else f"left out {site - len(names)}" for site in busiest}
+
+
+def _by_step(title: str, moved: np.ndarray, shown: Mapping[int, str], colors: Mapping[str, str]) -> Chart:
+    lines = {
+        name: [(float(n), of / 1024) for n, of in enumerate(moved[:, site].tolist(), start=1)]
+        for site, name in shown.items()
+        if site < moved.shape[1] and len(moved)
+    }
+    colors, lines = (colors, lines) if lines else ({}, {"none": [(0.0, 0.0)]})
+    return Chart(title, "step of the second half", lines, log=(False, False), dots=False, colors=colors)
 
 
 def _busiest(steps: Steps, name: str) -> Chart:

@@ -5,16 +5,15 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from skirl.store.base import Layout, Record, Store
-from skirl.store.checkpoint_rows import CheckpointRows
-from skirl.store.disk.store import DiskError, DiskFull, DiskStore
-from skirl.store.link import Link, LinkStore, split_spec, without_links
-from skirl.store.memory.store import MemoryStore
-from skirl.store.own_folder import inside
-from skirl.store.remote.address import Address
+from skirl.tools.lazily import lazily
 
 if TYPE_CHECKING:
     from skirl.core.placement_plan import PlacementPlan, Site
+    from skirl.store.base import Layout, Record, Store
+    from skirl.store.checkpoint_rows import CheckpointRows
+    from skirl.store.disk.store import DiskError, DiskFull, DiskStore
+    from skirl.store.link import Link, LinkStore
+    from skirl.store.memory.store import MemoryStore
 
 __all__ = [
     "CheckpointRows",
@@ -31,9 +30,21 @@ __all__ = [
 ]
 
 
+__getattr__ = lazily(
+    __name__,
+    {
+        "base": ("Layout", "Record", "Store"),
+        "checkpoint_rows": ("CheckpointRows",),
+        "disk.store": ("DiskError", "DiskFull", "DiskStore"),
+        "link": ("Link", "LinkStore"),
+        "memory.store": ("MemoryStore",),
+    },
+)
+
+
 def open_store(
-    spec: str | Store, layout: Layout | Mapping[int, Record], *, rows: Mapping[int, int] | None = None
-) -> Store:
+    spec: "str | Store", layout: "Layout | Mapping[int, Record]", *, rows: Mapping[int, int] | None = None
+) -> "Store":
     """Return the store that a user's `store=` names.
 
     **Arguments**
@@ -44,9 +55,12 @@ def open_store(
     - `layout`: the records of each table.
     - `rows`: number of rows of each table, which halves the memory of a disk store's index. None: not known.
 
+    >>> from skirl.store import Record
     >>> len(open_store("memory", {0: Record(65)}))
     0
     """
+    from skirl.store.base import Layout, Store
+
     if isinstance(spec, Store):
         layout = layout if isinstance(layout, Layout) else Layout(layout)
         if spec.layout != layout:
@@ -58,10 +72,16 @@ def open_store(
             "'link:RATE,DELAY:STORE', 'checkpoint' or pass a skirl.store.Store"
         )
     if spec == "memory":
+        from skirl.store.memory.store import MemoryStore
+
         return MemoryStore(layout)
     if spec == "checkpoint":
+        from skirl.store.checkpoint_rows import CheckpointRows
+
         return CheckpointRows(layout, rows=rows)
     if spec.startswith("disk:"):
+        from skirl.store.disk.store import DiskStore
+
         return DiskStore(spec.removeprefix("disk:"), layout, rows=rows)
     if spec.startswith("rpc:"):
         from skirl.store.remote.store import RemoteStore
@@ -69,6 +89,8 @@ def open_store(
         return RemoteStore(spec, layout, rows=rows)
     if spec.startswith("placed:"):
         return _placed(spec, layout, rows)
+    from skirl.store.link import LinkStore, split_spec
+
     link, inner = split_spec(spec)
     return LinkStore(open_store(inner, layout, rows=rows), link)
 
@@ -83,8 +105,14 @@ def known(spec: str) -> bool:
     >>> known("disk:rows"), known("disk:"), known("foo:rows")
     (True, False, False)
     """
-    inner = without_links(spec)
+    inner = spec
+    if spec.startswith("link:"):
+        from skirl.store.link import without_links
+
+        inner = without_links(spec)
     if inner.startswith("rpc:"):
+        from skirl.store.remote.address import Address
+
         Address.parse(inner)
     return inner in ("memory", "checkpoint") or re.match("(disk|rpc|placed):.", inner) is not None
 
@@ -128,8 +156,9 @@ def plan_of(spec: str) -> "tuple[PlacementPlan, str | None]":
     return plan, named[2]
 
 
-def _placed(spec: str, layout: Layout | Mapping[int, Record], rows: Mapping[int, int] | None) -> Store:
+def _placed(spec: str, layout: "Layout | Mapping[int, Record]", rows: Mapping[int, int] | None) -> "Store":
     """Open the stores of a plan as one store."""
+    from skirl.store.own_folder import inside
     from skirl.store.placed.store import PlacedStore
 
     plan, folder = plan_of(spec)

@@ -120,15 +120,15 @@ def _median_ratio(over: Sequence[float], under: Sequence[float]) -> float:
 
 
 class _Turns:
-    """Runs that train beside each other in processes of their own, when it is their turn. In a with-block they are warm.
+    """Runs that train at the same time, each in a process of its own, when it is their turn. A with-block warms them up.
 
     **Arguments**
 
-    - `runs`: the flags of each.
+    - `runs`: the flags of each run.
     - `store`: "memory" or "disk".
     - `steps`: steps of a turn.
-    - `variants`: variants that train together; 0: a lone run.
-    - `processes`: how many train them.
+    - `variants`: number of variants that train together; 0 for a lone run.
+    - `processes`: number of processes that train them.
     """
 
     def __init__(
@@ -138,9 +138,9 @@ class _Turns:
         self._store = store
         self._started: list[subprocess.Popen[str]] = []
         self.seconds: list[float] = []
-        """By turn: until the last of them was done."""
+        """Seconds of each turn, until the last run was done."""
         self.cpu: list[float] = []
-        """By turn: CPU seconds of all."""
+        """CPU seconds of each turn, of all runs."""
         self.form: str | None = None
         """How the variants were trained together."""
 
@@ -156,7 +156,7 @@ class _Turns:
                     )
                 )
             for one in self._started:
-                _line(one)  # says that it is warm
+                _line(one)  # the run says that it is warm
         except BaseException:
             self.__exit__()
             raise
@@ -189,7 +189,7 @@ def _line(process: "subprocess.Popen[str]") -> str:
 
 
 def main() -> None:
-    """Train in this process, and print the figures of a turn as JSON for each line read. What `_Turns` starts."""
+    """Train in this process, started by `_Turns`. For each line read, print the figures of a turn as JSON."""
     job = json.loads(sys.argv[1])
     flags = {name: tuple(value) if isinstance(value, list) else value for name, value in job["flags"].items()}
     recipe, steps, variants = Recipe.of(**flags), job["steps"], job["variants"]
@@ -211,7 +211,7 @@ class _Run:
 
     steps: Iterator[Any]
     window: Callable[[], int]
-    """Steps read ahead, of all processes in sum."""
+    """Steps read ahead, summed over all processes."""
     others: Callable[[], float] = lambda: 0.0
     """CPU seconds of other processes."""
     facts: Callable[[], dict[str, Any]] = dict

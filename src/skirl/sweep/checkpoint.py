@@ -112,9 +112,9 @@ def header_of(step: int, left: Mapping[str, str], also: Mapping[str, Any]) -> di
 
     **Arguments**
 
-    - `step`: of the sweep.
-    - `left`: why each variant left that did.
-    - `also`: facts that come back with the header.
+    - `step`: the step of the sweep.
+    - `left`: the reason of each variant that left.
+    - `also`: facts to keep in the header.
     """
     return {
         "format": FORMAT,
@@ -169,7 +169,7 @@ def save_all(
     - `variants`: all that have begun.
     - `data`: the lookahead.
     - `parts`: what else is saved of a variant.
-    - `also`: facts that come back with the header; None if somebody else writes the header.
+    - `also`: facts to keep in the header; None if somebody else writes the header.
     """
     savings: dict[str, Saving] = {}
     step = 0 if data is None else data.step
@@ -290,7 +290,7 @@ def load_all(
     - `header`: the checkpoint's header.
     - `variants`: those that were in the race.
     - `data`: the lookahead.
-    - `parts`: gives what else was saved of a variant.
+    - `parts`: returns what else was saved of a variant.
     """
     for contender in variants:
         with contender.drawing():

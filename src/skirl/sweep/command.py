@@ -35,8 +35,7 @@ class SweepCommand(Composed):
     group: ClassVar[str] = "sweep"
     repeated: ClassVar[tuple[str, ...]] = ("vary", "search")
     common: ClassVar[tuple[str, ...]] = (
-        "data", "model", "dim", "batch", "steps", "vary", "variants", "search", "trials", "alpha", "rungs", "keep", "plan",
-        "cache",
+        "data", "model", "dim", "batch", "steps", "vary", "search", "trials", "cache", "plan",
     )  # fmt: skip
     hidden: ClassVar[tuple[str, ...]] = ("shards", "peer_patience", "wandb")  # a sweep has one trainer and many runs
     of_one_run: ClassVar[tuple[str, ...]] = (
@@ -118,10 +117,11 @@ class SweepCommand(Composed):
         from skirl.sweep.run import run
 
         try:
-            return run(
-                self.recipe, variants, self.race, self.save, self.log, self.show, self.flat(), drawn,
-                evaluation=self.evaluation, processes=self.processes,
-            )  # fmt: skip
+            with self.recipe.naming_cache():
+                return run(
+                    self.recipe, variants, self.race, self.save, self.log, self.show, self.flat(), drawn,
+                    evaluation=self.evaluation, processes=self.processes,
+                )  # fmt: skip
         except BaseException:
             if drawn is not None and not self.save.there:  # no resumed run will tell the study about these trials
                 drawn.fail()

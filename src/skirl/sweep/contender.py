@@ -20,19 +20,19 @@ from skirl.sweep.variants import Variant
 
 
 class OfVariant(Collection):
-    """The embeddings of one variant: rows of its own, which move by the plan of the sweep."""
+    """The embeddings of one variant: its own rows, which move by the plan of the sweep."""
 
     def __init__(self, variant: str, banks: Sequence[tuple[int, ...]], **options: Any) -> None:
         self._variant, self._banks = variant, banks
         self.in_turn = False
-        """Whether the variant trains now."""
+        """True while it is the variant's turn."""
         super().__init__(**options)
 
     def _engine_of(self, tables: Any, **options: Any) -> Engine:
         return Engine(tables, banks=self._banks, **options)
 
     def forward(self, sparse: Sparse) -> Pooled:
-        """Look the ids of one batch up; to train, in the variant's turn alone."""
+        """Look up the ids of a batch. In training mode, this is allowed only in the variant's turn."""
         if self.training and torch.is_grad_enabled() and (not self.in_turn or self.current.loop is None):
             raise RuntimeError(
                 f"variant {self._variant!r} is trained outside of its turn: train it in `for variant in sweep`, inside a "
@@ -41,13 +41,13 @@ class OfVariant(Collection):
         return super().forward(sparse)
 
     def opened(self, loop: Loop | None) -> None:
-        """A lookahead over one variant would move its rows by another plan."""
+        """Refuse a lookahead over one variant, which would move its rows by another plan."""
         raise RuntimeError(
             f"variant {self._variant!r} has the plan of its sweep: pass the sweep to skirl.lookahead(loader, sweep)"
         )
 
     def opened_by_sweep(self, loop: Loop | None) -> None:
-        """The sweep's lookahead begins, or ends."""
+        """Take note that the sweep's lookahead begins or ends."""
         self.current.opened(loop)
 
 
@@ -66,7 +66,7 @@ class Contender:
 
     - `variant`: its name and overrides.
     - `embeddings`: its rows.
-    - `seed`: of its random generator, which its model's first weights are drawn from, and all that it draws later.
+    - `seed`: seed of its random generator, from which the model's initial weights and all later numbers are drawn.
     """
 
     def __init__(self, variant: Variant, embeddings: OfVariant, seed: int) -> None:
@@ -76,25 +76,25 @@ class Contender:
         self.embeddings = embeddings
         self._model: Any = embeddings
         self.dense: torch.optim.Optimizer | None = None
-        """The optimizer of all else that its model has; None: nothing else is trained."""
+        """The optimizer of the dense weights; None if the model has none to train."""
         self.loss: float | None = None
-        """Of the batch that it was trained on last."""
+        """The loss of the last batch that it was trained on."""
         self.kept: Any = None
-        """What the sweep's `loss` gave beside that."""
+        """What the sweep's `loss` function returned besides the loss."""
         self.left: str | None = None
-        """Why it is not in the race any more; None: it is."""
+        """Why it left the race; None if it is still in it."""
         self.stepped = False
-        """Whether it was trained on the batch in the loop."""
+        """True once it has been trained on the batch in the loop."""
         self.ends_step = True
-        """Whether that is the last micro-batch of its step."""
+        """True if that batch is the last micro-batch of its step."""
         self.beside = True
-        """Whether it may train beside others: in its turns nothing but its Dropout modules has drawn random numbers."""
+        """True if it may train beside others: in its turns, only its Dropout modules have drawn random numbers."""
         self._generator = _seeded(seed)
         self._own = torch.Generator()
 
     @property
     def model(self) -> Any:
-        """Its model, over its embeddings; let go when it leaves."""
+        """Its model, over its embeddings; freed when it leaves."""
         if self.left is not None:
             raise RuntimeError(f"variant {self.name!r} has left the sweep ({self.left}), and its model is let go")
         return self._model
@@ -104,23 +104,23 @@ class Contender:
         self._model = model
 
     def leave(self, why: str) -> None:
-        """It is not in the race any more: the memory of its weights and moments is given back.
+        """Remove it from the race and free its weights and moments.
 
         **Arguments**
 
-        - `why`: it is not.
+        - `why`: the reason.
         """
         self.left = why
         self._model = self.dense = self.kept = None
-        self.embeddings.current.dense = DenseGradients()  # it knows the weights
+        self.embeddings.current.dense = DenseGradients()  # the old one holds the weights
 
     @property
     def diverged(self) -> bool:
-        """Whether its last loss is no finite number."""
+        """True if its last loss is not finite."""
         return self.loss is not None and not math.isfinite(self.loss)
 
     def step(self, loss: Tensor) -> None:
-        """The batch's backward is back, which has updated its rows: let its optimizer make its step.
+        """Step the dense optimizer after backward, which has already updated the rows.
 
         **Arguments**
 
@@ -144,13 +144,13 @@ class Contender:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """In this block it trains, and draws from its own random generator."""
+        """Run the variant's turn in this block, with its own random generator."""
         with self.open(), self.drawing():
             yield
 
     @contextmanager
     def turn_beside(self) -> Iterator[None]:
-        """In this block it trains in a thread beside others: its Dropout modules draw from its own random generator."""
+        """Run its turn in a thread beside others: its Dropout modules draw from the variant's own random generator."""
         modules = dropouts(self.model)
         with self.open():
             if not modules:
@@ -165,7 +165,7 @@ class Contender:
 
     @contextmanager
     def watched_turn(self) -> Iterator[None]:
-        """Its turn, which says whether it may train beside others in the next."""
+        """Run one turn, and find out whether the next may run beside others."""
         watched = Watched(dropouts(self.model))
         with self.turn(), watched.watching():
             yield
@@ -173,7 +173,7 @@ class Contender:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """In this block it trains, and draws nothing."""
+        """Let the variant train in this block, without a random generator of its own."""
         self.embeddings.in_turn = True
         try:
             yield
@@ -182,7 +182,7 @@ class Contender:
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
-        """In this block torch's random generator is its own."""
+        """Use the variant's random generator in this block."""
         others = _state()
         _put(self._generator)
         try:
@@ -192,7 +192,7 @@ class Contender:
             _put(others)
 
     def expect(self, work: Work, micro: int, ends_step: bool) -> None:
-        """A batch comes into the loop."""
+        """Take note that a batch enters the loop."""
         self.embeddings.current.expect(work, micro)
         self.stepped, self.ends_step = False, ends_step
 
@@ -205,7 +205,7 @@ State = list[Tensor]
 
 
 def _state() -> State:
-    """Of torch's generators: on the CPU, and on GPUs that are in use."""
+    """Return the states of torch's generators: on the CPU, and on GPUs that are in use."""
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
     return [torch.get_rng_state(), *cuda]
 
@@ -217,7 +217,7 @@ def _put(state: State) -> None:
 
 
 def _seeded(seed: int) -> State:
-    """As after `torch.manual_seed(seed)`."""
+    """Return the states as they are after `torch.manual_seed(seed)`."""
     others = _state()
     try:
         torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""The variants of a sweep that one process trains: driven step by step, and all it answers is plain data."""
+"""The variants of a sweep that one process trains, step by step. All answers are plain data."""
 
 import logging
 import time
@@ -33,11 +33,11 @@ log = logging.getLogger("skirl")
 
 @dataclass(frozen=True)
 class Duty:
-    """What a crew trains, and what it writes down.
+    """What a crew trains and records.
 
     **Arguments**
 
-    - `recipe`: what the variants have in common; its cache is that of this crew.
+    - `recipe`: what the variants have in common; its cache is this crew's share.
     - `variants`: the ones to train.
     - `every`: steps between two lines of metrics.
     - `folder`: returns the folder of a variant's run, or "none".
@@ -48,8 +48,8 @@ class Duty:
     - `alone`: whether no other process trains, so that threads may train variants at the same time.
     - `evaluation`: when variants are evaluated.
     - `save`: the folder of the sweep's checkpoints.
-    - `from_`: the run that variants begin from, as it was given.
-    - `origin`: the checkpoint of it, if they do not go on from their own.
+    - `from_`: the run that variants start from, as the flag names it.
+    - `origin`: the checkpoint of that run, unless they resume from their own.
     """
 
     recipe: Recipe
@@ -73,15 +73,15 @@ class Stepped:
 
     step: int
     losses: dict[str, float]
-    """By variant."""
+    """The loss of each variant."""
     samples: int
-    """Read so far by this process."""
+    """Samples read so far by this process."""
     saving: bool
     """Whether a checkpoint is still being written."""
 
 
 class Crew:
-    """Trains variants on a stream, in its with-block.
+    """Train variants on a stream, in a with-block.
 
     **Arguments**
 
@@ -132,12 +132,12 @@ class Crew:
         self._open.__exit__(kind, error, trace)
 
     def begin(self, path: Path | None, header: Mapping[str, Any] | None) -> int:
-        """Start the runs, or go on from a checkpoint. Return the step.
+        """Start the runs, or resume them from a checkpoint. Return the step.
 
         **Arguments**
 
         - `path`: the folder of the checkpoint.
-        - `header`: of the checkpoint, which has all variants of this crew; None: the sweep starts.
+        - `header`: the checkpoint's header, which names all variants of this crew; None if the sweep starts afresh.
         """
         if header is not None:
             assert path is not None
@@ -161,7 +161,7 @@ class Crew:
 
         **Arguments**
 
-        - `seen`: takes the result as soon as all losses are known: training on the batch goes on after it.
+        - `seen`: called with the result as soon as all losses are known, while training on the batch goes on.
         """
         if self._coming is None:
             self._coming = iter(self.batches)
@@ -176,39 +176,39 @@ class Crew:
             losses = {entrant.variant.name: entrant.loss for entrant in racing}
             return Stepped(self.batches.step, losses, samples, saving)
 
-        with suppress(Diverged):  # all of this crew: others may go on
+        with suppress(Diverged):  # if all of this crew did, others may go on
             self.sweep.step(batch, seen=None if seen is None else lambda: seen(stepped()))
         for entrant in racing:
             entrant.step(batch)
         return stepped()
 
     def settle(self) -> None:
-        """Return when all that was ordered is done. Raise what failed."""
+        """Wait until everything that was ordered is done. Raise what failed."""
 
     def leave(
         self, why: Mapping[str, str], more: Mapping[str, Mapping[str, Any]] | None = None, *, save: Path | None = None
     ) -> dict[str, dict[str, Any]]:
-        """Let variants leave. Return the result of each.
+        """Remove variants. Return the result of each.
 
         **Arguments**
 
         - `why`: the reason of each, by name.
-        - `more`: what else the result of each has.
-        - `save`: a folder in which the last state of each is saved; None: it is not.
+        - `more`: further entries for the result of each.
+        - `save`: the folder in which to save the last state of each; None: do not save it.
         """
         results = {}
         for name, reason in why.items():
             own = {
                 "rows": self.entrants[name].rows,
                 **(more or {}).get(name, {}),
-            }  # known until its memory is given back
+            }  # known until its memory is freed
             if save is not None:
                 own["missing"] = self._save_last(name, save)
             if self.sweep[name].left is None and len(self.sweep) > 1:
                 self.sweep.drop(name, reason)
             results[name] = self.entrants[name].finish(self.batches, reason, own)
             self._left.add(name)
-        if not self.racing:  # others may go on for long
+        if not self.racing:  # others may go on for a long time
             self._let_go()
         return results
 
@@ -226,17 +226,17 @@ class Crew:
         return []
 
     def _let_go(self) -> None:
-        """Write all rows and free all memory: no variant is left."""
+        """Write all rows and free all memory, once no variant is left."""
         if self._saving is not None:
             self._saving.ended()
-            self.sweep.saving = None  # whether it could be written is said when somebody waits for it
+            self.sweep.saving = None  # a failed write is reported when somebody waits for it
         self._open.close()
         for contender in self.sweep.racing:
             contender.leave("no variant is left")
             contender.embeddings.engine.release()
 
     def evaluate(self, *, last: bool) -> dict[str, Judged | None]:
-        """Predict the samples held out with all variants that are due. Return what came of it, None if it is not finite.
+        """Predict the held-out samples with all variants that are due. Return the result of each, None if it is not finite.
 
         **Arguments**
 
@@ -246,7 +246,7 @@ class Crew:
         due = [entrant for entrant in map(self.entrants.__getitem__, self.racing) if entrant.judge.due(step, last=last)]
         if not due:
             return {}
-        self.sweep.ended = None  # the next step is not timed with this
+        self.sweep.ended = None  # do not count this time in the next step
         return evaluate(due, step, self.stream.held_out_at(self.batches.state_dict()["loader"]) or ())
 
     def end_step(self, *, last: bool) -> None:
@@ -275,7 +275,7 @@ class Crew:
         return self._saving.names
 
     def wait_saved(self) -> None:
-        """Return when the variants are on disk. Raise if they could not be written, once."""
+        """Wait until the variants are on disk. If they could not be written, raise the error once."""
         if self._saving is not None:
             self._saving.wait()
 
@@ -286,11 +286,11 @@ class Crew:
             saving.confirmed()
 
     def finish(self, more: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, dict[str, Any]]:
-        """Training is over. Return the result of each variant that was trained to the end.
+        """End training. Return the result of each variant that was trained to the end.
 
         **Arguments**
 
-        - `more`: what else the result of each has, by name.
+        - `more`: further entries for the result of each, by name.
         """
         more = more or {}
         return {name: self.entrants[name].finish(self.batches, None, more.get(name)) for name in self.racing}
@@ -300,7 +300,7 @@ class Crew:
         return self.batches.window
 
     def facts(self) -> dict[str, float]:
-        """Return what this process did and took."""
+        """Return what this process did, and what it took."""
         return {
             "plans": self.sweep.plans,
             "read_batches": self.sweep.read_batches,
@@ -309,7 +309,7 @@ class Crew:
         }
 
     def in_any_form(self) -> None:
-        """No other process of the sweep trains any more: threads may."""
+        """Allow threads, since no other process of the sweep is training any more."""
         self.sweep.choice.hold(False)
 
     @property
@@ -322,11 +322,11 @@ class Crew:
 
 
 def check_pooled(variants: Sequence[Varied]) -> None:
-    """Refuse variants of which some pool the ids of a feature and others do not.
+    """Raise if some variants pool the ids of a feature and others do not.
 
     **Arguments**
 
-    - `variants`: of one sweep.
+    - `variants`: the variants of a sweep.
     """
     pooled = {variant.recipe.pooled: variant for variant in reversed(variants)}
     if len(pooled) > 1:
@@ -336,14 +336,14 @@ def check_pooled(variants: Sequence[Varied]) -> None:
 
 
 def sweep_of(recipe: Recipe, variants: Sequence[Varied], *, form: str = "auto", resume: bool = False) -> Sweep:
-    """Return the sweep of a recipe's variants. Nothing is allocated for rows before its first batch.
+    """Return the sweep of a recipe's variants. Rows take no memory before its first batch.
 
     **Arguments**
 
     - `recipe`: what they have in common.
-    - `variants`: its variants.
+    - `variants`: the variants to train.
     - `form`: "loop", "lanes" or "auto", as for `Sweep`.
-    - `resume`: whether it will go on from a checkpoint.
+    - `resume`: whether it will resume from a checkpoint.
     """
     check_pooled(variants)
     recipes = {variant.name: variant.recipe for variant in variants}

@@ -1,6 +1,6 @@
-"""A sweep in several processes: each trains some of the variants, and all go step by step.
+"""A sweep in several processes: each trains some of the variants, and all advance step by step.
 
-Threads of one process wait for its interpreter where steps are short. Every process reads the stream and plans for itself.
+Threads of one process would wait for each other where steps are short. Each process reads the stream and plans for itself.
 """
 
 import logging
@@ -36,19 +36,19 @@ from skirl.train.recipe import Recipe
 from skirl.train.verify import touched_rows
 
 POSSIBLE = sys.platform == "linux"
-"""Elsewhere a copy of a process that has imported torch may hang."""
+"""On other systems, a forked process that has imported torch may hang."""
 WORTH = 1 << 21
-"""Samples of variants, and as many again for each step, from which on a sweep is worth several processes."""
+"""Least work that is worth several processes, in samples times variants; each step counts `_OF_A_STEP` samples more."""
 FEWEST = 2
-"""Variants that a process has on average: to read and plan takes as long as to train two variants of a tiny model."""
+"""Fewest variants a process trains on average: reading and planning take as long as training two tiny models."""
 _OF_A_STEP = 512
-"""Samples that take as long as all that a step takes besides."""
+"""Number of samples whose training takes as long as the fixed work of a step."""
 _END, _STOP = None, "stop"
-"""Orders to end: as after the last step, or as after an error."""
+"""Orders to end: after the last step, and after an error."""
 _BRIEFLY = 10.0
-"""Seconds that it has for that after Ctrl-C."""
+"""Seconds that a process has to end after Ctrl-C."""
 _PATIENCE = 60.0
-"""Seconds in which a process writes its rows to its stores, after an error elsewhere."""
+"""Seconds that a process has to write its rows to its stores after an error elsewhere."""
 
 
 class CrewDied(RuntimeError):
@@ -60,11 +60,11 @@ def how_many(asked: int | str, recipe: Recipe, variants: int, *, trace: bool, ra
 
     **Arguments**
 
-    - `asked`: the flag: a number, or "auto": one for each core and two variants, if the sweep takes more than seconds.
+    - `asked`: the flag: a number, or "auto": one for each core and two variants, if the sweep takes more than some seconds.
     - `recipe`: what the variants have in common.
-    - `variants`: how many there are.
-    - `trace`: whether a timeline is drawn, which has one process.
-    - `racing`: how many of them race in a step, on average and at most; None: all.
+    - `variants`: number of variants.
+    - `trace`: whether to record a timeline, which allows only one process.
+    - `racing`: how many of them race in a step, on average and at most; None means all.
     """
     racing = variants if racing is None else min(racing, variants)
     on_cpu = recipe.device.device == "cpu"
@@ -91,13 +91,13 @@ def _only_one(on_cpu: bool, *, trace: bool) -> str | None:
 
 
 def dealt(variants: Sequence[Varied], race: Race, count: int) -> list[list[Varied]]:
-    """Deal variants to processes: those of one shape, and seeds of one configuration, to different ones.
+    """Assign variants to processes: those of one shape, and seeds of one configuration, go to different ones.
 
     **Arguments**
 
     - `variants`: those to train.
-    - `race`: knows their configurations.
-    - `count`: how many processes there are.
+    - `race`: the race, which knows their configurations.
+    - `count`: number of processes.
     """
     of = dict(zip(race.names, race.configurations, strict=True))
     width = {variant.name: _numbers(variant) for variant in variants}
@@ -116,13 +116,13 @@ def _numbers(variant: Varied) -> int:
 
 
 def duties(duty: Duty, race: Race, count: int) -> list[Duty]:
-    """Split a duty over processes: variants and, where it is in bytes, the cache.
+    """Split a duty over processes: its variants and, if it is given in bytes, its cache.
 
     **Arguments**
 
-    - `duty`: of the whole sweep.
-    - `race`: knows the configurations.
-    - `count`: how many processes there are; at most as many as variants.
+    - `duty`: the duty of the whole sweep.
+    - `race`: the race, which knows the configurations.
+    - `count`: number of processes, at most that of variants.
     """
     recipe = duty.recipe
     if recipe.counts_first:
@@ -143,11 +143,11 @@ def duties(duty: Duty, race: Race, count: int) -> list[Duty]:
 
 
 class Crews:
-    """Crews of several processes in the place of one, in its with-block. They are copies of this process.
+    """Take the place of a Crew, with one in each of several processes, which are forked from this one in a with-block.
 
     **Arguments**
 
-    - `own`: the duty of each.
+    - `own`: the duty of each process.
     """
 
     def __init__(self, own: Sequence[Duty]) -> None:
@@ -190,10 +190,10 @@ class Crews:
         return self._all("begin", path, header)[0]
 
     def step(self) -> Stepped | None:
-        """As `Crew.step`, of all crews that still have variants. They may still train on the batch: errors come later."""
+        """As `Crew.step`, for all crews that have variants left. These may still be training: errors come later."""
         found = self._all("step")
         for one in self._live:
-            one.expect()  # that the batch was trained on
+            one.expect()  # the answer that the batch was trained on
         if found[0] is None or None in found:
             if any(one is not None for one in found):
                 raise RuntimeError("the data ended in one process of the sweep and not in another: did files change?")
@@ -204,7 +204,7 @@ class Crews:
     def leave(
         self, why: Mapping[str, str], more: Mapping[str, Mapping[str, Any]] | None = None, *, save: Path | None = None
     ) -> dict[str, dict[str, Any]]:
-        """As `Crew.leave`. A crew without variants trains no more."""
+        """As `Crew.leave`. A crew that has no variants left stops training."""
         results: dict[str, dict[str, Any]] = {}
         for n, one in enumerate(self._team):
             own = {name: reason for name, reason in why.items() if self._of[name] == n}
@@ -221,7 +221,7 @@ class Crews:
         return {name: of for found in self._all("evaluate", last=last) for name, of in found.items()}
 
     def end_step(self, *, last: bool) -> None:
-        """As `Crew.end_step`. It is not waited for: an error comes with the next answer."""
+        """As `Crew.end_step`, without waiting: an error comes with the next answer."""
         for one in self._live:
             one.order(("end_step", (), {"last": last}))
             one.expect()
@@ -251,11 +251,11 @@ class Crews:
         return {name: of for found in self._all("finish", more) for name, of in found.items()}
 
     def window(self) -> int:
-        """As `Crew.window`, in sum over all processes."""
+        """As `Crew.window`, summed over all processes."""
         return sum(self._all("window"))
 
     def facts(self) -> dict[str, float]:
-        """As `Crew.facts`, in sum over all processes."""
+        """As `Crew.facts`, summed over all processes."""
         found = self._ask(self._team, "facts")
         return {name: sum(one[name] for one in found) for name in found[0]}
 
@@ -272,7 +272,7 @@ class Crews:
         return self._answers(team)
 
     def _answers(self, team: "Sequence[_Process]") -> list[Any]:
-        """Return what each answers; once all have, raise the first error."""
+        """Return the answer of each process. Once all have answered, raise the first error."""
         found: list[Any] = []
         failed: BaseException | None = None
         for one in team:
@@ -285,7 +285,7 @@ class Crews:
         return found
 
     def _of_whole(self, error: Exception) -> Exception:
-        """The error as the whole sweep has it: a process knows of its own share of the cache alone."""
+        """Return the error in terms of the whole sweep: a process knows only its own share of the cache."""
         if not isinstance(error, DoesNotFit) or not error.in_bytes:
             return error
         numbers = [sum(map(_numbers, duty.variants)) for duty in self._own]
@@ -301,13 +301,13 @@ class _Process:
     def __init__(self, duty: Duty, others: Sequence[Connection]) -> None:
         self.racing = {variant.name for variant in duty.variants}
         self._unheard = 0
-        """Orders whose answers are still to come, and say nothing but that all went well."""
+        """Number of answers still to come that say only that all went well."""
         context = multiprocessing.get_context("fork")
         self.pipe, theirs = context.Pipe()
         self._process: Any = context.Process(
             target=_work, args=(duty, theirs, [self.pipe, *others], os.getpid()), daemon=False, name="skirl-crew"
         )
-        with warnings.catch_warnings():  # Python 3.12 tells of threads: those of Arrow mind a fork
+        with warnings.catch_warnings():  # Python 3.12 warns about threads, here those of Arrow
             warnings.simplefilter("ignore", DeprecationWarning)
             self._process.start()
         theirs.close()
@@ -317,7 +317,7 @@ class _Process:
             self.pipe.send(what)
 
     def expect(self) -> None:
-        """Let the next answer wait: it is heard with the one after it."""
+        """Do not wait for the next answer now, but together with the one after it."""
         self._unheard += 1
 
     def answer(self) -> Any:
@@ -346,24 +346,24 @@ class _Process:
         return answer
 
     def ended(self, until: float) -> None:
-        """Return when it has ended, or it is too late. Answers that nobody waits for any more may come first."""
+        """Wait until the process has ended, and kill it if that takes too long. Drop answers that nobody waits for."""
         with suppress(EOFError, OSError):
             while self.pipe.poll(max(0.0, until - time.monotonic())):
                 self._received()
 
     def end(self) -> None:
         self.pipe.close()
-        self._process.kill()  # it has said that it is done, or will never: it ignores SIGTERM
+        self._process.kill()  # it is done or will never be, and it ignores SIGTERM
         self._process.join()
         self._process.close()
 
 
 def _work(duty: Duty, pipe: Connection, others: Sequence[Connection], parent: int) -> None:
-    """Carry out orders until the one to end comes. The body of a crew's process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # both are for the process that began this one
+    """Carry out orders until the order to end. This is the body of a crew's process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles both
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     die_with_parent(parent)  # so that whoever resumes finds the stores free
-    for other in others:  # or who waits for their end would not see it
+    for other in others:  # or nobody would notice when they close
         other.close()
     _forget_forkserver()
     torch.set_num_threads(duty.recipe.device.threads or 1)
@@ -388,15 +388,15 @@ def _work(duty: Duty, pipe: Connection, others: Sequence[Connection], parent: in
 
 
 class _Stopped(Exception):
-    """What a crew trained for has failed elsewhere."""
+    """The sweep has failed in another process."""
 
 
 class _Gone(BaseException):
-    """Nobody listens any more."""
+    """The parent process is gone."""
 
 
 class _Line:
-    """The pipe to the process that began this one, which shows what is logged here: it knows what the terminal shows."""
+    """The pipe to the parent process, which shows what is logged here, since it knows what the terminal shows."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
@@ -422,13 +422,13 @@ class _Line:
 
 
 def _forget_forkserver() -> None:
-    """Let this process start a server of its own for readers: it cannot wait for that of the process it is a copy of."""
+    """Let this process start its own server for readers: it cannot wait for that of its parent."""
     server: Any = forkserver._forkserver  # of the standard library, which has no other way
     server._forkserver_address = server._forkserver_alive_fd = server._forkserver_pid = None
 
 
 def _step(crew: Crew, line: _Line) -> None:
-    """Answer twice: with the losses, as soon as they are known, and when the batch was trained on."""
+    """Answer twice: with the losses as soon as they are known, and again when the step is done."""
     early: list[Stepped] = []
 
     def seen(done: Stepped) -> None:

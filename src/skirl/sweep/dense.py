@@ -1,6 +1,6 @@
-"""The models of a sweep train one after the other (a loop), or each in a thread (lanes): whichever is faster here.
+"""Train the models of a sweep one after the other (a loop) or each in a thread (lanes), whichever is faster here.
 
-Both make the same calls of torch, on the same numbers, with as many torch threads: no bit depends on the choice.
+Both make the same calls to torch, on the same numbers and with as many torch threads, so the choice changes no bit.
 """
 
 import threading
@@ -17,17 +17,17 @@ from skirl.tools.interrupts import uninterrupted
 LOOP, LANES = "loop", "lanes"
 FORMS = ("auto", LOOP, LANES)
 TRIES = 4
-"""Rounds of each form that are timed before one is chosen, after one that is not."""
+"""Rounds of each form that are timed before one is chosen; the first round is not timed."""
 KEPT = 64
-"""Rounds after which both are timed again; then four times as many, and so on."""
+"""Rounds after which both are timed again; next time it takes four times as many, and so on."""
 
 
 class Lanes:
-    """Threads that take jobs until none is left; the caller's is one of them. Each computes with one torch thread.
+    """Threads that take jobs until none is left, the caller's among them. Each computes with one torch thread.
 
     **Arguments**
 
-    - `count`: how many, the caller's included.
+    - `count`: number of threads, including the caller's.
 
     >>> done, lanes = [], Lanes(2)
     >>> lanes.run({n: lambda n=n: done.append(n) for n in range(5)})
@@ -41,20 +41,20 @@ class Lanes:
         self._rounds: SimpleQueue[_Round | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._seconds: dict[Hashable, float] = {}
-        """What each job took last: the longest go first."""
+        """Seconds that each job took last time; the longest go first."""
 
     def run(self, jobs: Mapping[Hashable, Callable[[], None]]) -> None:
-        """Do all jobs; when all have ended, the error of the first one that failed is raised.
+        """Do all jobs. When all have ended, raise the first error.
 
         **Arguments**
 
-        - `jobs`: by what they are known by from round to round.
+        - `jobs`: the jobs, by a key that stays the same from round to round.
         """
         if not self._threads:
             self._start()
         order = sorted(jobs, key=lambda name: -self._seconds.get(name, 0.0))
         mine = _Round(deque((name, jobs[name]) for name in order), self._seconds)
-        with uninterrupted():  # a job that still runs changes weights
+        with uninterrupted():  # an interrupted job could leave weights half updated
             for _ in self._threads[: max(0, len(jobs) - 1)]:  # more would find nothing to do
                 self._rounds.put(mine)
             mine.work()
@@ -64,7 +64,7 @@ class Lanes:
                 raise mine.errors[name]
 
     def close(self) -> None:
-        """Let the threads end."""
+        """End the threads."""
         for _ in self._threads:
             self._rounds.put(None)
         for thread in self._threads:
@@ -118,14 +118,14 @@ class _Round:
 
 
 class Choice:
-    """Which form a sweep takes: each is timed some rounds, one form after the other; the one that takes less is kept.
+    """Choose the form of a sweep: time some rounds of each, then keep the faster one.
 
-    A round is a whole step, with the wait for its batch: what lanes take from the pipeline counts as theirs. Now and then
-    both are timed again, for the window grows, and what else the machine does changes.
+    A round is a whole step including the wait for its batch, so that what lanes take from the pipeline counts as theirs.
+    Now and then both are timed again, because the window grows and the load of the machine changes.
 
     **Arguments**
 
-    - `form`: "loop" or "lanes"; "auto": the faster.
+    - `form`: "loop" or "lanes"; "auto" takes the faster one.
 
     >>> choice = Choice("auto")
     >>> for number in range(12):
@@ -142,11 +142,11 @@ class Choice:
             raise ValueError(f"form is {form!r}: set it to one of {', '.join(map(repr, FORMS))}")
         self.form = form
         self.held = False
-        """Whether it is the loop for now, whatever is faster."""
+        """True while the loop is taken whatever is faster."""
         self.anew()
 
     def hold(self, on: bool) -> None:
-        """Take the loop for now, because other processes use the other cores; or choose again.
+        """Take the loop while other processes use the other cores, or choose again.
 
         **Arguments**
 
@@ -157,21 +157,21 @@ class Choice:
 
     @property
     def typical(self) -> dict[str, float]:
-        """Seconds of a round of each form, the median of those that were timed."""
+        """Median seconds of the timed rounds of each form."""
         return {form: median(seconds[1:]) for form, seconds in self._seconds.items() if len(seconds) > 1}
 
     def anew(self, until: int = KEPT) -> None:
-        """Time again: there are other variants now, or it is time to.
+        """Time both forms again, because variants have left or some rounds have passed.
 
         **Arguments**
 
-        - `until`: so many rounds after which that is so once more.
+        - `until`: number of rounds until the next time.
         """
         self._seconds: dict[str, list[float]] = {LOOP: [], LANES: []}
         self._kept, self._until = 0, until
 
     def next(self) -> str:
-        """The form of the next round."""
+        """Return the form of the next round."""
         if self.held:
             return LOOP
         if self.form != "auto":
@@ -182,7 +182,7 @@ class Choice:
         return min(self.typical, key=lambda form: self.typical[form])
 
     def took(self, form: str, seconds: float) -> None:
-        """A round of a form took so long."""
+        """Record how long a round of a form took."""
         if len(self._seconds[form]) <= TRIES:
             self._seconds[form].append(seconds)
             return
@@ -192,5 +192,5 @@ class Choice:
 
 
 def alike_in_threads() -> bool:
-    """Return whether torch computes the same in another thread: some of its settings are those of one thread."""
+    """Return whether torch computes the same in another thread: some of its settings belong to one thread."""
     return torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")

@@ -2,17 +2,17 @@
 
 
 class Diverged(ArithmeticError):
-    """No variant of a sweep is left: the losses of all became infinite, or no numbers."""
+    """No variant of a sweep is left, because the losses of all became infinite or nan."""
 
     @classmethod
     def all_of(cls, count: int, last: str, step: int, loss: float | None) -> "Diverged":
-        """Say so of a whole sweep.
+        """Return the error for a whole sweep.
 
         **Arguments**
 
-        - `count`: how many variants began.
+        - `count`: number of variants at the start.
         - `last`: the variant that diverged last.
-        - `step`: when it did.
+        - `step`: the step of that.
         - `loss`: its loss in that step.
         """
         return cls(

@@ -1,4 +1,4 @@
-"""Dropout of a variant that trains in a thread beside others: drawn from a generator of its own, with torch's bits."""
+"""Dropout of a variant that trains in a thread beside others: from its own generator, with the same bits as torch's."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 
 def dropouts(model: Any) -> list[nn.Dropout]:
-    """The modules of a model that are torch's Dropout, as it is.
+    """Return the modules of a model that are torch's own Dropout, unchanged.
 
     **Arguments**
 
-    - `model`: one that is no module, or is compiled, has none.
+    - `model`: the model; one that is not a module, or is compiled, has none.
     """
     modules = list(model.modules()) if isinstance(model, nn.Module) else []
     if any(hasattr(module, "_orig_mod") or module._compiled_call_impl is not None for module in modules):
@@ -24,12 +24,12 @@ def dropouts(model: Any) -> list[nn.Dropout]:
 
 @contextmanager
 def drawn_from(generator: torch.Generator, modules: Sequence[nn.Dropout]) -> Iterator[None]:
-    """In this block these modules draw from a generator, and no longer from that of the process.
+    """Let these modules draw from a generator in this block, instead of the process's own.
 
     **Arguments**
 
-    - `generator`: on the CPU.
-    - `modules`: of one model.
+    - `generator`: a generator on the CPU.
+    - `modules`: Dropout modules of one model.
 
     >>> layer, own, x = nn.Dropout(0.5), torch.Generator().manual_seed(7), torch.ones(100)
     >>> with drawn_from(own, [layer]):
@@ -43,11 +43,11 @@ def drawn_from(generator: torch.Generator, modules: Sequence[nn.Dropout]) -> Ite
 
 
 class Watched:
-    """Whether what was drawn from the process's generator was drawn by some Dropout modules alone.
+    """Find out whether only some Dropout modules drew from the process's generator.
 
     **Arguments**
 
-    - `modules`: those.
+    - `modules`: the Dropout modules.
     """
 
     def __init__(self, modules: Sequence[nn.Dropout]) -> None:
@@ -57,7 +57,7 @@ class Watched:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """In this block: then `alone` says it."""
+        """Watch this block; afterwards `alone` has the answer."""
         self._last = torch.get_rng_state()
         with _instead(self._modules, self._forward):
             yield

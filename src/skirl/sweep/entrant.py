@@ -71,7 +71,7 @@ class Entrant:
         )  # fmt: skip
         self.flags = alone.flat()
         self.begun_from: dict[str, Any] | None = None
-        """What it took from another run when it began."""
+        """What it took over from another run at its start."""
         self.run = RunFolder(folder, name=variant.name, flags=self.flags, every=every, resume=resume, table=table)
         self.auc: float | None = None
         """AUC over all its predictions, once it is done."""
@@ -148,7 +148,7 @@ class Entrant:
 
         - `batches`: the lookahead of the sweep.
         - `left`: why it left; None if it was trained to the end.
-        - `more`: what else the result has; its `missing` comes on top of what the run misses.
+        - `more`: further entries for the result; its `missing` is added to that of the run.
         """
         more = dict(more or {})
         self.after_step(batches, last=True)

@@ -1,4 +1,4 @@
-"""One plan, several packs: the engines of all variants in the place of one, for the lookahead and its pipeline."""
+"""One plan for several packs: lets the lookahead and its pipeline treat the engines of all variants as one."""
 
 import threading
 from collections.abc import Mapping, Sequence
@@ -23,32 +23,32 @@ class Counting(Resolver):
     ids = 0
 
     def positions(self, captured: Captured) -> list[Positions]:
-        """Check every id, once for all packs."""
+        """Check every id once for all packs."""
         object.__setattr__(self, "batches", self.batches + 1)
         object.__setattr__(self, "ids", self.ids + len(captured.values))
         return super().positions(captured)
 
 
 class Fleet:
-    """The engines of all packs, where one Engine stands otherwise.
+    """Takes the place of an Engine, for several packs.
 
     **Arguments**
 
-    - `engines`: of each pack by its name; their banks have the same tables, in the same order.
-    - `cache`: what all packs take together: bytes of all, or rows of each.
+    - `engines`: the engine of each pack, by name; their banks have the same tables in the same order.
+    - `cache`: the bytes of all caches together, or the rows of each.
     """
 
     exchange = None
 
     def __init__(self, engines: Mapping[str, Engine], cache: CacheSize) -> None:
         self.live = dict(engines)
-        """The packs that are still there."""
+        """The packs that have not left."""
         first = next(iter(engines.values()))
         self.schema = first.schema
         self.seed = first.seed
         self.resolver = Counting(*(getattr(first.resolver, name) for name in ("schema", "dtype", "pooled")))
         self.seen = Seen(self.schema)
-        """Which rows exist in any pack: in one that has never had a row, it begins when it first comes."""
+        """The rows that exist in any pack. A pack that has never had one of them creates it when it is first used."""
         for engine in engines.values():
             engine.begun.among_others(engine.seen)
             engine.seen = self.seen
@@ -59,47 +59,47 @@ class Fleet:
         ]
         self.capacity = Capacity(cache, self.schema, record_bytes, first.device.free_bytes)
         self.plans = 0
-        """Steps that were planned and brought."""
+        """Number of steps planned and loaded."""
         self._locks = {name: threading.Lock() for name in engines}
-        """Held while rows of a pack move, so that none leaves in the middle of it."""
+        """Held while rows of a pack move, so that no pack leaves meanwhile."""
 
     @property
     def counters(self) -> Counters:
-        """Those of the first pack: all have moved the same rows."""
+        """The counters of the first pack, since all have moved the same rows."""
         return next(iter(self.live.values())).counters
 
     @property
     def caches(self) -> list[Cache]:
-        """Those of the first pack: all have the same rows in the same slots."""
+        """The caches of the first pack, since all have the same rows in the same slots."""
         return next(iter(self.live.values())).caches
 
     @property
     def damage(self) -> str | None:
-        """What was lost, if anything was."""
+        """The rows that were lost, if any were."""
         return next((engine.damage for engine in self.live.values() if engine.damage), None)
 
     def know_rows(self) -> None:
-        """Packs have other rows than before: no step is on its way, and no row in a cache."""
+        """Reset after rows were replaced."""
         self.seen.rebuild(())
         for engine in self.live.values():
             engine.begun.tell(self.seen)
 
     def stands_for(self, other: Engine) -> bool:
-        """Whether these are the rows of a pack."""
+        """Return whether these are the rows of a pack."""
         return any(other is engine for engine in self.live.values())
 
     def check(self) -> None:
-        """Refuse to go on when rows of a pack were lost."""
+        """Raise if rows of a pack were lost."""
         for engine in self.live.values():
             engine.check()
 
     def lose(self, what: str, cause: BaseException | None = None) -> None:
-        """Rows are lost, or one pack has a step more or less than another."""
+        """Raise if packs are at different steps."""
         for engine in self.live.values():
             engine.lose(what, cause)
 
     def leave(self, name: str) -> Engine:
-        """A pack is not part of the plan any more; rows that were on their way to it are let go."""
+        """Detach a pack from the plan and drop rows on their way to it."""
         with self._locks[name]:
             engine = self.live.pop(name)
         engine.forget_moves()
@@ -108,19 +108,19 @@ class Fleet:
     # What the window and the pipeline call.
 
     def allocate(self, split: Split) -> None:
-        """Allocate the caches of all packs: as many slots for each."""
+        """Allocate the caches of all packs, with the same number of slots each."""
         for engine in self.live.values():
             engine.allocate(split)
         self.capacity.take(split)
 
     def split_anew(self, split: Split) -> None:
-        """Begin with empty caches, split otherwise."""
+        """Begin again with empty caches, split differently."""
         for engine in self.live.values():
             engine.split_anew(split)
         self.capacity.take(split)
 
     def forget_split(self) -> None:
-        """A lookahead begins. Caches that a checkpoint has split are kept where all packs have the same."""
+        """Prepare for a lookahead. Keep the caches as a checkpoint split them if all packs have the same split."""
         splits = [engine.capacity.split for engine in self.live.values()]
         if splits[0] is not None and all(split == splits[0] for split in splits):
             self.capacity.take(splits[0])
@@ -131,12 +131,12 @@ class Fleet:
         self.capacity.forget()
 
     def forget_moves(self) -> None:
-        """Nothing will be forwarded any more."""
+        """End forwarding."""
         for engine in self.live.values():
             engine.forget_moves()
 
     def fetch(self, work: Work) -> None:
-        """Read the rows of a step, of each pack from its own store."""
+        """Read the rows of a step for each pack, from its own store."""
         self.plans += 1
         for name in list(self.live):
             with self._locks[name]:
@@ -146,7 +146,7 @@ class Fleet:
                     engine.fetch(own)
 
     def load(self, work: Work) -> Leaving:
-        """Make the rows of a step resident in each pack; of what left, each pack knows its records."""
+        """Load a step's rows into each pack; each keeps the records that leave."""
         left = {name: engine.load(work.packs[name]) for name, engine in self.live.items()}
         return [
             (step.evict_keys, {name: leaving[bank][1] for name, leaving in left.items()})
@@ -154,35 +154,35 @@ class Fleet:
         ]
 
     def write(self, leaving: Leaving) -> None:
-        """Write what left the caches in one step, of each pack to its own store."""
+        """Write the rows that left the caches in a step, for each pack to its own store."""
         for name in leaving[0][1]:
             engine = self.live.get(name)
             if engine is not None:
                 engine.write([(keys, records[name]) for keys, records in leaving])
 
     def bring_values(self, work: Work) -> None:
-        """There is one trainer: the rows are here."""
+        """Do nothing: there is one trainer, and it has the rows."""
 
     def settle(self) -> None:
-        """There is one trainer."""
+        """Do nothing: there is one trainer."""
 
     def give_up(self) -> None:
-        """There is one trainer."""
+        """Do nothing: there is one trainer."""
 
 
 def _own(work: Work) -> Work:
-    """A pack's part of a step: the same Steps and ids, and room for what is its own."""
+    """Return a pack's part of a step: the same Steps and ids, and room for its own records."""
     micros = [Micro(micro.captured, micro.positions, [copy(ids) for ids in micro.ids]) for micro in work.micros]
     return Work(work.number, micros, work.steps, shards=work.shards, mine=work.mine)
 
 
 def shared_banks(all_tables: Sequence[Sequence[Table]], optimizers: Sequence[RowOptimizers]) -> list[tuple[int, ...]]:
-    """The tables of each bank of all packs: two share one where they do in every pack.
+    """Return the tables of each bank of the plan: two tables share a bank if they do so in every pack.
 
     **Arguments**
 
-    - `all_tables`: of each pack, alike but for dims and initial values.
-    - `optimizers`: of each pack.
+    - `all_tables`: the tables of each pack, which differ only in dims and initial values.
+    - `optimizers`: the row optimizers of each pack.
 
     >>> from skirl import SGD, Adam, Table
     >>> def tables(*dims):

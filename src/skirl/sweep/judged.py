@@ -1,4 +1,4 @@
-"""Evaluations of all variants on the held-out samples, which are read once for all, and what they say of each."""
+"""Evaluations of all variants on the held-out samples, which are read once for all, and what follows for each."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -14,12 +14,12 @@ from skirl.train.evaluation import Evaluation
 from skirl.train.scored import Fresh
 
 BROKEN = "predictions for the samples held out are not finite"
-"""Why a variant diverges in an evaluation."""
+"""The reason that is given for a variant whose predictions diverge."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """What a variant's evaluations have come to.
+    """The outcome of a variant's evaluations so far.
 
     >>> at = Judged(step=40, best=0.5, best_step=20, since=2)
     >>> at.is_best, at.stops(3), at.stops(2), at.stops(None)
@@ -27,27 +27,27 @@ class Judged:
     """
 
     step: int
-    """The step of the last one."""
+    """The step of the last evaluation."""
     best: float | None
-    """The least log loss of all; None if none was finite."""
+    """The lowest log loss; None if none was finite."""
     best_step: int
-    """The step of that."""
+    """The step with the lowest log loss."""
     since: int
     """Number of evaluations since then."""
 
     @classmethod
     def of(cls, judge: Evaluation) -> Self:
-        """Return what a variant's evaluations have come to."""
+        """Return the outcome after one more evaluation."""
         best = judge.best if judge.best is not None and isfinite(judge.best) else None
         return cls(judge.step, best, judge.best_step, judge.since)
 
     @property
     def is_best(self) -> bool:
-        """Whether the last one is the best."""
+        """True if the last evaluation is the best."""
         return self.best is not None and self.best_step == self.step
 
     def stops(self, patience: int | None) -> bool:
-        """Whether the last `patience` evaluations were no better than the best, so that the variant stops."""
+        """Return whether the last `patience` evaluations were no better than the best, so that the variant stops."""
         return patience is not None and self.since >= patience
 
 
@@ -65,8 +65,8 @@ def best_of_all(judged: Mapping[str, Judged], folders: Mapping[str, Any]) -> dic
 
     **Arguments**
 
-    - `judged`: of every variant that was evaluated.
-    - `folders`: by variant: where its best checkpoint is kept.
+    - `judged`: the outcome of every variant that was evaluated.
+    - `folders`: where each variant's best checkpoint is kept.
 
     >>> best_of_all({"a": Judged(9, 0.5, 9, 0), "b": Judged(9, 0.4, 6, 1), "c": Judged(9, None, 0, 3)}, {})
     {'variant': 'b', 'step': 6, 'test_logloss': 0.4, 'folder': None}
@@ -81,9 +81,9 @@ def best_of_all(judged: Mapping[str, Judged], folders: Mapping[str, Any]) -> dic
 
 
 def evaluate(entrants: Sequence[Entrant], step: int, held_out: Iterable[Batch]) -> dict[str, Judged | None]:
-    """Predict the held-out samples with all of them, reading each batch once. Return what came of it, by name.
+    """Predict the held-out samples with all variants, reading each batch once. Return the scores by name.
 
-    None of a variant says that its predictions are not finite.
+    A variant whose predictions are not finite has None.
 
     **Arguments**
 

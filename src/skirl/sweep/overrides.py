@@ -21,7 +21,7 @@ def check_variants(variants: Sequence[Variant], seed: int) -> None:
     **Arguments**
 
     - `variants`: all variants of a sweep.
-    - `seed`: of variants that have no other.
+    - `seed`: the seed of variants that set no other.
     """
     if not variants:
         raise ValueError("a sweep has no variants: give it at least one skirl.Variant")
@@ -39,7 +39,7 @@ def check_variants(variants: Sequence[Variant], seed: int) -> None:
 
 
 def _alike(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
-    """Return whether two variants are surely one: what cannot be compared, such as two arrays, may differ."""
+    """Return whether two variants are certainly equal. Arrays count as different."""
     if ours.keys() != theirs.keys():
         return False
     try:

@@ -148,7 +148,7 @@ def as_lines(plan: Mapping[str, Any]) -> dict[str, str]:
         where = f" in {plan['processes_used']} processes" if plan["processes_used"] > 1 else ""
         by = " and ".join(sorted({one["timed_by"] for one in packs}))
         lines["time"] = (
-            f"{clock(plan['seconds'])} at most{where}, by {by} of each shape alone; less as variants leave for a deficit "
-            f"and reading is shared. One after the other they would take {clock(plan['lone_seconds'])}"
+            f"At most {clock(plan['seconds'])}{where}, estimated from {by} of each model. Less if variants are dropped, and "
+            f"because reading is shared. One after the other they would take {clock(plan['lone_seconds'])}"
         )
     return lines

@@ -17,8 +17,8 @@ class Shown:
 
     **Arguments**
 
-    - `race`: of the variants.
-    - `aucs`: computes the AUC of each variant, of all its predictions so far.
+    - `race`: the race of the variants.
+    - `aucs`: returns the AUC of each variant over all its predictions so far.
     """
 
     def __init__(self, race: Race, aucs: Callable[[], dict[str, float | None]]) -> None:
@@ -33,7 +33,7 @@ class Shown:
 
         **Arguments**
 
-        - `now`: compute them anew.
+        - `now`: compute them again in any case.
         """
         if now or time.monotonic() >= self._due:
             self._aucs = self._compute()
@@ -45,7 +45,7 @@ class Shown:
 
         **Arguments**
 
-        - `samples`: of the stream that were read so far.
+        - `samples`: samples of the stream read so far.
         """
         self._samples = samples
         if self._before is None:

@@ -70,25 +70,25 @@ class Sweep:
 
     **Arguments**
 
-    - `make_model`: gives a variant's model over `variant.embeddings`, or the model and its optimizer of torch. By default
-      that is `torch.optim.Adam`. `variant.overrides` has what the variant has otherwise.
-    - `variants`: at least one, each of another name.
+    - `make_model`: returns a variant's model over `variant.embeddings`, or the model and its torch optimizer, which is
+      `torch.optim.Adam` by default. `variant.overrides` has the values in which the variant differs.
+    - `variants`: at least one; no two have the same name.
     - `tables`: as for `EmbeddingBagCollection`.
-    - `cache`: what the caches of all variants take together, such as "4GiB"; or rows of each.
+    - `cache`: the memory of all variants' caches together, such as "4GiB", or the rows of each cache.
     - `store`: where all other rows are: "memory", which needs no folder, or "disk:FOLDER", in which each variant has a
-      folder of its name. Or a function that gives the store of a variant, by its name.
-    - `optimizer`: trains the rows of variants that have no other. None is `RowwiseAdagrad()`: its state is one number a
-      row, and every variant holds its own.
-    - `seed`: for variants that have no other: seeds the rows' initial values and the random generator. It is fixed, so
-      that a sweep repeats, and one for all, so that variants differ only in their overrides.
-    - `loss`: gives a variant's loss of a batch, `loss(model, batch)`, for `sweep.step`; or the loss and what to keep as
-      `variant.kept`. By default `model.loss(batch)`.
-    - `pooled`: whether ids of a feature are pooled; False: embeddings are as an `EmbeddingCollection`.
+      folder of its name. Or a function that returns the store of a variant, given its name.
+    - `optimizer`: trains the rows of variants that set no other. None means `RowwiseAdagrad()`: every variant holds a state
+      of its own, and this one is the smallest, one number a row.
+    - `seed`: seed of the initial rows and of the random generator, for variants that set no other. It is fixed, so that a
+      sweep can be repeated, and the same for all, so that variants differ only in their overrides.
+    - `loss`: called as `loss(model, batch)` by `sweep.step`; returns a variant's loss, or the loss and what to keep as
+      `variant.kept`. By default `model.loss(batch)`, which all models of skirl have.
+    - `pooled`: pool the ids of a feature, as most models do; with False, variants have an `EmbeddingCollection`.
     - `dtype`, `device`, `resume`: as for `EmbeddingBagCollection`.
     - `form`: how `sweep.step` trains the variants: "loop", one after the other; "lanes", each in a thread, on a CPU; "auto",
-      the faster of both, timed at the start and again when a variant leaves. No bit depends on it.
-    - `threads`: torch threads that each variant computes with, inside the with-block. Bits depend on it, so it is not
-      what the machine has; with more than 1 there are no lanes.
+      the faster of the two, timed at the start and again when a variant leaves. It changes no bit.
+    - `threads`: torch threads that each variant computes with inside the with-block. Bits depend on it, so its default does
+      not depend on the machine. With more than 1, there are no lanes.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Sweep:
             raise ValueError(f"threads is {threads}: set it to 1 or more")
         self._loss, self._threads = loss, threads
         self._threads_before: int | None = None
-        """Torch threads before the with-block; None: it has not begun."""
+        """Torch threads before the with-block; None if it has not begun."""
         self.choice = Choice(form)
         of_tables = [of_variant(v, lambda o=v.overrides: tables_of(o, tables)) for v in variants]
         rules = [
@@ -125,9 +125,9 @@ class Sweep:
         seeds = [int(variant.overrides.get("seed", seed)) for variant in variants]
         banks = shared_banks(of_tables, rules)
         self.variants: list[Contender] = []
-        """All that have begun."""
+        """All variants that have begun."""
         self.lookahead: Lookahead | None = None
-        """The one over this sweep, while it is open."""
+        """The open lookahead over this sweep, if there is one."""
         try:
             for variant, own, rule, own_seed in zip(variants, of_tables, rules, seeds, strict=True):
                 make = partial(
@@ -157,16 +157,16 @@ class Sweep:
         self.saving: SweepSaving | None = None
         """The checkpoint that is being written."""
         self._known = False
-        """Whether each variant has trained once, alone: then it is known which draw random numbers."""
+        """Whether each variant has trained once on its own, so that it is known which ones draw random numbers."""
         self.ended: float | None = (
-            None  # when the last step did; None: the next is not timed, with the wait for its batch
+            None  # when the last step ended; None: do not time the next one, with the wait for its batch
         )
         self.fleet = Fleet({c.name: c.embeddings.engine for c in self.variants}, cache)
 
     # The race.
 
     def __iter__(self) -> Iterator[Contender]:
-        """The variants still in the race, each in its turn: its random numbers are its own."""
+        """Yield the variants still in the race, each with torch's random generator set to its own."""
         if not self._in_loop:
             yield from self.racing
             return
@@ -183,7 +183,7 @@ class Sweep:
             self._leave_if_diverged(contender)
 
     def __len__(self) -> int:
-        """How many are still in the race."""
+        """Return how many variants are still in the race."""
         return len(self.racing)
 
     def __getitem__(self, name: str) -> Contender:
@@ -202,8 +202,8 @@ class Sweep:
 
         **Arguments**
 
-        - `batch`: the one that the lookahead has yielded.
-        - `seen`: is called once every variant has its `loss`, before the last one trains where they train one by one.
+        - `batch`: the batch that the lookahead has yielded.
+        - `seen`: called once every variant has its `loss`; if they train one by one, before the last one trains.
         """
         if not self._in_loop:
             raise RuntimeError(
@@ -231,7 +231,7 @@ class Sweep:
         return {contender.name: cast(float, contender.loss) for contender in racing}
 
     def _in_lanes(self, contenders: Sequence[Contender], batch: Any) -> None:
-        """Train these beside each other. All threads of a process draw from one generator, so none of them may."""
+        """Train these variants in threads, which share one random generator: none of the variants may draw from it."""
 
         def train(contender: Contender) -> None:
             with contender.turn_beside():
@@ -257,12 +257,12 @@ class Sweep:
         contender.step(loss)
 
     def drop(self, name: str, why: str = "dropped") -> None:
-        """A variant leaves: its rows go to its store, cache and model are let go. The others go on with their bits.
+        """Remove a variant: write its rows to its store and free its cache and model. The others keep their bits.
 
         **Arguments**
 
         - `name`: a variant still in the race.
-        - `why`: what it is said to have left for.
+        - `why`: the reason, as it will be reported.
         """
         contender = self[name]
         if contender.left is not None:
@@ -307,12 +307,12 @@ class Sweep:
 
         **Arguments**
 
-        - `path`: the folder. Until all variants are on disk, the checkpoint before counts for all of them.
-        - `parts`: gives what is saved of a variant beside its model, as the `optimizers` of `skirl.save`; its optimizer by
-          default.
-        - `also`: facts that `load` gives back; what JSON can hold. None is no facts.
-        - `wait`: return only when it is on disk. False returns once training may go on; what it returns has `wait`, and the
-          next save waits for it, as does a variant that leaves.
+        - `path`: the folder. Until all variants are on disk, the previous checkpoint counts for all of them.
+        - `parts`: returns what to save of a variant besides its model, like the `optimizers` of `skirl.save`; by default its
+          optimizer, without which it could not resume.
+        - `also`: facts that `load` returns, in a form that JSON can hold. None, the default, means none.
+        - `wait`: return only when the checkpoint is on disk, the safe choice. With False, this returns once training may go
+          on; the result has `wait`. The next save waits for it too, and so does a variant that leaves.
         """
         if (now := next((c.name for c in self.racing if c.embeddings.in_turn), None)) is not None:
             raise RuntimeError(
@@ -324,20 +324,20 @@ class Sweep:
         return saving.wait() if wait else saving
 
     def settle(self) -> None:
-        """Return when the checkpoint that is being written is on disk; if it cannot be, its error is raised, once."""
+        """Wait until the checkpoint is on disk. If it could not be written, raise its error once."""
         saving, self.saving = self.saving, None
         if saving is not None:
             saving.wait()
 
     def load(self, path: str | Path, *, parts: Parts = optimizers_of) -> dict[str, Any]:
-        """Go on from a checkpoint, before the loop: make the same sweep and its lookahead, then load. What `also` was.
+        """Resume from a checkpoint. Make the same sweep and lookahead first. Return what `also` was.
 
         Variants that had left leave again.
 
         **Arguments**
 
-        - `path`: the folder that `save` was given.
-        - `parts`: as `save` was given.
+        - `path`: the folder given to `save`.
+        - `parts`: as given to `save`.
         """
         header = read_header(Path(path), [contender.name for contender in self.variants])
         for name, why in header["left"].items():
@@ -357,41 +357,41 @@ class Sweep:
 
     @property
     def plans(self) -> int:
-        """Steps that were planned and brought, once for all variants."""
+        """Number of steps planned and loaded, once for all variants."""
         return self.fleet.plans
 
     @property
     def read_batches(self) -> int:
-        """Batches whose ids were checked and hashed, once for all variants."""
+        """Number of batches whose ids were checked and hashed, once for all variants."""
         return self.fleet.resolver.batches
 
     # For its lookahead, in the place of a collection.
 
     def in_their_place(self) -> Collection:
-        """What stands for the embeddings of all variants."""
+        """The collection that takes the place of all variants' embeddings."""
         return cast(Collection, self)
 
     @property
     def engine(self) -> Engine:
-        """What stands for the engines of all variants."""
+        """The fleet that acts as the engine of all variants."""
         return cast(Engine, self.fleet)
 
     @property
     def current(self) -> "Sweep":
-        """What stands for the steps of all variants."""
+        """The step in the loop, for all variants."""
         return self
 
     @property
     def training(self) -> bool:
-        """Whether no model is in eval mode."""
+        """True if every model is in training mode."""
         return all(contender.embeddings.training for contender in self.racing)
 
     def opened(self, loop: Any) -> None:
-        """Called by a lookahead when it begins and when it ends.
+        """Take note that a lookahead begins or ends.
 
         **Arguments**
 
-        - `loop`: the lookahead; None when it ends.
+        - `loop`: the lookahead that begins; None when it ends.
         """
         if loop is not None and self._threads_before is None:
             raise RuntimeError(
@@ -405,12 +405,12 @@ class Sweep:
             contender.embeddings.opened_by_sweep(loop)
 
     def expect(self, work: Work, micro: int) -> None:
-        """A batch comes into the loop.
+        """Take note that a batch enters the loop.
 
         **Arguments**
 
-        - `work`: what the plan says of its step.
-        - `micro`: its number among the micro-batches of the step.
+        - `work`: the plan of its step.
+        - `micro`: its number among the step's micro-batches.
         """
         self._check_round()
         ends = self.lookahead is None or self.lookahead.ends_step
@@ -418,11 +418,11 @@ class Sweep:
             contender.expect(work.packs[contender.name], micro, ends)
 
     def finish(self, apply: bool = True) -> None:
-        """The step in the loop is over.
+        """End the step in the loop.
 
         **Arguments**
 
-        - `apply`: whether it is applied; otherwise it never happened.
+        - `apply`: whether to keep its updates; otherwise it is as if it never happened.
         """
         if apply:
             self._check_round()
@@ -431,7 +431,7 @@ class Sweep:
             contender.stepped = False
 
     def _check_round(self) -> None:
-        """Refuse a batch that some were trained on, and others were not, or not to the end."""
+        """Raise if some variants have finished this batch and others have not."""
         trained = [contender for contender in self.racing if contender.stepped]
         half = [c.name for c in self.racing if not c.stepped and c.embeddings.current.returned_now]
         if half:
@@ -448,7 +448,7 @@ class Sweep:
 
     @property
     def _in_loop(self) -> bool:
-        """Whether a batch is in the loop."""
+        """True if a batch is in the loop."""
         return any(contender.embeddings.current.work is not None for contender in self.racing)
 
     # The with-block.
@@ -471,10 +471,10 @@ class Sweep:
             error.add_note(f"and while closing the sweep: {late}")
 
     def close(self) -> None:
-        """Write all rows to their stores and let those go."""
+        """Write all rows to their stores and close these."""
         if self._lanes is not None:
             self._lanes.close()
-        with ExitStack() as closing:  # each, whatever happens to another
+        with ExitStack() as closing:  # each one, even if another fails
             for contender in reversed(self.variants):
                 closing.callback(contender.embeddings.close)
             closing.callback(self.settle)

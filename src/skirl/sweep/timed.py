@@ -16,9 +16,9 @@ TRIED = 6
 ROOM = 96 << 20
 """Most bytes that timing takes: for rows, the bits that tell which exist, weights, and all that is computed."""
 LEAST = 64
-"""Fewest samples of a batch that says how long a larger one takes."""
+"""Fewest samples of a batch from which the time of a larger one can be told."""
 _BITS = 3
-"""Bits that timing has for each row of all tables."""
+"""Bits that timing holds for each row of all tables."""
 _MULTIPLIED = 256
 """Rows and columns of the matrices whose product tells how fast this machine multiplies."""
 
@@ -32,13 +32,13 @@ class Pack:
     """
 
     record_bytes: float
-    """Of a row and its state, on average over all rows."""
+    """Bytes of a row and its state, on average over all rows."""
     weights: int
-    """Numbers of its dense part."""
+    """Number of dense weights."""
     weight_bytes: int
-    """What these take."""
+    """Bytes of these weights with gradients and moments."""
     outputs: int
-    """Numbers that its layers give for a sample."""
+    """Number of activations for a sample."""
 
     @classmethod
     def of(cls, recipe: Recipe) -> "Pack":
@@ -61,25 +61,25 @@ class Pack:
 
 
 def seconds_a_step(recipe: Recipe, pack: Pack, ids: float) -> tuple[float, str]:
-    """Predict the time of a step of a lone run, and say by what.
+    """Predict the time of a step of a lone run. Return it, and how it was found.
 
-    Where a batch takes too much memory, two smaller ones are timed, and a line drawn through them. Where even these do, or
-    the weights, the products of matrices are counted.
+    If a batch takes too much memory, two smaller ones are timed and a line drawn through them. If even these or the weights
+    do, the products of matrices are counted.
 
     **Arguments**
 
-    - `recipe`: of the run.
+    - `recipe`: the recipe of the run.
     - `pack`: what it holds.
-    - `ids`: of a sample, on average.
+    - `ids`: ids of a sample, on average.
     """
     batch, fits = recipe.data.batch, largest_batch(recipe, pack, ids)
     if fits >= batch:
-        return _timed(recipe, batch), "steps"
+        return _timed(recipe, batch), "timed steps"
     if fits < LEAST:
         return _by_products(recipe, pack), "products of matrices"
     few, many = fits // 4, fits
     short, long = _timed(recipe, few), _timed(recipe, many)
-    return long + (batch - many) * max(0.0, long - short) / (many - few), "steps of smaller batches"
+    return long + (batch - many) * max(0.0, long - short) / (many - few), "timed steps of smaller batches"
 
 
 def largest_batch(recipe: Recipe, pack: Pack, ids: float) -> int:
@@ -90,7 +90,7 @@ def largest_batch(recipe: Recipe, pack: Pack, ids: float) -> int:
     - `recipe`, `pack`, `ids`: as for `seconds_a_step`.
     """
     of_rows = sum(table.rows for table in recipe.tables()) / 8 * _BITS
-    records = 2 * TRIED * pack.record_bytes  # in a cache and a store
+    records = 2 * TRIED * pack.record_bytes  # once in a cache and once in a store
     of_sample = ids * (records + 4 * 4 * recipe.model.row_dim) + 4 * 4 * pack.outputs
     return int(max(0, ROOM - of_rows - 4 * pack.weight_bytes) / of_sample)
 
@@ -114,7 +114,7 @@ def _timed(recipe: Recipe, batch: int) -> float:
 
 
 def _by_products(recipe: Recipe, pack: Pack) -> float:
-    """Three products of matrices have each weight in them: those of forward, and of the gradients of inputs and weights."""
+    """Each weight takes part in three products of matrices: forward, and the gradients of inputs and of weights."""
     threads, at = torch.get_num_threads(), recipe.device.device
     torch.set_num_threads(recipe.device.threads or 1)
     try:

@@ -32,7 +32,7 @@ class Variant:
 
     **Arguments**
 
-    - `name`: a name that no other variant has.
+    - `name`: its name, which no other variant has.
     - `overrides`: values that differ from the sweep's, by name. `skirl.Sweep` uses `lr` and `optimizer` (of its rows),
       `seed`, `dim` and `tables`, which may differ only in dim and initial values; all others are for `make_model`.
 

@@ -93,7 +93,7 @@ def _field(flag: Flag) -> tuple[str, Any, Any]:
     shown = name.upper() if get_origin(flag.type) is Annotated else metavar(flag.type)  # a word without a flag
     hint = "" if flag.default in (None, "", ()) or flag.default is False else None  # nobody types None
     if flag.type is bool:
-        shown, hint = "", f"(set: {_off(name)} unsets it)" if flag.default is True else ""
+        shown, hint = None, f"(set: {_off(name)} unsets it)" if flag.default is True else ""
     own = name.removesuffix("_") if name.endswith("_") else None
     told = arg(name=own, help=flag.help, prefix_name=False, metavar=shown, help_behavior_hint=hint)
     return name, Annotated[flag.type, told], field() if default is MISSING else field(default=default)
@@ -121,9 +121,9 @@ def _off(name: str) -> str:
 def _refuse_unknown(prog: str, flags: Mapping[str, Flag], unknown: Sequence[str]) -> NoReturn:
     """Exit because of words that are no flag, or that follow none."""
     wrong = next((arg for arg in unknown if arg.startswith("-")), None)
-    options = [option(name) for name in flags]
-    near = difflib.get_close_matches((wrong or unknown[0]).replace("_", "-"), options, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"{prog} --help lists them"
+    names = [option(name).removeprefix("--") for name in flags]  # dashes would make all of them alike
+    near = difflib.get_close_matches((wrong or unknown[0]).lstrip("-").replace("_", "-"), names, n=1)
+    hint = f"did you mean --{near[0]}?" if near else f"{prog} --help lists them"
     said = f"there is no flag {wrong}: {hint}"
     _refuse(prog, said if wrong else f"{unknown[0]!r} is not the value of a flag: write a flag before it ({hint})")
 
@@ -200,9 +200,8 @@ def _given(flags: Mapping[str, Flag], args: Sequence[str]) -> tuple[list[tuple[s
     taking: Any = None
     for arg in args:
         written, equals, value = arg.partition("=")
-        name = written.removeprefix("--").replace("-", "_")
-        name = f"{name}_" if f"{name}_" in flags else name
-        if arg.startswith("-") and not re.fullmatch(r"-(\d.*|\.\d.*|inf|nan|)", arg):
+        name = _named(flags, arg)
+        if _is_flag(arg):
             kind = flags[name].type if written.startswith("--") and name in flags else None
             if kind is not None:
                 given.append((name, [value] if equals else []))
@@ -215,9 +214,23 @@ def _given(flags: Mapping[str, Flag], args: Sequence[str]) -> tuple[list[tuple[s
     return given, words
 
 
+def _is_flag(arg: str) -> bool:
+    """Return whether a word of a command line is a flag, and not a value such as -1."""
+    return arg.startswith("-") and not re.fullmatch(r"-(\d.*|\.\d.*|inf|nan|)", arg)
+
+
+def _named(flags: Mapping[str, Flag], arg: str) -> str:
+    """Return the name of the flag that a word such as `--save-every=5` sets, if it is one."""
+    name = arg.partition("=")[0].removeprefix("--").replace("-", "_")
+    return f"{name}_" if f"{name}_" in flags else name
+
+
 def _refuse_wrong(prog: str, flags: Mapping[str, Flag], args: Sequence[str]) -> None:
-    """Exit if a flag has a wrong value, has none, or is missing. The errors are in words, which tyro's are not."""
+    """Exit if a flag is unknown, has a wrong value, has none, or is missing. Unlike tyro's, the errors are sentences."""
     given, words = _given(flags, args)
+    unknown = [arg for arg in args if _is_flag(arg) and not (arg.startswith("--") and _named(flags, arg) in flags)]
+    if unknown:
+        _refuse_unknown(prog, flags, [arg.partition("=")[0] for arg in unknown])
     for name, values in given:
         kind = flags[name].type
         if kind is bool and values:

@@ -39,6 +39,8 @@ def read_config(
         found = {name: value for name, value in found["flags"].items() if name not in left_out}
     values = {}
     for key, value in found.items():
+        if isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, dict) for item in value)):
+            raise ValueError(f"{path}: [{key}] is a table: write flags at the top of the file")
         name = key.replace("-", "_")
         name = f"{name}_" if f"{name}_" in flags else name  # a word that Python keeps for itself
         if name in flags:

@@ -80,11 +80,17 @@ class Composed:
 
 
 def flags_of(command: type) -> dict[str, Flag]:
-    """Return the flags of a command by name. A flag of the whole replaces one with the same name in a part."""
+    """Return the flags of a command by name. A flag of the whole replaces one with the same name in a part.
+
+    A command may name flags of its own in `groups`, by the title that help shows them under. They come last, in this order.
+    """
     changed = getattr(command, "defaults", {})
     found: dict[str, Flag] = {}
     for flag in _own_first(command):
         found.setdefault(flag.name, flag)
+    for group, names in getattr(command, "groups", {}).items():
+        for name in names:
+            found[name] = dataclasses.replace(found.pop(name), group=group)
     for name, value in changed.items():
         found[name] = dataclasses.replace(found[name], default=value)
     return found
@@ -133,11 +139,12 @@ def _lines(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
 
 
 def _made(owner: type, values: Mapping[str, Any]) -> Any:
-    hints, own = get_type_hints(owner), {field.name for field in dataclasses.fields(owner)}
-    parts = {name for name in own if dataclasses.is_dataclass(hints[name])}
-    inner = {name: value for name, value in values.items() if name not in own - parts}
-    given = {name: value for name, value in values.items() if name in own - parts}
-    return owner(**given, **{name: _made(hints[name], inner) for name in parts})
+    hints, own = get_type_hints(owner), [field.name for field in dataclasses.fields(owner)]
+    parts = [name for name in own if dataclasses.is_dataclass(hints[name])]
+    inner = {name: value for name, value in values.items() if name not in own or name in parts}
+    given = {name: value for name, value in values.items() if name in own and name not in parts}
+    # The first parts say what to train on, which takes torch or files to check: a wrong flag of another is told at once.
+    return owner(**given, **{name: _made(hints[name], inner) for name in reversed(parts)})
 
 
 def _values(whole: Any) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The flags that `skirl evaluate` and `skirl predict` share: a saved run, and what to predict."""
 
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -11,6 +12,12 @@ from skirl.train.commands import described
 @dataclass(frozen=True)
 class Chosen:
     """A saved run, and what it is to predict. Flags that are not given are as in the run."""
+
+    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "files": ("schema", "vocab", "workers", "bad_rows"),
+        "device": ("device", "threads"),
+        "output": ("json", "quiet"),
+    }
 
     common: ClassVar[tuple[str, ...]] = ("data", "save", "into", "held_out", "valid")
 

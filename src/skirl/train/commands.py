@@ -1,5 +1,6 @@
 """The commands of training: their flags and their output. The code that does the work is imported when they run."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -58,7 +59,8 @@ class Train(Composed):
         """Train, showing progress, and return the result."""
         from skirl.train.train import train
 
-        return train(self.recipe, self.evaluation, self.save, self.log, self.show, self.flat())
+        with self.recipe.naming_cache():
+            return train(self.recipe, self.evaluation, self.save, self.log, self.show, self.flat())
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """Return the result as text for a reader, by label."""
@@ -168,6 +170,8 @@ class Verify(Composed):
 
     def run(self) -> dict[str, Any]:
         """Train three times with each optimizer. Return what was compared, and the first difference if there is one."""
+        if self.trainers is not None and self.recipe.device.threads is None:
+            return self._with_threads_of_trainers().run()
         from skirl.tools.machine import machine
         from skirl.train.verify import touched_rows, verify
         from skirl.train.verify_expanded import failed, verify_expanded
@@ -175,7 +179,7 @@ class Verify(Composed):
 
         self.recipe.use_threads()
         touched = touched_rows(self.recipe)
-        with started(self.node_counts()) as specs:
+        with self.recipe.naming_cache(), started(self.node_counts()) as specs:
             if self.trainers is not None:
                 return self._with_trainers(touched, specs)
             store = specs[0] if specs else self.recipe.cache.store
@@ -197,6 +201,11 @@ class Verify(Composed):
             "machine": machine(),
             "failed": "\n".join(differences) or None,
         }
+
+    def _with_threads_of_trainers(self) -> "Verify":
+        """Return the same command with as many threads as trainers have by default: bits depend on their number."""
+        threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
+        return replace(self, recipe=replace(self.recipe, device=replace(self.recipe.device, threads=threads)))
 
     def sizes(self) -> list[int]:
         """Return the numbers of trainers, none if they were not given."""

@@ -1,15 +1,18 @@
-"""Repeats of lists in the batches of a run: the ratio of ids in samples to ids in batches."""
+"""Repeats of lists in the batches of a run: the ratio of ids in samples to those that are looked up."""
 
 from collections.abc import Sequence
 from typing import Any
 
+from skirl.core.shared import pays
+
 
 class Repeats:
-    """Counts of ids in samples and in batches. Of lists that are windows, batches have the ids of the buffers.
+    """Counts of ids in samples, and of those that are looked up: once for each list, or each buffer of windows.
 
     **Arguments**
 
     - `lists`: the features to count: those with any number of ids per sample.
+    - `pooled`: whether the model pools a feature's ids: it then looks up lists that are windows as lists, not as buffers.
 
     >>> import torch
     >>> from skirl import KeyedJagged
@@ -20,10 +23,10 @@ class Repeats:
     2.33
     """
 
-    def __init__(self, lists: Sequence[str] = ()) -> None:
-        self._lists = frozenset(lists)
+    def __init__(self, lists: Sequence[str] = (), *, pooled: bool = False) -> None:
+        self._lists, self._pooled = frozenset(lists), pooled
         self.ids = self.held = 0
-        """ids: those of samples; held: those of batches, where repeated lists occur once."""
+        """ids: those of samples; held: those looked up, where repeated lists occur once."""
 
     def add(self, sparse: Any) -> None:
         """Count the ids of a batch."""
@@ -34,16 +37,19 @@ class Repeats:
         offsets, first = sparse.offsets(), 0
         for name, bags in zip(sparse.keys(), sparse.stride_per_key(), strict=True):
             if name in self._lists:
-                held = int(offsets[first + bags] - offsets[first])
-                self.held += held
+                ids = held = int(offsets[first + bags] - offsets[first])
                 if name in inverse:
                     sizes = windows[name][1] if name in windows else offsets[first : first + bags + 1].diff()
-                    held = int(sizes[inverse[name].long()].sum())
-                self.ids += held
+                    ids = int(sizes[inverse[name].long()].sum())
+                    if name in windows and self._pooled:
+                        once = int(sizes[inverse[name].unique().long()].sum())
+                        held = once if pays(ids, once, len(inverse[name])) else ids
+                self.ids += ids
+                self.held += held
             first += bags
 
     def factor(self, since: tuple[int, int] = (0, 0)) -> float | None:
-        """Return the ratio of ids in samples to ids in batches, or None if no list has ever repeated.
+        """Return the ratio of ids in samples to those looked up, or None if no list has ever repeated.
 
         **Arguments**
 

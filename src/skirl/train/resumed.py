@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from skirl.checkpoint import folder
 from skirl.checkpoint.decoding import decode
 from skirl.tools.flags import option
 from skirl.tools.sealed_json import CheckpointError
@@ -43,6 +42,8 @@ def saved_flags(path: Path) -> dict[str, Any]:
 
     - `path`: the folder, or the header of a checkpoint.
     """
+    from skirl.checkpoint import folder  # imports torch, which reports do without
+
     for header in folder.headers(path):
         try:
             return dict((run_of(folder.read(header)) or {}).get("flags", {}))

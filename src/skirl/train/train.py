@@ -109,7 +109,8 @@ class _Run:
         model, dense = recipe.model_over(embeddings)
         rates, stream = recipe.rates_of(embeddings, dense), share.of(recipe.stream(), recipe.step.shards)
         judge = Evaluation(every=evaluation.eval_every, patience=evaluation.patience)
-        return cls(recipe, share, folder, embeddings, model, dense, rates, stream, Meter(stream.lists), judge)
+        meter = Meter(stream.lists, pooled=recipe.pooled)
+        return cls(recipe, share, folder, embeddings, model, dense, rates, stream, meter, judge)
 
     def saved(self, saving: SaveFlags) -> dict[str, Any]:
         """Return the arguments of a `Keeper`: what it saves, and when."""

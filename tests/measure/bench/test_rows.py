@@ -10,7 +10,7 @@ import torch
 from skirl.cli import main
 from skirl.core.optim import SGD
 from skirl.data import Synthetic
-from skirl.measure.bench import rows
+from skirl.measure.bench import others, rows
 from skirl.measure.bench.rows import RowsSpeed
 from skirl.measure.bench.sides import Skirl, TorchBags
 from tests.zygote import Python
@@ -54,7 +54,7 @@ def test_fbgemm_is_measured_where_it_is_installed(result):
 
 
 def test_without_fbgemm_its_figures_are_null_and_the_text_says_how_to_install(monkeypatch):
-    monkeypatch.setattr(rows, "has_fbgemm", lambda: False)
+    monkeypatch.setattr(others, "has_fbgemm", lambda: False)
     bench = RowsSpeed(**TINY | {"pooling": (1,), "optimizer": ("sgd",)})
     result = bench.measure()
     assert result["vs_fbgemm_geomean"] is None and result["kernels_vs_fbgemm_min"] is None

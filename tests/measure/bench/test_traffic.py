@@ -117,7 +117,7 @@ def test_a_cache_larger_than_the_trace_brings_nothing_in_again(trace, skewed):
 
 
 def test_a_run_that_differs_from_its_plan_is_not_reported(trace, skewed, monkeypatch):
-    monkeypatch.setattr(traffic, "simulate", lambda *args, **kwargs: Totals())
+    monkeypatch.setattr("skirl.pipeline.simulate.simulate", lambda *args, **kwargs: Totals())
     with pytest.raises(AssertionError, match="its plan says"):
         Traffic(trace(skewed), batch=50, capacity=120).run()
 

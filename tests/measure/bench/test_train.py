@@ -48,7 +48,7 @@ def test_on_demand_moves_each_row_of_a_batch_twice():
 
 
 def test_a_peer_that_is_not_installed_is_missing(monkeypatch):
-    monkeypatch.setattr(train, "fbgemm_or_none", lambda setting: None)
+    monkeypatch.setattr("skirl.measure.bench.modes.fbgemm_or_none", lambda setting: None)
     result = TrainSpeed(**SMALL, modes="skirl,fbgemm").run()
     assert result["vs_fbgemm"] is None and result["missing"] == "fbgemm: not installed"
 

@@ -82,7 +82,7 @@ def _number_windows(inverse, begin, size, ids, which, first):
     """
     count = 0
     for row in range(len(inverse)):
-        if begin[row] < 0 or size[row] < 0 or begin[row] + size[row] > ids[inverse[row]]:
+        if begin[row] < 0 or size[row] < 0 or size[row] > ids[inverse[row]] - begin[row]:
             return -1 - row
         same = (
             row > 0 and inverse[row] == inverse[row - 1] and begin[row] == begin[row - 1] and size[row] == size[row - 1]

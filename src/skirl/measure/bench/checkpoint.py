@@ -6,25 +6,26 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
-import torch
 
-from skirl.checkpoint import Saving, save
-from skirl.core.batch import Batch, KeyedJagged
 from skirl.core.optim import RowwiseAdagrad
-from skirl.core.tables import Table
 from skirl.measure.bench.helpers import at_least_one, made_folder, processes
-from skirl.nn.collection import EmbeddingBagCollection
 from skirl.peers.alone import Alone
 from skirl.peers.base import Peers
-from skirl.pipeline.lookahead import lookahead
 from skirl.tools.machine import machine
 from skirl.tools.progress import size
+
+if TYPE_CHECKING:
+    import torch
+
+    from skirl.checkpoint import Saving
+    from skirl.core.batch import Batch
+    from skirl.nn.collection import EmbeddingBagCollection
 
 _PIECE = 1 << 18
 
@@ -32,6 +33,10 @@ _PIECE = 1 << 18
 @dataclass(frozen=True)
 class Checkpoint:
     """The pause of training for a checkpoint, its bytes, and the memory that it takes."""
+
+    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "output": ("folder", "rows", "json"),
+    }
 
     touched: int = 10_000_000
     """Rows in the store when training begins."""
@@ -82,6 +87,11 @@ class Checkpoint:
 
     def trainer(self, folder: Path, rows_in: str) -> dict[str, Any]:
         """Run one trainer and return its figures. Its checkpoints go to a folder shared by all, its rows to another."""
+        import torch
+
+        from skirl.core.tables import Table
+        from skirl.nn.collection import EmbeddingBagCollection
+
         torch.manual_seed(0)
         names = tuple(f"f{i}" for i in range(self.features))
         rows = EmbeddingBagCollection(
@@ -96,7 +106,7 @@ class Checkpoint:
         rows.close()
         return found
 
-    def _fill(self, rows: EmbeddingBagCollection) -> None:
+    def _fill(self, rows: "EmbeddingBagCollection") -> None:
         engine = rows.engine
         for start in range(0, self.touched, _PIECE):
             keys = np.arange(start, min(self.touched, start + _PIECE))
@@ -105,14 +115,23 @@ class Checkpoint:
             engine.seen.add(keys)
         engine.store.flush()
 
-    def _batches(self, rank: int) -> Iterator[Batch]:
+    def _batches(self, rank: int) -> "Iterator[Batch]":
+        import torch
+
+        from skirl.core.batch import Batch, KeyedJagged
+
         rng = np.random.default_rng(rank)
         names, samples = [f"f{i}" for i in range(self.features)], self.batch // self.trainers
         while True:
             ids = (rng.random((samples, self.features)) ** 4 * self.touched).astype(np.int64)
             yield Batch(torch.empty(samples, 0), KeyedJagged.one_hot(names, torch.from_numpy(ids)), torch.ones(samples))
 
-    def _train(self, rows: EmbeddingBagCollection, top: torch.nn.Linear, folder: Path) -> dict[str, Any]:
+    def _train(self, rows: "EmbeddingBagCollection", top: "torch.nn.Linear", folder: Path) -> dict[str, Any]:
+        import torch
+
+        from skirl.checkpoint import save
+        from skirl.pipeline.lookahead import lookahead
+
         model = torch.nn.ModuleList([rows, top])
         dense = torch.optim.SGD(top.parameters(), lr=0.01)
         engine = rows.engine

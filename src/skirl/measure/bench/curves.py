@@ -5,18 +5,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from skirl.core.batch import KeyedJagged
 from skirl.core.optim import SGD
-from skirl.core.tables import Table
 from skirl.measure.bench.helpers import at_least_one, result
-from skirl.nn.collection import EmbeddingBagCollection
-from skirl.pipeline.lookahead import lookahead
 from skirl.train.report.plot import Chart, svg
+
+if TYPE_CHECKING:
+    from skirl.core.batch import KeyedJagged
 
 BOUND = 1.2
 """A point may cost at most this many times what linear growth predicts."""
@@ -55,7 +53,11 @@ class SkewedIds:
         self._names = [f"t{i}" for i in range(point.tables)]
         self._seed = seed
 
-    def __iter__(self) -> Iterator[KeyedJagged]:
+    def __iter__(self) -> "Iterator[KeyedJagged]":
+        import torch
+
+        from skirl.core.batch import KeyedJagged
+
         point, rng = self._point, np.random.default_rng(self._seed)
         while True:
             ids = (point.rows * rng.random((point.batch, point.tables)) ** 3).astype(np.int64)
@@ -66,6 +68,12 @@ class Run:
     """skirl at one point, with a cache of four times the ids of a batch or of all rows, whichever is less."""
 
     def __init__(self, point: Point, seed: int) -> None:
+        import torch
+
+        from skirl.core.tables import Table
+        from skirl.nn.collection import EmbeddingBagCollection
+        from skirl.pipeline.lookahead import lookahead
+
         self.point = point
         tables = [Table(f"t{i}", rows=point.rows, dim=point.dim) for i in range(point.tables)]
         cache = min(4 * point.batch * point.tables, point.rows * point.tables)
@@ -80,6 +88,8 @@ class Run:
 
     def turn(self, steps: int) -> float:
         """Run some steps and return the CPU seconds per step, not counting the time to draw ids."""
+        import torch
+
         torch.set_num_threads(self.point.threads)
         self._rest()
         began, self._drawn = time.process_time(), 0.0
@@ -112,7 +122,7 @@ class _Timed:
     def __init__(self, stream: SkewedIds, run: Run) -> None:
         self._stream, self._run = stream, run
 
-    def __iter__(self) -> Iterator[KeyedJagged]:
+    def __iter__(self) -> "Iterator[KeyedJagged]":
         batches = iter(self._stream)
         while True:
             began = time.thread_time()
@@ -155,6 +165,8 @@ class Curves:
 
     def run(self) -> dict[str, Any]:
         """Measure every axis and return the curves."""
+        import torch
+
         before = torch.get_num_threads()
         try:
             curves = {name: self._walk(name) for name in self.names}

@@ -5,19 +5,17 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-
-from skirl.core.batch import KeyedJagged
-from skirl.core.find import find
 from skirl.core.optim import RowwiseAdagrad
-from skirl.core.tables import Table
-from skirl.data.sessions import ITEMS, Sessions
-from skirl.data.synthetic import Synthetic
 from skirl.measure.bench.helpers import Watch, at_least_one, child, result
-from skirl.measure.bench.others import INSTALL, by_vbe, fbgemm, has_fbgemm
-from skirl.nn.collection import EmbeddingBagCollection
+
+if TYPE_CHECKING:
+    import torch
+
+    from skirl.core.batch import KeyedJagged
+    from skirl.core.tables import Table
+    from skirl.nn.collection import EmbeddingBagCollection
 
 MIDDLE = 8.0
 """The factor at which mixed batches are measured too, between the least and the greatest."""
@@ -58,6 +56,10 @@ class DedupStep:
 
     def measure(self) -> dict[str, Any]:
         """Measure in this process."""
+        import torch
+
+        from skirl.measure.bench.others import INSTALL, has_fbgemm
+
         torch.set_num_threads(1)
         found = {}
         if "lookup" in self.part:
@@ -101,6 +103,8 @@ class _Lists:
     """Batches with the lists of sessions."""
 
     def __init__(self, bench: DedupStep, lists: int, factor: float) -> None:
+        from skirl.data.sessions import ITEMS, Sessions
+
         samples = 16.5 if factor > 1 else 1.0
         change = (samples / factor - 1) / (samples - 1) if factor > 1 else 0.0
         if not 0 <= change <= 1:
@@ -117,12 +121,14 @@ class _Lists:
         self.dim = bench.dim
 
     @property
-    def tables(self) -> list[Table]:
+    def tables(self) -> "list[Table]":
         """One table per list."""
+        from skirl.core.tables import Table
+
         rows = self.data.rows["item"]
         return [Table(name, rows, self.dim) for name in self.data.lists]
 
-    def batch(self, number: int) -> KeyedJagged:
+    def batch(self, number: int) -> "KeyedJagged":
         """Return all lists of a batch."""
         return self.data.batch(number).sparse.select(self.data.lists)
 
@@ -131,14 +137,18 @@ class _Mixed(_Lists):
     """Batches with one list and the single ids of a click log."""
 
     def __init__(self, bench: DedupStep, factor: float) -> None:
+        from skirl.data.synthetic import Synthetic
+
         super().__init__(bench, 1, factor)
         self.singles = Synthetic("criteo-kaggle", bench.batch, rows_scale=0.02)
 
     @property
-    def tables(self) -> list[Table]:
+    def tables(self) -> "list[Table]":
         return [*self.singles.tables(self.dim), *super().tables]
 
-    def batch(self, number: int) -> KeyedJagged:
+    def batch(self, number: int) -> "KeyedJagged":
+        from skirl.core.batch import KeyedJagged
+
         return KeyedJagged.concat([self.singles.batch(number).sparse, super().batch(number)])
 
 
@@ -146,6 +156,12 @@ class _Case:
     """The measurement of one factor."""
 
     def __init__(self, bench: DedupStep, data: _Lists) -> None:
+        import torch
+
+        from skirl.core.find import find
+        from skirl.measure.bench.others import fbgemm, has_fbgemm
+        from skirl.nn.collection import EmbeddingBagCollection
+
         self.rounds = bench.rounds
         self.tables = data.tables
         rows = sum(table.rows for table in self.tables)
@@ -194,17 +210,21 @@ class _Case:
             "find_ns": round(self.find_ns, 2),
         }
 
-    def _step(self, embeddings: EmbeddingBagCollection, ids: KeyedJagged) -> None:
+    def _step(self, embeddings: "EmbeddingBagCollection", ids: "KeyedJagged") -> None:
         embeddings(ids).stacked().backward(self.grad)
 
-    def _others_step(self, operator: Any, ids: KeyedJagged) -> None:
+    def _others_step(self, operator: Any, ids: "KeyedJagged") -> None:
         self._others_out(operator, ids).backward(self.grad.flatten(1))
 
-    def _others_out(self, operator: Any, ids: KeyedJagged) -> torch.Tensor:
+    def _others_out(self, operator: Any, ids: "KeyedJagged") -> "torch.Tensor":
+        from skirl.measure.bench.others import by_vbe
+
         return by_vbe(operator, ids, [table.dim for table in self.tables])
 
     def _compare(self, at: int) -> None:
         """Raise if the outputs of ours, or of FBGEMM's, for the batch in full and with each list once differ."""
+        import torch
+
         batches = (self.plain[at], self.once[at])
         with torch.no_grad():
             pairs = [[side(ids).stacked() for side, ids in zip(self.sides, batches, strict=True)]]

@@ -8,17 +8,17 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from skirl.measure.bench.helpers import Watch, at_least_one, result, seconds
-from skirl.store import DiskStore, Record
 from skirl.store.disk.os_files import Files, Handle
-from skirl.store.disk.records import READERS, fill
-from skirl.tools.jit import kernel
 from skirl.tools.progress import size
 from skirl.tools.threads import Threads, run
+
+if TYPE_CHECKING:
+    from skirl.store import DiskStore
 
 _PIECE = 4 << 20
 _KEEP = 7  # the store holds every 7th row of the table: ids of real tables are sparse, too
@@ -111,6 +111,9 @@ class Disk:
     # The device
 
     def _device(self) -> dict[str, float]:
+        from skirl.measure.bench.loops import plain_reads
+        from skirl.store.disk.records import READERS
+
         files, path = Files(), self.folder / "file"
         total = -(-self.rows * self.record_bytes // _PIECE) * _PIECE
         rng = np.random.default_rng(self.seed)
@@ -136,10 +139,10 @@ class Disk:
                     if state == "cold":
                         _forget(self.folder)
                     else:
-                        _plain_reads(file.number, records, self.record_bytes, data, 0, self.batch)
+                        plain_reads(file.number, records, self.record_bytes, data, 0, self.batch)
                     given = file.number, records, self.record_bytes, data
                     with Watch() as watch:
-                        run(_plain_reads, self.batch, *given, threads=READERS, pool=pool)
+                        run(plain_reads, self.batch, *given, threads=READERS, pool=pool)
                     times.append(watch.seconds)
                 rates[state] = self.batch / statistics.median(times)
             times, row = [], piece[: self.record_bytes].tobytes()
@@ -221,7 +224,9 @@ class Disk:
             "open_s": round(opened.seconds, 3),
         }
 
-    def _open(self, path: Path, files: Files) -> DiskStore:
+    def _open(self, path: Path, files: Files) -> "DiskStore":
+        from skirl.store import DiskStore, Record
+
         layout, rows = {0: Record(self.width)}, {0: self.rows * _KEEP}
         return DiskStore(path, layout, rows=rows, room=self.room, files=files)
 
@@ -246,14 +251,6 @@ class _Counting(Files):
     def write(self, file: int, data: bytes | memoryview, offset: int) -> None:
         super().write(file, data, offset)
         self.written += memoryview(data).nbytes
-
-
-@kernel
-def _plain_reads(file: Any, records: Any, record_bytes: Any, out: Any, lo: int, hi: int) -> None:
-    words = record_bytes // 4
-    data = out.view(np.uint32)
-    for i in range(lo, hi):
-        fill(file, data[i * words : (i + 1) * words], record_bytes, records[i] * record_bytes)
 
 
 def _forget(folder: Path) -> None:

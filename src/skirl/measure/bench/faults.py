@@ -13,11 +13,11 @@ import socket
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from skirl.measure.bench.helpers import at_least_one, made_folder
 from skirl.measure.bench.nodes import ENVIRONMENT, Node, alone, forked, send, threads
@@ -55,6 +55,12 @@ DELAY = {"gain": 200}
 @dataclass(frozen=True)
 class Faults:
     """Runs over several nodes on this machine, each with a fault at a random moment."""
+
+    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "training": ("steps", "batch", "every"),
+        "limits": ("patience", "silence", "limit", "gigabytes"),
+        "output": ("folder", "json"),
+    }
 
     runs: int = 12
     """The number of runs; the kinds of faults take turns."""

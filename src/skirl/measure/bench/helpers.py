@@ -15,6 +15,9 @@ import numpy as np
 from skirl.tools.machine import machine
 from skirl.tools.os_errors import writing
 
+WAYS = ("hidden", "all_critical")
+"""How trainers over a link take turns: as skirl trains, and with nothing that travels early or late."""
+
 
 def at_least_one(flags: Any, *names: str) -> None:
     """Raise if one of these flags is below 1."""

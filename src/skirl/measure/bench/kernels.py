@@ -3,14 +3,15 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from skirl.core.optim import ROW_OPTIMIZERS, RowOptimizer
-from skirl.engine.device import torch_device
 from skirl.measure.bench.helpers import at_least_one, result, seconds
+
+if TYPE_CHECKING:
+    import torch
 
 SLEEP = 2_000_000
 """Clock cycles, about a millisecond: the GPU sleeps while the timed launch is queued behind it."""
@@ -38,6 +39,8 @@ class Kernels:
     """Print one line of JSON."""
 
     def __post_init__(self) -> None:
+        from skirl.engine.device import torch_device
+
         at_least_one(self, "dim", "batch", "features", "cache", "rounds")
         if self.device == "cpu":
             raise ValueError("device is 'cpu': set it to cuda; for the CPU kernels, use skirl bench rows")
@@ -45,6 +48,8 @@ class Kernels:
 
     def run(self) -> dict[str, Any]:
         """Time all kernels and a copy in turn and return the figures."""
+        import torch
+
         from skirl.engine.device import open_device
 
         gpu = open_device(self.device, np.dtype(np.float32))
@@ -79,7 +84,9 @@ class Kernels:
             lines[name] = f"{share:.0%} of the copy's bandwidth, {result['ms'][name]:.3f} ms"
         return lines
 
-    def _copy(self, at: torch.device) -> tuple[Callable[[], object], int]:
+    def _copy(self, at: "torch.device") -> tuple[Callable[[], object], int]:
+        import torch
+
         source = torch.ones(self.cache * self.dim // 2, device=at)
         to = torch.empty_like(source)
         return lambda: to.copy_(source), 2 * source.nbytes
@@ -88,7 +95,9 @@ class Kernels:
 class _Shared:
     """The data that all kernels of a run work on."""
 
-    def __init__(self, flags: Kernels, at: torch.device) -> None:
+    def __init__(self, flags: Kernels, at: "torch.device") -> None:
+        import torch
+
         from skirl.engine.kernels.hot_rows import stretches_of
 
         rng = np.random.default_rng(flags.seed)
@@ -112,6 +121,8 @@ class _Shared:
 
     def forward(self) -> tuple[Callable[[], object], int]:
         """Return a launch that gathers one row per bag, and the bytes that it moves."""
+        import torch
+
         from skirl.engine.kernels.gpu import pool
 
         flags, out = self.flags, torch.empty_like(self.grads)
@@ -121,6 +132,8 @@ class _Shared:
 
     def backward(self, optimizer: RowOptimizer) -> tuple[Callable[[], object], int]:
         """Return a launch that sums gradients and updates rows, and the bytes that it moves."""
+        import torch
+
         from skirl.engine.kernels.gpu_update import update
 
         dim, m = self.flags.dim, len(self.stretches)
@@ -135,8 +148,10 @@ class _Shared:
         return launch, self.grads.nbytes + 2 * self.distinct * cache.shape[1] * 4 + plan
 
 
-def _timed(launch: Callable[[], object], at: torch.device) -> float:
+def _timed(launch: Callable[[], object], at: "torch.device") -> float:
     """Return the seconds that one launch takes, by the GPU's own clock if there is one."""
+    import torch
+
     if at.type != "cuda":
         return seconds(launch)
     before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))

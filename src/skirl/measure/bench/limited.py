@@ -17,14 +17,13 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from skirl.core.batch import Batch
 from skirl.core.optim import RowwiseAdagrad
 from skirl.data.synthetic import Synthetic
+from skirl.measure.bench.helpers import WAYS
 from skirl.nn.collection import EmbeddingBagCollection
 from skirl.peers.alone import Alone
 from skirl.peers.base import Peers
 from skirl.peers.job import trainers, using
 from skirl.pipeline.lookahead import lookahead
 
-WAYS = ("hidden", "all_critical")
-"""As skirl trains, and with nothing that travels early or late."""
 EDGE = 2
 """Untimed steps at the beginning of a turn, in which data of the previous turn is still on its way."""
 

@@ -5,14 +5,16 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from skirl.measure.bench.helpers import at_least_one, result
-from skirl.measure.bench.limited import WAYS, Job
+from skirl.measure.bench.helpers import WAYS, at_least_one, result
 from skirl.measure.bench.namespaces import trained, two_namespaces, why_not
-from skirl.store.link import Link
 from skirl.tools.machine import machine
 from skirl.train.report.plot import Chart, svg
+
+if TYPE_CHECKING:
+    from skirl.measure.bench.limited import Job
+    from skirl.store.link import Link
 
 LOOPBACK = "loopback"
 RATIOS = {
@@ -49,6 +51,8 @@ class LinkSpeed:
     """Print one line of JSON."""
 
     def __post_init__(self) -> None:
+        from skirl.store.link import Link
+
         at_least_one(self, "batch", "dim", "steps", "rounds")
         for link in self.links:
             if link != LOOPBACK:
@@ -80,6 +84,9 @@ class LinkSpeed:
 
     def _points(self, link: str) -> list[dict[str, Any]]:
         """Measure one link and return a point for each dense size."""
+        from skirl.measure.bench.limited import Job
+        from skirl.store.link import Link
+
         emulated = Link() if link == LOOPBACK else Link.parse(link)
         jobs = [
             Job(dense, self.batch, self.dim, steps=self.steps, rounds=self.rounds, delay=emulated.delay, seed=self.seed)
@@ -110,7 +117,7 @@ class LinkSpeed:
         return lines
 
 
-def measured(size: int, jobs: Sequence[Job], ways: Sequence[str], namespaces: Sequence[str] = ()) -> list[Any]:
+def measured(size: int, jobs: "Sequence[Job]", ways: Sequence[str], namespaces: Sequence[str] = ()) -> list[Any]:
     """Run the jobs in a process per trainer. Return, for each job, what each trainer measured.
 
     **Arguments**
@@ -124,7 +131,7 @@ def measured(size: int, jobs: Sequence[Job], ways: Sequence[str], namespaces: Se
     return list(zip(*trained(size, "skirl.measure.bench.limited", words, namespaces)))
 
 
-def judged(ranks: Sequence[dict[str, Any]], ways: Sequence[str], link: Link, cores: int = 0) -> dict[str, Any]:
+def judged(ranks: Sequence[dict[str, Any]], ways: Sequence[str], link: "Link", cores: int = 0) -> dict[str, Any]:
     """Compare the time of a step with its roof, the least that compute, wire and cores allow.
 
     **Arguments**
@@ -147,7 +154,7 @@ def judged(ranks: Sequence[dict[str, Any]], ways: Sequence[str], link: Link, cor
     }
 
 
-def _judged(local: float, together: Sequence[dict[str, Any]], link: Link, cores: int) -> dict[str, Any]:
+def _judged(local: float, together: Sequence[dict[str, Any]], link: "Link", cores: int) -> dict[str, Any]:
     busiest = max(sum(rank[way].values()) for rank in together for way in ("sent", "received"))
     roof = {
         "compute": local,

@@ -6,16 +6,18 @@ import shutil
 import signal
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from skirl.measure.bench.faults import SEEDS, Fault, Faults, InAFork, Run
 from skirl.measure.bench.helpers import at_least_one, made_folder
 from skirl.measure.bench.nodes import ENVIRONMENT, Node, send
-from skirl.measure.bench.serve_node import Forked
-from skirl.store.remote.started import StartedNodes
 from skirl.tools.machine import machine
+
+if TYPE_CHECKING:
+    from skirl.store.remote.started import StartedNodes
 
 FAULTS = (
     Fault("kill", "node", "training"),
@@ -36,6 +38,12 @@ and delete its rows."""
 @dataclass(frozen=True)
 class NodeFaults:
     """Runs over several memory nodes on this machine, each hit at a random moment; one and two trainers take turns."""
+
+    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "training": ("steps", "batch", "every"),
+        "limits": ("patience", "limit"),
+        "output": ("folder", "json"),
+    }
 
     runs: int = 10
     """The number of runs; the kinds of faults take turns."""
@@ -98,6 +106,9 @@ class NodeFaults:
 
     def _one(self, trainers: Faults, number: int, folder: Path, undisturbed: dict[str, str]) -> dict[str, Any]:
         """Do one run and return what came of it."""
+        from skirl.measure.bench.serve_node import Forked
+        from skirl.store.remote.started import StartedNodes
+
         fault, rng = FAULTS[number % len(FAULTS)], random.Random(self.seed * SEEDS + number)
         size, rows = 1 + (number + number // len(FAULTS)) % 2, rng.choice(["memory", "disk"])
         folder.mkdir()
@@ -154,7 +165,7 @@ class OverNodes(Run):
         rng: random.Random,
         folder: Path,
         flags: dict[str, Any],
-        memory: StartedNodes,
+        memory: "StartedNodes",
         trainers: int,
     ) -> None:
         self._memory, self._trainers = memory, trainers

@@ -3,18 +3,22 @@
 import json
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from skirl.core.tree import block_of, check_shards
-from skirl.measure.bench import movement, wire
 from skirl.measure.bench.helpers import Watch, at_least_one, processes, result
 
 
 @dataclass(frozen=True)
 class Network:
     """Flags of `skirl bench network`."""
+
+    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "counted": ("counted", "windows", "samples"),
+        "output": ("json",),
+    }
 
     trainers: tuple[int, ...] = (2, 4)
     """Numbers of trainer processes, one measurement for each."""
@@ -42,6 +46,8 @@ class Network:
     """Print one line of JSON."""
 
     def __post_init__(self) -> None:
+        from skirl.measure.bench import movement
+
         at_least_one(self, "numbers", "rounds", "steps", "dim", "samples")
         if not self.counted or any(not 2 <= count <= movement.MOST for count in self.counted):
             raise ValueError(f"counted is {self.counted}: set it to numbers of trainers from 2 to {movement.MOST}")
@@ -58,6 +64,7 @@ class Network:
 
     def run(self) -> dict[str, Any]:
         """Measure with each number of processes in sequence and return the figures."""
+        from skirl.measure.bench import movement, wire
         from skirl.measure.bench.shards_vs_whole import shards_vs_whole
 
         stream = (self.batch, self.steps, self.dim, self.seed)
@@ -185,8 +192,11 @@ def _tree(parts: list[Any]) -> Any:
     return _tree(parts[:half]) + _tree(parts[half:])
 
 
-PARTS = {"dense": dense, "wire": wire.of_rank}
-"""The measurements that ranks do together, by name."""
+def of_rank(part: str, *args: int) -> dict[str, Any]:
+    """Do one rank's share of a measurement, "dense" or "wire", and return its figures."""
+    from skirl.measure.bench import wire
+
+    return {"dense": dense, "wire": wire.of_rank}[part](*args)
 
 
 def _measured(count: int, part: str, *args: int) -> list[dict[str, Any]]:
@@ -195,4 +205,4 @@ def _measured(count: int, part: str, *args: int) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(PARTS[sys.argv[1]](*map(int, sys.argv[2:]))))
+    print(json.dumps(of_rank(sys.argv[1], *map(int, sys.argv[2:]))))

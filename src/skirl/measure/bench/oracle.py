@@ -1,30 +1,31 @@
 """Planning speed of the oracle in ids per second, including slots, grouping and all hazards; no row moves."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
-import torch
 
-from skirl.core.initial import mix
-from skirl.core.positions import Positions
-from skirl.core.tables import MAX_ROWS, Schema, Table
-from skirl.data.synthetic import Synthetic
+from skirl.core.keys import MAX_ROWS
 from skirl.measure.bench.helpers import at_least_one, check_trace, read_trace, result
-from skirl.measure.bench.owners import divided
-from skirl.oracle.bank import BankPlanner
-from skirl.oracle.options import Plan
-from skirl.oracle.seen import Seen
-from skirl.tools.jit import kernel
 from skirl.tools.machine import peak_bytes
+
+if TYPE_CHECKING:
+    from skirl.core.positions import Positions
+    from skirl.core.tables import Table
+    from skirl.data.synthetic import Synthetic
 
 
 @dataclass
 class Oracle:
     """Flags of `skirl bench oracle`."""
+
+    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "owners": ("trainers", "trace"),
+        "output": ("json",),
+    }
 
     batch: int = 16_384
     """Samples in a batch, each with one id per table."""
@@ -63,6 +64,13 @@ class Oracle:
 
     def run(self) -> dict[str, Any]:
         """Fill the window, then time batch after batch."""
+        import torch
+
+        from skirl.core.tables import Schema, Table
+        from skirl.data.synthetic import Synthetic
+        from skirl.oracle.bank import BankPlanner
+        from skirl.oracle.seen import Seen
+
         if self.trainers > 1:
             return self._divided()
         torch.set_num_threads(1)  # torch makes the batches; its idle threads would spin on the planner's cores
@@ -105,6 +113,14 @@ class Oracle:
 
     def _divided(self) -> dict[str, Any]:
         """Plan the same batches by several owners and by one planner, and return the comparison."""
+        import torch
+
+        from skirl.core.positions import Positions
+        from skirl.core.tables import Schema, Table
+        from skirl.data.synthetic import Synthetic
+        from skirl.measure.bench.owners import divided
+        from skirl.oracle.options import Plan
+
         torch.set_num_threads(1)
         if self.trace is not None:
             distinct, rows = np.unique(read_trace(self.trace), return_inverse=True)
@@ -130,18 +146,21 @@ class Oracle:
             **figures,
         )
 
-    def _rows(self, table: Table) -> int:
+    def _rows(self, table: "Table") -> int:
         return MAX_ROWS if self.ids == "hashed64" else table.rows
 
-    def _positions(self, data: Synthetic) -> Iterator[Positions]:
+    def _positions(self, data: "Synthetic") -> "Iterator[Positions]":
         """Yield each batch's ids, in the order of features."""
+        from skirl.core.positions import Positions
+        from skirl.measure.bench.loops import hash_rows
+
         tables = np.arange(len(data.tables(16)))
         for batch in data:
             values = batch.sparse.values().numpy()
             begin = tables * self.batch
             if self.ids == "hashed64":
                 values = values.copy()
-                _hash(values, self.batch)
+                hash_rows(values, self.batch)
             yield Positions(values, np.stack([tables, begin, begin + self.batch, 0 * tables], axis=1))
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
@@ -171,11 +190,3 @@ def _summary(result: dict[str, Any]) -> dict[str, str]:
         + f"), {cpu['one']:.2f} of one planner: {result['cpu_vs_one']} times",
         "ids": f"{result['id_bytes_a_row']} bytes for each of {result['rows_a_trainer']:,.0f} rows of a trainer",
     }
-
-
-@kernel
-def _hash(values, batch):
-    """Replace each row by a hash of its table and row, in place."""
-    for p in range(len(values)):
-        stream = np.uint64(p // batch) << np.uint64(48) | np.uint64(values[p])
-        values[p] = np.int64(mix(stream) & np.uint64(MAX_ROWS - 1))

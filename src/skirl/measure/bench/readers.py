@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from skirl.data.flags import DataFlags
-from skirl.data.synthetic import Synthetic
 from skirl.measure.bench.helpers import Watch, at_least_one, result
 from skirl.tools.machine import peak_bytes
 
@@ -50,6 +48,8 @@ class Readers:
 
     def run(self) -> dict[str, Any]:
         """Write the file in each form and time reading each, TorchRec last."""
+        import torch
+
         from skirl.data.commands import ConvertToFile
 
         torch.set_num_threads(1)
@@ -157,6 +157,8 @@ def _rates(read: Callable[[], int], rounds: int) -> dict[str, float]:
 
 def criteo_lines(samples: int, seed: int) -> list[bytes]:
     """Return lines of text in Criteo's layout, with the skew of Criteo Kaggle."""
+    from skirl.data.synthetic import Synthetic
+
     lines = []
     for batch in Synthetic("criteo-kaggle", min(samples, 8192), batches=-(-samples // 8192), seed=seed):
         n = len(batch.labels)

@@ -5,25 +5,20 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from statistics import geometric_mean, median
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
 
-from skirl.core.batch import KeyedJagged
-from skirl.core.ids import Resolver
 from skirl.core.keys import row_of, table_of
 from skirl.core.optim import SGD, RowOptimizer, RowwiseAdagrad
-from skirl.core.tables import Schema, Table
-from skirl.data import Synthetic
-from skirl.engine.work import Micro
 from skirl.measure.bench.helpers import Watch, at_least_one, child, result
-from skirl.measure.bench.others import INSTALL, has_fbgemm
-from skirl.measure.bench.sides import Fbgemm, Given, Side, Skirl, TorchBags
-from skirl.oracle import loops
-from skirl.oracle.bank import BankPlanner
-from skirl.oracle.distinct import Finder
-from skirl.oracle.seen import Seen
+
+if TYPE_CHECKING:
+    import torch
+
+    from skirl.core.batch import KeyedJagged
+    from skirl.core.tables import Table
+    from skirl.measure.bench.sides import Given, Side
 
 OPTIMIZERS: dict[str, RowOptimizer] = {"sgd": SGD(lr=0.01), "rowwise-adagrad": RowwiseAdagrad(lr=0.01)}
 KEPT = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1099511627776"
@@ -68,6 +63,8 @@ class RowsSpeed:
         at_least_one(self, "rounds", "threads")
         if any(dim % 4 for dim in self.dim):
             raise ValueError(f"dim is {self.dim}: FBGEMM takes only multiples of 4, so set it to those")
+        from skirl.data import Synthetic  # imports torch, which a wrong flag does without
+
         Synthetic(self.data, rows_scale=self.rows_scale)  # it checks rows_scale
 
     def run(self) -> dict[str, Any]:
@@ -86,6 +83,11 @@ class RowsSpeed:
 
     def measure(self) -> dict[str, Any]:
         """Measure every case in this process, with its allocator."""
+        import torch
+
+        from skirl.data import Synthetic
+        from skirl.measure.bench.others import INSTALL, has_fbgemm
+
         torch.set_num_threads(self.threads)
         cases = []
         for pooling in self.pooling:
@@ -102,6 +104,8 @@ class RowsSpeed:
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """Return the result as text for a reader, by label."""
+        from skirl.data import Synthetic
+
         facts = {
             "tables": f"{result['rows']:,} rows of {len(Synthetic(self.data).rows)} tables, all resident",
             "step": "forward, backward and row optimizer: ms of skirl with its grouping, and the others' time over ours",
@@ -146,6 +150,12 @@ class _Case:
     """The measurement of one batch size, dim, optimizer and pooling."""
 
     def __init__(self, bench: RowsSpeed, batch: int, dim: int, optimizer: str, pooling: int) -> None:
+        import torch
+
+        from skirl.data import Synthetic
+        from skirl.measure.bench.others import has_fbgemm
+        from skirl.measure.bench.sides import Fbgemm, Skirl, TorchBags
+
         self.bench = bench
         self.named = {"memory": bench.memory[0], "batch": batch, "dim": dim, "optimizer": optimizer, "pooling": pooling}
         data = Synthetic(bench.data, batch_size=batch, rows_scale=bench.rows_scale, pooling_factor=pooling)
@@ -163,6 +173,8 @@ class _Case:
 
     def measure(self) -> dict[str, Any]:
         """Return the milliseconds of each side and the medians of the ratios. Raise if the sides disagree."""
+        import torch
+
         rounds: list[dict[str, float]] = []
         for number in range(-len(self.given), self.bench.rounds):  # below 0: steps that compile and touch memory
             given, group = self.given[number % len(self.given)], self.groupings[number % len(self.given)]
@@ -203,7 +215,9 @@ class _Case:
         facts["thread_scaling"] = round(median(r["one_thread"] / r["skirl"] for r in rounds), 3) if scales else None
         return facts
 
-    def _compare(self, what: str, outs: dict[str, torch.Tensor]) -> None:
+    def _compare(self, what: str, outs: "dict[str, torch.Tensor]") -> None:
+        import torch
+
         ours = outs["skirl"]
         for name, theirs in outs.items():
             if not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-4):
@@ -213,8 +227,15 @@ class _Case:
                 )
 
 
-def _given(sparse: KeyedJagged, tables: list[Table], number: int) -> Given:
+def _given(sparse: "KeyedJagged", tables: "list[Table]", number: int) -> "Given":
     """Return a batch and its Step, with slots laid out like the other libraries' tables."""
+    from skirl.core.ids import Resolver
+    from skirl.core.tables import Schema
+    from skirl.engine.work import Micro
+    from skirl.measure.bench.sides import Given
+    from skirl.oracle.bank import BankPlanner
+    from skirl.oracle.seen import Seen
+
     schema = Schema.of(tables)
     resolver = Resolver(schema, np.dtype(np.float32), pooled=True)
     micro = Micro.of(resolver.capture(sparse), resolver)
@@ -228,8 +249,12 @@ def _given(sparse: KeyedJagged, tables: list[Table], number: int) -> Given:
     return Given(sparse, step, micro)
 
 
-def _grouping(given: Given, tables: list[Table]) -> Callable[[], Any]:
+def _grouping(given: "Given", tables: "list[Table]") -> Callable[[], Any]:
     """Return a call of what the planner does instead of FBGEMM's sort: find the distinct rows, group positions by them."""
+    from skirl.core.tables import Schema
+    from skirl.oracle import loops
+    from skirl.oracle.distinct import Finder
+
     batch, whole = given.micro.ids[0].positions, np.array([0, len(tables)])
     finder = Finder(Schema.of(tables), 0)
     rows, ids = given.step.rows, len(batch)
@@ -242,7 +267,7 @@ def _grouping(given: Given, tables: list[Table]) -> Callable[[], Any]:
     return group
 
 
-def _step(side: Side, given: Given) -> None:
+def _step(side: "Side", given: "Given") -> None:
     side.backward(side.forward(given))
 
 

@@ -7,8 +7,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from skirl.measure.bench.helpers import at_least_one, child, result
-from skirl.measure.bench.serve_calls import Calls
-from skirl.store.remote.started import SERVE, StartedNodes
 
 DEFAULT = ("-m", "skirl.measure.bench.serve_node")
 """Command that runs a node with torch's default transports."""
@@ -66,6 +64,9 @@ class ServeSpeed:
         return [cores[0], cores[-1]] if len(cores) > 1 else [-1, -1]
 
     def _measured(self, *, default: bool) -> dict[str, Any]:
+        from skirl.measure.bench.serve_calls import Calls
+        from skirl.store.remote.started import SERVE, StartedNodes
+
         owner, core = self._cores()
         within = () if core < 0 else ("taskset", "-c", str(core))
         with StartedNodes(1, within=within, words=DEFAULT if default else SERVE) as nodes:

@@ -6,20 +6,27 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from skirl.measure.bench.helpers import at_least_one, result
-from skirl.store.remote.started import StartedNodes, free_port, private_memory_of
 from skirl.tools.progress import size
 from skirl.tools.sizes import parse_bytes
+
+if TYPE_CHECKING:
+    from skirl.store.remote.started import StartedNodes
 
 
 @dataclass(frozen=True)
 class ServeLarge:
     """Train over memory nodes on disk until many times the caches are touched, and watch the memory of all processes."""
+
+    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "limits": ("trainer_memory", "node_memory", "patience"),
+        "output": ("folder", "json"),
+    }
 
     trainers: int = 2
     """The number of trainers."""
@@ -61,6 +68,8 @@ class ServeLarge:
 
     def run(self) -> dict[str, Any]:
         """Train and watch the memory of all processes."""
+        from skirl.store.remote.started import StartedNodes
+
         self.folder.mkdir(parents=True)
         most: dict[str, int] = {}
         began = time.monotonic()
@@ -97,6 +106,8 @@ class ServeLarge:
         )  # fmt: skip
 
     def _team(self, spec: str) -> list[Any]:
+        from skirl.store.remote.started import free_port
+
         words = {
             "data": self.data, "model": "dlrm-tiny", "dim": self.dim, "batch": self.batch, "steps": self.steps,
             "cache": self.cache, "optimizer": "adam", "shards": _shards(self.trainers), "threads": 1, "store": spec,
@@ -116,8 +127,10 @@ class ServeLarge:
                 team.append(subprocess.Popen(command, env=env, stdout=out, stderr=log))
         return team
 
-    def _look(self, team: Sequence[Any], nodes: StartedNodes, most: dict[str, int]) -> None:
+    def _look(self, team: Sequence[Any], nodes: "StartedNodes", most: dict[str, int]) -> None:
         """Update the most memory that each process has taken."""
+        from skirl.store.remote.started import private_memory_of
+
         for rank, trainer in enumerate(team):
             name = f"trainer {rank}"
             most[name] = max(most.get(name, 0), private_memory_of(trainer.pid))

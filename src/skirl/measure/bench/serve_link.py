@@ -7,15 +7,16 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from skirl.measure.bench.helpers import at_least_one, result
-from skirl.measure.bench.modes import Setting
 from skirl.measure.bench.namespaces import ADDRESS, two_namespaces, why_not
 from skirl.measure.bench.train import TrainSpeed
-from skirl.store.link import Link
-from skirl.store.remote.started import StartedNodes
+
+if TYPE_CHECKING:
+    from skirl.measure.bench.modes import Setting
+    from skirl.store.link import Link
 
 PATIENCE = 300.0
 """Seconds that a call may take; long, since no node is expected to fail here."""
@@ -70,6 +71,8 @@ class ServeLink:
         )
 
     def _point(self, link: str) -> dict[str, Any]:
+        from skirl.store.remote.started import StartedNodes
+
         flags = asdict(self)
         words = [
             json.dumps(
@@ -107,17 +110,19 @@ class ServeLink:
 class OverWire(TrainSpeed):
     """The training benchmark with rows that cross a network device to a node on this machine."""
 
-    wire: Link = field(default_factory=Link)
+    wire: "Link | None" = None
     """The network's rate, for the roof; nothing is emulated."""
     beside: int = 0
     """The node's process id, whose CPU time counts as well."""
 
-    def _setting(self) -> tuple[Setting, list[int]]:
+    def _setting(self) -> "tuple[Setting, list[int]]":
         setting, rows = super()._setting()
         return replace(setting, wire=self.wire, beside=self.beside), rows
 
 
-def _link(rate: str) -> Link:
+def _link(rate: str) -> "Link":
+    from skirl.store.link import Link
+
     return Link.parse(f"{rate},0us")
 
 

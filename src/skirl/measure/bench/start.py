@@ -7,7 +7,6 @@ from typing import Any
 
 from skirl.core.optimizer_names import OptimizerName
 from skirl.measure.bench.helpers import Watch, at_least_one, child, result
-from skirl.tools.kernel_cache import kernel_folder
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,8 @@ class Start:
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """Return the result as text for a reader, by label."""
+        from skirl.tools.kernel_cache import kernel_folder
+
         return {
             "cold": f"{result['cold_kernels']:.2f} s of CPU time to compile all kernels of a first step",
             "warm": f"{result['warm_kernels']:.2f} s to load them from {result['cache_bytes'] >> 10:,} KiB on disk",

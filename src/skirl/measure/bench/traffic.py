@@ -8,19 +8,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
 
-from skirl.core.batch import KeyedJagged
 from skirl.core.optim import SGD
-from skirl.core.tables import Schema, Table
 from skirl.measure.bench.helpers import Watch, at_least_one, check_trace, read_trace, result
-from skirl.nn.collection import EmbeddingBagCollection
-from skirl.oracle.options import Depth, Plan
-from skirl.pipeline.lookahead import lookahead
-from skirl.pipeline.simulate import Totals, simulate
+
+if TYPE_CHECKING:
+    from skirl.core.batch import KeyedJagged
+    from skirl.core.tables import Table
+    from skirl.oracle.options import Plan
+    from skirl.pipeline.simulate import Totals
 
 INDEPENDENT = Path(__file__).parents[4] / "benchmarks" / "traffic_others.py"
 """The script that counts independently, in a checkout."""
@@ -39,7 +38,7 @@ class Traffic:
     """Accesses in a batch; a last, shorter batch is dropped."""
     capacity: int
     """Rows that the cache holds."""
-    depth: Depth = "epoch"
+    depth: int | Literal["auto", "epoch"] = "epoch"
     """Batches that the oracle reads ahead: a number, auto, or epoch for the whole trace."""
     policy: Literal["min", "lru", "lfu", "ttl"] = "min"
     """The eviction policy of the executed run."""
@@ -58,12 +57,16 @@ class Traffic:
         _ = self.plan  # checks depth and prefetch
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> "Plan":
         """The plan of the executed run."""
+        from skirl.oracle.options import Plan
+
         return Plan(self.depth, self.prefetch, self.policy, self.ramp)
 
     def run(self) -> dict[str, Any]:
         """Execute the trace, count it under all policies, and compare the run with its plan."""
+        from skirl.oracle.options import Plan
+
         ids = read_trace(self.trace)
         if len(ids) < self.batch:
             raise ValueError(
@@ -114,8 +117,12 @@ class Traffic:
                 f"{needs[worst]} or more, or a smaller batch"
             )
 
-    def _execute(self, batches: np.ndarray, rows: int) -> tuple[Totals, list[int], float, dict[str, float]]:
+    def _execute(self, batches: np.ndarray, rows: int) -> "tuple[Totals, list[int], float, dict[str, float]]":
         """Train on every batch. Return what moved, the rows that forwarding may hold, the seconds, and where time went."""
+        from skirl.nn.collection import EmbeddingBagCollection
+        from skirl.pipeline.lookahead import lookahead
+        from skirl.pipeline.simulate import Totals
+
         embeddings = EmbeddingBagCollection([_table(rows)], optimizer=SGD(lr=0.01), cache=self.capacity)
         loader = _Loader(batches)
         plan = self.plan
@@ -139,13 +146,18 @@ class Traffic:
         embeddings.close()
         return moved, hold_rows, watch.seconds, {name: round(value, 3) for name, value in times.items()}
 
-    def _count(self, batches: np.ndarray, rows: int, plan: Plan, hold_rows: list[int] | None = None) -> Totals:
+    def _count(self, batches: np.ndarray, rows: int, plan: "Plan", hold_rows: list[int] | None = None) -> "Totals":
         """Count with the planner alone. The only table is number 0, so a row is its own key."""
+        from skirl.core.tables import Schema
+        from skirl.pipeline.simulate import simulate
+
         schema = Schema.of([_table(rows)])
         return simulate(schema, [[batch] for batch in batches], [min(self.capacity, rows)], plan, hold_rows=hold_rows)
 
-    def _ttl_plan(self, batches: int) -> Plan:
+    def _ttl_plan(self, batches: int) -> "Plan":
         """Return the plan of BagPipe's rule at the same depth; with epoch, the window holds all batches."""
+        from skirl.oracle.options import Plan
+
         depth = batches if self.depth == "epoch" else self.depth
         return Plan(depth, self.prefetch, "ttl", self.ramp and self.depth != "epoch")
 
@@ -175,7 +187,11 @@ class _Loader:
     def __init__(self, batches: np.ndarray) -> None:
         self._batches = batches
 
-    def __iter__(self) -> Iterator[KeyedJagged]:
+    def __iter__(self) -> "Iterator[KeyedJagged]":
+        import torch
+
+        from skirl.core.batch import KeyedJagged
+
         for batch in self._batches:
             yield KeyedJagged.one_hot(["id"], torch.from_numpy(batch)[:, None])
 
@@ -191,5 +207,7 @@ def independent_counts() -> ModuleType | None:
     return module
 
 
-def _table(rows: int) -> Table:
+def _table(rows: int) -> "Table":
+    from skirl.core.tables import Table
+
     return Table("id", rows=rows, dim=1)

@@ -2,35 +2,23 @@
 
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from skirl.core.id_hash import hashes_of
-from skirl.core.ids import capture
-from skirl.core.tables import Schema
 from skirl.data.flags import SESSIONS
 from skirl.measure.bench.helpers import at_least_one
-from skirl.measure.bench.modes import (
-    Mode,
-    OnDemand,
-    Setting,
-    Slice,
-    TorchTables,
-    WithLookahead,
-    WithoutLookahead,
-    fbgemm_or_none,
-    rows_of,
-)
-from skirl.measure.bench.stalls import Waits
-from skirl.nn.same_batch import SameBatch
-from skirl.store import Link
 from skirl.tools.machine import machine
 from skirl.train.recipe import Recipe
+
+if TYPE_CHECKING:
+    from skirl.measure.bench.modes import Mode, Setting, Slice
+    from skirl.store import Link
 
 FAMILY = ("skirl", "serial", "resident", "lru", "on_demand")
 """Modes that use skirl's own kernels; their losses agree to the last bit."""
@@ -48,6 +36,15 @@ RATIOS = {
 @dataclass(frozen=True)
 class TrainSpeed:
     """Samples per second of skirl, and of all rows resident, torch, FBGEMM, an LRU cache and rows on demand."""
+
+    common: ClassVar[tuple[str, ...]] = (
+        "model", "data", "dim", "batch", "cache", "depth", "store", "link", "modes", "threads",
+    )  # fmt: skip
+    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "training": ("prefetch", "lr", "seed", "device", "rows_scale"),
+        "timing": ("warm", "slice", "rounds"),
+        "output": ("json",),
+    }
 
     model: Literal["tiny", "dlrm"] = "tiny"
     """The model: dlrm has the sizes of the paper, tiny a few thousand weights."""
@@ -112,6 +109,8 @@ class TrainSpeed:
 
     def run(self) -> dict[str, Any]:
         """Run all modes in turns and return their figures and ratios."""
+        from skirl.measure.bench.stalls import Waits
+
         setting, rows_a_batch = self._setting()
         made: dict[str, Mode] = {}
         slices: dict[str, list[Slice]] = {}
@@ -153,7 +152,11 @@ class TrainSpeed:
             threads=self.threads, rows_scale=self.rows_scale, device=self.device,
         )  # fmt: skip
 
-    def _setting(self) -> tuple[Setting, list[int]]:
+    def _setting(self) -> "tuple[Setting, list[int]]":
+        from skirl.core.tables import Schema
+        from skirl.measure.bench.modes import Setting, rows_of
+        from skirl.store import Link
+
         # The window must stay full to the end: planning without entering batches would flatter the last rounds.
         recipe = self._recipe(self.warm + self.slice * (self.rounds + 1) + self.depth + self.prefetch + 8)
         recipe.use_threads()
@@ -168,7 +171,16 @@ class TrainSpeed:
         )  # fmt: skip
         return setting, rows_a_batch
 
-    def _make(self, name: str, setting: Setting) -> Mode | None:
+    def _make(self, name: str, setting: "Setting") -> "Mode | None":
+        from skirl.measure.bench.modes import (
+            Mode,
+            OnDemand,
+            TorchTables,
+            WithLookahead,
+            WithoutLookahead,
+            fbgemm_or_none,
+        )
+
         match name:
             case "torch":
                 return Mode(setting, TorchTables(setting.tables, setting.seed))
@@ -182,7 +194,7 @@ class TrainSpeed:
                 return WithLookahead(setting, name, resident=name == "resident", serial=name == "serial")
 
     def _result(
-        self, setting: Setting, slices: dict[str, list[Slice]], losses: dict[str, list[float]], rows: int
+        self, setting: "Setting", slices: "dict[str, list[Slice]]", losses: dict[str, list[float]], rows: int
     ) -> dict[str, Any]:
         slices = quietest(slices)
         seconds = {name: [s.seconds for s in turns] for name, turns in slices.items()}
@@ -229,7 +241,7 @@ class TrainSpeed:
         result["failed"] = None if result["losses_agree"] else f"losses differ: {spread}"
         return result
 
-    def _roofs(self, setting: Setting, slices: dict[str, list[Slice]], cores: int) -> list[float] | None:
+    def _roofs(self, setting: "Setting", slices: "dict[str, list[Slice]]", cores: int) -> list[float] | None:
         """Return the seconds that no pipeline could beat, for each round."""
         if "skirl" not in slices or "resident" not in slices:
             return None
@@ -238,7 +250,7 @@ class TrainSpeed:
             for mine, resident in zip(slices["skirl"], slices["resident"])
         ]
 
-    def _roof_parts(self, setting: Setting, slices: dict[str, list[Slice]], cores: int) -> dict[str, float] | None:
+    def _roof_parts(self, setting: "Setting", slices: "dict[str, list[Slice]]", cores: int) -> dict[str, float] | None:
         """Return the milliseconds per step of each part that may be the roof."""
         if "skirl" not in slices or "resident" not in slices:
             return None
@@ -277,8 +289,13 @@ class TrainSpeed:
         return facts
 
 
-def id_check(setting: Setting) -> float:
+def id_check(setting: "Setting") -> float:
     """Return the microseconds per step for checking that forward gets its batch: hash ids when read, compare later."""
+    from skirl.core.id_hash import hashes_of
+    from skirl.core.ids import capture
+    from skirl.core.tables import Schema
+    from skirl.nn.same_batch import SameBatch
+
     features = Schema.of(setting.tables).features
     same, took = SameBatch(features), []
     for batch in setting.batches[:50]:
@@ -290,7 +307,7 @@ def id_check(setting: Setting) -> float:
     return 1e6 * median(took)
 
 
-def quietest(slices: dict[str, list[Slice]]) -> dict[str, list[Slice]]:
+def quietest(slices: "dict[str, list[Slice]]") -> "dict[str, list[Slice]]":
     """Return the half of the rounds in which other processes took the least CPU time. Ratios play no part in the choice."""
     rounds = range(len(next(iter(slices.values()))))
     others = [sum(turns[i].others * turns[i].seconds for turns in slices.values()) for i in rounds]
@@ -298,7 +315,7 @@ def quietest(slices: dict[str, list[Slice]]) -> dict[str, list[Slice]]:
     return {name: [turns[i] for i in chosen] for name, turns in slices.items()}
 
 
-def wire(link: Link, moved: Slice) -> float:
+def wire(link: "Link", moved: "Slice") -> float:
     """Return the seconds that a slice's bytes take on the link in the busier direction."""
     return max(moved.received, moved.sent) / link.rate
 

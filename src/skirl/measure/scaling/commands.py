@@ -1,17 +1,21 @@
 """`skirl simulate`: predict the time of a step with many trainers from counted traffic and measured or given costs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from skirl.measure.bench.helpers import at_least_one, result
-from skirl.store.link import Link
 
 
 @dataclass(frozen=True)
 class Simulate:
     """Flags of `skirl simulate`."""
+
+    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "machine": ("message_us", "cores"),
+        "output": ("json",),
+    }
 
     trainers: tuple[int, ...] = (8, 16, 32, 64, 128, 256, 512)
     """Numbers of trainers to simulate a step for."""
@@ -39,6 +43,8 @@ class Simulate:
     """Print one line of JSON."""
 
     def __post_init__(self) -> None:
+        from skirl.store.link import Link
+
         at_least_one(self, "samples", "dim", "dense")
         if not self.trainers or list(self.trainers) != sorted(set(self.trainers)) or self.trainers[0] < 1:
             raise ValueError(f"trainers is {self.trainers}: set it to rising numbers of 1 or more")
@@ -55,6 +61,7 @@ class Simulate:
         from skirl.measure.scaling import machine_costs, traffic
         from skirl.measure.scaling.iteration import Costs, bends, changes, shares, step_of
         from skirl.measure.scaling.picture import drawn
+        from skirl.store.link import Link
         from skirl.tools.machine import machine
 
         traffic.compiled()
@@ -96,6 +103,7 @@ class Simulate:
         from skirl.measure.bench.link import judged, measured
         from skirl.measure.scaling.iteration import step_of
         from skirl.measure.scaling.traffic import traffic_of
+        from skirl.store.link import Link
         from skirl.tools.machine import machine
 
         # Predict what is measured: fewer rows, and cores that all trainers share.

@@ -58,9 +58,11 @@ class Sizing:
 
     def answer(self) -> dict[str, Any]:
         """Read the ids once, then plan over them with every cache."""
-        with Survey(Schema.of(self.data.stream().tables(self.model.row_dim))) as survey:
+        stream = self.data.stream()
+        tables = stream.tables(self.model.row_dim)
+        with Survey(Schema.of(tables), pooled=self.model.kind.pools(tables, stream.lists)) as survey:
             with self._progress("read ids", self.data.steps) as progress:
-                for number, batch in enumerate(self.data.stream(), start=1):
+                for number, batch in enumerate(stream, start=1):
                     survey.add(batch.sparse)
                     progress(number, lambda: {"ids": f"{survey.ids:,}", "touched": f"{sum(survey.touched):,}"})
             if not survey.steps:
@@ -168,11 +170,12 @@ class Sizing:
         slots, staging = capacities(survey, advice.cache, self.movement.prefetch)
         rows = [sum(survey.schema.tables[t].rows for t in bank.tables) for bank in survey.schema.banks]
         touched = float(np.dot(records, survey.touched))
-        in_window = min(advice.depth, survey.steps) * (survey.ids + int(survey.used.sum())) / survey.steps
+        share = min(advice.depth, survey.steps) / survey.steps
+        in_window, copied = share * (survey.ids + int(survey.used.sum())), share * survey.copied
         return {
             "cache": float(np.dot(slots, records)),
             "staging": float(np.dot(staging, records)),
-            "planner": WINDOW_BYTES * in_window,
+            "planner": WINDOW_BYTES * in_window + copied,
             "touched": touched,
             "all": float(np.dot(rows, records)),
             "disk": ON_DISK * touched,

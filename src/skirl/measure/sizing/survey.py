@@ -39,6 +39,11 @@ class TableUse:
 class Survey:
     """The rows that a run uses. The caller adds every batch and closes the survey at the end.
 
+    **Arguments**
+
+    - `schema`: the tables.
+    - `pooled`: whether the model pools a feature's ids: it then looks up each list, and no buffers of windows.
+
     >>> import skirl, torch
     >>> with Survey(Schema.of([Table("a", 100, 4)])) as survey:
     ...     for ids in ([[7], [7], [9]], [[9], [3], [3]]):
@@ -47,9 +52,11 @@ class Survey:
     ([[0, 1], [1, 2]], [3])
     """
 
-    def __init__(self, schema: Schema) -> None:
+    def __init__(self, schema: Schema, *, pooled: bool = True) -> None:
         self.schema = schema
-        self.ids = 0
+        self.ids = self.copied = 0
+        """Numbers of ids that are looked up, and of bytes of windows that became bags."""
+        self._pooled = pooled
         self._banks = [_Bank(schema, bank) for bank in range(len(schema.banks))]
 
     @property
@@ -74,7 +81,10 @@ class Survey:
 
     def add(self, sparse: Sparse) -> None:
         """Add a batch."""
-        captured = capture(sparse, self.schema.features, copy=False)
+        captured = whole = capture(sparse, self.schema.features, copy=False)
+        if self._pooled:
+            captured = whole.without_windows()
+        self.copied += whole.copied
         for number, bank in enumerate(self._banks):
             positions = positions_of(captured, self.schema, number)
             self.ids += len(positions)

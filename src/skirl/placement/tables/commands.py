@@ -1,5 +1,6 @@
 """`skirl place list`, `tables` and `costs`: flags and printed output. The work itself is imported when they run."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -90,7 +91,13 @@ class ListTables(Composed):
 class PlaceTables:
     """Place tables over the ranks of a trainer."""
 
-    common: ClassVar[tuple[str, ...]] = ("tables", "ranks", "memory", "check", "page", "out")
+    common: ClassVar[tuple[str, ...]] = ("tables", "ranks", "memory", "link", "check", "page", "out")
+    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "costs": ("speeds", "costs", "backend"),
+        "cuts": ("columns", "no_rows", "even_rows"),
+        "search": ("seconds", "seed", "from_"),
+        "output": ("quiet", "json"),
+    }
 
     tables: Positional[Path]
     """The JSON file that lists the tables."""
@@ -283,6 +290,11 @@ def _before(result: dict[str, Any]) -> str:
 @dataclass(frozen=True)
 class MeasureCosts:
     """Measure what parts of tables cost on this machine, for `skirl place tables --costs`."""
+
+    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "measurement": ("optimizers", "pool", "combinations", "seed"),
+        "output": ("quiet", "json"),
+    }
 
     common: ClassVar[tuple[str, ...]] = ("backend", "minutes", "optimizers", "tables", "start", "exchange", "out")
 

@@ -77,7 +77,7 @@ def hardware_config(costs: Costs | None = None, optimizer: str = "rowwise-adagra
     **Arguments**
 
     - `costs`: costs of parts of tables; those that come with skirl if not given.
-    - `optimizer`: the row optimizer.
+    - `optimizer`: the row optimizer, "rowwise-adagrad" as in skirl's commands; its update is part of the costs.
     """
     costs = costs or shipped(1.0, 1)
     parts = [

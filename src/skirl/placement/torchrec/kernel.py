@@ -24,11 +24,14 @@ def measure_costs(
 
     **Arguments**
 
-    - `optimizer`: the row optimizer: "sgd", "rowwise-adagrad", "adagrad", or on a GPU "adam".
-    - `combinations`: number of random combinations of tables; a quarter as many judge.
-    - `seed`: the random seed.
-    - `device`: "cpu" or "cuda".
-    - `minutes`: time for all rounds together; two are always measured.
+    - `optimizer`: the row optimizer: "rowwise-adagrad", the default of skirl's commands, "sgd", "adagrad", or on a GPU
+      "adam".
+    - `combinations`: number of random combinations of tables, and a quarter as many to judge by; 60 take a CPU some
+      seconds.
+    - `seed`: the random seed, fixed so that a measurement can be repeated.
+    - `device`: "cpu", which every machine has, or "cuda".
+    - `minutes`: time for all rounds together; half a minute, so that a job can measure before it trains. Two are always
+      measured.
     - `out`: a .json file for the costs, which `skirl place tables --costs` takes too. Rounds are kept next to it until
       then, so that a killed measurement resumes.
     """

@@ -37,18 +37,20 @@ class SkirlPlanner:
     - `storage_reservation`: TorchRec's; if not given, 15% of a GPU's memory is left free, and nothing on a CPU.
     - `constraints`: TorchRec's, by table: sharding types, pooling factors, batch sizes. What cannot be followed is
       refused, such as types without table_wise, unless row_wise is the only one.
-    - `batches`: KeyedJaggedTensors of single ranks, at least one for each: ids and distinct rows are counted in them.
+    - `batches`: KeyedJaggedTensors of single ranks, at least one for each: ids and distinct rows are counted in them. Not
+      needed by default, as in TorchRec, whose pooling factors are used then.
     - `optimizer`: the row optimizer, by skirl's name; if not given, the one applied in backward or in the sharder's
       `fused_params`, else SGD, which is what TorchRec's kernel falls back to.
     - `costs`: costs of parts of tables, from `measure_costs` or a file of `skirl place costs`; if not given, those that
       come with skirl, which are of its own kernels.
     - `columns`: "exact" cuts no table by columns whose optimizer keeps one number per row, since that would train
       another model; "always" and "never" do as they say.
-    - `rows`: whether tables may be cut by rows.
-    - `pins`: ranks of pinned tables, by name.
-    - `groups`: group names by table; the tables of a group stay on one rank.
-    - `seconds`: most seconds to search.
-    - `seed`: seed of the random parts of the search.
+    - `rows`: whether tables may be cut by rows. True by default, since such a cut trains the same model and lets a table
+      exceed the memory of a rank.
+    - `pins`: ranks of pinned tables, by name; none by default, so that the search decides.
+    - `groups`: group names by table; the tables of a group stay on one rank. None by default: few models need it.
+    - `seconds`: most seconds to search, short compared with any training; the search ends earlier if it can.
+    - `seed`: seed of the random parts of the search, fixed so that a plan can be made again.
     """
 
     def __init__(

@@ -44,7 +44,7 @@ def sharding_plan(
     - `plan`: from `SkirlPlanner`, or from a file: `skirl place tables --even-rows` writes one, `TablePlan.load` reads it.
     - `module`: the model, or any module that contains its EmbeddingBagCollections.
     - `sharders`: TorchRec's sharders; the one for EmbeddingBagCollections if not given.
-    - `device`: "cpu", "cuda" or "mtia".
+    - `device`: "cpu", which every machine has, "cuda" or "mtia".
     - `local_world_size`: number of ranks on one machine; all of them if not given.
     - `constraints`: TorchRec's, by table. Sharding types that they do not allow are refused; their rounding, bounds
       check and output type are handed on.

@@ -2,15 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from skirl.pipeline.lookahead import Lookahead
 from skirl.tools.machine import peak_bytes
 from skirl.tools.progress import clock, size
 from skirl.tools.shape_of import AMOUNT, COUNT
-from skirl.train.meter import Meter
 from skirl.train.report.page import Page
-from skirl.train.trainers import Share
+
+if TYPE_CHECKING:
+    from skirl.pipeline.lookahead import Lookahead
+    from skirl.train.meter import Meter
+    from skirl.train.trainers import Share
 
 OF_LOOP = ("rows", "dense", "lookups")
 """Channels on which the training loop itself waits for other trainers."""
@@ -24,7 +26,7 @@ FORM: dict[str, Any] = {"lanes": [_LANE], "bytes": [[COUNT]], "rows": {...: [[CO
 """The form of `by_trainer` that a report needs."""
 
 
-def gathered(batches: Lookahead, meter: Meter, share: Share) -> dict[str, Any] | None:
+def gathered(batches: "Lookahead", meter: "Meter", share: "Share") -> dict[str, Any] | None:
     """Return the result's `by_trainer`; None if there is one trainer. All trainers call this at once, between two steps.
 
     **Arguments**

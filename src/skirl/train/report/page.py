@@ -8,7 +8,7 @@ from skirl.train.report.plot import COLORS, OTHER, Chart, svg
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 980px; margin: 2em auto; padding: 0 1em; }
-p, h1, .facts td, .bars th.long { overflow-wrap: anywhere; }
+p, h1, h2, .facts td, .bars th.long { overflow-wrap: anywhere; }
 h1 { font-size: 1.5em; } h2 { font-size: 1.15em; margin-top: 2em; border-bottom: 1px solid #ddd; }
 table { border-collapse: collapse; margin: .6em 0; }
 th, td { padding: .15em .9em .15em 0; text-align: left; vertical-align: top; }

@@ -11,21 +11,22 @@ from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from skirl.checkpoint.starts import Superseded
-from skirl.pipeline.lookahead import Lookahead
 from skirl.tools.machine import machine
 from skirl.tools.sealed_json import put_whole
 from skirl.tools.shape_of import COUNT, TEXT, misfit
-from skirl.train.evaluation import Evaluation
 from skirl.train.flags import RUNS
-from skirl.train.meter import Meter
 from skirl.train.report.hyperparameters import Table
 from skirl.train.report.missing import Missing
-from skirl.train.report.since import Since
 from skirl.train.report.sinks import Lines, TensorBoard, WandB
 from skirl.train.resumed import Change, changes_between
+
+if TYPE_CHECKING:
+    from skirl.pipeline.lookahead import Lookahead
+    from skirl.train.evaluation import Evaluation
+    from skirl.train.meter import Meter
 
 CONFIG, METRICS, RESULT = "config.json", "metrics.jsonl", "result.json"
 
@@ -59,6 +60,8 @@ class RunFolder:
 
         trainers: the number of trainers. table: the values that differ between this run and others, by name of the run.
         """
+        from skirl.train.report.since import Since
+
         self.folder: Path | None = None if folder in ("none", "auto") else Path(folder)
         self.every = every
         self.begun_at = 0
@@ -86,7 +89,7 @@ class RunFolder:
                 "that one: add --resume and its --save"
             )
 
-    def begin(self, batches: Lookahead, meter: Meter, check: Callable[[], None] = lambda: None) -> "RunFolder":
+    def begin(self, batches: "Lookahead", meter: "Meter", check: Callable[[], None] = lambda: None) -> "RunFolder":
         """Note the step that the run starts at. To be called before entering.
 
         check: raises Superseded if a newer start of the run has taken its place, which the folder then belongs to.
@@ -156,7 +159,7 @@ class RunFolder:
         return None if self.folder is None else str(self.folder)
 
     def after_step(
-        self, batches: Lookahead, meter: Meter, rates: Mapping[str, float], *, last: bool, evaluation: Evaluation
+        self, batches: "Lookahead", meter: "Meter", rates: Mapping[str, float], *, last: bool, evaluation: "Evaluation"
     ) -> None:
         """Write what is due after a step. last: whether it is the last step of the run."""
         if not self.on:
