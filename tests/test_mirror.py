@@ -86,7 +86,7 @@ ELSEWHERE = {
     # A plan is compared with the counts of an executed run.
     "placement/calibrate.py placement/flags.py placement/place.py": "placement/test_commands.py",
     "placement/tables/balance.py": "placement/tables/test_check.py",
-    "placement/tables/bench_model.py": "placement/tables/test_measure.py",
+    "placement/tables/asked.py placement/tables/bench_model.py": "placement/tables/test_measure.py",
     "placement/tables/gloo.py": "placement/tables/test_nets.py",
     "placement/tables/commands.py placement/tables/from_data.py": "placement/tables/test_tables.py",
     # A store is held to its promises as a whole, and killed at each call that it makes.

@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -429,6 +430,18 @@ def placement(sound: bool) -> dict[str, Callable[[], object]]:
         arena = test_gpu.small_arena(patch)
         test_gpu.test_what_is_timed_is_a_step(arena, patch, "sgd")
 
+    def nobodys(_: Path, patch: pytest.MonkeyPatch) -> None:
+        test_commands.test_what_memory_nodes_hold_for_a_measurement_is_bounded(patch)
+
+    of_fbgemm: dict[str, Callable[[], object]] = {}
+    if find_spec("fbgemm_gpu") is not None:
+        from tests.placement.tables import test_fbgemm
+
+        arena = test_fbgemm.FbgemmArena(1 << 19)
+        of_fbgemm["FBGEMM's operator"] = in_folder(
+            patched(lambda _, patch: test_fbgemm.check_step(arena, patch, "rowwise-adagrad"))
+        )
+
     def disturbed(_: Path, patch: pytest.MonkeyPatch) -> None:
         test_measure.test_a_disturbed_round_is_measured_again(Arena(1 << 12), patch, False)
 
@@ -488,6 +501,10 @@ def placement(sound: bool) -> dict[str, Callable[[], object]]:
         "killed": in_folder(patched(test_backends.test_a_killed_measurement_does_not_go_on_with_another_backend)),
         "a plan's backend": in_folder(patched(test_backends.test_plans_are_measured_with_the_backend_of_their_costs)),
         "the Triton kernels": in_folder(patched(in_the_interpreter)),
+        **of_fbgemm,
+        "nobody's rows": in_folder(patched(nobodys)),
+        "ids of samples": lambda: test_published.test_each_sample_has_its_ids("criteo-kaggle", [1] * 26),
+        "empty ranks": test_timed.test_ranks_without_tables_do_not_count,
         "several ids for one": test_published.test_an_id_brings_the_same_rows_whenever_it_comes,
     }
     return dict(list(checks.items())[:3]) if sound else checks

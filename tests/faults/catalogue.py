@@ -6,6 +6,8 @@ rewrite its fault so that it plants the same mistake.
 
 # ruff: noqa: E501 - what is replaced stays on one line where it can
 
+from importlib.util import find_spec
+
 from tests.faults.judged import JUDGED
 from tests.faults.known import KNOWN
 from tests.faults.plant import Fault
@@ -885,8 +887,8 @@ PLACEMENT = [
           "put_whole(path, self.text(body).encode(), secrets.token_hex(8))", "path.write_text(self.text(body)[:99])"),
     Fault("a sentinel is ignored", "placement.tables.measure:rounds_of",
           "sentinel.calm()", "(sentinel.calm(), True)[1]", by="disturbed rounds"),
-    Fault("costs of a backend are taken for another's", "placement.tables.costs:_parsed",
-          "body['backend'] not in backends", "False", by="backends"),
+    Fault("costs of a backend are taken for another's", "placement.tables.costs:check_backend",
+          "backend not in backends", "False", by="backends"),
     Fault("a backend goes on from the measurements of another", "placement.tables.calibrate:machine_costs",
           "{'optimizers': list(optimizers), 'count': count, 'seed': seed, 'backend': backend}",
           "{'optimizers': list(optimizers), 'count': count, 'seed': seed}", by="killed"),
@@ -897,11 +899,29 @@ PLACEMENT = [
     Fault("an id brings other rows when it comes again", "placement.tables.pool:MultiHot.ids",
           "rank[:, None] * self.hots + np.arange(1, self.hots)",
           "np.arange(rank.size)[:, None] * self.hots + np.arange(1, self.hots)", by="several ids for one"),
+    Fault("a measurement of memory nodes takes the rows of the first trainer", "placement.calibrate:calibrated",
+          "_NOBODY if nodes else _FOLDER", "'rank-0' if nodes else _FOLDER", by="nobody's rows"),
+    Fault("each sample of a published table has any number of ids", "placement.tables.measure:Lookups.__post_init__",
+          "isinstance(head, MultiHot)", "False", by="ids of samples"),
+    Fault("ranks without tables count as quiet ones", "placement.tables.timed:measure",
+          "rounds_of(arena, combinations, MOST_ROUNDS, seed, enough=settled) * busy",
+          "rounds_of(arena, combinations, MOST_ROUNDS, seed, enough=settled)", by="empty ranks"),
     Fault("columns that are cut begin one too late", "placement.tables.pieces:cut_columns",
           "self._replace(col=at)", "self._replace(col=at + 1)"),
     Fault("an array of another shape is read", "placement.tables.nets:unpacked",
           "of.get('shape') != list(shape)", "False"),
 ]  # fmt: skip
+
+OF_FBGEMM = [
+    Fault("the state of all tables begins where that of the last does", "placement.tables.fbgemm:Call._place",
+          "np.array([part.first for part in parts])", "np.array([parts[-1].first for part in parts])",
+          by="FBGEMM's operator"),
+    Fault("rows of one table are those of another", "placement.tables.fbgemm:Call._place",
+          "[part.first * part.dim for part in parts]", "[parts[-1].first * part.dim for part in parts]",
+          by="FBGEMM's operator"),
+]  # fmt: skip
+if find_spec("fbgemm_gpu") is not None:  # else nothing can notice them
+    PLACEMENT += OF_FBGEMM
 
 SWEEP = [
     Fault("a variant has the row optimizer of its neighbour", "sweep.sweep:Sweep.__init__",

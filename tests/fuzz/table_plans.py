@@ -63,7 +63,8 @@ class MeasuredCosts(_Json):
         from tests.placement.tables.test_nets import costs, exchanges
 
         wire = replace(wire_fit.wire_of(*exchanges(30, 0.6), seed=0), noise=0.1)
-        save_costs(replace(costs(2), wire=wire), folder / "seed.json")
+        where = {"processor": "Z80", "device": "cpu"}
+        save_costs(replace(costs(2), wire=wire, machine=where), folder / "seed.json")
         self.seed = json.loads((folder / "seed.json").read_text())
         del self.seed["digest"]
 
@@ -80,6 +81,9 @@ class MeasuredCosts(_Json):
         for optimizer in costs.ms:
             part = (TableSpec(**{**vars(spec), "optimizer": optimizer}), 60, 12)
             assert costs.compute(*part) > 0 and isfinite(costs.together([[part, part]])[0])
+        where = costs.machine or {"processor": "", "device": ""}
+        assert where == (json.loads(path.read_bytes()).get("machine") or where)
+        assert all(isinstance(where[name], str) for name in ("processor", "device"))
         if costs.wire is not None:
             assert all(np.isfinite(of).all() for of in costs.wire.told(*np.ones((2, 1, costs.wire.ranks))))
 

@@ -1,6 +1,9 @@
 """`skirl place`: plans that fit, its output, its refusals; and loads as an executed run counts them."""
 
 import json
+import os
+import socket
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,7 +11,7 @@ import pytest
 
 from skirl.cli import main
 from skirl.core.placement import Cut, Placement
-from skirl.core.placement_plan import PlacementPlan, Site
+from skirl.core.placement_plan import PlacedTable, PlacementPlan, Site
 from skirl.core.tables import Table
 from skirl.placement import bench, bench_runs, calibrate
 from skirl.placement import place as place_module
@@ -19,6 +22,8 @@ from skirl.placement.loads import Loads, Moves
 from skirl.placement.place import fewest
 from skirl.placement.plan import bound_of, plan_for
 from skirl.store import Link, LinkStore, MemoryStore, Record, link, open_store
+from skirl.store.remote.meeting import Lost
+from skirl.train.flags import CacheFlags
 from skirl.train.recipe import Recipe
 from tests.placement.test_shares import bound
 from tests.store.remote.nodes import served
@@ -112,6 +117,16 @@ def test_what_people_read(tmp_path, capsys):
         (["--memory", "much"], "--memory is 'much': set it to a size like 4GiB"),
         (["--stores", "placed:x.json", "memory"], "site 'site-0' has store 'placed:x.json'"),
         (["--stores", "disk:a", "disk:a"], None),
+        (
+            ["--stores", "foo:x", "memory"],
+            "site 'site-0' has store 'foo:x': set it to memory, disk:FOLDER, rpc://HOST:",
+        ),
+        (["--stores", "memory", "link:9Gbit,0us:disk:"], "site 'site-1' has store 'link:9Gbit,0us:disk:': set it to"),
+        (["--stores", "link:fast:memory", "memory"], "site 'site-0': link is 'fast': write it RATE,DELAY"),
+        (
+            ["--stores", "rpc://somewhere", "memory"],
+            "site 'site-0': store is 'rpc://somewhere': write it rpc://HOST:PORT",
+        ),
         (["--out", "plan.toml"], "--out is 'plan.toml': name a file that ends in .json"),
         (["--cache", "auto"], "--cache is 'auto'"),
         (["--memory", "1KiB"], "bytes too few: give them more"),
@@ -140,6 +155,36 @@ def test_memory_nodes_are_measured_and_hold_no_rows_afterwards():
             assert len(again) == 0
 
 
+def test_rpc_prints_no_warnings_when_connections_end(tmp_path, monkeypatch):
+    plan = PlacementPlan(
+        (Site("a"), Site("b", "link:8Gbit,0us:rpc://127.0.0.1:9")), (PlacedTable("t", 9, 4, Cut.weighted([1, 1])),)
+    )
+    plan.save(tmp_path / "p.json")
+    for made in (
+        lambda: Calibrate("rpc://127.0.0.1:9"),
+        lambda: Calibrate("link:8Gbit,0us:rpc://127.0.0.1:9"),
+        lambda: CacheFlags(store="rpc://127.0.0.1:9"),
+        lambda: CacheFlags(store=f"placed:{tmp_path}/p.json"),
+    ):
+        monkeypatch.setitem(os.environ, "TORCH_CPP_LOG_LEVEL", "")
+        del os.environ["TORCH_CPP_LOG_LEVEL"]
+        made()
+        assert os.environ["TORCH_CPP_LOG_LEVEL"] == "ERROR"
+    replace(plan, sites=(Site("a"), Site("b"))).save(tmp_path / "p.json")
+    del os.environ["TORCH_CPP_LOG_LEVEL"]
+    assert CacheFlags(store=f"placed:{tmp_path}/p.json") and "TORCH_CPP_LOG_LEVEL" not in os.environ
+
+
+def test_it_says_what_it_waits_for(monkeypatch, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    monkeypatch.setattr(calibrate, "_SILENT", 0.05)
+    monkeypatch.setenv("SKIRL_PATIENCE", "0.5")
+    with pytest.raises(Lost, match=address):
+        Calibrate(f"rpc://{address}").run()
+    assert capsys.readouterr().err == f"waiting for memory nodes at {address}, for at most 0.5 s\n"
+
+
 def test_what_memory_nodes_hold_for_a_measurement_is_bounded(monkeypatch):
     opened = list[str]()
 
@@ -157,6 +202,43 @@ def test_what_memory_nodes_hold_for_a_measurement_is_bounded(monkeypatch):
     monkeypatch.setattr(calibrate, "_ON_NODES", 3 * 100 * 5 * 4)
     Calibrate("rpc://127.0.0.1:29400", width=5, rows=100, seconds=0.05).run()
     assert opened == ["rpc://127.0.0.1:29400/rank-999999999", "300"]
+
+
+def test_a_plan_by_hand_with_an_unknown_store_is_refused(tmp_path, capsys):
+    place(tmp_path, capsys, "--sites", "2")
+    path = tmp_path / "plan.json"
+    body = json.loads(path.read_text())
+    body["sites"][1]["store"] = "foo:x"
+    del body["digest"]
+    path.write_text(json.dumps(body))
+    says = "site 'site-1' has store 'foo:x': set it to memory, disk:FOLDER, rpc://HOST:PORT or link:RATE,DELAY:STORE"
+    assert main(["place", *TINY, "--from", str(path), "--out", str(tmp_path / "new.json")]) == 2
+    assert says in capsys.readouterr().err and not (tmp_path / "new.json").exists()
+    with pytest.raises(ValueError, match=f"plan.json: {says}"):
+        open_store(f"placed:{path}", {0: Record(5)})
+
+
+def test_calls_that_are_larger_than_what_a_measurement_may_hold_are_refused(monkeypatch):
+    monkeypatch.setattr(calibrate, "open_store", lambda *of: pytest.fail("it was opened"))
+    for store, where, mib in (("rpc://127.0.0.1:9", "on memory nodes", 64), ("disk:no such", "in a store", 1024)):
+        most = (mib << 20) // (65 * 4)
+        held = (
+            f"a measurement holds at most {float(mib) if mib < 1024 else 1.0} {'MiB' if mib < 1024 else 'GiB'} {where}"
+        )
+        for spec in (store, f"link:8Gbit,0us:{store}"):
+            with pytest.raises(
+                ValueError, match=f"^rows is {most + 1}: a call has .*{held}: set it to at most {most}$"
+            ):
+                Calibrate(spec, rows=most + 1).run()
+        with pytest.raises(ValueError, match=f"^width is 9000000000: .*{held}: set it to at most {mib << 18}$"):
+            Calibrate(store, width=9_000_000_000, rows=1).run()
+
+
+def test_a_folder_may_be_called_like_nodes(tmp_path):
+    spec = f"disk:{tmp_path}/a:rpc:b"
+    for store in (spec, f"link:80Gbit,0us:{spec}"):
+        found = Calibrate(store, width=5, rows=100, seconds=0.01).run()
+        assert found["bytes_a_second"] > 0 and not list(tmp_path.iterdir())
 
 
 def test_nodes_that_keep_rows_on_disk_are_not_measured(tmp_path):

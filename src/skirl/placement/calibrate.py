@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,15 +12,20 @@ from typing import Any
 import numpy as np
 
 from skirl.store import Record, open_store
+from skirl.store.link import without_links
 from skirl.store.own_folder import inside
 from skirl.store.remote.address import Address
 from skirl.tools.patience import patience_of
+from skirl.tools.progress import size
 
 _FOLDER = "skirl-calibrate"
 _MOST_BYTES, _MOST_ROWS = 1 << 30, 1 << 22
 """Most bytes and rows that the store holds; beyond that, the same keys are written again."""
 _ON_NODES = 64 << 20
 """The same on memory nodes: bytes of theirs are taken from those who train."""
+_FLOAT = 4
+_SILENT = 2.0
+"""Seconds that it waits for memory nodes before it says so."""
 _NOBODY = "rank-999999999"
 """The trainer whose rows they are on memory nodes: no job has so many, so none of its rows is touched."""
 
@@ -33,16 +40,18 @@ def calibrated(spec: str, width: int, rows: int, seconds: float) -> dict[str, An
     - `rows`: rows in a call.
     - `seconds`: how long to write, and then how long to read.
     """
-    _, disk, path = spec.partition("disk:")
-    if nodes := "rpc:" in spec:
-        _check_nodes(spec)
+    inner = without_links(spec)
+    nodes, disk, path = inner.startswith("rpc:"), inner.startswith("disk:"), inner.removeprefix("disk:")
+    most = min(_MOST_BYTES, _ON_NODES) if nodes else _MOST_BYTES
+    _check_size(rows, width, most, "on memory nodes" if nodes else "in a store")
+    if nodes:
+        _check_nodes(inner)
     folder = Path(path) / _FOLDER
     if disk and folder.exists():
         raise ValueError(f"{folder} exists: remove it, a calibration that was killed has left it")
     new = not disk or not Path(path).exists()
     rng = np.random.default_rng(0)
     values = rng.random((rows, width), np.float32)
-    most = min(_MOST_BYTES, _ON_NODES) if nodes else _MOST_BYTES
     calls = max(1, min(most // values.nbytes, _MOST_ROWS // rows))
     keys = np.arange(calls * rows).reshape(calls, rows)
     try:
@@ -73,16 +82,32 @@ def calibrated(spec: str, width: int, rows: int, seconds: float) -> dict[str, An
     }
 
 
+def _check_size(rows: int, width: int, most: int, where: str) -> None:
+    """Raise if a single call has more bytes than a measurement may hold."""
+    if (nbytes := rows * width * _FLOAT) > most:
+        held = f"a call has {size(nbytes)}, and a measurement holds at most {size(most)} {where}"
+        if width * _FLOAT > most:
+            raise ValueError(f"width is {width}: {held}: set it to at most {most // _FLOAT}")
+        raise ValueError(f"rows is {rows}: {held}: set it to at most {most // (width * _FLOAT)}")
+
+
 def _check_nodes(spec: str) -> None:
     """Raise if memory nodes keep rows on disk: what a measurement writes would stay there."""
     from skirl.store.remote.connection import PATIENCE
     from skirl.store.remote.meeting import Meeting
 
-    address = Address.parse(spec[spec.index("rpc:") :])
+    address = Address.parse(spec)
     patience = patience_of(os.environ, PATIENCE)
-    meeting, began = Meeting(address, seconds=patience), time.monotonic()
-    while (about := meeting.note("node/0")) is None and time.monotonic() - began < patience:
-        time.sleep(0.02)  # it has just been started
+    said = f"waiting for memory nodes at {address}, for at most {patience:g} s"
+    waiting = threading.Timer(_SILENT, lambda: print(said, file=sys.stderr, flush=True))
+    waiting.start()
+    try:
+        meeting, began = Meeting(address, seconds=patience), time.monotonic()
+        while (about := meeting.note("node/0")) is None and time.monotonic() - began < patience:
+            time.sleep(0.02)  # it has just been started
+    finally:
+        waiting.cancel()
+        waiting.join()
     if about is not None and about["rows"] != "memory":
         raise ValueError(
             f"the nodes at {address} keep rows on disk, where those of a measurement would stay: measure disk:FOLDER on the "

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 from skirl.data.flags import DataFlags
 from skirl.models.flags import ModelFlags
 from skirl.placement.flags import SiteFlags, WindowFlags
-from skirl.store.remote.address import Address
 from skirl.tools.flags import Composed
 from skirl.tools.progress import size
 from skirl.train.flags import OptimizerFlags, ShowFlags
@@ -146,9 +145,13 @@ class Calibrate:
             raise ValueError(f"seconds is {self.seconds}: set it above 0")
         if self.store.startswith("placed:"):
             raise ValueError(f"store is {self.store!r}: measure the store of each of its sites")
-        if "rpc:" in self.store:
-            Address.parse(self.store[self.store.index("rpc:") :])
-            if "/rank-" in self.store:
+        from skirl.store.link import without_links
+        from skirl.store.remote.address import Address, hush
+
+        if (nodes := without_links(self.store)).startswith("rpc:"):
+            Address.parse(nodes)
+            hush()
+            if "/rank-" in nodes:
                 raise ValueError(f"store is {self.store!r}: leave /rank-N out, what is measured is no trainer's")
 
     def run(self) -> dict[str, Any]:

@@ -107,6 +107,7 @@ class SiteFlags:
     def made(self, count: int) -> "list[Site]":
         """Return `count` sites, as the flags describe them."""
         from skirl.core.placement_plan import Site
+        from skirl.store import check_sites
 
         memory = [parsed_bytes(text) for text in self.memory or ()]
         rates = [parsed_rate(text) for text in self.rates or ()]
@@ -122,6 +123,7 @@ class SiteFlags:
 
         made = [replace(s, memory=of(memory, n, s.memory), rate=of(rates, n, s.rate)) for n, s in enumerate(sites)]
         rates_of(made)
+        check_sites(made)
         return made
 
 

@@ -1,14 +1,14 @@
 """Stores: they hold the rows that are not on the device."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from skirl.tools.lazily import lazily
 
 if TYPE_CHECKING:
-    from skirl.core.placement_plan import PlacementPlan
+    from skirl.core.placement_plan import PlacementPlan, Site
     from skirl.store.base import Layout, Record, Store
     from skirl.store.checkpoint_rows import CheckpointRows
     from skirl.store.disk.store import DiskError, DiskFull, DiskStore
@@ -66,6 +66,11 @@ def open_store(
         if spec.layout != layout:
             raise ValueError(f"the store given has {spec.layout}, the tables need {layout}: open it with the latter")
         return spec
+    if not known(spec):
+        raise ValueError(
+            f"store {spec!r} is not known, set it to 'memory', 'disk:FOLDER', 'rpc://HOST:PORT', 'placed:PLAN.json', "
+            "'link:RATE,DELAY:STORE', 'checkpoint' or pass a skirl.store.Store"
+        )
     if spec == "memory":
         from skirl.store.memory.store import MemoryStore
 
@@ -74,7 +79,7 @@ def open_store(
         from skirl.store.checkpoint_rows import CheckpointRows
 
         return CheckpointRows(layout, rows=rows)
-    if spec.startswith("disk:") and spec != "disk:":
+    if spec.startswith("disk:"):
         from skirl.store.disk.store import DiskStore
 
         return DiskStore(spec.removeprefix("disk:"), layout, rows=rows)
@@ -84,15 +89,51 @@ def open_store(
         return RemoteStore(spec, layout, rows=rows)
     if spec.startswith("placed:"):
         return _placed(spec, layout, rows)
-    if spec.startswith("link:"):
-        from skirl.store.link import LinkStore, split_spec
+    from skirl.store.link import LinkStore, split_spec
 
-        link, inner = split_spec(spec)
-        return LinkStore(open_store(inner, layout, rows=rows), link)
-    raise ValueError(
-        f"store {spec!r} is not known, set it to 'memory', 'disk:FOLDER', 'rpc://HOST:PORT', 'placed:PLAN.json', "
-        "'link:RATE,DELAY:STORE', 'checkpoint' or pass a skirl.store.Store"
-    )
+    link, inner = split_spec(spec)
+    return LinkStore(open_store(inner, layout, rows=rows), link)
+
+
+def known(spec: str) -> bool:
+    """Return whether a spec names a store that can be opened. Raise if its link or its address is wrong.
+
+    **Arguments**
+
+    - `spec`: the spec, as `store=` takes it.
+
+    >>> known("disk:rows"), known("disk:"), known("foo:rows")
+    (True, False, False)
+    """
+    inner = spec
+    if spec.startswith("link:"):
+        from skirl.store.link import without_links
+
+        inner = without_links(spec)
+    if inner.startswith("rpc:"):
+        from skirl.store.remote.address import Address
+
+        Address.parse(inner)
+    return inner in ("memory", "checkpoint") or re.match("(disk|rpc|placed):.", inner) is not None
+
+
+def check_sites(sites: "Iterable[Site]") -> None:
+    """Raise if the store of a site is not known.
+
+    **Arguments**
+
+    - `sites`: the sites of a plan.
+    """
+    for site in sites:
+        try:
+            there = known(site.store)
+        except ValueError as error:
+            raise ValueError(f"site {site.name!r}: {error}") from None
+        if not there:
+            raise ValueError(
+                f"site {site.name!r} has store {site.store!r}: set it to memory, disk:FOLDER, rpc://HOST:PORT or "
+                "link:RATE,DELAY:STORE"
+            )
 
 
 def plan_of(spec: str) -> "tuple[PlacementPlan, str | None]":
@@ -107,7 +148,12 @@ def plan_of(spec: str) -> "tuple[PlacementPlan, str | None]":
     named = re.fullmatch(r"placed:(.+?\.json)(?:/(.+))?", spec)
     if named is None:
         raise ValueError(f"store is {spec!r}: write it placed:PLAN.json, the file that `skirl place` wrote")
-    return PlacementPlan.load(named[1]), named[2]
+    plan = PlacementPlan.load(named[1])
+    try:
+        check_sites(plan.sites)
+    except ValueError as error:
+        raise ValueError(f"{named[1]}: {error}") from None
+    return plan, named[2]
 
 
 def _placed(spec: str, layout: "Layout | Mapping[int, Record]", rows: Mapping[int, int] | None) -> "Store":

@@ -190,3 +190,14 @@ def split_spec(spec: str) -> tuple[Link, str]:
     if not colon or not store:
         raise ValueError(f"store is {spec!r}: write it link:RATE,DELAY:STORE, such as link:1Gbit,100us:memory")
     return Link.parse(link), store
+
+
+def without_links(spec: str) -> str:
+    """Return the spec of the store behind all links of a spec.
+
+    >>> without_links("link:1Gbit,100us:link:8Gbit,0us:disk:/data/a:rpc:b"), without_links("memory")
+    ('disk:/data/a:rpc:b', 'memory')
+    """
+    while spec.startswith("link:"):
+        spec = split_spec(spec)[1]
+    return spec

@@ -79,19 +79,23 @@ class CacheFlags:
     placed:PLAN.json for several of these (`skirl place`)."""
 
     def __post_init__(self) -> None:
+        stores = [self.store]
         if self.store.startswith("rpc:"):
             from skirl.store.remote.address import Address
 
             Address.parse(self.store)
-            os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # or RPC logs each connection that ends
         elif self.store.startswith("placed:"):
             from skirl.store import plan_of
 
-            plan_of(self.store)
+            stores = [site.store for site in plan_of(self.store)[0].sites]
         elif self.store != "memory" and not re.fullmatch(r"disk:.+", self.store):
             raise ValueError(
                 f"store is {self.store!r}: set it to memory, disk:FOLDER, rpc://HOST:PORT or placed:PLAN.json"
             )
+        if any("rpc://" in store for store in stores):
+            from skirl.store.remote.address import hush
+
+            hush()
         self.parsed()
 
     def parsed(self) -> tuple[str, float]:

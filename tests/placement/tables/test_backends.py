@@ -9,12 +9,13 @@ import torch
 from skirl.cli import main
 from skirl.placement.tables import backends, calibrate, fbgemm, gpu, measure, place
 from skirl.placement.tables.backends import missing
-from skirl.placement.tables.costs import costs_for, save_costs, shipped
+from skirl.placement.tables.costs import costs_for, load_costs, save_costs, shipped
 from skirl.placement.tables.measure import Arena
-from skirl.placement.tables.named import BACKENDS
+from skirl.placement.tables.named import BACKENDS, ON_GPU
 from skirl.placement.tables.place import placed_tables
 from skirl.placement.tables.problem import Ranks
 from skirl.placement.tables.spec import TableSpec, specs_text
+from skirl.tools.machine import machine
 
 
 class Killed(Exception):
@@ -146,3 +147,95 @@ def test_plans_are_measured_with_the_backend_of_their_costs(tmp_path, monkeypatc
         tables, Ranks.like(2, 1 << 30), costs, 1e9, "exact", True, 0.05, 0, None, check=0.05, backend="fbgemm-cuda"
     )
     assert placed_tables(asked)["check"] is not None and used == ["fbgemm-cuda"] * 2
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
+@pytest.mark.parametrize("backend", ON_GPU)
+def test_costs_are_measured_on_a_gpu(tmp_path, monkeypatch, backend):
+    if (why := missing(backend)) is not None:
+        pytest.skip(why)
+    monkeypatch.setattr("skirl.placement.tables.training.EPOCHS", 3)
+    out = tmp_path / "c.json"
+    flags = ["--backend", backend, "--minutes", "0", "--combinations", "10", "--quiet", "--out", str(out)]
+    assert main(["place", "costs", *flags]) == 0
+    costs = load_costs(out, link=1e9, ranks=2, backends=(backend,))
+    assert costs.machine is not None and costs.machine["device"] == torch.cuda.get_device_properties(0).name
+    assert sum(costs.ms["rowwise-adagrad"]) > 0 and [path.name for path in tmp_path.iterdir()] == ["c.json"]
+
+
+HERE = {"processor": machine()["processor"], "device": "cpu"}
+
+
+@pytest.mark.parametrize(
+    ("backend", "where", "why"),
+    [
+        ("skirl-cpu", None, "Measured times are far from the costs: run skirl place costs --out costs.json"),
+        ("skirl-cpu", HERE, "Measured times are far from the costs: run skirl place costs --out costs.json"),
+        (
+            "fbgemm-cpu", HERE,
+            "Measured times are far from the costs: run skirl place costs --backend fbgemm-cpu --out costs.json",
+        ),
+        (
+            "skirl-cpu", HERE | {"processor": "Z80"},
+            "The costs are from another machine, Z80: run skirl place costs --out costs.json",
+        ),
+        (
+            "fbgemm-cuda", HERE | {"device": "H9"},
+            "The costs are from another machine, H9: run skirl place costs --backend fbgemm-cuda --out costs.json",
+        ),
+    ],
+)  # fmt: skip
+def test_advice_tells_which_costs_to_measure_and_why(tmp_path, monkeypatch, capsys, backend, where, why):
+    arena = Arena(1 << 14, plain=True)
+    monkeypatch.setattr(arena, "run_ms", lambda parts: 5.0 + 7.0 * len(parts))
+    monkeypatch.setattr(place, "check_there", lambda name: None)
+    monkeypatch.setattr(place, "arena_of", lambda name: arena)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    (tmp_path / "t.json").write_text(specs_text([TableSpec(f"t{n}", 50, 8, 8, 8.0, 8.0, split="no") for n in range(3)]))
+    path = tmp_path / "c.json"
+    save_costs(replace(shipped(1, 1), backend=backend, machine=where), path)
+    assert load_costs(path, link=1.0, ranks=2, backends=(backend,)).machine == where
+    flags = [
+        "--backend",
+        backend,
+        "--costs",
+        str(path),
+        "--seconds",
+        "0.1",
+        "--quiet",
+        "--out",
+        str(tmp_path / "p.json"),
+    ]
+    assert main(["place", "tables", str(tmp_path / "t.json"), *flags, "--check", "0.01s"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"{why}, and set --costs costs.json." in said
+    other = where is not None and where != HERE
+    assert ("not on this machine" in said) == other
+
+
+def test_what_lacks_is_measured_with_its_backend(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(place, "check_there", lambda name: None)
+    path, tables = tmp_path / "c.json", tmp_path / "t.json"
+    costs = shipped(1, 1)
+    save_costs(replace(costs, backend="fbgemm-cpu", ms={"sgd": costs.ms["sgd"]}), path)
+    tables.write_text(specs_text([TableSpec("t", 50, 8, 8, 8.0, 8.0, optimizer="adagrad")]))
+    flags = ["place", "tables", str(tables), "--backend", "fbgemm-cpu", "--costs", str(path)]
+    assert main(flags) == 1
+    assert "measure it with `skirl place costs --optimizers adagrad --backend fbgemm-cpu`" in capsys.readouterr().err
+    assert main([*flags, "--link", "measured"]) == 1
+    assert "measure it with `skirl place costs --exchange 2 --backend fbgemm-cpu`, or" in capsys.readouterr().err
+
+
+def test_a_refused_measurement_leaves_nothing_and_blocks_no_other(tmp_path, monkeypatch):
+    for name, value in (("DIMS", (4,)), ("BATCHES", (8,)), ("OTHER_BATCHES", (8,)), ("_TABLES", 3), ("ROUNDS", 2)):
+        monkeypatch.setattr(calibrate, name, value)
+
+    class Refuses(Arena):
+        def ready(self, lookups, piece):
+            raise ValueError("it cannot run this")
+
+    monkeypatch.setattr(calibrate, "arena_of", lambda name: Refuses(1 << 10, plain=True))
+    with pytest.raises(ValueError, match="it cannot run this"):
+        calibrate.machine_costs(["sgd"], 0, 4, 0, tmp_path / "c.json", quiet=True)
+    assert not list(tmp_path.iterdir())

@@ -13,10 +13,10 @@ pytest.importorskip("fbgemm_gpu")
 import torch
 
 from skirl.cli import main
-from skirl.placement.tables import calibrate, fbgemm, measure
+from skirl.placement.tables import calibrate, fbgemm, measure, place
 from skirl.placement.tables import training as training_of_nets
 from skirl.placement.tables.calibrate import training
-from skirl.placement.tables.costs import load_costs
+from skirl.placement.tables.costs import load_costs, save_costs, shipped
 from skirl.placement.tables.fbgemm import FbgemmArena, FbgemmCudaArena, Memory
 from skirl.placement.tables.measure import Lookups, Rounds, noise_of, rounds_of
 from skirl.placement.tables.pieces import Piece
@@ -71,21 +71,51 @@ def test_a_part_is_inside_its_memory(optimizer, dim, rows, floats, seed, begin):
     assert len(memory.weights) + sum(map(len, memory.states)) <= floats
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "rowwise-adagrad", "adagrad"])
+STEPS = ["sgd", "rowwise-adagrad", "adagrad"]
+
+
+@pytest.mark.parametrize("optimizer", STEPS)
 def test_what_is_timed_is_a_step(arena, monkeypatch, optimizer):
+    check_step(arena, monkeypatch, optimizer)
+
+
+@pytest.mark.parametrize(
+    "on",
+    [
+        "cpu",
+        pytest.param(
+            "cuda",
+            marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")],
+        ),
+    ],
+)
+@pytest.mark.parametrize("optimizer", STEPS)
+def test_what_is_timed_on_a_gpu_is_a_step(monkeypatch, optimizer, on):
+    monkeypatch.setattr("skirl.placement.tables.gpu.OUTPUTS", 1 << 12)
+    arena = FbgemmCudaArena(1 << 19, on=on)
+    check_step(arena, monkeypatch, optimizer)
+    if on == "cuda":
+        assert arena.run_ms(arena.together([arena.ready(*each) for each in some_parts(optimizer)])) > 0
+
+
+def check_step(arena, monkeypatch, optimizer):
+    """Run a step of two parts, and compare outputs, rows and state with those by hand."""
     monkeypatch.setattr(fbgemm, "_LR", LR)
     of, rng = some_parts(optimizer), np.random.default_rng(0)
     parts = [arena.ready(*each) for each in of]
-    arena.floats[:] = torch.from_numpy(rng.random(len(arena.floats), np.float32) + 0.5)
+    arena.floats[:] = torch.from_numpy(rng.random(len(arena.floats), np.float32) + 0.5).to(arena.floats.device)
     memory = Memory.of(arena.floats, optimizer)
-    [call] = arena.together(parts)
+    calls, made = list[fbgemm.Call](), fbgemm.calls_of
+    monkeypatch.setattr(fbgemm, "calls_of", lambda *of: calls.extend(made(*of)) or calls)
+    arena.together(parts)
+    [call] = calls
 
     def rows_of(part):
         first, end = part.first, part.first + part.rows
-        weights = memory.weights.numpy()[first * part.dim : end * part.dim].reshape(-1, part.dim).astype(float)
+        weights = memory.weights.cpu().numpy()[first * part.dim : end * part.dim].reshape(-1, part.dim).astype(float)
         if not memory.states:
             return weights, np.zeros((part.rows, 1))
-        [state] = (held.numpy() for held in memory.states)
+        [state] = (held.cpu().numpy() for held in memory.states)
         width = 1 if memory.by_row else part.dim
         return weights, state[first * width : end * width].reshape(-1, width).astype(float)
 
@@ -95,7 +125,7 @@ def test_what_is_timed_is_a_step(arena, monkeypatch, optimizer):
         assert one + 750 * width <= other
     call.grads[:] = 1.0
     call.forward()
-    outs = call.out.detach().numpy()
+    outs = call.out.detach().cpu().numpy()
     call.backward()
     column = 0
     for part, (weights, state), (lookups, piece) in zip(parts, before, of, strict=True):
@@ -202,6 +232,20 @@ def test_what_fbgemm_cannot_run_is_one_sentence(tmp_path, monkeypatch, capsys, f
     assert main(["place", "costs", "--backend", "fbgemm-cpu", "--minutes", "0", "--combinations", "10", *flags]) == 1
     error = capsys.readouterr().err
     assert text in error and error.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["t.json"]
+
+
+def test_what_fbgemm_cannot_run_is_refused_before_the_search(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(place, "planned", lambda *of, **how: pytest.fail("it was searched"))
+    path, tables = tmp_path / "c.json", tmp_path / "t.json"
+    save_costs(replace(shipped(1, 1), backend="fbgemm-cpu"), path)
+    flags = ["place", "tables", str(tables), "--backend", "fbgemm-cpu", "--costs", str(path), "--check", "1s"]
+    for dim, optimizer, text in (
+        (6, "sgd", "table 't' has dim 6, and FBGEMM's operator takes multiples of 4: give it another dim"),
+        (8, "adam", "optimizer is 'adam', which FBGEMM's CPU operator lacks: set it to one of"),
+    ):
+        tables.write_text(specs_text([TableSpec("t", 50, dim, 8, 8.0, 8.0, optimizer=optimizer)]))
+        assert main(flags) == 1 and text in capsys.readouterr().err
 
 
 def test_the_cuda_operator_takes_the_same_calls(monkeypatch):

@@ -15,7 +15,8 @@ from skirl.placement.tables.measure import Lookups, Sentinel, rounds_of
 from skirl.placement.tables.pieces import Piece
 from skirl.placement.tables.pool import pool
 
-pytestmark = pytest.mark.skipif(not INTERPRETED, reason="there is a GPU")
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="there is a GPU")
+on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")]
 BATCH, LR = 8, 0.5
 
 
@@ -31,15 +32,21 @@ class Timer:
         return self.times.pop(0) if self.times else 1.0
 
 
-def small_arena(monkeypatch) -> GpuArena:
+def small_arena(monkeypatch, on="cpu") -> GpuArena:
     monkeypatch.setattr(gpu, "OUTPUTS", 1 << 9)
     monkeypatch.setattr(gpu, "EVICTED", 1 << 9)
-    return GpuArena(10_000, on="cpu", timer=Timer())
+    return GpuArena(10_000, on="cpu", timer=Timer()) if on == "cpu" else GpuArena(10_000, on=on)
 
 
-@pytest.fixture
-def arena(monkeypatch) -> GpuArena:
-    return small_arena(monkeypatch)
+@pytest.fixture(
+    params=[pytest.param("cpu", id="interpreter", marks=interpreted), pytest.param("cuda", marks=on_gpu)],
+)
+def arena(monkeypatch, request) -> GpuArena:
+    return small_arena(monkeypatch, request.param)
+
+
+def read(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.detach().cpu().numpy().copy()
 
 
 def some(optimizer, dims=(4, 8, 4)):
@@ -59,15 +66,19 @@ def test_what_is_timed_is_a_step(arena, monkeypatch, optimizer):
     monkeypatch.setattr(gpu, "Bank", lambda *args: banks.append(made(*args)) or banks[-1])
     step = arena.together(parts)
     assert [(bank.dim, bank.features) for bank in banks] == [(4, 2), (8, 1)]
-    arena.floats[:] = torch.from_numpy(np.random.default_rng(0).random(len(arena.floats), np.float32) + 0.5)
-    before = [bank.cache.numpy().copy().astype(float) for bank in banks]
+    arena.floats[:] = torch.from_numpy(np.random.default_rng(0).random(len(arena.floats), np.float32) + 0.5).to(
+        arena.on
+    )
+    before = [read(bank.cache).astype(float) for bank in banks]
     slots = [set(part.slots.tolist()) for part in parts]
     assert not slots[0] & slots[2]  # parts may share memory; these do not
     outs = {}
     for bank in banks:
-        bank.grads.view(BATCH, bank.features, bank.dim)[:] = torch.arange(1.0, bank.features + 1)[:, None]
+        bank.grads.view(BATCH, bank.features, bank.dim)[:] = torch.arange(1.0, bank.features + 1, device=arena.on)[
+            :, None
+        ]
         bank.forward()
-        outs[bank.dim] = bank.out.view(BATCH, bank.features, bank.dim).numpy().copy()
+        outs[bank.dim] = read(bank.out).reshape(BATCH, bank.features, bank.dim)
     banks[0].backward()
     for number, (n, feature) in enumerate(((0, 0), (1, 0), (0, 1))):
         (lookups, piece), part, cache = of[number], parts[number], before[n]
@@ -86,8 +97,9 @@ def test_what_is_timed_is_a_step(arena, monkeypatch, optimizer):
         else:
             after[touched, 4] += counts[touched] ** 2.0
             after[touched, :4] -= LR * counts[touched, None] / (np.sqrt(after[touched, 4:]) + 1e-8)
-        assert np.allclose(banks[0].cache.numpy()[touched], after[touched], rtol=1e-4)
-    assert arena.run_ms(step) == 1.0
+        assert np.allclose(read(banks[0].cache)[touched], after[touched], rtol=1e-4)
+    ms = arena.run_ms(step)
+    assert ms == 1.0 if arena.on.type == "cpu" else ms > 0
 
 
 def test_a_row_of_many_lookups_is_summed_in_stretches(arena):
@@ -96,15 +108,20 @@ def test_a_row_of_many_lookups_is_summed_in_stretches(arena):
     other = some("sgd", (4, 4))[1]
     bank = gpu.Bank(arena, [arena.ready(*other), arena.ready(lookups, piece)])
     assert bank.stretches[:, 2].tolist()[-1] == len(bank.slots) and len(bank.stretches) == 3
-    bank.grads[:] = torch.arange(2.0).repeat(BATCH)[:, None]  # nothing for the first part, 1 for the second
+    bank.grads[:] = torch.arange(2.0, device=arena.on).repeat(BATCH)[
+        :, None
+    ]  # nothing for the first part, 1 for the second
     slot = int(bank.slots[-1])
     before = bank.cache[slot].clone()
     bank.backward()
-    assert torch.allclose(before - bank.cache[slot], torch.full((4,), 600e-6), atol=2e-7)
+    assert torch.allclose(before - bank.cache[slot], torch.full((4,), 600e-6, device=arena.on), atol=2e-7)
 
 
-def test_rounds_are_the_events_times_and_the_sentinel_waits_for_the_gpu(arena, monkeypatch):
+@interpreted
+def test_rounds_are_the_events_times_and_the_sentinel_waits_for_the_gpu(monkeypatch):
+    arena = small_arena(monkeypatch)
     waits, timer = [], arena.timer
+    assert isinstance(timer, Timer)
     parts = [arena.ready(*each) for each in some("sgd", (4, 4))]
     timer.times = [9.0, 9.0, 5.0, 6.0, 5.0, 6.0]
     monkeypatch.setattr(arena, "evict", lambda: waits.append("evict"))
@@ -119,4 +136,4 @@ def test_an_output_that_is_too_large_gets_room(arena):
     places = [arena.place(10, 20), arena.place(10, 20), arena.place(100, 20), arena.place(100, 20)]
     assert [tuple(of.shape) for of in places] == [(10, 20), (10, 20), (100, 20), (100, 20)]
     for one, other in (places[:2], places[2:]):
-        assert one.data_ptr() != other.data_ptr() and (one == 1).all()
+        assert one.data_ptr() != other.data_ptr() and bool((one == 1).all())

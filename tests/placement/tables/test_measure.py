@@ -17,6 +17,7 @@ from skirl.placement.tables.pieces import Piece
 from skirl.placement.tables.pool import pool
 from skirl.placement.tables.spec import TableSpec, specs_text
 from skirl.placement.tables.terms import TERMS
+from skirl.tools.machine import machine
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +76,15 @@ def test_a_killed_measurement_goes_on(arena, tmp_path):
     assert len(rounds_of(arena, ready, 9, 0, late=lambda: True)) == 2
     with pytest.raises(ValueError, match="has measurements of something else"):
         Rounds(path, {"seed": 1})
+    head = path.read_text().splitlines()[0]
+    path.write_text(head + "\n")  # killed before the first round: there is nothing to lose
+    assert Rounds(path, {"seed": 1}).rounds == [] and json.loads(path.read_text())["measured"] == {"seed": 1}
+    for other in (head + "\n[0.1, 0.", "notes of mine\n", head, '{"measured": 1}\n', "[]\n"):
+        path.write_text(other)
+        with pytest.raises(ValueError, match="has measurements of something else"):
+            Rounds(path, {"seed": 2})
+        assert path.read_text() == other
+    path.write_text("\n".join([head, *map(json.dumps, again.tolist()), ""]))
     text = path.read_text()
     for line in ("[0.1, 0.", "{}", '["a"]', "[NaN]"):
         path.write_text(f"{text}{line}\n")
@@ -169,6 +179,9 @@ def test_costs_are_written_and_used(tmp_path, capsys, monkeypatch, own):
         assert text in said
     costs = load_costs(out, link=1e9, ranks=2)
     assert set(costs.ms) == {"sgd"} and sum(costs.ms["sgd"]) > 0 and len(list(tmp_path.iterdir())) == 1 + own
+    assert costs.machine is not None and (costs.machine["processor"], costs.machine["device"]) == (
+        machine()["processor"], "cpu",
+    )  # fmt: skip
     assert costs.net is not None and costs.report["held_out"] == 4 and costs.report["learned"] == 10
 
 

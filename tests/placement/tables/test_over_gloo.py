@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from skirl.placement.tables import bench_plans, gloo
+from skirl.placement.tables import bench_plans, gloo, wire_fit
 from skirl.placement.tables.over_gloo import over_gloo
 from skirl.placement.tables.timed import Timed
 
@@ -17,7 +17,7 @@ def tasks_of(rng: np.random.Generator, counts: list[int]) -> list[Timed]:
     for ranks in counts:
         shape = (len(NAMES), ranks)
         sent = rng.integers(1000, 90000, (*shape, ranks))
-        found.append(Timed(NAMES, 1 + rng.random((4, *shape)), np.ones(shape), sent))
+        found.append(Timed(NAMES, 1 + rng.random((4, *shape)), np.ones(shape), sent, np.ones(shape)))
     return found
 
 
@@ -36,8 +36,8 @@ def wire(jitter: float, asked: list[Any]):
 
 
 @pytest.mark.parametrize("jitter", [1e-6, 0.02])
-def test_what_repeats_is_told_as_it_was_measured(monkeypatch, jitter):
-    monkeypatch.setattr("skirl.placement.tables.training.EPOCHS", 2)
+def test_what_repeats_is_told_as_it_was_measured_and_no_net_is_trained(monkeypatch, jitter):
+    monkeypatch.setattr(wire_fit, "regressed", lambda *of: pytest.fail("a net was trained"))
     tasks, asked = tasks_of(np.random.default_rng(0), [2, 3, 2]), list[Any]()
     exchange, told = over_gloo(tasks, 0, wire(jitter, asked))
     assert [len(sent) for sent in asked] == [2 * len(NAMES), len(NAMES)]

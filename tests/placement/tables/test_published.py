@@ -5,6 +5,8 @@ import pytest
 
 from skirl.cli import main
 from skirl.placement.tables import calibrate
+from skirl.placement.tables.measure import Lookups
+from skirl.placement.tables.pieces import Piece
 from skirl.placement.tables.pool import MultiHot, ids_of
 from skirl.placement.tables.published import pool_of, published, sizes
 from skirl.placement.tables.spec import TableSpec, read_specs
@@ -57,6 +59,19 @@ def test_an_id_brings_the_same_rows_whenever_it_comes():
     assert half.max() > 10  # the first rows are hot
 
 
+@pytest.mark.parametrize(("name", "hots"), [("mlperf", [int(n) for n in HOTS.split(",")]), ("criteo-kaggle", [1] * 26)])
+def test_each_sample_has_its_ids(name, hots):
+    for of, count in zip(published(name, batch=48, dims=[4], seed=0), hots, strict=True):
+        lookups = Lookups(of, 7)
+        assert np.bincount(lookups.bags, minlength=48).tolist() == [count] * 48
+        if count > 1:  # those of a sample are together: its first id brings the others
+            first = lookups.ids.reshape(48, count)
+            assert {len({tuple(of) for of in first.tolist() if of[0] == one}) for one in first[:, 0].tolist()} == {1}
+        half = Piece(0, 0, max(1, of.spec.rows // 2), 0, 4)
+        ids, bags = lookups.of(half)
+        assert [*zip(ids, bags)] == [(row, n // count) for n, row in enumerate(lookups.ids) if row < half.row_end]
+
+
 def test_pools_by_name():
     assert [of.spec.name for of in pool_of("production", 3, batch=8, max_dim=8, seed=0)] == [
         "table-0",
@@ -75,6 +90,23 @@ def test_a_published_pool_is_listed(tmp_path, capsys):
     specs = read_specs(out)
     assert [spec.ids for spec in specs] == [32.0 * int(n) for n in HOTS.split(",")]
     assert {(spec.dim, spec.batch, spec.optimizer) for spec in specs} == {(128, 32, "rowwise-adagrad")}
+
+
+def test_what_a_published_pool_would_ignore_is_refused(tmp_path, capsys):
+    out = tmp_path / "m.json"
+    for flags, names in (
+        (["synthetic:tiny"], "--data"),
+        (["--rows-scale", "0.1", "--steps", "9"], "--steps and --rows-scale"),
+        (["synthetic:tiny", "--valid", "20%"], "--data and --valid"),
+    ):
+        assert main(["place", "list", *flags, "--pool", "mlperf", "--out", str(out)]) == 2
+        said = f"--pool is mlperf, for which no data is read: leave {names} out"
+        assert said in capsys.readouterr().err and not out.exists()
+    rows = []
+    for seed in ("0", "1"):
+        assert main(["place", "list", "--pool", "mlperf", "--batch", "8", "--seed", seed, "--out", str(out)]) == 0
+        rows.append([spec.distinct for spec in read_specs(out)])
+    assert rows[0] != rows[1]
 
 
 def test_costs_are_measured_on_a_published_pool(monkeypatch, tmp_path, capsys):

@@ -127,6 +127,8 @@ def test_a_plan_that_does_not_cover_is_refused(pieces, says):
         ({"ms": {"sgd": [-1.0] * 10}}, "give 10 finite numbers of 0 or more"),
         ({"ms": {"sgd": [float("nan")] * 10}}, "it has NaN, which is not a number"),
         ({"ms": {"lion": [1.0] * 10}}, "costs are of optimizer 'lion'"),
+        ({"machine": {"processor": "Z80"}}, "machine.device is missing: measure again"),
+        ({"machine": {"processor": 80, "device": "cpu"}}, "machine.processor is 80, not a text: measure again"),
     ],
 )
 def test_wrong_costs_are_refused(tmp_path, change, says):

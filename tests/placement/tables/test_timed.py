@@ -1,11 +1,13 @@
 """Measured ranks of plans: what is taken of the rounds, when measuring ends, and what both halves tell."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from skirl.placement.tables import bench_plans, timed
+from skirl.placement.tables import bench_plans, measure, timed
 from skirl.placement.tables.bench_search import LINK, problem_of
-from skirl.placement.tables.measure import Arena, Lookups
+from skirl.placement.tables.measure import Arena, Lookups, Sentinel
 from skirl.placement.tables.pool import pool, task
 from skirl.placement.tables.problem import canonical
 
@@ -18,15 +20,37 @@ def test_the_least_third_is_that_of_each_rank(rounds):
         assert timed.least_third(ms)[n, r] == pytest.approx(sum(few) / len(few))
 
 
-def test_plans_are_measured_until_both_halves_tell_the_same(monkeypatch):
-    made = task(pool(3, batch=16, max_dim=16, seed=1), 3, 2, np.random.default_rng(0))
+class Planted(Arena):
+    """Each rank takes the milliseconds that are planted for as many parts as it has, the first ones to warm up."""
+
+    clock = staticmethod(lambda: 0.0)
+
+    def __init__(self, ms):
+        super().__init__(1 << 12)
+        self.ms, self.built = {parts: [0.0, *of] for parts, of in ms.items()}, 0
+
+    def together(self, parts):
+        self.built += 1
+        return parts
+
+    def run_ms(self, parts):
+        return self.ms[len(parts)].pop(0)
+
+
+def planned(ranks):
+    made = task(pool(3, batch=16, max_dim=16, seed=1), 3, ranks, np.random.default_rng(0))
     problem = problem_of(made)
-    plan = problem.at(problem.root(), np.array([0, 1, 1]))
-    drawn = iter([[[4.0, 8.0], [6.0, 9.0]] * 2, [[3.0, 7.0]] * 4, [[3.0, 7.0]] * 4, [[1.0, 1.0]] * 4])
-    monkeypatch.setattr(timed, "rounds_of", lambda *args: np.array(next(drawn)))
-    found = timed.measure(Arena(1 << 12), made, problem, {"a": plan}, 0)
+    return made, problem, {"a": problem.at(problem.root(), np.array([0, 1, 1]))}
+
+
+def test_plans_are_measured_until_both_halves_tell_the_same(monkeypatch):
+    made, problem, plans = planned(2)
+    arena = Planted({1: [4.0, 6.0] * 2 + [3.0] * 4 + [1.0] * 9, 2: [8.0, 9.0] * 2 + [7.0] * 4 + [1.0] * 9})
+    sentinels = list[Sentinel]()
+    monkeypatch.setattr(measure, "Sentinel", lambda arena: sentinels.append(Sentinel(arena)) or sentinels[-1])
+    found = timed.measure(arena, made, problem, plans, 0)
     # Of 8 rounds, halves of 4 tell 3 and 7: by the mean of the least two of each.
-    assert len(found.rounds) == 8 and found.noise() == 0 and len(list(drawn)) == 2
+    assert len(found.rounds) == 8 and found.noise() == 0 and arena.built == 2 and len(sentinels) == 1
     lookups = [Lookups(made.tables[n], k) for k, n in enumerate(canonical(made.specs))]
     away = [len({bag for bag in of.bags.tolist() if (bag >= 8) != rank}) for of, rank in zip(lookups, (0, 1, 1))]
     ms = [2e3 * count * spec.dim * 4 / LINK for count, spec in zip(away, problem.specs, strict=True)]
@@ -34,8 +58,18 @@ def test_plans_are_measured_until_both_halves_tell_the_same(monkeypatch):
     assert found.times()["a"] == pytest.approx(
         (max(3 + exchange[0], 7 + exchange[1]), (10 + sum(exchange)) / 2, max(exchange), 7)
     )
-    monkeypatch.setattr(timed, "rounds_of", lambda *args: np.array([[2.0, 2.0], [3.0, 3.0]] * 2))
-    assert len(timed.measure(Arena(1 << 12), made, problem, {"a": plan}, 0).rounds) == timed.MOST_ROUNDS
+    dense = [2e3 * 8 * spec.dim * 4 / LINK for spec in problem.specs]  # a vector for each of the other rank's samples
+    assert found.dense.tolist() == [[pytest.approx(dense[0]), pytest.approx(dense[1] + dense[2])]]
+    arena = Planted({1: [2.0, 3.0] * 16, 2: [2.0, 3.0] * 16})
+    assert len(timed.measure(arena, made, problem, plans, 0).rounds) == timed.MOST_ROUNDS
+
+
+def test_ranks_without_tables_do_not_count():
+    made, problem, plans = planned(5)
+    arena = Planted({0: [1e-4, 9e-4] * 48, 1: [4.0] * 16, 2: [8.0] * 16})
+    found = timed.measure(arena, made, problem, plans, 0)
+    assert len(found.rounds) == timed.PLAN_ROUNDS and found.noise() == 0
+    assert found.rounds[:, 0].tolist() == [[4.0, 8.0, 0.0, 0.0, 0.0]] * timed.PLAN_ROUNDS
 
 
 def by_hand(ms: list[float], part: slice) -> float:
@@ -47,7 +81,10 @@ def test_halves_of_the_rounds_and_the_least_round_are_told_beside():
     rng = np.random.default_rng(5)
     names = ("random", "size", "dim", "lookup", "size_lookup", "additive_lpt", "row_wise", *bench_plans.OURS, "checked")
     shape = (len(names), 2)
-    tasks = [timed.Timed(names, 1 + rng.random((8, *shape)), rng.random(shape), np.zeros((*shape, 2))) for _ in "abc"]
+    tasks = [
+        timed.Timed(names, 1 + rng.random((8, *shape)), rng.random(shape), np.zeros((*shape, 2)), rng.random(shape))
+        for _ in "abc"
+    ]
     told = bench_plans.again(["a", "a", "b"], tasks)
 
     def ratio(of: timed.Timed, part: slice, which: int, take=by_hand) -> float:
@@ -64,6 +101,10 @@ def test_halves_of_the_rounds_and_the_least_round_are_told_beside():
     least = np.mean([ratio(of, slice(None), row_wise, lambda ms, part: min(ms)) for of in tasks])
     assert told["by_minimum"]["vs_row_wise"] == pytest.approx(least) and told["rounds"] == 8
     assert told["by_halves"][0] != told["by_halves"][1]
+
+    dense = bench_plans._dense(["a", "a", "b"], tasks)
+    swapped = [replace(of, exchange=of.dense) for of in tasks]
+    assert dense["vs_row_wise"] == pytest.approx(np.mean([ratio(of, slice(None), row_wise) for of in swapped]))
 
     differ = [
         abs(one - other) / min(one, other)

@@ -47,7 +47,7 @@ def made(said: Any) -> dict[str, Any]:
             "kinds": {"skirl": {"row_wise": 1, "table_wise": 2}, "torchrec": {"table_wise": 3}}}  # fmt: skip
     return {
         "differences": {"whole, sgd": 1e-7, "columns, rowwise-adagrad": 0.2},
-        "iterations": [task, {**task, "ratio": 1.0}],
+        "iterations": [task, {**task, "ratio": 1.0, "balance": {"skirl": 1.1, "torchrec": 1.6}}],
     }
 
 
@@ -63,6 +63,7 @@ def test_what_is_printed(monkeypatch, capsys):
         "0 of 12 are missing",
         "1 row-wise, 2 table-wise",
         "0.900 of TorchRec's",
+        "0.729 if TorchRec's work were even; busier rank over the mean 1.050, TorchRec's 1.400",  # 1 / 1.2 and 1 / 1.6
         "repeats differ by 3.0%",
     ):
         assert text in said

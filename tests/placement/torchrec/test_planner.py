@@ -268,7 +268,7 @@ def test_torchrecs_planner_is_asked_and_its_estimates_are_fitted():
     for asked in (theirs.PlannerSettings("rows", "perf", config), theirs.PlannerSettings("whole")):
         placed, seconds = theirs.planned(problem, asked)
         assert placed is not None and placed.score[0] == 0 and seconds > 0
-    assert theirs.timed(problem, 60.0)[2] and theirs.timed(problem, 0.01) == (None, 0.01, False)
+    assert theirs.timed(problem, 60.0)[2] and theirs.timed(problem, 0.001) == (None, 0.001, False)
     parts = [[(m.spec, m.spec.rows, m.spec.dim)] for m in made]
     numbers = fitted.coefficients(parts, np.array([shipped(1.0, 1).compute(*p[0]) for p in parts]))
     said = theirs.estimated(parts, fitted.config_of(numbers))
@@ -350,6 +350,9 @@ def test_costs_of_the_operator_that_torchrec_runs_are_measured_and_used(tmp_path
         ({"optimizer": "ftrl"}, "optimizer is 'ftrl', which FBGEMM's CPU operator lacks: set it to one of sgd, "),
         ({"device": "tpu"}, "device is 'tpu': set it to cpu or cuda"),
         ({"out": "c.txt"}, "out is 'c.txt': name a file that ends in .json"),
+        ({"combinations": 9}, "combinations is 9: set it to 10 or more"),
+        ({"seed": -1}, "seed is -1: set it to 0 or more"),
+        ({"minutes": float("nan")}, "minutes is nan: set it to 0 or more"),
     ]
     for said, text in wrong:
         with pytest.raises(ValueError, match=text):
@@ -360,3 +363,11 @@ def test_costs_of_the_operator_that_torchrec_runs_are_measured_and_used(tmp_path
     save_costs(costs, tmp_path / "c.json")
     with pytest.raises(ValueError, match="for backend 'fbgemm-cpu', not for 'fbgemm-cuda' or 'skirl-cuda'"):
         SkirlPlanner(topology(2, device="cuda"), costs=tmp_path / "c.json").plan(model)
+    for device, of, wanted in (
+        ("cuda", costs, "'fbgemm-cuda' or 'skirl-cuda'"),
+        ("cpu", replace(costs, backend="fbgemm-cuda"), "'fbgemm-cpu' or 'skirl-cpu'"),
+    ):
+        with pytest.raises(ValueError, match=f"^the costs are for backend '{of.backend}', not for {wanted}: measure"):
+            SkirlPlanner(topology(2, device=device), costs=of).plan(model)
+    on_gpu = SkirlPlanner(topology(2, device="cuda"), costs=replace(costs, backend="fbgemm-cuda"), seconds=0.1)
+    assert len(on_gpu.plan(model).plan["inner.ebc"]) == 2

@@ -1,13 +1,17 @@
 """The kernels whose costs are measured: where each is run, or in a sentence why it cannot be."""
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from skirl.placement.tables.named import ON_GPU, OURS, Backend
 
 if TYPE_CHECKING:
+    from skirl.placement.tables.costs import Costs
     from skirl.placement.tables.measure import Arena
+    from skirl.placement.tables.spec import TableSpec
 
+_SHOWN = 60
 INSTALL = "pip install fbgemm_gpu-cpu, or fbgemm_gpu for a GPU, of the release for this torch"
 
 
@@ -52,6 +56,27 @@ def check_there(backend: Backend) -> None:
         raise ValueError(why)
 
 
+def measured_elsewhere(costs: "Costs") -> str | None:
+    """Return the processor or the GPU that costs were measured on, if this machine has another one; None also if it is not
+    known.
+
+    **Arguments**
+
+    - `costs`: the costs.
+    """
+    from skirl.tools.machine import machine
+
+    if costs.machine is None:
+        return None
+    there, here = costs.machine["processor"], machine()["processor"]
+    if costs.backend in ON_GPU:
+        import torch
+
+        there = costs.machine["device"]
+        here = torch.cuda.get_device_properties(0).name if torch.cuda.is_available() else None
+    return None if there == here else there[:_SHOWN]
+
+
 def arena_of(backend: Backend = OURS) -> "Arena":
     """Return the memory in which a backend is measured, and which runs it. Raise if it cannot be measured here.
 
@@ -85,3 +110,18 @@ def check_optimizers(backend: Backend, names: tuple[str, ...]) -> None:
         from skirl.placement.tables.fbgemm import check_optimizers
 
         check_optimizers(names, "cuda" if backend in ON_GPU else "cpu")
+
+
+def check_dims(backend: Backend, tables: "Sequence[TableSpec]") -> None:
+    """Raise if a backend cannot run the dim of one of some tables.
+
+    **Arguments**
+
+    - `backend`: its name.
+    - `tables`: the tables.
+    """
+    if backend.startswith("fbgemm"):
+        from skirl.placement.tables.fbgemm import check_dim
+
+        for spec in tables:
+            check_dim(spec.name, spec.dim)

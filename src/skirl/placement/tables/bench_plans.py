@@ -82,8 +82,14 @@ def plans(tasks: int, seed: int, backend: Backend = SKIRL, pool: str = PRODUCTIO
     return compared(cells, [of.times() for of in measured]) | again(cells, measured) | {
         "predicted": {name: predicted[name] for name in ("vs_greedy", "by_cell", "gap_closed")},
         "noise": float(np.median([of.noise() for of in measured])), "link": LINK,
-        "over_gloo": exchanged(cells, measured, seed),
+        "dense": _dense(cells, measured), "over_gloo": exchanged(cells, measured, seed),
     }  # fmt: skip
+
+
+def _dense(cells: Sequence[str], measured: Sequence[Timed]) -> dict[str, Any]:
+    """Return the figures with a vector exchanged for every sample, also for those without ids, as TorchRec does."""
+    found = compared(cells, [of.times(exchange=of.dense) for of in measured])
+    return {name: found[name] for name in (*HEADLINES, "exchange_share")}
 
 
 def exchanged(cells: Sequence[str], measured: Sequence[Timed], seed: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
-from skirl.placement.tables.backends import arena_of, check_optimizers
+from skirl.placement.tables.backends import arena_of, check_dims, check_optimizers
 from skirl.placement.tables.costs import Costs, Kind, Part, save_costs
 from skirl.placement.tables.measure import Arena, Lookups, Rounds, Sentinel, noise_of, rounds_of
 from skirl.placement.tables.named import OURS, Backend
@@ -19,6 +19,7 @@ from skirl.placement.tables.pool import Made, pool, rescaled
 from skirl.placement.tables.published import published
 from skirl.placement.tables.spec import TableSpec
 from skirl.placement.tables.terms import fitted, terms_of
+from skirl.tools.machine import machine
 from skirl.tools.progress import Progress
 
 if TYPE_CHECKING:
@@ -327,6 +328,7 @@ def machine_costs(
     - `to`: where to show it.
     """
     check_optimizers(backend, tuple(optimizers))
+    check_dims(backend, tables)
     own = Own.of(tables, seed) if tables else Own(batches=BATCHES, other_batches=OTHER_BATCHES)
     learned = [c for name in optimizers for c in training(name, count, seed, own.batches, own=own.learned)]
     some = max(4, count // 4)
@@ -337,12 +339,14 @@ def machine_costs(
     what["device"] = arena.device
     if tables:
         what["tables"] = blake2b(repr(tables).encode(), digest_size=16).hexdigest()
-    known = None if out is None else Rounds(out.with_name(out.name + ".rounds"), what)
     with Progress("prepare", steps=len(learned) + len(judges), to=to, quiet=quiet) as progress:
         ready = []
         for done, combination in enumerate([*learned, *judges], start=1):
             ready.append(combination.ready(arena))
             progress(done, lambda: {"tables": f"{len(ready[-1])}"})
+    known = (
+        None if out is None else Rounds(out.with_name(out.name + ".rounds"), what)
+    )  # now nothing is refused any more
     until = time.monotonic() + 60 * minutes
     with Progress("measure", steps=ROUNDS, to=to, quiet=quiet) as progress:
         rounds = rounds_of(
@@ -351,7 +355,8 @@ def machine_costs(
         )  # fmt: skip
     ms, noise = rounds.min(axis=0), noise_of(rounds)
     parts = Measured(learned, ms[: len(learned)]), Measured(judges, ms[len(learned) :])
-    costs = replace(costs_of(*parts, seed, start, backend), noise=noise)
+    where = {name: value for name, value in machine().items() if name != "threads"} | {"device": arena.device}
+    costs = replace(costs_of(*parts, seed, start, backend), noise=noise, machine=where)
     if exchange:
         from skirl.placement.tables import wire_fit
 

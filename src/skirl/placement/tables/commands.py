@@ -1,7 +1,7 @@
 """`skirl place list`, `tables` and `costs`: flags and printed output. The work itself is imported when they run."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -10,7 +10,8 @@ from tyro.conf import Positional
 from skirl.data.flags import DataFlags
 from skirl.models.flags import ModelFlags
 from skirl.placement.flags import parsed_bytes, parsed_rate
-from skirl.placement.tables.named import OURS, PRODUCTION, Backend, Pool
+from skirl.placement.tables.asked import check_asked
+from skirl.placement.tables.named import OURS, PRODUCTION, Backend, Pool, flag_of
 from skirl.tools.durations import parse_seconds
 from skirl.tools.flags import Composed
 from skirl.tools.progress import size
@@ -55,6 +56,11 @@ class ListTables(Composed):
         self.data.stream().tables(self.model.row_dim)  # it checks dim
         if self.out.suffix != ".json":
             raise ValueError(f"out is {str(self.out)!r}: name a file that ends in .json")
+        if self.pool is not None:
+            plain = DataFlags(batch=self.data.batch, seed=self.data.seed)
+            said = [of.name for of in fields(DataFlags) if getattr(self.data, of.name) != getattr(plain, of.name)]
+            if said:
+                raise ValueError(f"pool is {self.pool}, for which no data is read: leave {' and '.join(said)} out")
 
     def run(self) -> dict[str, Any]:
         """Read the batches, and count what they look up."""
@@ -63,7 +69,8 @@ class ListTables(Composed):
         from skirl.placement.tables.from_data import listed, listed_pool
 
         if self.pool is not None:
-            return listed_pool(self.pool, self.data.batch, self.model.row_dim, self.optimizer.optimizer, self.out)
+            of = (self.data.batch, self.model.row_dim, self.optimizer.optimizer, self.data.seed)
+            return listed_pool(self.pool, *of, self.out)
         to = sys.stderr if self.show.json else sys.stdout
         return listed(self.data, self.model, self.optimizer, self.out, quiet=self.show.quiet, to=to)
 
@@ -224,6 +231,8 @@ class PlaceTables:
                 f"{len(checked['plans'])} plans in {checked['seconds']:.1f} s, the best is {checked['name']!r}; measuring "
                 f"again differs by {checked['noise']:.1%}"
             )
+        if result["costs_from"] is not None:
+            lines["costs"] = f"measured on {result['costs_from']}, not on this machine"
         lines["before"] = _before(result)
         lines["exchange"] = f"bytes over --link {' '.join(self.link)}, not measured"
         if (wire := result["exchange"]) is not None:
@@ -321,10 +330,7 @@ class MeasureCosts:
     def __post_init__(self) -> None:
         from skirl.core.optim import ROW_OPTIMIZERS
 
-        if not 0 <= self.minutes < float("inf"):
-            raise ValueError(f"minutes is {self.minutes}: set it to 0 or more")
-        if self.combinations < 10:
-            raise ValueError(f"combinations is {self.combinations}: set it to 10 or more")
+        check_asked(self.minutes, self.combinations, self.seed, self.out)
         for name in self.optimizers:
             if name not in ROW_OPTIMIZERS:
                 raise ValueError(f"optimizers has {name!r}: set it to some of {', '.join(ROW_OPTIMIZERS)}")
@@ -334,10 +340,6 @@ class MeasureCosts:
             raise ValueError(f"optimizers is {' '.join(self.optimizers)}: name at least one, each once")
         if self.tables is not None and self.pool != PRODUCTION:
             raise ValueError(f"tables and pool are both set, to {self.tables} and {self.pool}: leave one of them out")
-        if self.seed < 0:
-            raise ValueError(f"seed is {self.seed}: set it to 0 or more")
-        if self.out.suffix != ".json":
-            raise ValueError(f"out is {str(self.out)!r}: name a file that ends in .json")
 
     def run(self) -> dict[str, Any]:
         """Measure, fit and write."""
@@ -374,5 +376,5 @@ class MeasureCosts:
                 f"{wire['kind']}: {size(wire['bytes_a_second'])}/s among {wire['ranks']} processes, error "
                 f"{wire['error']:.0%}; repeats vary by {wire['noise']:.0%}"
             )
-        also = "" if result["backend"] == OURS else f" --backend {result['backend']}"
-        return lines | {"costs": result["out"], "advice": f"use --costs {result['out']}{also}"}
+        also = f"use --costs {result['out']}{flag_of(result['backend'])}"
+        return lines | {"costs": result["out"], "advice": also}

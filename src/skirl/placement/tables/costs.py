@@ -12,13 +12,13 @@ from typing import Any, Literal
 import numpy as np
 
 from skirl.core.optim import ROW_OPTIMIZERS
-from skirl.placement.tables.named import BACKENDS, OURS
+from skirl.placement.tables.named import BACKENDS, OURS, flag_of
 from skirl.placement.tables.nets import SUMS, ComputeNet, features_of
 from skirl.placement.tables.spec import TableSpec
 from skirl.placement.tables.terms import TERMS, terms_of
 from skirl.placement.tables.wire import Wire
 from skirl.tools.sealed_json import Readable
-from skirl.tools.shape_of import AMOUNT, ANY, TEXT
+from skirl.tools.shape_of import AMOUNT, ANY, TEXT, misfit
 
 FORMAT, VERSION = "skirl-costs", 2
 BACKEND = OURS
@@ -30,6 +30,7 @@ _FORM = {
     "backend": TEXT, "terms": [TEXT], "noise": ANY, "ms": {...: [AMOUNT]}, "chosen": TEXT, "net": ANY, "report": {...: ANY},
     "exchange": ANY,
 }  # fmt: skip
+_MACHINE = {"processor": TEXT, "device": TEXT}
 FILES = Readable(
     FORMAT, VERSION, "file of costs", "skirl place costs", _FORM, most=_MOST, what="costs", again="measure again"
 )
@@ -56,6 +57,7 @@ class Costs:
     - `kind`: which of the two predicts: "additive", or "net".
     - `report`: how good each was on tables that it had not seen, and why the kind was chosen.
     - `wire`: how fast ranks exchange, if that was measured.
+    - `machine`: where they were measured, its `processor` and `device` among other facts; None: not known.
     """
 
     ms: Mapping[str, tuple[float, ...]]
@@ -67,6 +69,7 @@ class Costs:
     kind: Kind = "additive"
     report: Mapping[str, Any] = field(default_factory=dict)
     wire: Wire | None = None
+    machine: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         for optimizer, of in self.ms.items():
@@ -115,7 +118,7 @@ class Costs:
         if of is None:
             raise ValueError(
                 f"the costs have no {spec.optimizer}, which table {spec.name!r} has; they have {', '.join(self.ms)}: "
-                f"measure it with `skirl place costs --optimizers {spec.optimizer}`"
+                f"measure it with `skirl place costs --optimizers {spec.optimizer}{flag_of(self.backend)}`"
             )
         ms = sum(a * b for a, b in zip(of, terms_of(spec, rows, dim), strict=True))
         if not self.by_net or self.net is None:
@@ -165,6 +168,7 @@ def save_costs(costs: Costs, path: Path) -> None:
         "ms": {name: list(of) for name, of in costs.ms.items()}, "chosen": costs.kind,
         "net": None if costs.net is None else costs.net.body(), "report": dict(costs.report),
         "exchange": None if costs.wire is None else costs.wire.body(),
+        "machine": None if costs.machine is None else dict(costs.machine),
     })  # fmt: skip
 
 
@@ -207,27 +211,40 @@ def costs_for(backend: str, path: Path | None, *, link: float, ranks: int) -> Co
     return load_costs(path or SHIPPED, link=link, ranks=ranks, backends=(backend,))
 
 
+def check_backend(backend: str, backends: Sequence[str], what: str = "the costs are") -> None:
+    """Raise if costs are for another backend.
+
+    **Arguments**
+
+    - `backend`: the backend that they are for.
+    - `backends`: those that they may be for.
+    - `what`: what is for it, as the error begins.
+    """
+    if backend not in backends:
+        wanted = " or ".join(map(repr, backends))
+        asked = len(backends) == 1 and backend in BACKENDS  # by a command, which has the flag
+        also = f", or set --backend to {backend}" if asked else ""
+        raise ValueError(f"{what} for backend {_brief(backend)}, not for {wanted}: measure costs for {wanted}{also}")
+
+
 def _parsed(text: str, link: float, ranks: int, backends: Sequence[str]) -> Costs:
     body = FILES.body(text)
-    if body["backend"] not in backends:
-        wanted = " or ".join(map(repr, backends))
-        asked = len(backends) == 1 and body["backend"] in BACKENDS  # by a command, which has the flag
-        also = f", or set --backend to {body['backend']}" if asked else ""
-        raise ValueError(
-            f"it is for backend {_brief(body['backend'])}, not for {wanted}: measure costs for {wanted}{also}"
-        )
+    check_backend(body["backend"], backends, "it is")
     if tuple(body["terms"]) != TERMS:
         raise ValueError(f"its terms are {', '.join(body['terms'])[:300]}, skirl has {', '.join(TERMS)}: measure again")
     noise = body["noise"]
     if noise is not None and not (AMOUNT.fits(noise) and noise >= 0):
         raise ValueError(f"its noise is {_brief(noise)}: measure again")
+    machine = body.get("machine")  # files of earlier versions have none
+    if machine is not None and (wrong := misfit(machine, _MACHINE, "machine")) is not None:
+        raise ValueError(f"{wrong}: measure again")
     try:
         net = None if body["net"] is None else ComputeNet.parsed(body["net"])
         wire = None if body["exchange"] is None else Wire.parsed(body["exchange"])
     except ValueError as error:
         raise ValueError(f"{error}: measure again") from None
     numbers = {name: tuple(of) for name, of in body["ms"].items()}
-    return Costs(numbers, link, ranks, body["backend"], noise, net, body["chosen"], body["report"], wire)
+    return Costs(numbers, link, ranks, body["backend"], noise, net, body["chosen"], body["report"], wire, machine)
 
 
 def _brief(value: Any, most: int = 40) -> str:

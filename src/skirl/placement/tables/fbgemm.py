@@ -44,6 +44,21 @@ def check_optimizers(names: Sequence[str], device: str = "cpu") -> None:
             )
 
 
+def check_dim(table: str, dim: int) -> None:
+    """Raise if FBGEMM's operator cannot run a dim.
+
+    **Arguments**
+
+    - `table`: name of the table that has it.
+    - `dim`: the dim.
+    """
+    if dim % NARROW:
+        raise ValueError(
+            f"table {table!r} has dim {dim}, and FBGEMM's operator takes multiples of {NARROW}: give it another dim, or "
+            "leave the table out"
+        )
+
+
 class Part:
     """A part of a table for FBGEMM's operator.
 
@@ -56,11 +71,7 @@ class Part:
 
     def __init__(self, lookups: Lookups, piece: Piece, floats: int) -> None:
         spec = lookups.made.spec
-        if piece.dim % NARROW:
-            raise ValueError(
-                f"table {spec.name!r} has dim {piece.dim}, and FBGEMM's operator takes multiples of {NARROW}: give it "
-                "another dim, or leave the table out"
-            )
+        check_dim(spec.name, piece.dim)
         self.optimizer, self.batch, self.dim = spec.optimizer, spec.batch, piece.dim
         ids, bags = lookups.of(piece)
         room = floats // piece.dim

@@ -58,7 +58,7 @@ def listed(
     return _written(specs, out, batches)
 
 
-def listed_pool(name: str, batch: int, dim: int, optimizer: str, out: Path) -> dict[str, Any]:
+def listed_pool(name: str, batch: int, dim: int, optimizer: str, seed: int, out: Path) -> dict[str, Any]:
     """Write the list of a published pool's tables.
 
     **Arguments**
@@ -67,9 +67,10 @@ def listed_pool(name: str, batch: int, dim: int, optimizer: str, out: Path) -> d
     - `batch`: samples of a step.
     - `dim`: numbers in a row of each table.
     - `optimizer`: the row optimizer.
+    - `seed`: the random seed.
     - `out`: the file to write.
     """
-    made = published(name, batch=batch, dims=[dim], seed=0, optimizer=optimizer)
+    made = published(name, batch=batch, dims=[dim], seed=seed, optimizer=optimizer)
     return _written([of.spec for of in made], out, 0)
 
 

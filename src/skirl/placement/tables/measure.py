@@ -17,7 +17,7 @@ from skirl.core.optim import row_optimizer
 from skirl.engine.kernels import choice, cpu
 from skirl.engine.kernels.buffers import empty
 from skirl.placement.tables.pieces import Piece
-from skirl.placement.tables.pool import Made, ids_of
+from skirl.placement.tables.pool import Made, MultiHot, ids_of
 from skirl.tools.machine import machine
 from skirl.tools.sealed_json import put_whole
 from skirl.tools.shape_of import AMOUNT, misfit
@@ -123,7 +123,8 @@ class Arena:
 
 @dataclass
 class Lookups:
-    """A random batch of one table, shared by all parts of it.
+    """A random batch of one table, shared by all parts of it. Ids belong to random samples, unless the table's head says
+    how many each sample has.
 
     **Arguments**
 
@@ -137,7 +138,12 @@ class Lookups:
     def __post_init__(self) -> None:
         rng = np.random.default_rng(self.seed)
         self.ids = ids_of(self.made.spec, self.made.head, rng)
-        self.bags = np.sort(rng.integers(0, self.made.spec.batch, len(self.ids)))
+        batch, head = self.made.spec.batch, self.made.head
+        if isinstance(head, MultiHot):  # the ids of one sample after another's
+            samples = len(self.ids) // head.hots
+            self.bags = np.repeat(np.arange(samples) * batch // samples, head.hots)
+        else:
+            self.bags = np.sort(rng.integers(0, batch, len(self.ids)))
 
     def of(self, piece: Piece) -> tuple[np.ndarray, np.ndarray]:
         """Return the rows, counted from the piece's first, and the bags of the ids that fall into a piece."""
@@ -245,6 +251,7 @@ def rounds_of(
     late: Callable[[], bool] = lambda: False,
     seen: Callable[[int], None] = lambda done: None,
     sentinel: Sentinel | None = None,
+    enough: Callable[[np.ndarray], bool] = lambda rounds: False,
 ) -> np.ndarray:
     """Return the ms of each combination in each round, [rounds, combinations]. When time is up, stop after two or more.
 
@@ -260,6 +267,7 @@ def rounds_of(
     - `late`: whether time is up.
     - `seen`: called with the number of rounds that are done.
     - `sentinel`: counts disturbed rounds; a new one if not given.
+    - `enough`: asked after each round with those that are done; the last one if it is true.
     """
     sentinel = sentinel or Sentinel(arena)
     done = [] if known is None else known.rounds[:rounds]
@@ -282,6 +290,8 @@ def rounds_of(
         if known is not None:
             known.add(done[-1])
         seen(len(done))
+        if enough(np.array(done)):
+            break
     return np.array(done)
 
 
@@ -315,9 +325,11 @@ class Rounds:
         text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
         *lines, cut = text.split("\n")  # the last line was cut off, or is empty
         if text and text.split("\n", 1)[0] != head:
-            raise ValueError(
-                f"{path} has measurements of something else, or of another machine: remove it, or name another"
-            )
+            if len(lines) != 1 or cut or not _is_head(lines[0]):
+                raise ValueError(
+                    f"{path} has measurements of something else, or of another machine: remove it, or name another"
+                )
+            lines = []  # nothing was measured yet
         self.rounds = [self._read(line, number) for number, line in enumerate(lines[1:], start=2)]
         if cut or not lines:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -337,3 +349,12 @@ class Rounds:
         """Append one round."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(ms) + "\n")
+
+
+def _is_head(line: str) -> bool:
+    """Return whether a line is the first one of a file of rounds."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and found.keys() == {"measured", "machine"}

@@ -9,11 +9,11 @@ from typing import Any, TextIO
 import numpy as np
 
 from skirl.placement.tables.allowed import forbidden
-from skirl.placement.tables.backends import arena_of, check_there
+from skirl.placement.tables.backends import arena_of, check_dims, check_optimizers, check_there
 from skirl.placement.tables.check import Bench, Checked, candidates, checked
 from skirl.placement.tables.costs import Costs, costs_for
 from skirl.placement.tables.evenly import search_evenly
-from skirl.placement.tables.named import OURS, Backend
+from skirl.placement.tables.named import OURS, Backend, flag_of
 from skirl.placement.tables.pieces import whole
 from skirl.placement.tables.plan_file import TablePlan
 from skirl.placement.tables.problem import Columns, Placed, Problem, Ranks, canonical
@@ -71,11 +71,13 @@ def placed_tables(question: Question) -> dict[str, Any]:
     costs = costs_for(question.backend, question.costs, link=question.link or 1.0, ranks=count)
     if question.check is not None:
         check_there(question.backend)  # before the search, which may take long
+        check_optimizers(question.backend, tuple(dict.fromkeys(spec.optimizer for spec in specs)))
+        check_dims(question.backend, specs)
     if question.link is None:
         if costs.wire is None:
             raise ValueError(
-                "the costs have no measured exchange: measure it with `skirl place costs --exchange 2`, or set --link to "
-                "a rate like 10Gbit"
+                "the costs have no measured exchange: measure it with `skirl place costs --exchange 2"
+                f"{flag_of(question.backend)}`, or set --link to a rate like 10Gbit"
             )
         costs = replace(costs, link=costs.wire.rate)
     with Progress("search", steps=None, to=question.to, quiet=question.quiet) as progress:

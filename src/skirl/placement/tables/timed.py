@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from skirl.placement.tables.check import exchange_of
 from skirl.placement.tables.measure import Arena, Lookups, rounds_of
 from skirl.placement.tables.pieces import Piece
 from skirl.placement.tables.pool import Task
@@ -78,12 +79,14 @@ class Timed:
     - `rounds`: milliseconds that each rank computes, [rounds, plans, ranks].
     - `exchange`: milliseconds that each rank exchanges, [plans, ranks].
     - `sent`: numbers that each rank has for each, [plans, ranks, ranks].
+    - `dense`: milliseconds that each rank would exchange with a vector for every sample, [plans, ranks], as TorchRec does.
     """
 
     names: Sequence[str]
     rounds: np.ndarray
     exchange: np.ndarray
     sent: np.ndarray
+    dense: np.ndarray
 
     def times(self, taken: Taken = least_third, exchange: np.ndarray | None = None) -> Times:
         """Return the times of each plan.
@@ -136,10 +139,14 @@ def measure(arena: Arena, of: Task, problem: Problem, placed: Mapping[str, Place
 
     ranks = range(len(of.ranks.caps))
     combinations = [[part(p) for p in plan.pieces(r)] for plan in placed.values() for r in ranks]
-    rounds = np.empty((0, len(combinations)))
-    while len(rounds) < MOST_ROUNDS and (len(rounds) == 0 or differ(rounds) > SETTLED):
-        rounds = np.concatenate([rounds, rounds_of(arena, combinations, PLAN_ROUNDS, seed + len(rounds))])
+    busy = np.array([bool(of) for of in combinations])
+
+    def settled(rounds: np.ndarray) -> bool:
+        return len(rounds) % PLAN_ROUNDS == 0 and differ(rounds * busy) <= SETTLED
+
+    rounds = rounds_of(arena, combinations, MOST_ROUNDS, seed, enough=settled) * busy  # an empty rank computes nothing
     ids = [(of.ids, of.bags) for of in lookups]
     sent = np.array([sums_sent(plan, ids, problem.specs[0].batch) for plan in placed.values()])
     exchange = np.array([sent_ms(problem, of) for of in sent])
-    return Timed(tuple(placed), rounds.reshape(len(rounds), len(placed), -1), exchange, sent)
+    dense = np.array([exchange_of(problem, plan) for plan in placed.values()])
+    return Timed(tuple(placed), rounds.reshape(len(rounds), len(placed), -1), exchange, sent, dense)

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 
 from skirl.placement.tables.allowed import forbidden
+from skirl.placement.tables.backends import measured_elsewhere
 from skirl.placement.tables.check import Checked, exchange_of
+from skirl.placement.tables.named import flag_of
 from skirl.placement.tables.pieces import Piece
 from skirl.placement.tables.plan_file import TablePlan
 from skirl.placement.tables.problem import UNBOUND, Placed, Problem
@@ -18,7 +20,7 @@ from skirl.placement.tables.wire import Wire
 BALANCED = 0.02
 """If the busiest rank is above the mean by no more than this share, the ranks are equally busy."""
 FAR_OFF = 0.1
-"""If measured and predicted differ by more than this share, the costs are of another machine."""
+"""If measured and predicted differ by more than this share, other costs are needed."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ def answered(answer: Answer) -> dict[str, Any]:
         "balance": float(placed.load[busiest] / mean), "seconds": found.seconds, "states": found.states,
         "in_time": found.in_time, "curve": [[at, ms] for at, over, ms in found.curve if not over],
         "noise": problem.costs.noise, "costs": problem.costs.kind,
+        "costs_from": measured_elsewhere(problem.costs),
         "exchange": None if answer.wire is None else answer.wire.said(), "before": _before(answer), "check": _check(answer),
     }  # fmt: skip
     return result | {"sentence": advice(answer, result)}
@@ -179,7 +182,10 @@ def advice(answer: Answer, result: dict[str, Any]) -> str:
             return "The ranks are predicted to be busy alike: measure the plan with --check 20s before you use it."
         return f"The ranks are busy alike: for a shorter step set --ranks {2 * ranks}."
     if checked is not None and abs(busiest["measured_ms"] / max(busiest["compute_ms"], 1e-9) - 1) > FAR_OFF:
-        return "The costs are from another machine: run skirl place costs, and set --costs costs.json."
+        why = "Measured times are far from the costs"
+        if result["costs_from"] is not None:
+            why = f"The costs are from another machine, {result['costs_from']}"
+        return f"{why}: run skirl place costs{flag_of(problem.costs.backend)} --out costs.json, and set --costs costs.json."
     if not problem.rows:
         return "A table that is not cut keeps one rank busy: leave --no-rows out."
     if len(busiest["tables"]) == 1:

@@ -45,7 +45,7 @@ def measured(ranks: int, batch: int, seed: int, cases: int = CASES, rounds: int 
     return wire_of(sent(dims, batch), starts, gloo.exchanged(numbers, starts, rounds), seed)
 
 
-def wire_of(nbytes: np.ndarray, starts: np.ndarray, rounds: np.ndarray, seed: int) -> Wire:
+def wire_of(nbytes: np.ndarray, starts: np.ndarray, rounds: np.ndarray, seed: int, *, nets: bool = True) -> Wire:
     """Fit a wire to some exchanges.
 
     **Arguments**
@@ -53,6 +53,7 @@ def wire_of(nbytes: np.ndarray, starts: np.ndarray, rounds: np.ndarray, seed: in
     - `nbytes`, `starts`: as for `Wire.told`.
     - `rounds`: milliseconds, [rounds, forward and backward, cases, ranks].
     - `seed`: the random seed.
+    - `nets`: whether to train nets, if repeats vary little enough.
     """
     cases, ranks = nbytes.shape
     wait = np.stack([waits(starts), np.zeros_like(starts)])
@@ -72,14 +73,14 @@ def wire_of(nbytes: np.ndarray, starts: np.ndarray, rounds: np.ndarray, seed: in
         return float(np.median(np.abs(wrong)))
 
     found = Wire(ranks, plain.latency, plain.per_byte, noise, error(plain))
-    if noise > MOST_NOISE:
+    if noise > MOST_NOISE or not nets:
         return found
     x = inputs_of(nbytes, starts)
     mean, deviation = moments(x[~held_out])
     wanted = np.log(ms / (plain.latency + plain.per_byte * most[:, None]))[:, ~held_out]
     rest = (x[~held_out] - mean) / deviation
-    nets = WireNets(mean, deviation, regressed(rest, wanted[0], seed), regressed(rest[:, :ranks], wanted[1], seed))
-    better = Wire(ranks, plain.latency, plain.per_byte, noise, 0.0, nets)
+    trained = WireNets(mean, deviation, regressed(rest, wanted[0], seed), regressed(rest[:, :ranks], wanted[1], seed))
+    better = Wire(ranks, plain.latency, plain.per_byte, noise, 0.0, trained)
     if error(better) >= found.error:
         return found
-    return Wire(ranks, plain.latency, plain.per_byte, noise, error(better), nets)
+    return Wire(ranks, plain.latency, plain.per_byte, noise, error(better), trained)

@@ -49,6 +49,9 @@ def measured(tasks: int, seed: int) -> dict[str, Any]:
         f"iteration_{name}vs_torchrec": float(np.mean([task[f"{name}ratio"] for task in found["iterations"]]))
         for name in ("", "median_", "cpu_")
     }
+    balance = {name: [task["balance"][name] for task in found["iterations"]] for name in ("skirl", "torchrec")}
+    ratios |= {f"balance_{name}": float(np.mean(of)) for name, of in balance.items()}
+    ratios["perfect_cpu_vs_torchrec"] = float(np.mean(1 / np.array(balance["torchrec"])))  # its work, dealt evenly
     return {
         "difference": max(of.values()), "differences": of, "columns_rowwise_adagrad": adagrad,
         "tables_missing": tables_missing(TABLES, seed), "tables": TABLES,
@@ -145,7 +148,8 @@ def told(result: dict[str, Any]) -> dict[str, str]:
         lines["iteration"] = (
             f"{result['iteration_vs_torchrec']:.3f} of TorchRec's in the mean (medians "
             f"{result['iteration_median_vs_torchrec']:.3f}); CPU time of the busier rank "
-            f"{result['iteration_cpu_vs_torchrec']:.3f}"
+            f"{result['iteration_cpu_vs_torchrec']:.3f}, {result['perfect_cpu_vs_torchrec']:.3f} if TorchRec's work were "
+            f"even; busier rank over the mean {result['balance_skirl']:.3f}, TorchRec's {result['balance_torchrec']:.3f}"
         )
     return lines
 

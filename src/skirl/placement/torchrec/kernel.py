@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from skirl.placement.tables.asked import check_asked
 from skirl.placement.tables.backends import check_optimizers, check_there
 from skirl.placement.tables.calibrate import machine_costs
 from skirl.placement.tables.costs import Costs
@@ -38,8 +39,7 @@ def measure_costs(
         raise ValueError(f"device is {device!r}: set it to cpu or cuda")
     backend = BACKEND if device == "cpu" else ON_GPU
     check_optimizers(backend, (optimizer,))
-    check_there(backend)
     path = None if out is None else Path(out)
-    if path is not None and path.suffix != ".json":
-        raise ValueError(f"out is {str(path)!r}: name a file that ends in .json")
+    check_asked(minutes, combinations, seed, path)
+    check_there(backend)
     return machine_costs([optimizer], minutes, combinations, seed, path, backend=backend, quiet=True)[0]

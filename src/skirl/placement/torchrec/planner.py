@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from skirl.placement.tables.costs import BACKEND as OURS
-from skirl.placement.tables.costs import Costs, load_costs, shipped
+from skirl.placement.tables.costs import Costs, check_backend, load_costs, shipped
 from skirl.placement.tables.place import planned
 from skirl.placement.tables.plan_file import PLANS, TablePlan
 from skirl.placement.tables.problem import Columns, Problem, Ranks
@@ -182,10 +182,11 @@ class SkirlPlanner:
         topology = self.topology
         far = topology.world_size > topology.local_world_size
         link = 1e3 * (topology.inter_host_bw if far else topology.intra_host_bw)
+        backends = (BACKEND, OURS) if topology.compute_device == "cpu" else (ON_GPU, "skirl-cuda")
         if isinstance(self.costs, Costs):
+            check_backend(self.costs.backend, backends)
             return replace(self.costs, link=link, ranks=topology.world_size)
         if self.costs is not None:
-            backends = (BACKEND, OURS) if topology.compute_device == "cpu" else (ON_GPU, "skirl-cuda")
             return load_costs(Path(self.costs), link=link, ranks=topology.world_size, backends=backends)
         if topology.compute_device != "cpu":
             warnings.warn(

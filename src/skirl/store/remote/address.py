@@ -1,5 +1,6 @@
 """The address in `rpc://HOST:PORT`: where nodes and owners meet, and which of the owners this is."""
 
+import os
 import re
 from dataclasses import dataclass
 
@@ -47,3 +48,8 @@ class Address:
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def hush() -> None:
+    """Keep PyTorch from printing a warning for each connection that ends. It has to be called before torch is imported."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

@@ -83,9 +83,10 @@ class Serve:
         """Serve until SIGTERM or Ctrl-C, then finish calls in progress and end."""
         import os
 
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no warnings when a trainer leaves
+        from skirl.store.remote.address import Address, hush
+
+        hush()
         from skirl.store.remote import metrics
-        from skirl.store.remote.address import Address
         from skirl.store.remote.connection import PATIENCE
         from skirl.store.remote.meeting import Meeting
         from skirl.store.remote.node import TICK, Node
