@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from skirl.store.base import Rows
 from skirl.tools.jit import kernel
 
-DIRTY, OWED = 1, 2
+DIRTY, OWED = 1, 2  # there are no other flags, so `&= DIRTY` drops OWED; ~OWED is no uint8 in plain Python
 MOST_ASIDE = 32 << 20
 _PIECE = 1 << 20  # bytes of records taken at a time, while threads that change records wait
 _PIECE_AWAY = 16 << 20  # for records elsewhere: nobody waits for the copy, but each piece queues behind the GPU's work
@@ -45,7 +45,7 @@ def _set_aside(flags, places, key_of, rows, keys, out):
     n = 0
     for place in places:
         if flags[place] & OWED:
-            flags[place] &= ~OWED
+            flags[place] &= DIRTY
             keys[n] = key_of[place]
             for j in range(rows.shape[1]):
                 out[n, j] = rows[place, j]
@@ -74,7 +74,7 @@ def _next_owed(flags, start, stop, places):
 @kernel
 def _forgive(flags):
     for i in range(flags.size):
-        flags[i] &= ~OWED
+        flags[i] &= DIRTY
 
 
 @kernel
@@ -83,7 +83,7 @@ def _choose(flags, places, key_of, keys, chosen):
     n = 0
     for place in places:
         if flags[place] & OWED:
-            flags[place] &= ~OWED
+            flags[place] &= DIRTY
             keys[n] = key_of[place]
             chosen[n] = place
             n += 1
