@@ -132,7 +132,11 @@ def test_loops_run_as_plain_python(loop: str):
     out, chosen = np.zeros((2, 1)), np.zeros(2, np.int64)
     plain = getattr(changes_module, loop)
     plain = getattr(plain, "py_func", plain)
-    arrays = {"_forgive": (), "_choose": (places, key_of, keys, chosen), "_set_aside": (places, key_of, rows, keys, out)}
+    arrays = {
+        "_forgive": (),
+        "_choose": (places, key_of, keys, chosen),
+        "_set_aside": (places, key_of, rows, keys, out),
+    }
     plain(flags, *arrays[loop])
     assert flags.tolist() == [0, 1, 0, 1]
     assert loop == "_forgive" or keys.tolist() == [12, 13]
