@@ -20,7 +20,7 @@ from skirl.data.commands import ConvertToFile, Vocab
 from skirl.data.files.columnar import embedded_schema
 from skirl.data.files.errors import BadRow, BadSchema
 from skirl.data.files.schema import BUILT_IN
-from skirl.data.vocabulary.counting import Counters
+from skirl.data.vocabulary.counting import FingerprintCounts
 from skirl.data.vocabulary.vocabulary import BadVocabulary, Facts, load, save
 from tests.cases import cases
 from tests.data import logs
@@ -50,7 +50,7 @@ def tsv(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @given(st.lists(st.lists(st.integers(0, 60), max_size=40), max_size=8), st.booleans())
 @cases(40)
 def test_counts_are_exact_in_any_memory(pieces: list[list[int]], spill: bool) -> None:
-    with Counters(["a", "b"], 1) as counters:
+    with FingerprintCounts(["a", "b"], 1) as counters:
         expected: Counter[int] = Counter()
         for piece in pieces:
             counters.add("a", np.array(piece, np.uint64) * np.uint64(2**58))
@@ -67,7 +67,7 @@ def test_little_memory_spills_and_changes_nothing(tmp_path: Path) -> None:
     values = np.random.default_rng(0).integers(1, 30_000, 200_000).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     found = []
     for memory in (1 << 30, 1 << 19):
-        with Counters(["a"], memory, tmp_path) as counters:
+        with FingerprintCounts(["a"], memory, tmp_path) as counters:
             for piece in np.array_split(values, 50):
                 counters.add("a", piece)
                 assert sum(c.nbytes for c in counters._counters.values()) <= memory

@@ -15,7 +15,7 @@ from skirl.data.files.encoded import Encoded
 from skirl.data.flags import DataFlags
 from skirl.dedup import same as module
 from skirl.dedup.row_hash import row_hashes
-from skirl.dedup.same import Sums, same
+from skirl.dedup.same import RowSums, same
 from tests.cases import cases
 from tests.dedup.rows import Row, counted, schema, write
 
@@ -91,7 +91,7 @@ def test_sums_are_equal_where_the_multisets_are(one: list[Any], other: list[Any]
             np.arange(len(rows)),
             kept=[pa.array([r[3] for r in rows], pa.int64())],
         )
-        total = Sums()
+        total = RowSums()
         total.add(row_hashes(encoded, ["y"], [], ["a", "b"]))
         sums.append(total)
     assert (len(sums[0].other_than(sums[1])) == 0) == (counted_(one) == counted_(other))
@@ -103,7 +103,7 @@ def counted_(rows: list[Any]) -> Any:
 
 def test_sums_carry(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sum has 128 bits; it is not two sums of 64."""
-    sums = Sums()
+    sums = RowSums()
     sums.add(np.array([[3, 2**64 - 1], [4, 5]], np.uint64))
     assert module._total(sums) == (3 << 64) + 2**64 - 1 + (4 << 64) + 5
 

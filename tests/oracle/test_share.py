@@ -16,7 +16,7 @@ from skirl.oracle import row_states
 from skirl.oracle.bank import BankPlanner
 from skirl.oracle.row_states import RowStates
 from skirl.oracle.seen import Seen
-from skirl.oracle.share import Numbered, Share, number_of
+from skirl.oracle.share import Numbered, OwnedRows, number_of
 from tests.cases import cases
 
 ROWS = (5, 32, 700, 1 << 33)
@@ -25,14 +25,14 @@ ALL = (0, 1, 2, 3)
 
 
 @st.composite
-def shares(draw) -> Share:
+def shares(draw) -> OwnedRows:
     sites = draw(st.integers(1, 5))
     whole = Cut.even(range(sites))
     cuts = {table: Cut((0, 1 << 62, 3 << 62), (0, sites - 1, 0)) for table in draw(st.sets(st.integers(0, 2)))}
-    return Share(Placement(sites, whole, cuts), draw(st.integers(0, sites - 1)))
+    return OwnedRows(Placement(sites, whole, cuts), draw(st.integers(0, sites - 1)))
 
 
-def owned(share: Share, tables: list[int]) -> list[int]:
+def owned(share: OwnedRows, tables: list[int]) -> list[int]:
     keys = [key_of(table, row) for table in tables for row in range(ROWS[table])]
     return [key for key, site in zip(keys, share.placement.site_of(np.array(keys, np.int64))) if site == share.site]
 
@@ -78,7 +78,7 @@ def test_each_row_has_a_handle_of_its_own(share, room, seed):
 
 
 def test_a_row_of_another_owner_is_a_bug():
-    share = Share(Placement.even(2), 0)
+    share = OwnedRows(Placement.even(2), 0)
     states = RowStates(SCHEMA, (0, 2), 600, share)
     theirs = next(key for key in range(2 << 48, 2 << 48 | 700) if share.placement.site_of(np.array([key]))[0] == 1)
     assert states.numbered.begin[2] == 0
@@ -95,7 +95,7 @@ def test_what_is_planned_is_the_same(seed, hold):
 
 
 def check_plans(seed, hold):
-    rng, share = np.random.default_rng(seed), Share(Placement.even(3), int(seed % 3))
+    rng, share = np.random.default_rng(seed), OwnedRows(Placement.even(3), int(seed % 3))
     schema = Schema.of([Table("small", 7, 4), Table("large", 900, 4), Table("huge", 1 << 48, 4)])
     batches = []
     for _ in range(12):
@@ -121,7 +121,7 @@ def check_plans(seed, hold):
 
 
 def test_large_tables_are_numbered_within_bounds():
-    share = Share(Placement.even(8), 3)
+    share = OwnedRows(Placement.even(8), 3)
     schema = Schema.of([Table("a", 100, 4), Table("b", 1000, 4), Table("c", row_states.MOST_TO_NUMBER, 4)])
     assert row_states._to_number(schema, [2, 1, 0], 1000, share) == [0, 1]
     assert row_states._to_number(schema, [2, 1, 0], 1 << 40, share) == [0, 1]

@@ -6,7 +6,7 @@ import statistics
 import numpy as np
 import pytest
 
-from skirl.sweep.paired import Course, Sums, added, bound, errors, no_sums, share_of_alpha, surely_behind, together
+from skirl.sweep.paired import Course, PairSums, added, bound, errors, no_sums, share_of_alpha, surely_behind, together
 from skirl.sweep.simulated import simulate
 
 
@@ -111,7 +111,7 @@ def test_each_of_the_others_has_its_part_of_alpha():
     for total, behind in ((0.999 * least, False), (1.001 * least, True)):
         differences = np.zeros((4, 4))
         differences[2, 0] = total
-        now, before = Sums(9, np.zeros(4), differences, pairs), Sums(9, np.zeros(4), pairs, pairs)
+        now, before = PairSums(9, np.zeros(4), differences, pairs), PairSums(9, np.zeros(4), pairs, pairs)
         assert surely_behind(now, before, np.ones(4, bool), 0.05).tolist() == [False, False, behind, False]
 
 

@@ -13,7 +13,7 @@ from skirl.data import Synthetic
 from skirl.models import DLRM, DCNv2, DeepFM, WideDeep
 from skirl.train.evaluation import evaluate
 from skirl.train.metrics import Metrics, NotFinite
-from skirl.train.parts import Part, merged
+from skirl.train.parts import MetricsPart, merged
 from tests.cases import cases
 from tests.train.test_metrics import sample
 
@@ -29,7 +29,7 @@ def test_parts_merge_to_the_bits_of_one_process(
     cuts = np.cumsum(sizes)[:-1]
     batches = list(zip(np.split(logits, cuts), np.split(labels, cuts))) if sizes else []
     alone, together = Metrics(), Metrics()
-    parts = [Part() for _ in range(ranks)]
+    parts = [MetricsPart() for _ in range(ranks)]
     of = [data.draw(st.integers(0, ranks - 1)) for _ in batches]
     for number, (x, y) in enumerate(batches):
         alone.update(torch.tensor(x), torch.tensor(y))
@@ -47,7 +47,7 @@ def test_parts_merge_to_the_bits_of_one_process(
 
 
 def arrays_of(*numbers: int, value: float = 0.5) -> list[np.ndarray]:
-    part = Part()
+    part = MetricsPart()
     for number in numbers:
         part.update(number, np.array([value, 1.0]), np.array([0, 1]))
     return part.arrays()

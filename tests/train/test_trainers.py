@@ -30,7 +30,7 @@ from skirl.train.commands import Train
 from skirl.train.done import Done
 from skirl.train.meter import Meter
 from skirl.train.recipe import Recipe
-from skirl.train.trainers import Share
+from skirl.train.trainers import TrainerShare
 from tests.streams import stored_rows
 from tests.zygote import COMMAND, PIPE, Python
 
@@ -90,7 +90,7 @@ def same(results: list[dict[str, Any]], one: dict[str, Any], *but: str) -> None:
 def test_what_travelled_is_that_of_all_trainers() -> None:
     def work(peers):
         peers.channel("votes").exchange([np.zeros(100 * (to != peers.rank)) for to in range(3)])
-        return Share(peers).network()
+        return TrainerShare(peers).network()
 
     first, *others = InProcess.run(3, work)
     assert all(other == first for other in others)
@@ -100,7 +100,7 @@ def test_what_travelled_is_that_of_all_trainers() -> None:
 
 
 def test_one_trainer_has_no_network() -> None:
-    assert Share(Alone()).network() == {}
+    assert TrainerShare(Alone()).network() == {}
 
 
 def steps_of(first: int, last: int) -> list[Done]:
@@ -118,7 +118,7 @@ def steps_of(first: int, last: int) -> list[Done]:
 
 def measured(peers) -> tuple[dict, list[int]]:
     """Return what a trainer's meter counts, except times, and the bytes that it received."""
-    share, meter = Share(peers), Meter()
+    share, meter = TrainerShare(peers), Meter()
     for done in steps_of(*block(peers.rank, peers.size, 4)):
         of_all, _ = share.whole(done)
         meter.add(of_all.loss_tensor, of_all.logits, of_all.labels, samples=of_all.samples, finite=of_all.finite)
@@ -141,7 +141,7 @@ def test_all_trainers_hear_of_a_stop_and_of_predictions_that_are_not_finite() ->
         [done, *_] = steps_of(*block(peers.rank, peers.size, 4))
         if peers.rank == 2:
             done.logits[0] = torch.inf
-        of_all, asked = Share(peers).whole(done, Asked(stop=peers.rank == 1, save=peers.rank == 2))
+        of_all, asked = TrainerShare(peers).whole(done, Asked(stop=peers.rank == 1, save=peers.rank == 2))
         return of_all.finite, asked, len(of_all.logits)
 
     assert InProcess.run(3, work) == [(False, Asked(stop=True), logits) for logits in (24, 0, 0)]
@@ -226,9 +226,9 @@ def test_minutes_are_those_of_the_first(by_trainers, tmp_path, monkeypatch):
 
 def test_all_end_at_the_step_at_which_one_is_told_to(by_trainers, tmp_path, monkeypatch):
     """Whenever the signal comes: if all have already agreed on a step, it waits for the next one."""
-    real = Share.whole
+    real = TrainerShare.whole
 
-    def late(share: Share, *given: Any) -> Any:
+    def late(share: TrainerShare, *given: Any) -> Any:
         found = real(share, *given)
         if share.rank == 1 and share.peers.channel("lookups").counters.calls >= 3:
             keepers[1]._told_to_stop = True
@@ -241,7 +241,7 @@ def test_all_end_at_the_step_at_which_one_is_told_to(by_trainers, tmp_path, monk
         keepers[0 if keeper._first else 1] = keeper
         return entered(keeper)
 
-    monkeypatch.setattr(Share, "whole", late)
+    monkeypatch.setattr(TrainerShare, "whole", late)
     monkeypatch.setattr(Keeper, "__enter__", enter)
     results = by_trainers(2, **SMALL, save=tmp_path)
     monkeypatch.undo()

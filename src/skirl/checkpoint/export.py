@@ -11,7 +11,7 @@ from torch import nn
 
 from skirl.core.keys import ROW_BITS, row_of, table_of
 from skirl.engine.access import bank_of, peek
-from skirl.nn.collection import Place, collections_of, tables_of
+from skirl.nn.collection import TablePlace, collections_of, tables_of
 from skirl.tools.sealed_json import skirl_version
 from skirl.tools.sizes import parse_bytes
 from skirl.tools.tensor_file import Writer, bytes_of
@@ -72,7 +72,7 @@ def rows_of(model: nn.Module, table: str | None = None) -> Iterator[tuple[str, n
             yield name, row_of(piece), _records(place, piece)[:, : place.table.dim]
 
 
-def _chosen(model: nn.Module, table: str | None) -> dict[str, Place]:
+def _chosen(model: nn.Module, table: str | None) -> dict[str, TablePlace]:
     """Return the tables to write, once their rows are as the steps so far left them."""
     tables = tables_of(model)
     if table is not None and table not in tables:
@@ -84,7 +84,7 @@ def _chosen(model: nn.Module, table: str | None) -> dict[str, Place]:
     return tables if table is None else {table: tables[table]}
 
 
-def _touched(chosen: Mapping[str, Place]) -> dict[str, np.ndarray]:
+def _touched(chosen: Mapping[str, TablePlace]) -> dict[str, np.ndarray]:
     """Return the keys of every row ever used, in the store or resident, by table, ascending."""
     touched: dict[str, np.ndarray] = {}
     for engine in {id(place.engine): place.engine for place in chosen.values()}.values():
@@ -101,7 +101,7 @@ def _touched(chosen: Mapping[str, Place]) -> dict[str, np.ndarray]:
     return touched
 
 
-def _pieces(place: Place, keys: np.ndarray | None) -> Iterator[np.ndarray]:
+def _pieces(place: TablePlace, keys: np.ndarray | None) -> Iterator[np.ndarray]:
     """Yield the keys to write in pieces. If `keys` is None, yield all of the table's."""
     n = place.table.rows if keys is None else len(keys)
     for start in range(0, n, _PIECE):
@@ -109,11 +109,11 @@ def _pieces(place: Place, keys: np.ndarray | None) -> Iterator[np.ndarray]:
         yield np.arange(start, stop) | (place.number << ROW_BITS) if keys is None else keys[start:stop]
 
 
-def _parts(place: Place, untouched: bool) -> dict[str, slice]:
+def _parts(place: TablePlace, untouched: bool) -> dict[str, slice]:
     parts = place.optimizer.unpack(place.table.dim)
     return {"weight": parts["weight"]} if untouched else parts
 
 
-def _records(place: Place, keys: np.ndarray) -> np.ndarray:
+def _records(place: TablePlace, keys: np.ndarray) -> np.ndarray:
     rows, _ = peek(place.engine, keys, bank_of(place.engine, place.number))  # keys ascend, so rows come in their order
     return rows

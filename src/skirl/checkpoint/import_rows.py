@@ -21,7 +21,7 @@ from skirl.core.keys import row_of, table_of
 from skirl.core.optim import FTRL, RowOptimizer
 from skirl.core.tables import Table
 from skirl.engine.access import PIECE, bank_of, peek, put_rows
-from skirl.nn.collection import Place, collections_of, tables_of
+from skirl.nn.collection import TablePlace, collections_of, tables_of
 from skirl.tools.sealed_json import CheckpointError
 from skirl.tools.shape_of import COUNT, TEXT, misfit
 
@@ -73,7 +73,7 @@ def import_rows(
     return found
 
 
-def _from_tensors(tables: Mapping[str, Place], tensors: "Tensors", names: Mapping[str, str]) -> dict[str, int]:
+def _from_tensors(tables: Mapping[str, TablePlace], tensors: "Tensors", names: Mapping[str, str]) -> dict[str, int]:
     plan = []
     for place in tables.values():
         name = _name(tensors, place.table, names, len(tables) == 1)
@@ -95,7 +95,7 @@ def _from_tensors(tables: Mapping[str, Place], tensors: "Tensors", names: Mappin
     return found
 
 
-def _from_checkpoint(tables: Mapping[str, Place], path: Path) -> dict[str, int]:
+def _from_checkpoint(tables: Mapping[str, TablePlace], path: Path) -> dict[str, int]:
     from skirl.checkpoint.without_model import opened
 
     exchange = next(iter(tables.values())).engine.exchange
@@ -107,7 +107,7 @@ def _from_checkpoint(tables: Mapping[str, Place], path: Path) -> dict[str, int]:
     return {name: sum(their[name] for their in each) for name in each[0]}
 
 
-def copy_rows(tables: Mapping[str, Place], theirs: Mapping[str, Place], path: Path) -> dict[str, int]:
+def copy_rows(tables: Mapping[str, TablePlace], theirs: Mapping[str, TablePlace], path: Path) -> dict[str, int]:
     """Copy the touched rows of all tables that both have, with their state if the optimizer is the same."""
     found: dict[str, int] = {}
     for name in tables.keys() & theirs.keys():
@@ -130,7 +130,7 @@ def copy_rows(tables: Mapping[str, Place], theirs: Mapping[str, Place], path: Pa
     return found
 
 
-def _copy(place: Place, source: Place, same: bool) -> int:
+def _copy(place: TablePlace, source: TablePlace, same: bool) -> int:
     """Copy the touched rows of one table, with their state if the optimizer is the `same`. Return how many there were."""
     taken, bank = 0, bank_of(source.engine, source.number)
     for keys in source.engine.store.keys():  # noqa: SIM118
@@ -317,7 +317,7 @@ def _state(tensors: Tensors, table: Table, base: str | None, optimizer: RowOptim
     return _State(tuple(places), None if steps is None else int(steps))
 
 
-def _take(place: Place, tensors: Tensors, name: str, base: str | None, state: _State) -> int:
+def _take(place: TablePlace, tensors: Tensors, name: str, base: str | None, state: _State) -> int:
     n = tensors.shape(name)[0]
     for start, stop in _pieces(n):
         values = {"weight": tensors.rows(name, start, stop)}

@@ -30,7 +30,7 @@ def pays(ids: int, left: int, samples: int, least: float = LEAST) -> bool:
 
 
 @dataclass(slots=True)
-class Part:
+class BankPart:
     """Some of a bank's positions, pooled separately."""
 
     at: list[slice]
@@ -62,7 +62,7 @@ class Shared:
     """int64 [features + 1]: each feature's first bag among all of the bank's, as in `BankIds.offsets`."""
     inverse: list[np.ndarray | None]
     """By feature: int32 [batch], the bag of each sample among the feature's; None if it is plain."""
-    parts: tuple[Part, Part] | None = None
+    parts: tuple[BankPart, BankPart] | None = None
     """The positions of plain features, and those of shared bags. The first part has a bag for every feature and sample,
     empty if the feature is shared."""
     windows: list[np.ndarray | None] = field(default_factory=list)
@@ -135,8 +135,8 @@ class Shared:
         ends = offsets[self.first].tolist()
         at = [slice(low, high) for low, high in pairwise(ends)]
         self.parts = (
-            Part([of for of, each in zip(at, self.inverse) if each is None], plain),
-            Part([of for of, each in zip(at, self.inverse) if each is not None], once),
+            BankPart([of for of, each in zip(at, self.inverse) if each is None], plain),
+            BankPart([of for of, each in zip(at, self.inverse) if each is not None], once),
         )
 
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from skirl.data.files.columnar import embedded_schema
-from skirl.data.files.dataset import Dataset, Place
+from skirl.data.files.dataset import Dataset, RowPosition
 from skirl.data.files.encode import ByHash, Encoder, Fingerprints, RowsOf
 from skirl.data.files.errors import BadSchema
 from skirl.data.files.find import find, kind_of
@@ -208,7 +208,7 @@ def _loaded(path: str, file: int, size: int, time: int) -> Vocabulary:
 @lru_cache(maxsize=8)
 def _last(
     paths: tuple[str, ...], schema: FileSchema, stamps: tuple[tuple[int, int], ...], share: float, part_bytes: int
-) -> tuple[int, Place]:
+) -> tuple[int, RowPosition]:
     """Return the number of rows in all files, and the place where the last share begins.
 
     Cached, since a command opens its data several times.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from skirl.data.open import open_to_count
-from skirl.data.vocabulary.counting import Counters
+from skirl.data.vocabulary.counting import FingerprintCounts
 from skirl.data.vocabulary.vocabulary import FIRST, MOST, Facts, save
 from skirl.tools.progress import Progress, size
 
@@ -42,7 +42,7 @@ def count(
     moments = {column.name: Moments() for column in columns.standardised}
     hashed = [(column.table or column.name, k) for k, column in enumerate(columns.ids) if column.encode == "hash"]
     samples = 0
-    with Counters(list(types), memory, folder or Path(out).absolute().parent) as counters:
+    with FingerprintCounts(list(types), memory, folder or Path(out).absolute().parent) as counters:
         with Progress("count", steps=None, to=sys.stderr if json else sys.stdout, quiet=quiet) as progress:
             for number, piece in enumerate(files.pieces(), start=1):
                 for table, k in hashed:

@@ -28,7 +28,7 @@ BETTER = 1.2
 
 
 @dataclass(frozen=True)
-class Given:
+class AnalyzedRows:
     """The rows to look at.
 
     **Arguments**
@@ -43,7 +43,7 @@ class Given:
     unit: int
 
 
-def analyze(given: Given, *, keep: int, batch: int, json: bool, quiet: bool) -> dict[str, Any]:
+def analyze(given: AnalyzedRows, *, keep: int, batch: int, json: bool, quiet: bool) -> dict[str, Any]:
     """Read all rows once, and return the result of the command.
 
     **Arguments**

@@ -92,10 +92,10 @@ class Analyze:
 
     def run(self) -> dict[str, Any]:
         """Read all data once, analyze a sample of its sessions, and return the result."""
-        from skirl.dedup.analyze import AS_IT_IS, NO_SESSION, Given, analyze
+        from skirl.dedup.analyze import AS_IT_IS, NO_SESSION, AnalyzedRows, analyze
 
         started = time.monotonic()
-        given: Given | None = None
+        given: AnalyzedRows | None = None
         if self._kind == "synthetic":
             given = self._generated() if self.data.partition(":")[2] == SESSIONS else None
             found = NO_SESSION
@@ -115,23 +115,23 @@ class Analyze:
         return {"command": "analyze", "flags": asdict(self), **found, **took, "failed": None}
 
     def _read(self, files: Any) -> Any:
-        from skirl.dedup.analyze import Given
+        from skirl.dedup.analyze import AnalyzedRows
         from skirl.dedup.wanted import Wanted, loads, shaped
 
         wanted = Wanted(self.session, self.user, self.gap, None, parse_bytes(MEMORY), "once", self.compression, False)
         files, shape = shaped(files, wanted)
-        return Given(loads(files, shape, _LOAD), shape, wanted.unit)
+        return AnalyzedRows(loads(files, shape, _LOAD), shape, wanted.unit)
 
     def _generated(self) -> Any:
         from skirl.data.sessions import Sessions
-        from skirl.dedup.analyze import Given
+        from skirl.dedup.analyze import AnalyzedRows
         from skirl.dedup.generated import given
 
         data = Sessions(
             batch_size=8192, seed=self.seed, pooling_factor=self.pooling_factor, per_session=self.per_session,
             change=self.change, histories=self.lists, drift=self.drift, once=False,
         )  # fmt: skip
-        return Given(*given(data, self.samples, self.compression))
+        return AnalyzedRows(*given(data, self.samples, self.compression))
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """Return the result as labelled lines for people to read."""

@@ -91,7 +91,7 @@ def rows_of(data: Sessions, samples: int, *, as_rows: bool) -> Iterator[Any]:
 
 
 def given(data: Sessions, samples: int, compression: str) -> tuple[Iterator[Any], Shape, int]:
-    """Return the arguments of `analyze.Given`: rows with their sort keys, what to write, and the bytes to sort at once.
+    """Return the arguments of `AnalyzedRows`: rows with their sort keys, what to write, and the bytes to sort at once.
 
     **Arguments**
 

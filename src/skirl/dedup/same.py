@@ -17,7 +17,7 @@ from skirl.tools.jit import kernel
 from skirl.tools.progress import Progress
 
 if TYPE_CHECKING:
-    from skirl.data.files.dataset import Part
+    from skirl.data.files.dataset import FilePart
     from skirl.data.files.stream import Files
 
 BUCKETS = 1 << 16
@@ -29,7 +29,7 @@ _SHIFT = np.uint64(64 - 16)
 
 
 @dataclass
-class Sums:
+class RowSums:
     """The number of rows of a data set, and the sum of their hashes, by bucket."""
 
     counts: np.ndarray = field(default_factory=lambda: np.zeros(BUCKETS, np.int64))
@@ -40,7 +40,7 @@ class Sums:
         """Add rows by their hashes (uint64 [n, 2])."""
         _add(hashes, self.counts, self.high, self.low)
 
-    def other_than(self, other: "Sums") -> np.ndarray:
+    def other_than(self, other: "RowSums") -> np.ndarray:
         """Return the buckets that differ."""
         differ = (self.counts != other.counts) | (self.high != other.high) | (self.low != other.low)
         return np.flatnonzero(differ)
@@ -74,7 +74,7 @@ class Side:
         columns = tuple(self.roles[role] or "" for role in roles)
         self.files = keeping(self.files, columns)
 
-    def hashed(self) -> Iterator[tuple[Encoded, "Part", np.ndarray]]:
+    def hashed(self) -> Iterator[tuple[Encoded, "FilePart", np.ndarray]]:
         """Yield all rows in pieces, with the part they are from and their hashes."""
         files = self.files
         with closing(pieces(files.dataset, files.encoder, [Range(files.begin, files.end)], files.workers)) as source:
@@ -82,7 +82,7 @@ class Side:
                 if len(piece):
                     yield piece, part, row_hashes(piece, self.labels, self.dense, self.ids)
 
-    def place(self, part: "Part", row: int) -> str:
+    def place(self, part: "FilePart", row: int) -> str:
         """Return the location of a row, for people to read."""
         dataset = self.files.dataset.anew()
         try:
@@ -107,7 +107,7 @@ def same(data: "Files", other: "Files", *, session: str | None = None, json: boo
     roles, others = _comparable(*sides)
     for side in sides:
         side.keep(roles)
-    sums = Sums(), Sums()
+    sums = RowSums(), RowSums()
     counts = [0, 0]
     with Progress("same", steps=None, to=sys.stderr if json else sys.stdout, quiet=quiet) as progress:
         number = 0
@@ -201,7 +201,7 @@ def _times(count: int) -> str:
     return {0: "not", 1: "once"}.get(count, f"{count:,} times")
 
 
-def _total(sums: Sums) -> int:
+def _total(sums: RowSums) -> int:
     pairs = zip(sums.high.tolist(), sums.low.tolist())
     return sum((high << 64) + low for high, low in pairs) & ((1 << 128) - 1)
 

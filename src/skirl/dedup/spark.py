@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from skirl.data.files.dataset import Place
+from skirl.data.files.dataset import RowPosition
 from skirl.data.files.find import kind_of
 from skirl.data.files.stream import Files
 from skirl.dedup.finish import Shape
@@ -260,7 +260,7 @@ class Spark:
             ) from None
 
 
-def stretches(files: Files, most: int) -> list[tuple[Place, Place | None]]:
+def stretches(files: Files, most: int) -> list[tuple[RowPosition, RowPosition | None]]:
     """Cut the data into stretches of about equally many parts, in order, which can be read independently.
 
     **Arguments**
@@ -269,15 +269,15 @@ def stretches(files: Files, most: int) -> list[tuple[Place, Place | None]]:
     - `most`: number of stretches; there are fewer if the data cannot be cut as often.
     """
     dataset = files.dataset.anew()
-    begins: list[Place] = []
+    begins: list[RowPosition] = []
     for number, path in enumerate(dataset.paths):
         if kind_of(path) == "gzip":  # to read from its middle, one has to unpack everything before
-            begins.append(Place(number))
+            begins.append(RowPosition(number))
             continue
         share = None
-        for part in dataset.parts(Place(number), Place(number + 1)):
+        for part in dataset.parts(RowPosition(number), RowPosition(number + 1)):
             if part.share != share:
-                begins.append(Place(part.file, part.part))
+                begins.append(RowPosition(part.file, part.part))
             share = part.share
     dataset.close()
     each = -(-len(begins) // most)
@@ -299,7 +299,8 @@ def grown(files: Files) -> int:
         first = next(piece for piece in pieces if len(piece))
     try:
         if kind in ("parquet", "arrow"):
-            of = size * len(first) / max(1, sum(dataset.rows(part) for part in dataset.parts(Place(0), Place(1))))
+            parts = dataset.parts(RowPosition(0), RowPosition(1))
+            of = size * len(first) / max(1, sum(map(dataset.rows, parts)))
         else:
             of = min(size, dataset.part_bytes) / (PACKED if kind == "gzip" else 1)
     finally:

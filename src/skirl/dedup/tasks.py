@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from skirl.data.files.dataset import Place
+from skirl.data.files.dataset import RowPosition
 from skirl.data.files.stream import Files
 from skirl.dedup.finish import Shape, finish, keys_of, measured
 from skirl.dedup.frames import framed, ordered, packing_of
@@ -102,7 +102,7 @@ class Read:
 
     files: Files
     shape: Shape
-    stretches: Sequence[tuple[Place, Place | None]]
+    stretches: Sequence[tuple[RowPosition, RowPosition | None]]
     buckets: int
     seconds: float | None
     load: int

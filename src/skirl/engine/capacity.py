@@ -13,10 +13,10 @@ from skirl.engine.too_small import DoesNotFit, Room, too_small
 
 
 @dataclass(frozen=True)
-class Size:
+class BankMemory:
     """Memory that one bank takes, apart from the store.
 
-    >>> print(Size(dim=64, rows=1_000_000, slots=50_000, staging_rows=4_000, record_bytes=260, staging_bytes=900_000))
+    >>> print(BankMemory(dim=64, rows=1_000_000, slots=50_000, staging_rows=4_000, record_bytes=260, staging_bytes=900_000))
     dim 64: 50,000 of 1,000,000 rows in the cache (12.4 MiB), 4,000 on their way (1.0 MiB; 0.9 MiB allocated)
     """
 
@@ -109,7 +109,7 @@ class Capacity:
         """For each bank: rows that may be on their way in; as many more may be on their way out."""
         return [rows // 2 for rows in self.split.staging_rows] if self.split else []
 
-    def sizes(self, record_bytes: Sequence[int], staging_bytes: Sequence[int]) -> list[Size]:
+    def sizes(self, record_bytes: Sequence[int], staging_bytes: Sequence[int]) -> list[BankMemory]:
         """Return what each bank takes. Empty until a split is decided.
 
         **Arguments**
@@ -121,7 +121,7 @@ class Capacity:
         if split is None:
             return []
         return [
-            Size(bank.dim, sum(tables[t].rows for t in bank.tables), slots, staging, one, allocated)
+            BankMemory(bank.dim, sum(tables[t].rows for t in bank.tables), slots, staging, one, allocated)
             for bank, slots, staging, one, allocated in zip(
                 self._schema.banks, split.slots, split.staging_rows, record_bytes, staging_bytes, strict=True
             )

@@ -20,7 +20,7 @@ from skirl.core.keys import row_of, table_of
 from skirl.core.tables import Schema, Table
 from skirl.engine.begun import Begun
 from skirl.engine.cache import Cache
-from skirl.engine.capacity import CacheSize, Capacity, Size, Split
+from skirl.engine.capacity import BankMemory, CacheSize, Capacity, Split
 from skirl.engine.counters import Counters
 from skirl.engine.device import open_device, torch_device
 from skirl.engine.device.base import BankFacts, BankRows, Update
@@ -233,7 +233,7 @@ class Engine:
         self.banks, self.caches = [], []
         self.capacity.forget()
 
-    def sizes(self) -> list[Size]:
+    def sizes(self) -> list[BankMemory]:
         """Return what is held in memory, one entry for each bank. Empty until the first batches have decided it."""
         record_bytes = [held * self.dtype.itemsize for held in self.held]
         return self.capacity.sizes(record_bytes, [bank.staging_bytes for bank in self.banks])

@@ -394,7 +394,7 @@ def refuse_copies(model: nn.Module) -> None:
                 )
 
 
-class Place(NamedTuple):
+class TablePlace(NamedTuple):
     """The place of a table in a model."""
 
     engine: Engine
@@ -410,16 +410,16 @@ class Place(NamedTuple):
         return self.engine.optimizers[self.number]
 
 
-def tables_of(model: nn.Module) -> dict[str, Place]:
+def tables_of(model: nn.Module) -> dict[str, TablePlace]:
     """Return the tables of all collections of a model, by name. Raise if two have the same name."""
-    found: dict[str, Place] = {}
+    found: dict[str, TablePlace] = {}
     for collection in collections_of(model).values():
         for number, table in enumerate(collection.tables):
             if table.name in found:
                 raise ValueError(
                     f"two collections of the model have a table {table.name!r}: pass one of the collections itself"
                 )
-            found[table.name] = Place(collection.engine, number)
+            found[table.name] = TablePlace(collection.engine, number)
     return found
 
 

@@ -16,7 +16,7 @@ from skirl.oracle.distinct import Finder
 from skirl.oracle.policies.base import make_policy
 from skirl.oracle.row_states import EVICTED, RowStates
 from skirl.oracle.seen import Seen
-from skirl.oracle.share import Share
+from skirl.oracle.share import OwnedRows
 from skirl.oracle.step import Step
 from skirl.oracle.uses import Uses
 from skirl.tools.threads import run
@@ -97,7 +97,7 @@ class BankPlanner:
         threads: int = 1,
         resident: Resident | None = None,
         resident_next: np.ndarray | None = None,
-        share: Share | None = None,
+        share: OwnedRows | None = None,
     ) -> None:
         """Set up. Nothing is planned yet.
 

@@ -17,7 +17,7 @@ from skirl.oracle.loops import NEVER
 from skirl.oracle.options import Plan
 from skirl.oracle.reach import AUTO_ROWS, Vote, is_full
 from skirl.oracle.seen import Seen
-from skirl.oracle.share import Share
+from skirl.oracle.share import OwnedRows
 from skirl.oracle.step import Step
 
 Batch = Positions | np.ndarray
@@ -33,7 +33,7 @@ def bank_planners(
     hold_rows: Sequence[int] | None = None,
     residents: Sequence[Resident] | None = None,
     resident_next: Sequence[np.ndarray] | None = None,
-    share: Share | None = None,
+    share: OwnedRows | None = None,
 ) -> list[BankPlanner]:
     """Return a planner for each bank of a collection.
 

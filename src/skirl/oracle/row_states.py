@@ -8,7 +8,7 @@ import numpy as np
 
 from skirl.core.keys import MAX_ROWS, ROW_BITS
 from skirl.core.tables import Schema
-from skirl.oracle.share import Numbered, Share, number_of
+from skirl.oracle.share import Numbered, OwnedRows, number_of
 from skirl.tools.hash_index import HashIndex, ask, find, insert, remove
 from skirl.tools.jit import AHEAD, kernel, prefetch
 
@@ -49,7 +49,7 @@ class RowStates:
     [5, 0, 7]
     """
 
-    def __init__(self, schema: Schema, tables: tuple[int, ...], room: int, share: Share | None = None) -> None:
+    def __init__(self, schema: Schema, tables: tuple[int, ...], room: int, share: OwnedRows | None = None) -> None:
         self.base = np.full(len(schema.tables), -1, np.int64)
         """[all tables]: the handle of the table's row 0; -1: its rows are hashed or numbered."""
         used = 0
@@ -141,7 +141,7 @@ class RowStates:
         return len(self.key) - self.n_free
 
 
-def _to_number(schema: Schema, tables: Sequence[int], room: int, share: Share | None) -> list[int]:
+def _to_number(schema: Schema, tables: Sequence[int], room: int, share: OwnedRows | None) -> list[int]:
     """Return the tables whose rows an owner numbers, the smallest first."""
     out, looked, nbytes = list[int](), 0, 0
     if share is None:

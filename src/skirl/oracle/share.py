@@ -17,7 +17,7 @@ _HALF = np.uint64(32)
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class OwnedRows:
     """The rows that an owner has.
 
     **Arguments**
@@ -46,14 +46,14 @@ class Numbered:
 
     >>> from skirl import Table
     >>> schema = Schema.of([Table("a", 8, 4), Table("b", 4, 4)])
-    >>> numbered = Numbered(schema, [0, 1], Share(Placement.even(2), 1))
+    >>> numbered = Numbered(schema, [0, 1], OwnedRows(Placement.even(2), 1))
     >>> [number_of(numbered.words, numbered.begin[0], row) for row in range(8)]
     [0, 1, 2, -1, -1, -1, 3, -1]
     >>> numbered.end
     6
     """
 
-    def __init__(self, schema: Schema, tables: Sequence[int], share: Share | None, first: int = 0) -> None:
+    def __init__(self, schema: Schema, tables: Sequence[int], share: OwnedRows | None, first: int = 0) -> None:
         self.begin = np.full(len(schema.tables), -1, np.int64)
         """[all tables]: the word of the table's row 0; -1: its rows have no numbers."""
         words = [-(-schema.tables[table].rows // 32) for table in tables]

@@ -15,7 +15,7 @@ from skirl.oracle.halves import Asking, Reads, Requests, joined
 from skirl.oracle.letters import BATCH, END, ERROR, HEAD, Letter, Letters
 from skirl.oracle.options import Plan
 from skirl.oracle.reach import Vote, due
-from skirl.oracle.share import Share
+from skirl.oracle.share import OwnedRows
 
 Exchange = Callable[[list[np.ndarray]], list[np.ndarray]]
 """Gives each rank one array of int32, by rank, and returns what each rank gave. Their sizes are sent along."""
@@ -53,7 +53,7 @@ class Together:
     def __init__(self, schemas: Sequence[Schema], rank: int, placement: Placement, exchange: Exchange) -> None:
         banks = [(schema, bank) for schema in schemas for bank in range(len(schema.banks))]
         self.rank = rank
-        self.share = Share(placement, rank)
+        self.share = OwnedRows(placement, rank)
         """The rows that this rank owns."""
         self.number = 0
         """Number of batches exchanged."""

@@ -34,7 +34,7 @@ LIMIT = 1 << 30
 
 
 @dataclass
-class Counters:
+class ChannelTraffic:
     """Traffic of a channel, by rank. What a rank sends to itself is not counted, because it enters no network."""
 
     calls: int = 0
@@ -90,7 +90,7 @@ class Channel(ABC):
 
     def __init__(self, name: str, rank: int, size: int) -> None:
         self.name, self.rank, self.size = name, rank, size
-        self.counters = Counters.of(size)
+        self.counters = ChannelTraffic.of(size)
         self.step: int | None = None
         """The step that calls are for, as named in errors. None: no step."""
         self._sequence = 0

@@ -22,7 +22,7 @@ from skirl.pipeline.epoch import Epoch
 from skirl.pipeline.loader_watch import Watch
 from skirl.pipeline.one_pass import InLoop, OnePass
 from skirl.pipeline.pipeline import Pipeline
-from skirl.pipeline.reader import Place, Reader
+from skirl.pipeline.reader import DataPosition, Reader
 from skirl.pipeline.shards import ShardsInLoop
 from skirl.pipeline.stages import StageHook, Times
 from skirl.pipeline.timeline import Timeline
@@ -424,7 +424,9 @@ class Lookahead:
         - `state`: what `state_dict` returned.
         """
         self.check_state(state)
-        here = Place(state["step"], state["epochs"], self._own(state["batches"]), state["loader"], state["start"])
+        here = DataPosition(
+            state["step"], state["epochs"], self._own(state["batches"]), state["loader"], state["start"]
+        )
         self._in_loop, self._loaded = InLoop(state["step"], here, here), True
 
     def check_state(self, state: dict[str, Any]) -> None:

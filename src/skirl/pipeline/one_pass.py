@@ -12,7 +12,7 @@ from skirl.nn.collection import Collection
 from skirl.pipeline.epoch import Epoch
 from skirl.pipeline.loader_watch import Watch
 from skirl.pipeline.pipeline import Pipeline
-from skirl.pipeline.reader import Place, Reader
+from skirl.pipeline.reader import DataPosition, Reader
 from skirl.pipeline.shards import ShardsInLoop
 from skirl.pipeline.stages import Times
 from skirl.pipeline.timeline import LOOP
@@ -25,9 +25,9 @@ class InLoop:
 
     step: int = 0
     """Number of steps begun: 1 while the first batch is in the loop."""
-    here: Place = field(default_factory=Place)
+    here: DataPosition = field(default_factory=DataPosition)
     """The place after the batch in the loop."""
-    before: Place = field(default_factory=Place)
+    before: DataPosition = field(default_factory=DataPosition)
     """The place before its step."""
     flight: Flight | None = None
     micro: int = 0
@@ -170,7 +170,7 @@ class OnePass:
             self._pull(hold)
         flight = pipeline.next(hold)
         if flight is None:
-            now.here = Place(now.step, now.here.epochs + 1, loader=self._reader.state_at_end)
+            now.here = DataPosition(now.step, now.here.epochs + 1, loader=self._reader.state_at_end)
             self.close()
             return False
         while pipeline.hungry():  # keeps the planner fed while this step computes

@@ -34,7 +34,7 @@ _END = object()
 
 
 @dataclass(frozen=True)
-class Place:
+class DataPosition:
     """Where in the data a run is, counted in batches that the loop was given, not in those of the window."""
 
     step: int = 0
@@ -105,7 +105,7 @@ class Reader:
         if state is not None and hasattr(self._loader, "check_state"):
             self._loader.check_state(state)  # type: ignore[attr-defined]
 
-    def begin(self, place: Place) -> None:
+    def begin(self, place: DataPosition) -> None:
         """Begin a pass at a place."""
         self._read = 0
         with self._watched():
@@ -203,7 +203,7 @@ class Reader:
             return None
         return own_state(self._loader.state_dict())  # type: ignore[attr-defined]
 
-    def _open(self, place: Place) -> Iterator[Any]:
+    def _open(self, place: DataPosition) -> Iterator[Any]:
         """Return an iterator over the loader's batches, from where the run is."""
         known = place.loader is not None and hasattr(self._loader, "load_state_dict")
         if known:
@@ -233,7 +233,7 @@ class Reader:
                     "with the same data"
                 )
 
-    def spool(self, place: Place, together: Together | None = None) -> list[Epoch]:
+    def spool(self, place: DataPosition, together: Together | None = None) -> list[Epoch]:
         """Run the first pass of depth="epoch": spool each collection's ids; with `together`, those of all trainers."""
         epochs = [Epoch(resolver.schema) for resolver in self._resolvers]
         step: list[Captured] = []

@@ -153,7 +153,7 @@ class SweepCommand(Composed):
             from skirl.sweep.planned import as_lines
 
             return as_lines(result)
-        from skirl.sweep.race import Place
+        from skirl.sweep.race import VariantPlace
         from skirl.sweep.report import SAME
         from skirl.sweep.table import as_text
         from skirl.train.kept import origin_line
@@ -161,7 +161,7 @@ class SweepCommand(Composed):
         count = result["processes_used"]
         shared = "once for all variants" if count == 1 else f"once in each of {count} processes for its variants"
         aucs = {place["variant"]: place["auc"] for place in result["standing"]}
-        places = [Place(**{k: v for k, v in place.items() if k != "auc"}) for place in result["standing"]]
+        places = [VariantPlace(**{k: v for k, v in place.items() if k != "auc"}) for place in result["standing"]]
         lines = {
             "time": f"{clock(result['seconds'])} for {result['steps']:,} steps of {self.recipe.data.batch:,} samples",
             "speed": f"{result['samples_per_second']:,.0f} samples/s of the stream, each used by every variant in the race",

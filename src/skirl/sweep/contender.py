@@ -51,11 +51,11 @@ class OfVariant(Collection):
         self.current.opened(loop)
 
 
-class Bags(OfVariant, EmbeddingBagCollection):
+class VariantBags(OfVariant, EmbeddingBagCollection):
     """Pooled embeddings of one variant."""
 
 
-class Rows(OfVariant, EmbeddingCollection):
+class VariantRows(OfVariant, EmbeddingCollection):
     """Embeddings of one variant, one row for each id."""
 
 

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from skirl.sweep.names import RACE, RESULT, SWEEP
-from skirl.sweep.race import Left, Place, Race
+from skirl.sweep.race import Left, Race, VariantPlace
 from skirl.sweep.variants import Varied
 from skirl.tools.machine import machine
 from skirl.tools.sealed_json import put_whole
@@ -110,7 +110,7 @@ class SweepFolder:
         self._write({"event": "left", **asdict(left)})
 
     def standing(
-        self, step: int, seconds: float, places: Sequence[Place], aucs: Callable[[], Mapping[str, float | None]]
+        self, step: int, seconds: float, places: Sequence[VariantPlace], aucs: Callable[[], Mapping[str, float | None]]
     ) -> None:
         """Record where all stand after a step.
 

@@ -12,7 +12,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Sums:
+class PairSums:
     """Sums of losses over batches, each loss taken before the model was trained on the batch.
 
     >>> sums = added(added(no_sums(2), np.array([1.0, 3.0])), np.array([2.0, 3.0]))
@@ -29,13 +29,13 @@ class Sums:
     """[models, models]: the squares of these differences, batch by batch."""
 
 
-def no_sums(*shape: int) -> Sums:
+def no_sums(*shape: int) -> PairSums:
     """Return sums over no batches. The last number of `shape` is the number of models."""
     pairs = np.zeros((*shape, shape[-1]))
-    return Sums(0, np.zeros(shape), pairs, pairs)
+    return PairSums(0, np.zeros(shape), pairs, pairs)
 
 
-def added(sums: Sums, losses: Floats) -> Sums:
+def added(sums: PairSums, losses: Floats) -> PairSums:
     """Return the sums with one more batch. Where a loss is nan, that model and its pairs keep their sums.
 
     **Arguments**
@@ -46,12 +46,12 @@ def added(sums: Sums, losses: Floats) -> Sums:
     seen = np.isfinite(losses)
     one = np.where(seen, losses, 0.0)
     pairs = np.where(seen[..., :, None] & seen[..., None, :], one[..., :, None] - one[..., None, :], 0.0)
-    return Sums(sums.batches + 1, sums.losses + one, sums.differences + pairs, sums.squares + pairs**2)
+    return PairSums(sums.batches + 1, sums.losses + one, sums.differences + pairs, sums.squares + pairs**2)
 
 
-def together(first: Sums, then: Sums) -> Sums:
+def together(first: PairSums, then: PairSums) -> PairSums:
     """Return sums over the batches of both."""
-    return Sums(
+    return PairSums(
         first.batches + then.batches,
         first.losses + then.losses,
         first.differences + then.differences,
@@ -59,7 +59,7 @@ def together(first: Sums, then: Sums) -> Sums:
     )
 
 
-def pooled(sums: Sums, shares: Floats) -> Sums:
+def pooled(sums: PairSums, shares: Floats) -> PairSums:
     """Return the sums of models that are averages of others, as if each loss had been averaged batch by batch.
 
     >>> sums = added(added(no_sums(3), np.array([1.0, 3.0, 5.0])), np.array([2.0, 4.0, 0.0]))
@@ -76,10 +76,10 @@ def pooled(sums: Sums, shares: Floats) -> Sums:
     across = shares @ sums.squares @ shares.T
     within = np.diagonal(across) / 2  # squares of all pairs tell the square of any sum whose weights cancel out
     squares = np.maximum(across - within[:, None] - within[None, :], 0.0)
-    return Sums(sums.batches, shares @ sums.losses, differences, squares)
+    return PairSums(sums.batches, shares @ sums.losses, differences, squares)
 
 
-def errors(sums: Sums) -> Floats:
+def errors(sums: PairSums) -> Floats:
     """Return [models, models]: the standard error of each pair's mean difference; nan with fewer than two batches."""
     n = sums.batches
     if n < 2:
@@ -112,7 +112,7 @@ def bound(squares: Floats, before: Floats, alpha: float) -> Floats:
     return np.where(before > 0, least, np.inf)
 
 
-def surely_behind(sums: Sums, before: Sums, racing: NDArray[np.bool_], alpha: float) -> NDArray[np.bool_]:
+def surely_behind(sums: PairSums, before: PairSums, racing: NDArray[np.bool_], alpha: float) -> NDArray[np.bool_]:
     """Return bool [models]: those whose mean loss is surely higher than that of another model still in the race.
 
     The probability that the best model is ever among them is `alpha` at most: it would have to exceed the bound against
@@ -151,9 +151,9 @@ class Course:
     """Batches of the first stretch."""
     stretch: int
     """Index of the current stretch, from 0."""
-    now: Sums
+    now: PairSums
     """Sums over the current stretch."""
-    before: Sums
+    before: PairSums
     """Sums over the stretch before it."""
     part: int = 0
     """Number of this comparison, from 1 on; each has its own share of alpha. 0 in the first stretch."""
@@ -176,7 +176,7 @@ class Course:
         now = added(no_sums(*losses.shape), losses)
         return replace(self, stretch=self.stretch + 1, now=now, before=self.now, part=self.part + 1)
 
-    def anew(self, before: Sums, seen: int) -> "Course":
+    def anew(self, before: PairSums, seen: int) -> "Course":
         """Return the state with a new stretch: a model is not what it was, so no sum over it says anything more.
 
         **Arguments**
@@ -190,7 +190,7 @@ class Course:
         now, part = no_sums(*before.losses.shape), self.part + (stretch > 0)
         return replace(self, stretch=stretch, now=now, before=before, part=part)
 
-    def recent(self) -> Sums:
+    def recent(self) -> PairSums:
         """Return sums over this stretch and the one before: the last half of all batches, or more."""
         return together(self.before, self.now)
 

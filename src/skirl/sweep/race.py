@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from skirl.sweep.paired import Course, Sums, errors, pooled
+from skirl.sweep.paired import Course, PairSums, errors, pooled
 
 FIRST = 8
 """Least number of batches in the first stretch, in which nobody leaves for a deficit."""
@@ -82,7 +82,7 @@ class Left:
 
 
 @dataclass(frozen=True)
-class Place:
+class VariantPlace:
     """A variant's place in the standing."""
 
     rank: int
@@ -139,7 +139,7 @@ class Race:
         """Losses by configuration, which decide who leaves."""
         self._single = Course.begin(self.rules.first, len(names))
         """Losses by variant, for the noise of seeds and for display."""
-        self._gone: dict[int, Place] = {}
+        self._gone: dict[int, VariantPlace] = {}
 
     @property
     def racing(self) -> list[str]:
@@ -199,7 +199,7 @@ class Race:
         own = [k for k in np.flatnonzero(self._of == self.leader()) if self._racing[k]]
         return self.names[min(own, key=lambda k: self._single.recent().losses[k])]
 
-    def standing(self) -> list[Place]:
+    def standing(self) -> list[VariantPlace]:
         """Return the places of all variants, best first. Those that left follow, the last to leave and nearest first."""
         configurations, places = self._order(), []
         for c in configurations:
@@ -209,7 +209,9 @@ class Race:
         step = {left.variant: left.step for left in self.left}
         for k in sorted(self._gone, key=lambda k: (-step[self.names[k]], self._gone[k].difference or 0.0, k)):
             gone = self._gone[k]
-            places.append(Place(len(places) + 1, gone.variant, gone.loss, gone.difference, gone.error, gone.state))
+            places.append(
+                VariantPlace(len(places) + 1, gone.variant, gone.loss, gone.difference, gone.error, gone.state)
+            )
         return places
 
     def seed_noise(self) -> float | None:
@@ -255,7 +257,7 @@ class Race:
         self.rules = self.rules.going_on(was, self.step)
         self._racing = np.array(state["racing"])
         self.left = [Left(**left) for left in state["left"]]
-        self._gone = {int(k): Place(**place) for k, place in state["gone"].items()}
+        self._gone = {int(k): VariantPlace(**place) for k, place in state["gone"].items()}
         self._course, self._single = _read(state["course"]), _read(state["single"])
 
     def _compare_anew(self, gone: Sequence[Left], seen: int) -> None:
@@ -274,7 +276,7 @@ class Race:
         single, whole = self._single.recent(), self._course.recent()
         left = pooled(single, own / np.maximum(own.sum(1, keepdims=True), 1))
         pairs = split[:, None] | split[None, :]
-        before = Sums(
+        before = PairSums(
             whole.batches,
             np.where(split, left.losses, whole.losses),
             np.where(pairs, left.differences, whole.differences),
@@ -339,16 +341,16 @@ class Race:
         self.left += left
         return left
 
-    def _place(self, k: int, rank: int, state: str) -> Place:
+    def _place(self, k: int, rank: int, state: str) -> VariantPlace:
         """Return the place of a variant: its own loss, and its configuration's difference to the leading one."""
         own, whole = self._single.recent(), self._course.recent()
         n = whole.batches
         if not n:
-            return Place(rank, self.names[k], None, None, None, state)
+            return VariantPlace(rank, self.names[k], None, None, None, state)
         c, first = int(self._of[k]), self.leader()
         error = float(errors(whole)[c, first]) if n > 1 else None
         loss, difference = float(own.losses[k] / n), float(whole.differences[c, first] / n)
-        return Place(rank, self.names[k], loss, difference, error, state, leading=c == first)
+        return VariantPlace(rank, self.names[k], loss, difference, error, state, leading=c == first)
 
 
 def _written(course: Course) -> dict[str, Any]:
@@ -361,7 +363,7 @@ def _written(course: Course) -> dict[str, Any]:
 
 def _read(state: Mapping[str, Any]) -> Course:
     now, before = (
-        Sums(of["batches"], *(np.array(of[name]) for name in ("losses", "differences", "squares")))
+        PairSums(of["batches"], *(np.array(of[name]) for name in ("losses", "differences", "squares")))
         for of in (state["now"], state["before"])
     )
     stretch = state["stretch"]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from skirl.sweep.names import RACE, RESULT, SWEEP
-from skirl.sweep.race import Place
+from skirl.sweep.race import VariantPlace
 from skirl.sweep.table import HEAD, cells
 from skirl.tools.os_errors import writing
 from skirl.tools.progress import clock
@@ -273,8 +273,8 @@ def _end(variant: str, left: Sequence[Mapping[str, Any]], step: int) -> str:
     return next((one["why"] for one in left if one["variant"] == variant), f"trained for {step:,} steps")
 
 
-def _place(at: Mapping[str, Any]) -> Place:
-    return Place(**{name: value for name, value in at.items() if name != "auc"})
+def _place(at: Mapping[str, Any]) -> VariantPlace:
+    return VariantPlace(**{name: value for name, value in at.items() if name != "auc"})
 
 
 def _losses(folder: Path, kind: str = "train", name: str = "loss") -> list[tuple[float, float]]:

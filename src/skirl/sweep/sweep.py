@@ -22,7 +22,7 @@ from skirl.nn.same_batch import Known
 from skirl.pipeline.lookahead import Lookahead
 from skirl.store import Store
 from skirl.sweep.checkpoint import Parts, SweepSaving, load_all, optimizers_of, read_header, save_all
-from skirl.sweep.contender import Bags, Contender, Rows
+from skirl.sweep.contender import Contender, VariantBags, VariantRows
 from skirl.sweep.dense import LANES, LOOP, Choice, Lanes, alike_in_threads
 from skirl.sweep.diverged import Diverged
 from skirl.sweep.fleet import Fleet, shared_banks
@@ -131,7 +131,7 @@ class Sweep:
         try:
             for variant, own, rule, own_seed in zip(variants, of_tables, rules, seeds, strict=True):
                 make = partial(
-                    Bags if pooled else Rows, variant.name, banks, tables=own, optimizer=rule, cache=cache,
+                    VariantBags if pooled else VariantRows, variant.name, banks, tables=own, optimizer=rule, cache=cache,
                     store=store_of(store, variant.name), seed=own_seed, dtype=dtype, device=device, resume=resume,
                 )  # fmt: skip
                 embeddings = of_variant(variant, make)

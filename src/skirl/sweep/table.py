@@ -6,7 +6,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from skirl.sweep.race import Place
+from skirl.sweep.race import VariantPlace
 from skirl.tools.progress import Facts
 
 HEAD = ("rank", "variant", "loss", "to the leader", "AUC", "state")
@@ -18,10 +18,10 @@ MOST_ROWS = 24
 """Most rows of the live table: more do not fit most terminals. Variants that have left come last, and are cut first."""
 
 
-def cells(place: Place, auc: float | None) -> tuple[str, ...]:
+def cells(place: VariantPlace, auc: float | None) -> tuple[str, ...]:
     """Return the cells of a line of the table.
 
-    >>> cells(Place(2, "lr=0.1", 0.5, 0.0123, 0.0004, "races"), 0.75)
+    >>> cells(VariantPlace(2, "lr=0.1", 0.5, 0.0123, 0.0004, "races"), 0.75)
     ('2', 'lr=0.1', '0.50000', '+0.01230 ± 0.00040', '0.7500', 'races')
     """
     return (
@@ -34,12 +34,12 @@ def cells(place: Place, auc: float | None) -> tuple[str, ...]:
     )
 
 
-def difference(place: Place) -> str:
+def difference(place: VariantPlace) -> str:
     """Return how much higher its loss is than the leader's, with the standard error, as text.
 
-    >>> difference(Place(1, "lr=0.1", 0.5, 0.0, 0.0, "leads"))
+    >>> difference(VariantPlace(1, "lr=0.1", 0.5, 0.0, 0.0, "leads"))
     ''
-    >>> difference(Place(2, "lr=0.1,seed=1", 0.5, 0.0, 0.0, "races", leading=True))
+    >>> difference(VariantPlace(2, "lr=0.1,seed=1", 0.5, 0.0, 0.0, "races", leading=True))
     'seed of the leader'
     """
     if place.state == "leads" or place.difference is None:
@@ -59,7 +59,7 @@ class Standing:
     - `rate`: samples of the stream per second.
     """
 
-    def __init__(self, places: Sequence[Place], aucs: Mapping[str, float | None], rate: float) -> None:
+    def __init__(self, places: Sequence[VariantPlace], aucs: Mapping[str, float | None], rate: float) -> None:
         self._places, self._aucs, self._rate = places, aucs, rate
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -84,10 +84,10 @@ class Standing:
         yield Text(f"{more}{racing} of {len(places)} race, {self._rate:,.0f} samples/s", "dim italic")
 
 
-def as_facts(places: Sequence[Place], aucs: Mapping[str, float | None], rate: float) -> Facts:
+def as_facts(places: Sequence[VariantPlace], aucs: Mapping[str, float | None], rate: float) -> Facts:
     """Return the standing as the facts of one line.
 
-    >>> places = [Place(1, "a", 0.5, 0.0, None, "leads"), Place(2, "b", 0.6, 0.1, 0.01, "races")]
+    >>> places = [VariantPlace(1, "a", 0.5, 0.0, None, "leads"), VariantPlace(2, "b", 0.6, 0.1, 0.01, "races")]
     >>> list(as_facts(places, {"a": 0.7}, 1000.0).values())
     ['a', '0.50000', '0.7000', 'b +0.10000 ± 0.01000', '2 of 2', '1,000']
     """
@@ -105,10 +105,10 @@ def as_facts(places: Sequence[Place], aucs: Mapping[str, float | None], rate: fl
     }
 
 
-def as_text(places: Sequence[Place], aucs: Mapping[str, float | None]) -> str:
+def as_text(places: Sequence[VariantPlace], aucs: Mapping[str, float | None]) -> str:
     """Return the table as plain text.
 
-    >>> print(as_text([Place(1, "a", 0.5, 0.0, None, "leads")], {}))
+    >>> print(as_text([VariantPlace(1, "a", 0.5, 0.0, None, "leads")], {}))
     rank  variant     loss  to the leader  AUC  state
        1  a        0.50000                   -  leads
     """

@@ -15,7 +15,7 @@ from skirl.core.batch import Batch
 from skirl.pipeline.read_ahead import read_ahead
 from skirl.tools import rng_state
 from skirl.train.metrics import Metrics, Scores
-from skirl.train.parts import Part, merged
+from skirl.train.parts import MetricsPart, merged
 
 Exchange = Callable[[list[np.ndarray]], Sequence[Sequence[np.ndarray]]]
 """Sends arrays to all trainers and returns each trainer's, in order of rank."""
@@ -47,7 +47,7 @@ def evaluate(
             for batch, logits in found:
                 metrics.update(logits, batch.labels)
         return metrics.scores()
-    part = Part()
+    part = MetricsPart()
     with closing(predicted(model, batches)) as found:
         for turn, (batch, logits) in enumerate(found):
             if len(batch.labels):  # an empty batch is predicted as well, since lookups need all trainers

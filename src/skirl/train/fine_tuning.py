@@ -14,11 +14,11 @@ from skirl.checkpoint.without_model import opened
 from skirl.data.files.hashing import BY_OPEN
 from skirl.data.source import Source
 from skirl.models.flags import LayerFlags, ModelFlags
-from skirl.nn.collection import Place, collections_of, tables_of
+from skirl.nn.collection import TablePlace, collections_of, tables_of
 from skirl.peers.alone import Alone
 from skirl.train.origin import Origin, note
 from skirl.train.resumed import check_flags, saved_flags
-from skirl.train.trainers import Share
+from skirl.train.trainers import TrainerShare
 
 log = logging.getLogger("skirl")
 
@@ -39,7 +39,7 @@ def check_model(path: Path, header: Path, flags: Mapping[str, Any]) -> None:
 
 
 def begin_from(
-    origin: Origin, model: nn.Module, stream: Source, share: Share | None = None, *, save: Path | None
+    origin: Origin, model: nn.Module, stream: Source, share: TrainerShare | None = None, *, save: Path | None
 ) -> dict[str, Any]:
     """Copy rows and dense weights from a checkpoint and return what was copied. Check everything before changing anything.
 
@@ -51,7 +51,7 @@ def begin_from(
     - `share`: this trainer's share if there are several; all do this at once, and each takes the rows that it owns.
     - `save`: the folder of the run's own checkpoints.
     """
-    path, share = Path(origin.given), Share(Alone()) if share is None else share
+    path, share = Path(origin.given), TrainerShare(Alone()) if share is None else share
     with opened(origin.header if origin.again else path, share.peers) as (rows, dense, data, header):
         if save is not None and header != origin.header and share.first:
             note(save, Origin.of(origin.given, header))
@@ -73,7 +73,7 @@ def begin_from(
     return {"folder": str(path), **came, "row_state": same, "dense": bool(dense)}
 
 
-def _check_tables(here: Mapping[str, Place], theirs: Mapping[str, Place], path: Path) -> None:
+def _check_tables(here: Mapping[str, TablePlace], theirs: Mapping[str, TablePlace], path: Path) -> None:
     if here.keys() != theirs.keys():
         only = sorted(here.keys() - theirs.keys()) or sorted(theirs.keys() - here.keys())
         where = "--data has" if only[0] in here else f"{path} has"

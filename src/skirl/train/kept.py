@@ -10,7 +10,7 @@ from skirl.train.fine_tuning import check_model
 from skirl.train.flags import SaveFlags
 from skirl.train.origin import Origin, origin_of
 from skirl.train.resumed import FREE, check_flags, saved_flags, told
-from skirl.train.trainers import Share
+from skirl.train.trainers import TrainerShare
 
 
 def check_start(saving: SaveFlags, flags: Mapping[str, Any]) -> Origin | None:
@@ -33,7 +33,7 @@ def check_start(saving: SaveFlags, flags: Mapping[str, Any]) -> Origin | None:
     return origin
 
 
-def agreed_start(share: Share, saving: SaveFlags, flags: Mapping[str, Any]) -> Origin | None:
+def agreed_start(share: TrainerShare, saving: SaveFlags, flags: Mapping[str, Any]) -> Origin | None:
     """Do `check_start` on the first trainer for all of them, since files of the run appear as soon as one begins.
 
     **Arguments**

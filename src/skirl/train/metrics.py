@@ -140,7 +140,7 @@ class StreamingAUC:
         self._counts[:] = state["counts"].numpy()
 
 
-class Sums(NamedTuple):
+class MetricSums(NamedTuple):
     """The sums of a batch."""
 
     samples: int
@@ -150,12 +150,12 @@ class Sums(NamedTuple):
     """Expected clicks: the sum of the predicted probabilities."""
 
 
-def sums_of(logits: Values, labels: Values) -> Sums:
+def sums_of(logits: Values, labels: Values) -> MetricSums:
     """Sum over a batch, in float64."""
     x, clicks = _checked(logits, labels)
     tail = np.exp(-np.abs(x))  # never overflows
     loss = float(np.sum(np.maximum(x, 0) - x * clicks + np.log1p(tail)))
-    return Sums(x.size, int(clicks.sum()), loss, float(np.sum(np.where(x >= 0, 1.0, tail) / (1 + tail))))
+    return MetricSums(x.size, int(clicks.sum()), loss, float(np.sum(np.where(x >= 0, 1.0, tail) / (1 + tail))))
 
 
 class LogLoss:
@@ -175,7 +175,7 @@ class LogLoss:
         """Add a batch, summed in float64."""
         self.add(sums_of(logits, labels))
 
-    def add(self, sums: Sums) -> None:
+    def add(self, sums: MetricSums) -> None:
         """Add the sums of a batch."""
         self._loss += sums.loss
         self._predicted += sums.predicted

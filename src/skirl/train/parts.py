@@ -4,16 +4,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from skirl.train.metrics import TOGETHER, Metrics, NotFinite, StreamingAUC, Sums, Values, sums_of
+from skirl.train.metrics import TOGETHER, Metrics, MetricSums, NotFinite, StreamingAUC, Values, sums_of
 
 Arrays = Sequence[np.ndarray]
 """A part as it is exchanged: arrays of one dimension, in a fixed order."""
 
 
-class Part:
+class MetricsPart:
     """The metrics of one trainer's batches. Each batch has its number in the stream, which orders the merged parts.
 
-    >>> first, second, alone = Part(), Part(), Metrics()
+    >>> first, second, alone = MetricsPart(), MetricsPart(), Metrics()
     >>> first.update(0, np.array([0.3, -2.0]), np.array([1, 0]))
     >>> second.update(1, np.array([0.1, 0.2]), np.array([0, 1]))
     >>> for logits, labels in (([0.3, -2.0], [1, 0]), ([0.1, 0.2], [0, 1])):
@@ -24,7 +24,7 @@ class Part:
 
     def __init__(self) -> None:
         self._numbers: list[int] = []
-        self._sums: list[Sums] = []
+        self._sums: list[MetricSums] = []
         self._wrong: list[tuple[int, int, int]] = []
         """For each batch with logits that are not finite: its number, how many are not, of how many."""
         self._auc = StreamingAUC()
@@ -75,7 +75,8 @@ def merged(parts: Sequence[Arrays], into: Metrics | None = None) -> Metrics:
 
     **Arguments**
 
-    - `parts`: the `Part.arrays` of all trainers, in any order. Their batches are consecutive, each in exactly one part.
+    - `parts`: the `MetricsPart.arrays` of all trainers, in any order. Their batches are consecutive, each in exactly
+      one part.
     - `into`: the metrics of all earlier batches; None if there are none.
     """
     metrics = Metrics() if into is None else into
@@ -92,7 +93,7 @@ def merged(parts: Sequence[Arrays], into: Metrics | None = None) -> Metrics:
     counts = np.concatenate([part[1] for part in parts]).reshape(-1, 2).tolist()
     sums = np.concatenate([part[2] for part in parts]).reshape(-1, 2).tolist()
     for i in np.argsort(numbers).tolist():
-        metrics.loss.add(Sums(*counts[i], *sums[i]))
+        metrics.loss.add(MetricSums(*counts[i], *sums[i]))
     for part in parts:
         metrics.auc.add(part[4], part[5].reshape(2, -1))
     return metrics

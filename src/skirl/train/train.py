@@ -34,7 +34,7 @@ from skirl.train.report.run_folder import RunFolder
 from skirl.train.resumed import LEARNING, told
 from skirl.train.schedule import Rates
 from skirl.train.touched import Touched
-from skirl.train.trainers import Share
+from skirl.train.trainers import TrainerShare
 
 logger = logging.getLogger("skirl")
 
@@ -81,7 +81,7 @@ class _Run:
     """A run's model and data, and all that watches its training."""
 
     recipe: Recipe
-    share: Share
+    share: TrainerShare
     folder: RunFolder
     embeddings: Collection
     model: nn.Module
@@ -96,7 +96,7 @@ class _Run:
     def made(
         cls,
         recipe: Recipe,
-        share: Share,
+        share: TrainerShare,
         folder: RunFolder,
         evaluation: EvaluationFlags,
         show: ShowFlags,
@@ -188,7 +188,7 @@ def train(
 ) -> dict[str, Any]:
     """Train, showing progress; what came of it. flags: all of the command's, to write down."""
     recipe.use_threads()
-    share = Share.of_job(recipe.device.device, recipe.peers.peer_patience)
+    share = TrainerShare.of_job(recipe.device.device, recipe.peers.peer_patience)
     recipe, (log, show) = share.recipe(recipe), share.shown(log, show)
     flags = {**flags, "shards": recipe.step.shards}
     origin = agreed_start(share, saving, flags)
@@ -255,7 +255,7 @@ def _count(recipe: Recipe, show: ShowFlags) -> int:
     return touched.rows
 
 
-def _of_engine(batches: Lookahead, share: Share) -> dict[str, Any]:
+def _of_engine(batches: Lookahead, share: TrainerShare) -> dict[str, Any]:
     """Return the part of the result about the engines and about movement; the movement is this trainer's."""
     engine, times = batches.engine, batches.times
     widths = {t: engine.held[i] for i, bank in enumerate(engine.schema.banks) for t in bank.tables}

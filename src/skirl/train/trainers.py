@@ -24,7 +24,7 @@ T = TypeVar("T")
 NOT_ASKED = Asked()
 
 
-class Share:
+class TrainerShare:
     """One trainer's share of a run.
 
     **Arguments**
@@ -32,7 +32,7 @@ class Share:
     - `peers`: all trainers.
 
     >>> from skirl.peers.alone import Alone
-    >>> share = Share(Alone())
+    >>> share = TrainerShare(Alone())
     >>> share.alone, share.first, share.total({"fetched": 3})
     (True, True, {'fetched': 3})
     """
@@ -42,7 +42,7 @@ class Share:
         self.rank, self.size = peers.rank, peers.size
 
     @classmethod
-    def of_job(cls, device: str = "cpu", patience: float | None = None) -> "Share":
+    def of_job(cls, device: str = "cpu", patience: float | None = None) -> "TrainerShare":
         """Return this process's share. device: where its rows are. patience: seconds to wait for other trainers."""
         return cls(trainers(str(torch_device(device)), patience))
 

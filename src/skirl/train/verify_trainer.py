@@ -19,7 +19,7 @@ from skirl.peers.job import fail
 from skirl.train.fingerprints import digest, fingerprints, rows_of
 from skirl.train.recipe import Recipe
 from skirl.train.train import steps
-from skirl.train.trainers import Share
+from skirl.train.trainers import TrainerShare
 
 JOB = "job.json"
 REFUSED = 3
@@ -29,7 +29,7 @@ REFUSED = 3
 def main(folder: Path) -> None:
     """Do all runs of the job in a folder."""
     job = json.loads((folder / JOB).read_text())
-    share = Share.of_job()
+    share = TrainerShare.of_job()
     for number, run in enumerate(job["runs"]):
         recipe = recipe_of(Recipe.of(**job["flags"]), run)
         recipe.use_threads()
@@ -53,7 +53,9 @@ def looks_of(run: dict[str, Any]) -> int:
     return 1 if run["depth"] == 1 else 3
 
 
-def trace(recipe: Recipe, cache: int, store: str, share: Share, naps: random.Random, looks: int) -> dict[str, Any]:
+def trace(
+    recipe: Recipe, cache: int, store: str, share: TrainerShare, naps: random.Random, looks: int
+) -> dict[str, Any]:
     """Train and return losses, dense weights, and this trainer's rows in each step and at the end.
 
     looks: the result of `looks_of`; in other steps, fingerprints are 0.

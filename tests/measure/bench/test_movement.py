@@ -13,7 +13,7 @@ from skirl.core.positions import Positions
 from skirl.core.tables import ROW_BITS, Schema
 from skirl.measure.bench.best_owner import best_owners
 from skirl.measure.bench.driven import Driven
-from skirl.measure.bench.movement import StepRows, Task, counted, ids_of, numbering, published, schemes
+from skirl.measure.bench.movement import CountSettings, StepRows, counted, ids_of, numbering, published, schemes
 from skirl.oracle.options import Plan
 from tests.cases import cases
 from tests.oracle import brute
@@ -143,7 +143,7 @@ def test_no_owners_move_less_than_the_best(steps, moves):
 
 
 def test_owners_that_are_sampled_have_the_halves_that_they_have_among_all():
-    task = Task(4, samples=16, window=3, steps=3, warm=1, cache=400, rows_scale=0.01)
+    task = CountSettings(4, samples=16, window=3, steps=3, warm=1, cache=400, rows_scale=0.01)
     schema = Schema.of(task.source.tables(4))
     found = []
     for owners in (None, (1, 3)):
@@ -160,7 +160,7 @@ def test_owners_that_are_sampled_have_the_halves_that_they_have_among_all():
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_the_ratios_are_those_of_the_counts(ranks):
-    task = Task(ranks, samples=8, window=3, steps=4, warm=2, cache=1000, rows_scale=0.001)
+    task = CountSettings(ranks, samples=8, window=3, steps=4, warm=2, cache=1000, rows_scale=0.001)
     steps = [[part.keys().tolist() for part in batch] for batch in ids_of(task.source, ranks)]
     site = {
         key: int(Placement.even(ranks).site_of(np.array([key]))[0]) for step in steps for part in step for key in part

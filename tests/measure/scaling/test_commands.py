@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from skirl.cli import main
 from skirl.core.placement import Placement
-from skirl.measure.bench.movement import Task, ids_of
+from skirl.measure.bench.movement import CountSettings, ids_of
 from skirl.measure.scaling import machine_costs, traffic
 from skirl.measure.scaling.commands import Simulate
 from skirl.measure.scaling.iteration import Costs, bends, changes, step_of
@@ -23,7 +23,7 @@ NONE: dict[str, float] = dict.fromkeys(KINDS, 0.0)
 @pytest.mark.parametrize("trainers", [2, 4])
 def test_bytes_are_those_of_sets(trainers):
     found = traffic_of(trainers, 8, 4, 100, rows_scale=0.001)
-    task = Task(trainers, 8, 1, 16, 2, rows_scale=0.001)
+    task = CountSettings(trainers, 8, 1, 16, 2, rows_scale=0.001)
     steps = [[set(part.keys().tolist()) for part in batch] for batch in ids_of(task.source, trainers)]
     placement = Placement.even(trainers)
     wanted, words = dict.fromkeys(KINDS, 0), 0

@@ -63,7 +63,7 @@ def test_a_part_is_inside_its_memory(optimizer, dim, rows, floats, seed, begin):
     spec = TableSpec("a", rows, dim, 4, 9.0, min(5.0, rows), optimizer=optimizer)
     memory = Memory.of(torch.zeros(floats), optimizer)
     piece = Piece(0, min(begin, rows - 1), rows, 0, dim)
-    part = fbgemm.Part(Lookups(Made(spec, 3.0), seed), piece, len(memory.weights))
+    part = fbgemm.FbgemmPart(Lookups(Made(spec, 3.0), seed), piece, len(memory.weights))
     assert 0 < part.rows <= piece.rows and part.first >= 0 and (part.first + part.rows) * dim <= len(memory.weights)
     for state in memory.states:
         assert (part.first + part.rows) * (1 if memory.by_row else dim) <= len(state)

@@ -15,7 +15,7 @@ from skirl.data.files.schema import FileSchema
 from skirl.data.files.text import PART, TextFile
 
 
-class Place(NamedTuple):
+class RowPosition(NamedTuple):
     """The position of a row: file, part of the file, and row in the part."""
 
     file: int = 0
@@ -23,10 +23,10 @@ class Place(NamedTuple):
     row: int = 0
 
 
-START = Place()
+START = RowPosition()
 
 
-class Part(NamedTuple):
+class FilePart(NamedTuple):
     """A part to read, or only its rows low <= row < high."""
 
     file: int
@@ -68,7 +68,7 @@ class Dataset:
         """Return the same files for another reader: each reader needs an open file of its own."""
         return Dataset(self.paths, self.schema, self.part_bytes, self.piece_bytes)
 
-    def parts(self, begin: Place = START, end: Place | None = None) -> Iterator[Part]:
+    def parts(self, begin: RowPosition = START, end: RowPosition | None = None) -> Iterator[FilePart]:
         """Yield the parts from `begin` to before `end`, or to the last."""
         share = -1
         for number in range(begin.file, len(self.paths)):
@@ -84,17 +84,17 @@ class Dataset:
                     share, last = share + 1, its
                 low = begin.row if (number, part) == (begin.file, begin.part) else 0
                 high = end.row if end is not None and (number, part) == (end.file, end.part) else None
-                yield Part(number, part, low, high, share)
+                yield FilePart(number, part, low, high, share)
                 part += 1
             self.close()
 
-    def read(self, part: Part, rows: np.ndarray | None = None) -> Raw:
+    def read(self, part: FilePart, rows: np.ndarray | None = None) -> Raw:
         """Return the columns of a part. rows: the rows to keep, ascending and within the part's bounds; None for all."""
         if rows is not None:
             return self._file(part.file).read(part.part, rows)
         return self._file(part.file).read(part.part).between(part.low, part.high)
 
-    def rows(self, part: Part) -> int:
+    def rows(self, part: FilePart) -> int:
         """Return the number of rows of a whole part, whatever its bounds, including malformed ones."""
         return self._file(part.file).rows(part.part)
 
@@ -102,14 +102,14 @@ class Dataset:
         """Return the number of rows of all files, including malformed ones."""
         return sum(self.rows(part) for part in self.parts())
 
-    def place(self, row: int) -> Place:
+    def place(self, row: int) -> RowPosition:
         """Return the place of a row, counted from the first file's first row; past the last row, the end."""
         for part in self.parts():
             rows = self._file(part.file).rows(part.part)
             if row < rows:
-                return Place(part.file, part.part, row)
+                return RowPosition(part.file, part.part, row)
             row -= rows
-        return Place(len(self.paths), 0, 0)
+        return RowPosition(len(self.paths), 0, 0)
 
     def close(self) -> None:
         """Close the open file."""

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from skirl.data.files.dataset import Place
+from skirl.data.files.dataset import RowPosition
 from skirl.data.files.encode import Encoder
 from skirl.data.files.errors import BadSchema
 from skirl.data.files.schema import Dense, FileSchema, Id, Label
@@ -21,7 +21,7 @@ REPEATS = "repeats"
 def identity_of(
     encoder: Encoder,
     files: Sequence[str],
-    rows: tuple[Place, Place | None],
+    rows: tuple[RowPosition, RowPosition | None],
     *,
     batch_size: int,
     shuffle: int,
@@ -93,7 +93,7 @@ def check_identity(theirs: dict[str, Any], mine: dict[str, Any]) -> None:
             )
 
 
-def _at(place: Place) -> str:
+def _at(place: RowPosition) -> str:
     return f"file {place.file} part {place.part} row {place.row}"
 
 

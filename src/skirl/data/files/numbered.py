@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from skirl.core.batch import Batch
-from skirl.data.files.dataset import Dataset, Part, Place
+from skirl.data.files.dataset import Dataset, FilePart, RowPosition
 from skirl.data.files.encoded import Encoded
 from skirl.data.files.stream import Files
 from skirl.data.files.windows import cut, joined
@@ -59,7 +59,7 @@ class _Numbers:
         else:
             self._next = _rows_before(files.dataset.anew(), files.begin)
 
-    def __call__(self, piece: Encoded, part: Part) -> np.ndarray:
+    def __call__(self, piece: Encoded, part: FilePart) -> np.ndarray:
         if self._counting is None:
             begin = self._next
             self._next += len(piece)
@@ -75,11 +75,11 @@ class _Numbers:
             self._counting.close()
 
 
-def _rows_before(dataset: Dataset, place: Place) -> int:
+def _rows_before(dataset: Dataset, place: RowPosition) -> int:
     """Return the number of rows before a place, over all files."""
     before = 0
     if place.file or place.part:
-        for part in dataset.parts(end=Place(place.file, place.part, 0)):
+        for part in dataset.parts(end=RowPosition(place.file, place.part, 0)):
             before += dataset.rows(part)
     dataset.close()
     return before + place.row

@@ -13,7 +13,7 @@ from skirl.core.batch import Batch
 from skirl.core.find import find
 from skirl.core.tables import Table
 from skirl.data.files.batches import batch_of
-from skirl.data.files.dataset import START, Dataset, Part, Place
+from skirl.data.files.dataset import START, Dataset, FilePart, RowPosition
 from skirl.data.files.encode import Encoder
 from skirl.data.files.encoded import Encoded
 from skirl.data.files.identity import check_identity, identity_of
@@ -44,8 +44,8 @@ class Files:
     """Whether to find lists that repeat in a batch, for files that do not leave them out."""
     seed: int = 0
     workers: int = 0
-    begin: Place = START
-    end: Place | None = None
+    begin: RowPosition = START
+    end: RowPosition | None = None
     """The rows to read: from `begin` to before `end`, or to the last."""
     held: "Files | None" = None
     """The held-out rows."""
@@ -58,11 +58,11 @@ class Files:
 
     bad_rows: int = field(default=0, init=False)
     """Number of malformed rows that this process has left out so far. Counts the first epoch only: all have the same."""
-    reached: Part | None = field(default=None, init=False)
+    reached: FilePart | None = field(default=None, init=False)
     """The last part that `pieces` has reached."""
     left_out: int = field(default=0, init=False)
     """Samples left out at the end of the last epoch that ended: with shards, those that do not fill a whole batch."""
-    _first_bad: tuple[Part, int] | None = field(default=None, init=False, repr=False)
+    _first_bad: tuple[FilePart, int] | None = field(default=None, init=False, repr=False)
     _of: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
     _steps: int | None = field(default=None, init=False)
     _state: dict[str, int] = field(default_factory=dict, init=False)
@@ -188,7 +188,7 @@ class Files:
     def _all(self, state: dict[str, int]) -> Iterator[tuple[list[Batch], dict[str, int]]]:
         """Yield the batches of each step, with the state after it."""
         done, skip, first = state["batches"], state["next"], state["epoch"]
-        begin, window = Place(state["file"], state["part"], state["row"]), state["window"]
+        begin, window = RowPosition(state["file"], state["part"], state["row"]), state["window"]
         together = self.share.batches * self.batch_size
         size = max(1, -(-self.shuffle // together)) * together
         # Only this trainer's rows are read if it is known in advance which row is which sample.
@@ -230,7 +230,9 @@ class Files:
         finally:
             source.close()
 
-    def _counted(self, source: Iterator[tuple[Encoded, Part] | None], count: bool) -> Iterator[tuple[Encoded, Part]]:
+    def _counted(
+        self, source: Iterator[tuple[Encoded, FilePart] | None], count: bool
+    ) -> Iterator[tuple[Encoded, FilePart]]:
         """Yield the pieces of one epoch. count: count their malformed rows."""
         for found in iter(lambda: next(source), None):
             if count:
@@ -263,7 +265,7 @@ class Files:
             + "or hold out less"
         )
 
-    def _count_bad(self, piece: Encoded, part: Part) -> None:
+    def _count_bad(self, piece: Encoded, part: FilePart) -> None:
         self.bad_rows += piece.bad
         if piece.bad and self._first_bad is None:
             self._first_bad = part, piece.first_bad

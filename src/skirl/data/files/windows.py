@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from skirl.data.files.dataset import Dataset, Part, Place
+from skirl.data.files.dataset import Dataset, FilePart, RowPosition
 from skirl.data.files.encoded import Encoded, used
 from skirl.data.files.session_order import chunks_of, laid
 from skirl.data.share import Cut, Share
@@ -49,19 +49,21 @@ class Windows:
             samples = order[samples]
         return steps, samples
 
-    def parts(self, dataset: Dataset, begin: Place, end: Place | None) -> Iterator[tuple[Part, np.ndarray]]:
+    def parts(
+        self, dataset: Dataset, begin: RowPosition, end: RowPosition | None
+    ) -> Iterator[tuple[FilePart, np.ndarray]]:
         """Yield each part with explicit bounds, and the rows of it to read, ascending (int64).
 
         Rows are counted, without reading their values, up to the end of the window in which a part ends: the order of a last
         window depends on its size.
         """
         counting = dataset.anew()
-        waiting: deque[tuple[Part, int]] = deque()
+        waiting: deque[tuple[FilePart, int]] = deque()
         known = np.empty(0, np.int64)  # rows to read, counted from `begin`, of the windows before `done`
         counted = done = 0
         number = self.number
 
-        def ready(upto: int) -> Iterator[tuple[Part, np.ndarray]]:
+        def ready(upto: int) -> Iterator[tuple[FilePart, np.ndarray]]:
             nonlocal known
             while waiting and waiting[0][1] <= upto:
                 part, last = waiting.popleft()
@@ -97,19 +99,19 @@ class Window(NamedTuple):
     """The index in the piece of its first row."""
     rows: int
     """Number of its rows. If only some are in the piece, the others count too."""
-    place: Place
+    place: RowPosition
     """The place of its first row."""
 
 
-def whole_windows(found: Iterable[tuple[Encoded, Part]], size: int) -> Iterator[Window]:
+def whole_windows(found: Iterable[tuple[Encoded, FilePart]], size: int) -> Iterator[Window]:
     """Yield windows of `size` rows, the last one smaller. A window that lies in one piece is not cut out of it."""
-    kept: deque[tuple[Encoded, Part]] = deque()
+    kept: deque[tuple[Encoded, FilePart]] = deque()
     begun = rows = 0  # rows of the first piece that are in windows already; rows that are not in one yet
 
     def window(size: int) -> Window:
         nonlocal begun
         piece, part = kept[0]
-        place = Place(part.file, part.part, int(piece.places[begun]))
+        place = RowPosition(part.file, part.part, int(piece.places[begun]))
         if begun + size <= len(piece):
             whole = Window(piece, begun, size, place)
             begun += size
@@ -140,9 +142,9 @@ def whole_windows(found: Iterable[tuple[Encoded, Part]], size: int) -> Iterator[
         yield window(rows)
 
 
-def partial_windows(found: Iterable[tuple[Encoded, Part]], size: int) -> Iterator[Window]:
+def partial_windows(found: Iterable[tuple[Encoded, FilePart]], size: int) -> Iterator[Window]:
     """Yield the same from pieces with only some rows of their parts."""
-    kept: deque[tuple[Encoded, Part]] = deque()
+    kept: deque[tuple[Encoded, FilePart]] = deque()
     rows = 0
 
     def window(size: int) -> Window:
@@ -158,7 +160,7 @@ def partial_windows(found: Iterable[tuple[Encoded, Part]], size: int) -> Iterato
             if end < part.high:
                 kept.appendleft((cut(piece, own, len(piece)), part._replace(low=end)))
         some = [piece for piece in taken if len(piece)]
-        return Window(joined(some or taken[:1]), 0, size, Place(first.file, first.part, first.low))
+        return Window(joined(some or taken[:1]), 0, size, RowPosition(first.file, first.part, first.low))
 
     for piece, part in found:
         assert part.high is not None

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from skirl.data.files.dataset import Dataset, Part, Place
+from skirl.data.files.dataset import Dataset, FilePart, RowPosition
 from skirl.data.files.encode import Encoder
 from skirl.data.files.encoded import Encoded, nothing
 from skirl.data.files.windows import Windows
@@ -25,14 +25,14 @@ class WorkerDied(RuntimeError):
 class Range(NamedTuple):
     """The rows from one place to before another, or to the end."""
 
-    begin: Place
-    end: Place | None
+    begin: RowPosition
+    end: RowPosition | None
     windows: Windows | None = None
     """How to cut its rows into samples."""
     partial: bool = False
     """True to read only the rows that the windows select."""
 
-    def parts(self, dataset: Dataset) -> Iterator[tuple[Part, np.ndarray | None]]:
+    def parts(self, dataset: Dataset) -> Iterator[tuple[FilePart, np.ndarray | None]]:
         """Yield its parts, and the rows of each to read; None for all."""
         if self.windows is not None and self.partial:
             yield from self.windows.parts(dataset, self.begin, self.end)
@@ -43,7 +43,7 @@ class Range(NamedTuple):
 
 def pieces(
     dataset: Dataset, encoder: Encoder, ranges: Sequence[Range], workers: int
-) -> Generator[tuple[Encoded, Part] | None, None, None]:
+) -> Generator[tuple[Encoded, FilePart] | None, None, None]:
     """Yield the encoded pieces of each range in turn, with their parts, and None at the end of each range."""
     if workers:
         yield from _by_workers(dataset, encoder, ranges, workers)
@@ -57,7 +57,7 @@ def pieces(
         dataset.close()
 
 
-def _read(dataset: Dataset, encoder: Encoder, part: Part, rows: np.ndarray | None) -> Encoded:
+def _read(dataset: Dataset, encoder: Encoder, part: FilePart, rows: np.ndarray | None) -> Encoded:
     if rows is not None and not len(rows):
         return nothing(encoder.schema)
     return encoder(dataset.read(part, rows))
@@ -65,7 +65,7 @@ def _read(dataset: Dataset, encoder: Encoder, part: Part, rows: np.ndarray | Non
 
 def _by_workers(
     dataset: Dataset, encoder: Encoder, ranges: Sequence[Range], workers: int
-) -> Generator[tuple[Encoded, Part] | None, None, None]:
+) -> Generator[tuple[Encoded, FilePart] | None, None, None]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["skirl.data.files.workers"])  # imports modules once, which takes 2 s
     team: list[tuple[Any, Connection]] = []
@@ -124,7 +124,7 @@ def _work(
     try:
         try:
             for stretch in ranges:
-                before: tuple[Encoded, Part] | None = None
+                before: tuple[Encoded, FilePart] | None = None
                 for part, rows in stretch.parts(dataset):
                     if part.share % workers != number:
                         continue

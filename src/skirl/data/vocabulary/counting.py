@@ -60,10 +60,10 @@ class Counter:
         self._allocate(SMALLEST)
 
 
-class Counters:
+class FingerprintCounts:
     """Counts of several tables' fingerprints in bounded memory. A context manager, since it may spill to disk.
 
-    >>> with Counters(["a"], memory=1 << 20) as counters:
+    >>> with FingerprintCounts(["a"], memory=1 << 20) as counters:
     ...     counters.add("a", np.array([7, 9, 7], np.uint64))
     ...     [(keys.tolist(), counts.tolist()) for keys, counts in counters.merged("a")]
     [([7, 9], [2, 1])]
@@ -81,7 +81,7 @@ class Counters:
         """Bytes written to disk."""
         self.runs = 0
 
-    def __enter__(self) -> "Counters":
+    def __enter__(self) -> "FingerprintCounts":
         return self
 
     def __exit__(self, *_: object) -> None:

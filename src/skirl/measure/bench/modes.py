@@ -37,7 +37,7 @@ MODELS = {"tiny": DLRM.tiny, "dlrm": DLRM.paper}
 
 
 @dataclass(frozen=True)
-class Setting:
+class ModeSettings:
     """The settings that all modes share."""
 
     model: str
@@ -112,7 +112,7 @@ class RepeatedBatches:
 class Mode:
     """A way to hold the rows: a model over some embeddings, and its training loop."""
 
-    def __init__(self, setting: Setting, embeddings: Embeddings) -> None:
+    def __init__(self, setting: ModeSettings, embeddings: Embeddings) -> None:
         torch.manual_seed(setting.seed)
         self._at = torch_device(setting.device)
         self.model = MODELS[setting.model](embeddings, dense_features=setting.dense_features).to(self._at)
@@ -165,7 +165,7 @@ class WithoutLookahead(Mode):
     """Rows in a store, looked up synchronously: through an LRU cache without a lookahead, or as `kind` does it."""
 
     def __init__(
-        self, setting: Setting, name: str, kind: type[EmbeddingBagCollection] = EmbeddingBagCollection
+        self, setting: ModeSettings, name: str, kind: type[EmbeddingBagCollection] = EmbeddingBagCollection
     ) -> None:
         store = store_of(setting, name)
         cache = setting.largest if kind is OnDemand else setting.cache
@@ -185,7 +185,7 @@ class WithLookahead(Mode):
     serial: fetch rows only when the loop asks for them, and wait until evicted rows are written.
     """
 
-    def __init__(self, setting: Setting, name: str, *, resident: bool = False, serial: bool = False) -> None:
+    def __init__(self, setting: ModeSettings, name: str, *, resident: bool = False, serial: bool = False) -> None:
         store = store_of(setting, name, resident)
         cache = setting.touched if resident else setting.cache
         embeddings = setting.embeddings(EmbeddingBagCollection, cache, store)
@@ -312,12 +312,12 @@ def machine_busy() -> float:
     return (user + nice + system + irq + soft) / os.sysconf("SC_CLK_TCK")
 
 
-def fbgemm_or_none(setting: Setting) -> Mode | None:
+def fbgemm_or_none(setting: ModeSettings) -> Mode | None:
     """Return the FBGEMM mode, or None if FBGEMM is not installed."""
     return Mode(setting, FbgemmTables(setting.tables, setting.seed, setting.lr)) if has_fbgemm() else None
 
 
-def store_of(setting: Setting, name: str, resident: bool = False) -> LinkStore:
+def store_of(setting: ModeSettings, name: str, resident: bool = False) -> LinkStore:
     """Open a mode's store behind the link. If all rows are resident, it is in memory and never asked."""
     spec = setting.store
     own = spec if spec == "memory" or spec.startswith("rpc:") else f"{spec}/{name}"

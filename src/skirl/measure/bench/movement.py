@@ -28,7 +28,7 @@ RATIOS = ("rows_vs_allreduce", "critical_vs_allreduce", "rows_vs_alltoall", "row
 
 
 @dataclass(frozen=True)
-class Task:
+class CountSettings:
     """The settings of a count.
 
     **Arguments**
@@ -225,7 +225,7 @@ def numbering(schema: Schema) -> Any:
     return lambda keys: first[keys >> ROW_BITS] + (keys & ((1 << ROW_BITS) - 1))
 
 
-def schemes(task: Task) -> dict[str, Any]:
+def schemes(task: CountSettings) -> dict[str, Any]:
     """Count vectors per step with owners by key and with the other schemes, and compute the ratios.
 
     **Arguments**

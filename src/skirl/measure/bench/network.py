@@ -72,7 +72,7 @@ class Network:
         rows = {str(count): wire.overhead(_measured(count, "wire", *stream), *stream) for count in self.trainers}
         shards = shards_vs_whole(self.batch, self.shards)
         moved = [
-            movement.schemes(movement.Task(count, self.samples, window, seed=self.seed))
+            movement.schemes(movement.CountSettings(count, self.samples, window, seed=self.seed))
             for count, window in zip(self.counted, self.windows)
         ]
         return result(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from skirl.core.batch import KeyedJagged
     from skirl.core.tables import Table
-    from skirl.measure.bench.sides import Given, Side
+    from skirl.measure.bench.sides import Side, SidesBatch
 
 OPTIMIZERS: dict[str, RowOptimizer] = {"sgd": SGD(lr=0.01), "rowwise-adagrad": RowwiseAdagrad(lr=0.01)}
 KEPT = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1099511627776"
@@ -227,12 +227,12 @@ class _Case:
                 )
 
 
-def _given(sparse: "KeyedJagged", tables: "list[Table]", number: int) -> "Given":
+def _given(sparse: "KeyedJagged", tables: "list[Table]", number: int) -> "SidesBatch":
     """Return a batch and its Step, with slots laid out like the other libraries' tables."""
     from skirl.core.ids import Resolver
     from skirl.core.tables import Schema
     from skirl.engine.work import Micro
-    from skirl.measure.bench.sides import Given
+    from skirl.measure.bench.sides import SidesBatch
     from skirl.oracle.bank import BankPlanner
     from skirl.oracle.seen import Seen
 
@@ -246,10 +246,10 @@ def _given(sparse: "KeyedJagged", tables: "list[Table]", number: int) -> "Given"
     step.rows = (base[table_of(step.keys)] + row_of(step.keys)).astype(np.int32)
     step.slots[step.group_pos] = np.repeat(step.rows, np.diff(step.group_start))
     step.number = number
-    return Given(sparse, step, micro)
+    return SidesBatch(sparse, step, micro)
 
 
-def _grouping(given: "Given", tables: "list[Table]") -> Callable[[], Any]:
+def _grouping(given: "SidesBatch", tables: "list[Table]") -> Callable[[], Any]:
     """Return a call of what the planner does instead of FBGEMM's sort: find the distinct rows, group positions by them."""
     from skirl.core.tables import Schema
     from skirl.oracle import loops
@@ -267,7 +267,7 @@ def _grouping(given: "Given", tables: "list[Table]") -> Callable[[], Any]:
     return group
 
 
-def _step(side: "Side", given: "Given") -> None:
+def _step(side: "Side", given: "SidesBatch") -> None:
     side.backward(side.forward(given))
 
 

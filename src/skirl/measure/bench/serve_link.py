@@ -15,7 +15,7 @@ from skirl.measure.bench.namespaces import ADDRESS, two_namespaces, why_not
 from skirl.measure.bench.train import TrainSpeed
 
 if TYPE_CHECKING:
-    from skirl.measure.bench.modes import Setting
+    from skirl.measure.bench.modes import ModeSettings
     from skirl.store.link import Link
 
 PATIENCE = 300.0
@@ -115,7 +115,7 @@ class OverWire(TrainSpeed):
     beside: int = 0
     """The node's process id, whose CPU time counts as well."""
 
-    def _setting(self) -> "tuple[Setting, list[int]]":
+    def _setting(self) -> "tuple[ModeSettings, list[int]]":
         setting, rows = super()._setting()
         return replace(setting, wire=self.wire, beside=self.beside), rows
 

@@ -14,7 +14,7 @@ from skirl.store.remote.meeting import Meeting
 from skirl.store.remote.node import TICK, Node
 
 
-def torchs_own(pipe: Any, numbers: Any, task: part.Task) -> None:
+def torchs_own(pipe: Any, numbers: Any, task: part.PartFacts) -> None:
     """Run a part that talks over torch's default transports."""
     group.TRANSPORTS.clear()
     part.run(pipe, numbers, task)

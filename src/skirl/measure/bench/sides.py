@@ -23,7 +23,7 @@ from skirl.oracle.step import Step
 
 
 @dataclass
-class Given:
+class SidesBatch:
     """One batch as every side gets it."""
 
     sparse: KeyedJagged
@@ -40,7 +40,7 @@ class Given:
 class Side(Protocol):
     """A library's embedding step: forward, then backward, which includes the row optimizer."""
 
-    def forward(self, given: Given) -> Tensor: ...
+    def forward(self, given: SidesBatch) -> Tensor: ...
 
     def backward(self, out: Tensor) -> None: ...
 
@@ -66,7 +66,7 @@ class Skirl:
         self.module.opened(cast(Any, self))  # acts as a lookahead, which says which step is next
         self.grad = grad
 
-    def forward(self, given: Given) -> Tensor:
+    def forward(self, given: SidesBatch) -> Tensor:
         given.micro.entered = given.micro.returned = False
         given.micro.captured.hashes = given.micro.captured.hashes or hashes_of(given.micro.captured)
         self.module.current.expect(Work(given.step.number, [given.micro], [given.step]), 0)
@@ -100,7 +100,7 @@ class Fbgemm:
             mine.copy_(weights[begin : begin + len(mine)])
             begin += len(mine)
 
-    def forward(self, given: Given) -> Tensor:
+    def forward(self, given: SidesBatch) -> Tensor:
         return self.module(given.sparse.values(), given.offsets)
 
     def backward(self, out: Tensor) -> None:
@@ -131,7 +131,7 @@ class TorchBags:
         self.grad = grad
         self._inputs: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
-    def forward(self, given: Given) -> Tensor:
+    def forward(self, given: SidesBatch) -> Tensor:
         inputs = self._inputs.get(id(given)) or self._inputs.setdefault(id(given), self._split(given))
         return torch.stack([bag(ids, offsets) for bag, (ids, offsets) in zip(self.bags, inputs, strict=True)], 1)
 
@@ -146,7 +146,7 @@ class TorchBags:
     def weights(self) -> Tensor:
         return torch.cat([bag.weight.detach() for bag in self.bags])
 
-    def _split(self, given: Given) -> list[tuple[Tensor, Tensor]]:
+    def _split(self, given: SidesBatch) -> list[tuple[Tensor, Tensor]]:
         batch, values, offsets = len(self.grad), given.sparse.values(), given.offsets
         starts = [offsets[f * batch : (f + 1) * batch + 1] for f in range(len(self.bags))]
         return [(values[int(s[0]) : int(s[-1])], s - s[0]) for s in starts]

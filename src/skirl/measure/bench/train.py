@@ -17,7 +17,7 @@ from skirl.tools.machine import machine
 from skirl.train.recipe import Recipe
 
 if TYPE_CHECKING:
-    from skirl.measure.bench.modes import Mode, Setting, Slice
+    from skirl.measure.bench.modes import Mode, ModeSettings, Slice
     from skirl.store import Link
 
 FAMILY = ("skirl", "serial", "resident", "lru", "on_demand")
@@ -152,9 +152,9 @@ class TrainSpeed:
             threads=self.threads, rows_scale=self.rows_scale, device=self.device,
         )  # fmt: skip
 
-    def _setting(self) -> "tuple[Setting, list[int]]":
+    def _setting(self) -> "tuple[ModeSettings, list[int]]":
         from skirl.core.tables import Schema
-        from skirl.measure.bench.modes import Setting, rows_of
+        from skirl.measure.bench.modes import ModeSettings, rows_of
         from skirl.store import Link
 
         # The window must stay full to the end: planning without entering batches would flatter the last rounds.
@@ -163,7 +163,7 @@ class TrainSpeed:
         stream = recipe.stream()
         batches = list(stream)
         touched, rows_a_batch = rows_of(batches, Schema.of(recipe.tables()))
-        setting = Setting(
+        setting = ModeSettings(
             model=self.model, tables=recipe.tables(), dense_features=stream.dense_features, batches=batches, lr=self.lr,
             seed=self.seed, depth=self.depth, prefetch=self.prefetch, cache=int(recipe.cache_size(touched)),
             touched=touched, largest=max(rows_a_batch), link=Link.parse(self.link) if self.link else Link(),
@@ -171,7 +171,7 @@ class TrainSpeed:
         )  # fmt: skip
         return setting, rows_a_batch
 
-    def _make(self, name: str, setting: "Setting") -> "Mode | None":
+    def _make(self, name: str, setting: "ModeSettings") -> "Mode | None":
         from skirl.measure.bench.modes import (
             Mode,
             OnDemand,
@@ -194,7 +194,7 @@ class TrainSpeed:
                 return WithLookahead(setting, name, resident=name == "resident", serial=name == "serial")
 
     def _result(
-        self, setting: "Setting", slices: "dict[str, list[Slice]]", losses: dict[str, list[float]], rows: int
+        self, setting: "ModeSettings", slices: "dict[str, list[Slice]]", losses: dict[str, list[float]], rows: int
     ) -> dict[str, Any]:
         slices = quietest(slices)
         seconds = {name: [s.seconds for s in turns] for name, turns in slices.items()}
@@ -241,7 +241,7 @@ class TrainSpeed:
         result["failed"] = None if result["losses_agree"] else f"losses differ: {spread}"
         return result
 
-    def _roofs(self, setting: "Setting", slices: "dict[str, list[Slice]]", cores: int) -> list[float] | None:
+    def _roofs(self, setting: "ModeSettings", slices: "dict[str, list[Slice]]", cores: int) -> list[float] | None:
         """Return the seconds that no pipeline could beat, for each round."""
         if "skirl" not in slices or "resident" not in slices:
             return None
@@ -250,7 +250,9 @@ class TrainSpeed:
             for mine, resident in zip(slices["skirl"], slices["resident"])
         ]
 
-    def _roof_parts(self, setting: "Setting", slices: "dict[str, list[Slice]]", cores: int) -> dict[str, float] | None:
+    def _roof_parts(
+        self, setting: "ModeSettings", slices: "dict[str, list[Slice]]", cores: int
+    ) -> dict[str, float] | None:
         """Return the milliseconds per step of each part that may be the roof."""
         if "skirl" not in slices or "resident" not in slices:
             return None
@@ -289,7 +291,7 @@ class TrainSpeed:
         return facts
 
 
-def id_check(setting: "Setting") -> float:
+def id_check(setting: "ModeSettings") -> float:
     """Return the microseconds per step for checking that forward gets its batch: hash ids when read, compare later."""
     from skirl.core.id_hash import hashes_of
     from skirl.core.ids import capture

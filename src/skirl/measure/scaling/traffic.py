@@ -6,7 +6,7 @@ from typing import Any
 
 from skirl.core.tables import Schema, Table
 from skirl.measure.bench.driven import Driven
-from skirl.measure.bench.movement import Task, Vectors, ids_of
+from skirl.measure.bench.movement import CountSettings, Vectors, ids_of
 from skirl.oracle.options import Plan
 
 KINDS = ("values_critical", "values_early", "gradients_critical", "gradients_late", "dense", "ids", "links")
@@ -53,7 +53,7 @@ def traffic_of(
     - `rows_scale`: scale of the Criteo Kaggle tables.
     """
     steps = max(1, min(16, IDS // (26 * samples * trainers)))
-    task = Task(trainers, samples, 1, steps, 2, seed=seed, rows_scale=rows_scale)
+    task = CountSettings(trainers, samples, 1, steps, 2, seed=seed, rows_scale=rows_scale)
     schema = Schema.of([Table(name, rows, dim) for name, rows in task.source.rows.items()])
     owners = sorted({trainers * n // SAMPLED for n in range(SAMPLED)})
     driven = Driven(schema, trainers, task.cache, Plan(1, ramp=False), owners)

@@ -15,7 +15,7 @@ from skirl.placement.tables.measure import Arena
 from skirl.placement.tables.named import OURS as SKIRL
 from skirl.placement.tables.named import PRODUCTION, Backend
 from skirl.placement.tables.over_gloo import over_gloo
-from skirl.placement.tables.pool import Task, task
+from skirl.placement.tables.pool import PlacementTask, task
 from skirl.placement.tables.problem import Placed, Problem, canonical
 from skirl.placement.tables.published import pool_of
 from skirl.placement.tables.search import Found, search
@@ -115,7 +115,7 @@ def exchanged(cells: Sequence[str], measured: Sequence[Timed], seed: int) -> dic
     }
 
 
-def _checked(arena: Arena, of: Task, problem: Problem, found: Found, seed: int) -> Placed:
+def _checked(arena: Arena, of: PlacementTask, problem: Problem, found: Found, seed: int) -> Placed:
     """Return the plan that `--check` chooses, which measures another batch of the same tables."""
     heads = [of.tables[n].head for n in canonical(of.specs)]
     bench = Bench(problem, seed + 1, heads, arena)

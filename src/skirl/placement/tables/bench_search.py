@@ -12,7 +12,7 @@ from skirl.placement.tables import baselines
 from skirl.placement.tables.costs import Costs, shipped
 from skirl.placement.tables.pieces import Piece, check_cover, halves, whole
 from skirl.placement.tables.place import over_caps
-from skirl.placement.tables.pool import Task, pool, task
+from skirl.placement.tables.pool import PlacementTask, pool, task
 from skirl.placement.tables.problem import Placed, Problem, canonical
 from skirl.placement.tables.search import Found, search, warm
 from skirl.placement.torchrec import theirs
@@ -27,7 +27,7 @@ SIZES = ((60, 8, 5.0), (200, 16, 15.0), (1000, 64, 90.0))
 """Tables, ranks, and seconds that a search may take."""
 
 
-def problem_of(of: Task, *, columns: str = "exact", rows: bool = True, costs: Costs | None = None) -> Problem:
+def problem_of(of: PlacementTask, *, columns: str = "exact", rows: bool = True, costs: Costs | None = None) -> Problem:
     """Return the problem of a task.
 
     **Arguments**

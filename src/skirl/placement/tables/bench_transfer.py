@@ -22,7 +22,7 @@ CALIBRATED, TRAINED, JUDGES, ROUNDS = 60, 200, 50, 5
 
 
 @dataclass(frozen=True)
-class Setting:
+class TransferSetting:
     """A setting for costs. Bundled ones are of three optimizers, batches of 256 to 1024, one thread and wide loops.
 
     **Arguments**
@@ -40,9 +40,9 @@ class Setting:
 
 
 SETTINGS = {
-    "adam, batch of 128": Setting(optimizer="adam", batch=128),
-    "two threads": Setting(threads=2),
-    "plain loops": Setting(plain=True),
+    "adam, batch of 128": TransferSetting(optimizer="adam", batch=128),
+    "two threads": TransferSetting(threads=2),
+    "plain loops": TransferSetting(plain=True),
 }
 
 
@@ -71,7 +71,7 @@ def transfer(tasks: int, seed: int) -> dict[str, Any]:
     }
 
 
-def _setting(setting: Setting, tasks: int, seed: int) -> dict[str, Any]:
+def _setting(setting: TransferSetting, tasks: int, seed: int) -> dict[str, Any]:
     arena = Arena(plain=setting.plain, threads=setting.threads)
     bundle = shipped(LINK, RANKS)
     near = (setting.batch // 2, setting.batch, 2 * setting.batch)
@@ -104,8 +104,8 @@ def _setting(setting: Setting, tasks: int, seed: int) -> dict[str, Any]:
 
 
 def _costs(
-    arena: Arena, setting: Setting, batches: tuple[int, ...], count: int, judges: int, seed: int, start: Costs | None,
-    *, until: float,
+    arena: Arena, setting: TransferSetting, batches: tuple[int, ...], count: int, judges: int, seed: int,
+    start: Costs | None, *, until: float,
 ) -> Costs:  # fmt: skip
     learned = training(setting.optimizer, count, seed, batches)
     judging = held_out(setting.optimizer, judges, seed, batches[:2])

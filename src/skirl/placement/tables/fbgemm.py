@@ -59,7 +59,7 @@ def check_dim(table: str, dim: int) -> None:
         )
 
 
-class Part:
+class FbgemmPart:
     """A part of a table for FBGEMM's operator.
 
     **Arguments**
@@ -127,7 +127,7 @@ class Call:
     - `device`: the device.
     """
 
-    def __init__(self, parts: Sequence[Part], memory: Memory, grads: torch.Tensor, device: torch.device) -> None:
+    def __init__(self, parts: Sequence[FbgemmPart], memory: Memory, grads: torch.Tensor, device: torch.device) -> None:
         training = import_module("fbgemm_gpu.split_table_batched_embeddings_ops_training")
         common = import_module("fbgemm_gpu.split_table_batched_embeddings_ops_common")
         kinds = import_module("fbgemm_gpu.split_embedding_configs").EmbOptimType
@@ -144,7 +144,7 @@ class Call:
         self.offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)])).to(device)
         self.grads, self.out = grads, grads
 
-    def _place(self, parts: Sequence[Part], memory: Memory, where: str) -> None:
+    def _place(self, parts: Sequence[FbgemmPart], memory: Memory, where: str) -> None:
         """Have the operator use the arena, and the sizes of the parts."""
         operator, rows = self.operator, [part.rows for part in parts]
         starts = np.array([part.first * part.dim for part in parts])
@@ -173,7 +173,7 @@ class Call:
 
 
 def calls_of(
-    parts: Sequence[Part], floats: torch.Tensor, grads: Callable[[int, int], torch.Tensor], device: torch.device
+    parts: Sequence[FbgemmPart], floats: torch.Tensor, grads: Callable[[int, int], torch.Tensor], device: torch.device
 ) -> list[Call]:
     """Return the calls for some parts: one, unless they have several row optimizers or batch sizes.
 
@@ -184,7 +184,7 @@ def calls_of(
     - `grads`: returns a place for this many gradients, [batch, dims].
     - `device`: the device.
     """
-    alike: dict[tuple[str, int], list[Part]] = {}
+    alike: dict[tuple[str, int], list[FbgemmPart]] = {}
     for part in parts:
         alike.setdefault((part.optimizer, part.batch), []).append(part)
     return [
@@ -218,7 +218,7 @@ class FbgemmArena(Arena):
         super().__init__(floats)
         self.floats = torch.from_numpy(self.rows)
 
-    def ready(self, lookups: Lookups, piece: Piece) -> Part:
+    def ready(self, lookups: Lookups, piece: Piece) -> FbgemmPart:
         """Return a part of a table, ready to be run.
 
         **Arguments**
@@ -228,7 +228,7 @@ class FbgemmArena(Arena):
         """
         return part_of(self.floats, lookups, piece)
 
-    def together(self, parts: Sequence[Part]) -> list[Call]:
+    def together(self, parts: Sequence[FbgemmPart]) -> list[Call]:
         """Return what `run_ms` takes for a rank with these parts.
 
         **Arguments**
@@ -260,7 +260,7 @@ class FbgemmArena(Arena):
 class FbgemmCudaArena(GpuArena):
     """The memory in which FBGEMM's CUDA operator is measured. The arguments are those of `GpuArena`."""
 
-    def ready(self, lookups: Lookups, piece: Piece) -> Part:
+    def ready(self, lookups: Lookups, piece: Piece) -> FbgemmPart:
         """Return a part of a table, ready to be run.
 
         **Arguments**
@@ -270,7 +270,7 @@ class FbgemmCudaArena(GpuArena):
         """
         return part_of(self.floats, lookups, piece)
 
-    def together(self, parts: Sequence[Part]) -> Callable[[], None]:
+    def together(self, parts: Sequence[FbgemmPart]) -> Callable[[], None]:
         """Return what `run_ms` takes for a rank with these parts.
 
         **Arguments**
@@ -281,7 +281,7 @@ class FbgemmCudaArena(GpuArena):
         return lambda: run(calls)
 
 
-def part_of(floats: torch.Tensor, lookups: Lookups, piece: Piece) -> Part:
+def part_of(floats: torch.Tensor, lookups: Lookups, piece: Piece) -> FbgemmPart:
     """Return a part of a table for FBGEMM's operator.
 
     **Arguments**
@@ -292,4 +292,4 @@ def part_of(floats: torch.Tensor, lookups: Lookups, piece: Piece) -> Part:
     """
     optimizer = lookups.made.spec.optimizer
     check_optimizers([optimizer], floats.device.type)
-    return Part(lookups, piece, len(Memory.of(floats, optimizer).weights))
+    return FbgemmPart(lookups, piece, len(Memory.of(floats, optimizer).weights))

@@ -177,7 +177,7 @@ def counted(spec: TableSpec, head: Head, rng: np.random.Generator) -> Made:
 
 
 @dataclass(frozen=True)
-class Task:
+class PlacementTask:
     """Tables, and ranks to place them on.
 
     **Arguments**
@@ -196,7 +196,7 @@ class Task:
 
 
 def task(made: Sequence[Made], count: int, ranks: int, rng: np.random.Generator, *, full: float = 0.8,
-         unlike: bool = False) -> Task:  # fmt: skip
+         unlike: bool = False) -> PlacementTask:  # fmt: skip
     """Pick random tables of a pool, and ranks of whose memory they take the share `full`.
 
     **Arguments**
@@ -213,4 +213,4 @@ def task(made: Sequence[Made], count: int, ranks: int, rng: np.random.Generator,
     parts = rng.choice([1.0, 2.0, 3.0], ranks) if unlike else np.ones(ranks)
     speeds = rng.choice([1.0, 1.5, 2.0], ranks) if unlike else np.ones(ranks)
     caps = tuple(int(held / full * part / parts.sum()) for part in parts)
-    return Task(tuple(some), Ranks(caps, tuple(speeds.tolist()), (1.0,) * ranks))
+    return PlacementTask(tuple(some), Ranks(caps, tuple(speeds.tolist()), (1.0,) * ranks))

@@ -17,7 +17,7 @@ HOTS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10
 
 
 @dataclass(frozen=True)
-class Size:
+class PublishedTable:
     """What is published of a table.
 
     **Arguments**
@@ -31,7 +31,7 @@ class Size:
     hots: int = 1
 
 
-def sizes(name: str) -> list[Size]:
+def sizes(name: str) -> list[PublishedTable]:
     """Return the tables of a published pool.
 
     **Arguments**
@@ -43,8 +43,8 @@ def sizes(name: str) -> list[Size]:
     """
     if name == "mlperf":
         rows = SHAPES["criteo-terabyte"].rows
-        return [Size(of, min(n, MOST_ROWS), hots) for (of, n), hots in zip(rows.items(), HOTS, strict=True)]
-    return [Size(of, n) for of, n in SHAPES[name].rows.items()]
+        return [PublishedTable(of, min(n, MOST_ROWS), hots) for (of, n), hots in zip(rows.items(), HOTS, strict=True)]
+    return [PublishedTable(of, n) for of, n in SHAPES[name].rows.items()]
 
 
 def published(

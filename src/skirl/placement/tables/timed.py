@@ -9,7 +9,7 @@ import numpy as np
 from skirl.placement.tables.check import exchange_of
 from skirl.placement.tables.measure import Arena, Lookups, rounds_of
 from skirl.placement.tables.pieces import Piece
-from skirl.placement.tables.pool import Task
+from skirl.placement.tables.pool import PlacementTask
 from skirl.placement.tables.problem import Placed, Problem, canonical
 from skirl.placement.tables.sums_sent import sent_ms, sums_sent
 
@@ -117,7 +117,7 @@ class Timed:
         return differ(self.rounds, taken)
 
 
-def measure(arena: Arena, of: Task, problem: Problem, placed: Mapping[str, Placed], seed: int) -> Timed:
+def measure(arena: Arena, of: PlacementTask, problem: Problem, placed: Mapping[str, Placed], seed: int) -> Timed:
     """Measure what each rank of each plan computes, and count what it exchanges.
 
     **Arguments**

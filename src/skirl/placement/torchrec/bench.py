@@ -106,10 +106,10 @@ def tables_missing(count: int, seed: int) -> int:
 
     from skirl.placement.tables.pool import pool
     from skirl.placement.torchrec.planner import SkirlPlanner
-    from skirl.placement.torchrec.trained import Bags, Theirs, sharder
+    from skirl.placement.torchrec.trained import Theirs, TrainedTable, sharder
 
     made = pool(count, batch=512, max_dim=128, seed=seed)
-    tables = [Bags(m.spec.name, m.spec.rows, m.spec.dim, m.spec.ids / m.spec.batch, m.head) for m in made]
+    tables = [TrainedTable(m.spec.name, m.spec.rows, m.spec.dim, m.spec.ids / m.spec.batch, m.head) for m in made]
     constraints = {t.name: ParameterConstraints(pooling_factors=[t.pooling]) for t in tables}
     held = sum(m.spec.nbytes(m.spec.rows, m.spec.dim) for m in made)
     topology = Topology(16, "cpu", ddr_cap=int(held / 16 / 0.9), local_world_size=16)

@@ -19,11 +19,11 @@ from skirl.placement.tables.pool import pool
 from skirl.placement.torchrec.kernel import BACKEND, measure_costs
 from skirl.placement.torchrec.planner import SkirlPlanner
 from skirl.placement.torchrec.sharding import sharding_plan
-from skirl.placement.torchrec.trained import Bags, Parallel, Plain, Theirs, batch_of, rows_of, sharder
+from skirl.placement.torchrec.trained import Parallel, Plain, Theirs, TrainedTable, batch_of, rows_of, sharder
 
 TABLES = (
-    Bags("a", 400, 24, 3.0, 20.0), Bags("b", 301, 8, 1.0, 5.0), Bags("c", 77, 16, 6.0, 3.0), Bags("d", 1000, 16, 2.0, 50.0),
-    Bags("e", 5, 4, 1.0, 2.0),
+    TrainedTable("a", 400, 24, 3.0, 20.0), TrainedTable("b", 301, 8, 1.0, 5.0), TrainedTable("c", 77, 16, 6.0, 3.0),
+    TrainedTable("d", 1000, 16, 2.0, 50.0), TrainedTable("e", 5, 4, 1.0, 2.0),
 )  # fmt: skip
 """Tables of the plans that are compared with plain torch."""
 BATCH = 32
@@ -122,7 +122,7 @@ def topology(world: int) -> Any:
 # Whole iterations
 
 
-def skewed(rng: np.random.Generator) -> list[Bags]:
+def skewed(rng: np.random.Generator) -> list[TrainedTable]:
     """Return 10 to 20 tables with dims and lookups spread like those of published production tables, but fewer rows.
 
     **Arguments**
@@ -131,7 +131,7 @@ def skewed(rng: np.random.Generator) -> list[Bags]:
     """
     made = pool(int(rng.integers(10, 21)), batch=BATCH, max_dim=128, seed=int(rng.integers(1 << 30)))
     return [
-        Bags(f"t{n}", int(10 ** rng.uniform(3, 5.2)), m.spec.dim, m.spec.ids / BATCH, m.head)
+        TrainedTable(f"t{n}", int(10 ** rng.uniform(3, 5.2)), m.spec.dim, m.spec.ids / BATCH, m.head)
         for n, m in enumerate(made)
     ]
 

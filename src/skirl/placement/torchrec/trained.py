@@ -18,7 +18,7 @@ DENSE = 13
 
 
 @dataclass(frozen=True)
-class Bags:
+class TrainedTable:
     """A table and how its ids are made. Each table has one feature, of the same name.
 
     **Arguments**
@@ -48,7 +48,7 @@ class Bags:
         return ids_of(TableSpec(self.name, self.rows, self.dim, batch, float(count), 1.0), self.head, rng), lengths
 
 
-def batch_of(tables: Sequence[Bags], batch: int, seed: Sequence[int]) -> tuple[Any, Tensor, Tensor]:
+def batch_of(tables: Sequence[TrainedTable], batch: int, seed: Sequence[int]) -> tuple[Any, Tensor, Tensor]:
     """Return ids as a KeyedJaggedTensor, dense features and labels.
 
     **Arguments**
@@ -99,7 +99,7 @@ class Theirs(nn.Module):
     - `device`: device of its rows; "meta" has none.
     """
 
-    def __init__(self, tables: Sequence[Bags], hidden: Sequence[int] = (), device: str = "cpu") -> None:
+    def __init__(self, tables: Sequence[TrainedTable], hidden: Sequence[int] = (), device: str = "cpu") -> None:
         super().__init__()
         from torchrec.modules.embedding_configs import EmbeddingBagConfig
         from torchrec.modules.embedding_modules import EmbeddingBagCollection
@@ -132,7 +132,7 @@ class Plain:
     - `optimizer`: "sgd" or "rowwise-adagrad".
     """
 
-    def __init__(self, tables: Sequence[Bags], dense: Dense, rows: dict[str, Tensor], optimizer: str) -> None:
+    def __init__(self, tables: Sequence[TrainedTable], dense: Dense, rows: dict[str, Tensor], optimizer: str) -> None:
         self.tables, self.dense, self.optimizer = tables, dense, optimizer
         self.rows = {name: of.clone().requires_grad_() for name, of in rows.items()}
         self.sums = {name: torch.zeros(len(of)) for name, of in rows.items()}
@@ -260,7 +260,7 @@ def sharder(optimizer: str) -> Any:
     return EmbeddingBagCollectionSharder(fused_params={"optimizer": kind, "learning_rate": LR, "eps": EPS})
 
 
-def rows_of(tables: Sequence[Bags], seed: int) -> dict[str, Tensor]:
+def rows_of(tables: Sequence[TrainedTable], seed: int) -> dict[str, Tensor]:
     """Return first weights, the same at every rank.
 
     **Arguments**

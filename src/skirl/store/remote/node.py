@@ -13,7 +13,7 @@ from typing import Any, Literal
 from skirl.store.remote import part as parts
 from skirl.store.remote.errors import NodeError
 from skirl.store.remote.meeting import VERSION, Meeting
-from skirl.store.remote.part import Task
+from skirl.store.remote.part import PartFacts
 
 log = logging.getLogger("skirl")
 
@@ -36,7 +36,7 @@ class Replaced(NodeError):
 class Served:
     """The part of one owner."""
 
-    task: Task
+    task: PartFacts
     process: Any
     pipe: Any
     numbers: Any
@@ -158,7 +158,7 @@ class Node:
         """Start a new part, in a process of its own."""
         numbers = self._context.RawArray("q", parts.NUMBERS)
         ours, theirs = self._context.Pipe()
-        task = Task(
+        task = PartFacts(
             self._meeting.address,
             self.number,
             self.nodes,

@@ -30,7 +30,7 @@ NUMBERS = 9
 
 
 @dataclass(frozen=True)
-class Task:
+class PartFacts:
     """The facts that the process of a part is given.
 
     **Arguments**
@@ -115,7 +115,7 @@ class Room:
             self._free = min(left, 32 << 20)
 
 
-def run(pipe: Connection, numbers: Any, task: Task, functions: tuple[Any, ...] = service.FUNCTIONS) -> None:
+def run(pipe: Connection, numbers: Any, task: PartFacts, functions: tuple[Any, ...] = service.FUNCTIONS) -> None:
     """Run the process of a part, and report to its node over the pipe.
 
     **Arguments**
@@ -131,7 +131,7 @@ def run(pipe: Connection, numbers: Any, task: Task, functions: tuple[Any, ...] =
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
     name = f"node {task.node}"
-    part = service.Part(task.run, name, task.make, Room(task.limit, numbers, name))
+    part = service.OwnedPart(task.run, name, task.make, Room(task.limit, numbers, name))
     service.serve(part)
     wire.only(functions)
     try:
@@ -147,7 +147,7 @@ def run(pipe: Connection, numbers: Any, task: Task, functions: tuple[Any, ...] =
         os._exit(0)  # whatever other threads do: the stores are closed, or their owner is gone
 
 
-def _watch(pipe: Connection, numbers: Any, task: Task, part: service.Part) -> None:
+def _watch(pipe: Connection, numbers: Any, task: PartFacts, part: service.OwnedPart) -> None:
     """Answer the node until the owner leaves or is gone."""
     looked = heard = time.monotonic()
     while not part.left.wait(0.05):
@@ -169,7 +169,7 @@ def _watch(pipe: Connection, numbers: Any, task: Task, part: service.Part) -> No
         time.sleep(0.02)
 
 
-def _owner_answers(task: Task, seconds: float) -> bool | None:
+def _owner_answers(task: PartFacts, seconds: float) -> bool | None:
     """Return whether the owner is alive, or None if it does not answer in time."""
     try:
         group.end(group.begin(owner_name(task.owner, task.run), service.alive, (), seconds))
@@ -178,7 +178,7 @@ def _owner_answers(task: Task, seconds: float) -> bool | None:
         return None if group.timed_out(error) else False
 
 
-def _tell(numbers: Any, part: service.Part) -> None:
+def _tell(numbers: Any, part: service.OwnedPart) -> None:
     counts = part.counts
     numbers[GETS], numbers[PUTS] = counts.gets, counts.puts
     numbers[ROWS_OUT], numbers[ROWS_IN] = counts.rows_out, counts.rows_in

@@ -52,7 +52,7 @@ class Held:
     walks: dict[int, Iterator[Any]] = field(default_factory=dict)
 
 
-class Part:
+class OwnedPart:
     """The part of one owner on one node.
 
     **Arguments**
@@ -91,7 +91,7 @@ class Part:
             held = list(self._held.values())
         return sum(0 if each.store.closed else len(each.store) for each in held)
 
-    def __enter__(self) -> "Part":
+    def __enter__(self) -> "OwnedPart":
         with self._lock:
             if self._draining:
                 raise NodeError(f"{self.node} is being ended: start it again")
@@ -311,11 +311,11 @@ def _thaw(
 
 JOBS: dict[str, Callable[..., Any]] = {"write": _write, "flush": _flush, "remember": _remember, "thaw": _thaw}
 
-_part: Part | None = None
+_part: OwnedPart | None = None
 """The part that this process serves."""
 
 
-def serve(part: Part | None) -> None:
+def serve(part: OwnedPart | None) -> None:
     """Have this process serve a part from now on. None: no part."""
     global _part
     _part = part
@@ -338,73 +338,73 @@ def _answered(function: Callable[..., Any]) -> Callable[..., Answer]:
 
 
 @_answered
-def close_store(part: Part, store: int) -> None:
-    """Call `Part.close`."""
+def close_store(part: OwnedPart, store: int) -> None:
+    """Call `OwnedPart.close`."""
     part.close(store)
 
 
 @_answered
-def get(part: Part, *args: Any) -> Any:
-    """Call `Part.get`."""
+def get(part: OwnedPart, *args: Any) -> Any:
+    """Call `OwnedPart.get`."""
     return part.get(*args)
 
 
 @_answered
-def put(part: Part, *args: Any) -> None:
-    """Call `Part.put`."""
+def put(part: OwnedPart, *args: Any) -> None:
+    """Call `OwnedPart.put`."""
     part.put(*args)
 
 
 @_answered
-def count(part: Part, store: int) -> int:
+def count(part: OwnedPart, store: int) -> int:
     """Return how many rows are held."""
     return len(part.held(store).store)
 
 
 @_answered
-def freeze(part: Part, *args: Any) -> dict[str, Any]:
-    """Call `Part.freeze`."""
+def freeze(part: OwnedPart, *args: Any) -> dict[str, Any]:
+    """Call `OwnedPart.freeze`."""
     return part.freeze(*args)
 
 
 @_answered
-def release(part: Part, store: int) -> None:
-    """Call `Part.release`."""
+def release(part: OwnedPart, store: int) -> None:
+    """Call `OwnedPart.release`."""
     part.release(store)
 
 
 @_answered
-def lay(part: Part, *args: Any) -> None:
-    """Call `Part.lay`."""
+def lay(part: OwnedPart, *args: Any) -> None:
+    """Call `OwnedPart.lay`."""
     part.lay(*args)
 
 
 @_answered
-def walk(part: Part, *args: Any) -> int:
-    """Call `Part.walk`."""
+def walk(part: OwnedPart, *args: Any) -> int:
+    """Call `OwnedPart.walk`."""
     return part.walk(*args)
 
 
 @_answered
-def step(part: Part, *args: Any) -> Any:
-    """Call `Part.step`."""
+def step(part: OwnedPart, *args: Any) -> Any:
+    """Call `OwnedPart.step`."""
     return part.step(*args)
 
 
 @_answered
-def begin(part: Part, *args: Any) -> int:
-    """Call `Part.begin`."""
+def begin(part: OwnedPart, *args: Any) -> int:
+    """Call `OwnedPart.begin`."""
     return part.begin(*args)
 
 
 @_answered
-def outcome(part: Part, *args: Any) -> Answer | None:
-    """Call `Part.outcome`."""
+def outcome(part: OwnedPart, *args: Any) -> Answer | None:
+    """Call `OwnedPart.outcome`."""
     return part.outcome(*args)
 
 
 @_answered
-def bye(part: Part) -> None:
+def bye(part: OwnedPart) -> None:
     """Note that the owner needs nothing more."""
     part.left.set()
 

@@ -12,7 +12,7 @@ from skirl.train.report.page import Page
 if TYPE_CHECKING:
     from skirl.pipeline.lookahead import Lookahead
     from skirl.train.meter import Meter
-    from skirl.train.trainers import Share
+    from skirl.train.trainers import TrainerShare
 
 OF_LOOP = ("rows", "dense", "lookups")
 """Channels on which the training loop itself waits for other trainers."""
@@ -26,7 +26,7 @@ FORM: dict[str, Any] = {"lanes": [_LANE], "bytes": [[COUNT]], "rows": {...: [[CO
 """The form of `by_trainer` that a report needs."""
 
 
-def gathered(batches: "Lookahead", meter: "Meter", share: "Share") -> dict[str, Any] | None:
+def gathered(batches: "Lookahead", meter: "Meter", share: "TrainerShare") -> dict[str, Any] | None:
     """Return the result's `by_trainer`; None if there is one trainer. All trainers call this at once, between two steps.
 
     **Arguments**
