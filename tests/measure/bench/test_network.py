@@ -32,7 +32,9 @@ def test_the_sum_has_the_bits_of_the_tree(warm_python: Python, monkeypatch):
     monkeypatch.setattr(network, "_measured", measured)
     monkeypatch.setattr(shards_vs_whole, "shards_vs_whole", lambda batch, shards: {"shards_vs_whole": 1.0})
     task = movement.CountSettings
-    monkeypatch.setattr(movement, "Task", lambda *args, **more: task(*args, **more, cache=2000, rows_scale=0.001))
+    monkeypatch.setattr(
+        movement, "CountSettings", lambda *args, **more: task(*args, **more, cache=2000, rows_scale=0.001)
+    )
     flags = Network(trainers=(2,), numbers=1001, rounds=2, batch=64, steps=3, counted=(4,), windows=(3,), samples=8)
     result = flags.run()
     assert result["dense"]["2"]["same_bits"] and result["dense_vs_allreduce"]["2"] > 0

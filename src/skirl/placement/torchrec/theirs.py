@@ -203,6 +203,10 @@ def all_of(problem: Problem, config: Any) -> dict[str, Placed]:
     return found
 
 
+class _TimeIsUpError(BaseException):
+    """The time limit, which no `except Exception` of the planner catches."""
+
+
 def timed(problem: Problem, seconds: float) -> tuple[Placed | None, float, bool]:
     """Time its planner on a problem, in its default order, with tables whole and by columns. Main thread only.
 
@@ -215,14 +219,14 @@ def timed(problem: Problem, seconds: float) -> tuple[Placed | None, float, bool]
     """
 
     def ended(*_: Any) -> None:
-        raise TimeoutError
+        raise _TimeIsUpError
 
     before = signal.signal(signal.SIGALRM, ended)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         placed, took = planned(problem, PlannerSettings("columns"))
         return placed, took, True
-    except TimeoutError:
+    except _TimeIsUpError:
         return None, seconds, False
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
