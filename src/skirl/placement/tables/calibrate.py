@@ -344,9 +344,8 @@ def machine_costs(
         for done, combination in enumerate([*learned, *judges], start=1):
             ready.append(combination.ready(arena))
             progress(done, lambda: {"tables": f"{len(ready[-1])}"})
-    known = (
-        None if out is None else Rounds(out.with_name(out.name + ".rounds"), what)
-    )  # now nothing is refused any more
+    # Only now, when nothing is refused any more: a file of rounds would stand in the way of the next try.
+    known = None if out is None else Rounds(out.with_name(out.name + ".rounds"), what)
     until = time.monotonic() + 60 * minutes
     with Progress("measure", steps=ROUNDS, to=to, quiet=quiet) as progress:
         rounds = rounds_of(
