@@ -77,7 +77,7 @@ class Train(Composed):
             "time": f"{clock(result['seconds'])} for {done:,} steps of {data.batch:,} samples",
             "speed": f"{result['samples_per_second']:,.0f} samples/s after the first step",
             "loss": f"{loss['first']:.4f} at first, {loss['last']:.4f} at last, {loss['mean']:.4f} on average",
-            "metrics": f"{described(result)} of all predictions, each made before its sample was trained on",
+            "metrics": f"{described(result)} of all predictions, each made before its batch was trained on",
             "tables": f"{rows['tables']:,} rows of {numbers}, {size(rows['bytes_of_all'])} with their state",
             "touched": f"{rows['touched']:,} rows{share}",
             "cache": f"{rows['cache']:,} rows, {size(result['cache_bytes'])}, {rows['in_cache']:,} filled",

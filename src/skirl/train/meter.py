@@ -60,7 +60,7 @@ class Meter:
 
     @property
     def metrics(self) -> Metrics:
-        """Metrics of all predictions, each made before its sample was trained on."""
+        """Metrics of all predictions, each made before its batch was trained on."""
         _ = self._so_far
         return self._metrics
 

@@ -161,7 +161,7 @@ def as_text(run: Mapping[str, Any]) -> dict[str, str]:
         return {**lines, "metrics": "none yet: a line comes every --log-every steps"}
     lines["loss"] = f"{run['loss']:.4f} at last"
     if run["auc"] is not None:
-        lines["AUC"] = f"{run['auc']:.4f} of all predictions, each made before its sample was trained on"
+        lines["AUC"] = f"{run['auc']:.4f} of all predictions, each made before its batch was trained on"
     if run["best"] is not None:
         best = run["best"]
         lines["test"] = (
