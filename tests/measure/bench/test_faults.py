@@ -17,7 +17,7 @@ FLAGS = ["bench", "faults", "--json", "--limit", "200", "--patience", "8"]
 def check(result, runs: int) -> None:
     assert result["failed"] is None, result["failed"]
     assert result["same_bits"] == runs and result["faults"] >= runs
-    assert result["lost_steps"] <= result["every"]
+    assert result["lost_steps"] <= 2 * result["every"]
     assert {run["fault"][0] for run in result["of_each"]} == {what for what, *_ in FAULTS[:runs]}
 
 

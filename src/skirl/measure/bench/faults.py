@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
+from skirl.checkpoint import folder as checkpoints
 from skirl.measure.bench.helpers import at_least_one, made_folder
 from skirl.measure.bench.nodes import ENVIRONMENT, Node, alone, forked, send, threads
 from skirl.tools.machine import machine
@@ -73,7 +74,7 @@ class Faults:
     batch: int = 64
     """Samples in a step."""
     every: int = 6
-    """Steps between two checkpoints; up to this many may be lost."""
+    """Steps between two checkpoints; up to this many may be lost, or twice as many while one is written."""
     patience: float = 5.0
     """Seconds that trainers wait for each other."""
     silence: int = 30
@@ -210,7 +211,11 @@ class Faults:
             return f"{', '.join(differ)} differ from those of the undisturbed run"
         if run.missing_lines:
             return f"{run.missing_lines} lines of metrics are missing"
-        if run.lost_steps > self.every:
+        if run.ignored:
+            return (
+                f"it went on from step {run.ignored[1]}, though a whole checkpoint of step {run.ignored[0]} was there"
+            )
+        if run.lost_steps > 2 * self.every:  # training waits only for the checkpoint before the next one
             return f"{run.lost_steps} steps were lost, and a checkpoint is saved every {self.every}"
         return None
 
@@ -264,6 +269,7 @@ class Run:
         self.nodes: list[Node] = []
         self.hit, self.lost_steps, self.at_step, self.missing_lines = 0, 0, 0, 0
         self.recovery: float | None = None
+        self.ignored: tuple[int, int] | None = None
         self.store = rng.choice(["memory", "disk"])
         self.began_with = 3 if fault.what == "lose" and rng.random() < 0.3 else 1 if fault.what == "gain" else 2
         self._bench, self._fault, self._rng, self._folder, self._flags = bench, fault, rng, folder, flags
@@ -297,6 +303,7 @@ class Run:
             if self.recovery is None and self._begun != begun:
                 if (since := self._begun_at) is not None:
                     self.lost_steps = max(self.lost_steps, before - since)
+                    self.ignored = (self._whole, since) if since < self._whole else None
                     self._wait(lambda since=since: self.step > since or self._over)
                     self.recovery = round(time.monotonic() - hit_at, 2)
             elif self.recovery is None:
@@ -307,6 +314,7 @@ class Run:
         """Inflict the fault and return the time."""
         rng, alive = self._rng, [node for node in self.nodes if not node.lost]
         self.hit, self.at_step = self.hit + 1, self.step
+        self._whole = self._saved()
         self._stopped: list[int] = []
         if fault.what == "gain":
             self._add()
@@ -362,9 +370,16 @@ class Run:
             names = os.listdir(self._folder / "saves")
         except OSError:
             return False
-        heads = {name[11:-5] for name in names if name.startswith("checkpoint-") and name.endswith(".json")}
-        parts = {name.split("-")[1] for name in names if name.startswith("part-")}
-        return bool(parts - heads)
+        parts = {int(name.split("-")[1]) for name in names if name.startswith("part-")}
+        return bool(parts - set(checkpoints.numbers(self._folder / "saves")))
+
+    def _saved(self) -> int:
+        """Return the step of the newest whole checkpoint; 0 if there is none."""
+        saves = self._folder / "saves"
+        newest = checkpoints.numbers(saves)[-1:]
+        return max(
+            (int(checkpoints.read(checkpoints.header(saves, n))["run"]["data"]["step"]) for n in newest), default=0
+        )
 
     @property
     def _over(self) -> bool:
