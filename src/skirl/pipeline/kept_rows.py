@@ -23,8 +23,8 @@ def keep_rows(engines: Sequence[Engine], torn: bool, *, whole: bool) -> None:
     for engine in engines:
         if not isinstance(engine, Engine) or engine.store.frozen_kind != DISK_ROWS:
             continue
-        if not any(cache.unwritten for cache in engine.caches):
-            continue
+        if not engine.table_steps.any() or not any(cache.unwritten for cache in engine.caches):
+            continue  # nothing was trained
         reason = engine.damage
         if torn:
             reason = reason or "the last step had updated the rows of only some collections when the loop ended"
