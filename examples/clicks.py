@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import torch
 
 import skirl
+from skirl.core.initial import first_rows
 
 USERS, ITEMS = 100_000, 500_000
 
@@ -24,6 +25,17 @@ class Clicks:
             ids = skirl.KeyedJagged(["user", "clicked", "bought"], torch.cat([users, items]), lengths=lengths)
             labels = ((users * 2654435761) % 1000 < 300).float()  # some users always click, whatever they see
             yield skirl.Batch(torch.empty(self.size, 0), ids, labels)
+
+
+def start_as_skirl(*tables: torch.nn.EmbeddingBag) -> None:
+    """Give tables the initial values that skirl gives its first, second, ... table: uniform up to 1 / sqrt(rows).
+
+    nn.EmbeddingBag draws from a normal distribution with standard deviation 1, which is far from a good start.
+    """
+    for number, table in enumerate(tables):
+        rows, dim = table.weight.shape
+        keys = (number << 48) + torch.arange(rows)
+        table.weight.data = torch.from_numpy(first_rows(keys, skirl.Uniform(rows**-0.5), dim, seed=0))
 
 
 def _skewed(count: int, rows: int, chance: torch.Generator) -> torch.Tensor:

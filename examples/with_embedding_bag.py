@@ -1,7 +1,7 @@
-"""The model in plain PyTorch: every row is in memory, as part of a Parameter."""
+"""The model in plain PyTorch: every row is in memory, as part of a Parameter. It prints the losses of with_skirl.py."""
 
 import torch
-from clicks import ITEMS, USERS, Clicks
+from clicks import ITEMS, USERS, Clicks, start_as_skirl
 from torch import nn
 
 
@@ -10,6 +10,7 @@ class MyModel(nn.Module):
         super().__init__()
         self.user = nn.EmbeddingBag(USERS, 16, mode="sum", sparse=True)
         self.item = nn.EmbeddingBag(ITEMS, 16, mode="mean", sparse=True)
+        torch.manual_seed(0)
         self.top = nn.Sequential(nn.Linear(3 * 16, 32), nn.ReLU(), nn.Linear(32, 1))
 
     def loss(self, batch):
@@ -24,6 +25,7 @@ class MyModel(nn.Module):
 
 loader = Clicks(batches=200)
 model = MyModel()
+start_as_skirl(model.user, model.item)
 sparse = torch.optim.Adagrad([*model.user.parameters(), *model.item.parameters()], lr=0.02)
 dense = torch.optim.Adam(model.top.parameters(), lr=1e-3)
 

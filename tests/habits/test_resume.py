@@ -18,6 +18,7 @@ from skirl.cli import main
 from skirl.train.commands import Train
 from skirl.train.recipe import Recipe
 from skirl.train.resumed import told
+from tests.zygote import COMMAND, Python
 
 SMALL: dict[str, Any] = {
     "data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 32, "steps": 20, "cache": "300", "threads": 1,
@@ -38,6 +39,20 @@ def halfway(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def saved(halfway: Path, tmp_path: Path) -> Path:
     """Return a private copy of them."""
     return Path(shutil.copytree(halfway, tmp_path / "saved"))
+
+
+@pytest.mark.parametrize("store", ["memory", "disk:rows"])
+def test_a_run_that_was_refused_does_not_stand_in_the_way_of_the_corrected_one(
+    tmp_path: Path, warm_python: Python, store: str
+):
+    run = "train --data synthetic:tiny --model dlrm-tiny --batch 32 --steps 2 --save saved --run run --quiet --store"
+    refused = warm_python.run(COMMAND, *run.split(), store, "--dim", "4", "--cache", "20", cwd=tmp_path)
+    assert refused.returncode == 1
+    assert "set --cache to" in refused.stderr
+    assert not (tmp_path / "saved").exists()
+    done = warm_python.run(COMMAND, *run.split(), store, "--dim", "8", "--cache", "300", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert numbers(tmp_path / "saved") == [1, 2]
 
 
 def by_hand(steps: int, rates: dict[int, tuple[float, float]]) -> tuple[list[float], dict[str, torch.Tensor]]:
@@ -161,7 +176,9 @@ def test_a_store_of_other_records_names_the_table_and_both_sizes(tmp_path):
             tables, optimizer=skirl.SGD(lr=0.1), cache=4, store=f"disk:{tmp_path / 'rows'}"
         )
 
-    made(4).close()
+    embeddings = made(4)
+    embeddings(skirl.KeyedJagged.one_hot(["a", "b"], torch.tensor([[1, 1]])))["a"].sum().backward()
+    embeddings.close()
     with pytest.raises(
         RuntimeError, match=r"has records of 4 float32 for table 1, the tables need some of 8 float32: open"
     ):

@@ -174,6 +174,24 @@ def sweep(folder: Path, start: int | None = None) -> None:
             _remove(path)
 
 
+def take_back(folder: Path, number: int, start: int | None) -> None:
+    """Remove the first checkpoint of a run that ended before its first step, and the folder if that leaves it empty.
+
+    **Arguments**
+
+    - `folder`: the folder.
+    - `number`: the checkpoint.
+    - `start`: this start of the run. Nothing is removed if there is a newer one.
+    """
+    if starts.is_newest(folder, start):
+        _remove(header(folder, number))
+        sweep(folder, start)
+        starts.take_back(folder, start)
+        for empty in (folder / ROWS, folder):
+            with suppress(OSError):
+                empty.rmdir()
+
+
 def files(body: dict[str, Any]) -> set[str]:
     """Return the files that a header names, and the folder of its dense part, relative to the folder of checkpoints."""
     named = {str(Path(body["dense"]["file"]).parent)} | parts.files(body)

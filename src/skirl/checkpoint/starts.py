@@ -61,6 +61,18 @@ def claim(folder: Path) -> int:
     return number
 
 
+def take_back(folder: Path, start: int | None) -> None:
+    """Remove the file of a start that leaves nothing behind.
+
+    **Arguments**
+
+    - `folder`: the folder of checkpoints.
+    - `start`: the number that `claim` returned. None: the folder has no starts.
+    """
+    if start is not None:
+        _file(folder, start).unlink(missing_ok=True)
+
+
 def is_newest(folder: Path, start: int | None) -> bool:
     """Return whether a start may still change the folder.
 

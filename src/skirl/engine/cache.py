@@ -22,6 +22,8 @@ class Cache:
         self.flags = np.zeros(slots, np.uint8)
         self.changes = Changes()
         """Records changed since the last checkpoint, for the next one."""
+        self.unwritten = False
+        """True if rows may differ from the store's."""
         self._clock = 1
         self._sorted: tuple[np.ndarray, np.ndarray] | None = None
 
@@ -35,6 +37,7 @@ class Cache:
 
     def changing(self, slots: np.ndarray) -> None:
         """Announce that rows of these slots are about to change, or to be replaced."""
+        self.unwritten = True
         self.changes.wait_for_room()
         self.changes.changing(self.flags, slots, self.key_of, self.records)
 

@@ -3,6 +3,7 @@
 Each bank has a `BankRows` (device/) that holds its part of the cache, in host memory or on a GPU, and computes on it.
 """
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -29,11 +30,13 @@ from skirl.engine.work import Work
 from skirl.oracle.seen import Seen
 from skirl.peers.processes import launched_here
 from skirl.store import Record, Store, open_store
+from skirl.store.base import DISK_ROWS
 from skirl.store.own_folder import own_folder
 from skirl.tools.os_errors import why
 
-_DTYPES = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
+log = logging.getLogger("skirl")
 
+_DTYPES = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 
 Leaving = list[tuple[np.ndarray, Any]]
 """Rows that left the cache in one step: for each bank, their keys and its handle for their records."""
@@ -123,6 +126,8 @@ class Engine:
         self.damage: str | None = None
         """Text of the error that every later use raises: what happened and what to do."""
         self._cause: BaseException | None = None
+        self._goes_on = resume and self.store.frozen_kind == DISK_ROWS and not len(self.store)
+        """True if rows are to go on from a store that has none, and no checkpoint was loaded yet."""
         self.banks = self._open_banks()
         """One for each bank, which holds its part of the cache and computes on it."""
         self.table_of = [np.array([f.table for f in bank.features], np.int64) for bank in self.schema.banks]
@@ -205,6 +210,9 @@ class Engine:
 
     def allocate(self, split: Split) -> None:
         """Allocate the caches. There must be none."""
+        if self._goes_on:
+            self._goes_on = False
+            log.warning("%r holds no rows to go on with: all rows begin at their initial values", self.store)
         self.caches = [
             Cache(bank.allocate(n, staging))
             for bank, n, staging in zip(self.banks, split.slots, split.staging_rows, strict=True)
@@ -213,12 +221,9 @@ class Engine:
 
     def split_anew(self, split: Split) -> None:
         """Write all resident rows to the store and begin with empty caches, split anew. Write-backs must be drained."""
-        try:
+        with self._losing("splitting the cache again failed"):
             self.drop_caches()
             self.allocate(split)
-        except BaseException as error:
-            self.lose(f"splitting the cache again failed: {why(error)}", error)
-            raise
 
     def drop_caches(self) -> None:
         """Write all resident rows to the store; the next batches decide on new caches. Write-backs must be drained."""
@@ -240,11 +245,8 @@ class Engine:
 
     def load(self, work: Work) -> Leaving:
         """Make a step's rows resident: evict, forward, put fetched rows, make new ones. Return the rows that left."""
-        try:
+        with self._losing(f"step {work.number} failed while its rows were being moved"):
             leaving = [self._load_bank(bank, work) for bank in range(len(work.steps))]
-        except BaseException as error:
-            self.lose(f"step {work.number} failed while its rows were being moved: {why(error)}", error)
-            raise
         work.fetched = []
         self.counters.steps += 1
         return leaving
@@ -350,13 +352,9 @@ class Engine:
         """Write what left the cache in one step to the store, and release its buffers."""
         for bank, (keys, rows) in zip(self.banks, leaving, strict=True):
             if len(keys):
-                try:
+                with self._losing(f"{len(keys)} rows that left the cache could not be written to {self.store!r}"):
                     records = bank.landed(rows)
                     taken = self.store.write(keys, records)
-                except BaseException as error:
-                    lost = f"{len(keys)} rows that left the cache could not be written to {self.store!r}: {why(error)}"
-                    self.lose(lost, error)
-                    raise
                 with self._counting:  # two threads write
                     self.begun.wrote(keys)
                     self.counters.written += taken
@@ -451,11 +449,12 @@ class Engine:
         self.check()
         self.settle()
         for bank, cache in zip(self.banks, self.caches, strict=False):  # no caches before the first batch
-            slots = np.flatnonzero(cache.key_of >= 0)
+            slots = np.flatnonzero(cache.key_of >= 0) if cache.unwritten else ()
             for part in np.array_split(slots, max(1, len(slots) // 65536)):
                 if len(part):
                     self.store.write(cache.key_of[part], bank.read(part))
                     self.begun.wrote(cache.key_of[part])
+            cache.unwritten = False
         self.store.flush()
 
     def restore(
@@ -467,6 +466,7 @@ class Engine:
         """
         self.check_process()
         thaw()  # all or nothing; from here on nothing is expected to fail
+        self._goes_on = False
         self.damage = "an error came while rows were being restored: load the checkpoint again"
         self.forget_moves()
         self.banks = self._open_banks()

@@ -19,6 +19,7 @@ from skirl.oracle.options import Depth, Plan
 from skirl.oracle.together import Together
 from skirl.peers.base import Peers, said_of
 from skirl.pipeline.epoch import Epoch
+from skirl.pipeline.kept_rows import keep_rows
 from skirl.pipeline.loader_watch import Watch
 from skirl.pipeline.one_pass import InLoop, OnePass
 from skirl.pipeline.pipeline import Pipeline
@@ -229,7 +230,6 @@ class Lookahead:
             if self._trace is not None:
                 self.times.timeline = Timeline(self._trace)
         except BaseException:
-            self._entered = False
             self._let_go()  # interrupted, or no file for the timeline: no __exit__ will follow
             raise
         return self
@@ -265,14 +265,15 @@ class Lookahead:
                 self._end_pass(apply)
             finally:
                 self._watch.close()
-                self._entered = False
                 self._let_go()
                 if self.times.timeline is not None:
                     self.times.timeline.close()
                     self.trace_ended = self.times.timeline.ended
                     self.times.timeline = None
+        keep_rows(self.engines, self._in_loop.torn, whole=apply or self._peers is None)
 
     def _let_go(self) -> None:
+        self._entered = False
         for collection in self.collections:
             if collection.lookahead is self:
                 collection.opened(None)

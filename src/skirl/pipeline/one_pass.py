@@ -31,6 +31,8 @@ class InLoop:
     """The place before its step."""
     flight: Flight | None = None
     micro: int = 0
+    torn: bool = False
+    """True if the step ended when it had updated the rows of only some collections."""
     save_awaited: bool = False
     """True if a save was requested in a shard of the step, but not yet in its last one."""
 
@@ -137,6 +139,7 @@ class OnePass:
             self._shards.close()
         if now.flight is not None and not (now.begun if apply else now.flight.updated):
             now.here = now.before  # the step never happened
+        now.torn = not apply and now.flight is not None and now.flight.torn
         try:
             self._finish(apply)
             if whole:

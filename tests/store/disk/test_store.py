@@ -264,10 +264,20 @@ def test_a_folder_that_cannot_be_written_to(error, tmp_path, monkeypatch):
 
 
 def test_other_tables_are_refused(tmp_path):
-    DiskStore(tmp_path, LAYOUT).close()
+    filled(lambda layout: DiskStore(tmp_path, layout)).close()
     with pytest.raises(DiskError, match=r"has records .* the tables need .*or name another folder"):
         DiskStore(tmp_path, {0: Record(5)})
     DiskStore(tmp_path, LAYOUT).close()  # and the refused one leaves no lock behind
+
+
+def test_a_store_without_rows_takes_other_tables(tmp_path):
+    """A run that was refused may have made it."""
+    with DiskStore(tmp_path, LAYOUT) as store:
+        store.remember({"t0": "zeros()"})
+    with DiskStore(tmp_path, {0: Record(5)}) as store:
+        store.write(np.array([3]), np.ones((1, 5), np.float32))
+    with DiskStore(tmp_path, {0: Record(5)}) as store:
+        assert (len(store), store.about) == (1, {})
 
 
 def test_rows_beyond_their_table_are_refused(tmp_path):

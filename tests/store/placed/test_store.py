@@ -161,6 +161,30 @@ def lost_site(folder: Path, gone: int = 0) -> None:
         assert contents(store) == held and store.about == about
 
 
+def test_a_site_that_is_refused_leaves_no_folder_where_the_lost_one_was(tmp_path, warm_python):
+    plan = plan_for(LAYOUT, [Cut.even([0, 1, 2])])
+    with on_disks(tmp_path, plan) as store:
+        store.remember({f"t{n}": "zeros()" for n in range(7)})
+        store.write(table_keys(1, range(90)), random_rows(1, 90, 1))
+        held = contents(store)
+    (tmp_path / "s1").rename(tmp_path / "moved")
+    store = on_disks(tmp_path, plan)
+    with pytest.raises(ValueError, match="is empty and was never told"):
+        store.read(table_keys(1, [0]), random_rows(1, 1, 0).copy())
+    store.close()
+    assert not (tmp_path / "s1").exists()
+    opened = (  # and when a process ends that has not closed it
+        "import sys; from pathlib import Path; from tests.store.placed.test_store import *\n"
+        "store = on_disks(Path(sys.argv[1]), plan_for(LAYOUT, [Cut.even([0, 1, 2])]))\n"
+        "assert Path(sys.argv[1], 's1').exists(); store.keep = store"
+    )
+    assert warm_python.run(opened, str(tmp_path), timeout=60).returncode == 0
+    assert not (tmp_path / "s1").exists()
+    (tmp_path / "moved").rename(tmp_path / "s1")
+    with on_disks(tmp_path, plan) as store:
+        assert contents(store) == held
+
+
 def test_a_site_that_never_had_rows_is_not_missed(tmp_path):
     plan = plan_for(LAYOUT, [Cut((0,), (1,))])
     with on_disks(tmp_path, plan) as store:

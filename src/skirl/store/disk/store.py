@@ -111,8 +111,11 @@ class DiskStore(Store):
         elif any(name.endswith((".rows", ".keys")) for name in names):
             raise Unusable(f"{self.path / NAME} is missing")
         else:
-            self._set_logs(self._empty())
-            self._write_manifest(self.identity, 0, self._logs)
+            self._begin()
+
+    def _begin(self) -> None:
+        self._set_logs(self._empty())
+        self._write_manifest(self.identity, 0, self._logs)
 
     def _empty(self) -> list[Log]:
         return all_logs.empty(self.path, self.layout, self._files, self._gate, self._rows)
@@ -122,6 +125,8 @@ class DiskStore(Store):
 
     def _load(self, manifest: Manifest) -> None:
         if manifest.layout != self.layout:
+            if not manifest.segments:  # it may have been made by a run that was refused
+                return self._begin()
             has, need = manifest.layout.against(self.layout)
             raise DiskError(
                 f"{self.path} has records {has}, the tables need some {need}: open it with the tables and "

@@ -17,8 +17,11 @@ from numpy.typing import NDArray
 from skirl.core.placement_plan import PlacementPlan
 from skirl.store import cut
 from skirl.store.base import DISK_ROWS, MEMORY_ROWS, Facts, Frozen, Layout, Record, Rows, Store, at_once
+from skirl.store.disk import untouched
 from skirl.store.disk.frozen import point_of
+from skirl.store.disk.store import DiskStore
 from skirl.store.frozen import FrozenPart
+from skirl.store.link import behind_links
 from skirl.store.placed import mixed, taking
 from skirl.tools.progress import size
 
@@ -80,6 +83,11 @@ class PlacedStore(Store):
         self._take_point()
         self._read_about()
         self._misplaced = self._found_misplaced()
+        self._new: list[Callable[[], object]] = []
+        """Removes the folders that were made in place of lost sites, unless a load fills them."""
+        for store in map(behind_links, self.stores) if self._misplaced else ():
+            if isinstance(store, DiskStore) and not (store.about or len(store)):
+                self._new.append(untouched.removed_after(store))
 
     def __repr__(self) -> str:
         return f"PlacedStore({', '.join(map(repr, self.stores))})"
@@ -348,5 +356,7 @@ class PlacedStore(Store):
                 store.__exit__(kind, error, trace)
             except BaseException as why:
                 failed.append(why)
+        for remove in self._new:
+            remove()
         if failed:
             raise failed[0]

@@ -1,0 +1,122 @@
+"""A store on disk has all rows when a lookahead has ended, without a call of close()."""
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+import skirl
+from skirl.core.placement import Cut
+from skirl.core.placement_plan import PlacedTable, PlacementPlan, Site
+from skirl.store import DiskStore
+from tests.zygote import Python
+
+LOOP = """
+import sys
+import torch, skirl
+
+def batches(first, last):
+    for n in range(first, last):
+        yield skirl.KeyedJagged.one_hot(["user"], torch.arange(7 * n, 7 * n + 40)[:, None] % 300)
+
+def train(first, last, **options):
+    tables = [skirl.Table("user", rows=300, dim=4)]
+    embeddings = skirl.EmbeddingBagCollection(
+        tables, optimizer=skirl.RowwiseAdagrad(lr=0.1), cache=120, store="STORE", **options)
+    with skirl.lookahead(batches(first, last), embeddings, sparse=lambda ids: ids) as ahead:
+        for ids in ahead:
+            if ahead.step == FAILS:
+                raise KeyError("in the loop")
+            (embeddings(ids)["user"] - 1).square().sum().backward()
+"""
+
+
+def loop(store: str, call: str, fails: int = 0) -> str:
+    return LOOP.replace("STORE", store).replace("FAILS", str(fails)) + f"\n{call}\n"
+
+
+def rows_in(folder: Path) -> dict[int, bytes]:
+    """Return the records in a store's folder: weights and state."""
+    with DiskStore(folder, {0: skirl.store.Record(5)}) as store:
+        out = {}
+        for keys in store.keys():  # noqa: SIM118 - a store is no dict
+            rows = torch.empty(len(keys), 5).numpy()
+            assert store.read(keys, rows).all()
+            out |= {int(key): row.tobytes() for key, row in zip(keys, rows, strict=True)}
+    return out
+
+
+@pytest.mark.parametrize("store", ["disk:{}", "link:1Gbit,1us:disk:{}"])
+def test_a_loop_without_close_leaves_its_rows(warm_python: Python, tmp_path: Path, store: str):
+    half, whole = (store.format(tmp_path / name) for name in ("half", "whole"))
+    assert warm_python.run(loop(half, "train(0, 20)"), timeout=60).returncode == 0
+    after_half = rows_in(tmp_path / "half")
+    again = warm_python.run(loop(half, "train(20, 40)"), timeout=60)
+    assert again.returncode == 1
+    assert f"already holds {len(after_half)} rows" in again.stderr
+    assert rows_in(tmp_path / "half") == after_half
+    assert warm_python.run(loop(half, "train(20, 40, resume=True)"), timeout=60).returncode == 0
+    assert warm_python.run(loop(whole, "train(0, 40)"), timeout=60).returncode == 0
+    assert rows_in(tmp_path / "half") == rows_in(tmp_path / "whole") != after_half
+
+
+def test_a_plan_s_sites_get_their_rows(warm_python: Python, tmp_path: Path):
+    table = PlacedTable("user", 300, 4, Cut.even([0, 1]))
+    sites = (Site("a", f"disk:{tmp_path}/a"), Site("b", f"disk:{tmp_path}/b"))
+    PlacementPlan(sites, (table,)).save(tmp_path / "plan.json")
+    for store in (f"placed:{tmp_path}/plan.json", f"disk:{tmp_path}/whole"):
+        assert warm_python.run(loop(store, "train(0, 20)"), timeout=60).returncode == 0
+    assert rows_in(tmp_path / "a") | rows_in(tmp_path / "b") == rows_in(tmp_path / "whole")
+
+
+def test_an_error_in_the_loop_leaves_the_rows_of_the_last_whole_step(warm_python: Python, tmp_path: Path):
+    failed = warm_python.run(loop(f"disk:{tmp_path / 'failed'}", "train(0, 20)", fails=13), timeout=60)
+    assert (failed.returncode, failed.stderr.splitlines()[-1]) == (1, "KeyError: 'in the loop'")
+    assert warm_python.run(loop(f"disk:{tmp_path / 'short'}", "train(0, 12)"), timeout=60).returncode == 0
+    failed_rows, rows = rows_in(tmp_path / "failed"), rows_in(tmp_path / "short")
+    assert rows
+    assert failed_rows.items() >= rows.items()  # rows that step 13 made have their initial values
+
+
+def test_a_step_that_only_some_collections_had_is_not_written(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    class Two(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            made = {"optimizer": skirl.SGD(lr=0.1), "cache": 50}
+            self.one = skirl.EmbeddingBagCollection([skirl.Table("one", 100, 2)], store=f"disk:{tmp_path}/one", **made)
+            self.two = skirl.EmbeddingBagCollection([skirl.Table("two", 100, 2)], store=f"disk:{tmp_path}/two", **made)
+
+    model = Two()
+    ids = skirl.KeyedJagged.one_hot(["one", "two"], torch.arange(10)[:, None].repeat(1, 2))
+    with pytest.raises(KeyError), skirl.lookahead([ids] * 3, model, sparse=lambda ids: ids) as batches:
+        for batch in batches:
+            one, two = model.one(batch)["one"], model.two(batch)["two"]
+            one.sum().backward()
+            if batches.step == 2:
+                raise KeyError
+            two.sum().backward()
+    assert [len(each.engine.store) for each in (model.one, model.two)] == [0, 0]
+    assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
+    assert "not written to DiskStore" in caplog.text
+    assert "only some collections" in caplog.text
+
+
+def test_rows_in_memory_are_not_written(caplog: pytest.LogCaptureFixture):
+    embeddings = skirl.EmbeddingBagCollection([skirl.Table("a", 100, 2)], optimizer=skirl.SGD(lr=0.1), cache=50)
+    ids = skirl.KeyedJagged.one_hot(["a"], torch.arange(10)[:, None])
+    with skirl.lookahead([ids], embeddings, sparse=lambda ids: ids) as batches:
+        for batch in batches:
+            embeddings(batch)["a"].sum().backward()
+    assert (len(embeddings.engine.store), caplog.text) == (0, "")
+
+
+def test_resuming_an_empty_store_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    embeddings = skirl.EmbeddingBagCollection(
+        [skirl.Table("a", 100, 2)], optimizer=skirl.SGD(lr=0.1), cache=50, store=f"disk:{tmp_path}/rows", resume=True
+    )
+    assert not caplog.records  # a checkpoint may still be loaded
+    for _ in range(2):
+        embeddings(skirl.KeyedJagged.one_hot(["a"], torch.arange(10)[:, None]))["a"].sum().backward()
+    told = f"DiskStore('{tmp_path}/rows') holds no rows to go on with: all rows begin at their initial values"
+    assert [record.getMessage() for record in caplog.records] == [told]
