@@ -86,6 +86,24 @@ def test_few_numbers_are_tried_for_the_fewest():
     assert fewest(lambda n: False, 1, 1024) is None and fewest(lambda n: True, 1025, 1024) is None
 
 
+def test_a_run_with_larger_rows_than_planned_is_refused_and_makes_no_folder(tmp_path, capsys):
+    stores = [f"disk:{tmp_path}/rows/{site}" for site in "ab"]
+    place(tmp_path, capsys, "--stores", *stores, "--memory", "1MiB")
+    plan = f"placed:{tmp_path}/plan.json"
+    for flags, says in (
+        (["--dim", "8"], "has dim 4 in the plan and 8 in the model: make the plan for this model"),
+        (
+            ["--optimizer", "adam"],
+            "takes 20 bytes with its optimizer state in the plan and 48 in this run, so its rows",
+        ),
+    ):
+        assert main(["train", "--data", *TINY, "--run", "none", "--store", plan, *flags]) in (1, 2)
+        said = capsys.readouterr().err.strip()
+        assert said.startswith(f"skirl train: --store is '{plan}': ") and says in said and "\n" not in said
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+    assert main(["train", "--data", *TINY, "--run", "none", "--store", plan]) == 0
+
+
 def test_what_people_read(tmp_path, capsys):
     flags = ["--rates", "4Mbit", "1Mbit", "--step-ms", "5", "--trainers", "2", "--out", str(tmp_path / "p.json")]
     assert main(["place", *TINY, *flags]) == 0
