@@ -33,7 +33,7 @@ TINY += ["--cache", "touched:40%"]
 
 
 def place(tmp_path, capsys, *flags: str) -> dict:
-    assert main(["place", *TINY, "--json", "--out", str(tmp_path / "plan.json"), *flags]) == 0
+    assert main(["place", *TINY, "--json", "--force", "--out", str(tmp_path / "plan.json"), *flags]) == 0
     return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
@@ -156,6 +156,17 @@ def test_wrong_flags_are_one_sentence_and_no_file(tmp_path, capsys, flags, text,
     said = capsys.readouterr().err.strip()
     assert said.startswith("skirl place: ") and "\n" not in said and (text or "have one store, disk:a") in said
     assert not list(tmp_path.glob("*.json"))
+
+
+@pytest.mark.parametrize(
+    "command", [["place", *TINY], ["place", "list", *TINY[:-2]], ["place", "tables", "t.json"], ["place", "costs"]]
+)
+def test_a_file_is_replaced_only_if_that_is_asked(tmp_path, capsys, command):
+    kept = tmp_path / "kept.json"
+    kept.write_text("mine")
+    assert main([*command, "--out", str(kept)]) == 2
+    says = f"--out is {kept}, which already exists: name another file, or add --force to replace it"
+    assert says in capsys.readouterr().err and kept.read_text() == "mine"
 
 
 def test_a_store_is_measured_and_nothing_stays(tmp_path):
