@@ -186,16 +186,18 @@ def test_costs_are_written_and_used(tmp_path, capsys, monkeypatch, own):
 
 
 def test_few_measurements_go_on_from_costs_of_another_machine(monkeypatch):
+    """On average over twenty measurements: by chance, some are good enough by themselves."""
     monkeypatch.setattr(calibrate, "_TABLES", 20)
     combinations = training("sgd", 25, 0, batches=(16,))
     terms = np.array([c.terms() for c in combinations])
     true = np.array(shipped(1e9, 2).ms["sgd"]) * 3
-    rng = np.random.default_rng(0)
-    few = calibrate.Measured(combinations[:12], terms[:12] @ true * np.exp(abs(rng.normal(0, 0.4, 12))))
-    off = []
-    for start in (None, shipped(1, 1)):
-        ratios = terms[12:] @ few.fitted(start)["sgd"] / (terms[12:] @ true)
-        off.append(np.abs(ratios / np.median(ratios) - 1).mean())
+    off = np.zeros(2)
+    for seed in range(20):
+        noise = np.exp(abs(np.random.default_rng(seed).normal(0, 0.4, 12)))
+        few = calibrate.Measured(combinations[:12], terms[:12] @ true * noise)
+        for n, start in enumerate((None, shipped(1, 1))):
+            ratios = terms[12:] @ few.fitted(start)["sgd"] / (terms[12:] @ true)
+            off[n] += np.abs(ratios / np.median(ratios) - 1).mean()
     assert off[1] < 0.8 * off[0]
 
 
