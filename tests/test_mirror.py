@@ -94,7 +94,8 @@ ELSEWHERE = {
     "store/disk/frozen.py store/disk/logs.py": "store/disk/test_crash.py",
     "store/disk/errors.py store/disk/lock.py": "store/disk/test_store.py",
     "store/memory/frozen.py store/memory/mapped.py": "store/memory/test_store.py",
-    "store/disk/untouched.py store/placed/mixed.py": "store/placed/test_store.py",
+    "store/placed/before.py": "store/placed/test_store.py",
+    "store/placed/mixed.py": "store/placed/test_store.py",
     "store/remote/started.py": "measure/bench/test_serve.py",
     "store/remote/bits.py store/remote/warm.py store/remote/warm_disk.py store/remote/wire.py": "store/remote/test_node.py",
     # Variants are compared with their lone runs, and wrong loops get a clear sentence each.

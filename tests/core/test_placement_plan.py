@@ -23,7 +23,8 @@ def plans(draw: st.DrawFn) -> PlacementPlan:
         inner = draw(st.sets(st.integers(1, (2**64 if by == "hash" else rows) - 1), max_size=4)) if rows > 1 else set()
         of = draw(st.lists(st.integers(0, sites - 1), min_size=len(inner) + 1, max_size=len(inner) + 1))
         by = by if inner else "hash"  # a table in one piece counts as whole
-        tables.append(PlacedTable(name, rows, draw(st.integers(1, 64)), Cut((0, *sorted(inner)), tuple(of), by)))
+        cut, nbytes = Cut((0, *sorted(inner)), tuple(of), by), draw(st.none() | st.integers(1, 999))
+        tables.append(PlacedTable(name, rows, draw(st.integers(1, 64)), cut, nbytes))
     memory, rate = st.none() | st.integers(1, 1 << 40), st.none() | st.floats(1, 1e12)
     return PlacementPlan(tuple(Site(f"s{n}", "memory", draw(memory), draw(rate)) for n in range(sites)), tuple(tables))
 
@@ -103,12 +104,14 @@ def changed(path: str, value) -> str:
             changed("sites.0.store", "link:1Gbit,1us:checkpoint"),
             "site 'a' has store 'link:1Gbit,1us:checkpoint': set it to",
         ),
+        (changed("sites.0.store", "link:1Gbit,1us:placed:x.json"), "site 'a' has store 'link:1Gbit,1us:placed:x.json'"),
         (changed("sites.0.store", "disk:rows/b"), "sites 'a' and 'b' have one store, disk:rows/b"),
         (changed("sites.0.memory", 0), "site 'a' has memory 0: set it to bytes above 0"),
         (changed("sites.0.rate", float("nan")), "it has NaN, which is not a number"),
         (changed("tables.1.name", "user"), "table 'user' is in the plan twice"),
         (changed("tables.0.rows", 0), "table 'user' has rows 0: set it to a whole number from 1 to 2**48"),
         (changed("tables.0.dim", "4"), "table 'user' has dim '4'"),
+        (changed("tables.0.record_bytes", 0.5), "table 'user' has record_bytes 0.5"),
         (changed("tables.0.by", "column"), "table 'user' is cut by 'column'"),
         (changed("tables.0.pieces.1.begin", 3), "table 'user': two pieces have row 3 to row 4: cover each row once"),
         (changed("tables.0.pieces.1.begin", 6), "table 'user': no piece has row 4 to row 6: cover each row once"),
@@ -163,3 +166,20 @@ def test_other_tables_are_refused(tables, says):
     plan.check([("user", 10, 4), ("item", None, 4), ("tag", 10, None)])
     with pytest.raises(ValueError, match=says):
         plan.check(tables)
+
+
+def test_rows_larger_than_those_that_a_site_has_memory_for_are_refused():
+    tables, body = [("user", 10, 4), ("item", 10, 4), ("tag", 10, 4)], example()
+    body["tables"][1]["record_bytes"] = 20
+    PlacementPlan.parsed(json.dumps(body)).check(tables, [99, 99, 99])
+    body["sites"][1]["memory"] = 1000
+    plan = PlacementPlan.parsed(json.dumps(body))
+    plan.check(tables, [99, 20, 99])
+    with pytest.raises(
+        ValueError, match="'item' takes 20 bytes with its optimizer state in the plan and 48 in this run"
+    ):
+        plan.check(tables, [99, 48, 99])
+
+
+def test_a_folder_may_be_called_like_a_plan():
+    assert Site("a", "disk:rows/placed:x").store == "disk:rows/placed:x"

@@ -33,7 +33,7 @@ TINY += ["--cache", "touched:40%"]
 
 
 def place(tmp_path, capsys, *flags: str) -> dict:
-    assert main(["place", *TINY, "--json", "--out", str(tmp_path / "plan.json"), *flags]) == 0
+    assert main(["place", *TINY, "--json", "--force", "--out", str(tmp_path / "plan.json"), *flags]) == 0
     return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
@@ -84,6 +84,24 @@ def test_few_numbers_are_tried_for_the_fewest():
         assert len(tried) <= 2 * int(wanted - least + 1).bit_length() and len(set(tried)) == len(tried)
         assert max(tried) <= 2 * wanted - least
     assert fewest(lambda n: False, 1, 1024) is None and fewest(lambda n: True, 1025, 1024) is None
+
+
+def test_a_run_with_larger_rows_than_planned_is_refused_and_makes_no_folder(tmp_path, capsys):
+    stores = [f"disk:{tmp_path}/rows/{site}" for site in "ab"]
+    place(tmp_path, capsys, "--stores", *stores, "--memory", "1MiB")
+    plan = f"placed:{tmp_path}/plan.json"
+    for flags, says in (
+        (["--dim", "8"], "has dim 4 in the plan and 8 in the model: make the plan for this model"),
+        (
+            ["--optimizer", "adam"],
+            "takes 20 bytes with its optimizer state in the plan and 48 in this run, so its rows",
+        ),
+    ):
+        assert main(["train", "--data", *TINY, "--run", "none", "--store", plan, *flags]) in (1, 2)
+        said = capsys.readouterr().err.strip()
+        assert said.startswith(f"skirl train: --store is '{plan}': ") and says in said and "\n" not in said
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+    assert main(["train", "--data", *TINY, "--run", "none", "--store", plan]) == 0
 
 
 def test_what_people_read(tmp_path, capsys):
@@ -138,6 +156,17 @@ def test_wrong_flags_are_one_sentence_and_no_file(tmp_path, capsys, flags, text,
     said = capsys.readouterr().err.strip()
     assert said.startswith("skirl place: ") and "\n" not in said and (text or "have one store, disk:a") in said
     assert not list(tmp_path.glob("*.json"))
+
+
+@pytest.mark.parametrize(
+    "command", [["place", *TINY], ["place", "list", *TINY[:-2]], ["place", "tables", "t.json"], ["place", "costs"]]
+)
+def test_a_file_is_replaced_only_if_that_is_asked(tmp_path, capsys, command):
+    kept = tmp_path / "kept.json"
+    kept.write_text("mine")
+    assert main([*command, "--out", str(kept)]) == 2
+    says = f"--out is {kept}, which already exists: name another file, or add --force to replace it"
+    assert says in capsys.readouterr().err and kept.read_text() == "mine"
 
 
 def test_a_store_is_measured_and_nothing_stays(tmp_path):

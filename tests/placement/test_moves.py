@@ -170,7 +170,7 @@ def test_from_a_plan_with_a_bound_and_a_page(tmp_path, capsys):
     for text in ("Loads by site and step", "Predicted against counted", "2 trainers would exchange", str(old), "<svg"):
         assert text in page.read_text()
     most = found["moves"] // 2
-    assert main([*flags, "--move-at-most", f"{most}B"]) == 0
+    assert main([*flags, "--force", "--move-at-most", f"{most}B"]) == 0
     half = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (
         0 < half["moves"] <= most

@@ -22,8 +22,8 @@ _FORM = {
     "tables": [{"name": TEXT, "rows": ANY, "dim": ANY, "by": TEXT, "pieces": [{"site": TEXT}]}],
 }
 _BY = ("hash", "rows", "whole")
-_OF_A_CHECKPOINT = re.compile(r"(link:[^:]*:)*checkpoint")
-"""A store of which no site can be: its rows cannot be written."""
+_NO_SITE = re.compile(r"(link:[^:]*:)*(checkpoint|placed:.*)")
+"""Stores that no site can have: the rows of a checkpoint cannot be written, and a plan has sites of its own."""
 PLANS = Readable(FORMAT, VERSION, "plan of a placement", "skirl place", _FORM)
 """Reads and writes the files."""
 
@@ -48,7 +48,7 @@ class Site:
     def __post_init__(self) -> None:
         if not self.name:
             raise ValueError("a site has no name: give it one")
-        if not self.store or _OF_A_CHECKPOINT.fullmatch(self.store) or "placed:" in self.store:
+        if not self.store or _NO_SITE.fullmatch(self.store):
             raise ValueError(
                 f"site {self.name!r} has store {self.store!r}: set it to memory, disk:FOLDER, rpc://HOST:PORT or "
                 "link:RATE,DELAY:STORE"
@@ -69,15 +69,18 @@ class PlacedTable:
 
     - `name`, `rows`, `dim`: those of the table.
     - `cut`: where its rows are; its sites are indices into the plan's sites.
+    - `record_bytes`: bytes of a row with its optimizer state in the run that was planned; None: not known.
     """
 
     name: str
     rows: int
     dim: int
     cut: Cut
+    record_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        for what, value in (("rows", self.rows), ("dim", self.dim)):
+        known = () if self.record_bytes is None else (("record_bytes", self.record_bytes),)
+        for what, value in (("rows", self.rows), ("dim", self.dim), *known):
             if type(value) is not int or not 0 < value <= MAX_ROWS:
                 raise ValueError(
                     f"table {self.name!r} has {what} {value!r}: set it to a whole number from 1 to 2**{ROW_BITS}"
@@ -137,8 +140,7 @@ class PlacementPlan:
 
     def _body(self) -> dict[str, Any]:
         tables = (
-            {"name": t.name, "rows": t.rows, "dim": t.dim, "by": _by(t.cut), "pieces": self._pieces(t)}
-            for t in self.tables
+            _without_none(vars(t) | {"by": _by(t.cut), "pieces": self._pieces(t), "cut": None}) for t in self.tables
         )
         return {"sites": [_without_none(vars(site)) for site in self.sites], "tables": list(tables)}
 
@@ -179,12 +181,13 @@ class PlacementPlan:
 
     # The tables of a run
 
-    def check(self, tables: Sequence[tuple[str, int | None, int | None]]) -> None:
-        """Raise a ValueError if the plan is not for these tables.
+    def check(self, tables: Sequence[tuple[str, int | None, int | None]], record_bytes: Sequence[int] = ()) -> None:
+        """Raise a ValueError if the plan is not for these tables, or if a site's memory was planned for smaller rows.
 
         **Arguments**
 
         - `tables`: name, rows and dim of each, in order; None for rows or dim that are not known.
+        - `record_bytes`: bytes of a row of each, with its optimizer state; empty if they are not known.
         """
         mine, names = [t.name for t in self.tables], [name for name, _, _ in tables]
         if missing := [name for name in names if name not in mine]:
@@ -205,6 +208,14 @@ class PlacementPlan:
                 if found is not None and planned != found:
                     raise ValueError(f"table {name!r} has {what} {planned:,} in the plan and {found:,} in the model: "
                                      "make the plan for this model")  # fmt: skip
+        limited = [site.name for site in self.sites if site.memory is not None]
+        for table, now in zip(self.tables, record_bytes if limited else ()):
+            if table.record_bytes is not None and now > table.record_bytes:
+                raise ValueError(
+                    f"a row of table {table.name!r} takes {table.record_bytes:,} bytes with its optimizer state in the plan "
+                    f"and {now:,} in this run, so its rows could exceed the memory of {limited[0]!r}: make the plan with "
+                    "the optimizer of this run"
+                )
 
 
 def _check_names(what: str, names: Sequence[str]) -> None:
@@ -230,7 +241,7 @@ def _by(cut: Cut) -> str:
 def _table(said: Mapping[str, Any], sites: Mapping[str, int]) -> PlacedTable:
     """Parse a table. Raise unless its pieces cover each row exactly once."""
     name, by, pieces = said["name"], said["by"], said["pieces"]
-    table = PlacedTable(name, said["rows"], said["dim"], Cut((0,), (0,)))
+    table = PlacedTable(name, said["rows"], said["dim"], Cut((0,), (0,)), said.get("record_bytes"))
     if by not in _BY:
         raise ValueError(f"table {name!r} is cut by {by!r}: set it to {', '.join(_BY)}")
     for piece in pieces:

@@ -29,7 +29,7 @@ from skirl.engine.exchange import Exchange, exchange_with
 from skirl.engine.work import Work
 from skirl.oracle.seen import Seen
 from skirl.peers.processes import launched_here
-from skirl.store import Record, Store, open_store
+from skirl.store import Record, Store, check_plan, open_store
 from skirl.store.base import DISK_ROWS
 from skirl.store.own_folder import own_folder
 from skirl.tools.os_errors import why
@@ -94,10 +94,11 @@ class Engine:
         """By bank: numbers of a row and its state."""
         self.held = [words(width) if self.half else width for width in self.widths]
         """By bank: numbers in a record, as the store has it."""
-        record_bytes = [width * self.dtype.itemsize for width in self.held]
+        self.record_bytes = [width * self.dtype.itemsize for width in self.held]  # by bank
         sites, near = (1, 1) if self.exchange is None else (self.exchange.peers.size, self.exchange.peers.near)
-        self.capacity = Capacity(cache, self.schema, record_bytes, self.device.free_bytes, sites, near)
+        self.capacity = Capacity(cache, self.schema, self.record_bytes, self.device.free_bytes, sites, near)
         records = {t: Record(self.held[i], self.dtype) for i, b in enumerate(self.schema.banks) for t in b.tables}
+        check_plan(store, self.schema.tables, records)
         self.store = open_store(store, records, rows={t: table.rows for t, table in enumerate(self.schema.tables)})
         self.initial = InitialTable.of([t.initial for t in self.schema.tables], self.dtype)
         self.seen = Seen(self.schema)
@@ -240,8 +241,7 @@ class Engine:
 
     def sizes(self) -> list[BankMemory]:
         """Return what is held in memory, one entry for each bank. Empty until the first batches have decided it."""
-        record_bytes = [held * self.dtype.itemsize for held in self.held]
-        return self.capacity.sizes(record_bytes, [bank.staging_bytes for bank in self.banks])
+        return self.capacity.sizes(self.record_bytes, [bank.staging_bytes for bank in self.banks])
 
     def load(self, work: Work) -> Leaving:
         """Make a step's rows resident: evict, forward, put fetched rows, make new ones. Return the rows that left."""

@@ -114,7 +114,7 @@ def counted(job: Job, batches: Sequence[Any]) -> Loads:
     """
     embeddings = job.embeddings("memory")
     engine = embeddings.engine
-    loads = Loads(len(engine.schema.tables), [width * engine.dtype.itemsize for width in engine.held])
+    loads = Loads(len(engine.schema.tables), engine.record_bytes)
     for moves in plan_run(engine, batches, Plan(job.depth)):
         loads.add(moves)
     embeddings.close()

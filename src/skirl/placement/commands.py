@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from skirl.data.flags import DataFlags
 from skirl.models.flags import ModelFlags
-from skirl.placement.flags import SiteFlags, WindowFlags
+from skirl.placement.flags import SiteFlags, WindowFlags, check_out
 from skirl.tools.flags import Composed
 from skirl.tools.progress import size
 from skirl.train.flags import OptimizerFlags, ShowFlags
@@ -37,13 +37,14 @@ class Place(Composed):
     show: ShowFlags = field(default_factory=ShowFlags)
     out: Path | None = Path("plan.json")
     """File to write the plan to, for --store placed:plan.json."""
+    force: bool = False
+    """Replace the file if it exists."""
     page: Path | None = None
     """Write a page with plots to this .html file."""
 
     def __post_init__(self) -> None:
         self.data.stream().tables(self.model.row_dim)  # it checks dim
-        if self.out is not None and self.out.suffix != ".json":
-            raise ValueError(f"out is {str(self.out)!r}: name a file that ends in .json")
+        check_out(self.out, force=self.force)
         if self.page is not None and self.page.suffix != ".html":
             raise ValueError(f"page is {str(self.page)!r}: name a file that ends in .html")
 

@@ -140,6 +140,20 @@ def rates_of(sites: "Sequence[Site]") -> list[float]:
     return [1.0 if site.rate is None else site.rate for site in sites]
 
 
+def check_out(out: Path | None, *, force: bool) -> None:
+    """Raise unless a command may write its JSON file.
+
+    **Arguments**
+
+    - `out`: the file; None: none is written.
+    - `force`: whether it may replace one that exists.
+    """
+    if out is not None and out.suffix != ".json":
+        raise ValueError(f"out is {str(out)!r}: name a file that ends in .json")
+    if out is not None and out.exists() and not force:
+        raise ValueError(f"out is {out}, which already exists: name another file, or add --force to replace it")
+
+
 def parsed_bytes(text: str, flag: str = "memory") -> int:
     """Parse the size that a flag gives, in bytes.
 

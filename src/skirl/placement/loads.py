@@ -75,6 +75,7 @@ class Loads:
 
     - `tables`: number of tables.
     - `record_bytes`: bytes of a row of each bank, with its optimizer state.
+    - `by_table`: the same for each table, for the plan's file; empty, as by default: not known.
 
     >>> with Loads(1, [8]) as loads:
     ...     loads.add(Moves([np.array([1, 2])], [np.array([3])], [np.array([1, 2, 3])]))
@@ -82,8 +83,8 @@ class Loads:
     (np.int64(16), [8])
     """
 
-    def __init__(self, tables: int, record_bytes: Sequence[int]) -> None:
-        self.tables, self.record_bytes = tables, list(record_bytes)
+    def __init__(self, tables: int, record_bytes: Sequence[int], by_table: Sequence[int] = ()) -> None:
+        self.tables, self.record_bytes, self.by_table = tables, list(record_bytes), list(by_table)
         self._file = tempfile.TemporaryFile(prefix="skirl-moves-")  # noqa: SIM115 closed with the loads
         self._ends = [0]
         """Where the keys of each part end: for each step those read, written and new, bank after bank."""

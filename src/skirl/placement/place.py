@@ -130,8 +130,8 @@ def _counted(recipe: Recipe, flags: Placing, exchange: ExchangeCount | None) -> 
     touched = touched_rows(recipe) if recipe.counts_first else 0
     embeddings = recipe.embeddings(recipe.cache_size(touched))
     engine, stream = embeddings.engine, recipe.stream()
-    record_bytes = [width * engine.dtype.itemsize for width in engine.held]
-    loads = Loads(len(engine.schema.tables), record_bytes)
+    by_table = [record.nbytes for record in engine.store.layout.records.values()]
+    loads = Loads(len(engine.schema.tables), engine.record_bytes, by_table)
     plan = Plan(recipe.cache.depth, recipe.movement.prefetch)
     try:
         to = sys.stderr if flags.show.json else sys.stdout

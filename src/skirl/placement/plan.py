@@ -56,7 +56,7 @@ def plan_for(
         raise ValueError(_no_room(tables, held, caps))
     even = Cut.even(range(len(sites)))
     if len(set(rates)) == 1:
-        plan = _plan(sites, tables, [even] * len(tables))
+        plan = _plan(loads, sites, tables, [even] * len(tables))
         if not _over(loads, laid(plan), caps).any():
             return Planned(plan, True)
     allowed = caps.copy()
@@ -65,7 +65,8 @@ def plan_for(
             shares, _ = least_busy(moved.tolist(), held.tolist(), rates, allowed.tolist())
         except NoRoom:
             break
-        plan = _plan(sites, tables, [Cut.weighted(of.tolist()) for of in np.where(shares < 1e-9, 0, shares)])
+        cuts = [Cut.weighted(of.tolist()) for of in np.where(shares < 1e-9, 0, shares)]
+        plan = _plan(loads, sites, tables, cuts)
         over = _over(loads, laid(plan), caps)
         if not over.any():
             return Planned(plan, False)
@@ -96,8 +97,9 @@ def _moved_and_held(loads: Loads, which: slice) -> tuple[np.ndarray, np.ndarray]
     return read if read.sum() >= written.sum() else written, held
 
 
-def _plan(sites: Sequence[Site], tables: Sequence[Table], cuts: Sequence[Cut]) -> PlacementPlan:
-    placed = (PlacedTable(table.name, table.rows, table.dim, cut) for table, cut in zip(tables, cuts, strict=True))
+def _plan(loads: Loads, sites: Sequence[Site], tables: Sequence[Table], cuts: Sequence[Cut]) -> PlacementPlan:
+    sizes = loads.by_table or [None] * len(tables)
+    placed = (PlacedTable(t.name, t.rows, t.dim, cut, size) for t, cut, size in zip(tables, cuts, sizes, strict=True))
     return PlacementPlan(tuple(sites), tuple(placed))
 
 

@@ -1,14 +1,15 @@
 """Stores: they hold the rows that are not on the device."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from skirl.tools.lazily import lazily
 
 if TYPE_CHECKING:
     from skirl.core.placement_plan import PlacementPlan, Site
+    from skirl.core.tables import Table
     from skirl.store.base import Layout, Record, Store
     from skirl.store.checkpoint_rows import CheckpointRows
     from skirl.store.disk.store import DiskError, DiskFull, DiskStore
@@ -156,16 +157,40 @@ def plan_of(spec: str) -> "tuple[PlacementPlan, str | None]":
     return plan, named[2]
 
 
+def check_plan(store: Any, tables: "Sequence[Table]", records: "Mapping[int, Record]") -> None:
+    """Raise if a store is a plan's and the plan is for other tables, or for smaller rows. Nothing is opened.
+
+    **Arguments**
+
+    - `store`: the store, as `store=` takes it.
+    - `tables`: the tables of the model.
+    - `records`: the record of each, by its number.
+    """
+    from skirl.store.link import without_links
+
+    if not isinstance(store, str) or not (inner := without_links(store)).startswith("placed:"):
+        return
+    plan, _ = plan_of(inner)
+    try:
+        plan.check([(t.name, t.rows, t.dim) for t in tables], [records[n].nbytes for n in range(len(tables))])
+    except ValueError as error:
+        raise ValueError(f"store is {store!r}: {error}") from None
+
+
 def _placed(spec: str, layout: "Layout | Mapping[int, Record]", rows: Mapping[int, int] | None) -> "Store":
-    """Open the stores of a plan as one store."""
+    """Open the stores of a plan as one store. A plan that is refused creates no folder."""
+    from skirl.store.base import Layout
     from skirl.store.own_folder import inside
+    from skirl.store.placed.before import check_folders, check_layout
     from skirl.store.placed.store import PlacedStore
 
     plan, folder = plan_of(spec)
+    layout = layout if isinstance(layout, Layout) else Layout(layout)
+    check_layout(plan, layout, rows)
+    specs = [inside(site.store, folder) for site in plan.sites]
+    check_folders(plan, specs)
     with ExitStack() as opened:
-        stores = [
-            opened.enter_context(open_store(inside(site.store, folder), layout, rows=rows)) for site in plan.sites
-        ]
+        stores = [opened.enter_context(open_store(spec, layout, rows=rows)) for spec in specs]
         store = PlacedStore(plan, stores, layout, rows=rows)
         opened.pop_all()
         return store

@@ -57,6 +57,11 @@ class Record:
     def __str__(self) -> str:
         return f"[{self.width}] {self.dtype}"
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a record."""
+        return self.width * np.dtype(self.dtype).itemsize
+
 
 @kernel
 def _first_stranger(keys: NDArray[np.int64], kind_of_table: NDArray[np.int32], kind: int) -> int:

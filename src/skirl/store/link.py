@@ -180,13 +180,6 @@ class LinkStore(Store):
         super().close()
 
 
-def behind_links(store: Store) -> Store:
-    """Return the store behind all links of a store."""
-    while isinstance(store, LinkStore):
-        store = store.inner
-    return store
-
-
 def split_spec(spec: str) -> tuple[Link, str]:
     """Split "link:RATE,DELAY:STORE" into the link and the inner store's spec.
 

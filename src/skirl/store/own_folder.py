@@ -1,7 +1,8 @@
 """The part of a store that belongs to one of several trainers: a folder of its own, even for the last trainer left."""
 
-import os
 from pathlib import Path
+
+from skirl.store.link import without_links
 
 
 def own_folder(store: str, rank: int, *, among_others: bool) -> str:
@@ -21,7 +22,7 @@ def own_folder(store: str, rank: int, *, among_others: bool) -> str:
     >>> own_folder("rpc://127.0.0.1:29400", 1, among_others=True)
     'rpc://127.0.0.1:29400/rank-1'
     """
-    if "placed:" in store:
+    if without_links(store).startswith("placed:"):
         return f"{store}/rank-{rank}" if among_others else store
     if "rpc://" in store:
         return f"{store}/rank-{rank}"
@@ -30,7 +31,6 @@ def own_folder(store: str, rank: int, *, among_others: bool) -> str:
         return store
     if not among_others and not (Path(path) / "rank-0").is_dir():
         return store
-    os.makedirs(path, exist_ok=True)  # all trainers may do this at once
     return f"{before}{disk}{path}/rank-{rank}"
 
 
@@ -52,5 +52,4 @@ def inside(store: str, folder: str | None) -> str:
     before, disk, path = store.partition("disk:")
     if not disk:
         return store
-    os.makedirs(path, exist_ok=True)
     return f"{before}{disk}{path}/{folder}"

@@ -118,6 +118,6 @@ def store_of(store: str | Callable[[str], str | Store], name: str) -> str | Stor
     check_store(store)
     if "/" in name or name in ("", ".", ".."):
         raise ValueError(f"variant {name!r} cannot be the name of a folder: leave slashes out of it")
-    if "placed:" in store:
+    if store.startswith("placed:"):
         return f"{store}/{name}"
     return inside(store.rstrip("/"), name)

@@ -65,7 +65,7 @@ def test_a_device_that_is_not_there_is_one_sentence_and_nothing_is_written(tmp_p
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     (tmp_path / "t.json").write_text(specs_text([TableSpec(f"t{n}", 50, 8, 8, 8.0, 8.0) for n in range(4)]))
     save_costs(replace(shipped(1, 1), backend="skirl-cuda"), tmp_path / "c.json")
-    flags = {"costs": ["--minutes", "0"], "tables": ["t.json", "--costs", "c.json", "--check", "1s"]}[command]
+    flags = {"costs": ["--minutes", "1e-9"], "tables": ["t.json", "--costs", "c.json", "--check", "1s"]}[command]
     assert main(["place", command, *flags, "--backend", "skirl-cuda"]) == 1
     error = capsys.readouterr().err
     assert f"skirl place {command}: backend skirl-cuda runs on a GPU, and torch " in error and error.count("\n") == 1
@@ -157,7 +157,7 @@ def test_costs_are_measured_on_a_gpu(tmp_path, monkeypatch, backend):
         pytest.skip(why)
     monkeypatch.setattr("skirl.placement.tables.training.EPOCHS", 3)
     out = tmp_path / "c.json"
-    flags = ["--backend", backend, "--minutes", "0", "--combinations", "10", "--quiet", "--out", str(out)]
+    flags = ["--backend", backend, "--minutes", "1e-9", "--combinations", "10", "--quiet", "--out", str(out)]
     assert main(["place", "costs", *flags]) == 0
     costs = load_costs(out, link=1e9, ranks=2, backends=(backend,))
     assert costs.machine is not None and costs.machine["device"] == torch.cuda.get_device_properties(0).name

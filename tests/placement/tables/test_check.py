@@ -199,7 +199,19 @@ def test_what_takes_less_and_is_forbidden_is_not_given_out(tmp_path, capsys, mon
     specs = [replace(spec, optimizer="rowwise-adagrad", rank=0) for spec in SPECS[3:]]
     halved = tuple(tuple(zip(halves(whole(n, spec), "columns") or (), (0, 1))) for n, spec in enumerate(specs))
     TablePlan(2, tuple((s.name, s.rows, s.dim, s.optimizer) for s in specs), halved).save(old)
-    flags = ["place", "tables", str(listed), "--check", "0.05s", "--seconds", "0.2", "--quiet", "--out", str(out)]
+    flags = [
+        "place",
+        "tables",
+        str(listed),
+        "--check",
+        "0.05s",
+        "--seconds",
+        "0.2",
+        "--quiet",
+        "--force",
+        "--out",
+        str(out),
+    ]
     for of, more, says in (
         (specs, [], "but table 't4' is at rank 1, and has to be at rank 0"),
         ([replace(spec, rank=None) for spec in specs], ["--from", str(old)], "is cut by columns, which it may not be"),
@@ -261,6 +273,7 @@ def test_what_is_printed_and_drawn(tmp_path, capsys, monkeypatch):
         "0.2",
         "--memory",
         "1MB",
+        "--force",
         "--out",
         str(out),
     ]

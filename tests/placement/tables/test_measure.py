@@ -169,7 +169,7 @@ def test_costs_are_written_and_used(tmp_path, capsys, monkeypatch, own):
     monkeypatch.setattr(calibrate, "_TABLES", 4)
     monkeypatch.setattr(calibrate, "Arena", lambda: Arena(1 << 20))
     out = tmp_path / "c.json"
-    flags = ["--minutes", "0", "--combinations", "10", "--optimizers", "sgd", "--out", str(out)]
+    flags = ["--minutes", "1e-9", "--combinations", "10", "--optimizers", "sgd", "--out", str(out)]
     if own:
         (tmp_path / "t.json").write_text(specs_text(OWN))
         flags += ["--tables", str(tmp_path / "t.json")]
@@ -186,16 +186,18 @@ def test_costs_are_written_and_used(tmp_path, capsys, monkeypatch, own):
 
 
 def test_few_measurements_go_on_from_costs_of_another_machine(monkeypatch):
+    """On average over twenty measurements: by chance, some are good enough by themselves."""
     monkeypatch.setattr(calibrate, "_TABLES", 20)
     combinations = training("sgd", 25, 0, batches=(16,))
     terms = np.array([c.terms() for c in combinations])
     true = np.array(shipped(1e9, 2).ms["sgd"]) * 3
-    rng = np.random.default_rng(0)
-    few = calibrate.Measured(combinations[:12], terms[:12] @ true * np.exp(abs(rng.normal(0, 0.4, 12))))
-    off = []
-    for start in (None, shipped(1, 1)):
-        ratios = terms[12:] @ few.fitted(start)["sgd"] / (terms[12:] @ true)
-        off.append(np.abs(ratios / np.median(ratios) - 1).mean())
+    off = np.zeros(2)
+    for seed in range(20):
+        noise = np.exp(abs(np.random.default_rng(seed).normal(0, 0.4, 12)))
+        few = calibrate.Measured(combinations[:12], terms[:12] @ true * noise)
+        for n, start in enumerate((None, shipped(1, 1))):
+            ratios = terms[12:] @ few.fitted(start)["sgd"] / (terms[12:] @ true)
+            off[n] += np.abs(ratios / np.median(ratios) - 1).mean()
     assert off[1] < 0.8 * off[0]
 
 
@@ -204,7 +206,7 @@ def test_few_measurements_go_on_from_costs_of_another_machine(monkeypatch):
     [
         (["--optimizers", "lion"], "--optimizers has 'lion': set it to some of"),
         (["--optimizers", "sgd", "sgd"], "--optimizers is sgd sgd: name at least one, each once"),
-        (["--minutes", "-1"], "--minutes is -1.0: set it to 0 or more"),
+        (["--minutes", "0"], "--minutes is 0.0: set it above 0"),
         (["--combinations", "3"], "--combinations is 3: set it to 10 or more"),
         (["--exchange", "1"], "--exchange is 1: set it to 2 to 64, or to 0"),
         (["--start", "none.json"], "none.json is not a file: name costs that `skirl place costs` wrote"),

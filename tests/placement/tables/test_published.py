@@ -104,7 +104,10 @@ def test_what_a_published_pool_would_ignore_is_refused(tmp_path, capsys):
         assert said in capsys.readouterr().err and not out.exists()
     rows = []
     for seed in ("0", "1"):
-        assert main(["place", "list", "--pool", "mlperf", "--batch", "8", "--seed", seed, "--out", str(out)]) == 0
+        assert (
+            main(["place", "list", "--pool", "mlperf", "--batch", "8", "--seed", seed, "--out", str(out), "--force"])
+            == 0
+        )
         rows.append([spec.distinct for spec in read_specs(out)])
     assert rows[0] != rows[1]
 

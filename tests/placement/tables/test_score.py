@@ -27,10 +27,12 @@ def files(tmp_path, ranks=(0, 0, 1)):
 
 
 def test_a_plan_is_scored(tmp_path, capsys):
-    both = files(tmp_path)
-    assert main(["place", "score", *both, "--memory", "50KB", "--link", "1Gbit", "--seconds", "1", "--json"]) == 0
+    both, by_sum = files(tmp_path), tmp_path / "costs.json"
+    costs = replace(shipped(1.25e8, 2), kind="additive")
+    save_costs(costs, by_sum)
+    flags = ["--costs", str(by_sum), "--memory", "50KB", "--link", "1Gbit", "--seconds", "1", "--json"]
+    assert main(["place", "score", *both, *flags]) == 0
     found = json.loads(capsys.readouterr().out)
-    costs = shipped(1.25e8, 2)
     ms = [sum(costs.of(spec, 1000, 8)[:2]) for spec in read_specs(tmp_path / "t.json")]
     assert found["busiest_ms"] == pytest.approx(max(ms[0] + ms[1], ms[2]))
     assert [rank["bytes"] for rank in found["ranks"]] == [72000, 36000] and found["bytes_over"] == 22000

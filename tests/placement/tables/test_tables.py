@@ -36,7 +36,7 @@ def test_a_plan_is_printed_and_written(tmp_path, capsys):
     plan = TablePlan.load(out)
     assert [name for name, *_ in plan.tables] == [f"t{n}" for n in range(1, 9)]
     plan.check(read_specs(path))
-    assert main(["place", "tables", str(path), *flags, "--json"]) == 0
+    assert main(["place", "tables", str(path), *flags, "--force", "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert sum(rank["bytes"] for rank in found["ranks"]) == sum(1000 * (4 * n + 1) * 4 for n in range(1, 9))
     parts = [rank["compute_ms"] + rank["forward_ms"] + rank["backward_ms"] for rank in found["ranks"]]

@@ -3,7 +3,8 @@
 import errno
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 
 from skirl.core.placement import Cut
 from skirl.core.placement_plan import PlacedTable, PlacementPlan, Site
-from skirl.store import DiskStore, Layout, Link, LinkStore, MemoryStore, Record, Store, open_store
+from skirl.core.tables import Table
+from skirl.store import DiskStore, Layout, Link, LinkStore, MemoryStore, Record, Store, check_plan, open_store
 from skirl.store.base import at_once
 from skirl.store.disk.errors import DiskFull
 from skirl.store.disk.os_files import Files
@@ -29,7 +31,7 @@ CUTS = [
 ]  # fmt: skip
 
 
-def plan_for(layout: Layout, cuts=CUTS, stores=("memory",) * 3) -> PlacementPlan:
+def plan_for(layout: Layout, cuts=CUTS, stores: Sequence[str] = ("memory",) * 3) -> PlacementPlan:
     tables = [
         PlacedTable(f"t{n}", 1 << 40, layout.records[n].width if n in layout.records else 1, cuts[n % len(cuts)])
         for n in range(max(layout.records) + 1)
@@ -161,28 +163,38 @@ def lost_site(folder: Path, gone: int = 0) -> None:
         assert contents(store) == held and store.about == about
 
 
-def test_a_site_that_is_refused_leaves_no_folder_where_the_lost_one_was(tmp_path, warm_python):
-    plan = plan_for(LAYOUT, [Cut.even([0, 1, 2])])
-    with on_disks(tmp_path, plan) as store:
+def test_nothing_is_made_where_the_disk_of_a_site_is_not_mounted(tmp_path):
+    """Other sites have rows of the same plan. For another plan, whose rows a checkpoint brings, the folder is made."""
+    plan = plan_for(LAYOUT, [Cut.even([0, 1, 2])], [f"disk:{tmp_path}/a/rows", f"disk:{tmp_path}/b/rows", "memory"])
+    plan.save(tmp_path / "plan.json")
+    replace(plan, tables=plan_for(LAYOUT, [Cut.even([1, 0, 2])]).tables).save(tmp_path / "other.json")
+    with open_store(f"placed:{tmp_path}/plan.json/rank-0", LAYOUT) as store:
         store.remember({f"t{n}": "zeros()" for n in range(7)})
         store.write(table_keys(1, range(90)), random_rows(1, 90, 1))
-        held = contents(store)
-    (tmp_path / "s1").rename(tmp_path / "moved")
-    store = on_disks(tmp_path, plan)
-    with pytest.raises(ValueError, match="is empty and was never told"):
-        store.read(table_keys(1, [0]), random_rows(1, 1, 0).copy())
-    store.close()
-    assert not (tmp_path / "s1").exists()
-    opened = (  # and when a process ends that has not closed it
-        "import sys; from pathlib import Path; from tests.store.placed.test_store import *\n"
-        "store = on_disks(Path(sys.argv[1]), plan_for(LAYOUT, [Cut.even([0, 1, 2])]))\n"
-        "assert Path(sys.argv[1], 's1').exists(); store.keep = store"
-    )
-    assert warm_python.run(opened, str(tmp_path), timeout=60).returncode == 0
-    assert not (tmp_path / "s1").exists()
-    (tmp_path / "moved").rename(tmp_path / "s1")
-    with on_disks(tmp_path, plan) as store:
-        assert contents(store) == held
+    shutil.rmtree(tmp_path / "b")
+    (tmp_path / "b").mkdir()
+    says = f"site 's1' has no folder {tmp_path}/b/rows/rank-0, and site 's0' has rows of the same plan: see whether its disk"
+    with pytest.raises(ValueError, match=says):
+        open_store(f"placed:{tmp_path}/plan.json/rank-0", LAYOUT)
+    assert not list((tmp_path / "b").iterdir())
+    open_store(f"placed:{tmp_path}/other.json/rank-0", LAYOUT).close()
+    assert (tmp_path / "b/rows/rank-0").is_dir()
+    open_store(f"placed:{tmp_path}/plan.json/rank-0", LAYOUT).close()
+
+
+def test_a_plan_of_other_tables_makes_no_folder(tmp_path):
+    plan = plan_for(Layout({0: Record(5)}), stores=[f"disk:{tmp_path}/{n}/rows" for n in "abc"])
+    plan.save(tmp_path / "plan.json")
+    for layout in ({0: Record(5), 1: Record(5)}, {0: Record(4)}):
+        with pytest.raises(ValueError, match="make the plan for this model"):
+            open_store(f"placed:{tmp_path}/plan.json/rank-0", layout)
+    for table, says in (
+        (Table("x", 1 << 40, 5), "no table 'x'"),
+        (Table("t0", 1 << 40, 4), "'t0' has dim 5 in the plan"),
+    ):
+        with pytest.raises(ValueError, match=rf"^store is 'link:1Gbit,0us:placed:.*': .*{says}"):
+            check_plan(f"link:1Gbit,0us:placed:{tmp_path}/plan.json", [table], {0: Record(9)})
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
 
 
 def test_a_site_that_never_had_rows_is_not_missed(tmp_path):

@@ -16,8 +16,8 @@ def check_asked(minutes: float, combinations: int, seed: int, out: Path | None) 
     - `seed`: the random seed.
     - `out`: the file to write; None: none.
     """
-    if not 0 <= minutes < float("inf"):
-        raise ValueError(f"minutes is {minutes}: set it to 0 or more")
+    if not 0 < minutes < float("inf"):
+        raise ValueError(f"minutes is {minutes}: set it above 0")
     if combinations < LEAST:
         raise ValueError(f"combinations is {combinations}: set it to {LEAST} or more")
     if seed < 0:

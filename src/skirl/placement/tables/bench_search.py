@@ -34,10 +34,10 @@ def problem_of(of: PlacementTask, *, columns: str = "exact", rows: bool = True, 
 
     - `of`: the task.
     - `columns`, `rows`: how tables may be cut.
-    - `costs`: costs of parts; those that come with skirl if not given.
+    - `costs`: costs of parts; the sum of those that come with skirl if not given, whose best plan can be found by adding.
     """
     specs = of.specs
-    costs = shipped(LINK, len(of.ranks.caps)) if costs is None else costs
+    costs = replace(shipped(LINK, len(of.ranks.caps)), kind="additive") if costs is None else costs
     return Problem([specs[n] for n in canonical(specs)], of.ranks, costs, columns, rows)  # type: ignore[arg-type]
 
 

@@ -9,7 +9,7 @@ from tyro.conf import Positional
 
 from skirl.data.flags import DataFlags
 from skirl.models.flags import ModelFlags
-from skirl.placement.flags import parsed_bytes, parsed_rate
+from skirl.placement.flags import check_out, parsed_bytes, parsed_rate
 from skirl.placement.tables.asked import check_asked
 from skirl.placement.tables.named import OURS, PRODUCTION, Backend, Pool, flag_of
 from skirl.tools.durations import parse_seconds
@@ -51,11 +51,12 @@ class ListTables(Composed):
     several ids for each of a sample's. Lookups are random, by Zipf's law."""
     out: Path = Path("tables.json")
     """The file to write."""
+    force: bool = False
+    """Replace the file if it exists."""
 
     def __post_init__(self) -> None:
         self.data.stream().tables(self.model.row_dim)  # it checks dim
-        if self.out.suffix != ".json":
-            raise ValueError(f"out is {str(self.out)!r}: name a file that ends in .json")
+        check_out(self.out, force=self.force)
         if self.pool is not None:
             plain = DataFlags(batch=self.data.batch, seed=self.data.seed)
             said = [of.name for of in fields(DataFlags) if getattr(self.data, of.name) != getattr(plain, of.name)]
@@ -96,7 +97,7 @@ class PlaceTables:
         "costs": ("speeds", "costs", "backend"),
         "cuts": ("columns", "no_rows", "even_rows"),
         "search": ("seconds", "seed", "from_"),
-        "output": ("quiet", "json"),
+        "output": ("force", "quiet", "json"),
     }
 
     tables: Positional[Path]
@@ -133,6 +134,8 @@ class PlaceTables:
     """A plan to compare with; if not given, one that deals the tables to the ranks in turn."""
     out: Path | None = Path("tables-plan.json")
     """The file to write the plan to."""
+    force: bool = False
+    """Replace the file if it exists."""
     page: Path | None = None
     """Write a page with plots to this .html file."""
     quiet: bool = False
@@ -161,8 +164,7 @@ class PlaceTables:
             raise ValueError(
                 "even_rows and check are both set, and the search of check cuts rows unevenly: leave one of them out"
             )
-        if self.out is not None and self.out.suffix != ".json":
-            raise ValueError(f"out is {str(self.out)!r}: name a file that ends in .json")
+        check_out(self.out, force=self.force)
         if self.page is not None and self.page.suffix != ".html":
             raise ValueError(f"page is {str(self.page)!r}: name a file that ends in .html")
         if self.check is not None:
@@ -293,7 +295,7 @@ class MeasureCosts:
 
     groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "measurement": ("optimizers", "pool", "combinations", "seed"),
-        "output": ("quiet", "json"),
+        "output": ("force", "quiet", "json"),
     }
 
     common: ClassVar[tuple[str, ...]] = ("backend", "minutes", "optimizers", "tables", "start", "exchange", "out")
@@ -322,6 +324,8 @@ class MeasureCosts:
     """Seed of the random combinations."""
     out: Path = Path("costs.json")
     """The file to write. Measurements are kept next to it until then, and a killed run resumes from them."""
+    force: bool = False
+    """Replace the file if it exists."""
     quiet: bool = False
     """Show no progress."""
     json: bool = False
@@ -331,6 +335,7 @@ class MeasureCosts:
         from skirl.core.optim import ROW_OPTIMIZERS
 
         check_asked(self.minutes, self.combinations, self.seed, self.out)
+        check_out(self.out, force=self.force)
         for name in self.optimizers:
             if name not in ROW_OPTIMIZERS:
                 raise ValueError(f"optimizers has {name!r}: set it to some of {', '.join(ROW_OPTIMIZERS)}")

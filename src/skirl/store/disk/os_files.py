@@ -31,7 +31,8 @@ class Files:
         """Make a folder and its missing parents, durably."""
         missing = [p for p in (path, *path.parents) if not p.is_dir()]
         for folder in reversed(missing):
-            self.make_one_folder(folder)
+            with contextlib.suppress(FileExistsError):  # other trainers may do this at once
+                self.make_one_folder(folder)
             self.sync_folder(folder.parent)
 
     def make_one_folder(self, path: Path) -> None:

@@ -101,7 +101,7 @@ class Segment:
 
 def stride(record: Record) -> int:
     """Return the bytes of a record in a file."""
-    return record.width * np.dtype(record.dtype).itemsize + 4
+    return record.nbytes + 4
 
 
 def header(suffix: str, record: Record, segment: int) -> bytes:

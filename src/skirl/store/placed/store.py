@@ -17,18 +17,14 @@ from numpy.typing import NDArray
 from skirl.core.placement_plan import PlacementPlan
 from skirl.store import cut
 from skirl.store.base import DISK_ROWS, MEMORY_ROWS, Facts, Frozen, Layout, Record, Rows, Store, at_once
-from skirl.store.disk import untouched
 from skirl.store.disk.frozen import point_of
-from skirl.store.disk.store import DiskStore
 from skirl.store.frozen import FrozenPart
-from skirl.store.link import behind_links
 from skirl.store.placed import mixed, taking
+from skirl.store.placed.before import MARK, check_layout, mark_of
 from skirl.tools.progress import size
 
 log = logging.getLogger("skirl")
 
-MARK = "~placement"
-"""Entry of a site's `about` that says to which placement its rows belong, and which site it is."""
 _MOVING = "rows are being moved"
 _HALF = "a load ended before all sites had their rows: load a checkpoint"
 _CALLS = 3
@@ -71,7 +67,11 @@ class PlacedStore(Store):
         super().__init__(layout)
         self.plan, self.stores = plan, tuple(stores)
         self.placement = plan.placement
-        self._check(rows)
+        if len(self.stores) != len(self.plan.sites):
+            raise ValueError(
+                f"{len(self.stores)} stores for {len(self.plan.sites)} sites of the plan: open one for each"
+            )
+        check_layout(plan, self.layout, rows)
         kinds = {store.frozen_kind for store in self.stores}
         self.mixed = len(kinds) > 1
         """True if some sites are in memory and others on disk."""
@@ -83,38 +83,9 @@ class PlacedStore(Store):
         self._take_point()
         self._read_about()
         self._misplaced = self._found_misplaced()
-        self._new: list[Callable[[], object]] = []
-        """Removes the folders that were made in place of lost sites, unless a load fills them."""
-        for store in map(behind_links, self.stores) if self._misplaced else ():
-            if isinstance(store, DiskStore) and not (store.about or len(store)):
-                self._new.append(untouched.removed_after(store))
 
     def __repr__(self) -> str:
         return f"PlacedStore({', '.join(map(repr, self.stores))})"
-
-    def _check(self, rows: Mapping[int, int] | None) -> None:
-        tables, records = self.plan.tables, self.layout.records
-        if len(self.stores) != len(self.plan.sites):
-            raise ValueError(
-                f"{len(self.stores)} stores for {len(self.plan.sites)} sites of the plan: open one for each"
-            )
-        if max(records) + 1 != len(tables):
-            raise ValueError(
-                f"the plan has {len(tables)} tables, the model {max(records) + 1}: make the plan for this model"
-            )
-        for number, table in enumerate(tables):
-            if number not in records:
-                continue
-            if rows is not None and rows[number] != table.rows:
-                raise ValueError(
-                    f"table {table.name!r} has {table.rows:,} rows in the plan and {rows[number]:,} in the model: make "
-                    "the plan for this model"
-                )
-            if records[number].width < table.dim:
-                raise ValueError(
-                    f"table {table.name!r} has dim {table.dim} in the plan, and records of {records[number].width} "
-                    "numbers in the model: make the plan for this model"
-                )
 
     def _take_point(self) -> None:
         self.identity = self.stores[0].identity
@@ -123,7 +94,7 @@ class PlacedStore(Store):
     # Stores that outlive this process remember which site's rows they have.
 
     def _mark(self, site: int) -> str:
-        return f"{self.placement.digest} site {site}"
+        return mark_of(self.placement.digest, site)
 
     def _read_about(self) -> None:
         """Set `about` from the first site on disk that has rows, else the first on disk, else the first of all."""
@@ -356,7 +327,5 @@ class PlacedStore(Store):
                 store.__exit__(kind, error, trace)
             except BaseException as why:
                 failed.append(why)
-        for remove in self._new:
-            remove()
         if failed:
             raise failed[0]

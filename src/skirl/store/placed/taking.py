@@ -120,7 +120,7 @@ def bytes_of(facts: Facts, layout: Layout) -> int:
     if facts.get("kind") == MEMORY_ROWS:
         return sum(entry["bytes"] for entry in facts["files"])
     kinds = zip(facts.get("rows", ()), layout.kinds)
-    return sum(count * record.width * np.dtype(record.dtype).itemsize for count, record in kinds)
+    return sum(count * record.nbytes for count, record in kinds)
 
 
 def leaving(placement: Placement, facts: Facts, folder: Path, layout: Layout) -> int:
@@ -141,8 +141,7 @@ def leaving(placement: Placement, facts: Facts, folder: Path, layout: Layout) ->
     moved = 0
     for site, part in enumerate(parts):
         for record, keys in frozen_keys(folder, part):
-            width = record.width * np.dtype(record.dtype).itemsize
-            moved += width * int(np.count_nonzero(placement.site_of(keys) != site))
+            moved += record.nbytes * int(np.count_nonzero(placement.site_of(keys) != site))
     return moved
 
 

@@ -183,7 +183,7 @@ class OwnedPart:
         if not isinstance(keys, torch.Tensor) or keys.dtype != torch.int64 or keys.ndim != 1 or not len(keys):
             raise TypeError(f"keys are {getattr(keys, 'dtype', type(keys).__name__)}: pass some int64 of one dimension")
         record = layout.kinds[kind]
-        if (size := len(keys) * record.width * np.dtype(record.dtype).itemsize) > MOST_BYTES:
+        if (size := len(keys) * record.nbytes) > MOST_BYTES:
             raise ValueError(f"{len(keys)} rows of {record} are {size:,} bytes, a call carries {MOST_BYTES:,}: cut it")
         of = keys.numpy()
         if (stranger := layout.stranger(of, record)) >= 0:

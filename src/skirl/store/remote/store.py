@@ -69,7 +69,7 @@ class RemoteStore(Store):
     def _pieces(self, kind: int, keys: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64] | slice]]:
         """Split the rows of a call by node, in pieces of bounded size. Yield each piece's node and indices in the call."""
         record = self.layout.kinds[kind]
-        most = max(1, PIECE_BYTES // (record.width * np.dtype(record.dtype).itemsize))
+        most = max(1, PIECE_BYTES // record.nbytes)
         if self._nodes.nodes == 1:
             for start in range(0, keys.size, most):
                 yield 0, slice(start, min(start + most, keys.size))
