@@ -68,16 +68,19 @@ def test_seeds_of_the_leading_configuration_are_named_and_no_other_is():
     race = Race(["a", "a2", "b"], [0, 0, 1], Rules(alpha=0))
     race.see([0.5, 0.5, 0.5])  # as in a first step: all begin alike
     assert [(place.variant, difference(place)) for place in race.standing()] == [
-        ("a", ""), ("a2", "seed of the leader"), ("b", "+0.00000"),
+        ("a", ""), ("a2", "seed of rank 1"), ("b", "+0.00000"),
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("width", [72, 80, 120])
-def test_no_number_is_cut_on_a_narrow_terminal(width: int):
+@pytest.mark.parametrize("judged", [False, True])
+@pytest.mark.parametrize("width", [72, 80, 130])
+def test_no_number_is_cut_on_a_narrow_terminal(width: int, judged: bool):
     names = [f"lr=0.0{k},dense_lr=0.001,model=dcnv2-tiny" for k in range(1, 4)]
     race = Race(names, rules=Rules(first=4))
     for step in range(1, 61):
         race.see(noisy(step, [0.5, 0.52, 0.9], 0.1))
+    if judged:
+        race.judge(dict(zip(names, (0.61, 0.62, 0.63), strict=True)), last=True)
     places = race.standing()
     console = Console(width=width, file=io.StringIO(), force_terminal=False)
     console.print(Standing(places, dict.fromkeys(names, 0.7123), 12345.6))
@@ -85,8 +88,8 @@ def test_no_number_is_cut_on_a_narrow_terminal(width: int):
     assert len(lines) == len(places) + 2 and max(map(len, lines)) <= width
     for line, place in zip(lines[1:], places):
         assert f"{place.loss:.5f}" in line and "0.7123" in line and difference(place) in line
-        assert (place.variant in line) == (width == 120) and place.variant[:8] in line
-    assert lines[0].split() == ["rank", "variant", "loss", "to", "the", "leader", "AUC", "state"]
+        assert (place.variant in line) == (width == 130) and place.variant[:8] in line
+    assert lines[0].split() == ["rank", "variant", *["held", "out"] * judged, "loss", "to", "rank", "1", "AUC", "state"]
     assert lines[-1].strip() == "2 of 3 race, 12,346 samples/s"
 
 
@@ -197,7 +200,7 @@ def test_all_that_leave_at_once_are_compared_with_the_leader_of_then():
     ]  # fmt: skip
     assert gone[2].difference == pytest.approx(0.035, abs=0.01)
     assert [(place.variant, difference(place)[:4]) for place in race.standing()] == [
-        ("c", ""), ("a0", ""), ("a1", ""), ("b", "+0.0"),
+        ("c", ""), ("a0", "-0.1"), ("a1", "-0.1"), ("b", "-0.0"),
     ]  # fmt: skip
     gone = race_of().see([math.nan, math.nan, math.nan, 0.6])
     assert [(left.variant, left.leader) for left in gone] == [("a0", None), ("a1", None), ("b", "a0")]

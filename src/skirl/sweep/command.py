@@ -64,6 +64,17 @@ class SweepCommand(Composed):
         self.recipe.check_labels()
         check_ratio(self.assert_ratio)
         check_evaluated(self.evaluation, valid=self.recipe.data.valid, keep_best=self.save.keep_best)
+        epochs = self.recipe.data.epochs
+        if epochs > 1 and self.recipe.data.valid is None:
+            raise ValueError(
+                f"epochs is {epochs}, and losses from the second on are of samples that variants have trained on, which do "
+                "not tell the best from one that learnt them by heart: set valid, such as 20%, or epochs to 1"
+            )
+        if epochs > 1 and self.race.rungs is not None and self.evaluation.eval_every is None:
+            raise ValueError(
+                f"rungs is {self.race.rungs!r} and epochs is {epochs}: from the second epoch on, rungs compare log losses "
+                "on the samples held out, so set eval_every"
+            )
         if self.log_every is not None and self.log_every < 1:
             raise ValueError(f"log_every is {self.log_every}: set it to 1 or more steps")
         if self.processes != "auto" and self.processes < 1:
@@ -155,7 +166,7 @@ class SweepCommand(Composed):
             return as_lines(result)
         from skirl.sweep.race import VariantPlace
         from skirl.sweep.report import SAME
-        from skirl.sweep.table import as_text
+        from skirl.sweep.table import as_text, best_line
         from skirl.train.kept import origin_line
 
         count = result["processes_used"]
@@ -170,16 +181,7 @@ class SweepCommand(Composed):
             "race": as_text(places, aucs),
         }
         if result["winner"]:
-            winner = result["by_variant"][result["winner"]]
-            lines["winner"] = result["winner"]
-            if winner.get("test_logloss") is not None:
-                lines["winner"] += f", log loss {winner['test_logloss']:.4f} on the samples held out"
-        if self.evaluation.eval_every is not None and (best := result["best"]) is not None:
-            where = "" if best["folder"] is None else f", in {best['folder']}"
-            lines["best"] = (
-                f"{best['variant']} at step {best['step']:,}, log loss {best['test_logloss']:.4f} on the samples held out"
-                f"{where}"
-            )
+            lines["winner"] = best_line(places[0], result["best"])
         ended = result["stopped_early"]
         stopped = [of for of in result["by_variant"].values() if of.get("stopped_early") and (ended or of["left"])]
         if stopped:

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from skirl.sweep.names import RACE, RESULT, SWEEP
-from skirl.sweep.race import Left, Race, VariantPlace
+from skirl.sweep.race import Left, Race
 from skirl.sweep.variants import Varied
 from skirl.tools.machine import machine
 from skirl.tools.sealed_json import put_whole
@@ -109,23 +109,27 @@ class SweepFolder:
         """Record that a variant has left."""
         self._write({"event": "left", **asdict(left)})
 
-    def standing(
-        self, step: int, seconds: float, places: Sequence[VariantPlace], aucs: Callable[[], Mapping[str, float | None]]
-    ) -> None:
+    def standing(self, step: int, seconds: float, race: Race, aucs: Callable[[], Mapping[str, float | None]]) -> None:
         """Record where all stand after a step.
 
         **Arguments**
 
         - `step`: the step.
         - `seconds`: since the sweep began, or resumed.
-        - `places`: of all variants.
+        - `race`: the race of all variants.
         - `aucs`: called only if needed: it takes milliseconds per variant.
         """
         if self._race is None:
             return
         of = aucs()
-        lines = [asdict(place) | {"auc": of.get(place.variant)} for place in places]
-        about = {"event": "standing", "step": step, "seconds": seconds, "begun_at": self._begun_at}
+        lines = [asdict(place) | {"auc": of.get(place.variant)} for place in race.standing()]
+        about = {
+            "event": "standing",
+            "step": step,
+            "seconds": seconds,
+            "begun_at": self._begun_at,
+            "measure": race.measure,
+        }
         self._write({**about, "places": lines})
 
     @property

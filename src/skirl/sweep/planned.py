@@ -37,7 +37,8 @@ def planned(
     - `asked`: how many processes are to train the variants, or "auto".
     """
     total = _steps(recipe)
-    rules, of = race.rules(recipe.stream().steps or recipe.data.steps), seeds_of_one(variants)
+    known = recipe.stream().steps or recipe.data.steps
+    rules, of = race.rules(known, recipe.data.epochs, flags["eval_every"]), seeds_of_one(variants)
     short = replace(recipe, data=replace(recipe.data, steps=TRIED, valid=None))
     schema, largest, samples, ids = Schema.of(short.tables()), 0, 0, 0
     for batch in short.stream():
