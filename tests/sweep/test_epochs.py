@@ -4,6 +4,7 @@ import json
 import shutil
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import pytest
 from skirl.data import DataFlags
 from skirl.sweep.command import SweepCommand
 from skirl.sweep.crew import Crew
-from skirl.sweep.race import Race, Rules
+from skirl.sweep.race import Race
 from skirl.sweep.report import report
+from skirl.sweep.rules import Rules
 from tests.killed import ended, forked
 from tests.sweep.test_files import FLAGS, LATE, files
 from tests.sweep.test_judged import before
@@ -170,3 +172,4 @@ def test_losses_of_samples_seen_before_drop_nobody_and_move_no_rank():
 
 
 FOR_FAULTS = (test_losses_of_samples_seen_before_drop_nobody_and_move_no_rank,)
+CHECKS = (check_ranked, check_rungs, partial(check_ranked, processes=2))

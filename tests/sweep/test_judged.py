@@ -137,6 +137,7 @@ def test_who_stops_leaves_with_a_sentence_and_the_last_ends_the_sweep(whole: tup
         losses.values()
     )
     said = command(tmp_path, of).summary(json.loads(json.dumps(result)))
+    assert said["read"].endswith(" of them were planned, and the others were read ahead when the sweep ended")
     loss, step = result["best"]["test_logloss"], result["best"]["step"]
     best = f"{result['winner']}, log loss {loss:.5f} on the samples held out, at step {step}, in {result['best']['folder']}"
     assert said["winner"] == best and "best" not in said
@@ -350,6 +351,14 @@ def test_a_variant_whose_predictions_are_not_finite_diverges(tmp_path: Path):
     lines = [json.loads(line) for line in (tmp_path / "all" / "race.jsonl").read_text().splitlines()]
     assert [line["event"] for line in lines] == ["left", "left", "standing"]
     assert {place["state"] for place in result["standing"]} == {why}
+
+
+def test_an_export_of_a_whole_sweep_names_its_variants(whole: tuple):
+    of, _ = whole
+    for path in (of / "saved", of / "run"):
+        with pytest.raises(CheckpointError, match=f"{path} is of a sweep: add --variant and the name") as caught:
+            Export(path, of / "rows.parquet").run()
+        assert all(name in str(caught.value) for name in NAMES)
 
 
 def test_a_best_that_cannot_be_kept_fails_the_sweep_at_its_end(tmp_path: Path, monkeypatch, caplog):

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from skirl.sweep.race import Race, Rules
+from skirl.sweep.race import Race
+from skirl.sweep.rules import Rules
 from skirl.sweep.table import Standing, difference
 
 
@@ -210,6 +211,22 @@ def test_all_that_leave_at_once_are_compared_with_the_leader_of_then():
     assert [place.state for place in race.standing()] == ["diverged at step 20", *["no better"] * 3]
 
 
+def test_differences_are_to_rank_1_also_if_that_left_before():
+    race = Race(["a", "b", "c", "d"], rules=Rules(alpha=0, rungs=(30,)))
+    for step in range(1, 40):
+        race.see(noisy(step, [0.50, 0.54, 0.60, 0.70]))
+        if step == 20:
+            race.retire(["a"], "no better", "patience")
+            then = {place.variant: place for place in race.standing()}
+    race.judge({"a": 0.4, "b": 0.6, "c": 0.5}, last=True)
+    places = {place.variant: place for place in race.standing()}
+    assert list(places) == ["a", "c", "b", "d"] and race.left[-1].leader == "b"
+    assert places["b"].difference == -then["a"].difference == pytest.approx(0.04, abs=0.01)
+    for name, apart in (("c", 0.1), ("d", 0.2)):
+        assert places[name].difference == pytest.approx(apart, abs=0.01)
+    assert [place.held_out for place in places.values()] == [0.4, 0.5, 0.6, None]
+
+
 def test_one_that_diverges_leaves_and_the_others_race_on_as_before():
     race, without = (Race(["a", "b", "c"], rules=Rules(first=4)) for _ in range(2))
     for step in range(1, 50):
@@ -295,6 +312,7 @@ FOR_FAULTS = (
     lambda: test_where_a_seed_leaves_the_others_are_placed_as_if_they_had_raced_alone("patience"),
     test_stretches_do_not_grow_with_each_seed_that_leaves_and_alpha_does_not_either,
     test_all_that_leave_at_once_are_compared_with_the_leader_of_then,
+    test_differences_are_to_rank_1_also_if_that_left_before,
     lambda: test_a_race_goes_on_from_its_state_as_if_it_had_not_stopped(17),
     test_a_longer_race_keeps_its_stretches_and_the_rungs_that_it_has_passed,
 )

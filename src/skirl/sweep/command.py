@@ -176,7 +176,7 @@ class SweepCommand(Composed):
         lines = {
             "time": f"{clock(result['seconds'])} for {result['steps']:,} steps of {self.recipe.data.batch:,} samples",
             "speed": f"{result['samples_per_second']:,.0f} samples/s of the stream, each used by every variant in the race",
-            "read": f"{result['read_batches']:,} batches, planned in {result['plans']:,} steps, {shared}",
+            "read": f"{result['read_batches']:,} batches, {shared}{self._not_planned(result)}",
             "trained": f"{result['variant_steps']:,} steps of variants, {result['cost']:.0%} of training all to the end",
             "race": as_text(places, aucs),
         }
@@ -218,6 +218,13 @@ class SweepCommand(Composed):
             lines["missing"] = "\n".join(result["missing"])
         return lines
 
+    def _not_planned(self, result: Mapping[str, Any]) -> str:
+        if result["plans"] == result["read_batches"]:
+            return ""
+        twice = self.recipe.cache.depth == "epoch"
+        others = "all are read beforehand, too" if twice else "the others were read ahead when the sweep ended"
+        return f"; {result['plans']:,} of them were planned, and {others}"
+
 
 @dataclass(frozen=True)
 class Export(ExportRows):
@@ -232,10 +239,11 @@ class Export(ExportRows):
 
     def run(self) -> dict[str, Any]:
         """Write the file."""
-        if self.variant is None:
-            return super().run()
-        from skirl.sweep.checkpoint import of_one
+        from skirl.sweep.checkpoint import of_one, refuse_whole
 
+        if self.variant is None:
+            refuse_whole(self.checkpoint)
+            return super().run()
         header = of_one(self.checkpoint, self.variant)
         return replace(self, checkpoint=header, variant=None).run() | {"checkpoint": str(header)}
 

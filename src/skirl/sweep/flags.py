@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from skirl.sweep.race import FIRST, Rules
+from skirl.sweep.rules import FIRST, Rules
 from skirl.train.flags import CacheFlags, EvaluationFlags
 from skirl.train.recipe import Recipe
 

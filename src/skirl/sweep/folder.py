@@ -44,7 +44,9 @@ class SweepFolder:
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"run is {self.path}, which is a file: set it to a folder")
         if where != "auto" and not resume and (self.path / SWEEP).exists():
-            raise ValueError(f"run is {self.path}, which already holds a sweep: set run to another folder")
+            raise ValueError(
+                f"run is {self.path}, which already holds a sweep: set run to another folder, or add --resume"
+            )
 
     def __enter__(self) -> "SweepFolder":
         return self
@@ -122,15 +124,9 @@ class SweepFolder:
         if self._race is None:
             return
         of = aucs()
-        lines = [asdict(place) | {"auc": of.get(place.variant)} for place in race.standing()]
-        about = {
-            "event": "standing",
-            "step": step,
-            "seconds": seconds,
-            "begun_at": self._begun_at,
-            "measure": race.measure,
-        }
-        self._write({**about, "places": lines})
+        places = [asdict(place) | {"auc": of.get(place.variant)} for place in race.standing()]
+        when = {"step": step, "seconds": seconds, "begun_at": self._begun_at}
+        self._write({"event": "standing", **when, "measure": race.measure, "places": places})
 
     @property
     def missing(self) -> list[str]:

@@ -92,7 +92,7 @@ def evaluate(entrants: Sequence[Entrant], step: int, held_out: Iterable[Batch]) 
     """
     with rng_state.unchanged(), ExitStack() as stack:
         for entrant in entrants:
-            stack.enter_context(entrant.meter.paused())
+            stack.enter_context(entrant.meter.speed.paused())
         copies = tee(held_out, len(entrants))  # they advance together, so no batch is kept for long
         going = [entrant.evaluation(step, Fresh(copy)) for entrant, copy in zip(entrants, copies, strict=True)]
         del copies

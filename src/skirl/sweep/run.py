@@ -242,7 +242,7 @@ class _Going:
 
     def _judge(self, step: int, *, last: bool, unseen: bool) -> None:
         """Evaluate all, and let those leave whose predictions are not finite, who stop, or who are below a rung."""
-        with self.shown.paused():
+        with self.shown.speed.paused():
             found = self.crew.evaluate(last=last)
         self.judged |= {name: one for name, one in found.items() if one is not None}
         if broken := [name for name, one in found.items() if one is None]:
