@@ -1,6 +1,7 @@
 """A sweep of several epochs: ranks are by samples that nobody has trained on, in the first epoch and held out."""
 
 import json
+import re
 import shutil
 import signal
 from collections.abc import Callable
@@ -73,6 +74,9 @@ def check_ranked(folder: Path, **more: Any) -> dict[str, Any]:
         and f"{result['winner']} is the best of 4 variants: the lowest log loss on the samples held out" in text
     )
     assert "They rank nobody" in text
+    assert [line["unseen"] for line in standings] == [min(line["step"], FIRST) for line in standings]
+    counted = [len(points.split()) for points in re.findall(r"<polygon points=\"([^\"]*)\"", text)]
+    assert counted and max(counted) <= 2 * FIRST, "differences are drawn where none was added"
     return result
 
 

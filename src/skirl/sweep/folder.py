@@ -126,7 +126,8 @@ class SweepFolder:
         of = aucs()
         places = [asdict(place) | {"auc": of.get(place.variant)} for place in race.standing()]
         when = {"step": step, "seconds": seconds, "begun_at": self._begun_at}
-        self._write({"event": "standing", **when, "measure": race.measure, "places": places})
+        by = {"measure": race.measure, "unseen": race.unseen}
+        self._write({"event": "standing", **when, **by, "places": places})
 
     @property
     def missing(self) -> list[str]:

@@ -92,7 +92,8 @@ class Race:
             raise ValueError(f"configurations are {numbers}: number them from 0, one for each of {len(names)} variants")
         self.names = tuple(names)
         self.rules = rules or Rules()
-        self.step = 0
+        self.step = self.unseen = 0
+        """Batches so far, and those that nobody had trained on."""
         self.left: list[Left] = []
         self._of = np.array(numbers)
         self._racing = np.ones(len(names), bool)
@@ -132,10 +133,11 @@ class Race:
           diverged: the lowest may be that of who has learnt the samples by heart.
         """
         self.step += 1
+        self.unseen += unseen
         values = np.where(self._racing, np.asarray(losses, np.float64), np.nan)
         broken = np.flatnonzero(self._racing & ~np.isfinite(values))
         gone = self._leave(dict.fromkeys(broken.tolist(), (f"diverged at step {self.step:,}", "diverged")))
-        self._compare_anew(gone, self.step - 1)
+        self._compare_anew(gone, self.unseen - unseen)
         if not self._racing.any():
             raise ValueError(
                 f"all variants have diverged, the last at step {self.step:,} ({', '.join(left.variant for left in gone)}): "
@@ -186,7 +188,7 @@ class Race:
         [('a', 'patience', ['b'])]
         """
         gone = self._leave({self.names.index(name): (why, kind) for name in names})
-        self._compare_anew(gone, self.step)
+        self._compare_anew(gone, self.unseen)
         return gone
 
     def leader(self) -> int:
@@ -228,6 +230,7 @@ class Race:
             "of": self._of.tolist(),
             "rules": asdict(self.rules),
             "step": self.step,
+            "unseen": self.unseen,
             "racing": self._racing.tolist(),
             "left": [asdict(left) for left in self.left],
             "gone": {str(k): asdict(gone) for k, gone in self._gone.items()},
@@ -251,7 +254,7 @@ class Race:
                     f"the checkpoint is of a sweep with other {what} ({theirs}) than this one ({own}): "
                     "go on with the same, or begin another sweep in another folder"
                 )
-        self.step = state["step"]
+        self.step, self.unseen = state["step"], state["unseen"]
         self.rules = self.rules.going_on(was, self.step)
         self._racing = np.array(state["racing"])
         self.left = [Left(**left) for left in state["left"]]

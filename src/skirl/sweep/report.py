@@ -251,7 +251,7 @@ def _differences_chart(
     lines: dict[str, list[tuple[float, float]]] = {}
     bands: dict[str, list[tuple[float, float, float]]] = {}
     for name in (name for name in colors if name != leader):
-        for standing in (one for one in standings if one.get("measure", "unseen") == "unseen"):
+        for standing in (one for one in standings if _by_losses(one)):
             at = next(at for at in standing["places"] if at["variant"] == name)
             if standing["step"] > gone.get(name, standing["step"]) or not (
                 finite(at["difference"]) and finite(at["error"])
@@ -269,6 +269,13 @@ def _differences_chart(
         for name, band in bands.items()
     }
     return replace(_of_variants(title, lines, colors), marks=(0.0,), bands=bands)
+
+
+def _by_losses(standing: Mapping[str, Any]) -> bool:
+    """Return whether ranks were by losses, which came to their last batch in this step."""
+    return (
+        standing.get("measure", "unseen") == "unseen" and standing.get("unseen", standing["step"]) == standing["step"]
+    )
 
 
 def _of_variants(title: str, lines: Mapping[str, Sequence[tuple[float, float]]], colors: Mapping[str, str]) -> Chart:
