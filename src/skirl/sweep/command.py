@@ -68,7 +68,7 @@ class SweepCommand(Composed):
         if epochs > 1 and self.recipe.data.valid is None:
             raise ValueError(
                 f"epochs is {epochs}, and losses from the second on are of samples that variants have trained on, which do "
-                "not tell the best from one that learnt them by heart: set valid, such as 20%, or epochs to 1"
+                "not tell the best from one that learnt them by heart: set valid, such as 20%"
             )
         if epochs > 1 and self.race.rungs is not None and self.evaluation.eval_every is None:
             raise ValueError(
