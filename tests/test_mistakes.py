@@ -755,7 +755,7 @@ MISTAKES = [
     M(
         "rows of a store used without saying so",
         'one = rows(store="disk:store"); train(model=one); one.close(); rows(store="disk:store")',
-        "the store DiskStore('store') already holds 2 rows: pass resume=True to go on with them (`skirl train`: "
+        "the store DiskStore('store') already holds 2 rows: pass resume=True to go on with them (on the command line: "
         "--resume and --save), or set store to an empty one",
     ),
     M(

@@ -512,7 +512,16 @@ def placement(sound: bool) -> dict[str, Callable[[], object]]:
 
 def sweep(shift: int) -> dict[str, Callable[[], object]]:
     """Small sweeps, and loops that are wrong; the seed of the batches is shifted."""
-    from tests.sweep import test_crews, test_files, test_judged, test_paired, test_race, test_refused, test_variants
+    from tests.sweep import (
+        test_crews,
+        test_epochs,
+        test_files,
+        test_judged,
+        test_paired,
+        test_race,
+        test_refused,
+        test_variants,
+    )  # fmt: skip
     from tests.sweep.runs import Case, Of, check
 
     few = (Of(lr=0.3, dropped=3), Of(dropout=0.5, seed=1), Of(rule=Adam(), seed=1), Of(nan=2, seed=2))
@@ -523,7 +532,7 @@ def sweep(shift: int) -> dict[str, Callable[[], object]]:
         "other banks": Case(wide, seed=shift, steps=4),
         "micro-batches": Case(few[:2], seed=shift, steps=3, accumulate=2, own_loop=True),
     }
-    race = (test_paired, test_race)
+    race = (test_paired, test_race, test_epochs)
     [bodies, *_] = (mark for mark in test_refused.test_a_wrong_loop.pytestmark if mark.name == "parametrize")
     return {
         "race": lambda: [each() for module in race for each in module.FOR_FAULTS],
@@ -534,6 +543,7 @@ def sweep(shift: int) -> dict[str, Callable[[], object]]:
         "processes": lambda: in_folder(test_crews.check_processes),
         "judged": lambda: in_folder(test_judged.check_judged),
         "files": lambda: [in_folder(test_files.check_end, "csv", "held out", n) for n in (1, 2)],
+        "epochs": lambda: [in_folder(check) for check in test_epochs.CHECKS],
         "the last step": lambda: in_folder(test_judged.check_the_last_step),
         "cache": lambda: test_refused.test_a_cache_without_room_for_one_batch_of_every_variant("40B"),
         "shared": lambda: [

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from skirl.sweep.bench_race import Truth, grid, kept, paired_gain, replayed, rules_of, seed_noise
-from skirl.sweep.race import Rules
+from skirl.sweep.rules import Rules
 from skirl.train.recipe import Recipe
 
 

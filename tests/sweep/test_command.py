@@ -94,7 +94,7 @@ def test_the_summary_names_the_winner_and_all_others(ran: tuple):
     assert re.search(rf"winner +{re.escape(result['winner'])}, log loss 0\.\d+ on the samples held out", text)
     for name in result["by_variant"]:
         assert name in text
-    assert "40 batches, planned in 40 steps, once for all variants" in text
+    assert "40 batches, once for all variants" in text
 
 
 def test_a_disk_that_refuses_the_run_folder_ends_no_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -125,20 +125,30 @@ def test_who_stops_leaves_with_a_sentence_and_the_last_ends_the_sweep(whole: tup
         n: (step, "patience") for n, step in stops.items() if n not in last
     }
     assert all(line["why"] == f"{SAID}{line['step']}" for line in left.values())
-    assert (result["steps"], result["failed"]) == (max(stops.values()), None) and result["winner"] in last
+    assert (result["steps"], result["failed"]) == (max(stops.values()), None) and result["winner"] == result["best"][
+        "variant"
+    ]
     assert result["variant_steps"] == sum(stops.values())
     losses = {name: of["best"]["test_logloss"] for name, of in result["by_variant"].items()}
     assert result["best"]["variant"] == min(losses, key=lambda name: losses[name])
     assert result["best"]["test_logloss"] == min(losses.values())
     assert json.loads((of / "saved" / HEADER).read_text())["step"] == result["steps"]
+    assert result["measure"] == "held out" and [place["held_out"] for place in result["standing"]] == sorted(
+        losses.values()
+    )
     said = command(tmp_path, of).summary(json.loads(json.dumps(result)))
-    assert said["best"].startswith(f"{result['best']['variant']} at step {result['best']['step']}, log loss 0.")
+    assert said["read"].endswith(" of them were planned, and the others were read ahead when the sweep ended")
+    loss, step = result["best"]["test_logloss"], result["best"]["step"]
+    best = f"{result['winner']}, log loss {loss:.5f} on the samples held out, at step {step}, in {result['best']['folder']}"
+    assert said["winner"] == best and "best" not in said
     assert said["stopped"] == "4 of 4 variants, whose own test log loss no longer got better"
     assert said["begun"].startswith("with ") and said["begun"].endswith(", with their optimizer's state")
     assert "no better in their evaluations" in as_text(report(of / "run", tmp_path / "page.html"))["left"]
     text = (tmp_path / "page.html").read_text()
     assert "no better in 2 evaluations" in text and "log loss on the samples held out" in text
-    assert f"{result['best']['variant']} at step {result['best']['step']}, log loss" in text.replace("<wbr>", "")
+    plain = text.replace("<wbr>", "")
+    assert best in plain and f"{result['winner']} is the best of 4 variants: the lowest log loss" in plain
+    assert plain.count("is the best of") == 1 and all(f"{loss:.5f}" in plain for loss in losses.values())
 
 
 def left_behind(of: Path, result: dict[str, Any]) -> dict[str, Any]:
@@ -238,7 +248,7 @@ def test_a_sweep_that_has_stopped_goes_on_with_more_patience_alone(whole: tuple,
     assert (alone["begun_at"], alone["steps"], alone["from"]) == (more, more + 4, None)
 
 
-def test_one_seed_of_a_configuration_stops_and_the_noise_is_that_of_the_others(tmp_path: Path):
+def test_the_noise_is_that_of_held_out_losses_also_of_a_seed_that_stopped(tmp_path: Path):
     flags = FLAGS | {"steps": 16, "eval_every": 4, "patience": 1, "alpha": 0.0, "vary": ("lr=0.02,0.1,0.5", "seed=0,1")}
     command = SweepCommand.of(**flags, run=str(tmp_path / "run"))
     result = command.run()
@@ -246,8 +256,8 @@ def test_one_seed_of_a_configuration_stops_and_the_noise_is_that_of_the_others(t
     there = {lr: [seed for seed in (0, 1) if left[f"lr={lr},seed={seed}"] is None] for lr in (0.02, 0.1, 0.5)}
     whole, part = ([lr for lr, seeds in there.items() if len(seeds) == n] for n in (2, 1))
     assert whole and len(part) == 1, "vary something else"
-    losses = {place["variant"]: place["loss"] for place in result["standing"]}
-    apart = [losses[f"lr={lr},seed=0"] - losses[f"lr={lr},seed=1"] for lr in whole]
+    losses = {place["variant"]: place["held_out"] for place in result["standing"]}
+    apart = [losses[f"lr={lr},seed=0"] - losses[f"lr={lr},seed=1"] for lr in (0.02, 0.1, 0.5)]
     assert result["seed_noise"] == pytest.approx(statistics.mean(each**2 / 2 for each in apart) ** 0.5)
     [gone] = (
         line
@@ -341,6 +351,14 @@ def test_a_variant_whose_predictions_are_not_finite_diverges(tmp_path: Path):
     lines = [json.loads(line) for line in (tmp_path / "all" / "race.jsonl").read_text().splitlines()]
     assert [line["event"] for line in lines] == ["left", "left", "standing"]
     assert {place["state"] for place in result["standing"]} == {why}
+
+
+def test_an_export_of_a_whole_sweep_names_its_variants(whole: tuple):
+    of, _ = whole
+    for path in (of / "saved", of / "run"):
+        with pytest.raises(CheckpointError, match=f"{path} is of a sweep: add --variant and the name") as caught:
+            Export(path, of / "rows.parquet").run()
+        assert all(name in str(caught.value) for name in NAMES)
 
 
 def test_a_best_that_cannot_be_kept_fails_the_sweep_at_its_end(tmp_path: Path, monkeypatch, caplog):

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from skirl.sweep.race import Race, Rules
+from skirl.sweep.race import Race
+from skirl.sweep.rules import Rules
 from skirl.sweep.table import Standing, difference
 
 
@@ -68,16 +69,19 @@ def test_seeds_of_the_leading_configuration_are_named_and_no_other_is():
     race = Race(["a", "a2", "b"], [0, 0, 1], Rules(alpha=0))
     race.see([0.5, 0.5, 0.5])  # as in a first step: all begin alike
     assert [(place.variant, difference(place)) for place in race.standing()] == [
-        ("a", ""), ("a2", "seed of the leader"), ("b", "+0.00000"),
+        ("a", ""), ("a2", "seed of rank 1"), ("b", "+0.00000"),
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("width", [72, 80, 120])
-def test_no_number_is_cut_on_a_narrow_terminal(width: int):
+@pytest.mark.parametrize("judged", [False, True])
+@pytest.mark.parametrize("width", [72, 80, 130])
+def test_no_number_is_cut_on_a_narrow_terminal(width: int, judged: bool):
     names = [f"lr=0.0{k},dense_lr=0.001,model=dcnv2-tiny" for k in range(1, 4)]
     race = Race(names, rules=Rules(first=4))
     for step in range(1, 61):
         race.see(noisy(step, [0.5, 0.52, 0.9], 0.1))
+    if judged:
+        race.judge(dict(zip(names, (0.61, 0.62, 0.63), strict=True)), last=True)
     places = race.standing()
     console = Console(width=width, file=io.StringIO(), force_terminal=False)
     console.print(Standing(places, dict.fromkeys(names, 0.7123), 12345.6))
@@ -85,8 +89,8 @@ def test_no_number_is_cut_on_a_narrow_terminal(width: int):
     assert len(lines) == len(places) + 2 and max(map(len, lines)) <= width
     for line, place in zip(lines[1:], places):
         assert f"{place.loss:.5f}" in line and "0.7123" in line and difference(place) in line
-        assert (place.variant in line) == (width == 120) and place.variant[:8] in line
-    assert lines[0].split() == ["rank", "variant", "loss", "to", "the", "leader", "AUC", "state"]
+        assert (place.variant in line) == (width == 130) and place.variant[:8] in line
+    assert lines[0].split() == ["rank", "variant", *["held", "out"] * judged, "loss", "to", "rank", "1", "AUC", "state"]
     assert lines[-1].strip() == "2 of 3 race, 12,346 samples/s"
 
 
@@ -197,7 +201,7 @@ def test_all_that_leave_at_once_are_compared_with_the_leader_of_then():
     ]  # fmt: skip
     assert gone[2].difference == pytest.approx(0.035, abs=0.01)
     assert [(place.variant, difference(place)[:4]) for place in race.standing()] == [
-        ("c", ""), ("a0", ""), ("a1", ""), ("b", "+0.0"),
+        ("c", ""), ("a0", "-0.1"), ("a1", "-0.1"), ("b", "-0.0"),
     ]  # fmt: skip
     gone = race_of().see([math.nan, math.nan, math.nan, 0.6])
     assert [(left.variant, left.leader) for left in gone] == [("a0", None), ("a1", None), ("b", "a0")]
@@ -205,6 +209,22 @@ def test_all_that_leave_at_once_are_compared_with_the_leader_of_then():
         race.see([math.nan] * 4)
     assert (race.racing, race.left[-1].variant, race.left[-1].leader) == ([], "c", None)
     assert [place.state for place in race.standing()] == ["diverged at step 20", *["no better"] * 3]
+
+
+def test_differences_are_to_rank_1_also_if_that_left_before():
+    race = Race(["a", "b", "c", "d"], rules=Rules(alpha=0, rungs=(30,)))
+    for step in range(1, 40):
+        race.see(noisy(step, [0.50, 0.54, 0.60, 0.70]))
+        if step == 20:
+            race.retire(["a"], "no better", "patience")
+            then = {place.variant: place for place in race.standing()}
+    race.judge({"a": 0.4, "b": 0.6, "c": 0.5}, last=True)
+    places = {place.variant: place for place in race.standing()}
+    assert list(places) == ["a", "c", "b", "d"] and race.left[-1].leader == "b"
+    assert places["b"].difference == -then["a"].difference == pytest.approx(0.04, abs=0.01)
+    for name, apart in (("c", 0.1), ("d", 0.2)):
+        assert places[name].difference == pytest.approx(apart, abs=0.01)
+    assert [place.held_out for place in places.values()] == [0.4, 0.5, 0.6, None]
 
 
 def test_one_that_diverges_leaves_and_the_others_race_on_as_before():
@@ -292,6 +312,7 @@ FOR_FAULTS = (
     lambda: test_where_a_seed_leaves_the_others_are_placed_as_if_they_had_raced_alone("patience"),
     test_stretches_do_not_grow_with_each_seed_that_leaves_and_alpha_does_not_either,
     test_all_that_leave_at_once_are_compared_with_the_leader_of_then,
+    test_differences_are_to_rank_1_also_if_that_left_before,
     lambda: test_a_race_goes_on_from_its_state_as_if_it_had_not_stopped(17),
     test_a_longer_race_keeps_its_stretches_and_the_rungs_that_it_has_passed,
 )

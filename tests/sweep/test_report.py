@@ -67,7 +67,7 @@ def a_sweep(names: list[str], gone: dict[str, int], steps: list[int]) -> tuple[d
     ]
     facts = {
         "flags": {"data": "parquet:/" + "long/" * 40}, "variants": names, "ended": True, "failed": None,
-        "winner": names[0], "cost": 0.5, "seed_noise": 0.00123, "left": left, "step": steps[-1],
+        "winner": names[0], "cost": 0.5, "seed_noise": 0.00123, "left": left, "step": steps[-1], "measure": "unseen",
         "seconds": standings[-1]["seconds"], "standing": standings[-1]["places"], "started": "2024-01-01T00:00:00+00:00",
     }  # fmt: skip
     return facts, standings

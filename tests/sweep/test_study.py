@@ -130,7 +130,7 @@ def test_a_trial_that_stopped_for_want_of_patience_is_complete(optuna: Any, tmp_
     beaten = [name for name, left in why.items() if left.startswith("below")]
     assert stopped and beaten and len(stopped) + len(beaten) < 4, why
     storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(study))
-    losses = {place["variant"]: place["loss"] for place in result["standing"]}
+    losses = {place["variant"]: place["held_out"] for place in result["standing"]}
     for trial in optuna.load_study(study_name="skirl", storage=storage).trials:
         name = f"lr={float(format(trial.params['lr'], '.4g'))}"
         assert trial.state.name == ("PRUNED" if name in beaten else "COMPLETE")

@@ -79,6 +79,12 @@ def test_a_step_is_timed_over_as_many_as_there_are_and_the_first_only_if_it_is_a
     )
 
 
+def test_a_short_sweep_is_not_said_to_take_no_time():
+    flags = {"model": "dlrm-tiny", "dim": 4, "batch": 16, "vary": ("lr=0.1,0.2",), "cache": "100", "quiet": True}
+    made = SweepCommand.of(**flags, data="synthetic:tiny", steps=2, run="none", plan=True)
+    assert made.summary(made.run())["time"].startswith("At most a second, ")
+
+
 def test_a_plan_of_17_gigabytes_takes_hardly_any_memory(tmp_path: Path):
     """In a process of its own, of which the system knows the peak."""
 

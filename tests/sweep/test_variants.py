@@ -72,8 +72,9 @@ BAD = {
     ("lr=1,",): "vary is 'lr=1,': set it to a flag and its values",
     ("lr=0.5,-1",): "variant lr=-1.0: RowwiseAdagrad: lr is -1.0",
     ("rank=4",): "variant rank=4: rank is a flag of deep-cross and dcnv2",
-    ("lr=0.5,0.5",): "two variants have the name lr=0.5",
+    ("lr=0.5,0.5",): "vary 'lr=0.5,0.5' has 0.5 twice",
     ("lr=1", "lr=2"): "vary has lr twice",
+    ("lr=0.5,0.1,.5",): "vary 'lr=0.5,0.1,.5' has .5 twice: leave one of them out",
     ("top=64-32",): "set it to whole numbers with an x between",
     (): "a sweep has no variant: set vary",
 }

@@ -46,6 +46,12 @@ class Source(Protocol):
         ...
 
     @property
+    def first_epoch(self) -> int | None:
+        """Steps of the first epoch, before which nobody trained on its samples. None until they are counted, at the latest
+        when a step of the second is yielded."""
+        ...
+
+    @property
     def left_out(self) -> int:
         """Samples left out at the end of the last epoch: with shards, those that do not fill a whole batch."""
         ...

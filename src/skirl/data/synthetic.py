@@ -146,6 +146,10 @@ class Synthetic:
         return None if self.batches is None else -(-(self.batches - self.start) // self._share.batches)
 
     @property
+    def first_epoch(self) -> None:
+        """None: all samples are of one epoch."""
+
+    @property
     def samples(self) -> int | None:
         """Samples of a whole pass over all trainers; None for an endless stream."""
         return None if self.batches is None else (self.batches - self.start) * self.batch_size

@@ -106,7 +106,7 @@ class Engine:
             if len(self.store) and not resume:
                 raise ValueError(
                     f"the store {self.store!r} already holds {len(self.store)} rows: pass resume=True to go on with them "
-                    "(`skirl train`: --resume and --save), or set store to an empty one"
+                    "(on the command line: --resume and --save), or set store to an empty one"
                 )
             self.begun = Begun(self.schema, str(dtype).removeprefix("torch."), seed)
             """Rows that exist and are not in the store."""

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from skirl.measure.bench.helpers import Watch
 from skirl.sweep.crew import sweep_of
-from skirl.sweep.race import Race, Rules
+from skirl.sweep.race import Race
+from skirl.sweep.rules import Rules
 from skirl.sweep.variants import Varied, checked_variants, text_of
 from skirl.train.recipe import Recipe
 

@@ -254,7 +254,8 @@ def _beside(recipe: Recipe, count: int, processes: int | str) -> Iterator[_Run]:
     """The variants as `skirl sweep` trains them: metrics, and a race that nobody leaves."""
     from skirl.sweep.crew import Crew, Duty
     from skirl.sweep.crews import Crews, duties, how_many
-    from skirl.sweep.race import Race, Rules
+    from skirl.sweep.race import Race
+    from skirl.sweep.rules import Rules
     from skirl.sweep.variants import Varied
 
     rates = [recipe.rates.lr * (1 + n / count) for n in range(count)]

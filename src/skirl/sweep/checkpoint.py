@@ -253,15 +253,7 @@ def of_one(path: Path, name: str) -> Path:
     - `path`: the folder of the sweep, or of its checkpoints.
     - `name`: the variant. If it left before the sweep was last saved, its own last checkpoint is taken.
     """
-    saves = path
-    if not (path / HEADER).is_file() and (path / SWEEP).is_file():
-        try:
-            saved = json.loads((path / SWEEP).read_bytes())["flags"]["save"]
-        except (ValueError, KeyError, TypeError):
-            raise CheckpointError(f"{path / SWEEP} is damaged: name the folder that the sweep was saved to") from None
-        if saved is None:
-            raise CheckpointError(f"the sweep in {path} was never saved: train it again with --save")
-        saves = Path(saved)
+    saves = _saves_of(path)
     header = header_at(saves)
     if name in header["variants"]:
         return saves / name / header["variants"][name]
@@ -277,6 +269,32 @@ def of_one(path: Path, name: str) -> Path:
             f"variant {name} has left ({header['left'][name]}) before it was saved: set --save-every lower"
         )
     return folder.header(saves / name, numbers[-1])
+
+
+def refuse_whole(path: Path) -> None:
+    """Raise if a path is the folder of a sweep or of its checkpoints, where one variant's is asked for.
+
+    **Arguments**
+
+    - `path`: the path that was given.
+    """
+    if (path / HEADER).is_file() or (path / SWEEP).is_file():
+        header = header_at(_saves_of(path))
+        names = ", ".join([*header["variants"], *header["left"]])
+        raise CheckpointError(f"{path} is of a sweep: add --variant and the name of one of its variants, {names}")
+
+
+def _saves_of(path: Path) -> Path:
+    """Return the folder of a sweep's checkpoints. path: that folder, or the one of its runs."""
+    if not (path / HEADER).is_file() and (path / SWEEP).is_file():
+        try:
+            saved = json.loads((path / SWEEP).read_bytes())["flags"]["save"]
+        except (ValueError, KeyError, TypeError):
+            raise CheckpointError(f"{path / SWEEP} is damaged: name the folder that the sweep was saved to") from None
+        if saved is None:
+            raise CheckpointError(f"the sweep in {path} was never saved: train it again with --save")
+        return Path(saved)
+    return path
 
 
 def load_all(

@@ -64,6 +64,17 @@ class SweepCommand(Composed):
         self.recipe.check_labels()
         check_ratio(self.assert_ratio)
         check_evaluated(self.evaluation, valid=self.recipe.data.valid, keep_best=self.save.keep_best)
+        epochs = self.recipe.data.epochs
+        if epochs > 1 and self.recipe.data.valid is None:
+            raise ValueError(
+                f"epochs is {epochs}, and losses from the second on are of samples that variants have trained on, which do "
+                "not tell the best from one that learnt them by heart: set valid, such as 20%"
+            )
+        if epochs > 1 and self.race.rungs is not None and self.evaluation.eval_every is None:
+            raise ValueError(
+                f"rungs is {self.race.rungs!r} and epochs is {epochs}: from the second epoch on, rungs compare log losses "
+                "on the samples held out, so set eval_every"
+            )
         if self.log_every is not None and self.log_every < 1:
             raise ValueError(f"log_every is {self.log_every}: set it to 1 or more steps")
         if self.processes != "auto" and self.processes < 1:
@@ -155,7 +166,7 @@ class SweepCommand(Composed):
             return as_lines(result)
         from skirl.sweep.race import VariantPlace
         from skirl.sweep.report import SAME
-        from skirl.sweep.table import as_text
+        from skirl.sweep.table import as_text, best_line
         from skirl.train.kept import origin_line
 
         count = result["processes_used"]
@@ -165,21 +176,12 @@ class SweepCommand(Composed):
         lines = {
             "time": f"{clock(result['seconds'])} for {result['steps']:,} steps of {self.recipe.data.batch:,} samples",
             "speed": f"{result['samples_per_second']:,.0f} samples/s of the stream, each used by every variant in the race",
-            "read": f"{result['read_batches']:,} batches, planned in {result['plans']:,} steps, {shared}",
+            "read": f"{result['read_batches']:,} batches, {shared}{self._not_planned(result)}",
             "trained": f"{result['variant_steps']:,} steps of variants, {result['cost']:.0%} of training all to the end",
             "race": as_text(places, aucs),
         }
         if result["winner"]:
-            winner = result["by_variant"][result["winner"]]
-            lines["winner"] = result["winner"]
-            if winner.get("test_logloss") is not None:
-                lines["winner"] += f", log loss {winner['test_logloss']:.4f} on the samples held out"
-        if self.evaluation.eval_every is not None and (best := result["best"]) is not None:
-            where = "" if best["folder"] is None else f", in {best['folder']}"
-            lines["best"] = (
-                f"{best['variant']} at step {best['step']:,}, log loss {best['test_logloss']:.4f} on the samples held out"
-                f"{where}"
-            )
+            lines["winner"] = best_line(places[0], result["best"])
         ended = result["stopped_early"]
         stopped = [of for of in result["by_variant"].values() if of.get("stopped_early") and (ended or of["left"])]
         if stopped:
@@ -216,6 +218,13 @@ class SweepCommand(Composed):
             lines["missing"] = "\n".join(result["missing"])
         return lines
 
+    def _not_planned(self, result: Mapping[str, Any]) -> str:
+        if result["plans"] == result["read_batches"]:
+            return ""
+        twice = self.recipe.cache.depth == "epoch"
+        others = "all are read beforehand, too" if twice else "the others were read ahead when the sweep ended"
+        return f"; {result['plans']:,} of them were planned, and {others}"
+
 
 @dataclass(frozen=True)
 class Export(ExportRows):
@@ -230,10 +239,11 @@ class Export(ExportRows):
 
     def run(self) -> dict[str, Any]:
         """Write the file."""
-        if self.variant is None:
-            return super().run()
-        from skirl.sweep.checkpoint import of_one
+        from skirl.sweep.checkpoint import of_one, refuse_whole
 
+        if self.variant is None:
+            refuse_whole(self.checkpoint)
+            return super().run()
         header = of_one(self.checkpoint, self.variant)
         return replace(self, checkpoint=header, variant=None).run() | {"checkpoint": str(header)}
 

@@ -78,6 +78,8 @@ class Stepped:
     """Samples read so far by this process."""
     saving: bool
     """Whether a checkpoint is still being written."""
+    unseen: bool
+    """Whether nobody had trained on its samples: they are of the first epoch."""
     last: bool
     """Whether the stream ends with it, which only who reads the stream knows."""
 
@@ -176,8 +178,9 @@ class Crew:
 
         def stepped() -> Stepped:
             losses = {entrant.variant.name: entrant.loss for entrant in racing}
-            step = self.batches.step
-            return Stepped(step, losses, samples, saving, last=step == self.stream.steps)
+            step, first = self.batches.step, self.stream.first_epoch
+            unseen = first is None or step <= first
+            return Stepped(step, losses, samples, saving, unseen, last=step == self.stream.steps)
 
         with suppress(Diverged):  # if all of this crew did, others may go on
             self.sweep.step(batch, seen=None if seen is None else lambda: seen(stepped()))

@@ -200,7 +200,7 @@ class Crews:
             return None
         losses = {name: loss for one in found for name, loss in one.losses.items()}
         saving = any(one.saving for one in found)
-        return Stepped(found[0].step, losses, found[0].samples, saving, found[0].last)
+        return Stepped(found[0].step, losses, found[0].samples, saving, found[0].unseen, found[0].last)
 
     def leave(
         self, why: Mapping[str, str], more: Mapping[str, Mapping[str, Any]] | None = None, *, save: Path | None = None

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from skirl.sweep.race import FIRST, Rules
+from skirl.sweep.rules import FIRST, Rules
 from skirl.train.flags import CacheFlags, EvaluationFlags
 from skirl.train.recipe import Recipe
 
 _RUNG = re.compile(r"(\d+)|(\d+(?:\.\d+)?)%")
 _FIRST_SHARE = 0.02
-"""Length of a race's first stretch, as a share of the steps."""
+"""Length of a race's first stretch, as a share of the steps of an epoch."""
 
 
 MISSING = "search is set, but Optuna is not installed: pip install 'skirl[sweep]', or give the values with --vary"
@@ -161,14 +161,25 @@ class RaceFlags:
     """How many configurations are trained to the end, or fewer if some end by --patience or diverge. The seeds of one
     configuration leave together for their losses; if one of them ends by itself, the race compares those that are left."""
     rungs: str | None = None
-    """Steps, or shares of the run, such as 5%,10%,20%,30%: after each one, only half of the configurations go on."""
+    """Steps, or shares of the run, such as 5%,10%,20%,30%: after each one, only half of the configurations go on. With
+    several epochs, each waits for the next evaluation."""
 
     def __post_init__(self) -> None:
         Rules(alpha=self.alpha, keep=self.keep)
         self.rules(100)
 
-    def rules(self, steps: int | None) -> Rules:
-        """Return the rules of a race over `steps` steps; None if their number is unknown."""
+    def rules(self, steps: int | None, epochs: int = 1, every: int | None = None) -> Rules:
+        """Return the rules of a race.
+
+        **Arguments**
+
+        - `steps`: steps of all epochs; None if their number is unknown.
+        - `epochs`: with several, rungs wait for an evaluation, as losses of training tell nothing from the second on.
+        - `every`: steps between two evaluations.
+
+        >>> RaceFlags(rungs="5%,10%").rules(1000, epochs=2, every=40)
+        Rules(alpha=0.05, keep=1, rungs=(80, 120), first=10)
+        """
         rungs = []
         for word in [] if self.rungs is None else self.rungs.split(","):
             found = _RUNG.fullmatch(word.strip())
@@ -184,5 +195,7 @@ class RaceFlags:
                     f"rungs is {self.rungs!r}, and the number of steps is unknown: set steps, or give rungs in steps"
                 )
             rungs.append(max(1, int(steps * float(found[2]) / 100)))
-        first = FIRST if steps is None else max(FIRST, int(steps * _FIRST_SHARE))
+        if epochs > 1 and every is not None:
+            rungs = [-(-rung // every) * every for rung in rungs]
+        first = FIRST if steps is None else max(FIRST, int(steps / epochs * _FIRST_SHARE))
         return Rules(alpha=self.alpha, keep=self.keep, rungs=tuple(sorted(set(rungs))), first=first)

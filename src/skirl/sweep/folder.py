@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from skirl.sweep.names import RACE, RESULT, SWEEP
-from skirl.sweep.race import Left, Race, VariantPlace
+from skirl.sweep.race import Left, Race
 from skirl.sweep.variants import Varied
 from skirl.tools.machine import machine
 from skirl.tools.sealed_json import put_whole
@@ -44,7 +44,9 @@ class SweepFolder:
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"run is {self.path}, which is a file: set it to a folder")
         if where != "auto" and not resume and (self.path / SWEEP).exists():
-            raise ValueError(f"run is {self.path}, which already holds a sweep: set run to another folder")
+            raise ValueError(
+                f"run is {self.path}, which already holds a sweep: set run to another folder, or add --resume"
+            )
 
     def __enter__(self) -> "SweepFolder":
         return self
@@ -109,24 +111,23 @@ class SweepFolder:
         """Record that a variant has left."""
         self._write({"event": "left", **asdict(left)})
 
-    def standing(
-        self, step: int, seconds: float, places: Sequence[VariantPlace], aucs: Callable[[], Mapping[str, float | None]]
-    ) -> None:
+    def standing(self, step: int, seconds: float, race: Race, aucs: Callable[[], Mapping[str, float | None]]) -> None:
         """Record where all stand after a step.
 
         **Arguments**
 
         - `step`: the step.
         - `seconds`: since the sweep began, or resumed.
-        - `places`: of all variants.
+        - `race`: the race of all variants.
         - `aucs`: called only if needed: it takes milliseconds per variant.
         """
         if self._race is None:
             return
         of = aucs()
-        lines = [asdict(place) | {"auc": of.get(place.variant)} for place in places]
-        about = {"event": "standing", "step": step, "seconds": seconds, "begun_at": self._begun_at}
-        self._write({**about, "places": lines})
+        places = [asdict(place) | {"auc": of.get(place.variant)} for place in race.standing()]
+        when = {"step": step, "seconds": seconds, "begun_at": self._begun_at}
+        by = {"measure": race.measure, "unseen": race.unseen}
+        self._write({"event": "standing", **when, **by, "places": places})
 
     @property
     def missing(self) -> list[str]:

@@ -60,24 +60,23 @@ def why_stopped(patience: int | None, step: int) -> str:
     return f"no better in {patience} evaluation{'s' * (patience != 1)} at step {step:,}"
 
 
-def best_of_all(judged: Mapping[str, Judged], folders: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the variant with the least held-out log loss of all evaluations; None if there was none.
+def best_of(name: str | None, judged: Mapping[str, Judged], folders: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the evaluation with the least log loss of a variant; None if it had none.
 
     **Arguments**
 
+    - `name`: the variant; None if there is no winner.
     - `judged`: the outcome of every variant that was evaluated.
     - `folders`: where each variant's best checkpoint is kept.
 
-    >>> best_of_all({"a": Judged(9, 0.5, 9, 0), "b": Judged(9, 0.4, 6, 1), "c": Judged(9, None, 0, 3)}, {})
+    >>> best_of("b", {"a": Judged(9, 0.5, 9, 0), "b": Judged(9, 0.4, 6, 1)}, {})
     {'variant': 'b', 'step': 6, 'test_logloss': 0.4, 'folder': None}
     """
-    scored = [(one.best, name) for name, one in judged.items() if one.best is not None]
-    if not scored:
+    if name is None or name not in judged or judged[name].best is None:
         return None
-    loss, name = min(scored, key=lambda each: each[0])
-    kept = folders.get(name)
-    folder = kept["folder"] if kept is not None and kept["step"] == judged[name].best_step else None
-    return {"variant": name, "step": judged[name].best_step, "test_logloss": loss, "folder": folder}
+    kept, step = folders.get(name), judged[name].best_step
+    folder = kept["folder"] if kept is not None and kept["step"] == step else None
+    return {"variant": name, "step": step, "test_logloss": judged[name].best, "folder": folder}
 
 
 def evaluate(entrants: Sequence[Entrant], step: int, held_out: Iterable[Batch]) -> dict[str, Judged | None]:
@@ -93,7 +92,7 @@ def evaluate(entrants: Sequence[Entrant], step: int, held_out: Iterable[Batch]) 
     """
     with rng_state.unchanged(), ExitStack() as stack:
         for entrant in entrants:
-            stack.enter_context(entrant.meter.paused())
+            stack.enter_context(entrant.meter.speed.paused())
         copies = tee(held_out, len(entrants))  # they advance together, so no batch is kept for long
         going = [entrant.evaluation(step, Fresh(copy)) for entrant, copy in zip(entrants, copies, strict=True)]
         del copies

@@ -53,7 +53,7 @@ class KeepFlags:
             raise ValueError(f"save_minutes is {self.save_minutes}: set it to minutes above 0")
         if self.save is not None and not self.resume and self.there:
             raise ValueError(
-                f"save is {self.save}, which holds a sweep: add resume to go on with it, or set another folder"
+                f"save is {self.save}, which holds a sweep: add --resume to go on with it, or set another folder"
             )
 
     def due(self, step: int, seconds: float) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 from skirl.core.tables import Schema
 from skirl.sweep.crews import how_many
 from skirl.sweep.flags import RaceFlags
-from skirl.sweep.race import Rules
+from skirl.sweep.rules import Rules
 from skirl.sweep.timed import TRIED, Pack, seconds_a_step
 from skirl.sweep.variants import Varied, seeds_of_one
 from skirl.tools.machine import machine
@@ -37,7 +37,8 @@ def planned(
     - `asked`: how many processes are to train the variants, or "auto".
     """
     total = _steps(recipe)
-    rules, of = race.rules(recipe.stream().steps or recipe.data.steps), seeds_of_one(variants)
+    known = recipe.stream().steps or recipe.data.steps
+    rules, of = race.rules(known, recipe.data.epochs, flags["eval_every"]), seeds_of_one(variants)
     short = replace(recipe, data=replace(recipe.data, steps=TRIED, valid=None))
     schema, largest, samples, ids = Schema.of(short.tables()), 0, 0, 0
     for batch in short.stream():
@@ -157,7 +158,16 @@ def as_lines(plan: Mapping[str, Any]) -> dict[str, str]:
         where = f" in {plan['processes_used']} processes" if plan["processes_used"] > 1 else ""
         by = " and ".join(sorted({one["timed_by"] for one in packs}))
         lines["time"] = (
-            f"At most {clock(plan['seconds'])}{where}, estimated from {by} of each model. Less if variants are dropped, and "
-            f"because reading is shared. One after the other they would take {clock(plan['lone_seconds'])}"
+            f"At most {_about(plan['seconds'])}{where}, estimated from {by} of each model. Less if variants are dropped, "
+            f"and because reading is shared. One after the other they would take {_about(plan['lone_seconds'])}"
         )
     return lines
+
+
+def _about(seconds: float) -> str:
+    """Return predicted seconds as text.
+
+    >>> _about(0.3), _about(75.2)
+    ('a second', '1:15')
+    """
+    return clock(seconds) if seconds > 1 else "a second"

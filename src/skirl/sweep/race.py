@@ -7,60 +7,7 @@ from typing import Any
 import numpy as np
 
 from skirl.sweep.paired import Course, PairSums, errors, pooled
-
-FIRST = 8
-"""Least number of batches in the first stretch, in which nobody leaves for a deficit."""
-
-
-@dataclass(frozen=True)
-class Rules:
-    """When variants leave.
-
-    >>> Rules(keep=0)
-    Traceback (most recent call last):
-    ValueError: keep is 0: set it to 1 or more
-    """
-
-    alpha: float = 0.05
-    """Highest probability that the best is ever dropped for a deficit that looks sure; 0: nobody leaves for a deficit."""
-    keep: int = 1
-    """Configurations that stay to the end, unless others than the race make them leave."""
-    rungs: tuple[int, ...] = ()
-    """Steps after which only half as many configurations as before may go on."""
-    first: int = FIRST
-    """Batches of the first stretch, in which nobody leaves for a deficit."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.alpha < 1:
-            raise ValueError(f"alpha is {self.alpha}: set it to a probability, 0 or more and below 1")
-        for name in ("keep", "first"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: set it to 1 or more")
-        if any(step < 1 for step in self.rungs) or list(self.rungs) != sorted(set(self.rungs)):
-            raise ValueError(f"rungs are {', '.join(map(str, self.rungs))}: set them to steps that rise, from 1 on")
-
-    def without_rungs(self) -> "Rules":
-        """Return the same rules without rungs: variants leave only for a deficit."""
-        return replace(self, rungs=())
-
-    def going_on(self, was: "Rules", step: int) -> "Rules":
-        """Return these rules for a race that ran by `was` up to a step: its stretches stay, and the rungs that it passed.
-
-        >>> Rules(rungs=(20, 40, 80), first=20).going_on(Rules(rungs=(10, 20, 40), first=10), step=15)
-        Rules(alpha=0.05, keep=1, rungs=(10, 40, 80), first=10)
-        """
-        passed = [rung for rung in was.rungs if rung <= step]
-        coming = {max(rung, step + 1) for rung in self.rungs[len(passed) :]}
-        return replace(self, rungs=(*passed, *sorted(coming)), first=was.first)
-
-    def most(self, configurations: int, step: int) -> int:
-        """Return how many configurations may go on after a step.
-
-        >>> [Rules(rungs=(10, 20, 30), keep=2).most(9, step) for step in (9, 10, 20, 30)]
-        [9, 5, 3, 2]
-        """
-        passed = sum(1 for rung in self.rungs if rung <= step)
-        return max(self.keep, -(-configurations // 2**passed))
+from skirl.sweep.rules import Rules
 
 
 @dataclass(frozen=True)
@@ -88,20 +35,35 @@ class VariantPlace:
     rank: int
     variant: str
     loss: float | None
-    """Mean over the recent batches; if it has left, over those before it left."""
+    """Mean over the recent batches that nobody had trained on; if it has left, over those before it left."""
     difference: float | None
-    """Mean loss of its configuration minus that of the leading one, on the same batches; if it has left, as of then, and
-    None if it was leading."""
+    """Mean loss of its configuration minus that of rank 1, on the same batches: the recent ones before either left."""
     error: float | None
     """Standard error of that difference."""
     state: str
     """leads, races, or why it left."""
     leading: bool = False
-    """Whether its configuration is the leading one."""
+    """Whether its configuration is that of rank 1."""
+    held_out: float | None = None
+    """Its lowest log loss on the samples held out, while ranks are by that."""
+
+
+@dataclass(frozen=True)
+class _Gone:
+    """What was known of a variant when it left."""
+
+    step: int
+    state: str
+    loss: float | None
+    differences: list[float]
+    """Mean loss of its configuration minus that of each; nan if not known."""
+    errors: list[float]
 
 
 class Race:
-    """A race of variants, compared by their losses on the same batches, taken before they train on them.
+    """A race of variants, compared by their losses on the same batches, taken before anybody trains on their samples.
+
+    Where samples come again, `judge` takes losses on samples held out, and ranks and rungs are by these.
 
     Variants that differ only in the seed are one configuration: their losses are averaged, and they leave together for
     these. If others make a seed leave, those that are left are compared anew.
@@ -130,7 +92,8 @@ class Race:
             raise ValueError(f"configurations are {numbers}: number them from 0, one for each of {len(names)} variants")
         self.names = tuple(names)
         self.rules = rules or Rules()
-        self.step = 0
+        self.step = self.unseen = 0
+        """Batches so far, and those that nobody had trained on."""
         self.left: list[Left] = []
         self._of = np.array(numbers)
         self._racing = np.ones(len(names), bool)
@@ -139,7 +102,11 @@ class Race:
         """Losses by configuration, which decide who leaves."""
         self._single = Course.begin(self.rules.first, len(names))
         """Losses by variant, for the noise of seeds and for display."""
-        self._gone: dict[int, VariantPlace] = {}
+        self._held_out: dict[int, float] = {}
+        """By variant: its lowest log loss on the samples held out."""
+        self._judged = False
+        """Whether ranks are by these."""
+        self._gone: dict[int, _Gone] = {}
 
     @property
     def racing(self) -> list[str]:
@@ -151,27 +118,61 @@ class Race:
         """The configuration number of each variant."""
         return self._of.tolist()
 
-    def see(self, losses: Sequence[float]) -> list[Left]:
+    @property
+    def measure(self) -> str:
+        """What ranks are by: "unseen", losses on samples that nobody had trained on, or "held out"."""
+        return "held out" if self._judged else "unseen"
+
+    def see(self, losses: Sequence[float], *, unseen: bool = True) -> list[Left]:
         """Take the losses on one more batch, and return those that leave after it.
 
         **Arguments**
 
         - `losses`: the mean loss of every variant over the batch; entries of variants that have left are ignored.
+        - `unseen`: whether nobody has trained on its samples, as in a first epoch. Otherwise losses only tell who has
+          diverged: the lowest may be that of who has learnt the samples by heart.
         """
         self.step += 1
+        self.unseen += unseen
         values = np.where(self._racing, np.asarray(losses, np.float64), np.nan)
         broken = np.flatnonzero(self._racing & ~np.isfinite(values))
         gone = self._leave(dict.fromkeys(broken.tolist(), (f"diverged at step {self.step:,}", "diverged")))
-        self._compare_anew(gone, self.step - 1)
+        self._compare_anew(gone, self.unseen - unseen)
         if not self._racing.any():
             raise ValueError(
                 f"all variants have diverged, the last at step {self.step:,} ({', '.join(left.variant for left in gone)}): "
                 "set lr and dense_lr lower, or warmup higher"
             )
+        if not unseen:
+            return gone
         values[broken] = np.nan
+        self._judged = False
         self._single = self._single.after(values)
         self._course = self._course.after(self._pooled(values))
-        return gone + self._behind()
+        on, alpha = self._on(), self.rules.alpha
+        sure = self._course.out(on, alpha) if alpha > 0 else np.zeros(len(on), bool)
+        return gone + self._behind(sure, at_rung=self.step in self.rules.rungs)
+
+    def judge(self, held_out: Mapping[str, float | None], *, last: bool) -> list[Left]:
+        """Rank by log losses on samples held out until a batch of unseen ones comes, and return who is below a rung.
+
+        **Arguments**
+
+        - `held_out`: by variant, the lowest of its evaluations; those that left for want of patience are ranked, too.
+        - `last`: whether the race ends here, so that nobody leaves.
+
+        >>> race = Race(["a", "b"], rules=Rules(rungs=(2,)))
+        >>> race.see([0.5, 0.6]), race.see([0.1, 0.5], unseen=False), race.winner()
+        ([], [], 'a')
+        >>> [left.variant for left in race.judge({"a": 0.9, "b": 0.7}, last=False)], race.winner(), race.measure
+        (['a'], 'b', 'held out')
+        """
+        found = {self.names.index(name): loss for name, loss in held_out.items()}
+        self._held_out = {k: loss for k, loss in found.items() if loss is not None}
+        self._judged = any(self._racing[k] for k in self._held_out)
+        if last or not self._judged:
+            return []
+        return self._behind(np.zeros(len(self._on()), bool), at_rung=True)
 
     def retire(self, names: Sequence[str], why: str, kind: str) -> list[Left]:
         """Let variants leave for what others found of them, and return them. No race goes on without any.
@@ -187,40 +188,37 @@ class Race:
         [('a', 'patience', ['b'])]
         """
         gone = self._leave({self.names.index(name): (why, kind) for name in names})
-        self._compare_anew(gone, self.step)
+        self._compare_anew(gone, self.unseen)
         return gone
 
     def leader(self) -> int:
-        """Return the number of the configuration with the lowest recent loss."""
-        return self._order()[0]
+        """Return the number of the leading configuration."""
+        return self._order(self._ranked())[0]
 
     def winner(self) -> str:
         """Return the best variant of the leading configuration."""
-        own = [k for k in np.flatnonzero(self._of == self.leader()) if self._racing[k]]
-        return self.names[min(own, key=lambda k: self._single.recent().losses[k])]
+        return self.standing()[0].variant
 
     def standing(self) -> list[VariantPlace]:
-        """Return the places of all variants, best first. Those that left follow, the last to leave and nearest first."""
-        configurations, places = self._order(), []
-        for c in configurations:
-            own = [int(k) for k in np.flatnonzero(self._of == c) if self._racing[k]]
-            for k in sorted(own, key=lambda k: self._single.recent().losses[k]):
-                places.append(self._place(k, len(places) + 1, "leads" if not places else "races"))
-        step = {left.variant: left.step for left in self.left}
-        for k in sorted(self._gone, key=lambda k: (-step[self.names[k]], self._gone[k].difference or 0.0, k)):
-            gone = self._gone[k]
-            places.append(
-                VariantPlace(len(places) + 1, gone.variant, gone.loss, gone.difference, gone.error, gone.state)
-            )
-        return places
+        """Return the places of all variants, best first. Those that left follow, the last to leave and nearest first.
+
+        Who left for want of patience was not beaten, and is ranked by its log loss on the samples held out.
+        """
+        ranked = self._ranked()
+        order, values = self._order(ranked), self._values()
+        best = [k for c in order for k in sorted(self._own(c, ranked), key=lambda k: values[k])]
+        apart = {self.names.index(one.variant): one.difference or 0.0 for one in self.left}
+        rest = [k for k in range(len(self.names)) if k not in best]
+        rest.sort(key=lambda k: (-self._gone[k].step, apart[k], k))
+        return [self._place(k, rank, order) for rank, k in enumerate([*best, *rest], start=1)]
 
     def seed_noise(self) -> float | None:
-        """Return the standard deviation of the recent mean loss over seeds; None if no configuration has several."""
-        means = self._single.recent().losses / max(1, self._single.recent().batches)
+        """Return the standard deviation over seeds of what ranks are by; None if no configuration has several."""
+        values, ranked = self._values(), self._ranked()
         spreads = [
-            (np.var(means[own], ddof=1), own.sum() - 1)
+            (np.var(values[own], ddof=1), len(own) - 1)
             for c in range(self._of.max() + 1)
-            if (own := (self._of == c) & self._racing).sum() > 1
+            if len(own := self._own(c, ranked)) > 1
         ]
         free = sum(n for _, n in spreads)
         return float(np.sqrt(sum(v * n for v, n in spreads) / free)) if free else None
@@ -232,9 +230,12 @@ class Race:
             "of": self._of.tolist(),
             "rules": asdict(self.rules),
             "step": self.step,
+            "unseen": self.unseen,
             "racing": self._racing.tolist(),
             "left": [asdict(left) for left in self.left],
-            "gone": {str(k): asdict(place) for k, place in self._gone.items()},
+            "gone": {str(k): asdict(gone) for k, gone in self._gone.items()},
+            "held_out": {str(k): loss for k, loss in self._held_out.items()},
+            "judged": self._judged,
             "course": _written(self._course),
             "single": _written(self._single),
         }
@@ -253,11 +254,13 @@ class Race:
                     f"the checkpoint is of a sweep with other {what} ({theirs}) than this one ({own}): "
                     "go on with the same, or begin another sweep in another folder"
                 )
-        self.step = state["step"]
+        self.step, self.unseen = state["step"], state["unseen"]
         self.rules = self.rules.going_on(was, self.step)
         self._racing = np.array(state["racing"])
         self.left = [Left(**left) for left in state["left"]]
-        self._gone = {int(k): VariantPlace(**place) for k, place in state["gone"].items()}
+        self._gone = {int(k): _Gone(**gone) for k, gone in state["gone"].items()}
+        self._held_out = {int(k): loss for k, loss in state["held_out"].items()}
+        self._judged = state["judged"]
         self._course, self._single = _read(state["course"]), _read(state["single"])
 
     def _compare_anew(self, gone: Sequence[Left], seen: int) -> None:
@@ -295,18 +298,39 @@ class Race:
         """Return, for each configuration, whether any of its variants races."""
         return np.bincount(self._of, self._racing) > 0
 
-    def _order(self) -> list[int]:
-        """Return the configurations that race, best first."""
-        losses = self._course.recent().losses
-        return sorted(np.flatnonzero(self._on()).tolist(), key=lambda c: (losses[c], c))
+    def _ranked(self) -> np.ndarray:
+        """Return, for each variant, whether it may win: it races, or it has held-out losses and nobody beat it."""
+        stopped = {self.names.index(one.variant) for one in self.left if one.kind == "patience" and self._judged}
+        ranked = self._racing.copy()
+        ranked[list(stopped & self._held_out.keys())] = True
+        return ranked
 
-    def _behind(self) -> list[Left]:
+    def _values(self) -> np.ndarray:
+        """Return, for each variant, what ranks are by."""
+        if self._judged:
+            return np.array([self._held_out.get(k, np.inf) for k in range(len(self.names))])
+        return self._single.recent().losses / max(1, self._single.recent().batches)
+
+    def _own(self, c: int, among: np.ndarray) -> list[int]:
+        """Return the variants of a configuration, of those in `among`."""
+        return np.flatnonzero((self._of == c) & among).tolist()
+
+    def _order(self, among: np.ndarray) -> list[int]:
+        """Return the configurations of the variants in `among`, best first."""
+        values, losses = self._values(), self._course.recent().losses
+        means = {
+            c: float(np.mean(values[own])) if self._judged else float(losses[c])
+            for c in range(len(losses))
+            if (own := self._own(c, among))
+        }
+        return sorted(means, key=lambda c: (means[c], c))
+
+    def _behind(self, sure: np.ndarray, *, at_rung: bool) -> list[Left]:
         """Remove the variants that leave for their losses, and return them."""
-        order, rules = self._order(), self.rules
+        order, rules = self._order(self._racing), self.rules
         room = len(order) - rules.keep
         gone: dict[int, tuple[str, str]] = {}
-        sure = self._course.out(self._on(), rules.alpha) if rules.alpha > 0 else np.zeros(len(self._on()), bool)
-        most = rules.most(len(self._on()), self.step) if self.step in rules.rungs else len(order)
+        most = rules.most(len(self._on()), self.step) if at_rung else len(order)
         leader = order[0]
         for c in reversed(order):  # the worst first
             if len(order) <= rules.keep or room <= 0:
@@ -324,33 +348,51 @@ class Race:
         """Let variants leave, all of which are compared with the same leader. why: in words and in a word, by variant."""
         if not why:
             return []
-        places = {k: self._place(k, 0, words) for k, (words, _) in why.items()}
-        leader = self.names[int(np.flatnonzero((self._of == self.leader()) & self._racing)[0])]
-        for k, place in places.items():
-            if place.leading:
-                places[k] = replace(place, difference=None, error=None)
-        left = [
-            Left(
-                self.step, self.names[k], place.state, why[k][1], None if place.difference is None else leader,
-                place.difference, place.error,
-            )
-            for k, place in places.items()
-        ]  # fmt: skip
+        first, ranked = self.leader(), self._ranked()
+        leader = self.names[self._own(first, ranked)[0]]
+        gone = {k: self._now(k, words) for k, (words, _) in why.items()}
+        left = []
+        for k, of in gone.items():
+            led = int(self._of[k]) == first
+            difference, error = (None, None) if led else (_known(of.differences[first]), _known(of.errors[first]))
+            to = None if difference is None else leader
+            left.append(Left(self.step, self.names[k], of.state, why[k][1], to, difference, error))
         self._racing[list(why)] = False
-        self._gone |= places
+        self._gone |= gone
         self.left += left
         return left
 
-    def _place(self, k: int, rank: int, state: str) -> VariantPlace:
-        """Return the place of a variant: its own loss, and its configuration's difference to the leading one."""
-        own, whole = self._single.recent(), self._course.recent()
+    def _now(self, k: int, state: str) -> _Gone:
+        """Return what is known of a variant that races: its own loss, and its configuration's differences."""
+        own, whole, c = self._single.recent(), self._course.recent(), int(self._of[k])
         n = whole.batches
         if not n:
-            return VariantPlace(rank, self.names[k], None, None, None, state)
-        c, first = int(self._of[k]), self.leader()
-        error = float(errors(whole)[c, first]) if n > 1 else None
-        loss, difference = float(own.losses[k] / n), float(whole.differences[c, first] / n)
-        return VariantPlace(rank, self.names[k], loss, difference, error, state, leading=c == first)
+            unknown = [np.nan] * len(whole.losses)
+            return _Gone(self.step, state, None, unknown, unknown)
+        apart = (whole.differences[c] / n).tolist()
+        return _Gone(self.step, state, float(own.losses[k] / n), apart, errors(whole)[c].tolist())
+
+    def _place(self, k: int, rank: int, order: Sequence[int]) -> VariantPlace:
+        """Return the place of a variant, whose difference is to the first configuration of `order`."""
+        of = self._gone.get(k) or self._now(k, "leads" if rank == 1 else "races")
+        held_out = self._held_out.get(k) if self._judged else None
+        place = VariantPlace(rank, self.names[k], of.loss, None, None, of.state, held_out=held_out)
+        if not order:  # all have diverged
+            return place
+        c, first = int(self._of[k]), order[0]
+        difference, error = of.differences[first], of.errors[first]
+        other = max(self._own(first, self._of >= 0), key=self._end)
+        if self._end(other) < self._end(k):  # rank 1 left before, and was compared then
+            difference, error = -self._gone[other].differences[c], self._gone[other].errors[c]
+        return replace(place, difference=_known(difference), error=_known(error), leading=c == first)
+
+    def _end(self, k: int) -> float:
+        """Return the step at which a variant left."""
+        return self._gone[k].step if k in self._gone else np.inf
+
+
+def _known(value: float | None) -> float | None:
+    return None if value is None or not np.isfinite(value) else float(value)
 
 
 def _written(course: Course) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from skirl.sweep.names import RACE, RESULT, SWEEP
 from skirl.sweep.race import VariantPlace
-from skirl.sweep.table import HEAD, cells
+from skirl.sweep.table import best_line, rows
 from skirl.tools.os_errors import writing
 from skirl.tools.progress import clock
 from skirl.tools.shape_of import AMOUNT, ANY, COUNT, SCORE, TEXT, finite, misfit
@@ -53,6 +53,7 @@ def report(folder: Path, page: Path | None) -> dict[str, Any]:
         "started": sweep["started"],
         "ended": result is not None,
         "winner": None if result is None else result["winner"],
+        "measure": standings[-1].get("measure", "unseen") if standings else None,
         "failed": None if result is None else result["failed"],
         "best": None if result is None else result.get("best"),
         "cost": None if result is None else result.get("cost"),
@@ -84,12 +85,8 @@ def as_text(facts: Mapping[str, Any]) -> dict[str, str]:
     }
     if facts["failed"]:
         lines["failed"] = facts["failed"]
-    if facts["winner"]:
-        lines["winner"] = facts["winner"]
-    elif facts["standing"] and facts["standing"][0]["state"] == "leads":
-        lines["leader"] = facts["standing"][0]["variant"]
-    if (best := facts.get("best")) is not None and flags.get("eval_every"):
-        lines["best"] = f"{best['variant']} at step {best['step']:,}, log loss {best['test_logloss']:.4f} held out"
+    if facts["standing"] and not facts["failed"]:
+        lines["winner" if facts["winner"] else "leader"] = best_line(_place(facts["standing"][0]), facts.get("best"))
     if facts["cost"] is not None:
         lines["trained"] = f"{facts['cost']:.0%} of the steps of training all to the end"
     kinds = [left["kind"] for left in facts["left"]]
@@ -120,17 +117,27 @@ def drawn(
     held_out = held_out or {}
     page = Page(f"Sweep {name}")
     if facts["winner"]:
-        page.lead(f"{facts['winner']} is the best of {len(facts['variants'])} variants.")
+        of = "log loss on the samples held out" if facts["measure"] == "held out" else "loss on unseen samples"
+        page.lead(f"{facts['winner']} is the best of {len(facts['variants'])} variants: the lowest {of}.")
     page.facts(as_text(facts))
     if not standings:
         page.note("Nothing to draw yet: a line comes every --log-every steps.")
         return page
     page.heading("Standing")
-    page.table(HEAD, [cells(_place(at), at["auc"]) for at in facts["standing"]])
+    head, *table = rows(
+        [_place(at) for at in facts["standing"]], {at["variant"]: at["auc"] for at in facts["standing"]}
+    )
+    page.table(head, table)
     page.note(
-        "Losses and differences are means over the recent batches, the last half or more; of one that left, as they were "
-        "then. Behind a difference stands its standard error: all variants saw the same batches, so it is that of "
-        "the paired difference. Seeds of one configuration have one difference."
+        (
+            "Ranks are by the log loss on the samples held out, the lowest of each variant's evaluations. "
+            if facts["measure"] == "held out"
+            else "Ranks are by the loss. "
+        )
+        + "Those that others beat come last, the last to leave first. Losses are means over the recent batches, the last "
+        "half or more, each before anybody trained on its samples; of one that left, as they were then. A difference is to "
+        "rank 1, on the recent batches of both, with its standard error: all variants saw the same batches, so it is that "
+        "of the paired difference. Seeds of one configuration have one difference."
     )
     gone = {left["variant"]: left["step"] for left in facts["left"]}
     order = [at["variant"] for at in facts["standing"]]
@@ -145,6 +152,11 @@ def drawn(
     if len(order) > DRAWN:
         page.note(f"Drawn are the best {DRAWN} of {len(order)} variants. A line ends where its variant left.")
     page.note("Where a band is much wider in the first tenth of its line, over few batches, it is cut off.")
+    if (facts["flags"].get("epochs") or 1) > 1:
+        page.note(
+            "From the second epoch on, log losses of intervals are of samples that were trained on before. They rank "
+            "nobody, and no difference is drawn."
+        )
     rates = speed(standings)
     if rates:
         page.heading("Time")
@@ -239,7 +251,7 @@ def _differences_chart(
     lines: dict[str, list[tuple[float, float]]] = {}
     bands: dict[str, list[tuple[float, float, float]]] = {}
     for name in (name for name in colors if name != leader):
-        for standing in standings:
+        for standing in (one for one in standings if _by_losses(one)):
             at = next(at for at in standing["places"] if at["variant"] == name)
             if standing["step"] > gone.get(name, standing["step"]) or not (
                 finite(at["difference"]) and finite(at["error"])
@@ -248,7 +260,7 @@ def _differences_chart(
             step, half = float(standing["step"]), ERRORS * at["error"]
             lines.setdefault(name, []).append((step, at["difference"]))
             bands.setdefault(name, []).append((step, at["difference"] - half, at["difference"] + half))
-    title = f"difference to the leader at that step, and {ERRORS:g} standard errors"
+    title = f"difference to rank 1 at that step, and {ERRORS:g} standard errors"
     later = [y for band in bands.values() for _, *ys in band[len(band) // 10 :] for y in ys]
     low, high = min(later, default=0.0), max(later, default=0.0)
     lines = {name: [(x, min(max(y, low), high)) for x, y in line] for name, line in lines.items()}
@@ -257,6 +269,13 @@ def _differences_chart(
         for name, band in bands.items()
     }
     return replace(_of_variants(title, lines, colors), marks=(0.0,), bands=bands)
+
+
+def _by_losses(standing: Mapping[str, Any]) -> bool:
+    """Return whether ranks were by losses, which came to their last batch in this step."""
+    return (
+        standing.get("measure", "unseen") == "unseen" and standing.get("unseen", standing["step"]) == standing["step"]
+    )
 
 
 def _of_variants(title: str, lines: Mapping[str, Sequence[tuple[float, float]]], colors: Mapping[str, str]) -> Chart:

@@ -19,7 +19,7 @@ from skirl.sweep.diverged import Diverged
 from skirl.sweep.entrant import facts
 from skirl.sweep.flags import RaceFlags, points
 from skirl.sweep.folder import SweepFolder
-from skirl.sweep.judged import BROKEN, Judged, best_of_all, why_stopped
+from skirl.sweep.judged import BROKEN, Judged, best_of, why_stopped
 from skirl.sweep.keeping import KeepFlags, Told, plain
 from skirl.sweep.planned import most_steps
 from skirl.sweep.race import Left, Race
@@ -132,7 +132,8 @@ class _Going:
         steps = self.stream.steps or recipe.data.steps  # files are not counted beforehand: take the number asked for
         self.every = points(steps) if flags["log_every"] is None else flags["log_every"]
         """Steps between two lines of metrics."""
-        self.race = Race([variant.name for variant in variants], seeds_of_one(variants), race_flags.rules(steps))
+        rules = race_flags.rules(steps, recipe.data.epochs, evaluation.eval_every)
+        self.race = Race([variant.name for variant in variants], seeds_of_one(variants), rules)
         if saved:
             self.race.load_state_dict(saved["race"])
         where = saved["run"] if saved and logged.folder() == "auto" else logged.folder()
@@ -216,11 +217,11 @@ class _Going:
                 race.see([nan] * len(race.names))
             self._let_leave(race.left[-len(racing) :])
             return self._fell(done.step)
-        self._let_leave(race.see([done.losses.get(name, nan) for name in race.names]))
+        self._let_leave(race.see([done.losses.get(name, nan) for name in race.names], unseen=done.unseen))
         self._last = last_step = done.last
         every, self._best = self.evaluation.eval_every, []
         if self.stream.held_out and (last_step or (every is not None and done.step % every == 0)):
-            self._judge(done.step, last=last_step)
+            self._judge(done.step, last=last_step, unseen=done.unseen)
             if self.failed is not None:
                 return self._fell(done.step)
         last_step = last_step or self.over
@@ -232,16 +233,16 @@ class _Going:
 
     def _stand(self, step: int) -> None:
         seconds = time.monotonic() - self._began
-        self.folder.standing(step, seconds, self.race.standing(), lambda: self.shown.aucs(now=True))
+        self.folder.standing(step, seconds, self.race, lambda: self.shown.aucs(now=True))
 
     def _fell(self, step: int) -> bool:
         """Write down that no variant is left."""
         self._stand(step)
         return False
 
-    def _judge(self, step: int, *, last: bool) -> None:
-        """Evaluate all, and let those leave whose predictions are not finite, or who stop."""
-        with self.shown.paused():
+    def _judge(self, step: int, *, last: bool, unseen: bool) -> None:
+        """Evaluate all, and let those leave whose predictions are not finite, who stop, or who are below a rung."""
+        with self.shown.speed.paused():
             found = self.crew.evaluate(last=last)
         self.judged |= {name: one for name, one in found.items() if one is not None}
         if broken := [name for name, one in found.items() if one is None]:
@@ -255,13 +256,21 @@ class _Going:
         self._best = [name for name, one in found.items() if one is not None and one.is_best]
         if not last:  # whoever is there at the end was trained to the end
             self._retire_stopped()
+        if last or not unseen:
+            self._rank(last=last or self.over)
+
+    def _rank(self, *, last: bool) -> None:
+        """Rank all by their evaluations, and let those leave that are below a rung."""
+        self._let_leave(self.race.judge({name: one.best for name, one in self.judged.items()}, last=last))
 
     def _retire_stopped(self) -> None:
         """Let variants leave that stop for want of patience. If all do, the sweep is over instead."""
         race, patience = self.race, self.evaluation.patience
         stopped = [name for name in race.racing if name in self.judged and self.judged[name].stops(patience)]
         self.over = bool(stopped) and len(stopped) == len(race.racing)
-        if stopped and not self.over:
+        if self.over:
+            self._rank(last=True)
+        elif stopped:
             self._let_leave(race.retire(stopped, why_stopped(patience, race.step), "patience"), save=self.keeping.save)
 
     def _let_leave(self, left: Sequence[Left], save: Path | None = None) -> None:
@@ -299,11 +308,13 @@ class _Going:
         if self.drawn is not None and told.by is None:
             self.drawn.tell(race, failed=self.failed is not None)
         aucs, seconds = self._aucs(), time.monotonic() - self._began
+        winner = None if self.failed else race.winner()
         of_variants = [f"{name}: {text}" for name in race.names for text in results[name]["missing"]]
         result = {
             "command": "sweep",
             **self.flags,
-            "winner": None if self.failed else race.winner(),
+            "winner": winner,
+            "measure": race.measure,
             "steps": self.steps,
             "saved_step": self._saved_step,
             "variant_steps": self.spent,
@@ -314,7 +325,7 @@ class _Going:
             "standing": [asdict(place) | {"auc": aucs.get(place.variant)} for place in race.standing()],
             "by_variant": {name: facts(results[name]) for name in race.names},
             "rows": {} if self.failed else {name: results[name]["rows"] for name in race.racing},
-            "best": best_of_all(self.judged, {name: results[name].get("best") for name in race.names}),
+            "best": best_of(winner, self.judged, {name: results[name].get("best") for name in race.names}),
             "stopped_early": self.over,
             **_origin({name: results[name].get("from") for name in race.names}),
             "processes_used": self.processes,
@@ -349,7 +360,9 @@ class _Going:
         return None
 
     def _aucs(self) -> dict[str, float | None]:
-        """Return the AUC of every variant, also of those that no longer train."""
+        """Return the AUC of every variant, also of those that no longer train; none if it counts samples of many epochs."""
+        if self.recipe.data.epochs > 1:
+            return {}
         done = {name: result["auc"] for name, result in self.results.items()}
         return {**(self.crew.aucs() if len(done) < len(self.variants) else {}), **done}
 

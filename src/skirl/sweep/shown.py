@@ -1,12 +1,12 @@
 """What is shown while a race goes on: a table on a terminal, a line elsewhere."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from skirl.sweep.race import Race
 from skirl.sweep.table import Standing, as_facts
+from skirl.tools.speed import Speed
 
 _AUCS_EVERY = 2.0
 """Seconds between two computations of the AUCs, which take a millisecond per variant."""
@@ -24,8 +24,9 @@ class Shown:
     def __init__(self, race: Race, aucs: Callable[[], dict[str, float | None]]) -> None:
         self._race, self._compute = race, aucs
         self._aucs: dict[str, float | None] = {}
-        self._due, self._began = 0.0, time.monotonic()
-        self._before: int | None = None
+        self._due = 0.0
+        self.speed = Speed()
+        """Of the stream: each sample counts once, for all variants."""
         self._samples = 0
 
     def aucs(self, *, now: bool = False) -> dict[str, float | None]:
@@ -48,23 +49,11 @@ class Shown:
         - `samples`: samples of the stream read so far.
         """
         self._samples = samples
-        if self._before is None:
-            self._before, self._began = samples, time.monotonic()
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Leave the time of this block out of the speed."""
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            self._began += time.monotonic() - began
+        self.speed.reached(samples)
 
     def rate(self) -> float:
-        """Samples of the stream per second since the first step; each counts once, for all variants."""
-        if self._before is None:
-            return 0.0
-        return (self._samples - self._before) / max(time.monotonic() - self._began, 1e-9)
+        """Samples of the stream per second since the first step."""
+        return self.speed.rate(self._samples)
 
     def table(self) -> Any:
         """Return the table for a terminal."""

@@ -72,7 +72,8 @@ class Search:
 
     def tell(self, race: Race, *, failed: bool = False) -> None:
         """Report the results of the sweep to the study. A trial that was trained to the end, or until it got no better, gets
-        its recent mean loss; one that others beat is pruned at that step, with its loss then; one that diverged has failed.
+        what variants are ranked by: its lowest log loss on the samples held out, or without these its recent mean loss. One
+        that others beat is pruned at that step, with its loss then; one that diverged has failed.
 
         **Arguments**
 
@@ -89,7 +90,8 @@ class Search:
             if number in told:  # by an earlier run of this sweep with fewer steps
                 continue
             own = [name for trial, name, _ in self._named if trial == number]
-            losses = [loss for name in own if (loss := places[name].loss) is not None and isfinite(loss)]
+            found = [places[name].loss if places[name].held_out is None else places[name].held_out for name in own]
+            losses = [loss for loss in found if loss is not None and isfinite(loss)]
             gone = [left[name] for name in own if name in left]
             over = failed and not gone
             if over or len(losses) < len(own) or any(one.kind == "diverged" for one in gone):

@@ -216,7 +216,12 @@ def axis(text: str, can: Mapping[str, Flag], flag: str = "vary") -> tuple[str, l
     if not name or not equals or not all(words):
         raise ValueError(f"{flag} is {text!r}: set it to a flag and its values, such as lr=0.01,0.02")
     refuse_shared({name: None})
-    return name, [_of_text(f"{flag} {text!r}", name, word, can) for word in words]
+    found = [_of_text(f"{flag} {text!r}", name, word, can) for word in words]
+    if twice := next((word for n, word in enumerate(words) if found[n] in found[:n]), None):
+        raise ValueError(
+            f"{flag} {text!r} has {twice} twice: leave one of them out, as two equal variants tell nothing"
+        )
+    return name, found
 
 
 def _read(where: str, found: Mapping[str, Any], can: Mapping[str, Flag]) -> dict[str, Any]:

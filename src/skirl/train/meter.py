@@ -1,10 +1,8 @@
 """Loss, metrics and speed of a run so far, for its progress and its result."""
 
 import hashlib
-import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from math import isfinite, nan
 from typing import Any
@@ -14,6 +12,7 @@ from torch import Tensor
 
 from skirl.pipeline.lookahead import Lookahead
 from skirl.tools.progress import Facts
+from skirl.tools.speed import Speed
 from skirl.train.metrics import Metrics
 from skirl.train.repeats import Repeats
 
@@ -40,12 +39,10 @@ class Meter:
         self._counted: dict[str, Any] = {"steps": 0, "samples": 0, "first": nan, "last": nan, "sum": 0.0, "digest": ""}
         self.not_finite: tuple[int, str] | None = None
         """The first step whose loss or predictions were not finite, and what was. Nothing from there on is counted."""
-        self._started = time.monotonic()
-        self._warm: tuple[float, int] | None = None
-        self._shown = (self._started, 0, 0, 0.0)
+        self.speed = Speed()
+        """The seconds spent on training."""
+        self._shown = (0.0, 0, 0, 0.0)
         self._repeats_shown = (0, 0)
-        self._away = 0.0
-        """Seconds since the start that were not spent on training."""
 
     def add(
         self, loss: Tensor, logits: Tensor, labels: Tensor, *, samples: int | None = None, finite: bool = True
@@ -85,8 +82,7 @@ class Meter:
         here["digest"] = hashlib.blake2b(f"{here['digest']} {loss.hex()}".encode(), digest_size=16).hexdigest()
         here["steps"] += 1
         here["samples"] += samples
-        if self._warm is None:
-            self._warm = (time.monotonic(), here["samples"])
+        self.speed.reached(here["samples"])
         if len(labels):
             self._metrics.update(logits, labels)
 
@@ -108,20 +104,7 @@ class Meter:
     @property
     def seconds(self) -> float:
         """Seconds since the start in this process, without pauses."""
-        return time.monotonic() - self._started - self._away
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Leave the time of this block out of all speeds."""
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            away = time.monotonic() - began
-            self._away += away
-            self._shown = (self._shown[0] + away, *self._shown[1:])
-            if self._warm is not None:
-                self._warm = (self._warm[0] + away, self._warm[1])
+        return self.speed.seconds
 
     def diverged(self, *, last: bool) -> bool:
         """Return whether a loss or prediction was not finite. A GPU's step is known one step later. last: wait for all."""
@@ -144,11 +127,11 @@ class Meter:
         self._so_far.update(state["so_far"])
         self.repeats.load_state_dict(state.get("repeats", {"ids": 0, "held": 0}))
         self._repeats_shown = self.repeats.counted
-        self._shown = (time.monotonic(), self._so_far["steps"], self._so_far["samples"], self._so_far["sum"])
+        self._shown = (self.speed.seconds, self._so_far["steps"], self._so_far["samples"], self._so_far["sum"])
 
     def facts(self, batches: Lookahead) -> Facts:
         """Return facts for the progress: speed, loss and factor since the last call, all others since the start."""
-        now, engine, here = time.monotonic(), batches.engine, self._so_far
+        now, engine, here = self.speed.seconds, batches.engine, self._so_far
         since, steps, samples, losses = self._shown
         self._shown = (now, here["steps"], here["samples"], here["sum"])
         factor, self._repeats_shown = self.repeats.factor(self._repeats_shown), self.repeats.counted
@@ -170,12 +153,11 @@ class Meter:
 
     def result(self) -> dict[str, Any]:
         """Return the figures of the whole run."""
-        now, here = time.monotonic(), self._so_far
-        since, before = self._warm or (now, here["samples"])
+        here = self._so_far
         return {
             "samples": here["samples"],
             "seconds": self.seconds,
-            "samples_per_second": (here["samples"] - before) / max(now - since, 1e-9),
+            "samples_per_second": self.speed.rate(here["samples"]),
             "loss": {
                 "first": here["first"],
                 "last": here["last"],

@@ -149,7 +149,7 @@ class _Run:
     def _evaluate(self, batches: Lookahead) -> None:
         """On the samples that are held out at this step; each of several trainers takes its part of them."""
         held_out, share = self.stream.held_out_at(batches.state_dict()["loader"]), self.share
-        with self.meter.paused():
+        with self.meter.speed.paused():
             if share.alone or held_out is None:
                 self.judge.run(batches.step, self.model, held_out or ())
                 return

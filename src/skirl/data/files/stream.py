@@ -65,6 +65,8 @@ class Files:
     _first_bad: tuple[FilePart, int] | None = field(default=None, init=False, repr=False)
     _of: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
     _steps: int | None = field(default=None, init=False)
+    first_epoch: int | None = field(default=None, init=False)
+    """Steps of the first epoch, once it was read; None until then."""
     _state: dict[str, int] = field(default_factory=dict, init=False)
     _resume: dict[str, int] | None = field(default=None, init=False)
 
@@ -147,7 +149,7 @@ class Files:
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches of all epochs. The first pass after `load_state_dict` continues where that state was taken."""
         state, self._resume = self._resume or self._start(), None
-        self._steps = None
+        self._steps = self.first_epoch = None
         ahead: tuple[list[Batch], dict[str, int]] | None = None
         if self.batches is None or state["batches"] < self.batches:
             for step, after in self._all(state):
@@ -188,6 +190,8 @@ class Files:
     def _all(self, state: dict[str, int]) -> Iterator[tuple[list[Batch], dict[str, int]]]:
         """Yield the batches of each step, with the state after it."""
         done, skip, first = state["batches"], state["next"], state["epoch"]
+        if first:  # how many steps it had is not in a state; the pass has none of them
+            self.first_epoch = done
         begin, window = RowPosition(state["file"], state["part"], state["row"]), state["window"]
         together = self.share.batches * self.batch_size
         size = max(1, -(-self.shuffle // together)) * together
@@ -224,6 +228,8 @@ class Files:
                             yield batches, {**here, "next": index + 1, "batches": done}
                         empty = False
                     skip = 0
+                if epoch == 0:
+                    self.first_epoch = done
                 self._note(left_out)
                 if empty:
                     self.refuse_empty(n)

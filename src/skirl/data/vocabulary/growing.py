@@ -204,6 +204,11 @@ class Growing:
         return self.inner.steps
 
     @property
+    def first_epoch(self) -> int | None:
+        """Steps of the first epoch. None until the number is known, at the latest when a step of the second is yielded."""
+        return self.inner.first_epoch
+
+    @property
     def left_out(self) -> int:
         """Samples left out at the end of the last epoch: with shards, those that do not fill a whole batch."""
         return self.inner.left_out

@@ -1,0 +1,179 @@
+"""A sweep of several epochs: ranks are by samples that nobody has trained on, in the first epoch and held out."""
+
+import json
+import re
+import shutil
+import signal
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skirl.data import DataFlags
+from skirl.sweep.command import SweepCommand
+from skirl.sweep.crew import Crew
+from skirl.sweep.race import Race
+from skirl.sweep.report import report
+from skirl.sweep.rules import Rules
+from tests.killed import ended, forked
+from tests.sweep.test_files import FLAGS, LATE, files
+from tests.sweep.test_judged import before
+
+EPOCHS, FIRST = 10, 8
+"""Epochs, and the steps of the first."""
+VARY = ("lr=0.005,0.02,0.1,0.5",)
+
+
+def command(folder: Path, **more: Any) -> SweepCommand:
+    flags = (
+        FLAGS
+        | files(folder, "csv")
+        | {"epochs": EPOCHS, "valid": LATE, "vary": VARY, "eval_every": FIRST, "processes": 1}
+    )
+    return SweepCommand.of(**flags | {"run": str(folder / "run"), "log_every": 1, **more})
+
+
+def raced(folder: Path, event: str) -> list[dict[str, Any]]:
+    lines = map(json.loads, (folder / "run" / "race.jsonl").read_text().splitlines())
+    return [line for line in lines if line["event"] == event]
+
+
+def lowest(folder: Path) -> dict[str, float]:
+    """The lowest log loss on the samples held out, by variant, out of the folder of its run."""
+    found = {}
+    for path in (folder / "run").glob("*/metrics.jsonl"):
+        lines = map(json.loads, path.read_text().splitlines())
+        found[path.parent.name] = min(line["test_logloss"] for line in lines if line["kind"] == "eval")
+    return found
+
+
+def check_ranked(folder: Path, **more: Any) -> dict[str, Any]:
+    """Who has learnt the samples by heart does not win, and nobody leaves for losses of the second epoch on."""
+    made = command(folder, **more)
+    result = made.run()
+    losses = lowest(folder)
+    by_heart = min(result["by_variant"], key=lambda name: result["by_variant"][name]["loss"]["last"])
+    assert (result["failed"], result["steps"], result["measure"]) == (None, EPOCHS * FIRST, "held out")
+    assert result["winner"] == min(losses, key=lambda name: losses[name]) != by_heart
+    assert {place["variant"]: place["held_out"] for place in result["standing"]} == losses
+    assert [place["held_out"] for place in result["standing"]] == sorted(losses.values())
+    assert result["best"]["variant"] == result["winner"] and result["best"]["test_logloss"] == min(losses.values())
+    assert all(left["step"] <= FIRST for left in raced(folder, "left"))
+    standings = raced(folder, "standing")
+    assert {line["measure"] for line in standings[: FIRST - 1]} == {"unseen"}
+    ends = [{place["variant"]: place["loss"] for place in standings[at]["places"]} for at in (FIRST - 1, -1)]
+    assert ends[0] == ends[1], "losses of the second epoch count"
+    assert all(place["auc"] is None for line in standings for place in line["places"])
+    best = f"{result['winner']}, log loss {min(losses.values()):.5f} on the samples held out"
+    assert made.summary(result)["winner"].startswith(best)
+    text = Path(report(folder / "run", folder / "page.html")["page"]).read_text().replace("<wbr>", "")
+    assert (
+        best in text
+        and f"{result['winner']} is the best of 4 variants: the lowest log loss on the samples held out" in text
+    )
+    assert "They rank nobody" in text
+    assert [line["unseen"] for line in standings] == [min(line["step"], FIRST) for line in standings]
+    counted = [len(points.split()) for points in re.findall(r"<polygon points=\"([^\"]*)\"", text)]
+    assert counted and max(counted) <= 2 * FIRST, "differences are drawn where none was added"
+    return result
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_who_learns_the_samples_by_heart_does_not_win(processes: int, tmp_path: Path):
+    check_ranked(tmp_path, processes=processes)
+
+
+def test_a_sweep_is_ranked_by_its_last_evaluation_without_others(tmp_path: Path):
+    result = command(tmp_path, eval_every=None).run()
+    losses = {name: of["test_logloss"] for name, of in result["by_variant"].items()}
+    assert [place["variant"] for place in result["standing"]] == sorted(losses, key=lambda name: losses[name])
+
+
+def check_rungs(folder: Path) -> None:
+    """Rungs of later epochs wait for an evaluation, and drop those with the highest held-out losses."""
+    result = command(folder, rungs="20,42").run()
+    left = [(line["step"], line["variant"], line["kind"]) for line in raced(folder, "left")]
+    assert [(step, kind) for step, _, kind in left] == [(24, "rung"), (24, "rung"), (48, "rung")]
+    for step, names in ((24, 2), (48, 1)):
+        [places] = (line["places"] for line in raced(folder, "standing") if line["step"] == step)
+        ranks = {place["variant"]: place["held_out"] for place in places}
+        gone = {name for at, name, _ in left if at == step}
+        stay = {place["variant"] for place in places if place["state"] in ("leads", "races")}
+        assert len(gone) == names and max(ranks[name] for name in stay) < min(ranks[name] for name in gone)
+    assert result["winner"] == min(lowest(folder), key=lambda name: lowest(folder)[name])
+
+
+def test_rungs_of_later_epochs_are_by_samples_held_out(tmp_path: Path):
+    check_rungs(tmp_path)
+
+
+@pytest.mark.parametrize("step", [9, 30])
+def test_it_goes_on_in_any_epoch_as_if_it_had_not_stopped(step: int, tmp_path: Path):
+    def rungs(of: str, **more: Any) -> SweepCommand:
+        return command(tmp_path, rungs="20,42", save=tmp_path / of, run=str(tmp_path / "run"), save_every=1, **more)
+
+    whole, lines = rungs("whole").run(), raced(tmp_path, "standing")
+    shutil.rmtree(tmp_path / "run")
+
+    def child(begins: Callable[[], object]) -> None:
+        before(Crew, "end_step", lambda self: self.batches.step == step)
+        begins()
+        rungs("part").run()
+
+    assert ended(*forked(child)) == -signal.SIGKILL
+    part = rungs("part", resume=True).run()
+    for name in ("winner", "standing", "measure", "variant_steps", "seed_noise", "steps"):
+        assert part[name] == whole[name], name
+    for ours, theirs in zip(raced(tmp_path, "standing"), lines, strict=True):
+        assert all(ours[name] == theirs[name] for name in ("step", "measure", "places"))
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (
+            {"valid": None, "eval_every": None},
+            "epochs is 10, and losses from the second on are of samples that .*: set valid",
+        ),
+        ({"rungs": "5%", "steps": 60, "eval_every": None}, "rungs is '5%' and epochs is 10: .* so set eval_every"),
+    ],
+)
+def test_what_could_not_be_ranked_is_refused(more: dict[str, Any], says: str, tmp_path: Path):
+    with pytest.raises(ValueError, match=says):
+        command(tmp_path, **more)
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"workers": 1}, {"vocab": "open", "admit": 1, "rows": None}, {"bad_rows": "skip"}]
+)
+def test_the_first_epoch_is_known_when_the_second_begins(more: dict[str, Any], tmp_path: Path):
+    flags = {"batch": 16, "epochs": 3, "rows": "300", "valid": LATE, **files(tmp_path, "csv")} | more
+    stream = DataFlags(**flags).stream()
+    for step, _ in enumerate(stream, start=1):
+        assert stream.first_epoch == FIRST if step > FIRST else stream.first_epoch in (None, FIRST)
+        if step in (5, FIRST, FIRST + 1, 20):
+            later = DataFlags(**flags).stream()
+            later.load_state_dict(stream.state_dict())
+            for further, _ in enumerate(later, start=step + 1):
+                first = later.first_epoch
+                assert (first is None or further <= first) == (further <= FIRST)
+
+
+def test_losses_of_samples_seen_before_drop_nobody_and_move_no_rank():
+    """The race by itself, for a loop of one's own."""
+    race = Race(["a", "b"], rules=Rules(first=4, rungs=(30,)))
+    for _ in range(20):
+        assert race.see([0.50, 0.50 + 1e-6]) == []
+    before = race.standing()
+    for _ in range(200):
+        assert race.see([0.9, 0.1], unseen=False) == []
+    assert race.standing() == before and (race.winner(), race.measure) == ("a", "unseen")
+    assert race.judge({"a": 0.7, "b": 0.6}, last=True) == [] and (race.winner(), race.measure) == ("b", "held out")
+    [left] = race.judge({"a": 0.7, "b": 0.6}, last=False)
+    assert (left.variant, left.kind, left.step) == ("a", "rung", 220)
+
+
+FOR_FAULTS = (test_losses_of_samples_seen_before_drop_nobody_and_move_no_rank,)
+CHECKS = (check_ranked, check_rungs, partial(check_ranked, processes=2))
