@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 
 from skirl.tools.config import read_config
-from skirl.tools.flags import flags_of
+from skirl.tools.flags import Flag, flags_of
 
 
 @dataclass
@@ -23,6 +23,7 @@ class Flags:
 
 
 FLAGS = flags_of(Flags)
+SWEEP = {"vary": Flag("vary", tuple[str, ...], (), "", "")}
 OF_ONE_RUN = {"train": ("out",), "sweep": ("rate",)}
 
 
@@ -40,6 +41,17 @@ def test_toml_and_json_give_the_same_flags(tmp_path):
     expected = {"batch": 8, "rate": 1.0, "depth": "epoch", "layers": (4, 2), "out": Path("x"), "quiet": True}
     expected["name_of_run"] = "a"
     assert read(tmp_path / "a.toml", toml) == read(tmp_path / "a.json", json.dumps(flags)) == expected
+
+
+def test_a_flag_of_another_command_is_passed_over_and_one_of_a_sweep_refused(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text('from = "x"\nbatch = 8\nrate = "none"\nvary = []\n')
+    assert read_config(path, FLAGS, others=("from_",), of_sweep=SWEEP) == {"batch": 8}
+    path.write_text('vary = ["lr=1,2"]')
+    with pytest.raises(ValueError) as error:
+        read_config(path, FLAGS, of_sweep=SWEEP)
+    told = f"vary is a flag of skirl sweep, not of this command: use `skirl sweep --config {path}`, or leave it out"
+    assert str(error.value) == f"{path}: {told}"
 
 
 def test_of_a_run_folder_it_takes_what_does_not_belong_to_that_run_alone(tmp_path):

@@ -18,6 +18,7 @@ def read_config(
     flags: Mapping[str, Flag],
     *,
     others: Collection[str] = (),
+    of_sweep: Mapping[str, Flag] = {},
     of_one_run: Mapping[str, Collection[str]] = {},
 ) -> dict[str, Any]:
     """Return the flags that a file sets, by name.
@@ -26,7 +27,8 @@ def read_config(
 
     - `path`: the file; a folder stands for the config.json in it, or for the sweep.json.
     - `flags`: flags of the command. Any other name in the file is refused, and so is a value of another type.
-    - `others`: names to skip, because they are flags of other commands that share the file.
+    - `others`: names to skip, because they are flags of another command that shares the file.
+    - `of_sweep`: flags of a sweep: another value than the default of one that is not in `others` is refused.
     - `of_one_run`: by the command that left such a file, names to skip in it: flags that say where it wrote, and flags
       that mean something else to the command that reads it.
     """
@@ -42,8 +44,10 @@ def read_config(
         if isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, dict) for item in value)):
             raise ValueError(f"{path}: [{key}] is a table: write flags at the top of the file")
         name = key.replace("-", "_")
-        name = f"{name}_" if f"{name}_" in flags else name  # a word that Python keeps for itself
+        name = f"{name}_" if f"{name}_" in {*flags, *others} else name  # a word that Python keeps for itself
         if name in flags:
+            if value == "none" and flags[name].optional:
+                continue
             try:
                 values[name] = read_as(flags[name].type, value)
             except TypeError as expected:
@@ -51,6 +55,13 @@ def read_config(
                     continue
                 raise ValueError(f"{path}: {key} is {json.dumps(value, default=str)}: set it to {expected}") from None
         elif name not in others:
+            if name in of_sweep and value in (of_sweep[name].default, [], None):
+                continue
+            if name in of_sweep:
+                raise ValueError(
+                    f"{path}: {key} is a flag of skirl sweep, not of this command: use `skirl sweep --config {path}`, or "
+                    "leave it out"
+                )
             near = difflib.get_close_matches(name, flags, n=1)
             hint = f"did you mean {near[0]}?" if near else "leave it out"
             raise ValueError(f"{path}: {key} is not a flag of this command: {hint}")
