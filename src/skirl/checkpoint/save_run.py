@@ -50,8 +50,8 @@ def save(
     - `model`: the model, with its embeddings.
     - `optimizers`: dense optimizers, schedulers, metrics and whatever else has `state_dict` and `load_state_dict`. None
       by default, since the rows' optimizer is part of the model.
-    - `data`: the lookahead, or a loader with these two methods. Without it, a resumed run starts its data from the
-      beginning.
+    - `data`: the lookahead, or a loader with these two methods. None if there is neither: a resumed run
+      starts its data from the beginning.
     - `keep`: how many checkpoints stay in the folder, the newest ones; 1 takes the least space.
     - `wait`: return only when the checkpoint is on disk. That is the default because a script may end right after a
       save. False returns as soon as training may go on. `Saving.wait` waits for the checkpoint, and so does the next save.

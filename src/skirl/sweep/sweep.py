@@ -79,7 +79,7 @@ class Sweep:
       folder of its name. Or a function that returns the store of a variant, given its name.
     - `optimizer`: trains the rows of variants that set no other. None means `RowwiseAdagrad()`: every variant holds a state
       of its own, and this one is the smallest, one number a row.
-    - `seed`: seed of the initial rows and of the random generator, for variants that set no other. It is fixed, so that a
+    - `seed`: seed of the initial rows and of the random generator, for variants that set no other: 0, fixed so that a
       sweep can be repeated, and the same for all, so that variants differ only in their overrides.
     - `loss`: called as `loss(model, batch)` by `sweep.step`; returns a variant's loss, or the loss and what to keep as
       `variant.kept`. By default `model.loss(batch)`, which all models of skirl have.
@@ -262,7 +262,7 @@ class Sweep:
         **Arguments**
 
         - `name`: a variant still in the race.
-        - `why`: the reason, as it will be reported.
+        - `why`: the reason, as it will be reported; "dropped" if you have no other.
         """
         contender = self[name]
         if contender.left is not None:

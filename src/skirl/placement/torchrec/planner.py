@@ -49,8 +49,8 @@ class SkirlPlanner:
       exceed the memory of a rank.
     - `pins`: ranks of pinned tables, by name; none by default, so that the search decides.
     - `groups`: group names by table; the tables of a group stay on one rank. None by default: few models need it.
-    - `seconds`: most seconds to search, short compared with any training; the search ends earlier if it can.
-    - `seed`: seed of the random parts of the search, fixed so that a plan can be made again.
+    - `seconds`: most seconds to search, 30: short compared with any training; the search ends earlier if it can.
+    - `seed`: seed of the random parts of the search, 0: fixed so that a plan can be made again.
     """
 
     def __init__(

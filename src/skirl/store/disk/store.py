@@ -41,7 +41,7 @@ class DiskStore(Store):
     - `rows`: number of rows of each table. The index in memory then takes 7 bytes per row held; with None it takes 14.
     - `room`: most bytes on disk per byte of rows held. When rows are overwritten at random, each is written 2.1 times
       with 1.5, and 1.1 times with 3.
-    - `files`: the calls to the operating system, which tests replace.
+    - `files`: the calls to the operating system, which tests replace; None makes them.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
