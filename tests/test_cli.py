@@ -355,7 +355,8 @@ def test_help_and_a_wrong_flag_need_no_torch():
         import sys
         from skirl import cli
         asked = [(f"{name} {flag}", code) for name in cli.COMMANDS for flag, code in (("--help", 0), ("--wrong", 2))]
-        for args, code in [*asked, ("train --resume", 2), ("bench rows --batch 0", 2), ("report none", 1)]:
+        for args, code in [*asked, ("train --resume", 2), ("bench rows --batch 0", 2), ("report none", 1),
+                           ("bench kernels --dim 0", 2), ("bench network --steps 0", 2)]:
             assert cli.main(args.split()) == code, args
             assert not {"torch", "numba", "pyarrow"} & set(sys.modules), args
         print(len(asked))

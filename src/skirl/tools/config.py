@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import re
 import tomllib
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -69,7 +70,7 @@ def read_config(
 
 
 def _parsed(path: Path) -> dict[str, Any]:
-    kind = "JSON" if path.suffix == ".json" else "TOML"
+    kind, text = "JSON" if path.suffix == ".json" else "TOML", ""
     try:
         text = path.read_text(encoding="utf-8")
         found = json.loads(text) if kind == "JSON" else tomllib.loads(text)
@@ -78,6 +79,12 @@ def _parsed(path: Path) -> dict[str, Any]:
             f"config is {str(path)!r}, which cannot be read: set it to a TOML file or a config.json"
         ) from None
     except (ValueError, RecursionError) as error:
+        if found := re.match(r"Cannot overwrite a value \(at (?:line (\d+)|end)", str(error)):
+            lines = text.splitlines()[: int(found[1]) if found[1] else None]
+            key = next(line.partition("=")[0].strip() for line in reversed(lines) if "=" in line)
+            raise ValueError(
+                f"{path}: {key} is set twice, again in line {len(lines)}: leave one of the two out"
+            ) from None
         raise ValueError(
             f"{path}: this is not valid {kind} ({error}): set config to a TOML file or a config.json"
         ) from None

@@ -210,8 +210,12 @@ class Verify(Composed):
 
     def _with_threads_of_trainers(self) -> "Verify":
         """Return the same command with as many threads as trainers have by default: bits depend on their number."""
-        threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
-        return replace(self, recipe=replace(self.recipe, device=replace(self.recipe.device, threads=threads)))
+        text = os.environ.get("OMP_NUM_THREADS", "1")
+        threads = text.partition(",")[0].strip()  # after a comma, threads of loops in loops, which torch does not have
+        if not threads.isdecimal() or not int(threads):
+            raise ValueError(f"OMP_NUM_THREADS is {text!r}: set it to a number from 1 on, or unset it")
+        device = replace(self.recipe.device, threads=int(threads))
+        return replace(self, recipe=replace(self.recipe, device=device))
 
     def sizes(self) -> list[int]:
         """Return the numbers of trainers, none if they were not given."""
