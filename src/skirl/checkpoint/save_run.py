@@ -15,7 +15,7 @@ from skirl.checkpoint.codec import encode
 from skirl.checkpoint.definition import definition, listed, parameters
 from skirl.checkpoint.folder import FORMAT, FORMAT_VERSION, numbers
 from skirl.checkpoint.saving import AllFrozen, Saving, refused, remember, settled, write
-from skirl.checkpoint.together import Together
+from skirl.checkpoint.together import JointSave
 from skirl.checkpoint.votes import trainers_of
 from skirl.core.placement import Placement
 from skirl.nn.collection import Collection, collections_of
@@ -122,11 +122,11 @@ def _save(
         raise CheckpointError(f"{path} is a file: a checkpoint is a folder, name another")
     run, tensors = _run(model, collections, parts, data) if peers.rank == 0 else ({}, {})
     saving = Saving(path, 0)
-    together: Together | None = None
+    together: JointSave | None = None
     if peers.size > 1:
         since = before.files if before is not None and before.folder == path else {}
         steps = {name: engine.counters.steps for name, engine in engines.items()}
-        together = Together(saving, peers, here, steps, since, keep)
+        together = JointSave(saving, peers, here, steps, since, keep)
     own = {
         "counters": {name: asdict(engine.counters) for name, engine in engines.items()},
         "split": {name: engine.capacity.saved for name, engine in engines.items()},

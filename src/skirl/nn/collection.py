@@ -18,7 +18,7 @@ from skirl.engine.capacity import CacheSize
 from skirl.engine.engine import Engine
 from skirl.engine.remembered import Remembered
 from skirl.engine.work import Micro
-from skirl.nn.alone import Alone
+from skirl.nn.alone import StepByStep
 from skirl.nn.anchor import Anchor
 from skirl.nn.by_id import Ids, described, replacement, weights_of
 from skirl.nn.current_step import CurrentStep, Loop, Ticket
@@ -69,7 +69,7 @@ class Collection(nn.Module):
         self.optimizer = TorchHandle(self.engine.optimizers, self.engine.device.at)
         self.same = SameBatch(self.engine.schema.features)
         self.current = CurrentStep(self.engine, self.optimizer, self.anchor, self.same, grad_scaler)
-        self.alone = Alone(self.engine)
+        self.alone = StepByStep(self.engine)
         self.early = Early()
         """Rows looked up ahead for the next batch of an evaluation, separate for each thread."""
         self._looking = threading.Lock()

@@ -23,7 +23,7 @@ from skirl.pipeline.lookahead import Lookahead
 from skirl.store import Store
 from skirl.sweep.checkpoint import Parts, SweepSaving, load_all, optimizers_of, read_header, save_all
 from skirl.sweep.contender import Contender, VariantBags, VariantRows
-from skirl.sweep.dense import LANES, LOOP, Choice, Lanes, alike_in_threads
+from skirl.sweep.dense import LANES, LOOP, Choice, JobThreads, alike_in_threads
 from skirl.sweep.diverged import Diverged
 from skirl.sweep.fleet import Fleet, shared_banks
 from skirl.sweep.models import check_apart, made_of
@@ -153,7 +153,7 @@ class Sweep:
         self._lanes = None
         on_cpu = self.variants[0].embeddings.engine.device.at.type == "cpu"
         if form != LOOP and threads == 1 and on_cpu and (cores() > 1 or form == LANES):
-            self._lanes = Lanes(max(2, min(cores(), len(variants))))
+            self._lanes = JobThreads(max(2, min(cores(), len(variants))))
         self.saving: SweepSaving | None = None
         """The checkpoint that is being written."""
         self._known = False

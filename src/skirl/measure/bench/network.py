@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from skirl.core.tree import block_of, check_shards
-from skirl.measure.bench.helpers import Watch, at_least_one, processes, result
+from skirl.measure.bench.helpers import Stopwatch, at_least_one, processes, result
 
 _MOST = 64
 """Maximum number of trainers to count for: a row's users are a bit mask of this width."""
@@ -160,7 +160,7 @@ def dense(numbers: int, rounds: int) -> dict[str, Any]:
             for weight, part in zip(weights, parts[peers.rank]):
                 weight.grad = part.clone()
             dist.barrier()
-            with Watch() as watch:
+            with Stopwatch() as watch:
                 call()
                 dist.barrier()
             return watch.seconds * 1e3, watch.cpu * 1e3

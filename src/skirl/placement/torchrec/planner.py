@@ -11,7 +11,7 @@ from skirl.placement.tables.costs import Costs, check_backend, load_costs, shipp
 from skirl.placement.tables.place import planned
 from skirl.placement.tables.plan_file import PLANS, TablePlan
 from skirl.placement.tables.problem import Columns, Problem, Ranks
-from skirl.placement.tables.search import Found
+from skirl.placement.tables.search import SearchResult
 from skirl.placement.tables.told import parts_of
 from skirl.placement.torchrec.kernel import BACKEND, ON_GPU
 from skirl.placement.torchrec.models import BATCH, PlanRequest, TheirTable, needed, tables_of
@@ -83,7 +83,7 @@ class SkirlPlanner:
         self.costs, self.rows, self.seconds, self.seed = costs, rows, seconds, seed
         self.table_plan: TablePlan | None = None
         """The last plan, in the form that skirl writes to a file."""
-        self._found: tuple[Found, Problem] | None = None
+        self._found: tuple[SearchResult, Problem] | None = None
 
     def plan(self, module: Any, sharders: Iterable[Any] | None = None) -> Any:
         """Return a ShardingPlan within all memory. Raise a ValueError of one sentence if there is none.
