@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,7 @@ from skirl.engine.engine import Damaged
 from skirl.measure.sizing.commands import Size
 from skirl.sweep.command import SweepCommand
 from skirl.tools import command_line
-from skirl.tools.flags import Flag, flags_of, option
+from skirl.tools.flags import Flag, _choices, flags_of, option
 from skirl.train.commands import Train, Verify
 from tests.zygote import COMMAND, DEVNULL, PIPE, Python
 
@@ -130,29 +131,120 @@ def test_keep_means_checkpoints_to_train_and_configurations_to_a_sweep(tmp_path)
     assert (again.race.keep, again.vary.vary, again.save.save, again.save.save_every) == (2, ("lr=1,2",), None, None)
     beside, _ = cli._parse("sweep", ["--config", str(run), "--vary", "lr=1,2"])
     assert (beside.race.keep, beside.recipe.model.dim) == (1, 8)
-    alone, _ = cli._parse("train", ["--config", str(tmp_path)])
-    assert alone.save.keep is None and alone.recipe.data == race.recipe.data
 
 
-def test_a_flag_that_takes_no_value_can_be_set_and_unset_over_one_that_is_set(capsys):
-    flags = {"resume": Flag("resume", bool, True, "Go on.", ""), "quiet": Flag("quiet", bool, False, "No word.", "")}
+SAMPLES = {int: 7, float: 0.5, str: "x", Path: "x", bool: True}
+"""Values that a file may give to a flag of each type."""
 
-    def read(*args: str) -> dict[str, Any]:
-        return command_line.read_flags("skirl x", "", flags, args)
 
-    assert read() == read("--resume") == {"resume": True, "quiet": False}
-    assert read("--no-resume", "--quiet") == {"resume": False, "quiet": True}
-    assert read("--no-quiet") == {"resume": True, "quiet": False}
+def sample_of(flag: Flag) -> Any:
+    """Return a value other than its default that a file may set a flag to."""
+    for kind in _choices(flag.type):
+        if typing.get_origin(kind) is tuple:
+            return [sample_of(replace(flag, type=typing.get_args(kind)[0]))]
+        if typing.get_origin(kind) is typing.Literal:
+            return next(value for value in typing.get_args(kind) if value != flag.default)
+        if kind in SAMPLES:
+            return SAMPLES[kind]
+    raise AssertionError(flag)
+
+
+@pytest.mark.parametrize("left", ["train", "sweep", "toml"])
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_no_flag_of_a_file_is_dropped_unless_the_docs_say_so(name, left, tmp_path):
+    """What train and sweep know and a command does not: it skips flags of a run, and refuses those of a sweep."""
+    kind, train = cli._command(name), flags_of(Train)
+    path, flags = tmp_path / "flags.json", flags_of(kind)
+    for flag in flags_of(Train if left == "train" else SweepCommand).values():
+        value = sample_of(flag)
+        found = {flag.name: value}
+        path.write_text(json.dumps(found if left == "toml" else {"command": left, "flags": found}))
+        if name not in cli.CONFIGURED:
+            with pytest.raises(SystemExit):
+                cli._parse(name, ["--config", str(path)])
+            return
+        if flag.name not in flags and flag.name not in train:
+            with pytest.raises(
+                ValueError, match=f"{flag.name} is a flag of skirl sweep, not of this command: use `skirl"
+            ):
+                cli._out_of(path, kind, flags)
+            continue
+        own = {*getattr(kind, "of_one_run", ()), *(Train if left == "train" else SweepCommand).of_one_run}
+        taken = flag.name in flags and not (left != "toml" and flag.name in own)
+        assert list(cli._out_of(path, kind, flags)) == ([flag.name] if taken else [])
+        assert taken or flag.name in train
+
+
+def test_a_run_does_not_take_a_sweep_for_its_own(tmp_path, capsys):
+    (tmp_path / "sweep.json").write_text(
+        json.dumps({"command": "sweep", "flags": SweepCommand.of(vary=("lr=1,2",)).flat()})
+    )
+    for name in ("train", "size", "place"):
+        assert exit_code(name, "--config", str(tmp_path)) == 2
+        assert capsys.readouterr().err == (
+            f"skirl {name}: {tmp_path / 'sweep.json'}: vary is a flag of skirl sweep, not of this command: use `skirl sweep "
+            f"--config {tmp_path / 'sweep.json'}`, or leave it out\n"
+        )
+    assert cli._parse("verify", ["--config", str(tmp_path)])[0].vary == ("lr=1,2",)
+
+
+@pytest.mark.parametrize("name", cli.CONFIGURED)
+def test_every_flag_that_is_optional_can_be_unset_over_a_file(name, tmp_path):
+    path, kind = tmp_path / "flags.toml", cli._command(name)
+    flags = flags_of(kind)
+    words = [*SMALL[:-2], *(["--vary", "lr=1,2"] if name == "sweep" else [])]
+    plain, _ = cli._parse(name, words)
+    for flag in flags.values():
+        if flag.name == "vary" or option(flag.name) in words:
+            continue
+        unset = [f"--no-{option(flag.name)[2:]}"] if flag.type is bool else [option(flag.name), "none"]
+        if flag.type is bool or flag.default in (None, (), ""):
+            path.write_text(f"{flag.name} = {json.dumps(sample_of(flag))}")
+            assert cli._out_of(path, kind, flags) != {}
+            assert cli._parse(name, ["--config", str(path), *words, *unset])[0] == plain
+            path.write_text(f'{flag.name} = "none"' if flag.type is not bool else "")
+            assert cli._parse(name, ["--config", str(path), *words])[0] == plain
+
+
+@pytest.mark.parametrize("name", ["train", "sweep"])
+def test_what_needs_a_flag_is_unset_with_it(name, tmp_path, capsys):
+    path = tmp_path / "flags.toml"
+    path.write_text(
+        'save = "saved"\nresume = true\nsave-every = 5\nsave-minutes = 2.0\nkeep-best = true\neval-every = 2\n'
+        'valid = "20%"\npatience = 3\n' + ("keep = 3\n" if name == "train" else 'search = ["lr=1..2"]\ntrials = 5\n')
+    )
+    words = ["--config", str(path), *SMALL] + (["--vary", "lr=1,2", "--search", "none"] if name == "sweep" else [])
+    unsaved, _ = cli._parse(name, [*words, "--save", "none"])
+    assert unsaved.save == type(unsaved.save)() and unsaved.evaluation.patience == 3
+    unjudged, _ = cli._parse(name, [*words, "--valid=none"])
+    assert unjudged.evaluation.eval_every is unjudged.evaluation.patience is None and not unjudged.save.keep_best
+    assert unjudged.save.save_every == 5
+    assert exit_code(name, *words, "--save", "none", "--resume") == 2
+    assert "--resume need a folder: set --save" in capsys.readouterr().err
+    assert exit_code(name, *words, "--save", "none", "--save", "x") == 2
+    assert "--save and --save none are both given: leave one of them out" in capsys.readouterr().err
+
+
+def test_a_flag_that_takes_no_value_can_be_set_and_unset_over_one_that_is_set(capsys, tmp_path):
+    path = tmp_path / "flags.toml"
+    path.write_text('resume = true\nsave = "saved"\n')
+
+    def read(*args: str) -> tuple[bool, bool]:
+        command, _ = cli._parse("train", ["--config", str(path), *args])
+        return command.save.resume, command.show.quiet
+
+    assert read() == read("--resume") == read("--no-quiet") == (True, False)
+    assert read("--no-resume", "--quiet") == (False, True)
     for args, said in (
         (["--resume", "--no-resume"], "--resume and --no-resume are both given: leave one of them out"),
         (["--no-resum"], "there is no flag --no-resum: did you mean --resume?"),
     ):
         with pytest.raises(SystemExit):
             read(*args)
-        assert capsys.readouterr().err == f"skirl x: {said}\n"
+        assert capsys.readouterr().err == f"skirl train: {said}\n"
     with pytest.raises(SystemExit):
         read("--help")
-    assert "Go on. (set: --no-resume unsets it)" in one_line(capsys.readouterr().out)
+    assert "start the run. (set: --no-resume unsets it)" in one_line(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("name", ["train", "verify", "size"])
@@ -263,7 +355,8 @@ def test_help_and_a_wrong_flag_need_no_torch():
         import sys
         from skirl import cli
         asked = [(f"{name} {flag}", code) for name in cli.COMMANDS for flag, code in (("--help", 0), ("--wrong", 2))]
-        for args, code in [*asked, ("train --resume", 2), ("bench rows --batch 0", 2), ("report none", 1)]:
+        for args, code in [*asked, ("train --resume", 2), ("bench rows --batch 0", 2), ("report none", 1),
+                           ("bench kernels --dim 0", 2), ("bench network --steps 0", 2)]:
             assert cli.main(args.split()) == code, args
             assert not {"torch", "numba", "pyarrow"} & set(sys.modules), args
         print(len(asked))

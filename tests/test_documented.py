@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import skirl
+from skirl.tools.flags import _texts
 from tests.test_names import NAMES
 
 NOT_CALLED_BY_USERS = {
@@ -106,6 +107,67 @@ def test_every_argument_is_documented(module: str, name: str):
     assert not missing, (
         f"{name} does not say what {', '.join(sorted(missing))} is: write - `name`: ... under **Arguments**"
     )
+
+
+NO_VALUE = (None, True, False, (), "", float("inf"))
+"""Defaults that are told by what happens without the argument."""
+WITHOUT = r"\b(False|True|None|default|if|unless|without|otherwise|empty|no|all|as (for|in|given)|may be left)\b|as `"
+ELSEWHERE = r"\bas (for|in|given)\b|\bas `|default"
+
+
+def texts(docstring: str | None) -> dict[str, str]:
+    """Return what a docstring says of each argument.
+
+    >>> texts('- `a`, `b`: 3, as\\n  in torch.')
+    {'a': '3, as in torch.', 'b': '3, as in torch.'}
+    """
+    found = re.findall(r"^([ ]*)- ((?:`\w+`(?:, )?)+): (.*(?:\n\1  .*)*)", docstring or "", re.MULTILINE)
+    return {name: " ".join(text.split()) for _, names, text in found for name in re.findall(r"\w+", names)}
+
+
+def spelled(default: Any) -> set[str]:
+    """Return how a docstring may write a default."""
+    numbers = {0: "zero", 1: "one", 2: "two", 3: "three"}
+    found = {str(default).removeprefix("torch."), re.sub("e([-+])0", r"e\1", str(default)).removesuffix(".0")}
+    if isinstance(default, int | float):
+        found |= {f"{default:,}", numbers.get(int(default), "")} - {""}
+    if isinstance(default, tuple):
+        found.add(f"of {default[0]}")
+    return found
+
+
+def says(text: str, default: Any) -> bool:
+    """Return whether the description of an argument tells its default, or where else it is told.
+
+    >>> says("the rate; 0.01 as in torch", 0.01), says("the rate", 0.01), says("off if not given", None)
+    (True, False, True)
+    """
+    if any(default is of or (type(default) is type(of) and default == of) for of in NO_VALUE):
+        return bool(re.search(WITHOUT, text))
+    written = "|".join(rf"(?<![\w.]){re.escape(word)}(?![\w]|\.\d)" for word in spelled(default))
+    return bool(re.search(f"{written}|{ELSEWHERE}", text, re.IGNORECASE))
+
+
+@pytest.mark.parametrize(("module", "name"), [at for at in PUBLIC if at[1] not in {*NOT_CALLED_BY_USERS, "DataFlags"}])
+def test_every_default_is_told_where_its_argument_is(module: str, name: str):
+    """For flags, `--help` shows it."""
+    public = getattr(import_module(module), name)
+    inner = sorted(own_methods(public)) if inspect.isclass(public) else []
+    for at in (None, *inner):
+        call = public if at is None else getattr(public, at)
+        of = public.__mro__[::-1] if inspect.isclass(public) else [public]
+        owners = of if at is None else [getattr(base, at) for base in of if at in vars(base)]
+        told: dict[str, str] = {}
+        for owner in owners:
+            told |= _texts(owner) if is_dataclass(owner) and inspect.isclass(owner) else {}
+            told |= texts(owner.__doc__) | (texts(owner.__init__.__doc__) if at is None else {})
+        if same := re.search(r"The arguments are those of `(\w+)`", public.__doc__ or ""):
+            told = texts(getattr(skirl, same[1]).__doc__) | told
+        for argument in inspect.signature(call).parameters.values():
+            default = argument.default
+            if default is argument.empty or argument.name[0] == "_" or callable(default) or "factory" in repr(default):
+                continue
+            assert says(told.get(argument.name, ""), default), f"{name}.{at}: say why {argument.name} is {default!r}"
 
 
 LINES = 3

@@ -68,7 +68,7 @@ ELSEWHERE = {
     "measure/bench/owners.py": "measure/bench/test_movement.py",
     "measure/bench/serve_node.py": "measure/bench/test_serve.py",
     "measure/bench/stalls.py": "measure/bench/test_train.py",
-    "measure/info/checkpoint.py measure/info/files.py measure/info/look.py "
+    "measure/info/checkpoint.py measure/info/files.py measure/info/look.py measure/info/plans.py "
     "measure/info/text.py": "measure/info/test_commands.py",
     "measure/sizing/picture.py": "measure/sizing/test_size.py",
     "models/deep_cross.py": "models/test_all.py",

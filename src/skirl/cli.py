@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from skirl.peers.processes import BEGINS_AGAIN, die_with_launcher
-from skirl.tools.command_line import in_flags, joined, read_flags
+from skirl.tools.command_line import in_flags, joined, read_flags, without_unset
 from skirl.tools.config import LEFT, read_config
 from skirl.tools.flags import Composed, Flag, WrongFlags, flags_of
 from skirl.tools.os_errors import said
@@ -189,7 +189,7 @@ CONFIG = Flag(
     type=Path | None,
     default=None,
     help="Take flags from a TOML file, or from the folder of a run or a sweep to repeat it. Other flags win over it; "
-    "--no-NAME unsets one that takes no value.",
+    "--NAME none unsets a flag that has no value by default, and --no-NAME one that takes none.",
     group="",
 )
 OVERVIEW = """usage: skirl COMMAND [flags]
@@ -301,10 +301,13 @@ def _parse(name: str, args: list[str]) -> tuple[Any, bool]:
     example, positional = getattr(kind, "example", None), getattr(kind, "positional", None)
     if any(arg.partition("=")[0] == f"--{flag}" for arg in args for flag in getattr(kind, "instead", ())):
         example = None
+    args, unset = without_unset(f"skirl {name}", flags, args)
     if name in CONFIGURED:
         path = _config_of(args)
         if path is not None:
-            given = _out_of(path, kind, flags)
+            for flag in tuple(unset):
+                unset |= getattr(kind, "only_with", {}).get(flag, set())
+            given = {key: value for key, value in _out_of(path, kind, flags).items() if key not in unset}
             flags |= {key: replace(flags[key], default=value) for key, value in given.items()}
             example = None if positional in given else example
         flags |= {CONFIG.name: CONFIG}
@@ -351,13 +354,12 @@ def _check_launched(words: tuple[str, ...]) -> None:
 
 
 def _out_of(path: Path, kind: Any, flags: Mapping[str, Flag]) -> dict[str, Any]:
-    """Return the flags that a file sets for a command. Skip those that only other commands have and left in it."""
+    """Return the flags that a file sets for a command. Skip others of `skirl train`; refuse others of `skirl sweep`."""
     left = {name: _command(name) for name in LEFT.values()}
     own = getattr(kind, "of_one_run", ())
-    others = {name for command in left.values() for name in flags_of(command)}
-    return read_config(
-        path, flags, others=others, of_one_run={name: {*command.of_one_run, *own} for name, command in left.items()}
-    )
+    of_one_run = {name: {*command.of_one_run, *own} for name, command in left.items()}
+    others, of_sweep = flags_of(left["train"]), flags_of(left["sweep"])
+    return read_config(path, flags, others=others, of_sweep=of_sweep, of_one_run=of_one_run)
 
 
 def _config_of(args: list[str]) -> Path | None:

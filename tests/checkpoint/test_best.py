@@ -6,7 +6,7 @@ import pytest
 
 from skirl.checkpoint import best
 from skirl.checkpoint import folder as folders
-from skirl.store.disk.os_files import Files
+from skirl.store.disk.os_files import OsFiles
 from tests.checkpoint.checks import saves
 from tests.resume import ROWS, Run, Setup
 
@@ -17,8 +17,8 @@ def test_a_file_left_by_another_run_is_replaced(tmp_path: Path, monkeypatch: pyt
     saves(run, tmp_path, [3])
     header = folders.header(tmp_path, folders.numbers(tmp_path)[-1])
     if not links:
-        monkeypatch.setattr(Files, "linked", lambda *_: False)
-        monkeypatch.setattr(Files, "linked_over", lambda *_: False)
+        monkeypatch.setattr(OsFiles, "linked", lambda *_: False)
+        monkeypatch.setattr(OsFiles, "linked_over", lambda *_: False)
     left = [tmp_path / best.NAME / name for name in folders.files(folders.read(header))]
     for path in left:
         source = tmp_path / path.name

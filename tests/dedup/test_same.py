@@ -39,6 +39,26 @@ def test_another_order_holds_the_same_rows(tmp_path: Path) -> None:
     assert found["compared"] == ["click", "price", "item", "seen", "bought", "session", "time"]
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--as", "parquet:nope"), "nope: there is no such file or folder: set --as to one that exists"),
+        (("--as", "nope"), "--as is 'nope': set it to synthetic:NAME"),
+        (("--as", "csv:rows.csv"), "rows.csv: nothing says what its columns mean: set --as-schema to a TOML file"),
+        (
+            ("--as", "csv:rows.csv", "--as-schema", "no.toml"),
+            "schema no.toml cannot be read (No such file or directory): set --as-schema to a",
+        ),
+    ],
+)
+def test_what_is_wrong_with_the_other_data_set_is_told_of_its_flags(flags, said, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rows.csv").write_text("a,b\n1,2\n")
+    data = write(tmp_path / "one.parquet", ROWS, 7)
+    assert cli.main(["same", "--data", data, "--schema", schema(tmp_path), *flags]) in (1, 2)
+    assert capsys.readouterr().err.startswith(f"skirl same: {said}")
+
+
 CHANGES = {
     "dropped": (ROWS[:5] + ROWS[6:], {"row 6 of row group 1": (1, 0)}),
     "doubled": ([*ROWS, ROWS[5]], {"row 6 of row group 6": (1, 2)}),

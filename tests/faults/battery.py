@@ -373,7 +373,7 @@ def crashes(shift: int, scripts: Sequence[str], kinds: Sequence[type[Hooked]] = 
 
 def placement(sound: bool) -> dict[str, Callable[[], object]]:
     """Return checks of plans, shares, loads and stores of several sites, as their own tests run them."""
-    from skirl.placement.tables.measure import Arena
+    from skirl.placement.tables.measure import MeasuredTables
     from tests.core import test_placement, test_placement_plan
     from tests.placement import test_commands, test_exchange, test_exchange_bound, test_moves, test_shares
     from tests.placement.tables import (
@@ -443,7 +443,7 @@ def placement(sound: bool) -> dict[str, Callable[[], object]]:
         )
 
     def disturbed(_: Path, patch: pytest.MonkeyPatch) -> None:
-        test_measure.test_a_disturbed_round_is_measured_again(Arena(1 << 12), patch, False)
+        test_measure.test_a_disturbed_round_is_measured_again(MeasuredTables(1 << 12), patch, False)
 
     def wrong_nets(folder: Path) -> None:
         check: Any = test_nets.test_wrong_nets_are_refused

@@ -894,7 +894,7 @@ PLACEMENT = [
           "{'optimizers': list(optimizers), 'count': count, 'seed': seed}", by="killed"),
     Fault("plans of another backend are measured with skirl's kernels", "placement.tables.place:_checked",
           "arena_of(question.backend)", "arena_of()", by="a plan's backend"),
-    Fault("gradients of a second table are the first one's", "placement.tables.gpu:Bank.__init__",
+    Fault("gradients of a second table are the first one's", "placement.tables.gpu:KernelParts.__init__",
           "of.bag_of * count + n", "of.bag_of * count", by="the Triton kernels"),
     Fault("an id brings other rows when it comes again", "placement.tables.pool:MultiHot.ids",
           "rank[:, None] * self.hots + np.arange(1, self.hots)",

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from skirl.placement.exchange import Ids
+from skirl.placement.exchange import TableIds
 from skirl.placement.exchange_bound import least_vectors
 from tests.cases import cases
 
 
-def ids_of(batch: list[list[list[int]]]) -> Ids:
+def ids_of(batch: list[list[list[int]]]) -> TableIds:
     """batch: for each trainer, the rows of each bag."""
     rows = [np.array(list(chain(*bags)), np.int64) for bags in batch]
     of = [np.repeat(np.arange(len(bags)), [len(bag) for bag in bags]) for bags in batch]
-    return Ids(rows, [len(bags) for bags in batch], of)
+    return TableIds(rows, [len(bags) for bags in batch], of)
 
 
 def least_of_all(batch: list[list[list[int]]]) -> int:

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from skirl.store.disk.os_files import Files
+from skirl.store.disk.os_files import OsFiles
 
 SECTOR = 512
 Op = tuple[Any, ...]
 
 
-class Unsynced(Files):
+class Unsynced(OsFiles):
     """Skips all syncs."""
 
     def sync(self, file: int) -> None:
@@ -31,7 +31,7 @@ class Unsynced(Files):
         pass
 
 
-class Recorder(Files):
+class Recorder(OsFiles):
     """Carries out calls and records them. Syncs nothing, because the disk in question is simulated."""
 
     def __init__(self, root: Path, first: "Disk | None" = None) -> None:

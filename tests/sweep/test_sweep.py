@@ -22,7 +22,7 @@ from skirl import FTRL, SGD, Adagrad, Adam, RowwiseAdagrad, Sweep, Variant
 from skirl.core import ids
 from skirl.oracle.bank import BankPlanner
 from skirl.pipeline.reader import Reader
-from skirl.sweep.dense import Choice, Lanes
+from skirl.sweep.dense import Choice, JobThreads
 from tests.sweep.runs import TABLES, Case, Of, batches_of, check, in_sweep, make
 
 MIXED = (
@@ -71,7 +71,7 @@ def test_no_more_lanes_than_variants(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64), raising=False)
     _, sweep = in_sweep(Case((Of(), Of(), Of()), steps=1, form="lanes"))
     assert sweep._lanes is not None and sweep._lanes._count == 3
-    lanes, woken, done = Lanes(8), [], []
+    lanes, woken, done = JobThreads(8), [], []
 
     class Counted(SimpleQueue):
         def put(self, item: object, *args: object) -> None:

@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 
 from skirl.tools.config import read_config
-from skirl.tools.flags import flags_of
+from skirl.tools.flags import Flag, flags_of
 
 
 @dataclass
@@ -23,6 +23,7 @@ class Flags:
 
 
 FLAGS = flags_of(Flags)
+SWEEP = {"vary": Flag("vary", tuple[str, ...], (), "", "")}
 OF_ONE_RUN = {"train": ("out",), "sweep": ("rate",)}
 
 
@@ -40,6 +41,17 @@ def test_toml_and_json_give_the_same_flags(tmp_path):
     expected = {"batch": 8, "rate": 1.0, "depth": "epoch", "layers": (4, 2), "out": Path("x"), "quiet": True}
     expected["name_of_run"] = "a"
     assert read(tmp_path / "a.toml", toml) == read(tmp_path / "a.json", json.dumps(flags)) == expected
+
+
+def test_a_flag_of_another_command_is_passed_over_and_one_of_a_sweep_refused(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text('from = "x"\nbatch = 8\nrate = "none"\nvary = []\n')
+    assert read_config(path, FLAGS, others=("from_",), of_sweep=SWEEP) == {"batch": 8}
+    path.write_text('vary = ["lr=1,2"]')
+    with pytest.raises(ValueError) as error:
+        read_config(path, FLAGS, of_sweep=SWEEP)
+    told = f"vary is a flag of skirl sweep, not of this command: use `skirl sweep --config {path}`, or leave it out"
+    assert str(error.value) == f"{path}: {told}"
 
 
 def test_of_a_run_folder_it_takes_what_does_not_belong_to_that_run_alone(tmp_path):
@@ -69,6 +81,8 @@ def test_what_is_of_one_run_goes_by_the_command_that_left_the_file(tmp_path):
         ("name-of-run = 2024-01-01", 'name-of-run is "2024-01-01": set it to text'),
         ("batchs = 8", "batchs is not a flag of this command: did you mean batch?"),
         ("[model]\ndim = 8", "[model] is a table: write flags at the top of the file"),
+        ("batch = 1\nrate = 2.0\nbatch = 8", "batch is set twice, again in line 3: leave one of the two out"),
+        ("layers = [1]\nlayers = [\n1,\n]\n", "layers is set twice, again in line 4: leave one of the two out"),
         ("batch 8", "this is not valid TOML (Expected '=' after a key"),
     ],
 )

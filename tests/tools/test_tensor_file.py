@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from skirl.tools.sealed_json import CheckpointError
-from skirl.tools.tensor_file import Reader, Writer, bytes_of
+from skirl.tools.tensor_file import TensorReader, TensorWriter, bytes_of
 from tests.cases import cases
 
 DTYPES = ["float32", "float64", "int64"]
@@ -30,7 +30,7 @@ def tensors_of(draw: Any) -> dict[str, np.ndarray]:
 def write(path: Path, tensors: dict[str, np.ndarray], piece: int = 4) -> dict[str, Any]:
     """Write the tensors in turns, one piece at a time."""
     columns = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
-    with Writer(path, columns, {"about": "a test"}) as writer:
+    with TensorWriter(path, columns, {"about": "a test"}) as writer:
         for start in range(0, max(len(t) for t in tensors.values()), piece):
             for name, tensor in tensors.items():
                 writer.write(name, tensor[start : start + piece])
@@ -45,7 +45,7 @@ def test_what_is_written_is_read_by_both(
     folder = tmp_path_factory.getbasetemp()
     entry = write(folder / "t", tensors, written)
     plain = load_file(folder / "t")
-    reader = Reader(folder, entry)
+    reader = TensorReader(folder, entry)
     reader.check()
     assert reader.columns.keys() == plain.keys() == tensors.keys()
     assert (folder / "t").stat().st_size == entry["bytes"] >= bytes_of(reader.columns)
@@ -66,7 +66,7 @@ def test_a_flipped_bit_anywhere_is_found(tmp_path_factory: pytest.TempPathFactor
     data[int(at * len(data))] ^= 1 << bit
     (folder / "t").write_bytes(data)
     with pytest.raises(CheckpointError, match="t is damaged"):
-        Reader(folder, entry).check()
+        TensorReader(folder, entry).check()
 
 
 @pytest.mark.parametrize("change", [b"", b"x"])
@@ -75,10 +75,10 @@ def test_a_file_of_another_size_is_refused(tmp_path: Path, change: bytes) -> Non
     data = (tmp_path / "t").read_bytes()
     (tmp_path / "t").write_bytes(data + change if change else data[:-1])
     with pytest.raises(CheckpointError, match=r"bytes, .* were written"):
-        Reader(tmp_path, entry)
+        TensorReader(tmp_path, entry)
     (tmp_path / "t").unlink()
     with pytest.raises(CheckpointError, match="is missing"):
-        Reader(tmp_path, entry)
+        TensorReader(tmp_path, entry)
 
 
 def test_a_file_that_is_not_finished_is_not_there(tmp_path: Path) -> None:
@@ -86,10 +86,10 @@ def test_a_file_that_is_not_finished_is_not_there(tmp_path: Path) -> None:
     before = (tmp_path / "t").read_bytes()
     with (
         pytest.raises(AssertionError, match="not every row"),
-        Writer(tmp_path / "t", {"x": (np.dtype(np.int64), (3,))}, {}) as w,
+        TensorWriter(tmp_path / "t", {"x": (np.dtype(np.int64), (3,))}, {}) as w,
     ):
         w.write("x", np.arange(2))
-    with pytest.raises(KeyError), Writer(tmp_path / "t", {"x": (np.dtype(np.int64), (3,))}, {}):
+    with pytest.raises(KeyError), TensorWriter(tmp_path / "t", {"x": (np.dtype(np.int64), (3,))}, {}):
         raise KeyError
     assert [path.name for path in tmp_path.iterdir()] == ["t"] and (tmp_path / "t").read_bytes() == before
 
@@ -101,4 +101,4 @@ def test_a_file_that_is_not_finished_is_not_there(tmp_path: Path) -> None:
 def test_an_entry_that_describes_no_file_of_ours_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     entry = write(tmp_path / "t", {"x": np.arange(3)})
     with pytest.raises(CheckpointError):
-        Reader(tmp_path, entry | change)
+        TensorReader(tmp_path, entry | change)

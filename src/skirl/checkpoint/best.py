@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from skirl.checkpoint import folder
-from skirl.store.disk.os_files import Files
+from skirl.store.disk.os_files import OsFiles
 from skirl.tools.sealed_json import CheckpointError, sync_folder, to_disk
 
 NAME = "best"
@@ -40,7 +40,7 @@ def keep(header: Path) -> Path:
 
 def _share(named: set[str], source: Path, own: Path) -> None:
     """Link or copy all that a header names: the folder of the dense part, and files of rows."""
-    files = Files()
+    files = OsFiles()
     paths = [path for name in sorted(named) for path in _files_of(source / name)]
     for path in paths:
         target = own / path.relative_to(source)

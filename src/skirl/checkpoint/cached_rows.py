@@ -10,7 +10,7 @@ import numpy as np
 
 from skirl.engine.cache import Cache
 from skirl.store.base import Facts, Layout, Rows
-from skirl.tools.tensor_file import Columns, Reader, Writer
+from skirl.tools.tensor_file import Columns, TensorReader, TensorWriter
 
 _WORTH = 2
 _PIECE = 1 << 16
@@ -46,7 +46,7 @@ class FrozenCaches:
             columns[f"rows-{i}"] = cache.records.dtype, (n, cache.records.shape[1])
             columns[f"kept-{i}"] = np.dtype(np.int64), (len(self._kept[i]),)
         path = self._folder / f"cache-{secrets.token_hex(8)}.safetensors"
-        with Writer(path, columns, {"format": "skirl-rows"}) as writer:
+        with TensorWriter(path, columns, {"format": "skirl-rows"}) as writer:
             for i, cache in enumerate(self._caches):
                 writer.write(f"kept-{i}", self._kept[i])
                 while (taken := cache.changes.take(cache.flags, cache.key_of, cache.records)) is not None:
@@ -62,7 +62,7 @@ class FrozenCaches:
 
 def overlay(folder: Path, facts: Facts, layout: Layout) -> Iterator[tuple[np.ndarray, Rows]]:
     """Yield the resident rows, which replace the store's, in order: later ones replace earlier ones."""
-    readers = [Reader(folder, entry) for entry in facts["files"]]
+    readers = [TensorReader(folder, entry) for entry in facts["files"]]
     if not readers:
         return
     for i in range(_banks(readers[-1].columns)):

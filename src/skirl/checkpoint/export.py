@@ -14,7 +14,7 @@ from skirl.engine.access import bank_of, peek
 from skirl.nn.collection import TablePlace, collections_of, tables_of
 from skirl.tools.sealed_json import skirl_version
 from skirl.tools.sizes import parse_bytes
-from skirl.tools.tensor_file import Writer, bytes_of
+from skirl.tools.tensor_file import TensorWriter, bytes_of
 
 FORMAT = "skirl-rows"
 _PIECE = 1 << 16  # rows read and written at a time
@@ -52,7 +52,7 @@ def to_safetensors(
             for name, place in chosen.items()
         }
     )
-    with Writer(Path(path), columns, about) as writer:
+    with TensorWriter(Path(path), columns, about) as writer:
         for name, place in chosen.items():
             prefix = "" if table is not None else f"{name}."
             for piece in _pieces(place, None if keys is None else keys[name]):

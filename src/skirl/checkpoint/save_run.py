@@ -15,7 +15,7 @@ from skirl.checkpoint.codec import encode
 from skirl.checkpoint.definition import definition, listed, parameters
 from skirl.checkpoint.folder import FORMAT, FORMAT_VERSION, numbers
 from skirl.checkpoint.saving import AllFrozen, Saving, refused, remember, settled, write
-from skirl.checkpoint.together import Together
+from skirl.checkpoint.together import JointSave
 from skirl.checkpoint.votes import trainers_of
 from skirl.core.placement import Placement
 from skirl.nn.collection import Collection, collections_of
@@ -50,8 +50,8 @@ def save(
     - `model`: the model, with its embeddings.
     - `optimizers`: dense optimizers, schedulers, metrics and whatever else has `state_dict` and `load_state_dict`. None
       by default, since the rows' optimizer is part of the model.
-    - `data`: the lookahead, or a loader with these two methods. Without it, a resumed run starts its data from the
-      beginning.
+    - `data`: the lookahead, or a loader with these two methods. None if there is neither: a resumed run
+      starts its data from the beginning.
     - `keep`: how many checkpoints stay in the folder, the newest ones; 1 takes the least space.
     - `wait`: return only when the checkpoint is on disk. That is the default because a script may end right after a
       save. False returns as soon as training may go on. `Saving.wait` waits for the checkpoint, and so does the next save.
@@ -122,11 +122,11 @@ def _save(
         raise CheckpointError(f"{path} is a file: a checkpoint is a folder, name another")
     run, tensors = _run(model, collections, parts, data) if peers.rank == 0 else ({}, {})
     saving = Saving(path, 0)
-    together: Together | None = None
+    together: JointSave | None = None
     if peers.size > 1:
         since = before.files if before is not None and before.folder == path else {}
         steps = {name: engine.counters.steps for name, engine in engines.items()}
-        together = Together(saving, peers, here, steps, since, keep)
+        together = JointSave(saving, peers, here, steps, since, keep)
     own = {
         "counters": {name: asdict(engine.counters) for name, engine in engines.items()},
         "split": {name: engine.capacity.saved for name, engine in engines.items()},

@@ -22,7 +22,7 @@ log = logging.getLogger("skirl")
 
 
 @dataclass(frozen=True)
-class Together:
+class JointSave:
     """One trainer's share in a checkpoint of several. Its thread runs `write`.
 
     **Arguments**

@@ -10,7 +10,7 @@ from skirl.store.disk import links
 from skirl.store.disk.manifest import Manifest
 from skirl.store.disk.segment import Unusable
 from skirl.tools.sealed_json import CheckpointError
-from skirl.tools.tensor_file import Reader
+from skirl.tools.tensor_file import TensorReader
 
 
 def check(folder: Path, facts: Facts) -> None:
@@ -24,4 +24,4 @@ def check(folder: Path, facts: Facts) -> None:
             links.check_sizes(folder, entry.files())
         return
     for entry in facts["files"]:
-        Reader(folder, entry).check()
+        TensorReader(folder, entry).check()

@@ -25,8 +25,8 @@ class KeyedJagged:
 
     - `keys`: the names of the features.
     - `values`: all ids in one int64 or int32 tensor: those of the first feature, bag after bag, then the next feature's.
-    - `lengths`: the number of ids in each bag, `[features * batch]`. Pass this or `offsets`, not both.
-    - `offsets`: where each bag starts in `values`, and where the last one ends, `[features * batch + 1]`.
+    - `lengths`: the number of ids in each bag, `[features * batch]`. Pass this or `offsets`, and leave the other None.
+    - `offsets`: where each bag starts in `values` and the last one ends, `[features * batch + 1]`, instead; or None.
     - `weights`: one weight per id; None, the default, weighs all ids alike.
     - `strides`: number of bags of each feature, given with `inverse` or `windows`; None, the default: one bag per sample.
     - `inverse`: by feature, or by a tuple of features that change together: the bag of each sample, `[batch]`. Features
@@ -415,7 +415,7 @@ class KeyedJagged:
 
         - `bags`: by feature, int64: indices into its bags, or into its windows, which then become bags.
         - `groups`: the new bag or window of each sample, in the form of `inverse`; None: one for each sample.
-        - `windows`: by feature, int64: indices into its windows, which stay windows; ids outside of them are left out.
+        - `windows`: by feature, int64: indices into its windows, which stay windows, if any; ids outside are left out.
         """
         windows = windows or {}
         kept = {name: window for name, window in self.windows.items() if name not in bags and name not in windows}

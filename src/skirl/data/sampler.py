@@ -29,7 +29,7 @@ class ShardSampler(Sampler[list[int]]):
     - `rank`, `ranks`: this trainer's rank and the number of trainers. If both are None, they come from torch.distributed if
       it is initialized, else from the environment that `skirl launch` or torchrun sets; without either, one trainer.
     - `shuffle`: whether to draw a new order of the indices in each epoch; False for a sampler, which has its own order.
-    - `seed`: seeds that order, together with the epoch; the same on all trainers.
+    - `seed`: seeds that order, together with the epoch; the same on all trainers, 0 so that runs repeat.
 
     >>> for rank in range(2):
     ...     print(list(ShardSampler(range(11), batch_size=4, shards=4, rank=rank, ranks=2)))

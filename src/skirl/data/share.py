@@ -42,10 +42,10 @@ class Share(Protocol):
 
 
 @dataclass(frozen=True)
-class Whole:
+class AllSamples:
     """All samples, for a single trainer.
 
-    >>> Whole().cuts(10, 4)
+    >>> AllSamples().cuts(10, 4)
     [[(0, 4)], [(4, 8)], [(8, 10)]]
     """
 
@@ -143,7 +143,7 @@ class Turn:
         return 0
 
 
-WHOLE = Whole()
+WHOLE = AllSamples()
 
 
 def shards(first: int, last: int, of: int, batch: int) -> Share:

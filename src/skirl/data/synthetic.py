@@ -74,7 +74,7 @@ class Synthetic:
     - `name`: the data set whose columns and cardinalities to use: `tiny`, `avazu`, `criteo-kaggle` or `criteo-terabyte`.
     - `batch_size`: samples per batch; 1024 by default, which is small enough for an example.
     - `batches`: index of the batch before which the stream ends; None for an endless stream.
-    - `seed`: seed of the samples, fixed so that a stream repeats. Which rows are hot, and what a row says about the
+    - `seed`: seed of the samples, 0: fixed so that a stream repeats. Which rows are hot, and what a row says about the
       click, do not depend on it.
     - `start`: index of the first batch, 0 for a whole stream: batches start .. batches - 1 are yielded, so processes can
       share a stream.

@@ -13,7 +13,7 @@ import pyarrow as pa
 from skirl.data.files.columns import one
 from skirl.data.files.schema import FileSchema
 from skirl.dedup.changes import Column, column_of, together
-from skirl.dedup.finish import Shape
+from skirl.dedup.finish import WrittenColumns
 from skirl.dedup.order import begins, by_session, sessions_named
 from skirl.dedup.projected import Projected
 from skirl.dedup.sample import Sample
@@ -39,7 +39,7 @@ class AnalyzedRows:
     """
 
     tables: Iterator[Any]
-    shape: Shape
+    shape: WrittenColumns
     unit: int
 
 

@@ -1,5 +1,6 @@
 """The commands of this folder: their flags, and what they print. Their work is imported only when they run."""
 
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, asdict, dataclass
@@ -112,7 +113,7 @@ class Convert(ConvertToFile):
         return {
             "written": f"{told['written']} in {result['files']:,} files",
             "sessions": ", ".join(counted),
-            **({"left out": f"lists that repeat: {'; '.join(groups)}"} if groups else {}),
+            **({"left out": f"{_LEFT_OUT[self.layout]}: {'; '.join(groups)}"} if groups else {}),
             "disk": f"{size(result['spilled_bytes'])} for rows in order while it ran",
             "memory": f"{size(result['peak_bytes'])} at its peak, "
             + (f"this process, without {others}" if others else "the whole process"),
@@ -120,6 +121,9 @@ class Convert(ConvertToFile):
         }
 
 
+_LEFT_OUT = {"once": "lists that repeat", "window": "ids that lists share with others of their session"}
+_OF_DATA = re.compile(r"(?:^|(?<=set )|(?<=leave ))(data|schema)(?= (?:is|names|to|out) )")
+"""Flags of one data set where an error names them."""
 _BY_SESSION = ("session", "user", "gap", "partition", "memory", "layout", "engine", "master")
 LEAST_MEMORY = 640 << 20
 
@@ -153,11 +157,13 @@ class Same:
         from skirl.dedup.same import same
 
         started = time.monotonic()
-        sides = [
-            DataFlags(data, schema=schema, workers=self.workers, bad_rows=self.bad_rows).files()
-            for data, schema in ((self.data, self.schema), (self.as_, self.as_schema))
-        ]
-        found = same(*sides, session=self.session, json=self.json, quiet=self.quiet)
+        read = {"workers": self.workers, "bad_rows": self.bad_rows}
+        data = DataFlags(self.data, schema=self.schema, **read).files()
+        try:
+            others = DataFlags(self.as_, schema=self.as_schema, **read).files()
+        except ValueError as error:
+            raise ValueError(_OF_DATA.sub(lambda name: f"as_{name[1]}".removesuffix("data"), str(error))) from None
+        found = same(data, others, session=self.session, json=self.json, quiet=self.quiet)
         took = {"seconds": time.monotonic() - started, "peak_bytes": peak_bytes(), "machine": machine()}
         return {"command": "same", **asdict(self), **found, **took}
 

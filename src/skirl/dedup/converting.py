@@ -19,7 +19,7 @@ from skirl.data.files.columnar import KEY
 from skirl.data.sessions import Sessions
 from skirl.dedup.commands import Same
 from skirl.dedup.generated import in_time, rows_of, schema_of
-from skirl.measure.bench.helpers import Watch, child
+from skirl.measure.bench.helpers import Stopwatch, child
 from skirl.tools.sizes import parse_bytes
 
 FILES = 8
@@ -118,10 +118,10 @@ def compared(folder: Path, turns: int) -> dict[str, Any]:
     took: dict[str, list[float]] = {"same": [], "arrow": []}
     found = []
     for _ in range(turns):
-        with Watch() as watch:
+        with Stopwatch() as watch:
             found.append(_is_same(folder, "all"))
         took["same"].append(watch.cpu)
-        with Watch() as watch:
+        with Stopwatch() as watch:
             for path in sorted([*(folder / "all").iterdir(), *(folder / "all.out").glob("*.parquet")]):
                 for _ in _groups(path):
                     pass

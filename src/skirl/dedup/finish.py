@@ -45,7 +45,7 @@ LAYOUTS = {
 
 
 @dataclass(frozen=True)
-class Shape:
+class WrittenColumns:
     """Which columns of the rows to write, and how."""
 
     schema: FileSchema
@@ -87,7 +87,9 @@ def keys_of(rows: Any) -> tuple[np.ndarray, np.ndarray]:
     return np.stack([high, low], axis=1), times
 
 
-def finish(stretch: Stretch, number: int, path: Path, draft: Path, shape: Shape, plan: Mapping[str, Any]) -> None:
+def finish(
+    stretch: Stretch, number: int, path: Path, draft: Path, shape: WrittenColumns, plan: Mapping[str, Any]
+) -> None:
     """Sort the rows of a unit and write its file. The file appears at `path` only when complete.
 
     **Arguments**
@@ -118,7 +120,7 @@ def finish(stretch: Stretch, number: int, path: Path, draft: Path, shape: Shape,
     pa.default_memory_pool().release_unused()
 
 
-def row_groups(stretch: Stretch, shape: Shape, most: int) -> Iterator[tuple[Any, np.ndarray]]:
+def row_groups(stretch: Stretch, shape: WrittenColumns, most: int) -> Iterator[tuple[Any, np.ndarray]]:
     """Yield row groups in order, each of at most `most` / 4 bytes, with a bool array of where sessions or the group begin.
 
     **Arguments**
@@ -157,7 +159,7 @@ def _group(new: np.ndarray) -> np.ndarray:
     return new
 
 
-def measured(stretch: Stretch, shape: Shape, folder: Path, most: int) -> dict[str, Any]:
+def measured(stretch: Stretch, shape: WrittenColumns, folder: Path, most: int) -> dict[str, Any]:
     """Find the columns that repeat, and those to write with a dictionary, from the first row group of the first file.
 
     **Arguments**

@@ -10,7 +10,7 @@ from skirl.core.jagged import KeyedJagged
 from skirl.data.files.hashing import hash_numbers, seed_of
 from skirl.data.files.schema import Dense, FileSchema, Id, Label
 from skirl.data.sessions import Sessions
-from skirl.dedup.finish import Shape, with_keys
+from skirl.dedup.finish import WrittenColumns, with_keys
 from skirl.dedup.row_hash import session_hashes
 from skirl.tools.jit import read_only
 
@@ -90,7 +90,7 @@ def rows_of(data: Sessions, samples: int, *, as_rows: bool) -> Iterator[Any]:
         yield pa.table(columns).slice(0, count)
 
 
-def given(data: Sessions, samples: int, compression: str) -> tuple[Iterator[Any], Shape, int]:
+def given(data: Sessions, samples: int, compression: str) -> tuple[Iterator[Any], WrittenColumns, int]:
     """Return the arguments of `AnalyzedRows`: rows with their sort keys, what to write, and the bytes to sort at once.
 
     **Arguments**
@@ -100,7 +100,7 @@ def given(data: Sessions, samples: int, compression: str) -> tuple[Iterator[Any]
     - `compression`: compression of pages.
     """
     schema = schema_of(data, as_rows=False)
-    shape = Shape(schema, {}, ("session", "time"), "time", "", None, "once", compression)
+    shape = WrittenColumns(schema, {}, ("session", "time"), "time", "", None, "once", compression)
 
     def tables() -> Iterator[Any]:
         for table in rows_of(data, samples, as_rows=False):

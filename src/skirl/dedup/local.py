@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from skirl.data.files.stream import Files
-from skirl.dedup.finish import Shape, finish, keys_of, measured
+from skirl.dedup.finish import WrittenColumns, finish, keys_of, measured
 from skirl.dedup.frames import KEY_BYTES, ordered, packing_of
 from skirl.dedup.order import SessionStarts, partitions_of
 from skirl.dedup.plan import Counts, highs_of, part_of
@@ -25,7 +25,9 @@ from skirl.tools.sealed_json import sync_folder
 class Local:
     """The engine that runs in this process. It reads everything once, in order. `convert_by_session` calls it."""
 
-    def spill(self, files: Files, shape: Shape, wanted: Wanted, work: Path, progress: Progress) -> dict[str, Any]:
+    def spill(
+        self, files: Files, shape: WrittenColumns, wanted: Wanted, work: Path, progress: Progress
+    ) -> dict[str, Any]:
         """Spill rows to disk. Return counts of what they hold, and the plan of the files to write.
 
         **Arguments**
@@ -75,7 +77,7 @@ class Local:
             return found | measured(_unit(spilled, found, 0), shape, work, wanted.unit)
 
     def _counted(
-        self, work: Path, told: Mapping[str, Any], shape: Shape, seconds: float | None, most: int
+        self, work: Path, told: Mapping[str, Any], shape: WrittenColumns, seconds: float | None, most: int
     ) -> dict[str, int]:
         """Count sessions. Reads only sort keys."""
         name = SESSIONS if seconds else ROWS
@@ -86,7 +88,7 @@ class Local:
                 path.unlink()
         return found
 
-    def finish(self, work: Path, shape: Shape, manifest: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
+    def finish(self, work: Path, shape: WrittenColumns, manifest: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
         """Write the files that do not exist yet. After each file, yield the number of files done and of their rows.
 
         **Arguments**
@@ -111,7 +113,7 @@ class Local:
         pass
 
 
-def sessions_in(stretch: Stretch, shape: Shape, seconds: float | None) -> dict[str, int]:
+def sessions_in(stretch: Stretch, shape: WrittenColumns, seconds: float | None) -> dict[str, int]:
     """Return the number of sessions, and of those cut for each reason.
 
     **Arguments**

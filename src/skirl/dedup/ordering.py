@@ -14,7 +14,7 @@ from skirl.data.flags import DataFlags
 from skirl.data.sessions import Sessions
 from skirl.dedup.commands import Convert
 from skirl.dedup.generated import rows_of, schema_of
-from skirl.measure.bench.helpers import Watch
+from skirl.measure.bench.helpers import Stopwatch
 from skirl.train.commands import Train
 
 BATCH, DIM = 512, 16
@@ -86,7 +86,7 @@ def _trained(folder: Path, flags: Mapping[str, Any], seed: int) -> dict[str, Any
         data=f"parquet:{folder}", model="dlrm-tiny", dim=DIM, batch=BATCH, valid=HELD_OUT, seed=seed, cache="100%",
         threads=1, run="none", quiet=True, **flags,
     )  # fmt: skip
-    with Watch() as watch:
+    with Stopwatch() as watch:
         result = command.run()
     return {
         "lr": flags["lr"],
@@ -153,7 +153,7 @@ def shuffled_chunks(data: str, *, rows: str | None = None, batch: int = 2048, ro
     for _ in range(rounds + 1):  # the first round compiles
         for side in ("keep", "shuffle"):
             stream = DataFlags(data, batch=batch, rows=rows, session_order=side).stream()
-            with Watch() as watch:
+            with Stopwatch() as watch:
                 read = sum(len(each.labels) for each in stream)
             best[side] = max(best.get(side, 0.0), read / watch.cpu)
     return {"keep": best["keep"], "shuffle": best["shuffle"], "x": round(best["shuffle"] / best["keep"], 3)}

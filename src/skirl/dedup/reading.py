@@ -23,7 +23,7 @@ from skirl.dedup.generated import SHIFTS, rows_of_sessions
 from skirl.dedup.layout import measured, writer_of
 from skirl.dedup.order import groups_of_rows
 from skirl.dedup.ordering import shuffled_chunks
-from skirl.measure.bench.helpers import Watch
+from skirl.measure.bench.helpers import Stopwatch
 
 FACTORS = (4.0, 9.0)
 PER_SESSION = 16.5
@@ -99,7 +99,7 @@ def _in_turns(paths: Mapping[str, Path], rounds: int) -> dict[str, list[float]]:
     took: dict[str, list[float]] = {name: [] for name in paths}
     for number in range(rounds):
         for name in list(paths)[:: 1 if number % 2 else -1]:
-            with Watch() as watch:
+            with Stopwatch() as watch:
                 for batch in _stream(paths[name]):
                     assert batch.sparse.stride() <= BATCH
             took[name].append(watch.cpu)

@@ -46,7 +46,7 @@ class RowSums:
         return np.flatnonzero(differ)
 
 
-class Side:
+class ComparedData:
     """One of the two data sets.
 
     **Arguments**
@@ -103,7 +103,7 @@ def same(data: "Files", other: "Files", *, session: str | None = None, json: boo
     """
     import sys
 
-    sides = Side("--data", data, session), Side("--as", other)
+    sides = ComparedData("--data", data, session), ComparedData("--as", other)
     roles, others = _comparable(*sides)
     for side in sides:
         side.keep(roles)
@@ -134,7 +134,7 @@ def same(data: "Files", other: "Files", *, session: str | None = None, json: boo
     }
 
 
-def _comparable(one: Side, other: Side) -> tuple[list[str], list[str]]:
+def _comparable(one: ComparedData, other: ComparedData) -> tuple[list[str], list[str]]:
     """Return the roles (session, time) that can be compared, and the columns of those that cannot. Raise if columns differ.
 
     A session column that `skirl convert` was given, or made from users, is not the schema's, so it cannot be compared.
@@ -163,7 +163,7 @@ def _comparable(one: Side, other: Side) -> tuple[list[str], list[str]]:
     return alike, texts
 
 
-def _differing(sides: tuple[Side, Side], buckets: np.ndarray) -> list[dict[str, Any]]:
+def _differing(sides: tuple[ComparedData, ComparedData], buckets: np.ndarray) -> list[dict[str, Any]]:
     """Return rows of these buckets that one side has more often than the other."""
     looked = np.zeros(BUCKETS, bool)
     looked[buckets] = True

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from skirl.dedup.generated import SHIFTS
-from skirl.measure.bench.helpers import Watch, child
+from skirl.measure.bench.helpers import Stopwatch, child
 
 DISTINCT = 3
 """Batches that the sides take turns on."""
@@ -51,7 +51,7 @@ class Shifting:
         for number in range(-DISTINCT, self.rounds):
             outs = {}
             for place in (0, 1)[:: 1 if number % 2 else -1]:
-                with Watch() as watch:
+                with Stopwatch() as watch:
                     outs[place] = sides[place].step(number % DISTINCT)
                 if number >= 0:
                     took[place].append(watch.cpu)

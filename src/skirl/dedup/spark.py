@@ -20,7 +20,7 @@ import numpy as np
 from skirl.data.files.dataset import RowPosition
 from skirl.data.files.find import kind_of
 from skirl.data.files.stream import Files
-from skirl.dedup.finish import Shape
+from skirl.dedup.finish import WrittenColumns
 from skirl.dedup.order import SessionStarts
 from skirl.dedup.plan import Counts, buckets_for, part_of
 from skirl.dedup.spill import HELD
@@ -132,7 +132,9 @@ class Spark:
         for name, value in self._were.items():
             session.conf.set(name, value)
 
-    def spill(self, files: Files, shape: Shape, wanted: Wanted, work: Path, progress: Progress) -> dict[str, Any]:
+    def spill(
+        self, files: Files, shape: WrittenColumns, wanted: Wanted, work: Path, progress: Progress
+    ) -> dict[str, Any]:
         """Have Spark read rows and write them as frames. Return counts, and the plan of the files to write.
 
         **Arguments**
@@ -190,7 +192,7 @@ class Spark:
             sessions = {name: of + told[name] for name, of in sessions.items()}
         return counts, sessions
 
-    def finish(self, work: Path, shape: Shape, manifest: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
+    def finish(self, work: Path, shape: WrittenColumns, manifest: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
         """Have Spark write the files that do not exist yet. Yield, from time to time, the number of files and of their rows.
 
         **Arguments**
@@ -320,7 +322,7 @@ def _anew(folder: Path) -> Path:
     return folder
 
 
-def _of_gathered(work: Path, shape: Shape, plan: Mapping[str, Any]) -> dict[str, Any]:
+def _of_gathered(work: Path, shape: WrittenColumns, plan: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "shape": shape, "plan": plan, "schema": bytes.fromhex(plan["rows_schema"]), "told": work / "told",
         "then": f"remove {work}, and run the command again",

@@ -43,7 +43,7 @@ class Some(NamedTuple):
     """and their own bytes."""
 
 
-class Piece:
+class RowsBetween:
     """All rows between two borders, in order.
 
     **Arguments**
@@ -112,7 +112,7 @@ class Stretch:
         self.spilled = spilled
         self._partition, self._highs, self._packing, self._most, self._size = partition, highs, packing, most, size
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[RowsBetween]:
         """Yield all rows in order, in pieces."""
         records, frames = self.spilled.frames(self._partition, self._highs)
         first, last = self._highs
@@ -133,7 +133,7 @@ class Stretch:
         borders = [Border(*places[cut].item(), frame=int(frames[cut])) for cut in cuts]
         return [border for border in borders if border > begin]
 
-    def _between(self, records: np.ndarray, frames: np.ndarray, low: Border, high: Border) -> Piece:
+    def _between(self, records: np.ndarray, frames: np.ndarray, low: Border, high: Border) -> RowsBetween:
         def before(border: Border, which: str) -> np.ndarray:
             places = records[which]
             return border.behind(places["high"], places["low"], places["time"], frames)
@@ -153,7 +153,7 @@ class Stretch:
             at += len(inside)
             if len(inside):
                 some.append(Some(records[k:end], int(found[:first, 3].sum()), int(inside[:, 3].sum())))
-        return Piece(keys[:at], some, self.spilled, self._packing)
+        return RowsBetween(keys[:at], some, self.spilled, self._packing)
 
     def _groups(self, records: np.ndarray, frames: np.ndarray, own: np.ndarray) -> Iterator[tuple[int, int]]:
         """Yield ranges (first, last + 1) of the frames `own` that are consecutive, with rows in order across frames."""

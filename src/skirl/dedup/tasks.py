@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from skirl.data.files.dataset import RowPosition
 from skirl.data.files.stream import Files
-from skirl.dedup.finish import Shape, finish, keys_of, measured
+from skirl.dedup.finish import WrittenColumns, finish, keys_of, measured
 from skirl.dedup.frames import framed, ordered, packing_of
 from skirl.dedup.local import sessions_in
 from skirl.dedup.order import partitions_of
@@ -101,7 +101,7 @@ class Read:
     """
 
     files: Files
-    shape: Shape
+    shape: WrittenColumns
     stretches: Sequence[tuple[RowPosition, RowPosition | None]]
     buckets: int
     seconds: float | None
@@ -145,7 +145,7 @@ class Count:
     - `most`: bytes of memory for sort keys at once.
     """
 
-    shape: Shape
+    shape: WrittenColumns
     seconds: float | None
     most: int
 
@@ -178,7 +178,7 @@ class Gathered:
     - `then`: what to tell the user to do if a frame is damaged.
     """
 
-    shape: Shape
+    shape: WrittenColumns
     plan: Mapping[str, Any]
     schema: bytes
     told: Path

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from skirl.dedup.generated import SHIFTS
-from skirl.measure.bench.helpers import Watch, child
+from skirl.measure.bench.helpers import Stopwatch, child
 
 LISTS = {"dcat": 3, "dlrm": 6, "din": 3}
 """Number of lists in a sample, by model; the first is the history that dcat and din attend to."""
@@ -114,7 +114,7 @@ class _Side:
         """Train on the file once. Return the losses and the CPU seconds."""
         from skirl.train.train import steps
 
-        with Watch() as watch, self.recipe.lookahead(self.model) as batches:
+        with Stopwatch() as watch, self.recipe.lookahead(self.model) as batches:
             losses = [done.loss for done in steps(self.model, self.dense, batches)]
         return losses, watch.cpu
 

@@ -15,7 +15,7 @@ from skirl.data.files.errors import BadSchema
 from skirl.data.files.stream import Files
 from skirl.data.files.times import is_date, since_1970
 from skirl.data.files.windows import cut
-from skirl.dedup.finish import Shape, with_keys
+from skirl.dedup.finish import WrittenColumns, with_keys
 from skirl.dedup.row_hash import session_hashes, time_bits
 from skirl.tools.durations import parse_seconds
 
@@ -72,7 +72,7 @@ class Wanted:
         return max(1 << 12, self.load // 1024)
 
 
-def shaped(files: Files, wanted: Wanted) -> tuple[Files, Shape]:
+def shaped(files: Files, wanted: Wanted) -> tuple[Files, WrittenColumns]:
     """Return the files with the session and time columns kept, and what to write of them.
 
     **Arguments**
@@ -105,12 +105,12 @@ def shaped(files: Files, wanted: Wanted) -> tuple[Files, Shape]:
     read = [column for column in (wanted.user or session, schema.time) if column is not None]
     columns = tuple(dict.fromkeys(read))
     gap = parse_seconds(wanted.gap) if wanted.gap else None
-    shape = Shape(written, kept, columns, schema.time, named, gap, wanted.layout, wanted.compression)
+    shape = WrittenColumns(written, kept, columns, schema.time, named, gap, wanted.layout, wanted.compression)
     files = keeping(files, columns, all_there=True)
     return replace(files, dataset=replace(files.dataset, piece_bytes=wanted.piece)), shape
 
 
-def loads(files: Files, shape: Shape, most: int, schema: pa.Schema | None = None) -> Iterator[Any]:
+def loads(files: Files, shape: WrittenColumns, most: int, schema: pa.Schema | None = None) -> Iterator[Any]:
     """Yield loads: tables of rows with their sort keys.
 
     **Arguments**

@@ -46,7 +46,7 @@ class BankMemory:
 
 
 @dataclass(frozen=True)
-class Split:
+class CacheSplit:
     """Slots of each bank, and rows that may be on their way in addition."""
 
     slots: list[int]
@@ -92,7 +92,7 @@ class Capacity:
         self.cache = cache
         if sites > 1 and kind == "share":  # of the rows that this trainer owns
             self.cache = max(1, int(share * sum(table.rows for table in schema.tables) / sites))
-        self.split: Split | None = None
+        self.split: CacheSplit | None = None
         """None until the first batches have decided it."""
         self.by_one = False
         """True if a batch that was looked up alone decided the split. A lookahead decides by its window instead."""
@@ -129,7 +129,7 @@ class Capacity:
 
     def decide(
         self, needs: Sequence[Sequence[int]], distinct: Sequence[int], *, in_flight: int, number: int | None
-    ) -> Split:
+    ) -> CacheSplit:
         """Return a split that holds batch `number`, and as many of the batches after it as possible.
 
         **Arguments**
@@ -199,7 +199,9 @@ class Capacity:
             free=self._free,
         )
 
-    def _split_for(self, largest: np.ndarray, distinct: Sequence[int], in_flight: int, number: int | None) -> Split:
+    def _split_for(
+        self, largest: np.ndarray, distinct: Sequence[int], in_flight: int, number: int | None
+    ) -> CacheSplit:
         """Return a split that holds this many rows of each bank at the same time."""
         slots, staging = split_cache(
             self._auto or self.cache,
@@ -213,9 +215,9 @@ class Capacity:
             batch=_named(number),
         )
         self._largest = np.maximum(self._largest, largest)
-        return Split(slots, staging)
+        return CacheSplit(slots, staging)
 
-    def take(self, split: Split) -> None:
+    def take(self, split: CacheSplit) -> None:
         """Use this split from now on."""
         self.split = split
         if self.cache == "auto":
@@ -232,11 +234,11 @@ class Capacity:
             return None
         return {"cache": self.cache, "slots": self.split.slots, "staging_rows": self.split.staging_rows}
 
-    def saved_split(self, saved: dict[str, Any] | None) -> Split | None:
+    def saved_split(self, saved: dict[str, Any] | None) -> CacheSplit | None:
         """Return the split that a run was saved with, or None if its cache had another size than this one."""
         if saved is None or saved["cache"] != self.cache:
             return None
-        return Split(list(saved["slots"]), list(saved["staging_rows"]))
+        return CacheSplit(list(saved["slots"]), list(saved["staging_rows"]))
 
     def allows(self, saved: Any) -> bool:
         """Return False only if `saved`, of a cache of this size, is no split that it could have. It may be from a file."""

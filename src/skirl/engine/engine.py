@@ -21,7 +21,7 @@ from skirl.core.keys import row_of, table_of
 from skirl.core.tables import Schema, Table
 from skirl.engine.begun import Begun
 from skirl.engine.cache import Cache
-from skirl.engine.capacity import BankMemory, CacheSize, Capacity, Split
+from skirl.engine.capacity import BankMemory, CacheSize, CacheSplit, Capacity
 from skirl.engine.counters import Counters
 from skirl.engine.device import open_device, torch_device
 from skirl.engine.device.base import BankFacts, BankRows, Update
@@ -209,7 +209,7 @@ class Engine:
         if not self.caches:
             self.allocate(self.capacity.decide([largest], distinct, in_flight=in_flight, number=0))
 
-    def allocate(self, split: Split) -> None:
+    def allocate(self, split: CacheSplit) -> None:
         """Allocate the caches. There must be none."""
         if self._goes_on:
             self._goes_on = False
@@ -220,7 +220,7 @@ class Engine:
         ]
         self.capacity.take(split)
 
-    def split_anew(self, split: Split) -> None:
+    def split_anew(self, split: CacheSplit) -> None:
         """Write all resident rows to the store and begin with empty caches, split anew. Write-backs must be drained."""
         with self._losing("splitting the cache again failed"):
             self.drop_caches()

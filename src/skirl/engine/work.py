@@ -11,7 +11,7 @@ from skirl.core.ids import BankIds, Captured, Resolver
 from skirl.core.item import Item
 from skirl.core.positions import Positions
 from skirl.core.tree import leaves
-from skirl.engine.capacity import Split
+from skirl.engine.capacity import CacheSplit
 from skirl.engine.kernels.tree import Parts
 from skirl.oracle.halves import Reads
 from skirl.oracle.step import Step
@@ -177,7 +177,7 @@ class Flight:
     items: list[Item]
     works: list[Work]
     """One for each collection."""
-    splits: list[Split] | None = None
+    splits: list[CacheSplit] | None = None
     """The split of each collection's cache from this step on; None if no split changes."""
 
     @property

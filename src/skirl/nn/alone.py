@@ -1,7 +1,7 @@
 """Training without a lookahead: forward plans and fetches a batch's rows, and writes those that leave the cache."""
 
 from skirl.core.ids import Captured, distinct
-from skirl.engine.capacity import Split
+from skirl.engine.capacity import CacheSplit
 from skirl.engine.engine import Engine
 from skirl.engine.work import Micro, Work
 from skirl.oracle.bank import BatchTooLarge
@@ -13,7 +13,7 @@ _PLAN = Plan(depth=1, prefetch=0)
 _IN_FLIGHT = 4
 
 
-class Alone:
+class StepByStep:
     """The steps of one collection without a lookahead. Successive steps share a plan until something invalidates it."""
 
     def __init__(self, engine: Engine) -> None:
@@ -81,7 +81,7 @@ class Alone:
         assert self._planner is not None
         return self._planner
 
-    def _decide(self, micro: Micro) -> Split:
+    def _decide(self, micro: Micro) -> CacheSplit:
         needs = _needs(micro)
         return self._engine.capacity.decide([needs], needs, in_flight=_IN_FLIGHT, number=None)
 

@@ -29,7 +29,7 @@ class EmbeddingBag(nn.Module):
     - `num_embeddings`, `embedding_dim`: number of rows, and length of a row.
     - `max_norm`, `norm_type`: refused unless left at torch's defaults, since they change rows during the lookup. To
       bound gradients, use the optimizer's `clip`.
-    - `scale_grad_by_freq`: refused; for frequent ids use Adagrad.
+    - `scale_grad_by_freq`: True is refused; for frequent ids use Adagrad.
     - `mode`: "mean" as in torch, or "sum"; "max", which is not a sum of rows, is refused.
     - `sparse`: has no effect, since gradients of rows are never dense.
     - `_weight`: rows to start from, `[num_embeddings, embedding_dim]`, all of which are then stored; None uses `init`.
@@ -41,7 +41,7 @@ class EmbeddingBag(nn.Module):
     - `cache`: how much of the device the rows may take: rows, a share ("10%") or bytes ("4GiB"). No default suits every
       table.
     - `store`: where the other rows are: "memory", which needs no setup, "disk:FOLDER" or a `skirl.store.Store`.
-    - `seed`: fixes the initial values.
+    - `seed`: fixes the initial values, 0 so that runs repeat.
     - `init`: how rows are initialized, or an array or a file of all initial values, as for `skirl.Table`; None is
       `Normal(1.0)`, as in torch.
     - `resume`: accept a store that already holds rows. False refuses it, so that no run starts from another's rows
@@ -178,8 +178,8 @@ class EmbeddingBag(nn.Module):
         **Arguments**
 
         - `input`: ids, `[bags, ids]`, or one-dimensional with `offsets`.
-        - `offsets`: where each bag starts in a one-dimensional input.
-        - `per_sample_weights`: one weight per id, in the shape of `input`; only with mode "sum".
+        - `offsets`: where each bag starts in a one-dimensional input; None for one of two dimensions, a bag a row.
+        - `per_sample_weights`: one weight per id, in the shape of `input`, only with mode "sum"; None weighs all alike.
         """
         return self.rows(self.sparse(input, offsets, per_sample_weights))["weight"]
 

@@ -18,7 +18,7 @@ from skirl.engine.capacity import CacheSize
 from skirl.engine.engine import Engine
 from skirl.engine.remembered import Remembered
 from skirl.engine.work import Micro
-from skirl.nn.alone import Alone
+from skirl.nn.alone import StepByStep
 from skirl.nn.anchor import Anchor
 from skirl.nn.by_id import Ids, described, replacement, weights_of
 from skirl.nn.current_step import CurrentStep, Loop, Ticket
@@ -69,7 +69,7 @@ class Collection(nn.Module):
         self.optimizer = TorchHandle(self.engine.optimizers, self.engine.device.at)
         self.same = SameBatch(self.engine.schema.features)
         self.current = CurrentStep(self.engine, self.optimizer, self.anchor, self.same, grad_scaler)
-        self.alone = Alone(self.engine)
+        self.alone = StepByStep(self.engine)
         self.early = Early()
         """Rows looked up ahead for the next batch of an evaluation, separate for each thread."""
         self._looking = threading.Lock()
@@ -457,7 +457,7 @@ class EmbeddingBagCollection(Collection):
     - `store`: where all other rows are: "memory", which needs no folder; "disk:FOLDER"; "rpc://HOST:PORT", memory
       nodes; "placed:PLAN.json"; "checkpoint", the checkpoint that is loaded, read-only; or a `skirl.store.Store`.
     - `device`: what computes on the rows: "cpu", which every machine has, "cuda" or "cuda:N".
-    - `seed`: fixes the rows' initial values, a function of seed, table and row. A store with rows refuses another.
+    - `seed`: fixes the rows' initial values, 0 so that runs repeat. A store with rows refuses another.
     - `dtype`: dtype of the rows: float32, as in torch; float64; on a GPU also bfloat16 or float16, rounded stochastically.
     - `resume`: continue with the rows that the store already has. By default, a store with rows is refused.
     - `grad_scaler`: the loop's `torch.amp.GradScaler`, for mixed precision; None if it has none: a step of one is refused.

@@ -110,7 +110,7 @@ def swap(
     - `cache`: how much of the device the rows may take: rows, a share ("10%") or bytes ("4GiB"). No default suits every
       model.
     - `store`: where the other rows are: "memory", which needs no setup, "disk:FOLDER" or a `skirl.store.Store`.
-    - `seed`: fixes the initial values of rows that are not copied.
+    - `seed`: fixes the initial values of rows that are not copied, 0 so that runs repeat.
     - `resume`: use the rows that the store already holds, instead of the collection's; False refuses a store that is
       not empty.
     """

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from numpy.typing import NDArray
 
-from skirl.peers.base import CHANNELS, Channel, Peers, Work
+from skirl.peers.base import CHANNELS, BegunCall, Channel, Peers
 from skirl.peers.errors import PeerError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class _ToItself(Channel):
     def _exchange(self, arrays: Sequence[NDArray], tag: str, doing: str) -> list[NDArray]:
         return [arrays[0]]
 
-    def _move(self, outs: "list[Tensor]", parts: "list[Tensor]", doing: str) -> Work:
+    def _move(self, outs: "list[Tensor]", parts: "list[Tensor]", doing: str) -> BegunCall:
         if outs[0].shape != parts[0].shape:
             raise ValueError(f"{doing}: {len(parts[0])} are sent to the only rank, and {len(outs[0])} expected of it")
         return _Done()

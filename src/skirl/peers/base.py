@@ -55,7 +55,7 @@ class ChannelTraffic:
         return cls(0, 0.0, [0] * size, [0] * size, [0] * size, [0] * size)
 
 
-class Work(Protocol):
+class BegunCall(Protocol):
     """A call that was begun."""
 
     def wait(self) -> None:
@@ -69,7 +69,7 @@ What = TypeVar("What")
 class Swapping(Generic[What]):
     """A swap in progress. `send` must not change until `wait` has returned."""
 
-    def __init__(self, channel: "Channel", work: Work, out: What, send: What) -> None:
+    def __init__(self, channel: "Channel", work: BegunCall, out: What, send: What) -> None:
         self._channel, self._work, self._out, self._send = channel, work, out, send
 
     def wait(self) -> What:
@@ -239,14 +239,14 @@ class Channel(ABC):
                     self.counters.bytes_received[rank] += out.nbytes
             return Swapping(self, self._move(list(outs), list(parts), doing), outs, parts)
 
-    def _moved(self, outs: "list[Tensor]", parts: "list[Tensor]", doing: str) -> Work:
+    def _moved(self, outs: "list[Tensor]", parts: "list[Tensor]", doing: str) -> BegunCall:
         """Begin to move parts, and copy this rank's own."""
         work = self._move(outs, parts, doing)
         outs[self.rank].copy_(parts[self.rank])
         return work
 
     @abstractmethod
-    def _move(self, outs: "list[Tensor]", parts: "list[Tensor]", doing: str) -> Work:
+    def _move(self, outs: "list[Tensor]", parts: "list[Tensor]", doing: str) -> BegunCall:
         """Begin to send a part to each other rank, and to receive one from each."""
 
     @abstractmethod

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from skirl.peers.base import CHANNELS, ON_DEVICE, Channel, Peers, Work, said_of
+from skirl.peers.base import CHANNELS, ON_DEVICE, BegunCall, Channel, Peers, said_of
 from skirl.peers.errors import PeerError, failed, missing, over
 from skirl.peers.processes import Connections, end, is_gone, launched_here, this_process
 from skirl.peers.word import Word
@@ -156,7 +156,7 @@ class _Group(Channel):
         self._peers, self._group, self._destroyed = peers, group, False
         self._on_stream = backend == "nccl" and name in ON_DEVICE
 
-    def _move(self, outs: list[Tensor], parts: list[Tensor], doing: str) -> Work:
+    def _move(self, outs: list[Tensor], parts: list[Tensor], doing: str) -> BegunCall:
         if (why := self._peers.over) is not None:
             raise PeerError(why)
         try:
@@ -168,7 +168,7 @@ class _Group(Channel):
         except RuntimeError as error:
             self.lost(doing, 0.0, [], error)
 
-    def _messages(self, outs: list[Tensor], parts: list[Tensor], doing: str) -> Work:
+    def _messages(self, outs: list[Tensor], parts: list[Tensor], doing: str) -> BegunCall:
         """Begin a message to and from each other rank. Nothing is sent for an empty part."""
         works, late = [], []
         for distance in range(1, self.size):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from skirl.peers.base import CHANNELS, OF_STEP, Channel, Peers, Work, said_of
+from skirl.peers.base import CHANNELS, OF_STEP, BegunCall, Channel, Peers, said_of
 from skirl.peers.errors import PeerError, failed, missing, over
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class _BetweenThreads(Channel):
         self._job = job
         self._moves = 0
 
-    def _move(self, outs: "list[Tensor]", parts: "list[Tensor]", doing: str) -> Work:
+    def _move(self, outs: "list[Tensor]", parts: "list[Tensor]", doing: str) -> BegunCall:
         take = self._bring(doing, [part.clone() for part in parts])
 
         def wait() -> None:

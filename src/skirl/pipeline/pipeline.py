@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from skirl.core.item import Item
-from skirl.engine.capacity import Split
+from skirl.engine.capacity import CacheSplit
 from skirl.engine.engine import Engine, Leaving
 from skirl.engine.work import Flight
 from skirl.oracle.options import Plan
@@ -201,7 +201,7 @@ class Pipeline:
         for engine in self._engines:
             engine.lose(what, error)
 
-    def _split_anew(self, splits: list[Split], hold: Hold) -> None:
+    def _split_anew(self, splits: list[CacheSplit], hold: Hold) -> None:
         """Begin the next step with empty caches, split as its plan says."""
         self._stages.wait(hold, lambda: self._written == self.done - 1, "write-backs", self.done - 1)
         try:

@@ -11,7 +11,7 @@ import numpy as np
 from skirl.core.ids import BadIds, distinct
 from skirl.core.item import Item
 from skirl.core.positions import Positions
-from skirl.engine.capacity import Split
+from skirl.engine.capacity import CacheSplit
 from skirl.engine.engine import Engine
 from skirl.engine.too_small import DoesNotFit
 from skirl.engine.work import Flight, Micro, Work
@@ -86,7 +86,7 @@ class Window:
         """Batches that wait for a planner to be made."""
         self._wanted = 1 if all(engine.caches for engine in engines) else self._first_window
         """Number of them that are needed to make one."""
-        self._splits: list[Split] | None = None
+        self._splits: list[CacheSplit] | None = None
         """The split of the caches from the next step on, if it changes."""
         ends = np.cumsum([len(engine.schema.banks) for engine in engines])
         self._banks = [slice(end - len(e.schema.banks), end) for e, end in zip(engines, ends, strict=True)]
@@ -287,7 +287,7 @@ class Window:
         elif self._ended or len(self._first) >= self._wanted:
             self._begin()
 
-    def _split(self, i: int) -> Split:
+    def _split(self, i: int) -> CacheSplit:
         """Return how the cache of an engine is split for the first batches."""
         first = self._first[: self._first_window]
         rows = [[distinct(part.keys()) for part in entry.banks[self._banks[i]]] for entry in first]

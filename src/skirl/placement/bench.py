@@ -21,7 +21,7 @@ from skirl.placement.tables.named import OURS, PRODUCTION, Backend, Pool
 if TYPE_CHECKING:
     from skirl.core.placement import Cut
     from skirl.core.placement_plan import PlacementPlan
-    from skirl.placement.bench_runs import Job, Outcome
+    from skirl.placement.bench_runs import Outcome, RowsJob
     from skirl.placement.loads import Loads
 
 
@@ -126,11 +126,11 @@ class PlaceBench:
             "noise": noise,
         }
 
-    def job(self, kind: str, *, ranked: bool = False) -> "tuple[Job, Sequence[Any]]":
+    def job(self, kind: str, *, ranked: bool = False) -> "tuple[RowsJob, Sequence[Any]]":
         """Return a job whose cache holds `share` of its touched rows, and its batches."""
-        from skirl.placement.bench_runs import Job, columns
+        from skirl.placement.bench_runs import RowsJob, columns
 
-        job = Job(kind, self.batch, self.steps, self.rows_scale, 0, seed=self.seed, ranked=ranked)
+        job = RowsJob(kind, self.batch, self.steps, self.rows_scale, 0, seed=self.seed, ranked=ranked)
         batches = job.batches()
         ids = [columns(batch) for batch in batches]
         touched = sum(len(np.unique(column)) for column in np.concatenate(ids).T)
@@ -175,7 +175,9 @@ def cuts_of(tables: int, sites: int) -> "list[Cut]":
     return [Cut((0,), (n % sites,)) if n % 4 == 3 else ways[n % 4] for n in range(tables)]
 
 
-def executed(job: "Job", batches: Sequence[Any], plan: "PlacementPlan", loads: "Loads") -> "tuple[Outcome, int, int]":
+def executed(
+    job: "RowsJob", batches: Sequence[Any], plan: "PlacementPlan", loads: "Loads"
+) -> "tuple[Outcome, int, int]":
     """Train over sites that record their calls.
 
     Return the outcome, how many of the predicted loads differ, and how many were compared.
@@ -186,11 +188,11 @@ def executed(job: "Job", batches: Sequence[Any], plan: "PlacementPlan", loads: "
     - `plan`: where rows live.
     - `loads`: the planned moves.
     """
-    from skirl.placement.bench_runs import Seen, layout_of, load_of, trained
+    from skirl.placement.bench_runs import RecordingSite, layout_of, load_of, trained
     from skirl.store.placed.store import PlacedStore
 
     layout = layout_of(job)
-    sites = [Seen(layout) for _ in plan.sites]
+    sites = [RecordingSite(layout) for _ in plan.sites]
     store = PlacedStore(plan, sites, layout)
     calls: list[Any] = []
     outcome = trained(
@@ -226,7 +228,7 @@ def same(one: "Outcome", other: "Outcome") -> bool:
     return one.losses[-both:] == other.losses[-both:] and one.rows == other.rows
 
 
-def killed(job: "Job", batches: Sequence[Any], whole: "Outcome", plan: "PlacementPlan") -> bool:
+def killed(job: "RowsJob", batches: Sequence[Any], whole: "Outcome", plan: "PlacementPlan") -> bool:
     """Return whether a run killed over disks resumes to the bits of an unkilled one, under its own plan and another.
 
     **Arguments**

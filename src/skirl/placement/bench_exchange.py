@@ -9,7 +9,7 @@ import numpy as np
 from skirl.data.synthetic import Synthetic
 from skirl.measure.bench import wire
 from skirl.measure.bench.helpers import processes
-from skirl.placement.exchange import ExchangeCount, Ids, ids_of
+from skirl.placement.exchange import ExchangeCount, TableIds, ids_of
 from skirl.placement.exchange_bound import least_vectors
 from skirl.placement.tables import pool
 
@@ -66,7 +66,7 @@ def _counted(tables: Sequence[tuple[str, int]], batches: Any) -> dict[str, Any]:
     return found
 
 
-def _made(made: Sequence[pool.Made], trainers: int, seed: int) -> Iterator[list[Ids]]:
+def _made(made: Sequence[pool.Made], trainers: int, seed: int) -> Iterator[list[TableIds]]:
     """Yield batches of generated tables, with ids assigned to samples at random."""
     edges = [BATCH * n // trainers for n in range(trainers + 1)]
     bags = [end - begin for begin, end in pairwise(edges)]
@@ -78,7 +78,7 @@ def _made(made: Sequence[pool.Made], trainers: int, seed: int) -> Iterator[list[
             sample = rng.integers(0, BATCH, len(ids))
             mine = [(a <= sample) & (sample < b) for a, b in pairwise(edges)]
             of = [sample[which] - a for which, a in zip(mine, edges)]
-            batch.append(Ids([ids[which] for which in mine], bags, of))
+            batch.append(TableIds([ids[which] for which in mine], bags, of))
         yield batch
 
 
@@ -120,10 +120,10 @@ def counted_of(trainers: int, batch: int, steps: int, dim: int, seed: int) -> in
     return int(exchange.vectors["hashed"].sum())
 
 
-def _joined(parts: Sequence[Ids]) -> Ids:
+def _joined(parts: Sequence[TableIds]) -> TableIds:
     """Return what all trainers look up in a table, from what each looks up alone."""
     of, samples = ([getattr(part, name)[0] for part in parts] for name in ("of", "samples"))
-    return Ids([part.rows[0] for part in parts], [part.bags[0] for part in parts], of, samples)
+    return TableIds([part.rows[0] for part in parts], [part.bags[0] for part in parts], of, samples)
 
 
 def told(result: dict[str, Any]) -> dict[str, str]:

@@ -37,7 +37,7 @@ DIMS = {"criteo-kaggle": (16,), "mixed": (8, 16, 32)}
 
 
 @dataclass(frozen=True)
-class Job:
+class RowsJob:
     """A job that trains rows alone, with the sum of their squares as the loss.
 
     **Arguments**
@@ -105,7 +105,7 @@ def columns(sparse: Any) -> NDArray[np.int64]:
     return sparse.values().numpy().astype(np.int64).reshape(len(sparse.keys()), -1).T.copy()
 
 
-def counted(job: Job, batches: Sequence[Any]) -> Loads:
+def counted(job: RowsJob, batches: Sequence[Any]) -> Loads:
     """Plan the run, and return what each step moves.
 
     **Arguments**
@@ -121,7 +121,7 @@ def counted(job: Job, batches: Sequence[Any]) -> Loads:
     return loads
 
 
-def plan_of(job: Job, sites: int, cuts: Sequence[Cut]) -> PlacementPlan:
+def plan_of(job: RowsJob, sites: int, cuts: Sequence[Cut]) -> PlacementPlan:
     """Return a plan with these cuts, over sites in memory.
 
     **Arguments**
@@ -134,7 +134,7 @@ def plan_of(job: Job, sites: int, cuts: Sequence[Cut]) -> PlacementPlan:
     return PlacementPlan(tuple(Site(f"site-{n}") for n in range(sites)), tuple(tables))
 
 
-def layout_of(job: Job) -> Layout:
+def layout_of(job: RowsJob) -> Layout:
     """Return the layout of the records of a job's tables.
 
     **Arguments**
@@ -147,7 +147,7 @@ def layout_of(job: Job) -> Layout:
     return layout
 
 
-class Seen(MemoryStore):
+class RecordingSite(MemoryStore):
     """A site that records each read and write: number of rows, bytes, and a digest of which rows.
 
     Two threads call it, so calls of neighbouring steps may swap places; the digest tells which step a call belongs to.
@@ -195,7 +195,7 @@ class Outcome:
 
 
 def trained(
-    job: Job,
+    job: RowsJob,
     embeddings: EmbeddingBagCollection,
     batches: Sequence[Sparse],
     *,
@@ -254,6 +254,6 @@ def _digest(embeddings: EmbeddingBagCollection) -> str:
 if __name__ == "__main__":
     said = json.loads(sys.argv[1])
     torch.set_num_threads(1)
-    the_job = Job(**said["job"])
+    the_job = RowsJob(**said["job"])
     made = the_job.embeddings(said["store"])
     trained(the_job, made, the_job.batches(), folder=Path(said["folder"]), kill_at=said["kill_at"])

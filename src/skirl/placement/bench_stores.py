@@ -10,7 +10,7 @@ import numpy as np
 from skirl.core.placement import Cut
 from skirl.core.placement_plan import PlacementPlan, Site
 from skirl.core.tables import Table
-from skirl.placement.bench_runs import Job, columns, counted, layout_of, plan_of, trained
+from skirl.placement.bench_runs import RowsJob, columns, counted, layout_of, plan_of, trained
 from skirl.placement.loads import Loads
 from skirl.placement.plan import bound_of, plan_for
 from skirl.store import Link, LinkStore, MemoryStore
@@ -39,7 +39,7 @@ class _Timed:
     """The same in the busier direction: how many times faster a perfect balance would be."""
 
 
-def measured(job: Job, batches: Sequence[Any], counts: Sequence[int], step: float) -> dict[str, Any]:
+def measured(job: RowsJob, batches: Sequence[Any], counts: Sequence[int], step: float) -> dict[str, Any]:
     """Return how long each placement takes, relative to the hash or the bound.
 
     **Arguments**
@@ -126,7 +126,7 @@ def told(result: dict[str, Any]) -> dict[str, str]:
 
 
 def _unlike(
-    job: Job, batches: Sequence[Any], loads: Loads, tables: Sequence[Table], most: float, tight: Sequence[float]
+    job: RowsJob, batches: Sequence[Any], loads: Loads, tables: Sequence[Table], most: float, tight: Sequence[float]
 ) -> dict[str, float]:
     """Compare the plan for links of unequal rates with its bound and with an even hash."""
     rate = most / len(loads) / sum(UNLIKE)
@@ -144,7 +144,7 @@ def _unlike(
     }
 
 
-def _timed(job: Job, batches: Sequence[Any], loads: Loads, sites: Sequence[Site], cuts: Sequence[Cut]) -> _Timed:
+def _timed(job: RowsJob, batches: Sequence[Any], loads: Loads, sites: Sequence[Site], cuts: Sequence[Cut]) -> _Timed:
     """Train over links with the sites' rates, and time the run."""
     plan = PlacementPlan(tuple(sites), plan_of(job, len(sites), cuts).tables)
     layout = layout_of(job)

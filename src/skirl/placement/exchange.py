@@ -21,7 +21,7 @@ _FLOAT = 4
 
 
 @dataclass(frozen=True)
-class Ids:
+class TableIds:
     """The ids that a batch looks up in one table.
 
     **Arguments**
@@ -47,7 +47,7 @@ class ExchangeCount:
     - `trainers`: number of trainers; each has an equal part of the samples.
 
     >>> exchange = ExchangeCount([("a", 4)], 2)
-    >>> exchange.add([Ids([np.array([1, 1, 2]), np.array([2, 3])], [2, 2], [np.array([0, 1, 1]), np.array([0, 1])])])
+    >>> exchange.add([TableIds([np.array([1, 1, 2]), np.array([2, 3])], [2, 2], [np.array([0, 1, 1]), np.array([0, 1])])])
     >>> [exchange.vectors[way].tolist() for way in ("rows", "pooled")], exchange.facts()["tables"][0]["better"]
     ([[2], [4]], 'rows')
     """
@@ -57,7 +57,7 @@ class ExchangeCount:
         self.vectors = {way: np.zeros(len(self.tables), np.int64) for way in WAYS}
         self._placement = Placement.even(trainers)
 
-    def add(self, batch: Sequence[Ids]) -> None:
+    def add(self, batch: Sequence[TableIds]) -> None:
         """Count one more batch.
 
         **Arguments**
@@ -76,7 +76,7 @@ class ExchangeCount:
             owner = table % self.trainers
             self.vectors["pooled"][table] += 2 * (sum(ids.bags) - ids.bags[owner])
 
-    def _partial(self, table: int, ids: Ids) -> int:
+    def _partial(self, table: int, ids: TableIds) -> int:
         """Count the sums that owners by hash send: one for each bag of another trainer with any of their rows."""
         sums = 0
         for trainer, (rows, bags) in enumerate(zip(ids.rows, ids.of, strict=True)):
@@ -123,7 +123,7 @@ def partial_sums(bags: np.ndarray, at: np.ndarray, owners: int) -> tuple[np.ndar
     return bag, owner
 
 
-def ids_of(sparse: Sparse, tables: Sequence[Table], trainers: int) -> list[Ids]:
+def ids_of(sparse: Sparse, tables: Sequence[Table], trainers: int) -> list[TableIds]:
     """Return what a batch looks up in each table, by trainer. Each trainer has an equal stretch of the samples.
 
     **Arguments**
@@ -148,7 +148,7 @@ def ids_of(sparse: Sparse, tables: Sequence[Table], trainers: int) -> list[Ids]:
             rows.append(np.concatenate([some for some, *_ in mine]))
             of.append(np.concatenate([bag + begin for (_, bag, _), begin in zip(mine, first[:-1], strict=True)]))
             samples.append(np.concatenate([shared for *_, shared in mine]))
-        found.append(Ids(rows, [n * len(table.features) for n in bags], of, samples))
+        found.append(TableIds(rows, [n * len(table.features) for n in bags], of, samples))
     return found
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from skirl.placement.exchange import Ids
+from skirl.placement.exchange import TableIds
 
 ROUNDS = 120
 """Steps towards the best bound; each of them gives a valid one."""
@@ -12,7 +12,7 @@ _HEAD = 8
 """Weights begin with this power of the share of a row's readers that cannot own it."""
 
 
-def least_vectors(ids: Ids, rounds: int = ROUNDS) -> float:
+def least_vectors(ids: TableIds, rounds: int = ROUNDS) -> float:
     """Return a number of vectors that no plan goes below, counted in one direction.
 
     In any plan, each row has one owner in a step. A bag of another trainer gets each of its rows either as the row, sent
@@ -29,7 +29,7 @@ def least_vectors(ids: Ids, rounds: int = ROUNDS) -> float:
     - `rounds`: number of steps.
 
     >>> bags = [np.array([0, 1]), np.array([0]), np.array([0])]
-    >>> least_vectors(Ids([np.array([5, 5]), np.array([5]), np.array([9])], [2, 1, 1], bags))
+    >>> least_vectors(TableIds([np.array([5, 5]), np.array([5]), np.array([9])], [2, 1, 1], bags))
     1.0
     """
     bag, pair, row = _uses(ids)
@@ -53,7 +53,7 @@ def least_vectors(ids: Ids, rounds: int = ROUNDS) -> float:
     return best
 
 
-def _uses(ids: Ids) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _uses(ids: TableIds) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the bag and the pair of each use, and the row of each pair; a pair is a row with a trainer that reads it.
 
     All are numbered from 0 on; a row that a bag has twice is used once. Pairs of a row follow one another.

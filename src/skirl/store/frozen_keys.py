@@ -10,7 +10,7 @@ from skirl.store.disk.manifest import Manifest
 from skirl.store.disk.records import HEADER
 from skirl.store.memory.frozen import name_of
 from skirl.tools.sealed_json import CheckpointError
-from skirl.tools.tensor_file import Reader
+from skirl.tools.tensor_file import TensorReader
 
 
 def frozen_keys(folder: Path, facts: Facts) -> Iterator[tuple[Record, np.ndarray]]:
@@ -27,7 +27,7 @@ def frozen_keys(folder: Path, facts: Facts) -> Iterator[tuple[Record, np.ndarray
             yield entry.record, segment_keys(folder, entry.name, entry.count)
         return
     for entry in facts["files"]:
-        reader = Reader(folder, entry)
+        reader = TensorReader(folder, entry)
         for record in Layout.from_facts(facts["layout"]).kinds:
             if (name := f"keys-{name_of(record)}") in reader.columns:
                 yield record, reader.mapped(name)

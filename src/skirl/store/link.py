@@ -35,9 +35,9 @@ class Link:
     """
 
     rate: float = math.inf
-    """Bytes a second, in each direction."""
+    """Bytes a second, in each direction; unlimited by default, to emulate the delay alone."""
     delay: float = 0.0
-    """Seconds that a call takes in addition to the transfer of its bytes."""
+    """Seconds that a call takes in addition to the transfer of its bytes; 0 emulates the rate alone."""
 
     def __post_init__(self) -> None:
         if not self.rate > 0:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from skirl.measure.bench.helpers import Watch
+from skirl.measure.bench.helpers import Stopwatch
 from skirl.sweep.crew import sweep_of
 from skirl.sweep.race import Race
 from skirl.sweep.rules import Rules
@@ -73,7 +73,7 @@ def truth(recipe: Recipe, variants: Sequence[Varied]) -> Truth:
 
     sweep = sweep_of(recipe, variants)
     losses = []
-    with Watch() as watch, sweep, lookahead(recipe.stream(), sweep, depth=recipe.cache.depth) as batches:
+    with Stopwatch() as watch, sweep, lookahead(recipe.stream(), sweep, depth=recipe.cache.depth) as batches:
         for batch in batches:
             found = sweep.step(batch)
             losses.append([found.get(variant.name, np.inf) for variant in variants])

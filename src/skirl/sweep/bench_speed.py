@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from skirl.data.flags import FILE_KINDS
-from skirl.measure.bench.helpers import Watch
+from skirl.measure.bench.helpers import Stopwatch
 from skirl.tools.machine import cores
 from skirl.train.recipe import Recipe
 
@@ -198,7 +198,7 @@ def main() -> None:
         print("ready", flush=True)
         for _ in sys.stdin:
             before = run.others()
-            with Watch() as watch:
+            with Stopwatch() as watch:
                 for _ in range(steps):
                     next(run.steps)
             cpu = watch.cpu + run.others() - before

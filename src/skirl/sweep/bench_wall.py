@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from skirl.measure.bench.helpers import Watch
+from skirl.measure.bench.helpers import Stopwatch
 from skirl.sweep.bench_race import RUNGS, grid
 from skirl.sweep.command import SweepCommand
 from skirl.sweep.variants import Varied
@@ -33,11 +33,11 @@ def wall(recipe: Recipe, count: int, alpha: float) -> dict[str, Any]:
     race = SweepCommand.of(**flags, vary=vary, rungs=rungs, alpha=alpha)
     Train.of(**_alone(flags, variants[0]) | {"steps": _WARM}).run()
     SweepCommand.of(**flags | {"steps": _WARM}, vary=vary[:1]).run()
-    with Watch() as watch:
+    with Stopwatch() as watch:
         raced = race.run()
     lone, cpu = [], []
     for variant in (variants[0], variants[count // 2], variants[-1])[:LONE]:
-        with Watch() as alone:
+        with Stopwatch() as alone:
             Train.of(**_alone(flags, variant)).run()
         lone.append(alone.seconds)
         cpu.append(alone.cpu)

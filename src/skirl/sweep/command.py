@@ -15,6 +15,7 @@ from skirl.sweep.variants import Varied, axis, variants_of, varying
 from skirl.tools.flags import Composed
 from skirl.tools.progress import clock, size
 from skirl.train.commands import Report as ReportOfRun
+from skirl.train.commands import Train
 from skirl.train.flags import LogFlags, ShowFlags, check_evaluated, check_ratio
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ class SweepCommand(Composed):
     of_one_run: ClassVar[tuple[str, ...]] = (
         "run", "trace", "save", "save_every", "save_minutes", "keep_best", "resume", "json", "quiet",
     )  # fmt: skip
+    only_with: ClassVar[Mapping[str, set[str]]] = {
+        **Train.only_with, "save": {"save_every", "save_minutes", "keep_best", "resume"}, "search": {"trials", "study"},
+    }  # fmt: skip
 
     vary: VaryFlags = field(default_factory=VaryFlags)
     search: SearchFlags = field(default_factory=SearchFlags)

@@ -22,14 +22,14 @@ KEPT = 64
 """Rounds after which both are timed again; next time it takes four times as many, and so on."""
 
 
-class Lanes:
+class JobThreads:
     """Threads that take jobs until none is left, the caller's among them. Each computes with one torch thread.
 
     **Arguments**
 
     - `count`: number of threads, including the caller's.
 
-    >>> done, lanes = [], Lanes(2)
+    >>> done, lanes = [], JobThreads(2)
     >>> lanes.run({n: lambda n=n: done.append(n) for n in range(5)})
     >>> lanes.close()
     >>> sorted(done)

@@ -9,7 +9,7 @@ from skirl.core.ids import Captured, Resolver
 from skirl.core.positions import Positions
 from skirl.core.tables import Table
 from skirl.engine.cache import Cache
-from skirl.engine.capacity import CacheSize, Capacity, Split
+from skirl.engine.capacity import CacheSize, CacheSplit, Capacity
 from skirl.engine.counters import Counters
 from skirl.engine.engine import Engine, Leaving
 from skirl.engine.work import Micro, Work
@@ -107,13 +107,13 @@ class Fleet:
 
     # What the window and the pipeline call.
 
-    def allocate(self, split: Split) -> None:
+    def allocate(self, split: CacheSplit) -> None:
         """Allocate the caches of all packs, with the same number of slots each."""
         for engine in self.live.values():
             engine.allocate(split)
         self.capacity.take(split)
 
-    def split_anew(self, split: Split) -> None:
+    def split_anew(self, split: CacheSplit) -> None:
         """Begin again with empty caches, split differently."""
         for engine in self.live.values():
             engine.split_anew(split)

@@ -13,7 +13,7 @@ from skirl.tools.sealed_json import CheckpointError
 
 @dataclass(frozen=True)
 class Info(InfoOfOthers):
-    """Say what a file or a folder is: a checkpoint, a disk store, a vocabulary, data, predictions, a run, a sweep."""
+    """Say what a file or folder is: a checkpoint, a disk store, a vocabulary, a plan, data, predictions, a run, a sweep."""
 
     def run(self) -> dict[str, Any]:
         """Look at the path and return what was found."""

@@ -10,7 +10,6 @@ from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from skirl.sweep.names import HEADER
-from skirl.train.flags import drop_save
 
 _NAMES: dict[int, str] = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
 
@@ -28,7 +27,7 @@ class KeepFlags:
 
     save: Path | None = None
     """A folder for checkpoints, with a subfolder for each variant. The sweep is saved at its end, and when SIGTERM or
-    Ctrl-C ends it. none saves nothing, where a file of flags names a folder."""
+    Ctrl-C ends it."""
     save_every: int | None = None
     """Steps between two checkpoints."""
     save_minutes: float | None = None
@@ -44,7 +43,6 @@ class KeepFlags:
     """Resume from the checkpoint in --save, the race too; if there is none yet, start the sweep."""
 
     def __post_init__(self) -> None:
-        drop_save(self, save_every=None, save_minutes=None, keep_best=False)
         if self.save is None and (self.save_every or self.save_minutes or self.keep_best or self.resume):
             raise ValueError("save_every, save_minutes, keep_best and resume need a folder: set save")
         if self.save_every is not None and self.save_every < 1:

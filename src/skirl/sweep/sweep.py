@@ -23,7 +23,7 @@ from skirl.pipeline.lookahead import Lookahead
 from skirl.store import Store
 from skirl.sweep.checkpoint import Parts, SweepSaving, load_all, optimizers_of, read_header, save_all
 from skirl.sweep.contender import Contender, VariantBags, VariantRows
-from skirl.sweep.dense import LANES, LOOP, Choice, Lanes, alike_in_threads
+from skirl.sweep.dense import LANES, LOOP, Choice, JobThreads, alike_in_threads
 from skirl.sweep.diverged import Diverged
 from skirl.sweep.fleet import Fleet, shared_banks
 from skirl.sweep.models import check_apart, made_of
@@ -79,7 +79,7 @@ class Sweep:
       folder of its name. Or a function that returns the store of a variant, given its name.
     - `optimizer`: trains the rows of variants that set no other. None means `RowwiseAdagrad()`: every variant holds a state
       of its own, and this one is the smallest, one number a row.
-    - `seed`: seed of the initial rows and of the random generator, for variants that set no other. It is fixed, so that a
+    - `seed`: seed of the initial rows and of the random generator, for variants that set no other: 0, fixed so that a
       sweep can be repeated, and the same for all, so that variants differ only in their overrides.
     - `loss`: called as `loss(model, batch)` by `sweep.step`; returns a variant's loss, or the loss and what to keep as
       `variant.kept`. By default `model.loss(batch)`, which all models of skirl have.
@@ -153,7 +153,7 @@ class Sweep:
         self._lanes = None
         on_cpu = self.variants[0].embeddings.engine.device.at.type == "cpu"
         if form != LOOP and threads == 1 and on_cpu and (cores() > 1 or form == LANES):
-            self._lanes = Lanes(max(2, min(cores(), len(variants))))
+            self._lanes = JobThreads(max(2, min(cores(), len(variants))))
         self.saving: SweepSaving | None = None
         """The checkpoint that is being written."""
         self._known = False
@@ -262,7 +262,7 @@ class Sweep:
         **Arguments**
 
         - `name`: a variant still in the race.
-        - `why`: the reason, as it will be reported.
+        - `why`: the reason, as it will be reported; "dropped" if you have no other.
         """
         contender = self[name]
         if contender.left is not None:

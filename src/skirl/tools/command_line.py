@@ -41,7 +41,6 @@ def read_flags(
         name = arg.removeprefix("--").partition("=")[0]
         if arg.startswith("--") and name in elsewhere and name not in flags:
             _refuse(prog, f"there is no flag {option(name)}: {elsewhere[name]}")
-    args, unset = _unset(prog, flags, args)
     if not _asks(args):
         _refuse_wrong(prog, flags, args)
     import tyro  # 0.1 s that an overview does not need
@@ -60,7 +59,6 @@ def read_flags(
         value = getattr(found if flag.name in first else getattr(found, f"group_{flag.group}"), flag.name)
         if flag.type is not bool or value:  # False: it was not given
             values[flag.name] = value
-    values |= dict.fromkeys(unset, False)
     if positional is not None and len(unknown) == 1 and not unknown[0].startswith("-"):
         if any(arg.partition("=")[0] == f"--{positional}" for arg in args):
             _refuse(prog, f"{positional} is given twice, with its name and without it: leave one of them out")
@@ -99,14 +97,29 @@ def _field(flag: Flag) -> tuple[str, Any, Any]:
     return name, Annotated[flag.type, told], field() if default is MISSING else field(default=default)
 
 
-def _unset(prog: str, flags: Mapping[str, Flag], args: Sequence[str]) -> tuple[list[str], set[str]]:
-    """Return a command line without its `--no-NAME`, and the flags that these unset, such as ones that a file sets."""
+def without_unset(prog: str, flags: Mapping[str, Flag], args: Sequence[str]) -> tuple[list[str], set[str]]:
+    """Return a command line without its `--no-NAME` and `--NAME none`, and the flags that these unset.
+
+    >>> flags = {"save": Flag("save", str | None, None, "", ""), "quiet": Flag("quiet", bool, False, "", "")}
+    >>> without_unset("skirl x", flags, ["--no-quiet", "--save", "none", "--lr", "3"])[0]
+    ['--lr', '3']
+    """
     off = {_off(name): name for name, flag in flags.items() if flag.type is bool}
-    unset = {off[arg]: arg for arg in args if arg in off}
-    for name, _ in _given(flags, args)[0]:
+    rest, unset, words = list[str](), dict[str, str](), iter(zip(args, [*args[1:], ""]))
+    for arg, after in words:
+        name, (_, equals, value) = _named(flags, arg), arg.partition("=")
+        if arg in off:
+            unset[off[arg]] = arg
+        elif arg.startswith("--") and name in flags and flags[name].optional and (value if equals else after) == "none":
+            unset[name] = f"{option(name)} none"
+            if not equals:
+                next(words)
+        else:
+            rest.append(arg)
+    for name, _ in _given(flags, rest)[0]:
         if name in unset:
             _refuse(prog, f"{option(name)} and {unset[name]} are both given: leave one of them out")
-    return [arg for arg in args if arg not in off], set(unset)
+    return rest, set(unset)
 
 
 def _off(name: str) -> str:

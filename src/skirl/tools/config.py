@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import re
 import tomllib
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ def read_config(
     flags: Mapping[str, Flag],
     *,
     others: Collection[str] = (),
+    of_sweep: Mapping[str, Flag] = {},
     of_one_run: Mapping[str, Collection[str]] = {},
 ) -> dict[str, Any]:
     """Return the flags that a file sets, by name.
@@ -26,7 +28,8 @@ def read_config(
 
     - `path`: the file; a folder stands for the config.json in it, or for the sweep.json.
     - `flags`: flags of the command. Any other name in the file is refused, and so is a value of another type.
-    - `others`: names to skip, because they are flags of other commands that share the file.
+    - `others`: names to skip, because they are flags of another command that shares the file.
+    - `of_sweep`: flags of a sweep: another value than the default of one that is not in `others` is refused.
     - `of_one_run`: by the command that left such a file, names to skip in it: flags that say where it wrote, and flags
       that mean something else to the command that reads it.
     """
@@ -42,8 +45,10 @@ def read_config(
         if isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, dict) for item in value)):
             raise ValueError(f"{path}: [{key}] is a table: write flags at the top of the file")
         name = key.replace("-", "_")
-        name = f"{name}_" if f"{name}_" in flags else name  # a word that Python keeps for itself
+        name = f"{name}_" if f"{name}_" in {*flags, *others} else name  # a word that Python keeps for itself
         if name in flags:
+            if value == "none" and flags[name].optional:
+                continue
             try:
                 values[name] = read_as(flags[name].type, value)
             except TypeError as expected:
@@ -51,6 +56,13 @@ def read_config(
                     continue
                 raise ValueError(f"{path}: {key} is {json.dumps(value, default=str)}: set it to {expected}") from None
         elif name not in others:
+            if name in of_sweep and value in (of_sweep[name].default, [], None):
+                continue
+            if name in of_sweep:
+                raise ValueError(
+                    f"{path}: {key} is a flag of skirl sweep, not of this command: use `skirl sweep --config {path}`, or "
+                    "leave it out"
+                )
             near = difflib.get_close_matches(name, flags, n=1)
             hint = f"did you mean {near[0]}?" if near else "leave it out"
             raise ValueError(f"{path}: {key} is not a flag of this command: {hint}")
@@ -58,7 +70,7 @@ def read_config(
 
 
 def _parsed(path: Path) -> dict[str, Any]:
-    kind = "JSON" if path.suffix == ".json" else "TOML"
+    kind, text = "JSON" if path.suffix == ".json" else "TOML", ""
     try:
         text = path.read_text(encoding="utf-8")
         found = json.loads(text) if kind == "JSON" else tomllib.loads(text)
@@ -67,6 +79,12 @@ def _parsed(path: Path) -> dict[str, Any]:
             f"config is {str(path)!r}, which cannot be read: set it to a TOML file or a config.json"
         ) from None
     except (ValueError, RecursionError) as error:
+        if found := re.match(r"Cannot overwrite a value \(at (?:line (\d+)|end)", str(error)):
+            lines = text.splitlines()[: int(found[1]) if found[1] else None]
+            key = next(line.partition("=")[0].strip() for line in reversed(lines) if "=" in line)
+            raise ValueError(
+                f"{path}: {key} is set twice, again in line {len(lines)}: leave one of the two out"
+            ) from None
         raise ValueError(
             f"{path}: this is not valid {kind} ({error}): set config to a TOML file or a config.json"
         ) from None

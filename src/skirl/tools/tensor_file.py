@@ -22,7 +22,7 @@ _SIZES = {"float32": 4, "float64": 8, "int64": 8}
 
 Columns = Mapping[str, tuple[np.dtype, tuple[int, ...]]]
 Entry = dict[str, Any]
-"""A description of a file, as `Writer.entry` returns it:
+"""A description of a file, as `TensorWriter.entry` returns it:
 {"file": name, "columns": {name: [dtype, shape]}, "about": ..., "bytes": size, "sha256": ...}."""
 
 
@@ -46,7 +46,7 @@ def _layout(columns: Columns, about: Mapping[str, str]) -> tuple[bytes, dict[str
     return head, {name: len(head) + at for name, at in begin.items()}
 
 
-class Writer:
+class TensorWriter:
     """A file whose tensors are written in pieces, each from its first row on; the file appears once all are complete.
 
     >>> import tempfile
@@ -83,7 +83,7 @@ class Writer:
 
     @property
     def entry(self) -> Entry:
-        """The description of the file that `Reader` needs; valid once all is written."""
+        """The description of the file that `TensorReader` needs; valid once all is written."""
         return {
             "file": self._path.name,
             "columns": {name: [dtype.name, list(shape)] for name, (dtype, shape) in self._columns.items()},
@@ -107,8 +107,8 @@ class Writer:
             self._draft.unlink(missing_ok=True)
 
 
-class Reader:
-    """A file that `Writer` wrote. If anything is wrong with it, a `CheckpointError` names it."""
+class TensorReader:
+    """A file that `TensorWriter` wrote. If anything is wrong with it, a `CheckpointError` names it."""
 
     def __init__(self, folder: Path, entry: Entry) -> None:
         try:

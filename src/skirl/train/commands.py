@@ -41,6 +41,12 @@ class Train(Composed):
         "run", "trace", "save", "save_every", "save_minutes", "keep", "keep_best", "resume", "json", "quiet",
     )  # fmt: skip
     """Flags that a repetition of a run does not take from its config.json, so that it does not write to the same places."""
+    only_with: ClassVar[Mapping[str, set[str]]] = {
+        "save": {"save_every", "save_minutes", "keep", "keep_best", "resume"},
+        "valid": {"eval_every", "patience", "keep_best"},
+        "eval_every": {"patience", "keep_best"},
+    }
+    """By flag, those of a file that are unset with it, since they mean nothing without it."""
 
     recipe: Recipe = field(default_factory=Recipe)
     evaluation: EvaluationFlags = field(default_factory=EvaluationFlags)
@@ -204,8 +210,12 @@ class Verify(Composed):
 
     def _with_threads_of_trainers(self) -> "Verify":
         """Return the same command with as many threads as trainers have by default: bits depend on their number."""
-        threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
-        return replace(self, recipe=replace(self.recipe, device=replace(self.recipe.device, threads=threads)))
+        text = os.environ.get("OMP_NUM_THREADS", "1")
+        threads = text.partition(",")[0].strip()  # after a comma, threads of loops in loops, which torch does not have
+        if not threads.isdecimal() or not int(threads):
+            raise ValueError(f"OMP_NUM_THREADS is {text!r}: set it to a number from 1 on, or unset it")
+        device = replace(self.recipe.device, threads=int(threads))
+        return replace(self, recipe=replace(self.recipe, device=device))
 
     def sizes(self) -> list[int]:
         """Return the numbers of trainers, none if they were not given."""

@@ -4,7 +4,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from skirl.core.optimizer_names import OptimizerName
 
@@ -236,8 +236,7 @@ class SaveFlags:
     group: ClassVar[str] = "save"
 
     save: Path | None = None
-    """A folder for checkpoints; the run is saved at its beginning, at its end, and at SIGTERM, which ends it. none saves
-    nothing, where a file of flags names a folder."""
+    """A folder for checkpoints; the run is saved at its beginning, at its end, and at SIGTERM, which ends it."""
     save_every: int | None = None
     """Steps between two checkpoints."""
     save_minutes: float | None = None
@@ -254,7 +253,6 @@ class SaveFlags:
     checkpoint yet."""
 
     def __post_init__(self) -> None:
-        drop_save(self, save_every=None, save_minutes=None, keep=None, keep_best=False)
         if self.save is None and (self.save_every or self.save_minutes or self.keep or self.resume or self.keep_best):
             raise ValueError("save_every, save_minutes, keep, keep_best and resume need a folder: set save")
         if self.save_every is not None and self.save_every < 1:
@@ -263,17 +261,6 @@ class SaveFlags:
             raise ValueError(f"save_minutes is {self.save_minutes}: set it to minutes above 0")
         if self.keep is not None and self.keep < 1:
             raise ValueError(f"keep is {self.keep}: set it to 1 or more checkpoints")
-
-
-def drop_save(flags: Any, **unset: Any) -> None:
-    """If `save` is "none", unset it, and the flags that only matter where something is saved.
-
-    >>> SaveFlags(save=Path("none"), save_every=5) == SaveFlags()
-    True
-    """
-    if flags.save is not None and str(flags.save) == "none":
-        for name, value in {"save": None, **unset}.items():
-            object.__setattr__(flags, name, value)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 import pytest
 
 from skirl.measure.bench import curves
-from skirl.measure.bench.curves import AXES, Curves, Point, Run, drawn, worst
+from skirl.measure.bench.curves import AXES, AxisSizes, CurveRun, Curves, drawn, worst
 from skirl.train.report.plot import Chart, svg
 from tests.pages import NONE, mistakes
 
@@ -48,7 +48,7 @@ def test_the_worst_pair_counts_not_the_ends():
 
 
 def test_rows_do_move_while_it_is_measured():
-    run = Run(Point(batch=16, tables=2, dim=4, depth=2, rows=1000), seed=0)
+    run = CurveRun(AxisSizes(batch=16, tables=2, dim=4, depth=2, rows=1000), seed=0)
     run.turn(30)
     counters = run._embeddings.engine.counters
     before = counters.written

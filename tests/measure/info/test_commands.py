@@ -1,13 +1,21 @@
 """What `skirl info` says about things it does not know, and of when; tests/habits/test_commands.py covers the rest."""
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from skirl import cli
+from skirl.core.placement import Cut
+from skirl.core.placement_plan import PlacedTable, PlacementPlan, Site
 from skirl.measure.info.look import made
+from skirl.placement.tables.costs import SHIPPED
+from skirl.placement.tables.pieces import Piece
+from skirl.placement.tables.plan_file import TablePlan
 from skirl.train import origin
+from tests.dedup.rows import Row, schema, write
 
 
 @pytest.mark.parametrize(
@@ -27,6 +35,48 @@ def test_the_unknown_is_one_sentence(name: str, content: bytes | None, said: str
     assert cli.main(["info", str(tmp_path / name)]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("skirl info: ") and said in line
+
+
+def test_plans_and_costs_are_told_what_they_are(tmp_path: Path, capsys):
+    sites, tables = (Site("a", "disk:/fast/rows"), Site("b")), (PlacedTable("user", 1000, 16, Cut.weighted([3, 1])),)
+    PlacementPlan(sites, tables).save(tmp_path / "plan.json")
+    TablePlan(2, (("t", 4, 8, "sgd"),), (((Piece(0, 0, 4, 0, 8), 1),),)).save(tmp_path / "tables.json")
+    found = {name: told(tmp_path / name, capsys) for name in ("plan.json", "tables.json")} | {
+        "costs": told(SHIPPED, capsys)
+    }
+    assert {name: facts["kind"] for name, facts in found.items()} == {
+        "plan.json": "plan of a placement", "tables.json": "plan of tables", "costs": "costs of tables",
+    }  # fmt: skip
+    assert found["plan.json"]["sites"] == {"a": "disk:/fast/rows", "b": "memory"}
+    assert found["plan.json"]["tables"] == [{"name": "user", "rows": 1000, "dim": 16}]
+    assert (found["tables.json"]["ranks"], found["costs"]["backend"]) == (2, "skirl-cpu")
+    assert cli.main(["info", str(tmp_path / "plan.json")]) == 0
+    assert "a: disk:/fast/rows" in capsys.readouterr().out
+    (tmp_path / "plan.json").write_text((tmp_path / "plan.json").read_text().replace("1000", "1001"))
+    assert cli.main(["info", str(tmp_path / "plan.json")]) == 1
+
+
+@pytest.mark.parametrize("layout", ["rows", "once", "window"])
+def test_the_layout_of_converted_files_is_told(layout: str, tmp_path: Path, capsys):
+    rows: list[Row] = [
+        {"click": i % 2, "price": 1.0, "item": i, "seen": list(range(i // 2, i // 2 + 30)), "bought": [9], "visit": i // 20,
+         "when": i}
+        for i in range(200)
+    ]  # fmt: skip
+    data = write(tmp_path / "in.parquet", rows, 50)
+    words = ["--by", "session", "--layout", layout, "--schema", schema(tmp_path)]
+    assert cli.main(["convert", "--data", data, "--out", str(tmp_path / "out"), *words, "--quiet"]) == 0
+    shown = capsys.readouterr().out
+    left_out = {"once": "lists that repeat: seen", "window": "ids that lists share with others of their session: seen"}
+    assert left_out.get(layout, "") in shown and ("left out" in shown) == (layout in left_out)
+    assert told(tmp_path / "out", capsys)["layout"] == layout
+    assert cli.main(["info", str(tmp_path / "out")]) == 0
+    assert f" {layout}: " in capsys.readouterr().out
+
+
+def told(path: Path, capsys) -> dict[str, Any]:
+    assert cli.main(["info", str(path), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
 
 
 def test_a_folder_is_as_new_as_its_newest_file(tmp_path: Path):

@@ -12,7 +12,7 @@ from skirl.core.placement import Placement
 from skirl.measure.bench.movement import CountSettings, ids_of
 from skirl.measure.scaling import machine_costs, traffic
 from skirl.measure.scaling.commands import Simulate
-from skirl.measure.scaling.iteration import Costs, bends, changes, step_of
+from skirl.measure.scaling.iteration import StepCosts, bends, changes, step_of
 from skirl.measure.scaling.traffic import KINDS, StepTraffic, all_critical, traffic_of
 from skirl.store.link import Link
 from tests.cases import cases
@@ -49,7 +49,7 @@ def test_bytes_are_those_of_sets(trainers):
 
 
 def test_the_time_of_a_step_by_hand():
-    link, costs = Link(1000.0, 0.01), Costs(0.5, 0.4, 0.001, 0.0001, 2.0, 0.05)
+    link, costs = Link(1000.0, 0.01), StepCosts(0.5, 0.4, 0.001, 0.0001, 2.0, 0.05)
     given = StepTraffic(3, NONE | {"values_critical": 50.0, "dense": 50.0, "gradients_late": 300.0}, 10.0, 1.0, 0.0)
     step = step_of(given, costs, link)
     waits = 5 * 2 * 0.001 + 4 * 0.01  # five messages to each of the two others, and four times the delay
@@ -61,9 +61,9 @@ def test_the_time_of_a_step_by_hand():
     assert waiting.seconds == pytest.approx(0.5 + 0.4 + waits)
     slow = step_of(given, costs, Link(100.0))
     assert slow.seconds == pytest.approx(3.0 + 1.0 + 0.01) and slow.bound == "wire"
-    assert step_of(given, Costs(0.5, 0.4, 0.001, 0, 2.0, 7.0), link).bound == "planning"
-    assert step_of(given, Costs(0.5, 0.4, 0.001, 0, 0.01, 0.05), link).bound == "cores"
-    assert step_of(given, Costs(0.5, 0.4, 0.1, 0, 99.0, 0.05), link).bound == "messages"
+    assert step_of(given, StepCosts(0.5, 0.4, 0.001, 0, 2.0, 7.0), link).bound == "planning"
+    assert step_of(given, StepCosts(0.5, 0.4, 0.001, 0, 0.01, 0.05), link).bound == "cores"
+    assert step_of(given, StepCosts(0.5, 0.4, 0.1, 0, 99.0, 0.05), link).bound == "messages"
     alone = step_of(StepTraffic(1, NONE, 0.0, 1.0, 0.0), costs, link)
     assert alone.seconds == 0.5 and bends([alone]).endswith("it does not bend up to 1")
     assert bends([alone, step]).endswith("from 3 on it takes over 1.1 times as long because of critical rows and dense "
@@ -78,7 +78,7 @@ def test_the_time_of_a_step_by_hand():
 )  # fmt: skip
 def test_a_step_is_never_shorter_than_what_bounds_it(sizes, trainers, rate, compute):
     given_ = StepTraffic(trainers, dict(zip(KINDS, sizes)), 1.0, 1.0, 3.0)
-    costs = Costs(compute, compute, 1e-5, 1e-9, 2.0)
+    costs = StepCosts(compute, compute, 1e-5, 1e-9, 2.0)
     step = step_of(given_, costs, Link(rate))
     assert step.seconds >= max(compute, sum(sizes) / rate, 0.003) * (1 - 1e-9)
     assert step_of(all_critical(given_), costs, Link(rate)).seconds >= step.seconds * (1 - 1e-9)
@@ -118,7 +118,7 @@ def test_what_is_executed_stands_beside_what_is_predicted(monkeypatch):
     rank = {"local": turn, "hidden": turn | {"sent": moved, "received": moved}, "losses": [0.0]}
     monkeypatch.setattr("skirl.measure.bench.link.trained", lambda size, *_: [[rank]] * size)
     monkeypatch.setattr(traffic, "SAMPLED", 2)
-    facts = Simulate(samples=8, dim=4, dense=1000)._executed(2, Costs(0.05, 0.04, 1e-5, 1e-9, 2.0))
+    facts = Simulate(samples=8, dim=4, dense=1000)._executed(2, StepCosts(0.05, 0.04, 1e-5, 1e-9, 2.0))
     assert facts["measured_ms"] == 50 and facts["predicted_ms"] >= 50
     assert facts["measured_row_bytes"] == 1500 and facts["predicted_row_bytes"] > 0
     assert facts["measured_dense_bytes"] == facts["predicted_dense_bytes"] == 4000

@@ -10,7 +10,7 @@ from skirl.cli import main
 from skirl.placement.tables import backends, calibrate, fbgemm, gpu, measure, place
 from skirl.placement.tables.backends import missing
 from skirl.placement.tables.costs import costs_for, load_costs, save_costs, shipped
-from skirl.placement.tables.measure import Arena
+from skirl.placement.tables.measure import MeasuredTables
 from skirl.placement.tables.named import BACKENDS, ON_GPU
 from skirl.placement.tables.place import placed_tables
 from skirl.placement.tables.problem import Ranks
@@ -100,7 +100,7 @@ def test_an_arena_is_of_its_backend(monkeypatch):
     with pytest.raises(ValueError, match="runs on a GPU"):
         backends.arena_of("fbgemm-cuda")
     arenas = {
-        "skirl-cpu": (measure, "Arena"), "fbgemm-cpu": (fbgemm, "FbgemmArena"), "skirl-cuda": (gpu, "GpuArena"),
+        "skirl-cpu": (measure, "MeasuredTables"), "fbgemm-cpu": (fbgemm, "FbgemmArena"), "skirl-cuda": (gpu, "GpuArena"),
         "fbgemm-cuda": (fbgemm, "FbgemmCudaArena"),
     }  # fmt: skip
     monkeypatch.setattr(backends, "missing", lambda name: None)
@@ -115,7 +115,7 @@ def test_a_killed_measurement_does_not_go_on_with_another_backend(tmp_path, monk
 
     for name, value in (("DIMS", (4,)), ("BATCHES", (8,)), ("OTHER_BATCHES", (8,)), ("_TABLES", 3), ("ROUNDS", 2)):
         monkeypatch.setattr(calibrate, name, value)
-    monkeypatch.setattr(calibrate, "arena_of", lambda name: Arena(1 << 14, plain=True))
+    monkeypatch.setattr(calibrate, "arena_of", lambda name: MeasuredTables(1 << 14, plain=True))
     monkeypatch.setattr(calibrate, "costs_of", killed)
     out, rounds = tmp_path / "c.json", tmp_path / "c.json.rounds"
 
@@ -129,7 +129,7 @@ def test_a_killed_measurement_does_not_go_on_with_another_backend(tmp_path, monk
     with pytest.raises(ValueError, match=r"c\.json\.rounds has measurements of something else"):
         measured("fbgemm-cpu")
     with monkeypatch.context() as other, pytest.raises(ValueError, match="measurements of something else"):
-        other.setattr(Arena, "device", "another GPU")
+        other.setattr(MeasuredTables, "device", "another GPU")
         measured("skirl-cpu")
     with pytest.raises(Killed):
         measured("skirl-cpu")
@@ -139,7 +139,9 @@ def test_a_killed_measurement_does_not_go_on_with_another_backend(tmp_path, monk
 def test_plans_are_measured_with_the_backend_of_their_costs(tmp_path, monkeypatch):
     used = []
     monkeypatch.setattr(place, "check_there", used.append)
-    monkeypatch.setattr(place, "arena_of", lambda name="skirl-cpu": used.append(name) or Arena(1 << 14, plain=True))
+    monkeypatch.setattr(
+        place, "arena_of", lambda name="skirl-cpu": used.append(name) or MeasuredTables(1 << 14, plain=True)
+    )
     tables, costs = tmp_path / "t.json", tmp_path / "c.json"
     tables.write_text(specs_text([TableSpec(f"t{n}", 50, 8, 8, 8.0, 8.0) for n in range(3)]))
     save_costs(replace(shipped(1, 1), backend="fbgemm-cuda"), costs)
@@ -187,7 +189,7 @@ HERE = {"processor": machine()["processor"], "device": "cpu"}
     ],
 )  # fmt: skip
 def test_advice_tells_which_costs_to_measure_and_why(tmp_path, monkeypatch, capsys, backend, where, why):
-    arena = Arena(1 << 14, plain=True)
+    arena = MeasuredTables(1 << 14, plain=True)
     monkeypatch.setattr(arena, "run_ms", lambda parts: 5.0 + 7.0 * len(parts))
     monkeypatch.setattr(place, "check_there", lambda name: None)
     monkeypatch.setattr(place, "arena_of", lambda name: arena)
@@ -231,7 +233,7 @@ def test_a_refused_measurement_leaves_nothing_and_blocks_no_other(tmp_path, monk
     for name, value in (("DIMS", (4,)), ("BATCHES", (8,)), ("OTHER_BATCHES", (8,)), ("_TABLES", 3), ("ROUNDS", 2)):
         monkeypatch.setattr(calibrate, name, value)
 
-    class Refuses(Arena):
+    class Refuses(MeasuredTables):
         def ready(self, lookups, piece):
             raise ValueError("it cannot run this")
 

@@ -13,12 +13,12 @@ from skirl.placement.tables.allowed import forbidden
 from skirl.placement.tables.baselines import row_wise
 from skirl.placement.tables.check import Bench, candidates, cells, checked, corrected, exchange_of, learned
 from skirl.placement.tables.costs import shipped
-from skirl.placement.tables.measure import Arena
+from skirl.placement.tables.measure import MeasuredTables
 from skirl.placement.tables.pieces import Piece, halves, whole
 from skirl.placement.tables.plan_file import TablePlan
 from skirl.placement.tables.pool import drawn
 from skirl.placement.tables.problem import Problem, Ranks, canonical
-from skirl.placement.tables.search import Found, search
+from skirl.placement.tables.search import SearchResult, search
 from skirl.placement.tables.spec import TableSpec, reuse_of, specs_text
 from skirl.placement.tables.told import moved_bytes
 from tests.placement.tables.test_nets import costs as by_net
@@ -38,7 +38,7 @@ def problem_with(specs: Any = None, ranks: Any = None) -> Problem:
 
 
 @pytest.fixture(scope="module")
-def found() -> Found:
+def found() -> SearchResult:
     return search(problem_of(), seconds=1e9, others=3)
 
 
@@ -46,7 +46,7 @@ class Told(Bench):
     """A fake machine: a piece takes what costs say, but those of some tables take longer."""
 
     def __init__(self, problem: Problem, slow: dict[str, float]) -> None:
-        super().__init__(problem, 0, arena=Arena(1 << 10))
+        super().__init__(problem, 0, arena=MeasuredTables(1 << 10))
         self.slow, self.asked, self.differs = slow, 0, 0.0
 
     def ms(self, pieces: Any, late: Any) -> np.ndarray:
@@ -194,7 +194,7 @@ def test_what_tables_forbid_is_told():
 
 def test_what_takes_less_and_is_forbidden_is_not_given_out(tmp_path, capsys, monkeypatch):
     """Neither a round robin that breaks pins, nor a plan with columns that would train a different model."""
-    monkeypatch.setattr("skirl.placement.tables.check.Arena", lambda: Arena(1 << 16))
+    monkeypatch.setattr("skirl.placement.tables.check.MeasuredTables", lambda: MeasuredTables(1 << 16))
     listed, out, old = (tmp_path / name for name in ("t.json", "p.json", "old.json"))
     specs = [replace(spec, optimizer="rowwise-adagrad", rank=0) for spec in SPECS[3:]]
     halved = tuple(tuple(zip(halves(whole(n, spec), "columns") or (), (0, 1))) for n, spec in enumerate(specs))
@@ -227,7 +227,7 @@ def test_what_takes_less_and_is_forbidden_is_not_given_out(tmp_path, capsys, mon
 
 def test_a_machine_keeps_the_least_of_all_times():
     problem = problem_of()
-    bench, plan = Bench(problem, 0, arena=Arena(1 << 16)), row_wise(problem)
+    bench, plan = Bench(problem, 0, arena=MeasuredTables(1 << 16)), row_wise(problem)
     first = bench.plans([plan])[0].copy()
     [second] = bench.plans([plan])
     assert (second <= first).all() and (second > 0).all() and exchange_of(problem, plan).max() > 0
@@ -259,7 +259,7 @@ def test_bytes_that_move_are_those_of_cells(found):
 
 
 def test_what_is_printed_and_drawn(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("skirl.placement.tables.check.Arena", lambda: Arena(1 << 16))
+    monkeypatch.setattr("skirl.placement.tables.check.MeasuredTables", lambda: MeasuredTables(1 << 16))
     listed, out, page = (tmp_path / name for name in ("t.json", "p.json", "p.html"))
     listed.write_text(specs_text(SPECS))
     flags = [

@@ -61,8 +61,8 @@ def test_what_is_timed_is_a_step(arena, monkeypatch, optimizer):
     monkeypatch.setattr(measure, "_LR", LR)
     of = some(optimizer)
     parts = [arena.ready(*each) for each in of]
-    banks = list[gpu.Bank]()
-    made = gpu.Bank
+    banks = list[gpu.KernelParts]()
+    made = gpu.KernelParts
     monkeypatch.setattr(gpu, "Bank", lambda *args: banks.append(made(*args)) or banks[-1])
     step = arena.together(parts)
     assert [(bank.dim, bank.features) for bank in banks] == [(4, 2), (8, 1)]
@@ -106,7 +106,7 @@ def test_a_row_of_many_lookups_is_summed_in_stretches(arena):
     [(lookups, piece)] = some("sgd", (4,))
     lookups.ids, lookups.bags = np.full(600, 60), np.sort(np.arange(600) % BATCH)
     other = some("sgd", (4, 4))[1]
-    bank = gpu.Bank(arena, [arena.ready(*other), arena.ready(lookups, piece)])
+    bank = gpu.KernelParts(arena, [arena.ready(*other), arena.ready(lookups, piece)])
     assert bank.stretches[:, 2].tolist()[-1] == len(bank.slots) and len(bank.stretches) == 3
     bank.grads[:] = torch.arange(2.0, device=arena.on).repeat(BATCH)[
         :, None

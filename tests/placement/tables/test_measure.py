@@ -12,7 +12,7 @@ from skirl.placement.tables import bench_plans, bench_tables, calibrate, measure
 from skirl.placement.tables import training as training_of_nets
 from skirl.placement.tables.calibrate import training
 from skirl.placement.tables.costs import load_costs, shipped
-from skirl.placement.tables.measure import Arena, Lookups, Ready, Rounds, Sentinel, noise_of, rounds_of
+from skirl.placement.tables.measure import Lookups, MeasuredTables, Ready, Rounds, Sentinel, noise_of, rounds_of
 from skirl.placement.tables.pieces import Piece
 from skirl.placement.tables.pool import pool
 from skirl.placement.tables.spec import TableSpec, specs_text
@@ -21,8 +21,8 @@ from skirl.tools.machine import machine
 
 
 @pytest.fixture(scope="module")
-def arena() -> Arena:
-    return Arena(1 << 20)
+def arena() -> MeasuredTables:
+    return MeasuredTables(1 << 20)
 
 
 @pytest.mark.parametrize(("optimizer", "plain"), [("sgd", False), ("rowwise-adagrad", True)])
@@ -50,7 +50,7 @@ def test_what_is_timed_is_a_step(arena, monkeypatch, optimizer, plain):
 
 def test_batches_that_are_larger_than_the_arena_get_room(monkeypatch):
     monkeypatch.setattr(measure, "OUTPUTS", 1 << 9)
-    arena, [made] = Arena(1 << 12, plain=True), pool(1, batch=100, max_dim=4, seed=3)
+    arena, [made] = MeasuredTables(1 << 12, plain=True), pool(1, batch=100, max_dim=4, seed=3)
     small, large = (Ready(arena, Lookups(made, 0), Piece(0, 0, made.spec.rows, 0, dim)) for dim in (4, 20))
     assert small.out.shape == (100, 4) and large.out.shape == large.grads.shape == (100, 20)
     assert not np.shares_memory(large.out, large.grads) and arena.run_ms([small, large]) > 0
@@ -167,7 +167,7 @@ def test_costs_are_written_and_used(tmp_path, capsys, monkeypatch, own):
     monkeypatch.setattr(training_of_nets, "EPOCHS", 3)
     monkeypatch.setattr(training_of_nets, "TUNED", 3)
     monkeypatch.setattr(calibrate, "_TABLES", 4)
-    monkeypatch.setattr(calibrate, "Arena", lambda: Arena(1 << 20))
+    monkeypatch.setattr(calibrate, "MeasuredTables", lambda: MeasuredTables(1 << 20))
     out = tmp_path / "c.json"
     flags = ["--minutes", "1e-9", "--combinations", "10", "--optimizers", "sgd", "--out", str(out)]
     if own:

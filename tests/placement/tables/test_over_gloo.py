@@ -7,17 +7,17 @@ import pytest
 
 from skirl.placement.tables import bench_plans, gloo, wire_fit
 from skirl.placement.tables.over_gloo import over_gloo
-from skirl.placement.tables.timed import Timed
+from skirl.placement.tables.timed import TimedPlans
 
 NAMES = ("random", "size", "dim", "lookup", "size_lookup", "additive_lpt", "row_wise", *bench_plans.OURS, "checked")
 
 
-def tasks_of(rng: np.random.Generator, counts: list[int]) -> list[Timed]:
+def tasks_of(rng: np.random.Generator, counts: list[int]) -> list[TimedPlans]:
     found = []
     for ranks in counts:
         shape = (len(NAMES), ranks)
         sent = rng.integers(1000, 90000, (*shape, ranks))
-        found.append(Timed(NAMES, 1 + rng.random((4, *shape)), np.ones(shape), sent, np.ones(shape)))
+        found.append(TimedPlans(NAMES, 1 + rng.random((4, *shape)), np.ones(shape), sent, np.ones(shape)))
     return found
 
 
@@ -56,7 +56,7 @@ def test_what_does_not_repeat_is_a_latency_and_a_rate_and_says_so(monkeypatch):
     assert found["kind"] == of["kind"] == "unvalidated" and of["noise"] > 0.25
     row_wise, rows = (NAMES.index(name) for name in ("row_wise", "rows"))
 
-    def busiest(task: Timed, n: int) -> float:
+    def busiest(task: TimedPlans, n: int) -> float:
         most = max(task.sent[n, r].sum() - task.sent[n, r, r] for r in range(2)) * 4
         both = 2 * (of["latency_ms"] + 1e3 * most / of["bytes_a_second"])
         return max(np.sort(task.rounds[:, n, r])[:2].mean() + both for r in range(2))

@@ -7,7 +7,7 @@ import pytest
 
 from skirl.placement.tables import bench_plans, measure, timed
 from skirl.placement.tables.bench_search import LINK, problem_of
-from skirl.placement.tables.measure import Arena, Lookups, Sentinel
+from skirl.placement.tables.measure import Lookups, MeasuredTables, Sentinel
 from skirl.placement.tables.pool import pool, task
 from skirl.placement.tables.problem import canonical
 
@@ -20,7 +20,7 @@ def test_the_least_third_is_that_of_each_rank(rounds):
         assert timed.least_third(ms)[n, r] == pytest.approx(sum(few) / len(few))
 
 
-class Planted(Arena):
+class Planted(MeasuredTables):
     """Each rank takes the milliseconds that are planted for as many parts as it has, the first ones to warm up."""
 
     clock = staticmethod(lambda: 0.0)
@@ -82,12 +82,14 @@ def test_halves_of_the_rounds_and_the_least_round_are_told_beside():
     names = ("random", "size", "dim", "lookup", "size_lookup", "additive_lpt", "row_wise", *bench_plans.OURS, "checked")
     shape = (len(names), 2)
     tasks = [
-        timed.Timed(names, 1 + rng.random((8, *shape)), rng.random(shape), np.zeros((*shape, 2)), rng.random(shape))
+        timed.TimedPlans(
+            names, 1 + rng.random((8, *shape)), rng.random(shape), np.zeros((*shape, 2)), rng.random(shape)
+        )
         for _ in "abc"
     ]
     told = bench_plans.again(["a", "a", "b"], tasks)
 
-    def ratio(of: timed.Timed, part: slice, which: int, take=by_hand) -> float:
+    def ratio(of: timed.TimedPlans, part: slice, which: int, take=by_hand) -> float:
         def busiest(name: str) -> float:
             n = names.index(name)
             return max(take(of.rounds[:, n, r].tolist(), part) + of.exchange[n, r] for r in range(2))

@@ -21,7 +21,7 @@ from skirl.store.base import Frozen
 from skirl.store.disk import cleaning as room_module
 from skirl.store.disk import links
 from skirl.store.disk import log as log_module
-from skirl.store.disk.os_files import Files
+from skirl.store.disk.os_files import OsFiles
 from skirl.tools.sealed_json import CheckpointError, seal
 from tests.store import frozen
 from tests.store.conformance import LAYOUT, TABLES, contents, random_rows, table_keys
@@ -66,7 +66,7 @@ class Copying(Hooked):
         raise OSError(errno.EXDEV, "Invalid cross-device link")
 
 
-def finish(state: Frozen, folder: Path, files: Files) -> None:
+def finish(state: Frozen, folder: Path, files: OsFiles) -> None:
     """Write frozen rows and their header, as a checkpoint does. Then remove what the header does not name."""
     facts = state.write()
     state.release()

@@ -28,7 +28,7 @@ from skirl.store.disk import cleaning as room_module
 from skirl.store.disk import log as log_module
 from skirl.store.disk.log import Log
 from skirl.store.disk.manifest import NAME, Manifest
-from skirl.store.disk.os_files import Files
+from skirl.store.disk.os_files import OsFiles
 from tests.killed import ENDLESS, ended, forked
 from tests.resume import Run, assert_same
 
@@ -50,7 +50,7 @@ def contents(store: DiskStore) -> dict[int, bytes]:
 def keep_journal(path: Path, store: DiskStore) -> None:
     """From now on, record the rows that a store is given, and its points."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    append, rename = Log.append, Files.rename
+    append, rename = Log.append, OsFiles.rename
 
     def note(*entry: Any) -> None:
         os.write(file, pickle.dumps(entry))
@@ -59,14 +59,14 @@ def keep_journal(path: Path, store: DiskStore) -> None:
         note("rows", dict(zip(keys.tolist(), (row.tobytes() for row in rows.reshape(keys.size, -1)), strict=True)))
         append(log, keys, rows)
 
-    def noted_rename(files: Files, old: Path, new: Path) -> None:
+    def noted_rename(files: OsFiles, old: Path, new: Path) -> None:
         if new == store.path / NAME:
             note("point", old.read_bytes())
         rename(files, old, new)
 
     note("rows", contents(store))
     note("point", (store.path / NAME).read_bytes())
-    Log.append, Files.rename = noted_append, noted_rename  # type: ignore[method-assign]
+    Log.append, OsFiles.rename = noted_append, noted_rename  # type: ignore[method-assign]
 
 
 def points(path: Path) -> Iterator[tuple[bytes, dict[int, bytes]]]:

@@ -62,9 +62,9 @@ def measure(given: argparse.Namespace) -> dict[str, object]:
     import skirl
     from skirl.core.reference import Reference
     from skirl.store import DiskStore, Record
-    from skirl.store.disk.os_files import Files
+    from skirl.store.disk.os_files import OsFiles
 
-    class Counting(Files):
+    class Counting(OsFiles):
         written = 0
 
         def write(self, file: int, data: bytes | memoryview, offset: int) -> None:

@@ -28,7 +28,7 @@ from skirl.store.disk import cleaning as room_module
 from skirl.store.disk import log as log_module
 from skirl.store.disk import os_files as files_module
 from skirl.store.disk.manifest import NAME, Manifest
-from skirl.store.disk.os_files import Files
+from skirl.store.disk.os_files import OsFiles
 from skirl.store.disk.records import HEADER, INDEX_MASK
 from skirl.tools.sealed_json import CheckpointError, seal
 from tests.store import frozen
@@ -48,7 +48,7 @@ from tests.zygote import PIPE
 _FSYNC = os.fsync
 
 
-class Quick(Files):
+class Quick(OsFiles):
     """Skips all syncs, unless a test has replaced fsync."""
 
     def sync(self, file):
@@ -61,7 +61,7 @@ class Quick(Files):
 
 
 class TestDiskStore(StoreConformance):
-    files: type[Files] = Files
+    files: type[OsFiles] = OsFiles
 
     @pytest.fixture(autouse=True)
     def folder(self, tmp_path_factory):
@@ -209,7 +209,7 @@ def test_frozen_states_share_files_and_copy_none_twice(tmp_path, monkeypatch):
             super().copy_of(file, new)
 
     monkeypatch.setattr(log_module, "SMALLEST", 16)
-    for files, links in ((Files(), 2), (Counting(), 1)):
+    for files, links in ((OsFiles(), 2), (Counting(), 1)):
         store = filled(lambda layout, f=files, n=links: DiskStore(tmp_path / f"store{n}", layout, files=f))
         for i in range(3):
             store.write(table_keys(0, range(i, i + 3)), random_rows(0, 3, i))
@@ -561,7 +561,7 @@ def test_more_files_than_allowed_raise_the_limit(tmp_path, monkeypatch):
 
     monkeypatch.setattr(resource, "setrlimit", lambda which, limit: limits.append(limit))
     monkeypatch.setattr(files_module.os, "open", few)
-    file = Files().create(tmp_path / "a")
+    file = OsFiles().create(tmp_path / "a")
     os.close(file)
     assert limits == [(resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2]
 

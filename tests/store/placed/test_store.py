@@ -17,7 +17,7 @@ from skirl.core.tables import Table
 from skirl.store import DiskStore, Layout, Link, LinkStore, MemoryStore, Record, Store, check_plan, open_store
 from skirl.store.base import at_once
 from skirl.store.disk.errors import DiskFull
-from skirl.store.disk.os_files import Files
+from skirl.store.disk.os_files import OsFiles
 from skirl.store.placed import taking
 from skirl.store.placed.store import PlacedStore
 from skirl.tools.progress import size
@@ -261,7 +261,7 @@ def half_loaded(folder: Path, now: list[Cut] = CUTS) -> None:
         assert contents(store) == held
 
 
-class NoRoom(Files):
+class NoRoom(OsFiles):
     """Once full, it has no room for another byte of rows."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ from skirl.store.frozen import FrozenPart
 from skirl.store.remote import group, metrics, service
 from skirl.store.remote import node as serving
 from skirl.store.remote import store as remote
-from skirl.store.remote.calls import Numbered, Taken
+from skirl.store.remote.calls import NumberedCalls, Taken
 from skirl.store.remote.errors import NodeError
 from skirl.store.remote.meeting import Meeting
 from skirl.store.remote.node import Node, Replaced
@@ -199,7 +199,7 @@ def test_a_late_duplicate_of_a_put_changes_nothing(nodes: Nodes):
 @cases(200)
 @given(st.data())
 def test_every_put_is_taken_once_in_whatever_order_it_comes(data: st.DataObject):
-    puts, taken, on_the_way, done, came = Numbered(), Taken(1), [], [], set()
+    puts, taken, on_the_way, done, came = NumberedCalls(), Taken(1), [], [], set()
     for _ in range(data.draw(st.integers(1, 30))):
         what = data.draw(st.sampled_from(["begin", "come", "again"]))
         if what == "begin":

@@ -10,7 +10,7 @@ from skirl.tools.flags import flags_of, option
 from skirl.train.commands import Report, Train
 from skirl.train.report.page import Page
 from skirl.train.report.plot import Chart, svg
-from skirl.train.report.report import Left, _moving, drawn, facts
+from skirl.train.report.report import RunContents, _moving, drawn, facts
 from tests.pages import NONE, mistakes
 
 FLAGS = [
@@ -39,7 +39,7 @@ def test_text_and_page(run, capsys, browse):
 
 
 def test_numbers_are_those_of_the_result(run):
-    found = facts(Left.of(run))
+    found = facts(RunContents.of(run))
     result = json.loads((run / "result.json").read_text())
     assert found["ended"] and found["steps"] == result["steps"] == 60
     assert found["samples"] == result["samples"]
@@ -49,12 +49,12 @@ def test_numbers_are_those_of_the_result(run):
     assert found["auc"] == result["auc"]
     assert found["busy"]["plan"] == pytest.approx(result["movement"]["busy"]["plan"], rel=0.2)
     assert sum(found["blame"].values()) >= 0 and set(found["blame"]) == {"plan", "fetch", "write"}
-    best = min(result["test_logloss"], *(line["test_logloss"] for line in Left.of(run).evaluations))
+    best = min(result["test_logloss"], *(line["test_logloss"] for line in RunContents.of(run).evaluations))
     assert found["best"]["test_logloss"] == best
 
 
 def test_rows_a_step_are_those_since_the_line_before(run):
-    left = Left.of(run)
+    left = RunContents.of(run)
     made = next(chart for chart in _moving(left) if "made" in chart.lines).lines["made"]
     assert [step for step, _ in made] == [line["step"] for line in left.lines]
     assert sum(rate * 10 for _, rate in made) == pytest.approx(left.lines[-1]["new"])  # a line every 10 steps
@@ -116,7 +116,7 @@ def test_no_text_is_cut_off_or_lies_on_a_line(browse, tmp_path):
         "started": "2024-01-01T00:00:00", "begun_at": 0, "versions": {"torch": "2.13.0", "numba": "0.62.1"},
         "machine": {"processor": "Some Processor at 2.10 GHz", "cores": 64},
     }  # fmt: skip
-    left = Left(config, lines, [scores], None)
+    left = RunContents(config, lines, [scores], None)
     page = drawn("deep-cross-tiny-parquet-2024-01-01T00-00-00", left, facts(left), {"valid": None}).html()
     assert mistakes(browse, tmp_path, page) == NONE
 

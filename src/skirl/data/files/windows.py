@@ -90,7 +90,7 @@ class Windows:
             counting.close()
 
 
-class Window(NamedTuple):
+class RowWindow(NamedTuple):
     """Rows that are read as one."""
 
     piece: Encoded
@@ -103,17 +103,17 @@ class Window(NamedTuple):
     """The place of its first row."""
 
 
-def whole_windows(found: Iterable[tuple[Encoded, FilePart]], size: int) -> Iterator[Window]:
+def whole_windows(found: Iterable[tuple[Encoded, FilePart]], size: int) -> Iterator[RowWindow]:
     """Yield windows of `size` rows, the last one smaller. A window that lies in one piece is not cut out of it."""
     kept: deque[tuple[Encoded, FilePart]] = deque()
     begun = rows = 0  # rows of the first piece that are in windows already; rows that are not in one yet
 
-    def window(size: int) -> Window:
+    def window(size: int) -> RowWindow:
         nonlocal begun
         piece, part = kept[0]
         place = RowPosition(part.file, part.part, int(piece.places[begun]))
         if begun + size <= len(piece):
-            whole = Window(piece, begun, size, place)
+            whole = RowWindow(piece, begun, size, place)
             begun += size
             if begun == len(piece):
                 kept.popleft()
@@ -129,7 +129,7 @@ def whole_windows(found: Iterable[tuple[Encoded, FilePart]], size: int) -> Itera
             if end == len(piece):
                 kept.popleft()
                 begun = 0
-        return Window(joined(cuts), 0, size, place)
+        return RowWindow(joined(cuts), 0, size, place)
 
     for piece, part in found:
         if len(piece):
@@ -142,12 +142,12 @@ def whole_windows(found: Iterable[tuple[Encoded, FilePart]], size: int) -> Itera
         yield window(rows)
 
 
-def partial_windows(found: Iterable[tuple[Encoded, FilePart]], size: int) -> Iterator[Window]:
+def partial_windows(found: Iterable[tuple[Encoded, FilePart]], size: int) -> Iterator[RowWindow]:
     """Yield the same from pieces with only some rows of their parts."""
     kept: deque[tuple[Encoded, FilePart]] = deque()
     rows = 0
 
-    def window(size: int) -> Window:
+    def window(size: int) -> RowWindow:
         first = kept[0][1]
         taken, left = [], size
         while left:
@@ -160,7 +160,7 @@ def partial_windows(found: Iterable[tuple[Encoded, FilePart]], size: int) -> Ite
             if end < part.high:
                 kept.appendleft((cut(piece, own, len(piece)), part._replace(low=end)))
         some = [piece for piece in taken if len(piece)]
-        return Window(joined(some or taken[:1]), 0, size, RowPosition(first.file, first.part, first.low))
+        return RowWindow(joined(some or taken[:1]), 0, size, RowPosition(first.file, first.part, first.low))
 
     for piece, part in found:
         assert part.high is not None

@@ -31,7 +31,7 @@ GROWS = ("batch", "tables", "dim")
 
 
 @dataclass(frozen=True)
-class Point:
+class AxisSizes:
     """A size for each axis."""
 
     batch: int = 1024
@@ -48,7 +48,7 @@ class SkewedIds:
 
     yields_fresh = True
 
-    def __init__(self, point: Point, seed: int) -> None:
+    def __init__(self, point: AxisSizes, seed: int) -> None:
         self._point = point
         self._names = [f"t{i}" for i in range(point.tables)]
         self._seed = seed
@@ -64,10 +64,10 @@ class SkewedIds:
             yield KeyedJagged.one_hot(self._names, torch.from_numpy(ids))
 
 
-class Run:
+class CurveRun:
     """skirl at one point, with a cache of four times the ids of a batch or of all rows, whichever is less."""
 
-    def __init__(self, point: Point, seed: int) -> None:
+    def __init__(self, point: AxisSizes, seed: int) -> None:
         import torch
 
         from skirl.core.tables import Table
@@ -119,7 +119,7 @@ class _Timed:
 
     yields_fresh = True
 
-    def __init__(self, stream: SkewedIds, run: Run) -> None:
+    def __init__(self, stream: SkewedIds, run: CurveRun) -> None:
         self._stream, self._run = stream, run
 
     def __iter__(self) -> "Iterator[KeyedJagged]":
@@ -180,7 +180,7 @@ class Curves:
             "curves",
             self,
             "steps rounds seed",
-            base=asdict(Point()),
+            base=asdict(AxisSizes()),
             curves={name: [[x, round(1e3 * cost, 4)] for x, cost in line] for name, line in curves.items()},
             to_linear=to_linear,
             to_flat={n: round(worst(line, grows=False), 3) for n, line in curves.items() if n not in GROWS},
@@ -189,7 +189,7 @@ class Curves:
 
     def _walk(self, axis: str) -> list[tuple[int, float]]:
         values = AXES[axis][: self.most or None]
-        runs = [Run(replace(Point(), **{axis: value}), self.seed) for value in values]
+        runs = [CurveRun(replace(AxisSizes(), **{axis: value}), self.seed) for value in values]
         try:
             for run in runs:  # compiled, window full, cache full
                 run.turn(run.point.depth + 16)

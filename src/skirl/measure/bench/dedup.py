@@ -8,7 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 from skirl.core.optim import RowwiseAdagrad
-from skirl.measure.bench.helpers import Watch, at_least_one, child, result
+from skirl.measure.bench.helpers import Stopwatch, at_least_one, child, result
 
 if TYPE_CHECKING:
     import torch
@@ -170,7 +170,7 @@ class _Case:
         find(self.plain[0])  # compiles
         took = []
         for _ in range(self.rounds):
-            with Watch() as watch:
+            with Stopwatch() as watch:
                 self.once = [find(ids) for ids in self.plain]
             took.append(watch.cpu)
         self.find_ns = median(took) * 1e9 / sum(len(ids.values()) for ids in self.plain)
@@ -236,7 +236,7 @@ class _Case:
 
 
 def _cpu(call: Callable[[], Any]) -> float:
-    with Watch() as watch:
+    with Stopwatch() as watch:
         call()
     return watch.cpu
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from skirl.measure.bench.helpers import Watch, at_least_one, result, seconds
-from skirl.store.disk.os_files import Files, Handle
+from skirl.measure.bench.helpers import Stopwatch, at_least_one, result, seconds
+from skirl.store.disk.os_files import Handle, OsFiles
 from skirl.tools.progress import size
 from skirl.tools.threads import Threads, run
 
@@ -114,20 +114,20 @@ class Disk:
         from skirl.measure.bench.loops import plain_reads
         from skirl.store.disk.records import READERS
 
-        files, path = Files(), self.folder / "file"
+        files, path = OsFiles(), self.folder / "file"
         total = -(-self.rows * self.record_bytes // _PIECE) * _PIECE
         rng = np.random.default_rng(self.seed)
         piece = _aligned(_PIECE)
         piece[:] = np.frombuffer(rng.bytes(_PIECE), np.uint8)
         with Handle(files, lambda: files.create(path)) as file:
-            with Watch() as written:
+            with Stopwatch() as written:
                 for offset in range(0, total, _PIECE):
                     files.write(file.number, piece.data, offset)
                     files.send(file.number, offset, _PIECE)
                 files.sync(file.number)
             data = np.zeros(self.batch * self.width, np.float32)
             _forget(self.folder)
-            with _unbuffered(path, file.number) as direct, Watch() as read:
+            with _unbuffered(path, file.number) as direct, Stopwatch() as read:
                 for offset in range(0, total, _PIECE):
                     os.preadv(direct, [piece.data], offset)
             pool = Threads()
@@ -141,14 +141,14 @@ class Disk:
                     else:
                         plain_reads(file.number, records, self.record_bytes, data, 0, self.batch)
                     given = file.number, records, self.record_bytes, data
-                    with Watch() as watch:
+                    with Stopwatch() as watch:
                         run(plain_reads, self.batch, *given, threads=READERS, pool=pool)
                     times.append(watch.seconds)
                 rates[state] = self.batch / statistics.median(times)
             times, row = [], piece[: self.record_bytes].tobytes()
             for _ in range(min(self.calls, 5)):
                 places = (rng.choice(self.rows, self.batch, replace=False) * self.record_bytes).tolist()
-                with Watch() as watch:
+                with Stopwatch() as watch:
                     for place in places:
                         os.pwrite(file.number, row, place)
                     files.sync(file.number)
@@ -172,7 +172,7 @@ class Disk:
         counting = _Counting()
         path = self.folder / "store"
         store = self._open(path, counting)
-        with Watch() as filled:
+        with Stopwatch() as filled:
             for i in range(0, keys.size, self.batch):
                 part = keys[i : i + self.batch]
                 store.write(part, rows[: part.size])
@@ -194,7 +194,7 @@ class Disk:
         index = sum(log.index.nbytes for log in store._logs) / self.rows
         before, most, longest = counting.written, 0, 0.0
         turns = max(1, round(self.overwrite * self.rows / self.batch))
-        with Watch() as overwritten:
+        with Stopwatch() as overwritten:
             for _ in range(turns):
                 longest = max(longest, seconds(lambda: store.write(some(), rows)))
                 most = max(most, store.bytes_on_disk)
@@ -204,8 +204,8 @@ class Disk:
         flush = seconds(store.flush)
         store.close()
         _forget(path)
-        with Watch() as opened:
-            again = self._open(path, Files())
+        with Stopwatch() as opened:
+            again = self._open(path, OsFiles())
         with again:
             assert len(again) == self.rows
         return {
@@ -224,7 +224,7 @@ class Disk:
             "open_s": round(opened.seconds, 3),
         }
 
-    def _open(self, path: Path, files: Files) -> "DiskStore":
+    def _open(self, path: Path, files: OsFiles) -> "DiskStore":
         from skirl.store import DiskStore, Record
 
         layout, rows = {0: Record(self.width)}, {0: self.rows * _KEEP}
@@ -232,7 +232,7 @@ class Disk:
 
     def _compile(self, rows: np.ndarray) -> None:
         path = self.folder / secrets.token_hex(4)
-        with self._open(path, Files()) as store:
+        with self._open(path, OsFiles()) as store:
             keys = np.arange(self.batch)
             for i in range(4):
                 store.write(keys[i:], rows[i:])
@@ -243,7 +243,7 @@ class Disk:
         return {"rows_s": round(rows / took), "mb_s": round(rows * self.record_bytes / took / 1e6, 1)}
 
 
-class _Counting(Files):
+class _Counting(OsFiles):
     """Files that count the bytes written."""
 
     written = 0
@@ -257,7 +257,7 @@ def _forget(folder: Path) -> None:
     """Sync all files of a folder to disk and drop them from the page cache."""
     for path in folder.iterdir():
         if path.is_file():
-            with Handle(Files(), lambda: os.open(path, os.O_RDONLY)) as file:  # noqa: B023 - called at once
+            with Handle(OsFiles(), lambda: os.open(path, os.O_RDONLY)) as file:  # noqa: B023 - called at once
                 os.fdatasync(file.number)
                 if hasattr(os, "posix_fadvise"):
                     os.posix_fadvise(file.number, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -278,5 +278,5 @@ def _unbuffered(path: Path, buffered: int) -> Iterator[int]:
     except (OSError, AttributeError):
         yield buffered
         return
-    with Handle(Files(), lambda: file) as direct:
+    with Handle(OsFiles(), lambda: file) as direct:
         yield direct.number

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from skirl.checkpoint import folder as checkpoints
 from skirl.measure.bench.helpers import at_least_one, made_folder
-from skirl.measure.bench.nodes import ENVIRONMENT, Node, alone, forked, send, threads
+from skirl.measure.bench.nodes import ENVIRONMENT, BenchNode, alone, forked, send, threads
 from skirl.tools.machine import machine
 
 
@@ -266,7 +266,7 @@ class Run:
     """A run over some nodes. Watches its files to inflict the fault at its moment and to time the recovery."""
 
     def __init__(self, bench: Faults, fault: Fault, rng: random.Random, folder: Path, flags: dict[str, Any]) -> None:
-        self.nodes: list[Node] = []
+        self.nodes: list[BenchNode] = []
         self.hit, self.lost_steps, self.at_step, self.missing_lines = 0, 0, 0, 0
         self.recovery: float | None = None
         self.ignored: tuple[int, int] | None = None
@@ -337,7 +337,7 @@ class Run:
         more = {"store": store, "resume": True, "peer_patience": self._bench.patience}
         more |= {"prefetch": 0, "link": f"10Gbit,{DELAY.get(self._fault.what, 50)}ms"}
         log = self._folder / f"node-{number}.log"
-        self.nodes.append(Node(self._flags | more, self._port, log, not self._bench.cold, self._bench.silence))
+        self.nodes.append(BenchNode(self._flags | more, self._port, log, not self._bench.cold, self._bench.silence))
 
     @property
     def step(self) -> int:

@@ -62,10 +62,10 @@ def read_trace(path: Path) -> np.ndarray:
     return ids
 
 
-class Watch:
+class Stopwatch:
     """A stopwatch for a block.
 
-    >>> with Watch() as watch:
+    >>> with Stopwatch() as watch:
     ...     total = sum(range(1000))
     >>> watch.seconds > 0 and watch.cpu >= 0
     True
@@ -86,7 +86,7 @@ class Watch:
 
 def seconds(call: Callable[..., Any], *args: Any) -> float:
     """Return the wall clock time of a call."""
-    with Watch() as watch:
+    with Stopwatch() as watch:
         call(*args)
     return watch.seconds
 

@@ -39,11 +39,11 @@ class Kernels:
     """Print one line of JSON."""
 
     def __post_init__(self) -> None:
-        from skirl.engine.device import torch_device
-
         at_least_one(self, "dim", "batch", "features", "cache", "rounds")
         if self.device == "cpu":
             raise ValueError("device is 'cpu': set it to cuda; for the CPU kernels, use skirl bench rows")
+        from skirl.engine.device import torch_device
+
         torch_device(self.device)
 
     def run(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from skirl.measure.bench.faults import SEEDS, Fault, Faults, InAFork, Run
 from skirl.measure.bench.helpers import at_least_one, made_folder
-from skirl.measure.bench.nodes import ENVIRONMENT, Node, send
+from skirl.measure.bench.nodes import ENVIRONMENT, BenchNode, send
 from skirl.tools.machine import machine
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class NodeFaults:
 
     def _one(self, trainers: Faults, number: int, folder: Path, undisturbed: dict[str, str]) -> dict[str, Any]:
         """Do one run and return what came of it."""
-        from skirl.measure.bench.serve_node import Forked
+        from skirl.measure.bench.serve_node import ForkedNode
         from skirl.store.remote.started import StartedNodes
 
         fault, rng = FAULTS[number % len(FAULTS)], random.Random(self.seed * SEEDS + number)
@@ -117,7 +117,7 @@ class NodeFaults:
         where = "memory" if rows == "memory" else f"disk:{kept}/{{}}"
         began, wrong = time.monotonic(), None
         with StartedNodes(
-            self.nodes, rows=where, patience=self.patience, log=folder, start=Forked.start, watched=False
+            self.nodes, rows=where, patience=self.patience, log=folder, start=ForkedNode.start, watched=False
         ) as nodes:
             run = OverNodes(trainers, fault, rng, folder, trainers._flags(folder), nodes, size)
             try:
@@ -177,7 +177,7 @@ class OverNodes(Run):
         if (number := len(self.nodes)) < self._trainers:
             more = {"store": self._memory.spec, "resume": True, "peer_patience": self._bench.patience}
             more |= {"prefetch": 0, "link": "10Gbit,50ms"}
-            self.nodes.append(Node(self._flags | more, self._port, self._folder / f"trainer-{number}.log", True))
+            self.nodes.append(BenchNode(self._flags | more, self._port, self._folder / f"trainer-{number}.log", True))
 
     def _hit(self, fault: Fault) -> float:
         """Inflict the fault on a random memory node and return the time."""

@@ -227,7 +227,7 @@ class OnDemand(EmbeddingBagCollection):
         self.current = _WritesBack(self.engine, self.optimizer, self.anchor, self.same, None)
 
 
-class _NoCache(alone.Alone):
+class _NoCache(alone.StepByStep):
     """Steps that fetch every row of a batch that is not new."""
 
     def step(self, captured: Captured) -> Work:

@@ -19,8 +19,6 @@ from skirl.oracle.options import Plan
 
 NEVER = np.iinfo(np.int32).max
 BIT = np.uint64(1)
-MOST = 64
-"""Maximum number of trainers: a row's users are a bit mask of this width."""
 BEST = 60
 """The best owners are found over this many steps at most, the first ones."""
 RATIOS = ("rows_vs_allreduce", "critical_vs_allreduce", "rows_vs_alltoall", "rows_vs_best")

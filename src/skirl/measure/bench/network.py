@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from skirl.core.tree import block_of, check_shards
-from skirl.measure.bench.helpers import Watch, at_least_one, processes, result
+from skirl.measure.bench.helpers import Stopwatch, at_least_one, processes, result
+
+_MOST = 64
+"""Maximum number of trainers to count for: a row's users are a bit mask of this width."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +49,9 @@ class Network:
     """Print one line of JSON."""
 
     def __post_init__(self) -> None:
-        from skirl.measure.bench import movement
-
         at_least_one(self, "numbers", "rounds", "steps", "dim", "samples")
-        if not self.counted or any(not 2 <= count <= movement.MOST for count in self.counted):
-            raise ValueError(f"counted is {self.counted}: set it to numbers of trainers from 2 to {movement.MOST}")
+        if not self.counted or any(not 2 <= count <= _MOST for count in self.counted):
+            raise ValueError(f"counted is {self.counted}: set it to numbers of trainers from 2 to {_MOST}")
         if len(self.windows) != len(self.counted) or min(self.windows) < 1:
             raise ValueError(f"windows is {self.windows} for counted {self.counted}: set one of 1 or more for each")
         if not self.trainers or any(count < 2 or count & (count - 1) for count in self.trainers):
@@ -159,7 +160,7 @@ def dense(numbers: int, rounds: int) -> dict[str, Any]:
             for weight, part in zip(weights, parts[peers.rank]):
                 weight.grad = part.clone()
             dist.barrier()
-            with Watch() as watch:
+            with Stopwatch() as watch:
                 call()
                 dist.barrier()
             return watch.seconds * 1e3, watch.cpu * 1e3

@@ -24,7 +24,7 @@ LOOP = "while ! {command}; do sleep 0.2\ndone"
 """The shell loop that supervises a node's launcher."""
 
 
-class Node:
+class BenchNode:
     """A node: a supervisor, its launcher, the launcher's trainers.
 
     **Arguments**

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from skirl.data.flags import DataFlags
-from skirl.measure.bench.helpers import Watch, at_least_one, result
+from skirl.measure.bench.helpers import Stopwatch, at_least_one, result
 from skirl.tools.machine import peak_bytes
 
 OTHERS = ("torchrec", "iopath")
@@ -143,7 +143,7 @@ def _rates(read: Callable[[], int], rounds: int) -> dict[str, float]:
     """Return rows per second and per CPU second of a call that returns how many it read."""
     rates, cpu = [], []
     for _ in range(rounds):
-        with Watch() as watch:
+        with Stopwatch() as watch:
             rows = read()
         rates.append(rows / watch.seconds)
         cpu.append(rows / watch.cpu)

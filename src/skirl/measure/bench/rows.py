@@ -11,7 +11,7 @@ import numpy as np
 
 from skirl.core.keys import row_of, table_of
 from skirl.core.optim import SGD, RowOptimizer, RowwiseAdagrad
-from skirl.measure.bench.helpers import Watch, at_least_one, child, result
+from skirl.measure.bench.helpers import Stopwatch, at_least_one, child, result
 
 if TYPE_CHECKING:
     import torch
@@ -272,7 +272,7 @@ def _step(side: "Side", given: "SidesBatch") -> None:
 
 
 def _time(call: Callable[..., Any], *args: Any) -> tuple[float, Any]:
-    with Watch() as watch:
+    with Stopwatch() as watch:
         out = call(*args)
     return watch.seconds, out
 

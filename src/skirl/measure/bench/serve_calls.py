@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from skirl.measure.bench.helpers import Watch
+from skirl.measure.bench.helpers import Stopwatch
 from skirl.store import Record, Store, open_store
 from skirl.store.remote import group
 from skirl.store.remote.started import cpu_of, family
@@ -86,14 +86,14 @@ class Calls:
             "get": lambda pick: store.read(pick, out),
             "put": lambda pick: store.write(pick, rows),
         }
-        took: dict[str, list[Watch]] = {name: [] for name in each}
+        took: dict[str, list[Stopwatch]] = {name: [] for name in each}
         at_node: dict[str, list[float]] = {name: [] for name in each}
         pids = family(self.node)
         for number in range(-3, self.calls):
             pick = picks[number % len(picks)]
             for name, call in each.items():
                 before = cpu_of(pids)
-                with Watch() as watch:
+                with Stopwatch() as watch:
                     call(pick)
                 if number >= 0:
                     at_node[name].append(cpu_of(pids) - before)
@@ -108,7 +108,7 @@ class Calls:
             for number in range(first, self.calls, flights):
                 call(mine[number % len(mine)], out)
 
-        with ThreadPoolExecutor(flights) as threads, Watch() as watch:
+        with ThreadPoolExecutor(flights) as threads, Stopwatch() as watch:
             list(threads.map(some, range(flights)))
         return round(self.calls / watch.seconds, 1)
 
@@ -118,7 +118,7 @@ def _check(store: Store, table: Any, pick: Any, out: Any) -> None:
         raise AssertionError("rows came back with other bits: no ratio is given")
 
 
-def _facts(took: list[Watch], at_node: list[float]) -> dict[str, Any]:
+def _facts(took: list[Stopwatch], at_node: list[float]) -> dict[str, Any]:
     ms = sorted(1e3 * watch.seconds for watch in took)
     return {
         "p50_ms": round(statistics.median(ms), 3),

@@ -40,7 +40,7 @@ def serve(words: list[str], **more: Any) -> int:
         node.kill()
 
 
-class Forked:
+class ForkedNode:
     """A node forked from this process, which must have no other threads. Offers what is used of `subprocess.Popen`.
 
     **Arguments**

@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from skirl.core.optimizer_names import OptimizerName
-from skirl.measure.bench.helpers import Watch, at_least_one, child, result
+from skirl.measure.bench.helpers import Stopwatch, at_least_one, child, result
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Start:
         return result("start", self, "optimizer dim json", **facts, cache_bytes=kept)
 
     def _child(self, folder: Path) -> dict[str, float]:
-        with Watch() as watch:
+        with Stopwatch() as watch:
             imported, first, second = child(
                 ["-c", _CHILD, str(self.dim), self.optimizer], {"NUMBA_CACHE_DIR": str(folder)}
             )

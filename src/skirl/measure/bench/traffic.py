@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from skirl.core.optim import SGD
-from skirl.measure.bench.helpers import Watch, at_least_one, check_trace, read_trace, result
+from skirl.measure.bench.helpers import Stopwatch, at_least_one, check_trace, read_trace, result
 
 if TYPE_CHECKING:
     from skirl.core.batch import KeyedJagged
@@ -135,7 +135,7 @@ class Traffic:
             policy=plan.policy,
             ramp=plan.ramp,
         )
-        with Watch() as watch, ahead as steps:
+        with Stopwatch() as watch, ahead as steps:
             for ids in steps:
                 embeddings(ids)["id"].sum().backward()
         engine = embeddings.engine

@@ -18,7 +18,7 @@ from skirl.store.disk.manifest import NAME, Manifest
 from skirl.store.disk.segment import FORMAT_VERSION, Unusable
 from skirl.store.frozen_keys import frozen_keys, segment_keys
 from skirl.tools.sealed_json import CheckpointError
-from skirl.tools.tensor_file import Reader
+from skirl.tools.tensor_file import TensorReader
 from skirl.train.resumed import run_of
 
 
@@ -100,7 +100,7 @@ def _whole(header: Path, body: dict[str, Any], check: bool) -> None:
                 check_rows(header.parent / folder.ROWS, rows[part])
             else:
                 for entry in rows[part]["files"]:
-                    Reader(header.parent / folder.ROWS, entry)
+                    TensorReader(header.parent / folder.ROWS, entry)
     if check:
         with (header.parent / dense["file"]).open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != dense["sha256"]:
@@ -109,7 +109,7 @@ def _whole(header: Path, body: dict[str, Any], check: bool) -> None:
 
 def _cached(rows: Path, cache: dict[str, Any]) -> Iterator[np.ndarray]:
     for entry in cache["files"][-1:]:
-        reader = Reader(rows, entry)
+        reader = TensorReader(rows, entry)
         for name in reader.columns:
             if name.startswith(("keys-", "kept-")):
                 yield reader.mapped(name)

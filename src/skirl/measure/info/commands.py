@@ -9,7 +9,7 @@ from tyro.conf import Positional
 
 @dataclass(frozen=True)
 class Info:
-    """Say what a file or a folder is: a checkpoint, a disk store, a vocabulary, data, predictions, a run."""
+    """Say what a file or a folder is: a checkpoint, a disk store, a vocabulary, a plan, data, predictions, a run."""
 
     path: Positional[Path]
     """The file or folder; nothing in it is changed or locked."""

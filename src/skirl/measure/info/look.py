@@ -11,11 +11,11 @@ from typing import Any
 from skirl.checkpoint import folder as checkpoints
 from skirl.data.files.errors import BadFile
 from skirl.data.files.find import ENDINGS, kind_of
-from skirl.measure.info import checkpoint, files
+from skirl.measure.info import checkpoint, files, plans
 from skirl.store.disk.manifest import NAME as MANIFEST
 from skirl.train import origin
 
-KINDS = "a checkpoint, a disk store, a vocabulary, a run, data files, predictions or exported rows"
+KINDS = "a checkpoint, a disk store, a vocabulary, a run, a plan, data files, predictions or exported rows"
 
 
 def look(path: Path, *, check: bool) -> dict[str, Any]:
@@ -54,7 +54,9 @@ def _of_file(path: Path, check: bool) -> dict[str, Any]:
     if path.suffix == ".json":
         if path.name in ("config.json", "result.json"):
             return _run(path.parent)
-        raise ValueError(f"{path} is a JSON file that skirl does not recognise: name {KINDS}")
+        if (found := plans.describe(path)) is None:
+            raise ValueError(f"{path} is a JSON file that skirl does not recognise: name {KINDS}")
+        return found
     with path.open("rb") as file:
         head = file.read(16)
     if head.startswith(b"PK"):

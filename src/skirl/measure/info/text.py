@@ -5,6 +5,11 @@ from typing import Any
 
 from skirl.tools.progress import size
 
+LAYOUTS = {
+    "rows": "rows: each row has its lists whole",
+    "once": "once: a list that equals the one of the row above is left out",
+    "window": "window: lists of a session that shift are windows of one list",
+}
 MOST = 40
 """Maximum number of columns to name; of the rest, only the count is given."""
 
@@ -29,6 +34,8 @@ def as_text(facts: Mapping[str, Any]) -> dict[str, str]:
         "generation",
         "samples",
         "min_count",
+        "ranks",
+        "backend",
     ):
         if facts.get(name) is not None:
             value = facts[name]
@@ -39,6 +46,8 @@ def as_text(facts: Mapping[str, Any]) -> dict[str, str]:
         lines["scores"] = ", ".join(f"{name} {_number(value)}" for name, value in facts["scores"].items())
     if facts.get("of"):
         lines["of"] = ", ".join(f"{name} {value}" for name, value in facts["of"].items() if value is not None)
+    if "sites" in facts:
+        lines["sites"] = "\n".join(f"{name}: {store}" for name, store in facts["sites"].items())
     if "tables" in facts:
         lines["tables"] = "\n".join(_table(table) for table in facts["tables"])
     if "rows" in facts:
@@ -50,6 +59,7 @@ def as_text(facts: Mapping[str, Any]) -> dict[str, str]:
         lines["ids"] = _some([f"{name} ({how})" for name, how in facts["ids"].items()])
         lines["dense"] = _some(facts["dense"]) or "none"
         lines["labels"] = ", ".join(facts["labels"])
+        lines["layout"] = LAYOUTS[facts["layout"]]
         lines["kept"] = ", ".join(kept) or "no session, no time"
     elif "columns" in facts:
         lines["columns"] = _some([f"{name} ({kind})" for name, kind in facts["columns"].items()])

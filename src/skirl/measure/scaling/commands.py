@@ -59,7 +59,7 @@ class Simulate:
     def run(self) -> dict[str, Any]:
         """Count the traffic, measure the costs, and return the predictions."""
         from skirl.measure.scaling import machine_costs, traffic
-        from skirl.measure.scaling.iteration import Costs, bends, changes, shares, step_of
+        from skirl.measure.scaling.iteration import StepCosts, bends, changes, shares, step_of
         from skirl.measure.scaling.picture import drawn
         from skirl.store.link import Link
         from skirl.tools.machine import machine
@@ -69,7 +69,7 @@ class Simulate:
         if not compute:
             compute, cpu = machine_costs.computed(self.samples, self.dim, self.dense, self.seed)
         message, byte = (self.message_us / 1e6, 0.0) if self.message_us else machine_costs.talked()
-        costs = Costs(compute, cpu, message, byte, self.cores or machine()["cores"])
+        costs = StepCosts(compute, cpu, message, byte, self.cores or machine()["cores"])
         link = Link.parse(self.link)
         counted = [traffic.traffic_of(n, self.samples, self.dim, self.dense, self.seed) for n in self.trainers]
         steps = [step_of(one, costs, link) for one in counted]

@@ -20,7 +20,7 @@ BEND = 1.1
 
 
 @dataclass(frozen=True)
-class Costs:
+class StepCosts:
     """The costs of a step's parts on a machine, in seconds.
 
     **Arguments**
@@ -59,7 +59,7 @@ class StepTime:
     parts: dict[str, float]
 
 
-def step_of(traffic: StepTraffic, costs: Costs, link: Link) -> StepTime:
+def step_of(traffic: StepTraffic, costs: StepCosts, link: Link) -> StepTime:
     """Predict the time of a step.
 
     The loop computes while early values, late gradients and ids travel, and waits for everything else. Planning runs in

@@ -96,9 +96,9 @@ class Survey:
             [Table(f"dim {bank.dim}", max(1, self.touched[i]), bank.dim) for i, bank in enumerate(self.schema.banks)]
         )
 
-    def batches(self) -> "Batches":
+    def batches(self) -> "BatchKeys":
         """Return every batch's distinct rows by number, bank after bank. It can be iterated several times."""
-        return Batches(self._banks)
+        return BatchKeys(self._banks)
 
     def tables(self) -> list[TableUse]:
         """Return how the run uses each table."""
@@ -138,7 +138,7 @@ class Survey:
         self.close()
 
 
-class Batches:
+class BatchKeys:
     """The batches of a survey as keys for the planner."""
 
     def __init__(self, banks: "list[_Bank]") -> None:

@@ -8,7 +8,7 @@ from skirl.placement.tables.named import ON_GPU, OURS, Backend
 
 if TYPE_CHECKING:
     from skirl.placement.tables.costs import Costs
-    from skirl.placement.tables.measure import Arena
+    from skirl.placement.tables.measure import MeasuredTables
     from skirl.placement.tables.spec import TableSpec
 
 _SHOWN = 60
@@ -77,7 +77,7 @@ def measured_elsewhere(costs: "Costs") -> str | None:
     return None if there == here else there[:_SHOWN]
 
 
-def arena_of(backend: Backend = OURS) -> "Arena":
+def arena_of(backend: Backend = OURS) -> "MeasuredTables":
     """Return the memory in which a backend is measured, and which runs it. Raise if it cannot be measured here.
 
     **Arguments**
@@ -86,9 +86,9 @@ def arena_of(backend: Backend = OURS) -> "Arena":
     """
     check_there(backend)
     if backend == "skirl-cpu":
-        from skirl.placement.tables.measure import Arena
+        from skirl.placement.tables.measure import MeasuredTables
 
-        return Arena()
+        return MeasuredTables()
     if backend == "skirl-cuda":
         from skirl.placement.tables.gpu import GpuArena
 

@@ -19,7 +19,7 @@ from skirl.placement.tables.calibrate import (
     training,
 )
 from skirl.placement.tables.costs import Costs
-from skirl.placement.tables.measure import Arena, noise_of, rounds_of
+from skirl.placement.tables.measure import MeasuredTables, noise_of, rounds_of
 from skirl.placement.tables.named import OURS, PRODUCTION, Backend
 from skirl.placement.tables.published import pool_of
 from skirl.placement.tables.terms import TERMS
@@ -35,7 +35,7 @@ WIRE_RANKS = 2
 
 
 def fit(
-    arena: Arena, optimizer: str, seed: int, tests: Sequence[Combination] = (), *, count: int = TRAINED,
+    arena: MeasuredTables, optimizer: str, seed: int, tests: Sequence[Combination] = (), *, count: int = TRAINED,
     judges: int = JUDGES, start: Costs | None = None, batches: Sequence[int] | None = None, backend: Backend = OURS,
 ) -> tuple[Costs, np.ndarray]:  # fmt: skip
     """Fit costs of this machine. Return them, and rounds of other combinations measured in turn with those of the fit.

@@ -11,15 +11,15 @@ from skirl.placement.tables.backends import arena_of
 from skirl.placement.tables.bench_model import fit
 from skirl.placement.tables.bench_search import LINK, problem_of
 from skirl.placement.tables.check import Bench, candidates, checked
-from skirl.placement.tables.measure import Arena
+from skirl.placement.tables.measure import MeasuredTables
 from skirl.placement.tables.named import OURS as SKIRL
 from skirl.placement.tables.named import PRODUCTION, Backend
 from skirl.placement.tables.over_gloo import over_gloo
 from skirl.placement.tables.pool import PlacementTask, task
 from skirl.placement.tables.problem import Placed, Problem, canonical
 from skirl.placement.tables.published import pool_of
-from skirl.placement.tables.search import Found, search
-from skirl.placement.tables.timed import Timed, Times, least, measure
+from skirl.placement.tables.search import SearchResult, search
+from skirl.placement.tables.timed import TimedPlans, Times, least, measure
 from skirl.placement.torchrec import fitted as torchrec_fitted
 from skirl.placement.torchrec import theirs
 
@@ -59,7 +59,7 @@ def plans(tasks: int, seed: int, backend: Backend = SKIRL, pool: str = PRODUCTIO
     made = {"batch": BATCH, "optimizer": OPTIMIZER}
     pools = {dim: pool_of(pool, 150, max_dim=dim, seed=seed + 2000 + dim, **made) for _, dim in CELLS}
     config = torchrec_fitted.hardware_config(fitted_now, OPTIMIZER) if theirs.there() else None
-    cells, measured, said = [], list[Timed](), list[Times]()
+    cells, measured, said = [], list[TimedPlans](), list[Times]()
     for n in range(tasks):
         ranks, dim = CELLS[n % len(CELLS)]
         of = task(pools[dim], int(rng.integers(10, 61)), ranks, rng, full=FULL)
@@ -86,13 +86,13 @@ def plans(tasks: int, seed: int, backend: Backend = SKIRL, pool: str = PRODUCTIO
     }  # fmt: skip
 
 
-def _dense(cells: Sequence[str], measured: Sequence[Timed]) -> dict[str, Any]:
+def _dense(cells: Sequence[str], measured: Sequence[TimedPlans]) -> dict[str, Any]:
     """Return the figures with a vector exchanged for every sample, also for those without ids, as TorchRec does."""
     found = compared(cells, [of.times(exchange=of.dense) for of in measured])
     return {name: found[name] for name in (*HEADLINES, "exchange_share")}
 
 
-def exchanged(cells: Sequence[str], measured: Sequence[Timed], seed: int) -> dict[str, Any]:
+def exchanged(cells: Sequence[str], measured: Sequence[TimedPlans], seed: int) -> dict[str, Any]:
     """Return the figures with exchanges measured over gloo, in place of bytes over a link; or why there are none.
 
     **Arguments**
@@ -115,14 +115,14 @@ def exchanged(cells: Sequence[str], measured: Sequence[Timed], seed: int) -> dic
     }
 
 
-def _checked(arena: Arena, of: PlacementTask, problem: Problem, found: Found, seed: int) -> Placed:
+def _checked(arena: MeasuredTables, of: PlacementTask, problem: Problem, found: SearchResult, seed: int) -> Placed:
     """Return the plan that `--check` chooses, which measures another batch of the same tables."""
     heads = [of.tables[n].head for n in canonical(of.specs)]
     bench = Bench(problem, seed + 1, heads, arena)
     return checked(problem, candidates(problem, found), CHECK, seed=seed, bench=bench).best.placed
 
 
-def again(cells: Sequence[str], measured: Sequence[Timed]) -> dict[str, Any]:
+def again(cells: Sequence[str], measured: Sequence[TimedPlans]) -> dict[str, Any]:
     """Return `HEADLINES` by the least round of each rank, and by each half of the rounds: how far noise moves them.
 
     **Arguments**

@@ -14,7 +14,7 @@ from skirl.placement.tables.pieces import Piece, check_cover, halves, whole
 from skirl.placement.tables.place import over_caps
 from skirl.placement.tables.pool import PlacementTask, pool, task
 from skirl.placement.tables.problem import Placed, Problem, canonical
-from skirl.placement.tables.search import Found, search, warm
+from skirl.placement.tables.search import SearchResult, search, warm
 from skirl.placement.torchrec import theirs
 
 LINK = 1.25e9
@@ -207,7 +207,7 @@ def times(seed: int) -> dict[str, Any]:
     return {"sizes": sizes, "all_valid": all_sound, "noise": noise}
 
 
-def _timed(problem: Problem, seconds: float, seed: int) -> tuple[Found, float]:
+def _timed(problem: Problem, seconds: float, seed: int) -> tuple[SearchResult, float]:
     """Search, and return what was found and the CPU seconds."""
     began = process_time()
     return search(problem, seconds=seconds, seed=seed), process_time() - began
@@ -235,7 +235,7 @@ def _their_time(problem: Problem) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _time_of(found: Found, short: Found) -> dict[str, Any]:
+def _time_of(found: SearchResult, short: SearchResult) -> dict[str, Any]:
     load, tables = found.placed.load, len({piece.table for item in found.placed.items for piece in item})
     return {
         "states": found.states, "in_time": found.in_time, "cut": len(found.placed.items) - tables,

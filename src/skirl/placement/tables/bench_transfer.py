@@ -11,7 +11,7 @@ from skirl.placement.tables.bench_plans import BATCH, FULL, SEARCH
 from skirl.placement.tables.bench_search import LINK, problem_of
 from skirl.placement.tables.calibrate import Measured, costs_of, held_out, training
 from skirl.placement.tables.costs import Costs, shipped
-from skirl.placement.tables.measure import Arena, rounds_of
+from skirl.placement.tables.measure import MeasuredTables, rounds_of
 from skirl.placement.tables.pool import pool, task
 from skirl.placement.tables.search import search
 from skirl.placement.tables.timed import measure
@@ -72,7 +72,7 @@ def transfer(tasks: int, seed: int) -> dict[str, Any]:
 
 
 def _setting(setting: TransferSetting, tasks: int, seed: int) -> dict[str, Any]:
-    arena = Arena(plain=setting.plain, threads=setting.threads)
+    arena = MeasuredTables(plain=setting.plain, threads=setting.threads)
     bundle = shipped(LINK, RANKS)
     near = (setting.batch // 2, setting.batch, 2 * setting.batch)
     began = time.monotonic()
@@ -104,7 +104,7 @@ def _setting(setting: TransferSetting, tasks: int, seed: int) -> dict[str, Any]:
 
 
 def _costs(
-    arena: Arena, setting: TransferSetting, batches: tuple[int, ...], count: int, judges: int, seed: int,
+    arena: MeasuredTables, setting: TransferSetting, batches: tuple[int, ...], count: int, judges: int, seed: int,
     start: Costs | None, *, until: float,
 ) -> Costs:  # fmt: skip
     learned = training(setting.optimizer, count, seed, batches)

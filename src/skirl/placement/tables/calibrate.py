@@ -11,7 +11,7 @@ import numpy as np
 
 from skirl.placement.tables.backends import arena_of, check_dims, check_optimizers
 from skirl.placement.tables.costs import Costs, Kind, Part, save_costs
-from skirl.placement.tables.measure import Arena, Lookups, Rounds, Sentinel, noise_of, rounds_of
+from skirl.placement.tables.measure import Lookups, MeasuredTables, Rounds, Sentinel, noise_of, rounds_of
 from skirl.placement.tables.named import OURS, Backend
 from skirl.placement.tables.nets import features_of
 from skirl.placement.tables.pieces import Piece
@@ -68,7 +68,7 @@ class Combination:
         """Return the terms of all parts together."""
         return np.sum([terms_of(*piece) for piece in self.pieces], axis=0)
 
-    def ready(self, arena: Arena) -> list[Any]:
+    def ready(self, arena: MeasuredTables) -> list[Any]:
         """Return the parts with their ids, ready to be run."""
         return [
             arena.ready(Lookups(replace(made, spec=replace(made.spec, dim=dim)), number), Piece(0, 0, rows, 0, dim))

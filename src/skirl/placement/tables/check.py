@@ -9,11 +9,11 @@ import numpy as np
 
 from skirl.placement.tables import baselines
 from skirl.placement.tables.allowed import forbidden
-from skirl.placement.tables.measure import Arena, Lookups, noise_of, rounds_of
+from skirl.placement.tables.measure import Lookups, MeasuredTables, noise_of, rounds_of
 from skirl.placement.tables.pieces import Piece
 from skirl.placement.tables.pool import Head, Made
 from skirl.placement.tables.problem import Placed, Problem
-from skirl.placement.tables.search import Found, search
+from skirl.placement.tables.search import SearchResult, search
 from skirl.placement.tables.spec import TableSpec
 
 ROUNDS = 4
@@ -38,9 +38,9 @@ class Bench:
     """
 
     def __init__(
-        self, problem: Problem, seed: int, heads: Sequence[Head] | None = None, arena: Arena | None = None
+        self, problem: Problem, seed: int, heads: Sequence[Head] | None = None, arena: MeasuredTables | None = None
     ) -> None:
-        self.problem, self.seed, self.arena = problem, seed, arena or Arena()
+        self.problem, self.seed, self.arena = problem, seed, arena or MeasuredTables()
         self._heads = heads
         self._lookups: dict[int, Lookups] = {}
         self._parts: dict[Piece, Any] = {}
@@ -194,7 +194,7 @@ def checked(
     seed: int = 0,
     bench: Bench | None = None,
     told: Callable[[Checked], None] = lambda _: None,
-    find: Callable[..., Found] = search,
+    find: Callable[..., SearchResult] = search,
     now: Callable[[], float] = time.monotonic,
 ) -> Checked:
     """Return the plan that takes least when it is measured.
@@ -304,7 +304,7 @@ def cells(placed: Placed) -> frozenset[tuple[Piece, int]]:
     )
 
 
-def candidates(problem: Problem, found: Found) -> dict[str, Placed]:
+def candidates(problem: Problem, found: SearchResult) -> dict[str, Placed]:
     """Return the best few plans of a search, and simple ones, without those that exceed memory or are forbidden.
 
     **Arguments**

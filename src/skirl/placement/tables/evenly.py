@@ -12,7 +12,7 @@ import numpy as np
 from skirl.placement.tables.nets import SUMS
 from skirl.placement.tables.pieces import Piece, whole
 from skirl.placement.tables.problem import Item, Placed, Problem
-from skirl.placement.tables.search import Found, search, warm
+from skirl.placement.tables.search import SearchResult, search, warm
 from skirl.placement.tables.spec import TableSpec
 
 BEST = 4
@@ -46,7 +46,7 @@ def search_evenly(
     seconds: float = 30.0,
     seed: int = 0,
     now: Callable[[], float] = time.perf_counter,
-) -> Found:
+) -> SearchResult:
     """Search for a placement in which each table is whole, cut by columns, or cut into `blocks` of rows at the ranks.
 
     **Arguments**
@@ -83,7 +83,7 @@ class _Evenly:
     def late(self, share: float) -> bool:
         return self.now() - self.began >= self.seconds * share
 
-    def run(self) -> Found:
+    def run(self) -> SearchResult:
         self.choose()
         sets = sorted(self.tried, key=lambda cut: (self.tried[cut], sorted(cut)))[:BEST]
         best: tuple[_Rest, Placed] | None = None
@@ -101,7 +101,7 @@ class _Evenly:
             if best is None or placed.score < best[1].score:
                 best = rest, placed
         assert best is not None
-        found = Found(best[0].whole_of(best[1]), self.now() - self.began, states, in_time)
+        found = SearchResult(best[0].whole_of(best[1]), self.now() - self.began, states, in_time)
         found.curve = [at for n, at in enumerate(curve) if n == 0 or at[1:] < min(of[1:] for of in curve[:n])]
         return found
 

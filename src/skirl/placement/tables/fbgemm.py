@@ -13,7 +13,7 @@ import torch
 
 from skirl.core.optim import row_optimizer
 from skirl.placement.tables.gpu import GpuArena
-from skirl.placement.tables.measure import ARENA, Arena, Lookups
+from skirl.placement.tables.measure import ARENA, Lookups, MeasuredTables
 from skirl.placement.tables.pieces import Piece
 
 KINDS = {
@@ -206,7 +206,7 @@ def run(calls: Sequence[Call]) -> None:
         call.backward()
 
 
-class FbgemmArena(Arena):
+class FbgemmArena(MeasuredTables):
     """The memory in which FBGEMM's CPU operator is measured, on one thread.
 
     **Arguments**

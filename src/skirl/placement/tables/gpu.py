@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from skirl.engine.kernels.hot_rows import stretches_of
-from skirl.placement.tables.measure import ARENA, EVICTED, OUTPUTS, WATCHED, Arena, Indexed, Lookups
+from skirl.placement.tables.measure import ARENA, EVICTED, OUTPUTS, WATCHED, Indexed, Lookups, MeasuredTables
 from skirl.placement.tables.pieces import Piece
 
 _FLOAT = 4
@@ -31,7 +31,7 @@ def by_events(step: Step) -> float:
     return begin.elapsed_time(end)
 
 
-class GpuArena(Arena):
+class GpuArena(MeasuredTables):
     """Memory on a GPU in which parts of tables are measured, one rank after the other.
 
     **Arguments**
@@ -100,7 +100,7 @@ class GpuArena(Arena):
         alike: dict[tuple[int, ...], list[Indexed]] = {}
         for part in parts:
             alike.setdefault((part.width, part.dim, part.kind, part.batch), []).append(part)
-        banks = [Bank(self, some) for some in alike.values()]
+        banks = [KernelParts(self, some) for some in alike.values()]
 
         def step() -> None:
             for bank in banks:
@@ -121,7 +121,7 @@ class GpuArena(Arena):
         return self.timer(parts)
 
 
-class Bank:
+class KernelParts:
     """Parts of one dim, row optimizer and batch size, which the Triton kernels take together.
 
     **Arguments**

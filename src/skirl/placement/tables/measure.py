@@ -33,7 +33,7 @@ _LR = 1e-6
 _LINE = 16
 
 
-class Arena:
+class MeasuredTables:
     """The memory that holds everything that is measured, and how that is run: this one runs the engine's CPU kernels.
 
     **Arguments**
@@ -186,7 +186,7 @@ class Ready(Indexed):
     - `lookups`, `piece`: as for `Indexed`.
     """
 
-    def __init__(self, arena: Arena, lookups: Lookups, piece: Piece) -> None:
+    def __init__(self, arena: MeasuredTables, lookups: Lookups, piece: Piece) -> None:
         super().__init__(lookups, piece, len(arena.rows))
         self.cache = arena.view(self.width)
         self.out = arena.output(self.batch, piece.dim)
@@ -220,7 +220,7 @@ class Sentinel:
     - `clock`: the clock; the arena's if not given.
     """
 
-    def __init__(self, arena: Arena, clock: Callable[[], float] | None = None) -> None:
+    def __init__(self, arena: MeasuredTables, clock: Callable[[], float] | None = None) -> None:
         self.work, self.clock = arena.watched, clock or arena.clock
         self.least, self.turns = float("inf"), list[float]()
         self.disturbed = 0
@@ -242,7 +242,7 @@ class Sentinel:
 
 
 def rounds_of(
-    arena: Arena,
+    arena: MeasuredTables,
     combinations: Sequence[Sequence[Any]],
     rounds: int,
     seed: int,
@@ -260,7 +260,7 @@ def rounds_of(
     **Arguments**
 
     - `arena`: the arena that holds them.
-    - `combinations`: combinations of parts that `Arena.ready` returned.
+    - `combinations`: combinations of parts that `MeasuredTables.ready` returned.
     - `rounds`: number of rounds.
     - `seed`: random seed of the order, which differs in each round.
     - `known`: a file of earlier rounds; new ones are added to it.

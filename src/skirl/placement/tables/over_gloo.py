@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from skirl.placement.tables import gloo
-from skirl.placement.tables.timed import Timed
+from skirl.placement.tables.timed import TimedPlans
 from skirl.placement.tables.wire_fit import wire_of
 
 ROUNDS = 6
@@ -16,7 +16,7 @@ _FLOAT = 4
 
 
 def over_gloo(
-    tasks: Sequence[Timed], seed: int, exchanged: Callable[..., np.ndarray] = gloo.exchanged
+    tasks: Sequence[TimedPlans], seed: int, exchanged: Callable[..., np.ndarray] = gloo.exchanged
 ) -> tuple[list[np.ndarray], dict[str, Any]]:
     """Return for each task what each rank of each plan exchanges, in milliseconds, and how that was found.
 

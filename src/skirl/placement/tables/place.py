@@ -17,7 +17,7 @@ from skirl.placement.tables.named import OURS, Backend, flag_of
 from skirl.placement.tables.pieces import whole
 from skirl.placement.tables.plan_file import TablePlan
 from skirl.placement.tables.problem import Columns, Placed, Problem, Ranks, canonical
-from skirl.placement.tables.search import Found, search
+from skirl.placement.tables.search import SearchResult, search
 from skirl.placement.tables.spec import TableSpec, read_specs
 from skirl.placement.tables.told import Answer, answered
 from skirl.tools.progress import Progress, size
@@ -112,7 +112,7 @@ def placed_tables(question: Question) -> dict[str, Any]:
     return result
 
 
-def _checked(question: Question, problem: Problem, found: Found, name: str, before: Placed) -> Checked:
+def _checked(question: Question, problem: Problem, found: SearchResult, name: str, before: Placed) -> Checked:
     assert question.check is not None
     plans = candidates(problem, found)
     if before.score[0] == 0 and forbidden(problem, before) is None:  # it may be the best
@@ -138,7 +138,7 @@ def planned(
     specs: Sequence[TableSpec], ranks: Ranks, costs: Costs, *, columns: Columns = "exact", rows: bool = True,
     seconds: float = 30.0, seed: int = 0, even_rows: bool = False, forced: Sequence[str] = (), others: int = 0,
     told: Callable[[int, float], None] = lambda states, busiest: None,
-) -> tuple[TablePlan, Found, Problem]:  # fmt: skip
+) -> tuple[TablePlan, SearchResult, Problem]:  # fmt: skip
     """Return a plan within memory, what the search found, and the problem that it searched.
 
     Raise a ValueError if no plan fits.

@@ -48,7 +48,7 @@ _SPARED = 0.05
 
 
 @dataclass
-class Found:
+class SearchResult:
     """The result of a search.
 
     **Arguments**
@@ -79,7 +79,7 @@ def search(
     others: int = 0,
     told: Callable[[int, float], None] = lambda states, busiest: None,
     now: Callable[[], float] = time.perf_counter,
-) -> Found:
+) -> SearchResult:
     """Search for a placement whose busiest rank is hardly busier than it has to be.
 
     It exceeds a cap only if no placement within the caps is found. The loops are compiled before the clock starts.
@@ -124,7 +124,7 @@ class _Search:
         self.now, self.began, self.seconds = now, now(), seconds
         self.looked, self.longest, self.ended = 0.0, 0.0, False
         self.memo: dict[frozenset[Piece], Placed] = {}
-        self.found: Found | None = None
+        self.found: SearchResult | None = None
         self.whole = {item for item in problem.root() if len(item) == 1}
         self.beam_ends = BEAM if len(problem.root()) <= SMALL else BEAM_ALONE
 
@@ -138,7 +138,7 @@ class _Search:
         self.ended = self.ended or late
         return late
 
-    def run(self, others: int) -> Found:
+    def run(self, others: int) -> SearchResult:
         problem, root = self.problem, self.problem.root()
         first = self.placed_anew(root)
         self.take(first)
@@ -188,7 +188,7 @@ class _Search:
         if self.found is None or placed.score < self.found.placed.score:
             curve = [] if self.found is None else self.found.curve
             curve.append((self.now() - self.began, *placed.score))
-            self.found = Found(placed, curve=curve)
+            self.found = SearchResult(placed, curve=curve)
 
     def key(self, items: Sequence[Item]) -> frozenset[Piece]:
         """Identify a state by the pieces of cut tables, whatever way led to it."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from skirl.placement.tables.check import exchange_of
-from skirl.placement.tables.measure import Arena, Lookups, rounds_of
+from skirl.placement.tables.measure import Lookups, MeasuredTables, rounds_of
 from skirl.placement.tables.pieces import Piece
 from skirl.placement.tables.pool import PlacementTask
 from skirl.placement.tables.problem import Placed, Problem, canonical
@@ -70,7 +70,7 @@ def differ(rounds: np.ndarray, taken: Taken = least_third) -> float:
 
 
 @dataclass(frozen=True)
-class Timed:
+class TimedPlans:
     """The measured plans of one task.
 
     **Arguments**
@@ -117,7 +117,9 @@ class Timed:
         return differ(self.rounds, taken)
 
 
-def measure(arena: Arena, of: PlacementTask, problem: Problem, placed: Mapping[str, Placed], seed: int) -> Timed:
+def measure(
+    arena: MeasuredTables, of: PlacementTask, problem: Problem, placed: Mapping[str, Placed], seed: int
+) -> TimedPlans:
     """Measure what each rank of each plan computes, and count what it exchanges.
 
     **Arguments**
@@ -149,4 +151,4 @@ def measure(arena: Arena, of: PlacementTask, problem: Problem, placed: Mapping[s
     sent = np.array([sums_sent(plan, ids, problem.specs[0].batch) for plan in placed.values()])
     exchange = np.array([sent_ms(problem, of) for of in sent])
     dense = np.array([exchange_of(problem, plan) for plan in placed.values()])
-    return Timed(tuple(placed), rounds.reshape(len(rounds), len(placed), -1), exchange, sent, dense)
+    return TimedPlans(tuple(placed), rounds.reshape(len(rounds), len(placed), -1), exchange, sent, dense)

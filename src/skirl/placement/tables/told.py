@@ -13,7 +13,7 @@ from skirl.placement.tables.named import flag_of
 from skirl.placement.tables.pieces import Piece
 from skirl.placement.tables.plan_file import TablePlan
 from skirl.placement.tables.problem import UNBOUND, Placed, Problem
-from skirl.placement.tables.search import Found
+from skirl.placement.tables.search import SearchResult
 from skirl.placement.tables.spec import TableSpec
 from skirl.placement.tables.wire import Wire
 
@@ -43,7 +43,7 @@ class Answer:
     problem: Problem
     plan: TablePlan
     placed: Placed
-    found: Found
+    found: SearchResult
     name: str
     before: Placed
     measured: Checked | None

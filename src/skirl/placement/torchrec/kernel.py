@@ -28,12 +28,12 @@ def measure_costs(
       "adam".
     - `combinations`: number of random combinations of tables, and a quarter as many to judge by; 60 take a CPU some
       seconds.
-    - `seed`: the random seed, fixed so that a measurement can be repeated.
+    - `seed`: the random seed, 0: fixed so that a measurement can be repeated.
     - `device`: "cpu", which every machine has, or "cuda".
-    - `minutes`: time for all rounds together; half a minute, so that a job can measure before it trains. Two are always
+    - `minutes`: time for all rounds together; 0.5, so that a job can measure before it trains. Two are always
       measured.
-    - `out`: a .json file for the costs, which `skirl place tables --costs` takes too. Rounds are kept next to it until
-      then, so that a killed measurement resumes.
+    - `out`: a .json file for the costs, which `skirl place tables --costs` takes too; None writes none. Rounds are
+      kept next to it until then, so that a killed measurement resumes.
     """
     if device not in ("cpu", "cuda"):
         raise ValueError(f"device is {device!r}: set it to cpu or cuda")

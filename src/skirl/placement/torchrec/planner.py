@@ -11,7 +11,7 @@ from skirl.placement.tables.costs import Costs, check_backend, load_costs, shipp
 from skirl.placement.tables.place import planned
 from skirl.placement.tables.plan_file import PLANS, TablePlan
 from skirl.placement.tables.problem import Columns, Problem, Ranks
-from skirl.placement.tables.search import Found
+from skirl.placement.tables.search import SearchResult
 from skirl.placement.tables.told import parts_of
 from skirl.placement.torchrec.kernel import BACKEND, ON_GPU
 from skirl.placement.torchrec.models import BATCH, PlanRequest, TheirTable, needed, tables_of
@@ -49,8 +49,8 @@ class SkirlPlanner:
       exceed the memory of a rank.
     - `pins`: ranks of pinned tables, by name; none by default, so that the search decides.
     - `groups`: group names by table; the tables of a group stay on one rank. None by default: few models need it.
-    - `seconds`: most seconds to search, short compared with any training; the search ends earlier if it can.
-    - `seed`: seed of the random parts of the search, fixed so that a plan can be made again.
+    - `seconds`: most seconds to search, 30: short compared with any training; the search ends earlier if it can.
+    - `seed`: seed of the random parts of the search, 0: fixed so that a plan can be made again.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class SkirlPlanner:
         self.costs, self.rows, self.seconds, self.seed = costs, rows, seconds, seed
         self.table_plan: TablePlan | None = None
         """The last plan, in the form that skirl writes to a file."""
-        self._found: tuple[Found, Problem] | None = None
+        self._found: tuple[SearchResult, Problem] | None = None
 
     def plan(self, module: Any, sharders: Iterable[Any] | None = None) -> Any:
         """Return a ShardingPlan within all memory. Raise a ValueError of one sentence if there is none.

@@ -46,8 +46,8 @@ def sharding_plan(
     - `sharders`: TorchRec's sharders; the one for EmbeddingBagCollections if not given.
     - `device`: "cpu", which every machine has, "cuda" or "mtia".
     - `local_world_size`: number of ranks on one machine; all of them if not given.
-    - `constraints`: TorchRec's, by table. Sharding types that they do not allow are refused; their rounding, bounds
-      check and output type are handed on.
+    - `constraints`: TorchRec's, by table; None allows all. Sharding types that they do not allow are refused; their
+      rounding, bounds check and output type are handed on.
     """
     tables = tables_of(module, sharders_of(sharders), PlanRequest(plan.ranks))
     return exported(plan, tables, device, local_world_size or plan.ranks, constraints or {})

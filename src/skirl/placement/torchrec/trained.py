@@ -70,7 +70,7 @@ def batch_of(tables: Sequence[TrainedTable], batch: int, seed: Sequence[int]) ->
     return kjt, torch.from_numpy(dense).float(), torch.from_numpy(labels).float()
 
 
-class Dense(nn.Module):
+class DensePart(nn.Module):
     """The dense part, which both kinds of model have.
 
     **Arguments**
@@ -114,7 +114,7 @@ class Theirs(nn.Module):
             ],
             device=torch.device(device),
         )  # fmt: skip
-        self.dense = Dense(sum(table.dim for table in tables), hidden)
+        self.dense = DensePart(sum(table.dim for table in tables), hidden)
 
     def forward(self, kjt: Any, dense: Tensor) -> Tensor:
         out = self.ebc(kjt).to_dict()  # by name: the order of keys follows the plan
@@ -132,7 +132,9 @@ class Plain:
     - `optimizer`: "sgd" or "rowwise-adagrad".
     """
 
-    def __init__(self, tables: Sequence[TrainedTable], dense: Dense, rows: dict[str, Tensor], optimizer: str) -> None:
+    def __init__(
+        self, tables: Sequence[TrainedTable], dense: DensePart, rows: dict[str, Tensor], optimizer: str
+    ) -> None:
         self.tables, self.dense, self.optimizer = tables, dense, optimizer
         self.rows = {name: of.clone().requires_grad_() for name, of in rows.items()}
         self.sums = {name: torch.zeros(len(of)) for name, of in rows.items()}

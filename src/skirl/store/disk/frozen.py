@@ -14,7 +14,7 @@ from skirl.store.disk import links
 from skirl.store.disk import logs as all_logs
 from skirl.store.disk.log import Log
 from skirl.store.disk.manifest import Manifest
-from skirl.store.disk.os_files import Files, Handle
+from skirl.store.disk.os_files import Handle, OsFiles
 from skirl.store.disk.segment import SegmentEntry, Unusable
 from skirl.store.frozen import FrozenPart
 from skirl.store.gate import Gate
@@ -37,7 +37,7 @@ class FrozenSegments(Frozen):
     """
 
     def __init__(
-        self, files: Files, source: Path, folder: Path, manifest: Manifest, unsynced: Iterable[str] = ()
+        self, files: OsFiles, source: Path, folder: Path, manifest: Manifest, unsynced: Iterable[str] = ()
     ) -> None:
         self._files, self._folder, self._manifest = files, folder, manifest
         self._unsynced = [folder / f"{name}.{suffix}" for name in unsynced for suffix in ("rows", "keys")]
@@ -90,7 +90,7 @@ def _manifest_of(folder: Path, facts: Facts, layout: Layout) -> Manifest:
 
 
 def take(
-    files: Files, parts: Iterable[FrozenPart], layout: Layout, folder: Path, logs: list[Log], added: list[Path]
+    files: OsFiles, parts: Iterable[FrozenPart], layout: Layout, folder: Path, logs: list[Log], added: list[Path]
 ) -> None:
     """Take the rows of a folder into empty logs, checking every record. List files that this adds in `added`, even if it
     fails.
@@ -106,7 +106,7 @@ def take(
         _append(logs, layout, pairs, folder, added)
 
 
-def rows_of(files: Files, part: FrozenPart, layout: Layout, folder: Path) -> Iterator[tuple[NDArray[np.int64], Rows]]:
+def rows_of(files: OsFiles, part: FrozenPart, layout: Layout, folder: Path) -> Iterator[tuple[NDArray[np.int64], Rows]]:
     """Yield the rows of a part that are to be taken, in the order in which to append them. Index one segment at a time.
 
     **Arguments**
@@ -127,7 +127,7 @@ def rows_of(files: Files, part: FrozenPart, layout: Layout, folder: Path) -> Ite
                     yield keys, words.view(entry.record.dtype).reshape(keys.size, entry.record.width)
 
 
-def _share(files: Files, manifest: Manifest, folder: Path, logs: list[Log], added: list[Path]) -> None:
+def _share(files: OsFiles, manifest: Manifest, folder: Path, logs: list[Log], added: list[Path]) -> None:
     """Link or copy whole segments of a folder into the logs, and check them."""
     for entry in manifest.segments:
         links.check_sizes(folder, entry.files())
@@ -145,7 +145,7 @@ def _share(files: Files, manifest: Manifest, folder: Path, logs: list[Log], adde
 
 
 @contextmanager
-def _opened(files: Files, layout: Layout, folder: Path, entry: SegmentEntry) -> Iterator[Log]:
+def _opened(files: OsFiles, layout: Layout, folder: Path, entry: SegmentEntry) -> Iterator[Log]:
     """Open one segment where it is, as a log of its own. Raise an Unusable if its keys are damaged."""
     log = Log(folder, entry.record, files, Gate(), layout=layout)
     try:

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
-from skirl.store.disk.os_files import Files, Handle
+from skirl.store.disk.os_files import Handle, OsFiles
 from skirl.store.disk.segment import SegmentEntry
 from skirl.tools.sealed_json import CheckpointError
 
@@ -15,7 +15,7 @@ OURS = re.compile(r"[0-9a-f]{16}\.(rows|keys)(\.tmp)?|store\.json-[0-9a-f]{16}\.
 """File names that the store gives, except those of its manifest and its lock."""
 
 
-def replace(files: Files, folder: Path, name: str, content: bytes) -> None:
+def replace(files: OsFiles, folder: Path, name: str, content: bytes) -> None:
     """Replace a header atomically: at every moment the old one or the new one is there, complete."""
     draft = folder / f"{name}-{secrets.token_hex(8)}.tmp"
     try:
@@ -29,7 +29,7 @@ def replace(files: Files, folder: Path, name: str, content: bytes) -> None:
 
 
 def take_over(
-    files: Files,
+    files: OsFiles,
     entries: list[SegmentEntry],
     source: Path,
     target: Path,
@@ -63,14 +63,14 @@ def is_shorter(folder: Path, entry: SegmentEntry) -> bool:
     return any(path.is_file() and path.stat().st_size < size for path, size in files.items())
 
 
-def undo(files: Files, added: list[Path]) -> None:
+def undo(files: OsFiles, added: list[Path]) -> None:
     """Remove files that were added, ignoring errors."""
     for path in added:
         with contextlib.suppress(OSError):
             files.remove(path)
 
 
-def remove_but(files: Files, folder: Path, known: set[str]) -> None:
+def remove_but(files: OsFiles, folder: Path, known: set[str]) -> None:
     """Remove all files of ours except those in `known`: leftovers of a kill or of an older durable point."""
     for name in os.listdir(folder):
         if OURS.fullmatch(name) and name not in known:

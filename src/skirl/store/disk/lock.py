@@ -6,7 +6,7 @@ import weakref
 from pathlib import Path
 
 from skirl.store.disk.errors import DiskError
-from skirl.store.disk.os_files import Files, Handle
+from skirl.store.disk.os_files import Handle, OsFiles
 
 NAME = "lock"
 _held: "weakref.WeakSet[Lock]" = weakref.WeakSet()
@@ -38,7 +38,7 @@ class Lock:
             raise DiskError("disk stores need POSIX file locks: set store='memory' on this system") from None
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self._path = folder / NAME
-        self._file = Handle(Files(), lambda: os.open(self._path, flags, 0o666))
+        self._file = Handle(OsFiles(), lambda: os.open(self._path, flags, 0o666))
         _held.add(self)
         try:
             fcntl.flock(self._file.number, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -15,7 +15,7 @@ from skirl.core.keys import row_of, table_of
 from skirl.store.base import Layout, Record, Rows
 from skirl.store.disk import records
 from skirl.store.disk.key_index import MOST_PLACED, KeyIndex
-from skirl.store.disk.os_files import Files, Handle
+from skirl.store.disk.os_files import Handle, OsFiles
 from skirl.store.disk.records import HEADER, INDEX_BITS, Keys, Words
 from skirl.store.disk.segment import Segment, SegmentEntry, Unusable, check_header, header, stride
 from skirl.store.frozen import Mine
@@ -49,7 +49,7 @@ class Log:
         self,
         folder: Path,
         record: Record,
-        files: Files,
+        files: OsFiles,
         gate: Gate,
         rows: Mapping[int, int] | None = None,
         layout: Layout | None = None,

@@ -6,13 +6,13 @@ from pathlib import Path
 from skirl.store.base import Layout
 from skirl.store.disk.log import Log
 from skirl.store.disk.manifest import Manifest
-from skirl.store.disk.os_files import Files
+from skirl.store.disk.os_files import OsFiles
 from skirl.store.gate import Gate
 
 KEY_BYTES = 8
 
 
-def empty(folder: Path, layout: Layout, files: Files, gate: Gate, rows: Mapping[int, int] | None) -> list[Log]:
+def empty(folder: Path, layout: Layout, files: OsFiles, gate: Gate, rows: Mapping[int, int] | None) -> list[Log]:
     """Return an empty log for each kind, in order. `rows`: number of rows of each table, None if unknown."""
     logs: list[Log] = []
     for record in layout.kinds:
@@ -42,7 +42,7 @@ def paths(logs: list[Log]) -> list[Path]:
     return [path for log in logs for s in log.segments.values() for path in (s.rows_path, s.keys_path)]
 
 
-def sync(logs: list[Log], files: Files, *, anew: bool = False) -> None:
+def sync(logs: list[Log], files: OsFiles, *, anew: bool = False) -> None:
     """Wait until rows and the names of their files are durable. `anew`: sync the folder in any case, and count all names
     as new, because they were made by other code.
     """

@@ -14,11 +14,11 @@ from skirl.tools.interrupts import uninterrupted
 _NOT_HERE = (OSError, NotImplementedError)  # raised if the system or the file system lacks a call
 
 
-class Files:
+class OsFiles:
     """Files by descriptor, names by path.
 
     >>> import tempfile
-    >>> files = Files()
+    >>> files = OsFiles()
     >>> with tempfile.TemporaryDirectory() as folder, Handle(files, lambda: files.create(Path(folder, "a"))) as file:
     ...     files.write(file.number, b"123456", 0)
     ...     files.sync(file.number)
@@ -168,7 +168,7 @@ class Handle:
     that records it must not lead to a second close, which would hit another file. Therefore the number is forgotten first,
     and SIGINT waits. At worst, another signal's exception leaves a file open until the owner is gone.
 
-    >>> files = Files()
+    >>> files = OsFiles()
     >>> with Handle(files, lambda: os.open(os.devnull, os.O_RDONLY)) as file:
     ...     file.is_open
     True
@@ -178,7 +178,7 @@ class Handle:
 
     __slots__ = ("_files", "number")
 
-    def __init__(self, files: Files, opened: Callable[[], int] | None = None) -> None:
+    def __init__(self, files: OsFiles, opened: Callable[[], int] | None = None) -> None:
         self._files = files
         self.number = -1
         if opened is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from skirl.store.base import Record
-from skirl.store.disk.os_files import Files, Handle
+from skirl.store.disk.os_files import Handle, OsFiles
 from skirl.store.disk.records import HEADER
 
 FORMAT_VERSION = 1
@@ -111,7 +111,7 @@ def header(suffix: str, record: Record, segment: int) -> bytes:
     return head + hashlib.sha256(head).digest()[:8]
 
 
-def check_header(files: Files, file: int, path: Path, record: Record, segment: int) -> None:
+def check_header(files: OsFiles, file: int, path: Path, record: Record, segment: int) -> None:
     """Raise an Unusable if the file does not begin with the header of this segment."""
     found = files.read(file, HEADER, 0)
     if found == header(path.suffix, record, segment):

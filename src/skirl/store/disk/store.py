@@ -21,7 +21,7 @@ from skirl.store.disk.cleaning import Cleaner
 from skirl.store.disk.errors import DiskError, DiskFull, explained, unwritable
 from skirl.store.disk.log import Log
 from skirl.store.disk.manifest import NAME, Manifest
-from skirl.store.disk.os_files import Files
+from skirl.store.disk.os_files import OsFiles
 from skirl.store.disk.segment import Segment, Unusable
 from skirl.store.frozen import FrozenPart
 from skirl.store.gate import Gate
@@ -41,7 +41,7 @@ class DiskStore(Store):
     - `rows`: number of rows of each table. The index in memory then takes 7 bytes per row held; with None it takes 14.
     - `room`: most bytes on disk per byte of rows held. When rows are overwritten at random, each is written 2.1 times
       with 1.5, and 1.1 times with 3.
-    - `files`: the calls to the operating system, which tests replace.
+    - `files`: the calls to the operating system, which tests replace; None makes them.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -62,7 +62,7 @@ class DiskStore(Store):
         *,
         rows: Mapping[int, int] | None = None,
         room: float = 1.5,
-        files: Files | None = None,
+        files: OsFiles | None = None,
     ) -> None:
         super().__init__(layout)
         if rows is not None and (missing := self.layout.records.keys() - rows.keys()):
@@ -71,7 +71,7 @@ class DiskStore(Store):
         if room < 1.3:
             raise ValueError(f"room is {room}: set it to 1.3 or more; the less, the more often rows are written again")
         self.path = Path(path)
-        self._files = files or Files()
+        self._files = files or OsFiles()
         self._share = room
         self._gate = Gate()
         self._writing = threading.RLock()

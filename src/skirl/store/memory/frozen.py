@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from skirl.store.base import DISK_ROWS, MEMORY_ROWS, Facts, Frozen, Layout, Record, Rows
 from skirl.store.changes import Taken
 from skirl.tools.sealed_json import CheckpointError
-from skirl.tools.tensor_file import Reader, Writer
+from skirl.tools.tensor_file import TensorReader, TensorWriter
 
 PIECE = 1 << 16
 """Number of keys handled at a time, which bounds the wait for the store's lock and the room reserved too early."""
@@ -50,7 +50,7 @@ class FrozenRows(Frozen):
         files = self._facts["files"]
         if any(self._counts):
             path = self._folder / f"store-{secrets.token_hex(8)}.safetensors"
-            with Writer(path, columns, {"format": "skirl-rows"}) as writer:
+            with TensorWriter(path, columns, {"format": "skirl-rows"}) as writer:
                 for kind, record in enumerate(self._layout.kinds):
                     while (taken := self._take(kind)) is not None:
                         writer.write(f"keys-{name_of(record)}", taken[0])
@@ -67,7 +67,7 @@ def frozen_rows(folder: Path, facts: Facts, layout: Layout) -> Iterator[tuple[ND
     """Yield what `FrozenRows` wrote, in the order in which to write it to a store: later rows replace earlier ones."""
     identity_of(folder, facts, layout)
     for entry in facts["files"]:
-        reader = Reader(folder, entry)
+        reader = TensorReader(folder, entry)
         for record in layout.kinds:
             yield from reader.pairs(f"keys-{name_of(record)}", f"rows-{name_of(record)}", layout, PIECE)
 

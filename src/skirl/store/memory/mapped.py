@@ -13,7 +13,7 @@ from skirl.store.memory.directory import Directory
 from skirl.store.memory.frozen import PIECE, identity_of, name_of
 from skirl.tools.jit import kernel
 from skirl.tools.sealed_json import CheckpointError
-from skirl.tools.tensor_file import Reader
+from skirl.tools.tensor_file import TensorReader
 
 
 @kernel
@@ -50,7 +50,7 @@ class MappedRows:
         readers = []
         for part in parts:
             identity_of(folder, part.facts, layout)
-            readers += [(Reader(folder, entry), part.mine) for entry in part.facts["files"]]
+            readers += [(TensorReader(folder, entry), part.mine) for entry in part.facts["files"]]
         self._kinds = [_MappedKind(record, readers, layout) for record in layout.kinds]
         for part in parts:
             for keys, rows in part.own(part.over):
@@ -73,7 +73,7 @@ class MappedRows:
 class _MappedKind:
     """The rows of one kind: the number of each key's row, counted through all files in order."""
 
-    def __init__(self, record: Record, readers: list[tuple[Reader, Mine | None]], layout: Layout) -> None:
+    def __init__(self, record: Record, readers: list[tuple[TensorReader, Mine | None]], layout: Layout) -> None:
         self.directory = Directory()
         self._at = Arena(np.int64)
         self._files: list[tuple[int, Rows]] = []

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from skirl.store.base import MEMORY_ROWS, Facts, Frozen, Layout
 from skirl.store.disk.frozen import rows_of
-from skirl.store.disk.os_files import Files
+from skirl.store.disk.os_files import OsFiles
 from skirl.store.disk.store import DiskStore
 from skirl.store.frozen import FrozenPart
 from skirl.store.memory.frozen import frozen_rows
@@ -72,5 +72,5 @@ def in_memory(part: FrozenPart, folder: Path, layout: Layout) -> FrozenPart:
 
 
 def _read(part: FrozenPart, folder: Path, layout: Layout) -> Iterator[tuple[NDArray[np.int64], Any]]:
-    yield from rows_of(Files(), part, layout, folder)
+    yield from rows_of(OsFiles(), part, layout, folder)
     yield from part.own(part.over)

@@ -3,10 +3,10 @@
 import threading
 
 
-class Numbered:
+class NumberedCalls:
     """The owner's side: it tracks which puts have begun and which are acknowledged.
 
-    >>> puts = Numbered()
+    >>> puts = NumberedCalls()
     >>> a, b = puts.begin(), puts.begin()
     >>> puts.done(b[0])
     >>> a, b, puts.begin()

@@ -82,7 +82,7 @@ def memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
-class Room:
+class MemoryLimit:
     """Refuses rows for which the node has no memory left.
 
     **Arguments**
@@ -131,7 +131,7 @@ def run(pipe: Connection, numbers: Any, task: PartFacts, functions: tuple[Any, .
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
     name = f"node {task.node}"
-    part = service.OwnedPart(task.run, name, task.make, Room(task.limit, numbers, name))
+    part = service.OwnedPart(task.run, name, task.make, MemoryLimit(task.limit, numbers, name))
     service.serve(part)
     wire.only(functions)
     try:

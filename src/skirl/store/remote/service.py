@@ -29,7 +29,7 @@ Answer = tuple[str, Any]
 
 
 @dataclass
-class Counts:
+class CallCounts:
     """The calls, rows and bytes of a part, for its node's metrics."""
 
     gets: int = 0
@@ -71,7 +71,7 @@ class OwnedPart:
         room: Callable[[int], None] = lambda more: None,
     ) -> None:
         self.run, self.node = run, node
-        self.counts = Counts()
+        self.counts = CallCounts()
         self.left = threading.Event()
         """Set once the owner needs nothing more."""
         self._make, self._room = make, room

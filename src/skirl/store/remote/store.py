@@ -16,7 +16,7 @@ from skirl.store.disk.frozen import point_of
 from skirl.store.frozen import FrozenPart
 from skirl.store.remote import service
 from skirl.store.remote.address import Address
-from skirl.store.remote.calls import Numbered
+from skirl.store.remote.calls import NumberedCalls
 from skirl.store.remote.connection import Connection, connection
 from skirl.store.remote.errors import NodeError
 
@@ -42,7 +42,7 @@ class RemoteStore(Store):
         self._address = Address.parse(spec)
         self._nodes: Connection = connection(self._address)
         self._placement = Placement.even(self._nodes.nodes, "store")
-        self._puts = [Numbered() for _ in range(self._nodes.nodes)]
+        self._puts = [NumberedCalls() for _ in range(self._nodes.nodes)]
         about = [self.layout.facts(), None if rows is None else {int(t): int(n) for t, n in rows.items()}]
         none = [None] * self._nodes.nodes
         opened = self._nodes.job_of_all("open", none, [tuple(about)] * self._nodes.nodes)

@@ -27,7 +27,7 @@ def only(functions: Iterable[Callable[..., Any]]) -> None:
     allowed = {(f.__module__, f.__qualname__): f for f in functions}
     tensor = internal._InternalRPCPickler._tensor_receiver
 
-    class Known(pickle.Unpickler):
+    class KnownNames(pickle.Unpickler):
         """An unpickler that refuses every other name."""
 
         def find_class(self, module: str, name: str, /) -> Any:
@@ -41,7 +41,7 @@ def only(functions: Iterable[Callable[..., Any]]) -> None:
                 return lambda of, attribute: tensor if (of, attribute) == (_PICKLER, "_tensor_receiver") else None
             raise AttributeError(f"{module}.{name} is called by name: a node calls nothing but its store's functions")
 
-    internal._unpickler = Known
+    internal._unpickler = KnownNames
 
 
 _PICKLER = "what makes tensors of a call"

@@ -48,7 +48,7 @@ MOVED = ("touched", "fetched", "new", "written")
 
 
 @dataclass(frozen=True)
-class Left:
+class RunContents:
     """The contents of a run folder."""
 
     config: Mapping[str, Any]
@@ -59,7 +59,7 @@ class Left:
     """None if the run did not end."""
 
     @classmethod
-    def of(cls, folder: Path) -> "Left":
+    def of(cls, folder: Path) -> "RunContents":
         """Read a run's folder."""
         if not (folder / CONFIG).is_file():
             raise ValueError(f"{folder} has no {CONFIG}: name the folder of a run, such as runs/dlrm-synthetic-...")
@@ -101,7 +101,7 @@ def report(folder: Path, page: Path | None, defaults: Mapping[str, Any]) -> dict
     - `page`: the file to write; report.html in the folder if None.
     - `defaults`: default values of `skirl train`'s flags by name; flags that differ are listed first.
     """
-    left = Left.of(folder)
+    left = RunContents.of(folder)
     page = page or folder / "report.html"
     numbers = facts(left)
     with writing(page):
@@ -110,7 +110,7 @@ def report(folder: Path, page: Path | None, defaults: Mapping[str, Any]) -> dict
     return {"command": "report", "run": str(folder), "page": str(page), **numbers}
 
 
-def facts(left: Left) -> dict[str, Any]:
+def facts(left: RunContents) -> dict[str, Any]:
     """Return the run in numbers."""
     last: Line = left.lines[-1] if left.lines else {}
     seconds, stall = left.sum("seconds"), left.sum("stall")
@@ -180,7 +180,7 @@ def as_text(run: Mapping[str, Any]) -> dict[str, str]:
     return lines | as_lines(run["by_trainer"])
 
 
-def drawn(name: str, left: Left, numbers: Mapping[str, Any], defaults: Mapping[str, Any]) -> Page:
+def drawn(name: str, left: RunContents, numbers: Mapping[str, Any], defaults: Mapping[str, Any]) -> Page:
     """Return the page of a run."""
     page = Page(f"Run {name}")
     page.facts(as_text(numbers))
@@ -235,7 +235,7 @@ def drawn(name: str, left: Left, numbers: Mapping[str, Any], defaults: Mapping[s
     return page
 
 
-def _learning(left: Left) -> list[Chart]:
+def _learning(left: RunContents) -> list[Chart]:
     auc = {"training, so far": _points(left.lines, "auc"), "held out": _points(left.evaluations, "test_auc")}
     loss = {
         "training, each interval": _points(left.lines, "loss"),
@@ -244,7 +244,7 @@ def _learning(left: Left) -> list[Chart]:
     return [_chart("log loss", loss), _chart("AUC", auc)]
 
 
-def _moving(left: Left) -> list[Chart]:
+def _moving(left: RunContents) -> list[Chart]:
     steps = [0, *(line["step"] for line in left.lines)]
     moved = {}
     for name, what in (("fetched", "brought in again"), ("new", "made"), ("written", "written")):
