@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from skirl.checkpoint import folder as checkpoints
 from skirl.measure.bench.helpers import at_least_one, made_folder
 from skirl.measure.bench.nodes import ENVIRONMENT, BenchNode, alone, forked, send, threads
 from skirl.tools.machine import machine
@@ -314,7 +313,7 @@ class Run:
         """Inflict the fault and return the time."""
         rng, alive = self._rng, [node for node in self.nodes if not node.lost]
         self.hit, self.at_step = self.hit + 1, self.step
-        self._whole = self._saved()
+        self._whole = self._whole_at()
         self._stopped: list[int] = []
         if fault.what == "gain":
             self._add()
@@ -366,20 +365,20 @@ class Run:
     @property
     def _saving(self) -> bool:
         """True if parts of a checkpoint are there but not its header."""
-        try:
-            names = os.listdir(self._folder / "saves")
-        except OSError:
-            return False
-        parts = {int(name.split("-")[1]) for name in names if name.startswith("part-")}
-        return bool(parts - set(checkpoints.numbers(self._folder / "saves")))
+        parts = {int(path.name.split("-")[1]) for path in (self._folder / "saves").glob("part-*")}
+        return bool(parts - set(self._numbers()))
 
-    def _saved(self) -> int:
+    def _numbers(self) -> list[int]:
+        from skirl.checkpoint import numbers  # with torch, which help does not need
+
+        return numbers(self._folder / "saves")
+
+    def _whole_at(self) -> int:
         """Return the step of the newest whole checkpoint; 0 if there is none."""
-        saves = self._folder / "saves"
-        newest = checkpoints.numbers(saves)[-1:]
-        return max(
-            (int(checkpoints.read(checkpoints.header(saves, n))["run"]["data"]["step"]) for n in newest), default=0
-        )
+        from skirl.checkpoint.folder import header, read
+
+        newest = self._numbers()[-1:]
+        return max((int(read(header(self._folder / "saves", n))["run"]["data"]["step"]) for n in newest), default=0)
 
     @property
     def _over(self) -> bool:
