@@ -32,7 +32,7 @@ def test_what_is_converted_is_compared_and_changes_are_told_apart(
     seconds, of_turns = itertools.count(1.0), iter([4.0, 3.0])  # of `skirl same`, then of Arrow
     monkeypatch.setattr(converting, "child", here)
     monkeypatch.setattr(converting, "_of_children", lambda: next(seconds))
-    monkeypatch.setattr(converting, "Watch", lambda: contextlib.nullcontext(SimpleNamespace(cpu=next(of_turns))))
+    monkeypatch.setattr(converting, "Stopwatch", lambda: contextlib.nullcontext(SimpleNamespace(cpu=next(of_turns))))
     monkeypatch.setattr(converting, "TURNS", 1)
     found = Dedup(("convert",), samples=900, rows_scale=1.0, at_once=(20,)).run()["convert"]
     assert found["same"] and found["told_apart"] == dict.fromkeys(CHANGES, True)
