@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from skirl.sweep.race import VariantPlace
-from skirl.tools.progress import Facts
+from skirl.tools.progress import Facts, figure
 
 HEAD = ("rank", "variant", "loss", "to the leader", "AUC", "state")
 LEFT = ("state", "variant")
@@ -27,7 +27,7 @@ def cells(place: VariantPlace, auc: float | None) -> tuple[str, ...]:
     return (
         str(place.rank),
         place.variant,
-        "-" if place.loss is None else f"{place.loss:.5f}",
+        "-" if place.loss is None else figure(place.loss, 5),
         difference(place),
         "-" if auc is None else f"{auc:.4f}",
         place.state,
@@ -97,7 +97,7 @@ def as_facts(places: Sequence[VariantPlace], aucs: Mapping[str, float | None], r
     auc = aucs.get(first.variant)
     return {
         "leader": first.variant,
-        "loss": "none yet" if first.loss is None else f"{first.loss:.5f}",
+        "loss": "none yet" if first.loss is None else figure(first.loss, 5),
         "AUC": "none yet" if auc is None else f"{auc:.4f}",
         **({} if second is None else {"next": f"{second.variant} {difference(second)}"}),
         "racing": f"{len(racing)} of {len(places)}",
