@@ -156,6 +156,7 @@ class Analyze:
             for name, count in bytes_.items()
             if count is not None
         )
+        told["files"] += f"\nif written with --compression {self.compression}"
         if projected["reader"]:
             rates = projected["reader"]["rows_per_second"]
             told["reader"] = (
