@@ -400,7 +400,10 @@ def test_help_and_a_wrong_flag_need_no_torch():
             "--data synthetic:criteo",
             "there is no synthetic data set 'criteo' (did you mean criteo-kaggle?): name one of tiny, avazu",
         ),
-        ("--data criteo:day_0", "day_0: there is no such file or folder: set --data to one that exists"),
+        (
+            "--data criteo:day_0",
+            f"day_0: there is no such file or folder in {Path.cwd()}: set --data to one that exists",
+        ),
         ("--warmup -1", "warmup is -1: set it to 0 steps or more"),
         ("--schedule slow", "slow"),
         ("--data day_0.tsv", "set it to synthetic:NAME, criteo:PATH, avazu:PATH"),

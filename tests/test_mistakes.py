@@ -393,7 +393,7 @@ MISTAKES = [
     M(
         "no file there",
         "skirl train --data csv:bad.csv --schema s.toml",
-        "skirl train: bad.csv: there is no such file or folder: set --data to one that exists",
+        "skirl train: bad.csv: there is no such file or folder in ...: set --data to one that exists",
     ),
     M(
         "no file by that pattern",

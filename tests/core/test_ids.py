@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skirl import KeyedJagged, Table
+from skirl import Batch, KeyedJagged, Table
 from skirl.core.ids import BadIds, capture, positions_of, resolve
 from skirl.core.tables import ROW_BITS, Schema
 from tests.cases import cases
@@ -167,6 +167,11 @@ def test_ids_that_cannot_be_looked_up_are_refused(given, message):
         (Given(weights=torch.ones(2, 1)), ValueError, "weights have shape [2, 1]: pass one dimension"),
         ({"a": torch.tensor([1])}, TypeError, "ids are a dict, which has no offsets(): pass a KeyedJagged"),
         (torch.tensor([1]), TypeError, "ids are a Tensor, which has no keys(): pass a KeyedJagged"),
+        (
+            Batch(torch.empty(1, 0), None, torch.empty(1)),
+            TypeError,
+            "a Batch, which has no keys(): pass its .sparse, or",
+        ),
         (
             None,
             TypeError,

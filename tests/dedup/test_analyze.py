@@ -88,6 +88,10 @@ def test_what_is_projected_is_what_convert_gives(tmp_path: Path, way: str) -> No
             ids += len(above)
         assert found["columns"][name]["factor"] == pytest.approx(ids / held, rel=0.05)
     assert found["projected"]["bytes"]["once"] == pytest.approx(given["bytes"], rel=0.15)
+    told = Analyze(data, quiet=True, **flags).summary(found)
+    compression = flags.get("compression", "none")
+    assert told["files"].endswith(f"\nif written with --compression {compression}")
+    assert ("--compression zstd" in " ".join(told.get("next", "").split())) == (compression == "zstd")
 
 
 def test_windows_are_projected_as_convert_writes_them(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Several lookups in one step: towers, in-batch negatives, parts of a batch. Compared with plain PyTorch."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import Tensor
@@ -169,3 +171,17 @@ def test_other_weights_in_the_second_lookup():
             rows(got)
             with pytest.raises(ValueError, match="the second lookup of a batch has new weights"):
                 rows(KeyedJagged(["a"], got.values(), offsets=got.offsets(), weights=torch.ones(2) / 2))
+
+
+@pytest.mark.parametrize("mode", ["alone", "eval", "ahead"])
+def test_a_whole_batch_in_the_place_of_its_ids_is_refused_in_a_sentence(mode: str):
+    ids = skirl.KeyedJagged.one_hot(["a"], torch.arange(4)[:, None])
+    batch = skirl.Batch(torch.empty(4, 0), ids, torch.zeros(4))
+    embeddings = skirl.EmbeddingBagCollection([skirl.Table("a", 9, 2)], optimizer=skirl.SGD(lr=0.1), cache=9)
+    embeddings.train(mode != "eval")
+    with (
+        pytest.raises(TypeError, match=r"ids are a Batch, which has no keys\(\): pass its \.sparse"),
+        skirl.lookahead([batch], embeddings) if mode == "ahead" else nullcontext([batch]) as batches,
+    ):
+        for yielded in batches:
+            embeddings(yielded)

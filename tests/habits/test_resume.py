@@ -55,6 +55,20 @@ def test_a_run_that_was_refused_does_not_stand_in_the_way_of_the_corrected_one(
     assert numbers(tmp_path / "saved") == [1, 2]
 
 
+@pytest.mark.parametrize("kind", ["a file", "rows without a checkpoint"])
+def test_a_run_is_not_said_to_begin_when_it_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str):
+    saved, store = tmp_path / "saved", f"disk:{tmp_path / 'rows'}"
+    if kind == "a file":
+        saved.touch()
+    else:
+        Train.of(**{**SMALL, "steps": 1}, store=store).run()
+    with pytest.raises(
+        ValueError, match="which is a file" if kind == "a file" else "holds no checkpoint, but DiskStore"
+    ):
+        Train.of(**SMALL, store=store, save=saved, resume=True).run()
+    assert "begins" not in caplog.text
+
+
 def by_hand(steps: int, rates: dict[int, tuple[float, float]]) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Train the run's model by a plain torch loop, setting rates before some steps. Return losses and dense weights."""
     recipe = Recipe.of(**{name: v for name, v in SMALL.items() if name not in ("quiet", "steps")}, steps=steps)

@@ -117,6 +117,11 @@ class Keeper:
             number = claimed({name: of.engine for name, of in collections.items()}, folder, self._start)
             drop_newer(folder, number, self._start)
 
+    @property
+    def found_none(self) -> bool:
+        """True if the folder has held no checkpoint of the run so far."""
+        return self._tried_at < 0
+
     def check(self) -> None:
         """Raise if a newer start of the run has the folder. Only the first trainer checks."""
         if self._folder is not None:

@@ -141,6 +141,17 @@ class BankIds:
         return BankIds(self.positions, self.offsets, each, self.scale[:0], self.batch, False, True, self.shared)
 
 
+def check_form(sparse: Sparse) -> None:
+    """Raise unless ids have the methods that skirl calls on them."""
+    for either in (("keys",), ("values",), ("offsets", "lengths"), ("weights_or_none",)):
+        if not any(callable(getattr(sparse, method, None)) for method in either):
+            given = "its .sparse" if hasattr(sparse, "sparse") else "a KeyedJagged or a KeyedJaggedTensor"
+            raise TypeError(
+                f"ids are a {type(sparse).__name__}, which has no {either[0]}(): pass {given}, or tell lookahead where it "
+                "is with sparse=lambda batch: ..."
+            )
+
+
 def capture(sparse: Sparse, features: Sequence[str], *, copy: bool = True) -> Captured:
     """Copy a batch's ids into arrays. Check their form, and that the batch has these features.
 
@@ -151,12 +162,7 @@ def capture(sparse: Sparse, features: Sequence[str], *, copy: bool = True) -> Ca
 
     Bags that no sample uses are dropped, along with their ids.
     """
-    for either in (("keys",), ("values",), ("offsets", "lengths"), ("weights_or_none",)):
-        if not any(callable(getattr(sparse, method, None)) for method in either):
-            raise TypeError(
-                f"ids are a {type(sparse).__name__}, which has no {either[0]}(): pass a KeyedJagged or a KeyedJaggedTensor, "
-                "or tell lookahead where it is with sparse=lambda batch: ..."
-            )
+    check_form(sparse)
     keys = tuple(sparse.keys())
     values = _array(sparse.values(), "ids", (torch.int64, torch.int32), copy)
     offsets = _offsets(sparse, copy)
@@ -348,6 +354,7 @@ class Resolver:
 
     def capture_part(self, sparse: Sparse) -> Captured:
         """Do the same for a batch that has only some of the features; give the others no ids."""
+        check_form(sparse)
         features = self.schema.features
         keys = set(sparse.keys())
         here = [name for name in features if name in keys]

@@ -156,6 +156,7 @@ class Analyze:
             for name, count in bytes_.items()
             if count is not None
         )
+        told["files"] += f"\nif written with --compression {self.compression}"
         if projected["reader"]:
             rates = projected["reader"]["rows_per_second"]
             told["reader"] = (
@@ -174,6 +175,8 @@ class Analyze:
             given = [
                 f"--{name} {value}" for name in ("schema", "session", "user", "gap") if (value := getattr(self, name))
             ]
+            if self.compression != "none":
+                given.append(f"--compression {self.compression}")
             layout = ["--layout window"] if result["advice"] == "windows" else []
             told["next"] = _wrapped(
                 " ".join(["skirl convert --by session", *layout, f"--data {self.data}", *given, "--out FOLDER"])

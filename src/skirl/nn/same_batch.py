@@ -8,7 +8,7 @@ from torch import Tensor
 
 from skirl.core.batch import Sparse, moved
 from skirl.core.id_hash import FeatureHashes, Hashes, hashes_of, hashes_on_device
-from skirl.core.ids import Captured, capture
+from skirl.core.ids import Captured, capture, check_form
 from skirl.core.inverse import is_shared
 
 _HERE = "forward takes the batch that the lookahead yielded last"
@@ -81,6 +81,7 @@ class SameBatch:
         - `captured`: the current batch, as it was read.
         - `coming`: returns the batches after it, as far as they are known.
         """
+        check_form(sparse)
         weights = sparse.weights_or_none()
         if weights is None and captured.weights is not None:
             raise ValueError(

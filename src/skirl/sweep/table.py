@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from skirl.sweep.race import VariantPlace
-from skirl.tools.progress import Facts
+from skirl.tools.progress import Facts, figure
 
 HEAD = ("rank", "variant", "held out", "loss", "to rank 1", "AUC", "state")
 """The columns; held out only while ranks are by that."""
@@ -39,8 +39,8 @@ def _cells(place: VariantPlace, auc: float | None) -> tuple[str, ...]:
     return (
         str(place.rank),
         place.variant,
-        "-" if place.held_out is None else f"{place.held_out:.5f}",
-        "-" if place.loss is None else f"{place.loss:.5f}",
+        "-" if place.held_out is None else figure(place.held_out, 5),
+        "-" if place.loss is None else figure(place.loss, 5),
         difference(place),
         "-" if auc is None else f"{auc:.4f}",
         place.state,
@@ -130,8 +130,8 @@ def as_facts(places: Sequence[VariantPlace], aucs: Mapping[str, float | None], r
     auc = aucs.get(first.variant)
     return {
         "leader": first.variant,
-        **({} if first.held_out is None else {"held out": f"{first.held_out:.5f}"}),
-        "loss": "none yet" if first.loss is None else f"{first.loss:.5f}",
+        **({} if first.held_out is None else {"held out": figure(first.held_out, 5)}),
+        "loss": "none yet" if first.loss is None else figure(first.loss, 5),
         "AUC": "none yet" if auc is None else f"{auc:.4f}",
         **({} if second is None else {"next": f"{second.variant} {difference(second)}"}),
         "racing": f"{len(racing)} of {len(places)}",

@@ -142,6 +142,15 @@ def clock(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02}:{left:02}" if minutes >= 60 else f"{minutes}:{left:02}"
 
 
+def figure(value: float, digits: int = 4) -> str:
+    """Return a loss or a metric as text of a few characters.
+
+    >>> figure(0.69315), figure(12345.6789), figure(1e30), figure(float("nan"))
+    ('0.6932', '12345.6789', '1e+30', 'nan')
+    """
+    return f"{value:.{digits}f}" if abs(value) < 1e5 else f"{value:.{digits}g}"
+
+
 def size(count: float) -> str:
     """Return bytes as people write them.
 

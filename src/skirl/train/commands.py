@@ -10,7 +10,7 @@ from tyro.conf import Positional
 
 from skirl.core.optimizer_names import OptimizerName
 from skirl.tools.flags import Composed, flags_of
-from skirl.tools.progress import clock, hidden, malformed, size
+from skirl.tools.progress import clock, figure, hidden, malformed, size
 from skirl.train.flags import (
     EvaluationFlags,
     LogFlags,
@@ -82,7 +82,7 @@ class Train(Composed):
         lines = {
             "time": f"{clock(result['seconds'])} for {done:,} steps of {data.batch:,} samples",
             "speed": f"{result['samples_per_second']:,.0f} samples/s after the first step",
-            "loss": f"{loss['first']:.4f} at first, {loss['last']:.4f} at last, {loss['mean']:.4f} on average",
+            "loss": f"{figure(loss['first'])} at first, {figure(loss['last'])} at last, {figure(loss['mean'])} on average",
             "metrics": f"{described(result)} of all predictions, each made before its batch was trained on",
             "tables": f"{rows['tables']:,} rows of {numbers}, {size(rows['bytes_of_all'])} with their state",
             "touched": f"{rows['touched']:,} rows{share}",
@@ -330,4 +330,4 @@ def described(result: Mapping[str, Any], prefix: str = "") -> str:
     """
     names = {"auc": "AUC", "logloss": "log loss", "ne": "NE", "calibration": "calibration"}
     values = {text: result[prefix + name] for name, text in names.items()}
-    return ", ".join(f"{text} " + ("none yet" if v is None else f"{v:.4f}") for text, v in values.items())
+    return ", ".join(f"{text} " + ("none yet" if v is None else figure(v)) for text, v in values.items())

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from skirl.pipeline.lookahead import Lookahead
-from skirl.tools.progress import Facts
+from skirl.tools.progress import Facts, figure
 from skirl.tools.speed import Speed
 from skirl.train.metrics import Metrics
 from skirl.train.repeats import Repeats
@@ -139,7 +139,7 @@ class Meter:
         filled = sum(cache.filled for cache in engine.caches) / max(1, sum(len(cache) for cache in engine.caches))
         return {
             "samples/s": f"{(here['samples'] - samples) / max(now - since, 1e-9):,.0f}",
-            "loss": f"{(here['sum'] - losses) / max(1, here['steps'] - steps):.4f}",
+            "loss": figure((here["sum"] - losses) / max(1, here["steps"] - steps)),
             "AUC": _shown(scores.auc),
             "NE": _shown(scores.ne),
             "fetched": f"{moved.fetched:,}",
@@ -190,4 +190,4 @@ def sent(*tensors: Tensor) -> Callable[[], tuple[Tensor, ...]]:
 
 
 def _shown(value: float | None) -> str:
-    return "none yet" if value is None else f"{value:.4f}"
+    return "none yet" if value is None else figure(value)

@@ -67,6 +67,8 @@ def origin_of(saving: Begins, *, saved: bool | None = None) -> Origin | None:
         return _newest(from_)
     if saved is None:
         refuse_sweep(save)
+        if save.exists() and not save.is_dir():
+            raise ValueError(f"save is {save}, which is a file: a checkpoint is a folder, name another")
     noted = read(save)
     if folder.holds_some(save) if saved is None else saved:
         if from_ is not None and not (noted is not None and _means(from_, noted)):
@@ -76,7 +78,7 @@ def origin_of(saving: Begins, *, saved: bool | None = None) -> Origin | None:
             )
         return None
     if noted is None:
-        if from_ is None:
+        if from_ is None and saved is not None:  # `train` says so itself, once nothing else is refused
             log.warning("%s holds no checkpoint: the run begins, at step 0", save)
         return _newest(from_)
     if from_ is not None and not _means(from_, noted):

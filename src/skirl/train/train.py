@@ -205,6 +205,8 @@ def train(
     ):
         for line in told([change for change in folder.changed if change["flag"] in LEARNING]):
             logger.warning("%s", line)
+        if origin is None and saving.resume and share.first and keeper.found_none:
+            logger.warning("%s holds no checkpoint: the run begins, at step 0", saving.save)
         if origin is not None:
             begun_from = begin_from(origin, run.model, run.stream, share, save=saving.save)
         keeper.begin()

@@ -63,7 +63,7 @@ def test_what_is_timed_is_a_step(arena, monkeypatch, optimizer):
     parts = [arena.ready(*each) for each in of]
     banks = list[gpu.KernelParts]()
     made = gpu.KernelParts
-    monkeypatch.setattr(gpu, "Bank", lambda *args: banks.append(made(*args)) or banks[-1])
+    monkeypatch.setattr(gpu, "KernelParts", lambda *args: banks.append(made(*args)) or banks[-1])
     step = arena.together(parts)
     assert [(bank.dim, bank.features) for bank in banks] == [(4, 2), (8, 1)]
     arena.floats[:] = torch.from_numpy(np.random.default_rng(0).random(len(arena.floats), np.float32) + 0.5).to(

@@ -54,7 +54,8 @@ def find(paths: str) -> list[str]:
             if not matches:
                 raise BadFile(path, "no file matches this pattern", "set data to one that does")
         else:
-            raise BadFile(path, "there is no such file or folder", "set data to one that exists")
+            here = "" if Path(path).is_absolute() else f" in {Path.cwd()}"
+            raise BadFile(path, f"there is no such file or folder{here}", "set data to one that exists")
         files += sorted(matches, key=natural)
     return files
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from skirl.tools.progress import size
+from skirl.tools.progress import figure, size
 
 LAYOUTS = {
     "rows": "rows: each row has its lists whole",
@@ -100,4 +100,4 @@ def _some(names: list[str]) -> str:
 
 
 def _number(value: Any) -> str:
-    return "none" if value is None else f"{value:.4f}"
+    return "none" if value is None else figure(value)

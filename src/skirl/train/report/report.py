@@ -8,7 +8,7 @@ from typing import Any
 
 from skirl.tools.flags import option
 from skirl.tools.os_errors import writing
-from skirl.tools.progress import clock, hidden
+from skirl.tools.progress import clock, figure, hidden
 from skirl.tools.shape_of import AMOUNT, ANY, COUNT, NUMBER, SCORE, TEXT, finite, misfit
 from skirl.train.report.lanes import FORM, as_lines, check, draw, of_all
 from skirl.train.report.page import Page
@@ -159,7 +159,7 @@ def as_text(run: Mapping[str, Any]) -> dict[str, str]:
     lines |= {"missing": "\n".join(run["missing"])} if run["missing"] else {}
     if not run["samples"]:
         return {**lines, "metrics": "none yet: a line comes every --log-every steps"}
-    lines["loss"] = f"{run['loss']:.4f} at last"
+    lines["loss"] = f"{figure(run['loss'])} at last"
     if run["auc"] is not None:
         lines["AUC"] = f"{run['auc']:.4f} of all predictions, each made before its batch was trained on"
     if run["best"] is not None:
@@ -306,7 +306,7 @@ def _seconds(seconds: float, blamed: float | None = None) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
+    return "-" if value is None else figure(value)
 
 
 def _read(path: Path) -> dict[str, Any]:
