@@ -48,7 +48,8 @@ def test_a_plan_is_scored(tmp_path, capsys):
     assert "a, b" in said and "% less" in said
     slower = found | {"searched_ms": found["busiest_ms"] * 1.002, "seconds": 1.0}
     assert (
-        ScoreTables.summary(ScoreTables(*map(Path, both)), slower)["search"] == "a search of 1.0 s finds no faster plan"
+        ScoreTables.summary(ScoreTables(Path(both[0]), Path(both[1])), slower)["search"]
+        == "a search of 1.0 s finds no faster plan"
     )
 
 
