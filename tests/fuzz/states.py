@@ -388,7 +388,7 @@ class Placement(Target):
             ("item", Cut((0, 7, 90), (2, 0, 1), "rows")),
             ("tag", Cut((0,), (1,))),
         ]
-        plan = PlacementPlan(sites, tuple(PlacedTable(name, 100, 4, cut) for name, cut in tables))
+        plan = PlacementPlan(sites, tuple(PlacedTable(name, 100, 4, cut, 20) for name, cut in tables))
         self._plan = json.loads(plan.text())
 
     def draw(self, draw: Draw, folder: Path) -> None:

@@ -65,9 +65,15 @@ def test_unlike_sites_are_busy_equally_long_and_keep_to_their_memory(tmp_path, c
     tight = [str(held // 4), str(held // 3), str(held // 2)]
     planned = []
     monkeypatch.setattr(place_module, "plan_for", lambda *args: planned.append(plan_for(*args)) or planned[-1])
-    found = place(tmp_path, capsys, "--rates", "4Gbit", "2Gbit", "1Gbit", "--memory", *(f"{n}B" for n in tight))
+    tight_flags = ["--rates", "4Gbit", "2Gbit", "1Gbit", "--memory", *(f"{n}B" for n in tight)]
+    found = place(tmp_path, capsys, *tight_flags)
     assert len(planned) == 1 and planned[0].plan == PlacementPlan.load(tmp_path / "plan.json")
     assert all(site["held"] <= site["memory"] for site in found["sites"]) and found["even_over_memory"]
+    over = any(of > site["memory"] for of, site in zip(found["before"]["held"], found["sites"]))
+    assert found["before"]["over_memory"] == over
+    lines = Place.summary(Place.of(data="synthetic:tiny", model="dlrm-tiny", dim=4, out=None), found)
+    assert ("as long as this plan, but exceeds a site's memory; its busiest" in lines["before"]) == over
+    assert "an even hash takes" in lines["time"] and lines["time"].endswith(", but exceeds a site's memory")
 
 
 def test_the_fewest_sites_that_hide(tmp_path, capsys):
@@ -112,9 +118,9 @@ def test_what_people_read(tmp_path, capsys):
         "moved",
         "site-0",
         "site-1",
-        "times the bound",
+        "times the least possible",
         "hidden",
-        "round robin: ",
+        "round robin takes ",
         "2 trainers, a step",
         "as pooled: ",
         f"--store placed:{tmp_path / 'p.json'}",
@@ -147,7 +153,7 @@ def test_what_people_read(tmp_path, capsys):
         ),
         (["--out", "plan.toml"], "--out is 'plan.toml': name a file that ends in .json"),
         (["--cache", "auto"], "--cache is 'auto'"),
-        (["--memory", "1KiB"], "bytes too few: give them more"),
+        (["--memory", "1KiB"], " too little: give them more"),
     ],
 )
 def test_wrong_flags_are_one_sentence_and_no_file(tmp_path, capsys, flags, text, monkeypatch):
@@ -393,7 +399,7 @@ def test_no_site_is_over_its_memory_by_a_byte(seed):
         assert again == plan
         assert all(of <= site.memory for of, site in zip(loads.scored(plan.placement).held.tolist(), sites))
         short = [Site(s.name, memory=(s.memory or 0) // 2, rate=s.rate) for s in sites]
-        with pytest.raises(ValueError, match=r"bytes too few: give them more memory, or add \d+ more such sites"):
+        with pytest.raises(ValueError, match=r" KiB too little: give them more memory, or add \d+ more such sites"):
             plan_for(loads, tables, short, slice(0, 3))
 
 

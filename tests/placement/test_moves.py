@@ -127,7 +127,7 @@ def test_sites_that_are_left_out_are_emptied_and_memory_is_kept_to():
         small = [replace(three[0], memory=int(held[0]) - 800), *three[1:]]
         tight = plan_of([Cut.weighted([0.2, 1, 1])] * 3, small)
         seen = Old.seen_from(old, small)
-        with pytest.raises(ValueError, match=r"site 's0' stays \d+ bytes over its memory: set --move-at-most higher"):
+        with pytest.raises(ValueError, match=r"site 's0' exceeds its memory by \d+ B: set --move-at-most higher"):
             near(loads, seen, tight, 80, lambda plan: 0.0, lambda plan: over_memory(loads, plan))
         assert over_memory(loads, near(loads, seen, tight, 1600, lambda plan: 0.0,
                                        lambda plan: over_memory(loads, plan)).plan).max() == 0  # fmt: skip

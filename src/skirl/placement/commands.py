@@ -64,21 +64,20 @@ class Place(Composed):
         }
         for site in result["sites"]:
             memory = "" if site["memory"] is None else f" of {size(site['memory'])}"
-            rate = "" if site["rate"] is None else f", busy {site['busy_ms']:.2f} ms a step"
+            rate = "" if site["rate"] is None else f", busy {site['busy_ms']:.3g} ms a step"
             lines[site["name"]] = (
                 f"{site['store']}: holds {size(site['held'])}{memory}; a step reads {size(site['read'])} and writes "
                 f"{size(site['written'])}{rate}"
             )
         lines["busiest"] = f"{result['imbalance']:.3f} times the mean of the sites' bytes"
         if not result["even"]:
-            lines["time"] = (
-                f"{result['vs_bound']:.3f} times the bound; an even hash takes {result['even_vs_this']:.2f} times as long"
-                + (" and passes a site's memory" if result["even_over_memory"] else "")
+            lines["time"] = f"{result['vs_bound']:.3f} times the least possible; an even hash takes " + _compared(
+                result["even_vs_this"], result["even_over_memory"]
             )
         before = result["before"]
         lines["before"] = (
-            f"{before['name']}: the busiest site {before['imbalance']:.3f} times the mean, "
-            f"{before['vs_this']:.2f} times as long"
+            f"{before['name']} takes {_compared(before['vs_this'], before['over_memory'])}; its busiest site moves "
+            f"{before['imbalance']:.3f} times the mean"
         )
         if result["moves"] is not None:
             lines["moves"] = f"{size(result['moves'])} of rows that the run uses, from {before['name']}"
@@ -97,6 +96,11 @@ class Place(Composed):
 
 
 _NAMED = 6
+
+
+def _compared(times: float, over_memory: bool) -> str:
+    """Say how long another placement takes, and if so, that it would not fit."""
+    return f"{times:.2f} times as long as this plan" + (", but exceeds a site's memory" if over_memory else "")
 
 
 def _exchange(facts: dict[str, Any]) -> str:

@@ -224,8 +224,8 @@ def near(
     if (left := over(plan)).max() > 0:
         site = int(left.argmax())
         raise ValueError(
-            f"with {size(at_most)} that may move site {wanted.sites[site].name!r} stays {int(left[site]):,} bytes over its "
-            "memory: set --move-at-most higher"
+            f"with {size(at_most)} that may move site {wanted.sites[site].name!r} exceeds its memory by {size(left[site])}"
+            ": set --move-at-most higher"
         )
     return Moved(plan, moved, False)
 

@@ -120,9 +120,14 @@ def _compared(
             "imbalance": was.imbalance,
             "vs_this": was.seconds(rates) / seconds if seconds else 1.0,
             "held": was.held.tolist(),
+            "over_memory": _exceeds(was.held, plan.sites),
             "busiest": (was.bytes_read + was.bytes_written).sum(axis=0).tolist(),
         }
     }
+
+
+def _exceeds(held: np.ndarray, sites: Sequence[Site]) -> bool:
+    return any(site.memory is not None and of > site.memory for site, of in zip(sites, held.tolist()))
 
 
 def _counted(recipe: Recipe, flags: Placing, exchange: ExchangeCount | None) -> Loads:
@@ -238,7 +243,6 @@ def _result(flags: Placing, loads: Loads, chosen: Planned, rest: slice) -> dict[
         alone, moving = step * scored, float((found.busiest / np.array(rates)).max())
         over = _together(found, rates, step, flags.window.prefetch) - max(alone, moving)
         hidden = 1 - over / min(alone, moving) if moving else 1.0
-    over_memory = any(s.memory is not None and held > s.memory for s, held in zip(plan.sites, even.held.tolist()))
     return {
         "command": "place",
         "data": flags.data.data,
@@ -264,7 +268,7 @@ def _result(flags: Placing, loads: Loads, chosen: Planned, rest: slice) -> dict[
         "imbalance": found.imbalance,
         "vs_bound": seconds / bound if bound else 1.0,
         "even_vs_this": even_seconds / seconds if seconds else 1.0,
-        "even_over_memory": over_memory,
+        "even_over_memory": _exceeds(even.held, plan.sites),
         "hidden": hidden,
         "digest": plan.placement.digest,
         "out": None if flags.out is None else str(flags.out),

@@ -131,7 +131,7 @@ def _no_room(tables: Sequence[Table], held: np.ndarray, caps: np.ndarray) -> str
     more = math.ceil(lacks / (caps.sum() / len(caps)))
     return (
         f"the rows that the run uses take {size(held.sum())} with their state ({largest}), the sites hold "
-        f"{size(caps.sum())}, {int(lacks):,} bytes too few: give them more memory, or add {more} more such sites"
+        f"{size(caps.sum())}, {size(lacks)} too little: give them more memory, or add {more} more such sites"
     )
 
 

@@ -2,11 +2,13 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from skirl.cli import main
 from skirl.placement.tables.costs import save_costs, shipped
+from skirl.placement.tables.score import ScoreTables
 from skirl.placement.tables.spec import read_specs
 from tests.placement.tables.test_nets import costs as with_net
 
@@ -31,15 +33,24 @@ def test_a_plan_is_scored(tmp_path, capsys):
     costs = replace(shipped(1.25e8, 2), kind="additive")
     save_costs(costs, by_sum)
     flags = ["--costs", str(by_sum), "--memory", "50KB", "--link", "1Gbit", "--seconds", "1", "--json"]
-    assert main(["place", "score", *both, *flags]) == 0
-    found = json.loads(capsys.readouterr().out)
+    assert main(["place", "score", *both, *flags]) == 1, "it does not fit"
+    found, error = map(str.strip, capsys.readouterr())
+    assert error == (
+        "skirl place score: the plan exceeds the memory of a rank by 21.5 KiB: set --memory higher, or make another plan"
+    )
+    found = json.loads(found)
     ms = [sum(costs.of(spec, 1000, 8)[:2]) for spec in read_specs(tmp_path / "t.json")]
     assert found["busiest_ms"] == pytest.approx(max(ms[0] + ms[1], ms[2]))
     assert [rank["bytes"] for rank in found["ranks"]] == [72000, 36000] and found["bytes_over"] == 22000
-    assert found["searched_ms"] is None and "8,000 bytes too few" in found["why"]
+    assert found["searched_ms"] is None and "7.8 KiB too little" in found["why"]
     assert main(["place", "score", *both, "--seconds", "1"]) == 0
     said = capsys.readouterr().out
-    assert "a, b" in said and "% less" in said and "does not fit" not in said
+    assert "a, b" in said and "% less" in said
+    slower = found | {"searched_ms": found["busiest_ms"] * 1.002, "seconds": 1.0}
+    assert (
+        ScoreTables.summary(ScoreTables(Path(both[0]), Path(both[1])), slower)["search"]
+        == "a search of 1.0 s finds no faster plan"
+    )
 
 
 def test_parts_of_ranks_add_up_to_the_busiest_also_with_a_net(tmp_path, capsys):

@@ -170,7 +170,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"batches": [0]}, "there are 1 batches for 2 ranks: give one of each rank at least"),
     ({"optimizer": "lamb"}, "has optimizer 'lamb': set it to one of"),
     ({"costs": "none.json"}, "none.json is not a file: name costs"),
-    ({"cap": 1000}, "bytes too few: set --memory higher"),
+    ({"cap": 1000}, " too little: set --memory higher"),
 ]
 
 

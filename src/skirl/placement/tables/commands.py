@@ -223,8 +223,9 @@ class PlaceTables:
             memory = "" if rank["memory"] is None else f" of {size(rank['memory'])}"
             measured = "" if checked is None else f" (measured {rank['measured_ms']:.3f})"
             lines[f"rank {rank['rank']}"] = (
-                f"{size(rank['bytes'])}{memory}; computes {rank['compute_ms']:.3f} ms{measured}, forward "
-                f"{rank['forward_ms']:.3f}, backward {rank['backward_ms']:.3f}\n{', '.join(names[:_SHOWN])}{more}"
+                f"{size(rank['bytes'])}{memory}; a step computes {rank['compute_ms']:.3f} ms{measured}, exchanges pooled "
+                f"rows {rank['forward_ms']:.3f} ms and gradients {rank['backward_ms']:.3f} ms\n"
+                f"{', '.join(names[:_SHOWN])}{more}"
             )
         lines["busiest"] = _busiest(result, result, "compute_ms", "predicted")
         if checked is not None:
@@ -267,7 +268,7 @@ def check_seconds(text: str) -> float:
 def _busiest(result: dict[str, Any], told: dict[str, Any], computes: str, how: str) -> str:
     """Say what decides the maximum, and how far it is from perfect balance."""
     rank = result["ranks"][told["busiest"]]
-    parts = {"computing": rank[computes], "forward": rank["forward_ms"], "backward": rank["backward_ms"]}
+    parts = {"computing": rank[computes], "exchanging": rank["forward_ms"] + rank["backward_ms"]}
     most = max(parts, key=lambda name: parts[name])
     return (
         f"rank {told['busiest']}, {told['busiest_ms']:.3f} ms {how}, {told['balance'] - 1:.1%} above perfect balance; "
@@ -277,7 +278,7 @@ def _busiest(result: dict[str, Any], told: dict[str, Any], computes: str, how: s
 
 def _before(result: dict[str, Any]) -> str:
     before, checked = result["before"], result["check"]
-    over = f", {before['bytes_over']:,} bytes over the memory" if before["bytes_over"] else ""
+    over = f", exceeds the memory of a rank by {size(before['bytes_over'])}" if before["bytes_over"] else ""
     text = f"{before['name']}: {before['busiest_ms']:.3f} ms predicted"
     text += "" if before["measured_ms"] is None else f", {before['measured_ms']:.3f} measured"
     if before["measured_ms"] is not None and checked is not None:
@@ -286,7 +287,7 @@ def _before(result: dict[str, Any]) -> str:
         ratio = result["busiest_ms"] / before["busiest_ms"]
     moves = "" if before["name"] == "round robin" else f"; from there {size(before['moves'])} of rows move"
     but = f", but {before['forbidden']}" if before["forbidden"] else ""
-    return f"{text}{over}{but}; this plan takes {ratio:.3f} of that{moves}"
+    return f"{text}{over}{but}; this plan takes {ratio:.3f} times as long{moves}"
 
 
 @dataclass(frozen=True)

@@ -152,4 +152,4 @@ def _before_and_after(result: Mapping[str, Any]) -> list[list[str]]:
     if checked is not None:
         was = "-" if before["measured_ms"] is None else f"{before['measured_ms']:.3f} ms"
         rows.append(["busiest rank, measured", was, f"{checked['busiest_ms']:.3f} ms"])
-    return [*rows, ["bytes over the memory", f"{before['bytes_over']:,}", "0"]]
+    return [*rows, ["too much for the memory", size(before["bytes_over"]), size(0)]]

@@ -212,7 +212,7 @@ def _no_room(specs: Sequence[TableSpec], held: Sequence[int], caps: Sequence[int
     more = math.ceil(lacks / (sum(caps) / len(caps)))
     return (
         f"the tables take {size(sum(held))} with their optimizer state ({largest}), the ranks hold {size(sum(caps))}, "
-        f"{lacks:,} bytes too few: set --memory higher, or --ranks to {len(caps) + more}"
+        f"{size(lacks)} too little: set --memory higher, or --ranks to {len(caps) + more}"
     )
 
 
@@ -228,6 +228,6 @@ def _not_found(problem: Problem, placed: Placed, over: Sequence[int], in_time: b
     cuts = "let tables be cut by rows, " if names or not problem.rows else ""
     more = "set --memory" if in_time else "set --seconds higher, since the search ran out of time, or --memory"
     return (
-        f"found no plan that fits: rank {worst} exceeds its memory by {over[worst]:,} bytes{why}: {cuts}{more} higher, or "
+        f"found no plan that fits: rank {worst} exceeds its memory by {size(over[worst])}{why}: {cuts}{more} higher, or "
         "--ranks"
     )

@@ -12,6 +12,9 @@ from skirl.tools.progress import size
 
 _SHOWN = 8
 """Most tables of a rank that are printed."""
+_UNFIT = "the plan exceeds the memory of a rank by {}: set --memory higher, or make another plan"
+_GAIN = 0.0005
+"""Smaller gains are not told: they would be printed as 0.0%."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class ScoreTables:
                 searched, took = float(found.placed.load.max()), found.seconds
             except ValueError as error:
                 why = str(error)
+        over = max(over_caps(problem, placed))
         load, parts = placed.load, parts_of(problem, placed, None, None)
         ranks_said = [
             {
@@ -84,7 +88,8 @@ class ScoreTables:
             "plan": str(self.plan), "tables": len(specs), "cut": sum(len(pieces) > 1 for pieces in plan.pieces),
             "ranks": ranks_said,
             "busiest": int(load.argmax()), "busiest_ms": float(load.max()), "balance": float(load.max() / load.mean()),
-            "bytes_over": max(over_caps(problem, placed)), "searched_ms": searched, "seconds": took, "why": why,
+            "bytes_over": over, "searched_ms": searched, "seconds": took, "why": why,
+            "failed": _UNFIT.format(size(over)) if over else None,
         }  # fmt: skip
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
@@ -94,19 +99,16 @@ class ScoreTables:
             names = rank["tables"]
             more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
             lines[f"rank {rank['rank']}"] = (
-                f"{size(rank['bytes'])}; computes {rank['compute_ms']:.3f} ms, exchanges {rank['exchange_ms']:.3f}\n"
-                f"{', '.join(names[:_SHOWN])}{more}"
+                f"{size(rank['bytes'])}; a step computes {rank['compute_ms']:.3f} ms and exchanges "
+                f"{rank['exchange_ms']:.3f} ms\n{', '.join(names[:_SHOWN])}{more}"
             )
         lines["busiest"] = (
             f"rank {result['busiest']}, {result['busiest_ms']:.3f} ms predicted, {result['balance'] - 1:.1%} above the mean"
         )
-        if result["bytes_over"]:
-            lines["memory"] = f"over by {result['bytes_over']:,} bytes at a rank: this plan does not fit"
         if result["searched_ms"] is not None:
             gain = 1 - result["searched_ms"] / result["busiest_ms"]
-            lines["search"] = (
-                f"a search of {result['seconds']:.1f} s finds {result['searched_ms']:.3f} ms, {gain:.1%} less"
-            )
+            faster = f"{result['searched_ms']:.3f} ms, {gain:.1%} less" if gain >= _GAIN else "no faster plan"
+            lines["search"] = f"a search of {result['seconds']:.1f} s finds {faster}"
         elif result["why"] is not None:
             lines["search"] = result["why"]
         return lines
