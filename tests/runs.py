@@ -390,7 +390,7 @@ class Run:
             )
         for key, row in rows.items():
             same_bits(f"row {key & (1 << 48) - 1} of table {key >> 48}", row, reference.rows[key])
-        begun = engine.begun.of  # tables all of whose rows exist from the start
+        begun = engine.first_values.of  # tables all of whose rows exist from the start
         others = sum(key >> 48 not in begun for key in rows)
         existing = others + sum(engine.schema.tables[t].rows for t in begun)
         if len(engine.seen) != existing or not engine.seen.has(np.array([*rows], np.int64)).all():

@@ -81,7 +81,7 @@ ELSEWHERE = {
     "oracle/policies/ttl.py": "oracle/test_policies.py",
     # What ranks know about each other.
     "peers/job.py": "peers/test_launch.py test_trainers.py",
-    "peers/word.py": "peers/test_start.py",
+    "peers/notes.py": "peers/test_start.py",
     "pipeline/one_pass.py": "pipeline/test_lookahead.py",
     # A plan is compared with the counts of an executed run.
     "placement/calibrate.py placement/flags.py placement/place.py": "placement/test_commands.py",

@@ -69,8 +69,8 @@ def make(engine: Engine, bank: int, keys: np.ndarray, slots: np.ndarray, into: n
         fill, len(keys), keys, slots, into, dim, engine.seed, initial.kind, initial.scale, initial.quantiles,
         engine.optimizers[engine.schema.banks[bank].tables[0]].initial_state, threads=torch.get_num_threads(),
     )  # fmt: skip
-    if engine.begun.of:
-        given = np.flatnonzero(np.isin(table_of(keys), list(engine.begun.of)))
+    if engine.first_values.of:
+        given = np.flatnonzero(np.isin(table_of(keys), list(engine.first_values.of)))
         weights = np.empty((len(given), dim), engine.dtype)
         engine.first(keys[given], weights)
         into[slots[given], :dim] = weights
@@ -84,7 +84,7 @@ def put(engine: Engine, keys: np.ndarray, records: np.ndarray, bank: int) -> Non
     records = packed(records, engine.half) if engine.half else records
     engine.store.write(keys, records)
     engine.seen.add(keys)
-    engine.begun.wrote(keys)
+    engine.first_values.wrote(keys)
     if engine.caches:
         slots = engine.caches[bank].find(keys)
         here = np.flatnonzero(slots >= 0)

@@ -19,13 +19,13 @@ from skirl.core.ids import Resolver
 from skirl.core.initial import InitialTable, fill
 from skirl.core.keys import row_of, table_of
 from skirl.core.tables import Schema, Table
-from skirl.engine.begun import Begun
 from skirl.engine.cache import Cache
 from skirl.engine.capacity import BankMemory, CacheSize, CacheSplit, Capacity
 from skirl.engine.counters import Counters
 from skirl.engine.device import open_device, torch_device
 from skirl.engine.device.base import BankFacts, BankRows, Update
 from skirl.engine.exchange import Exchange, exchange_with
+from skirl.engine.first_values import FirstValues
 from skirl.engine.work import Work
 from skirl.oracle.seen import Seen
 from skirl.peers.processes import launched_here
@@ -108,10 +108,10 @@ class Engine:
                     f"the store {self.store!r} already holds {len(self.store)} rows: pass resume=True to go on with them "
                     "(on the command line: --resume and --save), or set store to an empty one"
                 )
-            self.begun = Begun(self.schema, str(dtype).removeprefix("torch."), seed)
+            self.first_values = FirstValues(self.schema, str(dtype).removeprefix("torch."), seed)
             """Rows that exist and are not in the store."""
-            self.begun.check_store(self.store)
-            self.begun.begin(self.seen, self.store.held() if len(self.store) else ())
+            self.first_values.check_store(self.store)
+            self.first_values.begin(self.seen, self.store.held() if len(self.store) else ())
         except BaseException:
             if self.store is not store:
                 self.store.close()  # opened here; a second try must find it free
@@ -340,7 +340,7 @@ class Engine:
 
     def first(self, keys: np.ndarray, into: np.ndarray) -> None:
         """Write the weights of rows that begin from an array, keys[i] to into[i]. Raise if the store has lost one."""
-        new = self.begun.first(keys, into)
+        new = self.first_values.first(keys, into)
         if not new.all():
             key = keys[np.argmin(new)]
             raise Damaged(
@@ -356,7 +356,7 @@ class Engine:
                     records = bank.landed(rows)
                     taken = self.store.write(keys, records)
                 with self._counting:  # two threads write
-                    self.begun.wrote(keys)
+                    self.first_values.wrote(keys)
                     self.counters.written += taken
                     self.counters.bytes_written += taken * records.itemsize * records.shape[1]
             bank.written(rows)
@@ -453,7 +453,7 @@ class Engine:
             for part in np.array_split(slots, max(1, len(slots) // 65536)):
                 if len(part):
                     self.store.write(cache.key_of[part], bank.read(part))
-                    self.begun.wrote(cache.key_of[part])
+                    self.first_values.wrote(cache.key_of[part])
             cache.unwritten = False
         self.store.flush()
 
@@ -474,7 +474,7 @@ class Engine:
         self.capacity.forget()
         if (saved := self.capacity.saved_split(split)) is not None:
             self.allocate(saved)
-        self.begun.begin(self.seen, self.store.held())
+        self.first_values.begin(self.seen, self.store.held())
         self.table_steps[:] = table_steps
         self.counters = counters
         self.damage = None

@@ -6,13 +6,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skirl.models.guests import TILE, Guests
+from skirl.models.samples_by_bag import TILE, SamplesByBag
 from skirl.tools.jit import kernel
 from skirl.tools.lanes import filled, load, store, total, zeros
 from skirl.tools.threads import run
 
 
-def attend(own: Tensor, of_ids: Tensor, guests: Guests, heads: int) -> Tensor:
+def attend(own: Tensor, of_ids: Tensor, by_bag: SamplesByBag, heads: int) -> Tensor:
     """Return what each sample sees, [batch, width]: the values of its bag's ids and its own, weighted by softmax.
 
     Gradients of a bag's ids are summed over its samples in ascending order, whatever torch's number of threads.
@@ -21,41 +21,41 @@ def attend(own: Tensor, of_ids: Tensor, guests: Guests, heads: int) -> Tensor:
 
     - `own`: [batch, 3 * width], each sample's query, key and value.
     - `of_ids`: [ids, 2 * width], the key and the value of each id; or more columns, of which the last are taken.
-    - `guests`: which samples have which ids; no two bags share ids.
+    - `by_bag`: which samples have which ids; no two bags share ids.
     - `heads`: attention heads, which divide `width`.
     """
-    return _Attention.apply(own, of_ids, guests, heads)
+    return _Attention.apply(own, of_ids, by_bag, heads)
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, own: Tensor, of_ids: Tensor, guests: Guests, heads: int) -> Tensor:
+    def forward(ctx: Any, own: Tensor, of_ids: Tensor, by_bag: SamplesByBag, heads: int) -> Tensor:
         own, of_ids = own.detach().contiguous(), of_ids.detach().contiguous()
         batch, width = len(own), own.shape[1] // 3
         # Softmax of the ids of each sample and head, and behind them that of the sample itself.
-        weights = torch.empty(batch * heads, guests.wide + 1, dtype=own.dtype)
+        weights = torch.empty(batch * heads, by_bag.wide + 1, dtype=own.dtype)
         out = torch.empty(batch, width, dtype=own.dtype)
-        bags = len(guests.begins)
+        bags = len(by_bag.begins)
         run(
-            _forward, bags, own.numpy(), of_ids.numpy(), guests.begins, guests.ends, guests.first, guests.order,
+            _forward, bags, own.numpy(), of_ids.numpy(), by_bag.begins, by_bag.ends, by_bag.first, by_bag.order,
             heads,
-            weights.numpy(), out.numpy(), threads=torch.get_num_threads(), work=guests.first,
+            weights.numpy(), out.numpy(), threads=torch.get_num_threads(), work=by_bag.first,
         )  # fmt: skip
         ctx.save_for_backward(own, of_ids, weights)
-        ctx.guests, ctx.heads = guests, heads
+        ctx.by_bag, ctx.heads = by_bag, heads
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         own, of_ids, weights = ctx.saved_tensors
-        guests = ctx.guests
-        of_own, of_bags, bags = torch.empty_like(own), torch.zeros_like(of_ids), len(guests.begins)
+        by_bag = ctx.by_bag
+        of_own, of_bags, bags = torch.empty_like(own), torch.zeros_like(of_ids), len(by_bag.begins)
         run(
-            _backward, bags, own.numpy(), of_ids.numpy(), guests.begins, guests.ends, guests.first, guests.order,
+            _backward, bags, own.numpy(), of_ids.numpy(), by_bag.begins, by_bag.ends, by_bag.first, by_bag.order,
             ctx.heads,
             weights.numpy(), grad.contiguous().numpy(), of_own.numpy(), of_bags.numpy(),
-            threads=torch.get_num_threads(), work=guests.first,
+            threads=torch.get_num_threads(), work=by_bag.first,
         )  # fmt: skip
         return of_own, of_bags, None, None
 

@@ -11,9 +11,9 @@ from skirl.core.batch import Batch
 from skirl.core.once import Distinct, Windowed
 from skirl.models.attention import attend
 from skirl.models.base import Embeddings, last, linear, mlp
-from skirl.models.guests import Guests
 from skirl.models.history import OfHistory
 from skirl.models.loops import fit
+from skirl.models.samples_by_bag import SamplesByBag
 from skirl.models.seats import Seats
 
 
@@ -148,17 +148,17 @@ class Transformer(nn.Module):
         """
         bags = lists.distinct(self.enter(lists.rows))
         ages = sines(int(bags.offsets.diff().max()) + 1, self.enter.out_features, bags.rows)
-        ids, guests = Ids.of(bags), Guests.of(Windowed.of(bags))
+        ids, by_bag = Ids.of(bags), SamplesByBag.of(Windowed.of(bags))
         x = bags.rows + ages[ids.ages]
         t = self.enter(target) + ages[0]
         *before, last = cast(list[Layer], list(self.layers))
         for layer in before:
             of_ids = layer.inputs(layer.first(x))
-            t = layer.rest(t, attend(layer.inputs(layer.first(t)), of_ids, guests, layer.heads))
+            t = layer.rest(t, attend(layer.inputs(layer.first(t)), of_ids, by_bag, layer.heads))
             x = layer.rest(x, ids.causal(of_ids, layer.heads))
         only = last.inputs.out_features // 3  # nothing asks for the queries of the last layer's ids
         of_ids = functional.linear(last.first(x), last.inputs.weight[only:], last.inputs.bias[only:])
-        return self.norm(last.rest(t, attend(last.inputs(last.first(t)), of_ids, guests, last.heads)))
+        return self.norm(last.rest(t, attend(last.inputs(last.first(t)), of_ids, by_bag, last.heads)))
 
 
 class Layer(nn.Module):

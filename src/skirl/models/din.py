@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from skirl.core.batch import Batch
 from skirl.core.once import Windowed
 from skirl.models.base import Embeddings, last, linear
-from skirl.models.guests import Guests
 from skirl.models.history import OfHistory
 from skirl.models.loops import fit
+from skirl.models.samples_by_bag import SamplesByBag
 from skirl.models.seats import Seats
 from skirl.models.sums import owners, sums
 from skirl.models.weighing import interests
@@ -115,8 +115,8 @@ class ActivationUnit(nn.Module):
         """Return the interests, [batch, dim], of targets, [batch, dim], in their lists, by our own loops."""
         prelu, last = cast(nn.PReLU, self.rest[0]), cast(nn.Linear, self.rest[1])
         hidden = self.of_target(t) + self.of_behaviour.bias
-        guests = Guests.of(bags)
-        return interests(bags.rows, self.matrices(t), hidden, prelu.weight, last.weight[0], last.bias, guests)
+        by_bag = SamplesByBag.of(bags)
+        return interests(bags.rows, self.matrices(t), hidden, prelu.weight, last.weight[0], last.bias, by_bag)
 
     def of_tables(self, h: Tensor, t: Tensor) -> Tensor:
         """Return the activations, [tables, seats, n], of each table's padded bag `h`, [tables, n, dim], and targets

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skirl.models.guests import TILE, Guests, by_stretch
+from skirl.models.samples_by_bag import TILE, SamplesByBag, by_stretch
 from skirl.tools.jit import kernel
 from skirl.tools.lanes import above, filled, load, store, total, zeros
 from skirl.tools.threads import run
@@ -16,7 +16,7 @@ _ROWS = 4
 
 
 def interests(
-    h: Tensor, matrices: Tensor, hidden: Tensor, slope: Tensor, last: Tensor, bias: Tensor, guests: Guests
+    h: Tensor, matrices: Tensor, hidden: Tensor, slope: Tensor, last: Tensor, bias: Tensor, by_bag: SamplesByBag
 ) -> Tensor:
     """Return each sample's sum of its bag's rows, weighted by `last . prelu(matrix h + hidden) + bias`: [batch, dim].
 
@@ -30,22 +30,22 @@ def interests(
     - `hidden`: [batch, width], what its product is added to.
     - `slope`: [1], that of PReLU below 0.
     - `last`, `bias`: [width] and [1], of the last layer.
-    - `guests`: which samples have which rows.
+    - `by_bag`: which samples have which rows.
     """
-    return _Interests.apply(h, matrices, hidden, slope, last, bias, guests)
+    return _Interests.apply(h, matrices, hidden, slope, last, bias, by_bag)
 
 
 class _Interests(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
-        *tensors, guests = given
+        *tensors, by_bag = given
         h, matrices, hidden, slope, last, bias = tensors = [each.detach().contiguous() for each in tensors]
         ctx.save_for_backward(*tensors)
-        ctx.guests = guests
+        ctx.by_bag = by_bag
         out = torch.empty(len(matrices), h.shape[1], dtype=h.dtype)
         run(
-            _forward, len(guests.begins), *(each.numpy() for each in tensors), *guests, out.numpy(),
-            threads=torch.get_num_threads(), work=guests.first,
+            _forward, len(by_bag.begins), *(each.numpy() for each in tensors), *by_bag, out.numpy(),
+            threads=torch.get_num_threads(), work=by_bag.first,
         )  # fmt: skip
         return out
 
@@ -55,11 +55,11 @@ class _Interests(torch.autograd.Function):
         h, matrices, hidden, slope, last, bias = tensors = ctx.saved_tensors
         of_h, of_matrices, of_hidden = torch.zeros_like(h), torch.empty_like(matrices), torch.empty_like(hidden)
         of_last, of_both = torch.empty_like(hidden), hidden.new_empty(len(hidden), 2)
-        guests = ctx.guests
-        stretches, members = by_stretch(guests.begins, guests.ends)  # one thread adds to the rows of a stretch
-        work = np.concatenate([[0], np.cumsum(np.diff(guests.first)[members])])[stretches]
+        by_bag = ctx.by_bag
+        stretches, members = by_stretch(by_bag.begins, by_bag.ends)  # one thread adds to the rows of a stretch
+        work = np.concatenate([[0], np.cumsum(np.diff(by_bag.first)[members])])[stretches]
         run(
-            _backward, len(stretches) - 1, *(each.numpy() for each in tensors), *guests, stretches, members,
+            _backward, len(stretches) - 1, *(each.numpy() for each in tensors), *by_bag, stretches, members,
             grad.contiguous().numpy(), of_h.numpy(), of_matrices.numpy(), of_hidden.numpy(), of_last.numpy(),
             of_both.numpy(), threads=torch.get_num_threads(), work=work,
         )  # fmt: skip

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from skirl.core.once import Windowed
-from skirl.models.guests import by_stretch
+from skirl.models.samples_by_bag import by_stretch
 from skirl.tools.jit import kernel
 from skirl.tools.threads import run
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from skirl.peers.base import CHANNELS, ON_DEVICE, BegunCall, Channel, Peers, said_of
 from skirl.peers.errors import PeerError, failed, missing, over
+from skirl.peers.notes import Notes
 from skirl.peers.processes import Connections, end, is_gone, launched_here, this_process
-from skirl.peers.word import Word
 
 log = logging.getLogger("skirl")
 ROLL_CALL = 2.0
@@ -49,7 +49,7 @@ class ProcessGroups(Peers):
     ) -> None:
         super().__init__(dist.get_rank(), dist.get_world_size(), patience)
         self._port, self._leave = port, leave
-        self._word = Word(store, lambda: not is_gone(self._processes[0]))
+        self._notes = Notes(store, lambda: not is_gone(self._processes[0]))
         self._ended: str | None = None
         self._ending = False
         """True if this rank has ended the job itself."""
@@ -84,7 +84,7 @@ class ProcessGroups(Peers):
         why = failed(self.rank, said_of(error))
         if self._ended is None:
             self._ended = why
-            self._word.end(why)
+            self._notes.end(why)
         self._connections.cut([self._port])
         self._destroy()
 
@@ -107,7 +107,7 @@ class ProcessGroups(Peers):
     def _told(self) -> str | None:
         """Return why the job ends, if that is known here or another rank has said it."""
         if self._ended is None:
-            self._ended = self._word.why()
+            self._ended = self._notes.why()
         return self._ended
 
     def lost(self, doing: str, waited: float, silent: Collection[int]) -> NoReturn:
@@ -118,13 +118,13 @@ class ProcessGroups(Peers):
         others = [rank for rank in range(self.size) if rank != self.rank]
         absent = [rank for rank in others if is_gone(self._processes[rank])]
         why = self._told()
-        self._word.here(self.rank)
+        self._notes.here(self.rank)
         self._connections.cut([self._port])  # wakes ranks and threads that wait on them
         if why is None and not absent:
             absent = self._roll_call(sorted(silent) or others)
             why = self._told()
         if why is None:
-            why = self._ended = self._word.end(missing(self.rank, absent, doing, waited, self.patience))
+            why = self._ended = self._notes.end(missing(self.rank, absent, doing, waited, self.patience))
             if waited >= self.patience:
                 self._end_stopped(absent)
         raise PeerError(why)
@@ -132,10 +132,10 @@ class ProcessGroups(Peers):
     def _roll_call(self, silent: list[int]) -> list[int]:
         """Return which of these do not say that they are alive. If the store is silent and rank 0 is one of them, only 0."""
         absent, until = silent, time.monotonic() + ROLL_CALL
-        while absent and time.monotonic() < until and self._told() is None and self._word.answers:
+        while absent and time.monotonic() < until and self._told() is None and self._notes.answers:
             time.sleep(0.02)
-            absent = [rank for rank in absent if not self._word.is_here(rank)]
-        return absent if self._word.answers or 0 not in silent else [0]
+            absent = [rank for rank in absent if not self._notes.is_here(rank)]
+        return absent if self._notes.answers or 0 not in silent else [0]
 
     def _end_stopped(self, absent: list[int]) -> None:
         """Kill processes of this machine that do not answer. Their launcher would wait half a minute for each to end."""

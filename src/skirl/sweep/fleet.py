@@ -50,7 +50,7 @@ class Fleet:
         self.seen = Seen(self.schema)
         """The rows that exist in any pack. A pack that has never had one of them creates it when it is first used."""
         for engine in engines.values():
-            engine.begun.among_others(engine.seen)
+            engine.first_values.among_others(engine.seen)
             engine.seen = self.seen
         self.know_rows()
         record_bytes = [
@@ -82,7 +82,7 @@ class Fleet:
         """Reset after rows were replaced."""
         self.seen.rebuild(())
         for engine in self.live.values():
-            engine.begun.tell(self.seen)
+            engine.first_values.tell(self.seen)
 
     def stands_for(self, other: Engine) -> bool:
         """Return whether these are the rows of a pack."""

@@ -16,11 +16,11 @@ from skirl.placement.tables.costs import shipped
 from skirl.placement.tables.measure import MeasuredTables
 from skirl.placement.tables.pieces import Piece, halves, whole
 from skirl.placement.tables.plan_file import TablePlan
+from skirl.placement.tables.plan_report import moved_bytes
 from skirl.placement.tables.pool import drawn
 from skirl.placement.tables.problem import Problem, Ranks, canonical
 from skirl.placement.tables.search import SearchResult, search
 from skirl.placement.tables.spec import TableSpec, reuse_of, specs_text
-from skirl.placement.tables.told import moved_bytes
 from tests.placement.tables.test_nets import costs as by_net
 
 ADDITIVE = replace(shipped(1e9, 3), kind="additive")

@@ -16,10 +16,10 @@ from skirl.placement.tables.evenly import search_evenly
 from skirl.placement.tables.named import OURS, Backend, flag_of
 from skirl.placement.tables.pieces import whole
 from skirl.placement.tables.plan_file import TablePlan
+from skirl.placement.tables.plan_report import Answer, answered
 from skirl.placement.tables.problem import Columns, Placed, Problem, Ranks, canonical
 from skirl.placement.tables.search import SearchResult, search
 from skirl.placement.tables.spec import TableSpec, read_specs
-from skirl.placement.tables.told import Answer, answered
 from skirl.tools.progress import Progress, size
 
 ROUND_ROBIN = "round robin"

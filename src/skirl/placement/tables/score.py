@@ -55,9 +55,9 @@ class ScoreTables:
         from skirl.placement.tables.costs import costs_for
         from skirl.placement.tables.place import over_caps, planned
         from skirl.placement.tables.plan_file import TablePlan
+        from skirl.placement.tables.plan_report import parts_of
         from skirl.placement.tables.problem import UNBOUND, Problem, Ranks, canonical
         from skirl.placement.tables.spec import read_specs
-        from skirl.placement.tables.told import parts_of
 
         plan, specs = TablePlan.load(self.plan), read_specs(self.tables)
         plan.check(specs)

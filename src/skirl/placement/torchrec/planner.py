@@ -10,9 +10,9 @@ from skirl.placement.tables.costs import BACKEND as OURS
 from skirl.placement.tables.costs import Costs, check_backend, load_costs, shipped
 from skirl.placement.tables.place import planned
 from skirl.placement.tables.plan_file import PLANS, TablePlan
+from skirl.placement.tables.plan_report import parts_of
 from skirl.placement.tables.problem import Columns, Problem, Ranks
 from skirl.placement.tables.search import SearchResult
-from skirl.placement.tables.told import parts_of
 from skirl.placement.torchrec.kernel import BACKEND, ON_GPU
 from skirl.placement.torchrec.models import BATCH, PlanRequest, TheirTable, needed, tables_of
 from skirl.placement.torchrec.sharding import exported, sharders_of

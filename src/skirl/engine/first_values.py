@@ -17,7 +17,7 @@ from skirl.oracle.seen import MOST_IN_BITS, Seen
 from skirl.store import Store
 
 
-class Begun:
+class FirstValues:
     """The tables of one engine that begin from an array and, if that matters, the rows that its store has had.
 
     **Arguments**

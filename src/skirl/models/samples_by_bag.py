@@ -11,7 +11,7 @@ TILE = 16
 """Number of ids of a bag that are beside each other in registers."""
 
 
-class Guests(NamedTuple):
+class SamplesByBag(NamedTuple):
     """The samples of each bag, and where the ids of each bag are."""
 
     begins: np.ndarray
@@ -26,7 +26,7 @@ class Guests(NamedTuple):
     """Ids of the longest bag, rounded up to whole tiles."""
 
     @classmethod
-    def of(cls, bags: Windowed) -> "Guests":
+    def of(cls, bags: Windowed) -> "SamplesByBag":
         """Sort the samples of a batch by bag.
 
         **Arguments**

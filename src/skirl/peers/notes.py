@@ -11,7 +11,7 @@ LIMIT = 1.0
 """Seconds within which the store answers if its process runs."""
 
 
-class Word:
+class Notes:
     """Messages between ranks about the end of the job.
 
     torch has no time limit for a call to a store whose process is stopped or cut off. So each call has a thread here, which
@@ -27,8 +27,8 @@ class Word:
     >>> class Silent:
     ...     def check(self, keys):
     ...         threading.Event().wait(5)
-    >>> word = Word(Silent(), lambda: True, limit=0.05)
-    >>> word.why(), word.answers, word.why()
+    >>> notes = Notes(Silent(), lambda: True, limit=0.05)
+    >>> notes.why(), notes.answers, notes.why()
     (None, False, None)
     """
 

@@ -11,7 +11,7 @@ from skirl import Adam, RowwiseAdagrad, Table
 from skirl.core.keys import key_of
 from skirl.core.reference import initial_values
 from skirl.core.tables import Schema
-from skirl.engine.begun import Begun
+from skirl.engine.first_values import FirstValues
 from tests.faults.battery import BEGUN, CASES
 from tests.runs import Case, Part, Run
 
@@ -42,7 +42,7 @@ def test_the_reference_takes_first_values_from_the_array() -> None:
 
 
 def test_tables_without_an_array_cost_nothing() -> None:
-    begun = Begun(Schema.of([Table("a", 10, 2)]), "float32", 0)
+    begun = FirstValues(Schema.of([Table("a", 10, 2)]), "float32", 0)
     assert not begun.of and begun._written is None
 
 
