@@ -42,7 +42,7 @@ def test_another_order_holds_the_same_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--as", "parquet:nope"), "nope: there is no such file or folder: set --as to one that exists"),
+        (("--as", "parquet:nope"), "nope: there is no such file or folder in {here}: set --as to one that exists"),
         (("--as", "nope"), "--as is 'nope': set it to synthetic:NAME"),
         (("--as", "csv:rows.csv"), "rows.csv: nothing says what its columns mean: set --as-schema to a TOML file"),
         (
@@ -56,7 +56,7 @@ def test_what_is_wrong_with_the_other_data_set_is_told_of_its_flags(flags, said,
     Path("rows.csv").write_text("a,b\n1,2\n")
     data = write(tmp_path / "one.parquet", ROWS, 7)
     assert cli.main(["same", "--data", data, "--schema", schema(tmp_path), *flags]) in (1, 2)
-    assert capsys.readouterr().err.startswith(f"skirl same: {said}")
+    assert capsys.readouterr().err.startswith(f"skirl same: {said.format(here=tmp_path)}")
 
 
 CHANGES = {

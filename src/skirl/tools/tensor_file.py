@@ -51,10 +51,10 @@ class TensorWriter:
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with Writer(Path(folder, "a"), {"x": (np.dtype(np.int64), (2,))}, {}) as writer:
+    ...     with TensorWriter(Path(folder, "a"), {"x": (np.dtype(np.int64), (2,))}, {}) as writer:
     ...         writer.write("x", np.array([7]))
     ...         writer.write("x", np.array([8]))
-    ...     [[x]] = Reader(Path(folder), writer.entry).pieces(["x"], 10)
+    ...     [[x]] = TensorReader(Path(folder), writer.entry).pieces(["x"], 10)
     >>> x
     array([7, 8])
     """
