@@ -323,6 +323,19 @@ def test_a_store_in_use_is_refused_once_and_free_after_a_kill(warm_python, tmp_p
     DiskStore(tmp_path, LAYOUT).close()
 
 
+def test_a_store_waits_for_a_process_that_is_about_to_end(warm_python, tmp_path):
+    """As one that is killed with the process that started it, just before that one is started again."""
+    code = (
+        "import sys, time; from skirl.store import DiskStore\n"
+        "from tests.store.conformance import LAYOUT\n"
+        "s = DiskStore(sys.argv[1], LAYOUT); print('open', flush=True); time.sleep(600)"
+    )
+    with warm_python.start(code, str(tmp_path), stdout=PIPE) as child:
+        assert child.stdout.readline() == "open\n"
+        threading.Timer(0.3, child.kill).start()
+        DiskStore(tmp_path, LAYOUT).close()
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_may_not_use_it_and_does_not_keep_the_lock(tmp_path):
     store = filled(lambda layout: DiskStore(tmp_path, layout))

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import time
 import weakref
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from skirl.store.disk.errors import DiskError
 from skirl.store.disk.os_files import Handle, OsFiles
 
 NAME = "lock"
+_ENDING = 2.0
+"""Seconds that another process has to end: one that is killed with the process that started it ends a little later."""
 _held: "weakref.WeakSet[Lock]" = weakref.WeakSet()
 
 
@@ -40,14 +43,21 @@ class Lock:
         self._path = folder / NAME
         self._file = Handle(OsFiles(), lambda: os.open(self._path, flags, 0o666))
         _held.add(self)
+        own, until = f"process {os.getpid()} on {socket.gethostname()}", time.monotonic() + _ENDING
         try:
-            fcntl.flock(self._file.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            while True:
+                try:
+                    fcntl.flock(self._file.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    owner = os.pread(self._file.number, 200, 0).decode(errors="replace") or "another process"
+                    if owner == own or time.monotonic() > until:
+                        raise DiskError(
+                            f"{folder} is in use by {owner}: close it there first, or name another folder"
+                        ) from None
+                    time.sleep(0.01)
             os.ftruncate(self._file.number, 0)
-            os.pwrite(self._file.number, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
-        except BlockingIOError:
-            owner = os.pread(self._file.number, 200, 0).decode(errors="replace") or "another process"
-            self.release()
-            raise DiskError(f"{folder} is in use by {owner}: close it there first, or name another folder") from None
+            os.pwrite(self._file.number, own.encode(), 0)
         except BaseException:
             self.release()
             raise
