@@ -301,8 +301,8 @@ def _parse(name: str, args: list[str]) -> tuple[Any, bool]:
     example, positional = getattr(kind, "example", None), getattr(kind, "positional", None)
     if any(arg.partition("=")[0] == f"--{flag}" for arg in args for flag in getattr(kind, "instead", ())):
         example = None
-    args, unset = without_unset(f"skirl {name}", flags, args)
     if name in CONFIGURED:
+        args, unset = without_unset(f"skirl {name}", flags, args)
         path = _config_of(args)
         if path is not None:
             for flag in tuple(unset):

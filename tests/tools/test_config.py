@@ -82,6 +82,8 @@ def test_what_is_of_one_run_goes_by_the_command_that_left_the_file(tmp_path):
         ("batchs = 8", "batchs is not a flag of this command: did you mean batch?"),
         ("[model]\ndim = 8", "[model] is a table: write flags at the top of the file"),
         ("batch = 1\nrate = 2.0\nbatch = 8", "batch is set twice, again in line 3: leave one of the two out"),
+        ('layers = ["a=1",\n"b=1"]\nlayers = ["a=1",\n"b=1"]\n', "layers is set twice, again in line 4"),
+        ("rate = 2.0\nrate.x = 2\n", "a flag is set twice, again in line 2"),
         ("layers = [1]\nlayers = [\n1,\n]\n", "layers is set twice, again in line 4: leave one of the two out"),
         ("batch 8", "this is not valid TOML (Expected '=' after a key"),
     ],

@@ -81,7 +81,8 @@ def _parsed(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         if found := re.match(r"Cannot overwrite a value \(at (?:line (\d+)|end)", str(error)):
             lines = text.splitlines()[: int(found[1]) if found[1] else None]
-            key = next(line.partition("=")[0].strip() for line in reversed(lines) if "=" in line)
+            keys = [match[1] for line in lines if (match := re.match(r"\s*([\w-]+)\s*=", line))]
+            key = keys[-1] if keys and keys.count(keys[-1]) > 1 else "a flag"
             raise ValueError(
                 f"{path}: {key} is set twice, again in line {len(lines)}: leave one of the two out"
             ) from None
