@@ -157,7 +157,7 @@ def test_a_search_that_was_told_to_stop_goes_on_with_its_trials(optuna: Any, tmp
     storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(study))
     assert all(trial.state.is_finished() for trial in optuna.load_study(study_name="skirl", storage=storage).trials)
     with pytest.raises(ValueError, match="is of a sweep whose"):
-        body = {"format": "skirl-sweep-checkpoint", "format_version": 1, "skirl": "1", "also": {"search": None}}
+        body = {"format": "skirl-sweep-checkpoint", "format_version": 2, "skirl": "1", "also": {"search": None}}
         write_sealed(tmp_path / "sweep-checkpoint.json", body, "0" * 16)
         SweepCommand.of(**first.flat() | {"resume": True, "save": tmp_path}).run()
 
