@@ -301,7 +301,7 @@ class Race:
         return np.bincount(self._of, self._racing) > 0
 
     def _ranked(self) -> np.ndarray:
-        """Return, for each variant, whether it may win: it races, or has held-out losses and was not beaten, nor were its seeds."""
+        """Return, for each variant, whether it may win: it races, or it stopped and its configuration was not beaten."""
         ranked, numbers = self._racing.copy(), {one.variant: self.names.index(one.variant) for one in self.left}
         beaten = {self._of[numbers[one.variant]] for one in self.left if one.kind in ("sure", "rung")}
         stopped = [numbers[one.variant] for one in self.left if one.kind == "patience" and self._judged]
