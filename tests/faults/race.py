@@ -58,6 +58,10 @@ RACE = [
           "not unseen", "False"),
     Fault("losses on samples held out rank nobody", "sweep.race:Race._order",
           "float(np.mean(values[own])) if self._judged else float(losses[c])", "float(losses[c])"),
+    Fault("a rung does not count a seed that has stopped", "sweep.race:Race._behind",
+          "self._order(self._ranked())", "self._order(self._racing)"),
+    Fault("a seed that has stopped wins without the others", "sweep.race:Race._ranked",
+          "k in self._held_out and self._of[k] not in beaten", "k in self._held_out"),
     Fault("the seed of a variant makes it another configuration", "sweep.variants:seeds_of_one",
           "replace(variant.recipe.data, seed=0, data_seed=None)", "variant.recipe.data"),
 ]  # fmt: skip

@@ -25,7 +25,7 @@ from skirl.sweep.flags import RaceFlags
 from skirl.sweep.keeping import KeepFlags
 from skirl.sweep.report import as_text, report
 from skirl.tools.progress import listed
-from skirl.tools.sealed_json import write_sealed
+from skirl.tools.sealed_json import CheckpointError, write_sealed
 from skirl.train.commands import Train
 
 FLAGS: dict[str, Any] = {
@@ -367,6 +367,19 @@ def test_tensorboard_has_a_table_of_what_differs(ran: tuple):
             "dense_lr": 2,
         }
         assert "_hparams_/session_end_info" in about
+
+
+def test_a_sweep_of_an_earlier_format_cannot_go_on_but_its_rows_can_be_exported(tmp_path: Path):
+    flags = FLAGS | {"steps": 2, "valid": None, "run": "none", "vary": ("lr=0.1,0.2",), "save": tmp_path}
+    SweepCommand.of(**flags).run()
+    body = checkpoint.header_at(tmp_path)
+    for name in ("unseen", "held_out", "judged"):
+        del body["also"]["race"][name]
+    write_sealed(tmp_path / checkpoint.HEADER, body | {"format_version": 1, "skirl": "0.0.9"}, "0" * 16)
+    says = " was written by skirl 0.0.9 in format 1, .* reads format 2: use the version that wrote it, or begin"
+    with pytest.raises(CheckpointError, match=re.escape(str(tmp_path / checkpoint.HEADER)) + says):
+        SweepCommand.of(**flags | {"steps": 4}, resume=True).run()
+    assert checkpoint.of_one(tmp_path, "lr=0.1").is_file()
 
 
 def test_a_disk_that_refuses_a_checkpoint_ends_no_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -3,15 +3,19 @@
 import io
 import json
 import math
+import random
 import statistics
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from skirl.sweep.race import Race
 from skirl.sweep.rules import Rules
 from skirl.sweep.table import Standing, difference
+from tests.cases import cases
 
 
 def noisy(step: int, means: list[float], spread: float = 0.01) -> list[float]:
@@ -303,7 +307,101 @@ def test_a_race_of_nobody_is_refused():
         Race([])
 
 
+def after_patience(a0: float, a1: float, b0: float, b1: float) -> tuple[list[str], list[str]]:
+    """Return who leaves below a rung of the second epoch, and all by rank: a1 stopped before. They are held-out losses."""
+    race = Race(["a0", "a1", "b0", "b1"], [0, 0, 1, 1], Rules(rungs=(5,)))
+    for step in range(1, 6):
+        race.see([0.5] * 4, unseen=step <= 3)
+    race.retire(["a1"], "no better", "patience")
+    gone = race.judge({"a0": a0, "a1": a1, "b0": b0, "b1": b1}, last=False)
+    assert race.winner() == race.standing()[0].variant
+    return [left.variant for left in gone], [place.variant for place in race.standing()]
+
+
+def test_a_seed_that_ran_out_of_patience_counts_for_its_configuration_at_a_rung_and_leaves_with_it():
+    gone, ranks = after_patience(0.76, 0.50, 0.70, 0.72)  # a: 0.63 on average, b: 0.71
+    assert (gone, ranks) == (["b0", "b1"], ["a1", "a0", "b0", "b1"])
+    gone, ranks = after_patience(0.90, 0.69, 0.70, 0.72)  # a: 0.795
+    assert (gone, ranks) == (["a0"], ["b0", "b1", "a0", "a1"])
+
+
+class Written:
+    """The rule of rungs written out, for a race of two epochs in which nobody is surely behind."""
+
+    def __init__(self, of: list[int], rungs: tuple[int, ...], keep: int) -> None:
+        self.of, self.rungs, self.keep = of, rungs, keep
+        self.state = ["races"] * len(of)
+        self.unseen: list[list[float]] = [[] for _ in of]
+        self.held_out = [math.inf] * len(of)
+
+    def mean(self, c: int, judged: bool) -> float:
+        """The mean of the seeds of a configuration that may still win; infinite if none may."""
+        may = ("races", "stopped") if judged else ("races",)
+        own = [k for k, state in enumerate(self.state) if self.of[k] == c and state in may]
+        if judged and any(self.of[k] == c and state == "beaten" for k, state in enumerate(self.state)):
+            return math.inf
+        losses = [self.held_out[k] if judged else statistics.mean(self.unseen[k]) for k in own]
+        return statistics.mean(losses) if losses else math.inf
+
+    def rung(self, step: int, judged: bool) -> None:
+        on = {c for c, state in zip(self.of, self.state) if state == "races"}
+        half = max(self.of) + 1
+        for _ in [rung for rung in self.rungs if rung <= step]:
+            half = half / 2
+        for c in sorted(on, key=lambda c: self.mean(c, judged))[max(self.keep, math.ceil(half)) :]:
+            for k, state in enumerate(self.state):
+                if self.of[k] == c and state == "races":
+                    self.state[k] = "beaten"
+
+    def ranks(self) -> list[int]:
+        """Those that may win by held-out losses, the best first."""
+        found = [k for k, state in enumerate(self.state) if state in ("races", "stopped")]
+        found = [k for k in found if self.mean(self.of[k], True) < math.inf]
+        return sorted(found, key=lambda k: (self.mean(self.of[k], True), self.held_out[k]))
+
+
+@cases(300)
+@given(st.integers(0, 2**32))
+def test_rungs_and_ranks_are_those_of_the_rule_written_out(number: int):
+    draw = random.Random(number)
+    of = [c for c in range(draw.randint(2, 6)) for _ in range(draw.randint(1, 3))]
+    first, steps = draw.randint(1, 6), 16
+    rungs, keep = tuple(sorted(draw.sample(range(1, steps), 3))), draw.randint(1, 2)
+    race = Race([f"v{k}" for k in range(len(of))], of, Rules(alpha=0, rungs=rungs, keep=keep, first=100))
+    rule = Written(of, rungs, keep)
+
+    def some(share: float) -> list[int]:
+        """Variants that leave: never all that race."""
+        racing = [k for k, state in enumerate(rule.state) if state == "races"]
+        return [k for k in racing[1:] if draw.random() < share]
+
+    for step in range(1, steps):
+        losses = [draw.random() for _ in of]
+        for k in some(0.03):
+            losses[k], rule.state[k] = math.nan, "diverged"
+        for k, loss in enumerate(losses if step <= first else []):
+            rule.unseen[k].append(loss)
+        race.see(losses, unseen=step <= first)
+        if step <= first and step in rungs:
+            rule.rung(step, judged=False)
+        if draw.random() < 0.5 or step == first:
+            for k, state in enumerate(rule.state):
+                if state == "races":
+                    rule.held_out[k] = min(rule.held_out[k], draw.random())
+            if out := some(0.1):
+                race.retire([f"v{k}" for k in out], "no better", "patience")
+                for k in out:
+                    rule.state[k] = "stopped"
+            if step > first:
+                race.judge({f"v{k}": loss for k, loss in enumerate(rule.held_out) if loss < math.inf}, last=False)
+                rule.rung(step, judged=True)
+                ranks = [f"v{k}" for k in rule.ranks()]
+                assert [place.variant for place in race.standing()][: len(ranks)] == ranks
+        assert race.racing == [f"v{k}" for k, state in enumerate(rule.state) if state == "races"]
+
+
 FOR_FAULTS = (
+    test_a_seed_that_ran_out_of_patience_counts_for_its_configuration_at_a_rung_and_leaves_with_it,
     test_rungs_halve_by_the_loss_of_late,
     test_the_last_ones_are_kept_however_far_behind,
     test_seeds_of_a_configuration_are_averaged_and_leave_together,

@@ -11,6 +11,8 @@ from skirl.engine.too_small import DoesNotFit
 from skirl.sweep.command import SweepCommand
 from skirl.sweep.flags import SearchFlags
 from skirl.sweep.keeping import KeepFlags, Told
+from skirl.sweep.race import Race
+from skirl.sweep.rules import Rules
 from skirl.sweep.space import spaces_of
 from skirl.sweep.study import Search
 from skirl.tools.sealed_json import write_sealed
@@ -130,11 +132,36 @@ def test_a_trial_that_stopped_for_want_of_patience_is_complete(optuna: Any, tmp_
     beaten = [name for name, left in why.items() if left.startswith("below")]
     assert stopped and beaten and len(stopped) + len(beaten) < 4, why
     storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(study))
-    losses = {place["variant"]: place["held_out"] for place in result["standing"]}
+    places = {place["variant"]: place for place in result["standing"]}
     for trial in optuna.load_study(study_name="skirl", storage=storage).trials:
         name = f"lr={float(format(trial.params['lr'], '.4g'))}"
         assert trial.state.name == ("PRUNED" if name in beaten else "COMPLETE")
-        assert (trial.intermediate_values[20] if name in beaten else trial.value) == losses[name]
+        told, of = (trial.intermediate_values[20], "loss") if name in beaten else (trial.value, "held_out")
+        assert told == places[name][of], "a rung of the first epoch is by these losses, whatever was evaluated"
+
+
+def test_a_pruned_trial_has_what_it_was_pruned_by_and_one_that_stopped_what_ranks_are_by(optuna: Any, tmp_path: Path):
+    """Optuna holds pruned trials of one step against each other, so that they need one measure at each step."""
+    study = str(tmp_path / "study.journal")
+    recipe = Recipe.of(**{k: v for k, v in FLAGS.items() if k not in ("run", "quiet")})
+    for early in (0.3, None):  # evaluated in the first epoch, or not
+        search = Search(recipe, SearchFlags(search=("lr=log:1e-3..1",), trials=4, study=study, sampler="random"))
+        names = [variant.name for variant in search.variants]
+        race = Race(names, rules=Rules(alpha=0, rungs=(2, 4)))
+        for step in range(1, 5):
+            race.see([0.9, 0.8, 0.7, 0.6] if step == 1 else [1.0, 0.9, 0.8, 0.7], unseen=step <= 3)
+        found = {names[0]: early, names[1]: early, names[2]: 0.4, names[3]: 0.5}
+        race.judge(found, last=False)
+        search.tell(race)
+        trials = optuna.load_study(
+            study_name="skirl",
+            storage=optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(study)),
+        ).trials[-4:]
+        assert [trial.state.name for trial in trials] == ["PRUNED", "PRUNED", "COMPLETE", "PRUNED"]
+        assert [trial.intermediate_values for trial in trials] == [
+            {2: pytest.approx(0.95)}, {2: pytest.approx(0.85)}, {}, {4: 0.5},
+        ]  # fmt: skip
+        assert trials[2].value == 0.4
 
 
 def test_a_search_that_was_told_to_stop_goes_on_with_its_trials(optuna: Any, tmp_path: Path, monkeypatch):
@@ -157,7 +184,7 @@ def test_a_search_that_was_told_to_stop_goes_on_with_its_trials(optuna: Any, tmp
     storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(study))
     assert all(trial.state.is_finished() for trial in optuna.load_study(study_name="skirl", storage=storage).trials)
     with pytest.raises(ValueError, match="is of a sweep whose"):
-        body = {"format": "skirl-sweep-checkpoint", "format_version": 1, "skirl": "1", "also": {"search": None}}
+        body = {"format": "skirl-sweep-checkpoint", "format_version": 2, "skirl": "1", "also": {"search": None}}
         write_sealed(tmp_path / "sweep-checkpoint.json", body, "0" * 16)
         SweepCommand.of(**first.flat() | {"resume": True, "save": tmp_path}).run()
 

@@ -21,12 +21,14 @@ from skirl.pipeline.lookahead import Lookahead
 from skirl.sweep.contender import Contender
 from skirl.sweep.names import HEADER, SWEEP
 from skirl.tools.os_errors import NotWritten, of_system, why
-from skirl.tools.sealed_json import CheckpointError, read_sealed, skirl_version, write_sealed
+from skirl.tools.sealed_json import CheckpointError, OtherVersion, read_sealed, skirl_version, write_sealed
 
 log = logging.getLogger("skirl")
 
 FORMAT = "skirl-sweep-checkpoint"
-_VERSION = 1
+_VERSION, _READ = 2, (1, 2)
+"""The version that is written, and those that are read. A sweep of version 1 cannot go on: its race did not know yet which
+losses are of samples that nobody had trained on."""
 _ALL = 1 << 30
 """How many older checkpoints of a variant to keep while one is written: all, since the old header still names one."""
 
@@ -217,11 +219,11 @@ def read_header(path: Path, names: Sequence[str]) -> dict[str, Any]:
     return header
 
 
-def header_at(path: Path) -> dict[str, Any]:
-    """Return the header in a folder of a sweep's checkpoints."""
+def header_at(path: Path, versions: tuple[int, ...] = _READ) -> dict[str, Any]:
+    """Return the header in a folder of a sweep's checkpoints, of one of some versions."""
     if not (path / HEADER).is_file():
         raise CheckpointError(f"{path} holds no checkpoint of a sweep: give a folder that sweep.save has written")
-    return read_sealed(path / HEADER, format=FORMAT, version=_VERSION, what="checkpoint of a sweep")
+    return read_sealed(path / HEADER, format=FORMAT, version=versions, what="checkpoint of a sweep")
 
 
 def forget(path: Path) -> None:
@@ -236,13 +238,16 @@ def forget(path: Path) -> None:
 
 
 def saved_with(path: Path) -> dict[str, Any]:
-    """Return the facts that a sweep's checkpoint keeps besides its variants.
+    """Return the facts that a sweep's checkpoint keeps besides its variants. Raise if the sweep cannot go on from them.
 
     **Arguments**
 
     - `path`: the folder.
     """
-    return header_at(path)["also"]
+    try:
+        return header_at(path, (_VERSION,))["also"]
+    except OtherVersion as error:
+        raise OtherVersion(f"{error}, or begin another sweep in another --save") from None
 
 
 def of_one(path: Path, name: str) -> Path:

@@ -66,7 +66,8 @@ class Race:
     Where samples come again, `judge` takes losses on samples held out, and ranks and rungs are by these.
 
     Variants that differ only in the seed are one configuration: their losses are averaged, and they leave together for
-    these. If others make a seed leave, those that are left are compared anew.
+    these. If others make a seed leave, those that are left are compared anew; one that left for want of patience counts
+    on by its losses on samples held out.
 
     **Arguments**
 
@@ -202,7 +203,8 @@ class Race:
     def standing(self) -> list[VariantPlace]:
         """Return the places of all variants, best first. Those that left follow, the last to leave and nearest first.
 
-        Who left for want of patience was not beaten, and is ranked by its log loss on the samples held out.
+        Who left for want of patience was not beaten, and is ranked by its log loss on the samples held out, unless others
+        beat its configuration.
         """
         ranked = self._ranked()
         order, values = self._order(ranked), self._values()
@@ -299,10 +301,11 @@ class Race:
         return np.bincount(self._of, self._racing) > 0
 
     def _ranked(self) -> np.ndarray:
-        """Return, for each variant, whether it may win: it races, or it has held-out losses and nobody beat it."""
-        stopped = {self.names.index(one.variant) for one in self.left if one.kind == "patience" and self._judged}
-        ranked = self._racing.copy()
-        ranked[list(stopped & self._held_out.keys())] = True
+        """Return, for each variant, whether it may win: it races, or it stopped and its configuration was not beaten."""
+        ranked, numbers = self._racing.copy(), {one.variant: self.names.index(one.variant) for one in self.left}
+        beaten = {self._of[numbers[one.variant]] for one in self.left if one.kind in ("sure", "rung")}
+        stopped = [numbers[one.variant] for one in self.left if one.kind == "patience" and self._judged]
+        ranked[[k for k in stopped if k in self._held_out and self._of[k] not in beaten]] = True
         return ranked
 
     def _values(self) -> np.ndarray:
@@ -327,10 +330,11 @@ class Race:
 
     def _behind(self, sure: np.ndarray, *, at_rung: bool) -> list[Left]:
         """Remove the variants that leave for their losses, and return them."""
-        order, rules = self._order(self._racing), self.rules
+        on, rules = self._on(), self.rules
+        order = [c for c in self._order(self._ranked()) if on[c]]
         room = len(order) - rules.keep
         gone: dict[int, tuple[str, str]] = {}
-        most = rules.most(len(self._on()), self.step) if at_rung else len(order)
+        most = rules.most(len(on), self.step) if at_rung else len(order)
         leader = order[0]
         for c in reversed(order):  # the worst first
             if len(order) <= rules.keep or room <= 0:
@@ -408,5 +412,4 @@ def _read(state: Mapping[str, Any]) -> Course:
         PairSums(of["batches"], *(np.array(of[name]) for name in ("losses", "differences", "squares")))
         for of in (state["now"], state["before"])
     )
-    stretch = state["stretch"]
-    return Course(state["first"], stretch, now, before, state.get("part", stretch))
+    return Course(state["first"], state["stretch"], now, before, state["part"])

@@ -73,7 +73,8 @@ class Search:
     def tell(self, race: Race, *, failed: bool = False) -> None:
         """Report the results of the sweep to the study. A trial that was trained to the end, or until it got no better, gets
         what variants are ranked by: its lowest log loss on the samples held out, or without these its recent mean loss. One
-        that others beat is pruned at that step, with its loss then; one that diverged has failed.
+        that others beat is pruned at that step, with what it was beaten by: its mean loss in the first epoch, its lowest
+        held-out log loss after it. So all that are pruned at one step have one measure. One that diverged has failed.
 
         **Arguments**
 
@@ -90,14 +91,16 @@ class Search:
             if number in told:  # by an earlier run of this sweep with fewer steps
                 continue
             own = [name for trial, name, _ in self._named if trial == number]
-            found = [places[name].loss if places[name].held_out is None else places[name].held_out for name in own]
-            losses = [loss for loss in found if loss is not None and isfinite(loss)]
             gone = [left[name] for name in own if name in left]
+            beaten = [one.step for one in gone if one.kind != "patience"]
+            by_losses = race.measure == "unseen" or (beaten and max(beaten) <= race.unseen)
+            found = [places[name].loss if by_losses else places[name].held_out for name in own]
+            losses = [loss for loss in found if loss is not None and isfinite(loss)]
             over = failed and not gone
             if over or len(losses) < len(own) or any(one.kind == "diverged" for one in gone):
                 self._study.tell(number, state=state.FAIL)
-            elif beaten := [one for one in gone if one.kind != "patience"]:
-                self._trial(number).report(sum(losses) / len(losses), beaten[-1].step)
+            elif beaten:
+                self._trial(number).report(sum(losses) / len(losses), max(beaten))
                 self._study.tell(number, state=state.PRUNED)
             else:
                 self._study.tell(number, sum(losses) / len(losses))
