@@ -165,9 +165,9 @@ def test_a_split_that_cannot_be_says_what_to_set():
     )
 
 
-def columns(*pairs: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+def columns(*pairs: tuple[int, int], stored: bool = False) -> tuple[np.ndarray, np.ndarray, bool]:
     keys, slots = zip(*pairs, strict=True) if pairs else ((), ())
-    return np.array(keys, np.int64), np.array(slots, np.int32)
+    return np.array(keys, np.int64), np.array(slots, np.int32), stored
 
 
 def test_the_mirror_knows_what_is_resident_and_since_when():
@@ -186,6 +186,22 @@ def test_the_mirror_knows_what_is_resident_and_since_when():
     cache.record(np.array([2, 3], np.int32), [], np.empty(0, np.int32))
     assert cache.resident().keys.tolist() == [80]
     assert cache.find(np.array([70, 80])).tolist() == [-1, 0]
+
+
+def test_the_mirror_knows_which_rows_the_store_lacks():
+    cache = Cache(np.empty((4, 3), np.float32))
+    none, slots = np.empty(0, np.int32), np.array([1, 2], np.int32)
+    cache.record(none, [columns((70, 2), (50, 0), stored=True), columns((60, 1))], none)
+    assert cache.unwritten.tolist() == [1]
+    cache.changing(slots)
+    assert cache.unwritten.tolist() == [1, 2]
+    cache.written(slots)
+    assert cache.unwritten.tolist() == []
+    cache.changing(slots)
+    cache.record(slots, [columns((80, 1), stored=True)], none)  # what left was written back; slot 2 is empty
+    assert cache.unwritten.tolist() == [] and cache.filled == 2
+    cache.record(none, [columns((90, 2))], none)
+    assert cache.unwritten.tolist() == [2]
 
 
 def test_auto_takes_half_of_what_is_free_when_training_begins():

@@ -1,4 +1,4 @@
-"""The rows that are on the device after the last executed step, by slot, in 17 bytes of the host for each.
+"""The rows that are on the device after the last executed step, by slot, in 18 bytes of the host for each.
 
 It is for those who must see the executed state: evaluation, checkpoints and the next planner."""
 
@@ -22,8 +22,7 @@ class Cache:
         self.flags = np.zeros(slots, np.uint8)
         self.changes = Changes()
         """Records changed since the last checkpoint, for the next one."""
-        self.unwritten = False
-        """True if rows may differ from the store's."""
+        self._unwritten = np.zeros(slots, np.bool_)
         self._clock = 1
         self._sorted: tuple[np.ndarray, np.ndarray] | None = None
 
@@ -35,18 +34,32 @@ class Cache:
         """Number of slots that hold a row."""
         return int((self.key_of >= 0).sum())
 
+    @property
+    def unwritten(self) -> np.ndarray:
+        """The slots with rows that the store lacks, or has as they were before a change."""
+        return np.flatnonzero(self._unwritten & (self.key_of >= 0))
+
+    def written(self, slots: np.ndarray) -> None:
+        """Record that the store has the rows of these slots as they are."""
+        _set(self._unwritten, slots, False)
+
     def changing(self, slots: np.ndarray) -> None:
         """Announce that rows of these slots are about to change, or to be replaced."""
-        self.unwritten = True
+        _set(self._unwritten, slots, True)
         self.changes.wait_for_room()
         self.changes.changing(self.flags, slots, self.key_of, self.records)
 
-    def record(self, left: np.ndarray, came: Sequence[tuple[np.ndarray, np.ndarray]], rows: np.ndarray) -> None:
-        """Record an executed step: it emptied the slots `left`, filled `came` (keys, slots) and used `rows` in order."""
-        _empty(self.key_of, left)
-        for keys, slots in came:
+    def record(self, left: np.ndarray, came: Sequence[tuple[np.ndarray, np.ndarray, bool]], rows: np.ndarray) -> None:
+        """Record an executed step: it emptied the slots `left`, filled `came` and used `rows` in order.
+
+        `came`: keys, slots, and whether the store has or gets all these rows as they came.
+        """
+        _set(self.key_of, left, -1)
+        for keys, slots, stored in came:
             _fill(self.key_of, keys, slots)
             self.changing(slots)  # a row that comes back may differ from what an earlier checkpoint saw in the cache
+            if stored:
+                self.written(slots)
         _use(self.used, rows, self._clock)
         self._clock += len(rows)
         self._sorted = None
@@ -74,9 +87,9 @@ class Cache:
 
 
 @kernel
-def _empty(key_of, slots):
+def _set(of, slots, value):
     for slot in slots:
-        key_of[slot] = -1
+        of[slot] = value
 
 
 @kernel

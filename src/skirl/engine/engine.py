@@ -298,14 +298,14 @@ class Engine:
         cache, step = self.caches[bank], work.steps[bank]
         cache.changing(step.evict_slots)
         leaving = self.banks[bank].load(work, work.fetched[bank])
-        came = [
-            (step.fetch_keys, step.fetch_slots),
-            (step.forward_keys, step.forward_slots),
-            (step.new_keys, step.new_slots),
-        ]
-        cache.record(step.evict_slots, came, step.rows)
         found = work.found[bank]
         made = len(step.fetch_keys) - found  # begun here: no store has had them
+        came = [
+            (step.fetch_keys, step.fetch_slots, not made),
+            (step.forward_keys, step.forward_slots, True),  # as they were written back
+            (step.new_keys, step.new_slots, False),
+        ]
+        cache.record(step.evict_slots, came, step.rows)
         self.counters.fetched += found + len(step.forward_keys)
         self.counters.forwarded += len(step.forward_keys)
         self.counters.new += len(step.new_keys) + made
@@ -445,16 +445,16 @@ class Engine:
         return np.concatenate([m.ids[bank].by_bag(mask) for mask, m in zip(masks, work.micros, strict=True)])
 
     def flush(self) -> None:
-        """Write every resident row to the store. All stay resident. Write-backs must be drained."""
+        """Write resident rows that the store lacks as they are. All stay resident. Write-backs must be drained."""
         self.check()
         self.settle()
         for bank, cache in zip(self.banks, self.caches, strict=False):  # no caches before the first batch
-            slots = np.flatnonzero(cache.key_of >= 0) if cache.unwritten else ()
+            slots = cache.unwritten
             for part in np.array_split(slots, max(1, len(slots) // 65536)):
                 if len(part):
                     self.store.write(cache.key_of[part], bank.read(part))
                     self.first_values.wrote(cache.key_of[part])
-            cache.unwritten = False
+                    cache.written(part)
         self.store.flush()
 
     def restore(

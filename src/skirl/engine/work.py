@@ -194,8 +194,3 @@ class Flight:
     def updated(self) -> bool:
         """True if it updated rows."""
         return any(work.changed_rows for work in self.works)
-
-    @property
-    def torn(self) -> bool:
-        """True if it updated rows of some collections, and not those of another that it looked up."""
-        return self.updated and any(work.begun and not work.changed_rows for work in self.works)

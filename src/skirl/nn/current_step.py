@@ -170,6 +170,11 @@ class CurrentStep:
         """Of each feature of a bank: whether its rows are trained by a forward that begins now."""
         return self.engine.trained(bank) & self.anchor.requires_grad
 
+    @property
+    def trains(self) -> bool:
+        """Whether any rows are trained by a forward that begins now."""
+        return self.anchor.requires_grad and not self.engine.frozen.all()
+
     def returned(self, ticket: "Ticket", grad: Tensor | None, of_bags: Tensor | None = None) -> None:
         """Backward reached one bank of one micro-batch: its output, and shared bags that the loop took."""
         if (grad is None and of_bags is None) or not ticket.live.any():

@@ -258,7 +258,7 @@ class Lookahead:
         - `apply`: whether a step that has the backward of only some micro-batches is applied, as it is by default.
           Otherwise, it never happened.
         """
-        with uninterrupted():
+        with uninterrupted() as hold:
             if not self._entered:
                 return
             try:
@@ -270,7 +270,7 @@ class Lookahead:
                     self.times.timeline.close()
                     self.trace_ended = self.times.timeline.ended
                     self.times.timeline = None
-        keep_rows(self.engines, self._in_loop.torn, whole=apply or self._peers is None)
+            keep_rows(self.engines, self._in_loop.torn, whole=apply or self._peers is None, hold=hold)
 
     def _let_go(self) -> None:
         self._entered = False

@@ -31,8 +31,10 @@ class InLoop:
     """The place before its step."""
     flight: Flight | None = None
     micro: int = 0
+    updates: list[bool] | None = None
+    """By collection: whether the last whole step updated its rows. None before the first."""
     torn: bool = False
-    """True if the step ended when it had updated the rows of only some collections."""
+    """True if the step ended when it had updated the rows of only some collections: see `tears`."""
     save_awaited: bool = False
     """True if a save was requested in a shard of the step, but not yet in its last one."""
 
@@ -45,6 +47,16 @@ class InLoop:
     def ends_step(self) -> bool:
         """True if the batch is the last micro-batch of its step."""
         return self.flight is None or self.micro + 1 == len(self.flight.items)
+
+    def tears(self, collections: Sequence[Collection]) -> bool:
+        """Return whether the rows would be of two steps if the step ended as it is: it has updated some, and not all that
+        the last whole step updated. In a first step, all that it looked up have to be. Frozen ones do not count.
+        """
+        if self.flight is None or not self.flight.updated:
+            return False
+        needed = [work.begun for work in self.flight.works] if self.updates is None else self.updates
+        each = zip(needed, self.flight.works, collections, strict=True)
+        return any(need and not work.changed_rows and one.current.trains for need, work, one in each)
 
 
 class OnePass:
@@ -139,7 +151,7 @@ class OnePass:
             self._shards.close()
         if now.flight is not None and not (now.begun if apply else now.flight.updated):
             now.here = now.before  # the step never happened
-        now.torn = not apply and now.flight is not None and now.flight.torn
+        now.torn = not apply and now.tears(self._collections)
         try:
             self._finish(apply)
             if whole:
@@ -197,6 +209,9 @@ class OnePass:
         """Finish the step in the loop."""
         for collection in self._collections:
             collection.current.finish(apply)
+        flight = self._in_loop.flight
+        if apply and flight is not None and flight.updated:
+            self._in_loop.updates = [work.changed_rows for work in flight.works]
 
     def _yielded(self) -> Any:
         now = self._in_loop

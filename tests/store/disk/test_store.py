@@ -177,6 +177,17 @@ def test_what_a_kill_left_behind_is_cut_off_and_removed(tmp_path):
         assert sum(p.stat().st_size for p in store.path.glob("*.*s")) == again.bytes_on_disk == before
 
 
+def test_an_empty_store_that_takes_another_layout_removes_what_a_kill_left_behind(tmp_path):
+    killed = filled(lambda layout: DiskStore(tmp_path / "store", layout))  # no durable point
+    killed._let_go()
+    assert any(killed.path.glob("*.rows"))
+    with DiskStore(tmp_path / "store", {0: Record(77)}) as store:
+        assert {p.name for p in store.path.iterdir()} == {NAME, "lock"}
+        store.write(np.array([5]), np.ones((1, 77), np.float32))
+    with DiskStore(tmp_path / "store", {0: Record(77)}) as again:
+        assert len(again) == 1
+
+
 def test_many_short_lives_leave_few_files(tmp_path):
     for i in range(40):
         with DiskStore(tmp_path / "store", LAYOUT) as store:

@@ -116,6 +116,7 @@ class DiskStore(Store):
     def _begin(self) -> None:
         self._set_logs(self._empty())
         self._write_manifest(self.identity, 0, self._logs)
+        self._remove_strangers()
 
     def _empty(self) -> list[Log]:
         return all_logs.empty(self.path, self.layout, self._files, self._gate, self._rows)
