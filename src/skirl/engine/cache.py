@@ -43,9 +43,9 @@ class Cache:
         """Record that the store has the rows of these slots as they are."""
         _set(self._unwritten, slots, False)
 
-    def changing(self, slots: np.ndarray) -> None:
-        """Announce that rows of these slots are about to change, or to be replaced."""
-        _set(self._unwritten, slots, True)
+    def changing(self, slots: np.ndarray, stored: bool = False) -> None:
+        """Announce that rows of these slots are about to change, or to be replaced: by what the store has, if `stored`."""
+        _set(self._unwritten, slots, not stored)
         self.changes.wait_for_room()
         self.changes.changing(self.flags, slots, self.key_of, self.records)
 
@@ -57,9 +57,8 @@ class Cache:
         _set(self.key_of, left, -1)
         for keys, slots, stored in came:
             _fill(self.key_of, keys, slots)
-            self.changing(slots)  # a row that comes back may differ from what an earlier checkpoint saw in the cache
-            if stored:
-                self.written(slots)
+            # A row that comes back may differ from what an earlier checkpoint saw in the cache.
+            self.changing(slots, stored)
         _use(self.used, rows, self._clock)
         self._clock += len(rows)
         self._sorted = None
