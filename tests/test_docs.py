@@ -1,8 +1,8 @@
 """The documentation: it builds without a warning, its links resolve, and its snippets run.
 
-Python blocks of a page run one after another in one namespace, and its shell lines in one folder, in which a TOML block is the
-file that its first line names. A block that cannot run here says why in a comment before it, `<!-- not run: ... -->`, but its
-flags are still checked.
+Python blocks of a page run one after another in one namespace, and its shell lines in one folder, in which a TOML block is
+the file that its first line names. A block that cannot run here says why in a comment before it, `<!-- not run: ... -->`,
+but its flags are still checked.
 """
 
 import os

@@ -91,19 +91,19 @@ def _zip(path: Path) -> dict[str, Any]:
 
 def _run(path: Path) -> dict[str, Any]:
     """Describe a run folder."""
-    config, result = ({}, {})
+    result, last, at = {}, 0, path / "config.json"
+    if not at.is_file():
+        raise ValueError(f"{path} is a run folder without its config.json: put that back, or remove the folder")
     try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-        if (path / "result.json").is_file():
-            result = json.loads((path / "result.json").read_text(encoding="utf-8"))
-        metrics = path / "metrics.jsonl"
-        lines = [line for line in metrics.read_bytes().split(b"\n")[:-1] if line] if metrics.is_file() else []
-        last = json.loads(lines[-1])["step"] if lines else 0
+        config = json.loads(at.read_text(encoding="utf-8"))
         flags, started, skirl = config["flags"], config["started"], config["versions"]["skirl"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(
-            f"{path} is a run folder without one of its files, or with a damaged one ({error!r})"
-        ) from None
+        if (at := path / "result.json").is_file():
+            result = json.loads(at.read_text(encoding="utf-8"))
+        if (at := path / "metrics.jsonl").is_file():
+            lines = [line for line in at.read_bytes().split(b"\n")[:-1] if line]
+            last = json.loads(lines[-1])["step"] if lines else 0
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise ValueError(f"{at} is damaged: put back a copy of it, or remove {path}") from None
     return {
         "kind": "run folder",
         "made": started,
