@@ -1,7 +1,8 @@
 """The documentation: it builds without a warning, its links resolve, and its snippets run.
 
-Python blocks of a page run one after another in one namespace, and its shell lines in one folder. A block that cannot run
-here says why in a comment before it, `<!-- not run: ... -->`, but its flags are still checked.
+Python blocks of a page run one after another in one namespace, and its shell lines in one folder, in which a TOML block is
+the file that its first line names. A block that cannot run here says why in a comment before it, `<!-- not run: ... -->`,
+but its flags are still checked.
 """
 
 import os
@@ -21,7 +22,7 @@ from skirl.tools.flags import flags_of, option
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-BLOCK = re.compile(r"(?:<!-- not run: (?P<why>.+?) -->\n+)?```(?P<kind>python|sh)\n(?P<code>.*?)```", re.DOTALL)
+BLOCK = re.compile(r"(?:<!-- not run: (?P<why>.+?) -->\n+)?```(?P<kind>python|sh|toml)\n(?P<code>.*?)```", re.DOTALL)
 PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "benchmarks" / "README.md"])
 MEASUREMENTS = {"benchmarks.md", "performance.md"}
 """Pages whose commands run for minutes, as they say: the commands are checked, but not run."""
@@ -44,7 +45,7 @@ def test_every_fence_is_known():
     for page in PAGES:
         fences = re.findall(r"^```(\w+)", page.read_text(), re.MULTILINE)
         assert set(fences) <= {"python", "sh", "text", "toml", "json", "diff"}, page
-        assert sum(kind in ("python", "sh") for kind in fences) == len(blocks_of(page)), page
+        assert sum(kind in ("python", "sh", "toml") for kind in fences) == len(blocks_of(page)), page
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if any(b.runs for b in blocks_of(p))], ids=lambda p: p.stem)
@@ -58,6 +59,10 @@ def test_snippets_run(page, tmp_path, monkeypatch, capsys):
             continue
         if block.kind == "python":
             exec(compile(block.code, f"{page.name}", "exec"), namespace)
+            continue
+        if block.kind == "toml":
+            if named := re.match(r"# (\S+\.toml)\n", block.code):
+                (tmp_path / named[1]).write_text(block.code)
             continue
         for line in block.code.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)

@@ -387,7 +387,7 @@ def test_info_says_what_each_thing_is_and_changes_nothing(folder, run, tmp_path)
     )
     assert sum(table["held"] for table in whole["tables"]) == run["rows"]["touched"]
     assert [(t["name"], t["rows"], t["dim"]) for t in whole["tables"]] == [("user", 300, 4), ("item", 200, 4)]
-    assert found["disk"]["tables"] == [{"number": 0, "width": 2, "dtype": "float32", "held": 2}]
+    assert found["disk"]["tables"] == [{"number": 0, "width": 2, "dtype": "float32", "held": 2, "name": "a"}]
     assert (found["c.parquet"]["rows"], found["c.parquet"]["session"], found["c.parquet"]["time"]) == (
         ROWS,
         "visit",

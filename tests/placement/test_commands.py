@@ -118,7 +118,7 @@ def test_what_people_read(tmp_path, capsys):
         "moved",
         "site-0",
         "site-1",
-        "times the least possible",
+        "times that of parts with exactly their shares; an even hash takes ",
         "hidden",
         "round robin takes ",
         "2 trainers, a step",

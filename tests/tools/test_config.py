@@ -78,6 +78,7 @@ def test_what_is_of_one_run_goes_by_the_command_that_left_the_file(tmp_path):
         ("layers = [4, 2.5]", "layers is [4, 2.5]: set it to a list, each a whole number"),
         ("out = 3", "out is 3: set it to a path"),
         ("quiet = 1", "quiet is 1: set it to true or false"),
+        ("name-of-run = 1000", 'name-of-run is 1000: set it to text, such as "1000"'),
         ("name-of-run = 2024-01-01", 'name-of-run is "2024-01-01": set it to text'),
         ("batchs = 8", "batchs is not a flag of this command: did you mean batch?"),
         ("[model]\ndim = 8", "[model] is a table: write flags at the top of the file"),

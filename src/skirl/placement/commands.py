@@ -71,8 +71,9 @@ class Place(Composed):
             )
         lines["busiest"] = f"{result['imbalance']:.3f} times the mean of the sites' bytes"
         if not result["even"]:
-            lines["time"] = f"{result['vs_bound']:.3f} times the least possible; an even hash takes " + _compared(
-                result["even_vs_this"], result["even_over_memory"]
+            even = _compared(result["even_vs_this"], result["even_over_memory"])
+            lines["time"] = (
+                f"{result['vs_bound']:.3f} times that of parts with exactly their shares; an even hash takes {even}"
             )
         before = result["before"]
         lines["before"] = (

@@ -78,7 +78,9 @@ def plan_for(
 
 
 def bound_of(loads: Loads, sites: Sequence[Site], which: slice) -> float:
-    """Return the least seconds for the busiest site to move the bytes of some steps, if hashes divided exactly.
+    """Return the least seconds for the busiest site if each part of a table moved exactly its share of the table's bytes.
+
+    Without limits of memory, no placement takes less. With them a plan may, if a hash divides rows luckily.
 
     **Arguments**
 

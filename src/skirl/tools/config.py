@@ -54,7 +54,9 @@ def read_config(
             except TypeError as expected:
                 if left and value is None:  # that command may do without it
                     continue
-                raise ValueError(f"{path}: {key} is {json.dumps(value, default=str)}: set it to {expected}") from None
+                given = json.dumps(value, default=str)
+                quoted = f', such as "{given}"' if str(expected) == "text" and isinstance(value, int | float) else ""
+                raise ValueError(f"{path}: {key} is {given}: set it to {expected}{quoted}") from None
         elif name not in others:
             if name in of_sweep and value in (of_sweep[name].default, [], None):
                 continue

@@ -11,10 +11,13 @@ from skirl import cli
 from skirl.core.placement import Cut
 from skirl.core.placement_plan import PlacedTable, PlacementPlan, Site
 from skirl.measure.info.look import made
+from skirl.pipeline.timeline import Timeline
 from skirl.placement.tables.costs import SHIPPED
 from skirl.placement.tables.pieces import Piece
 from skirl.placement.tables.plan_file import TablePlan
+from skirl.placement.tables.spec import TableSpec, specs_text
 from skirl.train import origin
+from skirl.train.report.page import Page
 from tests.dedup.rows import Row, schema, write
 
 
@@ -37,6 +40,20 @@ def test_the_unknown_is_one_sentence(name: str, content: bytes | None, said: str
     assert line.startswith("skirl info: ") and said in line
 
 
+def test_a_run_folder_without_its_config_or_with_a_damaged_file_is_told_by_name(tmp_path: Path, capsys):
+    (tmp_path / "metrics.jsonl").write_text("")
+    said = []
+    for config in (None, "{}"):
+        if config is not None:
+            (tmp_path / "config.json").write_text(config)
+        assert cli.main(["info", str(tmp_path)]) == 1
+        said += capsys.readouterr().err.splitlines()
+    assert said == [
+        f"skirl info: {tmp_path} is a run folder without its config.json: put that back, or remove the folder",
+        f"skirl info: {tmp_path / 'config.json'} is damaged: put back a copy of it, or remove {tmp_path}",
+    ]
+
+
 def test_plans_and_costs_are_told_what_they_are(tmp_path: Path, capsys):
     sites, tables = (Site("a", "disk:/fast/rows"), Site("b")), (PlacedTable("user", 1000, 16, Cut.weighted([3, 1])),)
     PlacementPlan(sites, tables).save(tmp_path / "plan.json")
@@ -54,6 +71,23 @@ def test_plans_and_costs_are_told_what_they_are(tmp_path: Path, capsys):
     assert "a: disk:/fast/rows" in capsys.readouterr().out
     (tmp_path / "plan.json").write_text((tmp_path / "plan.json").read_text().replace("1000", "1001"))
     assert cli.main(["info", str(tmp_path / "plan.json")]) == 1
+
+
+def test_lists_of_tables_timelines_and_pages_are_told_what_they_are(tmp_path: Path, capsys):
+    listed, page, trace = tmp_path / "mlperf.json", tmp_path / "plan.html", tmp_path / "trace.json"
+    listed.write_text(specs_text([TableSpec("user", 1000, 16, 8, 8.0, 8.0)]))
+    page.write_text(Page("Rows & caches").html())
+    Timeline(trace).close()
+    found = {path.name: told(path, capsys) for path in (listed, page, trace)}
+    assert [of["kind"] for of in found.values()] == [
+        "list of tables", "page for a browser", "timeline of a run, for https://ui.perfetto.dev",
+    ]  # fmt: skip
+    assert found["plan.html"]["title"] == "Rows & caches"
+    assert cli.main(["info", str(listed)]) == 0
+    assert "user: 1,000 rows, of 16" in capsys.readouterr().out
+    listed.write_text(listed.read_text().replace("1000", "-1"))
+    assert cli.main(["info", str(listed)]) == 1
+    assert "is a damaged list of tables (tables.0.rows is -1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("layout", ["rows", "once", "window"])

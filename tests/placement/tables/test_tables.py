@@ -43,6 +43,16 @@ def test_a_plan_is_printed_and_written(tmp_path, capsys):
     assert max(parts) == pytest.approx(found["busiest_ms"])
 
 
+def test_a_table_that_is_cut_does_not_keep_a_rank_busy_alone(tmp_path, capsys):
+    path = written(tmp_path, [{**TABLE, "optimizer": "rowwise-adagrad"}])
+    flags = ["--ranks", "2", "--memory", "9KiB", "1GiB", "--out", str(tmp_path / "p.json")]
+    assert main(["place", "tables", str(path), *flags]) == 0
+    said = capsys.readouterr().out
+    assert "a (2 parts by rows)" in said
+    advice = "a is cut, and no other cut that fits makes the ranks more alike: set --ranks 1 or more --memory."
+    assert advice in said
+
+
 BAD = [
     ([TABLE, TABLE], [], "table 'a' is listed twice: remove one of them"),
     ([], [], "there is no table: name at least one"),

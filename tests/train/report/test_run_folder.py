@@ -131,3 +131,15 @@ def test_a_line_that_begins_before_a_checkpoint_and_ends_behind_it_is_of_all_its
         assert line["samples_per_second"] * line["seconds"] == pytest.approx(4 * 32)
         said = "metrics.jsonl after step 0, up to 4, is missing: the file ends before the checkpoint"
         assert result["missing"] == [said] * lost
+
+
+@pytest.mark.parametrize("run", ["auto", "named", "there"])
+def test_a_run_refused_at_its_first_batch_takes_its_new_folder_back(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("SKIRL_RUNS", str(tmp_path / "runs"))
+    (tmp_path / "there").mkdir()
+    flags = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 64, "steps": 2, "quiet": True}
+    with pytest.raises(ValueError, match="batch 0 needs"):
+        Train.of(**flags, cache=2, run=run if run == "auto" else str(tmp_path / run)).run()
+    left = {path.name for path in tmp_path.rglob("*") if path.is_dir()}
+    assert left == {"auto": {"runs", "there"}, "named": {"there"}, "there": {"there"}}[run]
+    assert not (tmp_path / "there" / "config.json").exists()

@@ -17,6 +17,7 @@ from skirl.store.disk.lock import NAME as LOCK
 from skirl.store.disk.manifest import NAME, Manifest
 from skirl.store.disk.segment import FORMAT_VERSION, Unusable
 from skirl.store.frozen_keys import frozen_keys, segment_keys
+from skirl.store.placed.before import MARK
 from skirl.tools.sealed_json import CheckpointError
 from skirl.tools.tensor_file import TensorReader
 from skirl.train.resumed import run_of
@@ -137,6 +138,8 @@ def describe_store(path: Path) -> dict[str, Any]:
                 )
     held = {} if wrong else _held([segment_keys(path, entry.name, entry.count) for entry in manifest.segments])
     lock = path / LOCK
+    names = [name for name in manifest.about if name != MARK]
+    named = names if len(names) == len(manifest.layout.records) else []
     return {
         "kind": "disk store",
         "format_version": FORMAT_VERSION,
@@ -144,7 +147,8 @@ def describe_store(path: Path) -> dict[str, Any]:
         "generation": manifest.generation,
         "tables": [
             {"number": number, "width": record.width, "dtype": record.dtype, "held": held.get(number, 0)}
-            for number, record in manifest.layout.records.items()
+            | ({"name": named[n]} if named else {})
+            for n, (number, record) in enumerate(manifest.layout.records.items())
         ],
         "opened_last_by": lock.read_text(errors="replace")[:200] if lock.is_file() else None,
         "bytes": sum(file.stat().st_size for file in path.iterdir() if file.is_file()),

@@ -1,10 +1,12 @@
 """Recognises a path by its contents and collects facts about it."""
 
 import json
+import re
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from skirl.store.disk.manifest import NAME as MANIFEST
 from skirl.train import origin
 
 KINDS = "a checkpoint, a disk store, a vocabulary, a run, a plan, data files, predictions or exported rows"
+TIMELINE = b'[\n{"name":"process_name","ph":"M","pid":1,"args":{"name":"skirl"}}'
+"""What the file of --trace begins with."""
 
 
 def look(path: Path, *, check: bool) -> dict[str, Any]:
@@ -51,17 +55,23 @@ def _of_file(path: Path, check: bool) -> dict[str, Any]:
         return _of_folder(path.parent, check)
     if checkpoints.is_header(path):
         return checkpoint.describe(path, check=check)
+    with path.open("rb") as file:
+        head = file.read(4096)
+    if head.startswith(TIMELINE):
+        return {"kind": "timeline of a run, for https://ui.perfetto.dev", "bytes": path.stat().st_size}
+    if head[:15].lower() == b"<!doctype html>":
+        title = re.search(rb"<title>([^<]*)", head)
+        of = {} if title is None else {"title": unescape(title[1].decode(errors="replace"))}
+        return {"kind": "page for a browser", **of, "bytes": path.stat().st_size}
     if path.suffix == ".json":
         if path.name in ("config.json", "result.json"):
             return _run(path.parent)
         if (found := plans.describe(path)) is None:
             raise ValueError(f"{path} is a JSON file that skirl does not recognise: name {KINDS}")
         return found
-    with path.open("rb") as file:
-        head = file.read(16)
     if head.startswith(b"PK"):
         return _zip(path)
-    if len(head) == 16 and head[8:10] == b'{"' and int.from_bytes(head[:8], "little") < path.stat().st_size:
+    if len(head) >= 16 and head[8:10] == b'{"' and int.from_bytes(head[:8], "little") < path.stat().st_size:
         return files.describe_safetensors(path)
     kind = _kind(path)
     if kind is None:
@@ -91,19 +101,19 @@ def _zip(path: Path) -> dict[str, Any]:
 
 def _run(path: Path) -> dict[str, Any]:
     """Describe a run folder."""
-    config, result = ({}, {})
+    result, last, at = {}, 0, path / "config.json"
+    if not at.is_file():
+        raise ValueError(f"{path} is a run folder without its config.json: put that back, or remove the folder")
     try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-        if (path / "result.json").is_file():
-            result = json.loads((path / "result.json").read_text(encoding="utf-8"))
-        metrics = path / "metrics.jsonl"
-        lines = [line for line in metrics.read_bytes().split(b"\n")[:-1] if line] if metrics.is_file() else []
-        last = json.loads(lines[-1])["step"] if lines else 0
+        config = json.loads(at.read_text(encoding="utf-8"))
         flags, started, skirl = config["flags"], config["started"], config["versions"]["skirl"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(
-            f"{path} is a run folder without one of its files, or with a damaged one ({error!r})"
-        ) from None
+        if (at := path / "result.json").is_file():
+            result = json.loads(at.read_text(encoding="utf-8"))
+        if (at := path / "metrics.jsonl").is_file():
+            lines = [line for line in at.read_bytes().split(b"\n")[:-1] if line]
+            last = json.loads(lines[-1])["step"] if lines else 0
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise ValueError(f"{at} is damaged: put back a copy of it, or remove {path}") from None
     return {
         "kind": "run folder",
         "made": started,

@@ -21,6 +21,7 @@ def as_text(facts: Mapping[str, Any]) -> dict[str, str]:
         by = "the checksums of its files" if facts["checked"] == "checksums" else "their sizes; --check reads them"
         lines["whole"] = f"yes, by {by}" if facts["whole"] else "NO"
     for name in (
+        "title",
         "header",
         "from",
         "step",

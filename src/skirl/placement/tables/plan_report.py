@@ -188,14 +188,17 @@ def advice(answer: Answer, result: dict[str, Any]) -> str:
         return f"{why}: run skirl place costs{flag_of(problem.costs.backend)} --out costs.json, and set --costs costs.json."
     if not problem.rows:
         return "A table that is not cut keeps one rank busy: leave --no-rows out."
+    fewer = max(1, ranks - 1)
     if len(busiest["tables"]) == 1:
-        name = busiest["tables"][0].partition(" (")[0]
+        name, cut, _ = busiest["tables"][0].partition(" (")
+        if cut:
+            room = " or more --memory" if min(problem.ranks.caps) < UNBOUND else ""
+            return f"{name} is cut, and no other cut that fits makes the ranks more alike: set --ranks {fewer}{room}."
         if problem.columns == "exact" and any(spec.one_state for spec in problem.specs if spec.name == name):
             return (
                 f"{name} keeps a rank busy alone; cut by columns it would train another model, since its optimizer keeps "
-                f"one number a row: set --ranks {max(1, ranks - 1)}, or --columns always and measure."
+                f"one number a row: set --ranks {fewer}, or --columns always and measure."
             )
-    fewer = max(1, ranks - 1)
     return (
         "Tables that are pinned, too small to cut or not allowed to be cut keep one rank busy: set "
         f"--ranks {fewer}, or unpin them."

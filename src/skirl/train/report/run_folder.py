@@ -70,6 +70,8 @@ class RunFolder:
         """The flags that differ from those of the saved run, from this step on."""
         self._changes: list[Change] = []
         self._auto = folder == "auto"
+        self._new = False
+        """Whether the folder was made here."""
         self._name, self._flags = name, dict(flags)
         self._wandb, self._trainers, self._table = wandb, trainers, table
         self._missing = Missing()
@@ -106,12 +108,13 @@ class RunFolder:
         if self._auto and self.folder is None:
             runs = Path(os.environ.get(RUNS) or "runs")
             with self._missing.tried("the run's folder", runs):
-                self.folder = new_folder(runs, self._name)
+                self.folder, self._new = new_folder(runs, self._name), True
         if self.folder is None:
             return self
         folder = self.folder
         self._check()
         try:
+            self._new = self._new or not folder.exists()
             folder.mkdir(parents=True, exist_ok=True)
         except OSError:
             with self._missing.tried(f"the run's folder {folder}", None):
@@ -147,6 +150,12 @@ class RunFolder:
         if metrics.is_file() and not metrics.stat().st_size:  # no line was written: free the folder for another try
             with suppress(OSError):
                 (self.folder / CONFIG).unlink(missing_ok=True)
+                if self._new:
+                    metrics.unlink()
+                    for sink in self._sinks:
+                        if isinstance(sink, TensorBoard):
+                            sink.path.unlink()
+                    self.folder.rmdir()
 
     @property
     def on(self) -> bool:

@@ -140,7 +140,8 @@ class TensorBoard:
         self._event, self._summary = event.Event, summary.Summary
         self._of_several = None if table is None else Hyperparameters(table, name)
         file = f"events.out.tfevents.{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}"
-        self._file = Appended(folder / file)
+        self.path = folder / file
+        self._file = Appended(self.path)
         head = [event.Event(wall_time=time.time(), file_version="brain.Event:2")]
         if begun_at:  # has TensorBoard skip what a killed run wrote after this step
             log = event.SessionLog(status=event.SessionLog.START)
