@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from skirl.checkpoint import folder
+from skirl.checkpoint.best import headers_with_steps
 from skirl.checkpoint.load_run import load
 from skirl.checkpoint.save_run import save
 from skirl.checkpoint.saving import Saving
@@ -27,8 +28,6 @@ log = logging.getLogger("skirl")
 
 FORMAT = "skirl-sweep-checkpoint"
 _VERSION = 1
-_ALL = 1 << 30
-"""How many older checkpoints of a variant to keep while one is written: all, since the old header still names one."""
 
 Parts = Callable[[Contender], Sequence[Any]]
 
@@ -182,7 +181,7 @@ def save_all(
 
 
 def save_one(path: Path, contender: Contender, data: Lookahead | None, parts: Parts, *, wait: bool) -> Saving:
-    """Save one variant. That the header names it comes later, and may not come at all.
+    """Save one variant. The header names it later, if at all: until then, the checkpoint that it names stays.
 
     **Arguments**
 
@@ -193,9 +192,7 @@ def save_one(path: Path, contender: Contender, data: Lookahead | None, parts: Pa
     - `wait`: whether to return only when it is on disk.
     """
     with contender.drawing():
-        return save(
-            path / contender.name, model=contender.model, optimizers=parts(contender), data=data, keep=_ALL, wait=wait
-        )
+        return save(path / contender.name, model=contender.model, optimizers=parts(contender), data=data, wait=wait)
 
 
 def read_header(path: Path, names: Sequence[str]) -> dict[str, Any]:
@@ -214,7 +211,21 @@ def read_header(path: Path, names: Sequence[str]) -> dict[str, Any]:
             f"{path / HEADER} is of another sweep: it {has} variant {strange[0]!r}. Make the sweep of the variants "
             f"{', '.join(sorted(there))}"
         )
+    for name, own in header["variants"].items():
+        _refuse_gone_on(path / name, folder.number_of(Path(own)), header["step"])
     return header
+
+
+def _refuse_gone_on(path: Path, number: int, step: int) -> None:
+    """Raise if a variant has gone on alone. Newer checkpoints of the sweep itself are of a kill, and do not count."""
+    newer = [(at, of) for at, of in headers_with_steps(path) if folder.number_of(of) > number]
+    alone = [(at, of.name) for at, of in newer if not folder.read(path / of.name).get("of_sweep")]
+    if alone:
+        raise CheckpointError(
+            f"variant {path.name} has gone on alone to step {alone[0][0]:,}, and the sweep would go on from step {step:,} "
+            f"and remove that: go on alone, or keep a copy of {path} elsewhere and remove "
+            f"{' and '.join(name for _, name in alone)} from it"
+        )
 
 
 def header_at(path: Path) -> dict[str, Any]:

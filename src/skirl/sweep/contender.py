@@ -22,6 +22,8 @@ from skirl.sweep.variants import Variant
 class OfVariant(Collection):
     """The embeddings of one variant: its own rows, which move by the plan of the sweep."""
 
+    of_sweep = True
+
     def __init__(self, variant: str, banks: Sequence[tuple[int, ...]], **options: Any) -> None:
         self._variant, self._banks = variant, banks
         self.in_turn = False
