@@ -106,13 +106,13 @@ class SweepSaving:
                 log.warning("could not look for what is not needed any more in %s: %s", saving.folder, why(error))
 
 
-def header_of(step: int, left: Mapping[str, str], also: Mapping[str, Any]) -> dict[str, Any]:
+def header_of(step: int, left: Mapping[str, tuple[str, int | None]], also: Mapping[str, Any]) -> dict[str, Any]:
     """Return the header of a checkpoint, without the names of its variants' checkpoints.
 
     **Arguments**
 
     - `step`: the step of the sweep.
-    - `left`: the reason of each variant that left.
+    - `left`: why each variant left, and at which step.
     - `also`: facts to keep in the header.
     """
     return {
@@ -120,7 +120,8 @@ def header_of(step: int, left: Mapping[str, str], also: Mapping[str, Any]) -> di
         "format_version": _VERSION,
         "skirl": skirl_version(),
         "step": step,
-        "left": dict(left),
+        "left": {name: why for name, (why, _) in left.items()},
+        "left_at": {name: at for name, (_, at) in left.items()},
         "generator": base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode(),
         "also": dict(also),
     }
@@ -172,7 +173,7 @@ def save_all(
     """
     savings: dict[str, Saving] = {}
     step = 0 if data is None else data.step
-    left = {contender.name: contender.left for contender in variants if contender.left is not None}
+    left = {one.name: (one.left, one.left_at) for one in variants if one.left is not None}
     body = None if also is None else header_of(step, left, also)
     for contender in variants:
         if contender.left is None:
@@ -262,7 +263,8 @@ def of_one(path: Path, name: str) -> Path:
     **Arguments**
 
     - `path`: the folder of the sweep, or of its checkpoints.
-    - `name`: the variant. If it left before the sweep was last saved, its own last checkpoint is taken.
+    - `name`: the variant. If it left before the sweep was last saved, its own last checkpoint is taken, if it is of the
+      step at which it left.
     """
     saves = _saves_of(path)
     header = header_at(saves)
@@ -275,11 +277,15 @@ def of_one(path: Path, name: str) -> Path:
             f"{saves / HEADER} has no variant {name!r}: "
             + (f"did you mean {near[0]}?" if near else f"name one of {', '.join(names)}")
         )
-    if not (numbers := folder.numbers(saves / name)):
+    why, step, saved = header["left"][name], header.get("left_at", {}).get(name), headers_with_steps(saves / name)
+    if not saved:
+        raise CheckpointError(f"variant {name} has left ({why}) before it was saved: set --save-every lower")
+    if step is not None and saved[0][0] < step:
         raise CheckpointError(
-            f"variant {name} has left ({header['left'][name]}) before it was saved: set --save-every lower"
+            f"variant {name} left at step {step:,} ({why}), and its last checkpoint is of step {saved[0][0]:,}: name "
+            f"{saves / name} if you want that one, or set --save-every lower"
         )
-    return folder.header(saves / name, numbers[-1])
+    return saved[0][1]
 
 
 def refuse_whole(path: Path) -> None:

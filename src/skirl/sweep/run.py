@@ -271,11 +271,16 @@ class _Going:
         if self.over:
             self._rank(last=True)
         elif stopped:
-            self._let_leave(race.retire(stopped, why_stopped(patience, race.step), "patience"), save=self.keeping.save)
+            self._let_leave(race.retire(stopped, why_stopped(patience, race.step), "patience"))
 
-    def _let_leave(self, left: Sequence[Left], save: Path | None = None) -> None:
-        if left:
-            self._leave({one.variant: one.why for one in left}, save)
+    def _let_leave(self, left: Sequence[Left]) -> None:
+        """Let variants leave, and save the last state of each that has not diverged."""
+        diverged = {one.variant: one.why for one in left if one.kind == "diverged"}
+        others = {one.variant: one.why for one in left if one.kind != "diverged"}
+        if diverged:
+            self._leave(diverged, None)
+        if others:
+            self._leave(others, self.keeping.save)
         for one in left:
             self.folder.left(one)
 
@@ -339,7 +344,7 @@ class _Going:
         page = self.folder.finish(result, lambda folder: report(folder, None)["page"])
         return result | {"page": page, "missing": self.folder.missing + of_variants}
 
-    def _leave(self, why: dict[str, str], save: Path | None = None) -> None:
+    def _leave(self, why: dict[str, str], save: Path | None) -> None:
         if (
             self.bests.on or save is not None
         ):  # results name the best one, and what counts later would remove the last one
@@ -377,7 +382,7 @@ class _Going:
             "judged": {name: asdict(one) for name, one in self.judged.items()},
             "overrides": {variant.name: dict(variant.overrides) for variant in self.variants}, "ended": self._last,
         }  # fmt: skip
-        left = {name: result["left"] for name, result in self.results.items()}
+        left = {one.variant: (one.why, one.step) for one in self.race.left}
         body = header_of(self.race.step, left, plain(also))
         try:
             self._saving = body, self.crew.save(self.keeping.save), self._best
