@@ -23,6 +23,7 @@ from skirl.sweep.best import Bests
 from skirl.sweep.checkpoint import of_one
 from skirl.sweep.command import Export, SweepCommand
 from skirl.sweep.crew import Crew
+from skirl.sweep.info import Info
 from skirl.sweep.names import HEADER
 from skirl.sweep.race import Race
 from skirl.sweep.report import as_text, report
@@ -118,17 +119,21 @@ def test_who_stops_leaves_with_a_sentence_and_the_last_ends_the_sweep(whole: tup
     of, result = whole
     stops = {name: own["steps"] for name, own in result["by_variant"].items()}
     assert len(set(stops.values())) > 1, "all stop at once: vary something else"
-    last = [name for name, step in stops.items() if step == max(stops.values())]
     lines = [json.loads(line) for line in (of / "run" / "race.jsonl").read_text().splitlines()]
     left = {line["variant"]: line for line in lines if line["event"] == "left"}
     assert {n: (line["step"], line["kind"]) for n, line in left.items()} == {
-        n: (step, "patience") for n, step in stops.items() if n not in last
+        n: (step, "patience") for n, step in stops.items()
     }
     assert all(line["why"] == f"{SAID}{line['step']}" for line in left.values())
+    why = {name: line["why"] for name, line in left.items()}
+    assert why == {name: own["left"] for name, own in result["by_variant"].items()}
+    assert why == {place["variant"]: place["state"] for place in result["standing"]}
+    assert why == {place["variant"]: place["state"] for place in lines[-1]["places"]}
+    assert why == Info(of / "run").run()["variants"]
     assert (result["steps"], result["failed"]) == (max(stops.values()), None) and result["winner"] == result["best"][
         "variant"
     ]
-    assert result["variant_steps"] == sum(stops.values())
+    assert result["variant_steps"] == sum(stops.values()) and result["cost"] == sum(stops.values()) / (4 * 40)
     losses = {name: of["best"]["test_logloss"] for name, of in result["by_variant"].items()}
     assert result["best"]["variant"] == min(losses, key=lambda name: losses[name])
     assert result["best"]["test_logloss"] == min(losses.values())
@@ -143,7 +148,7 @@ def test_who_stops_leaves_with_a_sentence_and_the_last_ends_the_sweep(whole: tup
     assert said["winner"] == best and "best" not in said
     assert said["stopped"] == "4 of 4 variants, whose own test log loss no longer got better"
     assert said["begun"].startswith("with ") and said["begun"].endswith(", with their optimizer's state")
-    assert "no better in their evaluations" in as_text(report(of / "run", tmp_path / "page.html"))["left"]
+    assert as_text(report(of / "run", tmp_path / "page.html"))["left"] == "4 no better in their evaluations"
     text = (tmp_path / "page.html").read_text()
     assert "no better in 2 evaluations" in text and "log loss on the samples held out" in text
     plain = text.replace("<wbr>", "")
@@ -241,6 +246,10 @@ def test_a_sweep_that_has_stopped_goes_on_with_more_patience_alone(whole: tuple,
     more = before["steps"] + 4
     result = command(tmp_path, first, resume=True, patience=4, steps=more).run()
     assert result["steps"] == more and not result["by_variant"][last]["stopped_early"]
+    lines = map(json.loads, (tmp_path / "run" / "race.jsonl").read_text().splitlines())
+    assert {line["variant"] for line in lines if line["event"] == "left"} == {
+        name for name, own in result["by_variant"].items() if own["left"] is not None
+    }
     assert evaluations(tmp_path / "run" / last)[-1]["step"] == more
     own = json.loads((tmp_path / "run" / last / "config.json").read_text())["flags"]
     own |= {"run": "none", "quiet": True, "save": tmp_path / "saved" / last, "resume": True, "steps": more + 4}
