@@ -27,6 +27,7 @@ from skirl.sweep.info import Info
 from skirl.sweep.names import HEADER
 from skirl.sweep.race import Race
 from skirl.sweep.report import as_text, report
+from skirl.sweep.table import MEANS
 from skirl.tools.sealed_json import CheckpointError
 from skirl.train.commands import Train
 from tests.killed import ended, forked
@@ -146,6 +147,7 @@ def test_who_stops_leaves_with_a_sentence_and_the_last_ends_the_sweep(whole: tup
     loss, step = result["best"]["test_logloss"], result["best"]["step"]
     best = f"{result['winner']}, log loss {loss:.5f} on the samples held out, at step {step}, in {result['best']['folder']}"
     assert said["winner"] == best and "best" not in said
+    assert "mean" not in said["race"]
     assert said["stopped"] == "4 of 4 variants, whose own test log loss no longer got better"
     assert said["begun"].startswith("with ") and said["begun"].endswith(", with their optimizer's state")
     assert as_text(report(of / "run", tmp_path / "page.html"))["left"] == "4 no better in their evaluations"
@@ -275,6 +277,9 @@ def test_the_noise_is_that_of_held_out_losses_also_of_a_seed_that_stopped(tmp_pa
     )
     assert gone["kind"] == "patience" and gone["variant"].startswith(f"lr={part[0]},")
     assert command.summary(result)["noise"].endswith("a lead below that may be the seed's")
+    assert command.summary(result)["race"].endswith(f"\n{MEANS}")
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "on the samples held out, as a mean over the seeds of a configuration" in page
 
 
 def test_the_summary_says_whose_rows_begin_without_their_state_and_that_seeds_begin_alike(first: Path, tmp_path: Path):

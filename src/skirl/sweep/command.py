@@ -170,7 +170,7 @@ class SweepCommand(Composed):
             return as_lines(result)
         from skirl.sweep.race import VariantPlace
         from skirl.sweep.report import SAME
-        from skirl.sweep.table import as_text, best_line
+        from skirl.sweep.table import MEANS, as_text, best_line
         from skirl.train.kept import origin_line
 
         count = result["processes_used"]
@@ -183,7 +183,7 @@ class SweepCommand(Composed):
             "read": f"{result['read_batches']:,} batches, {shared}{self._not_planned(result)}",
             "trained": f"{result['variant_steps']:,} steps of variants"
             + ("" if result["cost"] is None else f", {result['cost']:.0%} of training all to the end"),
-            "race": as_text(places, aucs),
+            "race": as_text(places, aucs) + (f"\n{MEANS}" if result["seed_noise"] is not None else ""),
         }
         if result["winner"]:
             lines["winner"] = best_line(places[0], result["best"])
