@@ -11,6 +11,7 @@ import torch
 
 import skirl
 from skirl import Adam
+from skirl.sweep.checkpoint import of_one
 from skirl.tools.sealed_json import CheckpointError
 from tests.streams import stored_rows
 from tests.sweep.runs import TABLES, Case, Of, batches_of, make
@@ -107,6 +108,38 @@ def test_a_variant_goes_on_alone(tmp_path):
             dense.zero_grad()
             losses[batches.step] = loss.item()
     assert losses == {at: loss for at, loss in whole["v1"].items() if at > 4}
+
+
+def goes_on_alone(folder: Path, steps: int) -> None:
+    """Go on with v1 alone from its newest checkpoint, and save after each step, as a loop of one's own does."""
+    of = FOUR[1]
+    embeddings = skirl.EmbeddingBagCollection(TABLES, optimizer=skirl.SGD(lr=of.lr), cache=40, seed=of.seed)
+    model, dense = make(skirl.Variant("v1", of.overrides), embeddings)
+    with skirl.lookahead(batches_of(CASE), model) as batches:
+        skirl.load(folder, model=model, optimizers=[dense], data=batches)
+        for _, batch in zip(range(steps), batches):
+            model.loss(batch).backward()
+            dense.step()
+            dense.zero_grad()
+            skirl.save(folder, model=model, optimizers=[dense], data=batches)
+
+
+def test_a_variant_that_goes_on_alone_takes_nothing_from_its_sweep_nor_the_sweep_from_it(tmp_path):
+    train(tmp_path, save_at=4, stop=True)
+    goes_on_alone(tmp_path / "v1", 3)
+    held = sorted(tmp_path.rglob("*"))
+    assert of_one(tmp_path, "v1").is_file()
+    says = (
+        "variant v1 has gone on alone to step 7, and the sweep would go on from step 4 and remove that: go on alone, or "
+        f"keep a copy of {tmp_path / 'v1'} elsewhere and remove checkpoint-000004.json from it"
+    )
+    with pytest.raises(CheckpointError, match=re.escape(says)):
+        train(tmp_path, resume=True)
+    assert sorted(tmp_path.rglob("*")) == held
+    (tmp_path / "v1" / "checkpoint-000004.json").unlink()
+    resumed, *_ = train(tmp_path, resume=True, save_at=6)
+    assert resumed["v1"] == {at: loss for at, loss in train(tmp_path / "whole")[0]["v1"].items() if at > 4}
+    assert [path.name for path in (tmp_path / "v1").glob("checkpoint-*")] == [of_one(tmp_path, "v1").name]
 
 
 def test_the_checkpoint_of_another_sweep_is_refused(tmp_path):

@@ -19,6 +19,7 @@ from skirl.data import Synthetic
 from skirl.placement.commands import Place
 from skirl.sweep import checkpoint
 from skirl.sweep import flags as sweep_flags
+from skirl.sweep.checkpoint import of_one
 from skirl.sweep.command import SweepCommand
 from skirl.sweep.crew import Crew
 from skirl.sweep.flags import RaceFlags
@@ -345,6 +346,32 @@ def test_the_variant_to_export_is_one_of_the_sweep(ran: tuple, tmp_path: Path, c
     write_sealed(tmp_path / "sweep-checkpoint.json", body, "0" * 16)
     assert "has no variant 'lr=2': did you mean lr=1?" in said(tmp_path, "lr=2")
     assert "variant lr=1 has left (behind) before it was saved" in said(tmp_path, "lr=1")
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_variant_that_left_is_saved_as_it_was_then_unless_it_diverged(processes: int, tmp_path: Path):
+    """Its rows are those of its lone run up to the step at which it left."""
+    save, flags = tmp_path / "saved", FLAGS | {"steps": 12, "valid": None, "run": "none", "threads": 1}
+    more = {"vary": ("lr=0.02,0.1,0.5", "dense-lr=0.001,1e30"), "alpha": 0.0, "rungs": "3,6", "processes": processes}
+    result = SweepCommand.of(**flags, **more, save=save).run()
+    left = {name: of["left"] for name, of in result["by_variant"].items() if of["left"] is not None}
+    [below] = [name for name, why in left.items() if why == "below the rung at step 6"]
+    lr = float(below.split(",")[0].removeprefix("lr="))
+    alone = {**flags, "lr": lr, "dense_lr": 0.001, "steps": 6, "save": tmp_path / "alone"}
+    assert Train.of(**alone).run()["failed"] is None
+    tables = []
+    for name, words in (("a", (str(save), "--variant", below)), ("b", (str(tmp_path / "alone"),))):
+        source, *more = words
+        assert cli.main(["export", source, str(tmp_path / f"{name}.parquet"), *more]) == 0
+        table = pq.read_table(tmp_path / f"{name}.parquet")
+        tables.append(table.sort_by([("table", "ascending"), ("row", "ascending")]))
+    assert tables[0].num_rows > 100 and tables[0] == tables[1]
+    broken = next(name for name, why in left.items() if "diverged" in why)
+    says = (
+        f"left at step 2 (diverged at step 2), and its last checkpoint is of step 0: name {save / broken} if you want"
+    )
+    with pytest.raises(CheckpointError, match=re.escape(says)):
+        of_one(save, broken)
 
 
 def test_tensorboard_has_a_table_of_what_differs(ran: tuple):

@@ -23,9 +23,11 @@ from skirl.sweep.best import Bests
 from skirl.sweep.checkpoint import of_one
 from skirl.sweep.command import Export, SweepCommand
 from skirl.sweep.crew import Crew
+from skirl.sweep.info import Info
 from skirl.sweep.names import HEADER
 from skirl.sweep.race import Race
 from skirl.sweep.report import as_text, report
+from skirl.sweep.table import MEANS
 from skirl.tools.sealed_json import CheckpointError
 from skirl.train.commands import Train
 from tests.killed import ended, forked
@@ -118,17 +120,21 @@ def test_who_stops_leaves_with_a_sentence_and_the_last_ends_the_sweep(whole: tup
     of, result = whole
     stops = {name: own["steps"] for name, own in result["by_variant"].items()}
     assert len(set(stops.values())) > 1, "all stop at once: vary something else"
-    last = [name for name, step in stops.items() if step == max(stops.values())]
     lines = [json.loads(line) for line in (of / "run" / "race.jsonl").read_text().splitlines()]
     left = {line["variant"]: line for line in lines if line["event"] == "left"}
     assert {n: (line["step"], line["kind"]) for n, line in left.items()} == {
-        n: (step, "patience") for n, step in stops.items() if n not in last
+        n: (step, "patience") for n, step in stops.items()
     }
     assert all(line["why"] == f"{SAID}{line['step']}" for line in left.values())
+    why = {name: line["why"] for name, line in left.items()}
+    assert why == {name: own["left"] for name, own in result["by_variant"].items()}
+    assert why == {place["variant"]: place["state"] for place in result["standing"]}
+    assert why == {place["variant"]: place["state"] for place in lines[-1]["places"]}
+    assert why == Info(of / "run").run()["variants"]
     assert (result["steps"], result["failed"]) == (max(stops.values()), None) and result["winner"] == result["best"][
         "variant"
     ]
-    assert result["variant_steps"] == sum(stops.values())
+    assert result["variant_steps"] == sum(stops.values()) and result["cost"] == sum(stops.values()) / (4 * 40)
     losses = {name: of["best"]["test_logloss"] for name, of in result["by_variant"].items()}
     assert result["best"]["variant"] == min(losses, key=lambda name: losses[name])
     assert result["best"]["test_logloss"] == min(losses.values())
@@ -141,9 +147,10 @@ def test_who_stops_leaves_with_a_sentence_and_the_last_ends_the_sweep(whole: tup
     loss, step = result["best"]["test_logloss"], result["best"]["step"]
     best = f"{result['winner']}, log loss {loss:.5f} on the samples held out, at step {step}, in {result['best']['folder']}"
     assert said["winner"] == best and "best" not in said
+    assert "mean" not in said["race"]
     assert said["stopped"] == "4 of 4 variants, whose own test log loss no longer got better"
     assert said["begun"].startswith("with ") and said["begun"].endswith(", with their optimizer's state")
-    assert "no better in their evaluations" in as_text(report(of / "run", tmp_path / "page.html"))["left"]
+    assert as_text(report(of / "run", tmp_path / "page.html"))["left"] == "4 no better in their evaluations"
     text = (tmp_path / "page.html").read_text()
     assert "no better in 2 evaluations" in text and "log loss on the samples held out" in text
     plain = text.replace("<wbr>", "")
@@ -241,6 +248,10 @@ def test_a_sweep_that_has_stopped_goes_on_with_more_patience_alone(whole: tuple,
     more = before["steps"] + 4
     result = command(tmp_path, first, resume=True, patience=4, steps=more).run()
     assert result["steps"] == more and not result["by_variant"][last]["stopped_early"]
+    lines = map(json.loads, (tmp_path / "run" / "race.jsonl").read_text().splitlines())
+    assert {line["variant"] for line in lines if line["event"] == "left"} == {
+        name for name, own in result["by_variant"].items() if own["left"] is not None
+    }
     assert evaluations(tmp_path / "run" / last)[-1]["step"] == more
     own = json.loads((tmp_path / "run" / last / "config.json").read_text())["flags"]
     own |= {"run": "none", "quiet": True, "save": tmp_path / "saved" / last, "resume": True, "steps": more + 4}
@@ -266,6 +277,9 @@ def test_the_noise_is_that_of_held_out_losses_also_of_a_seed_that_stopped(tmp_pa
     )
     assert gone["kind"] == "patience" and gone["variant"].startswith(f"lr={part[0]},")
     assert command.summary(result)["noise"].endswith("a lead below that may be the seed's")
+    assert command.summary(result)["race"].endswith(f"\n{MEANS}")
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "on the samples held out, as a mean over the seeds of a configuration" in page
 
 
 def test_the_summary_says_whose_rows_begin_without_their_state_and_that_seeds_begin_alike(first: Path, tmp_path: Path):

@@ -4,13 +4,13 @@ import logging
 import re
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from skirl.checkpoint import parts, starts
-from skirl.checkpoint.of_sweep import OF_SWEEP
+from skirl.checkpoint.of_sweep import OF_SWEEP, named_by_sweep
 from skirl.tools.os_errors import why
 from skirl.tools.sealed_json import CheckpointError, read_sealed
 
@@ -107,7 +107,7 @@ def naming(header: Path, error: CheckpointError) -> CheckpointError:
 
 
 def retain(folder: Path, number: int, keep: int, after: int | None, start: int | None = None) -> None:
-    """Remove all checkpoints but those to keep, and files that no header names.
+    """Remove all checkpoints but those to keep and the one from which a sweep goes on, and files that no header names.
 
     **Arguments**
 
@@ -123,8 +123,7 @@ def retain(folder: Path, number: int, keep: int, after: int | None, start: int |
     kept = set(usable[-(keep - 1) :]) if keep > 1 else set()
     if not starts.is_newest(folder, start):
         return
-    for n in set(others) - kept:
-        _remove(header(folder, n))
+    _remove_headers(folder, set(others) - kept)
     sweep(folder, start)
 
 
@@ -142,8 +141,7 @@ def drop_newer(folder: Path, number: int, start: int | None) -> None:
     """
     newer = [n for n in numbers(folder) if n > number]
     if starts.is_newest(folder, start):
-        for n in newer:
-            _remove(header(folder, n))
+        _remove_headers(folder, newer)
 
 
 def sweep(folder: Path, start: int | None = None) -> None:
@@ -208,6 +206,14 @@ def files_of_rows(rows: Mapping[str, Any]) -> set[str]:
             name = text.split(" ")[0]
             named |= {f"{ROWS}/{name}.rows", f"{ROWS}/{name}.keys"}
     return named
+
+
+def _remove_headers(folder: Path, which: Iterable[int]) -> None:
+    """Remove headers, but for the one from which a sweep goes on."""
+    named = named_by_sweep(folder)
+    for path in (header(folder, n) for n in which):
+        if path.name != named:
+            _remove(path)
 
 
 def _age(path: Path) -> float:

@@ -1,5 +1,8 @@
 """What tells the folder of a sweep, in which each variant has a folder of checkpoints."""
 
+import json
+import os
+from contextlib import suppress
 from pathlib import Path
 
 OF_SWEEP = "sweep-checkpoint.json"
@@ -12,3 +15,11 @@ def refuse_sweep(folder: Path) -> None:
         raise ValueError(
             f"save is {folder}, which holds a sweep: set it to another folder, or go on with a variant, {folder / 'NAME'}"
         )
+
+
+def named_by_sweep(folder: Path) -> str | None:
+    """Return the name of the header in this folder from which a sweep goes on with this variant; None if there is none."""
+    own = Path(os.path.abspath(folder))
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        return json.loads((own.parent / OF_SWEEP).read_bytes())["variants"].get(own.name)
+    return None

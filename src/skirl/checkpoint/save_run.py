@@ -201,5 +201,6 @@ def _head(model: nn.Module, collections: Mapping[str, Collection], run: Any) -> 
         "definition": {name: definition(collection) for name, collection in collections.items()},
         "model": coded,
         "run": run,
+        "of_sweep": any(collection.of_sweep for collection in collections.values()),
     }
     return body, tensors

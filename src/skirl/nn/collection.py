@@ -34,8 +34,8 @@ from skirl.tools.hash_index import distinct
 class Collection(nn.Module):
     """The base of pooled and unpooled collections."""
 
-    pooled = True
-    output = Pooled
+    pooled, output = True, Pooled
+    of_sweep = False  # True for a variant of a sweep: its checkpoints say so
     names_tables = True
     """True if the user named the tables, so that two tables of one name may be meant to be one."""
 

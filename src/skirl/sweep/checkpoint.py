@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from skirl.checkpoint import folder
+from skirl.checkpoint.best import headers_with_steps
 from skirl.checkpoint.load_run import load
 from skirl.checkpoint.save_run import save
 from skirl.checkpoint.saving import Saving
@@ -29,8 +30,6 @@ FORMAT = "skirl-sweep-checkpoint"
 _VERSION, _READ = 2, (1, 2)
 """The version that is written, and those that are read. A sweep of version 1 cannot go on: its race did not know yet which
 losses are of samples that nobody had trained on."""
-_ALL = 1 << 30
-"""How many older checkpoints of a variant to keep while one is written: all, since the old header still names one."""
 
 Parts = Callable[[Contender], Sequence[Any]]
 
@@ -109,13 +108,13 @@ class SweepSaving:
                 log.warning("could not look for what is not needed any more in %s: %s", saving.folder, why(error))
 
 
-def header_of(step: int, left: Mapping[str, str], also: Mapping[str, Any]) -> dict[str, Any]:
+def header_of(step: int, left: Mapping[str, tuple[str, int | None]], also: Mapping[str, Any]) -> dict[str, Any]:
     """Return the header of a checkpoint, without the names of its variants' checkpoints.
 
     **Arguments**
 
     - `step`: the step of the sweep.
-    - `left`: the reason of each variant that left.
+    - `left`: why each variant left, and at which step.
     - `also`: facts to keep in the header.
     """
     return {
@@ -123,7 +122,8 @@ def header_of(step: int, left: Mapping[str, str], also: Mapping[str, Any]) -> di
         "format_version": _VERSION,
         "skirl": skirl_version(),
         "step": step,
-        "left": dict(left),
+        "left": {name: why for name, (why, _) in left.items()},
+        "left_at": {name: at for name, (_, at) in left.items()},
         "generator": base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode(),
         "also": dict(also),
     }
@@ -175,7 +175,7 @@ def save_all(
     """
     savings: dict[str, Saving] = {}
     step = 0 if data is None else data.step
-    left = {contender.name: contender.left for contender in variants if contender.left is not None}
+    left = {one.name: (one.left, one.left_at) for one in variants if one.left is not None}
     body = None if also is None else header_of(step, left, also)
     for contender in variants:
         if contender.left is None:
@@ -184,7 +184,7 @@ def save_all(
 
 
 def save_one(path: Path, contender: Contender, data: Lookahead | None, parts: Parts, *, wait: bool) -> Saving:
-    """Save one variant. That the header names it comes later, and may not come at all.
+    """Save one variant. The header names it later, if at all: until then, the checkpoint that it names stays.
 
     **Arguments**
 
@@ -195,9 +195,7 @@ def save_one(path: Path, contender: Contender, data: Lookahead | None, parts: Pa
     - `wait`: whether to return only when it is on disk.
     """
     with contender.drawing():
-        return save(
-            path / contender.name, model=contender.model, optimizers=parts(contender), data=data, keep=_ALL, wait=wait
-        )
+        return save(path / contender.name, model=contender.model, optimizers=parts(contender), data=data, wait=wait)
 
 
 def read_header(path: Path, names: Sequence[str]) -> dict[str, Any]:
@@ -216,7 +214,21 @@ def read_header(path: Path, names: Sequence[str]) -> dict[str, Any]:
             f"{path / HEADER} is of another sweep: it {has} variant {strange[0]!r}. Make the sweep of the variants "
             f"{', '.join(sorted(there))}"
         )
+    for name, own in header["variants"].items():
+        _refuse_gone_on(path / name, folder.number_of(Path(own)), header["step"])
     return header
+
+
+def _refuse_gone_on(path: Path, number: int, step: int) -> None:
+    """Raise if a variant has gone on alone. Newer checkpoints of the sweep itself are of a kill, and do not count."""
+    newer = [(at, of) for at, of in headers_with_steps(path) if folder.number_of(of) > number]
+    alone = [(at, of.name) for at, of in newer if not folder.read(path / of.name).get("of_sweep")]
+    if alone:
+        raise CheckpointError(
+            f"variant {path.name} has gone on alone to step {alone[0][0]:,}, and the sweep would go on from step {step:,} "
+            f"and remove that: go on alone, or keep a copy of {path} elsewhere and remove "
+            f"{' and '.join(name for _, name in alone)} from it"
+        )
 
 
 def header_at(path: Path, versions: tuple[int, ...] = _READ) -> dict[str, Any]:
@@ -256,7 +268,8 @@ def of_one(path: Path, name: str) -> Path:
     **Arguments**
 
     - `path`: the folder of the sweep, or of its checkpoints.
-    - `name`: the variant. If it left before the sweep was last saved, its own last checkpoint is taken.
+    - `name`: the variant. If it left before the sweep was last saved, its own last checkpoint is taken, if it is of the
+      step at which it left.
     """
     saves = _saves_of(path)
     header = header_at(saves)
@@ -269,11 +282,15 @@ def of_one(path: Path, name: str) -> Path:
             f"{saves / HEADER} has no variant {name!r}: "
             + (f"did you mean {near[0]}?" if near else f"name one of {', '.join(names)}")
         )
-    if not (numbers := folder.numbers(saves / name)):
+    why, step, saved = header["left"][name], header.get("left_at", {}).get(name), headers_with_steps(saves / name)
+    if not saved:
+        raise CheckpointError(f"variant {name} has left ({why}) before it was saved: set --save-every lower")
+    if step is not None and saved[0][0] < step:
         raise CheckpointError(
-            f"variant {name} has left ({header['left'][name]}) before it was saved: set --save-every lower"
+            f"variant {name} left at step {step:,} ({why}), and its last checkpoint is of step {saved[0][0]:,}: name "
+            f"{saves / name} if you want that one, or set --save-every lower"
         )
-    return folder.header(saves / name, numbers[-1])
+    return saved[0][1]
 
 
 def refuse_whole(path: Path) -> None:

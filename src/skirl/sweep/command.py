@@ -170,7 +170,7 @@ class SweepCommand(Composed):
             return as_lines(result)
         from skirl.sweep.race import VariantPlace
         from skirl.sweep.report import SAME
-        from skirl.sweep.table import as_text, best_line
+        from skirl.sweep.table import MEANS, as_text, best_line
         from skirl.train.kept import origin_line
 
         count = result["processes_used"]
@@ -181,13 +181,13 @@ class SweepCommand(Composed):
             "time": f"{clock(result['seconds'])} for {result['steps']:,} steps of {self.recipe.data.batch:,} samples",
             "speed": f"{result['samples_per_second']:,.0f} samples/s of the stream, each used by every variant in the race",
             "read": f"{result['read_batches']:,} batches, {shared}{self._not_planned(result)}",
-            "trained": f"{result['variant_steps']:,} steps of variants, {result['cost']:.0%} of training all to the end",
-            "race": as_text(places, aucs),
+            "trained": f"{result['variant_steps']:,} steps of variants"
+            + ("" if result["cost"] is None else f", {result['cost']:.0%} of training all to the end"),
+            "race": as_text(places, aucs) + (f"\n{MEANS}" if result["seed_noise"] is not None else ""),
         }
         if result["winner"]:
             lines["winner"] = best_line(places[0], result["best"])
-        ended = result["stopped_early"]
-        stopped = [of for of in result["by_variant"].values() if of.get("stopped_early") and (ended or of["left"])]
+        stopped = [of for of in result["by_variant"].values() if of.get("stopped_early") and of["left"]]
         if stopped:
             lines["stopped"] = (
                 f"{len(stopped):,} of {len(result['by_variant']):,} variants, whose own test log loss no longer got better"

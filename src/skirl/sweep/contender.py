@@ -22,6 +22,8 @@ from skirl.sweep.variants import Variant
 class OfVariant(Collection):
     """The embeddings of one variant: its own rows, which move by the plan of the sweep."""
 
+    of_sweep = True
+
     def __init__(self, variant: str, banks: Sequence[tuple[int, ...]], **options: Any) -> None:
         self._variant, self._banks = variant, banks
         self.in_turn = False
@@ -83,6 +85,8 @@ class Contender:
         """What the sweep's `loss` function returned besides the loss."""
         self.left: str | None = None
         """Why it left the race; None if it is still in it."""
+        self.left_at: int | None = None
+        """The step at which it left."""
         self.stepped = False
         """True once it has been trained on the batch in the loop."""
         self.ends_step = True
@@ -103,14 +107,15 @@ class Contender:
     def model(self, model: Any) -> None:
         self._model = model
 
-    def leave(self, why: str) -> None:
+    def leave(self, why: str, step: int) -> None:
         """Remove it from the race and free its weights and moments.
 
         **Arguments**
 
         - `why`: the reason.
+        - `step`: the step of the sweep.
         """
-        self.left = why
+        self.left, self.left_at = why, step
         self._model = self.dense = self.kept = None
         self.embeddings.current.dense = DenseGradients()  # the old one holds the weights
 

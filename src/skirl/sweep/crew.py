@@ -238,7 +238,7 @@ class Crew:
             self.sweep.saving = None  # a failed write is reported when somebody waits for it
         self._open.close()
         for contender in self.sweep.racing:
-            contender.leave("no variant is left")
+            contender.leave("no variant is left", self.batches.step)
             contender.embeddings.engine.release()
 
     def evaluate(self, *, last: bool) -> dict[str, Judged | None]:

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from skirl.sweep.names import RACE, RESULT, SWEEP
-from skirl.sweep.race import Left, Race
+from skirl.sweep.race import Left, Race, VariantPlace
 from skirl.sweep.variants import Varied
 from skirl.tools.machine import machine
 from skirl.tools.sealed_json import put_whole
@@ -75,7 +75,8 @@ class SweepFolder:
         return "none" if self.path is None else str(self.path / variant)
 
     def begin(self, flags: Mapping[str, Any], variants: Sequence[Varied], race: Race, step: int) -> None:
-        """Write sweep.json and begin race.jsonl. A sweep that resumes drops the lines after the step that it resumes from.
+        """Write sweep.json and begin race.jsonl. A sweep that resumes drops the lines after the step that it resumes from,
+        and those of variants that had ended it and race again.
 
         **Arguments**
 
@@ -103,7 +104,8 @@ class SweepFolder:
             put_json(self.path / SWEEP, facts)
         with self._missing.tried(RACE, self.path, of=OSError):
             lines = (self.path / RACE).read_bytes().splitlines() if step and (self.path / RACE).is_file() else []
-            kept = [line for line in lines if line.endswith(b"}") and json.loads(line)["step"] <= step]
+            read = {line: json.loads(line) for line in lines if line.endswith(b"}")}
+            kept = [line for line, of in read.items() if of["step"] <= step and of.get("variant") not in race.racing]
             put_whole(self.path / RACE, b"".join(line + b"\n" for line in kept), "new")
             self._race = Lines(self.path / RACE)
 
@@ -111,7 +113,14 @@ class SweepFolder:
         """Record that a variant has left."""
         self._write({"event": "left", **asdict(left)})
 
-    def standing(self, step: int, seconds: float, race: Race, aucs: Callable[[], Mapping[str, float | None]]) -> None:
+    def standing(
+        self,
+        step: int,
+        seconds: float,
+        race: Race,
+        places: Callable[[], Sequence[VariantPlace]],
+        aucs: Callable[[], Mapping[str, float | None]],
+    ) -> None:
         """Record where all stand after a step.
 
         **Arguments**
@@ -119,15 +128,16 @@ class SweepFolder:
         - `step`: the step.
         - `seconds`: since the sweep began, or resumed.
         - `race`: the race of all variants.
+        - `places`: called for their places.
         - `aucs`: called only if needed: it takes milliseconds per variant.
         """
         if self._race is None:
             return
         of = aucs()
-        places = [asdict(place) | {"auc": of.get(place.variant)} for place in race.standing()]
+        at = [asdict(place) | {"auc": of.get(place.variant)} for place in places()]
         when = {"step": step, "seconds": seconds, "begun_at": self._begun_at}
         by = {"measure": race.measure, "unseen": race.unseen}
-        self._write({"event": "standing", **when, **by, "places": places})
+        self._write({"event": "standing", **when, **by, "places": at})
 
     @property
     def missing(self) -> list[str]:

@@ -41,6 +41,7 @@ class Info(InfoOfOthers):
 
 def _of_checkpoint(folder: Path, *, check: bool) -> dict[str, Any]:
     """Describe a sweep's checkpoint, and look whether that of each variant is whole."""
+    from skirl.checkpoint.best import headers_with_steps
     from skirl.measure.info.checkpoint import describe
     from skirl.sweep.checkpoint import header_at
 
@@ -52,11 +53,14 @@ def _of_checkpoint(folder: Path, *, check: bool) -> dict[str, Any]:
         except CheckpointError as error:
             failed = str(error)
         found[name], wrong = "damaged" if failed else "in the race", wrong or failed
+    for name, why in header["left"].items():
+        saved = headers_with_steps(folder / name)
+        found[name] = f"{why}, " + (f"saved at step {saved[0][0]:,}" if saved else "not saved")
     return {
         "kind": "checkpoint of a sweep",
         "step": header["step"],
         "skirl": header["skirl"],
-        "variants": found | header["left"],
+        "variants": found,
         "whole": wrong is None,
         "checked": "checksums" if check else "sizes",
         "failed": wrong,

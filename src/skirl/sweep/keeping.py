@@ -27,7 +27,7 @@ class KeepFlags:
 
     save: Path | None = None
     """A folder for checkpoints, with a subfolder for each variant. The sweep is saved at its end, and when SIGTERM or
-    Ctrl-C ends it."""
+    Ctrl-C ends it; a variant that leaves is saved as it was then, unless it diverged."""
     save_every: int | None = None
     """Steps between two checkpoints."""
     save_minutes: float | None = None

@@ -118,7 +118,8 @@ def drawn(
     page = Page(f"Sweep {name}")
     if facts["winner"]:
         of = "log loss on the samples held out" if facts["measure"] == "held out" else "loss on unseen samples"
-        page.lead(f"{facts['winner']} is the best of {len(facts['variants'])} variants: the lowest {of}.")
+        mean = ", as a mean over the seeds of a configuration" if facts["seed_noise"] is not None else ""
+        page.lead(f"{facts['winner']} is the best of {len(facts['variants'])} variants: the lowest {of}{mean}.")
     page.facts(as_text(facts))
     if not standings:
         page.note("Nothing to draw yet: a line comes every --log-every steps.")
@@ -137,7 +138,7 @@ def drawn(
         + "Those that others beat come last, the last to leave first. Losses are means over the recent batches, the last "
         "half or more, each before anybody trained on its samples; of one that left, as they were then. A difference is to "
         "rank 1, on the recent batches of both, with its standard error: all variants saw the same batches, so it is that "
-        "of the paired difference. Seeds of one configuration have one difference."
+        "of the paired difference. Seeds of one configuration have one difference, and are ranked by their mean first."
     )
     gone = {left["variant"]: left["step"] for left in facts["left"]}
     order = [at["variant"] for at in facts["standing"]]

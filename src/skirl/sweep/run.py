@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import isfinite, nan
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +22,7 @@ from skirl.sweep.folder import SweepFolder
 from skirl.sweep.judged import BROKEN, Judged, best_of, why_stopped
 from skirl.sweep.keeping import KeepFlags, Told, plain
 from skirl.sweep.planned import most_steps
-from skirl.sweep.race import Left, Race
+from skirl.sweep.race import Left, Race, VariantPlace
 from skirl.sweep.report import report
 from skirl.sweep.resumed import begun, check_variants
 from skirl.sweep.shown import Shown
@@ -153,7 +153,7 @@ class _Going:
         average = None if steps is None else self._average(seeds_of_one(variants), steps)
         self.processes = how_many(processes, recipe, len(racing), trace=logged.trace is not None, racing=average)
         self.crew = Crew(duty) if self.processes == 1 else Crews(duties(duty, self.race, self.processes))
-        self.shown = Shown(self.race, self._aucs)
+        self.shown = Shown(self.standing, self._aucs)
         self.steps = self.race.step
         self._came = self._still_saving = self._last = False
         """Whether there was a batch; whether a checkpoint was still being written after the last step; whether the stream
@@ -233,7 +233,17 @@ class _Going:
 
     def _stand(self, step: int) -> None:
         seconds = time.monotonic() - self._began
-        self.folder.standing(step, seconds, self.race, lambda: self.shown.aucs(now=True))
+        self.folder.standing(step, seconds, self.race, self.standing, lambda: self.shown.aucs(now=True))
+
+    def standing(self) -> list[VariantPlace]:
+        """Return the places of all. Who ends the sweep for want of patience has stopped as others did before."""
+        places, why = self.race.standing(), self._why_over
+        return [replace(one, state=why) if why and one.variant in self.race.racing else one for one in places]
+
+    @property
+    def _why_over(self) -> str | None:
+        """Why those that still race have ended the sweep; None if they have not."""
+        return why_stopped(self.evaluation.patience, self.race.step) if self.over else None
 
     def _fell(self, step: int) -> bool:
         """Write down that no variant is left."""
@@ -270,12 +280,19 @@ class _Going:
         self.over = bool(stopped) and len(stopped) == len(race.racing)
         if self.over:
             self._rank(last=True)
+            for name in stopped:
+                self.folder.left(Left(race.step, name, why_stopped(patience, race.step), "patience"))
         elif stopped:
-            self._let_leave(race.retire(stopped, why_stopped(patience, race.step), "patience"), save=self.keeping.save)
+            self._let_leave(race.retire(stopped, why_stopped(patience, race.step), "patience"))
 
-    def _let_leave(self, left: Sequence[Left], save: Path | None = None) -> None:
-        if left:
-            self._leave({one.variant: one.why for one in left}, save)
+    def _let_leave(self, left: Sequence[Left]) -> None:
+        """Let variants leave, and save the last state of each that has not diverged."""
+        diverged = {one.variant: one.why for one in left if one.kind == "diverged"}
+        others = {one.variant: one.why for one in left if one.kind != "diverged"}
+        if diverged:
+            self._leave(diverged, None)
+        if others:
+            self._leave(others, self.keeping.save)
         for one in left:
             self.folder.left(one)
 
@@ -303,13 +320,15 @@ class _Going:
             self.shown.aucs(now=True)
             self.crew.settle()
             self._settle()
-            results |= self.crew.finish(self._more(race.racing))
+            more, why = self._more(race.racing), self._why_over
+            results |= self.crew.finish({name: of | ({"left": why} if why else {}) for name, of in more.items()})
         self._settle()
         if self.drawn is not None and told.by is None:
             self.drawn.tell(race, failed=self.failed is not None)
         aucs, seconds = self._aucs(), time.monotonic() - self._began
         winner = None if self.failed else race.winner()
         of_variants = [f"{name}: {text}" for name in race.names for text in results[name]["missing"]]
+        whole = self.stream.steps or (None if self.over else self.steps)  # of the run that was asked for
         result = {
             "command": "sweep",
             **self.flags,
@@ -318,11 +337,11 @@ class _Going:
             "steps": self.steps,
             "saved_step": self._saved_step,
             "variant_steps": self.spent,
-            "cost": self.spent / max(1, self.steps * len(self.variants)),
+            "cost": None if whole is None else self.spent / max(1, whole * len(self.variants)),
             "seed_noise": race.seed_noise(),
             "seconds": seconds,
             "samples_per_second": self.shown.rate(),
-            "standing": [asdict(place) | {"auc": aucs.get(place.variant)} for place in race.standing()],
+            "standing": [asdict(place) | {"auc": aucs.get(place.variant)} for place in self.standing()],
             "by_variant": {name: facts(results[name]) for name in race.names},
             "rows": {} if self.failed else {name: results[name]["rows"] for name in race.racing},
             "best": best_of(winner, self.judged, {name: results[name].get("best") for name in race.names}),
@@ -339,7 +358,7 @@ class _Going:
         page = self.folder.finish(result, lambda folder: report(folder, None)["page"])
         return result | {"page": page, "missing": self.folder.missing + of_variants}
 
-    def _leave(self, why: dict[str, str], save: Path | None = None) -> None:
+    def _leave(self, why: dict[str, str], save: Path | None) -> None:
         if (
             self.bests.on or save is not None
         ):  # results name the best one, and what counts later would remove the last one
@@ -377,7 +396,7 @@ class _Going:
             "judged": {name: asdict(one) for name, one in self.judged.items()},
             "overrides": {variant.name: dict(variant.overrides) for variant in self.variants}, "ended": self._last,
         }  # fmt: skip
-        left = {name: result["left"] for name, result in self.results.items()}
+        left = {one.variant: (one.why, one.step) for one in self.race.left}
         body = header_of(self.race.step, left, plain(also))
         try:
             self._saving = body, self.crew.save(self.keeping.save), self._best

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from skirl.sweep.race import Race
+from skirl.sweep.race import VariantPlace
 from skirl.sweep.table import Standing, as_facts
 from skirl.tools.speed import Speed
 
@@ -17,12 +17,12 @@ class Shown:
 
     **Arguments**
 
-    - `race`: the race of the variants.
+    - `standing`: returns the places of the variants.
     - `aucs`: returns the AUC of each variant over all its predictions so far.
     """
 
-    def __init__(self, race: Race, aucs: Callable[[], dict[str, float | None]]) -> None:
-        self._race, self._compute = race, aucs
+    def __init__(self, standing: Callable[[], list[VariantPlace]], aucs: Callable[[], dict[str, float | None]]) -> None:
+        self._standing, self._compute = standing, aucs
         self._aucs: dict[str, float | None] = {}
         self._due = 0.0
         self.speed = Speed()
@@ -57,8 +57,8 @@ class Shown:
 
     def table(self) -> Any:
         """Return the table for a terminal."""
-        return Standing(self._race.standing(), self.aucs(), self.rate())
+        return Standing(self._standing(), self.aucs(), self.rate())
 
     def facts(self) -> Any:
         """Return the facts for one line, shown where there is no terminal."""
-        return as_facts(self._race.standing(), self.aucs(), self.rate())
+        return as_facts(self._standing(), self.aucs(), self.rate())

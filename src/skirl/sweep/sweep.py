@@ -271,8 +271,8 @@ class Sweep:
             raise ValueError(f"variant {name!r} is the last of the sweep: leave the loop to end it")
         self._leave(contender, why)
 
-    def _leave(self, contender: Contender, why: str) -> None:
-        embeddings = contender.embeddings
+    def _leave(self, contender: Contender, why: str, step: int | None = None) -> None:
+        embeddings, now = contender.embeddings, 0 if self.lookahead is None else self.lookahead.step
         if self.saving is not None:
             self.saving.ended()
         with uninterrupted():
@@ -280,7 +280,7 @@ class Sweep:
                 self.lookahead.drain()
             embeddings.current.finish()
             self.fleet.leave(contender.name)
-            contender.leave(why)
+            contender.leave(why, now if step is None else step)
             self.choice.anew()
             embeddings.opened_by_sweep(None)
             embeddings.close()
@@ -342,7 +342,7 @@ class Sweep:
         header = read_header(Path(path), [contender.name for contender in self.variants])
         for name, why in header["left"].items():
             if self[name].left is None:
-                self._leave(self[name], why)
+                self._leave(self[name], why, header.get("left_at", {}).get(name))
         load_all(Path(path), header, self.racing, self.lookahead, parts)
         self.fleet.know_rows()
         return header["also"]

@@ -14,6 +14,8 @@ HEAD = ("rank", "variant", "held out", "loss", "to rank 1", "AUC", "state")
 """The columns; held out only while ranks are by that."""
 LEFT = ("state", "variant")
 """Columns of words, in the order in which they are cut; all others are numbers."""
+MEANS = "ranks are by the mean over the seeds of each configuration, then by each seed"
+"""The note under a table in which seeds are pooled: a rank may have a higher loss than the next one."""
 LEAST_WIDTH = 8
 """Fewest characters that a name or a state is cut to."""
 MOST_ROWS = 24
