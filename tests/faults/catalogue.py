@@ -150,7 +150,9 @@ MOVES = [
     Fault("new rows start with a state of zero", "core.initial:fill",
           "number(state_value)", "number(0)"),
     Fault("no final flush", "engine.engine:flush",
-          "np.flatnonzero(cache.key_of >= 0)", "np.flatnonzero(cache.key_of >= 0)[:0]"),
+          "cache.unwritten", "cache.unwritten[:0]"),
+    Fault("a changed row counts as written", "engine.cache:changing",
+          "not stored", "False"),
     Fault("rows that leave alone are not written back", "engine.engine:write",
           "if len(keys):\n"
           "    ...",
@@ -463,7 +465,7 @@ CHECKPOINTS = [
     Fault("a row that leaves is not set aside", "engine.engine:_load_bank",
           "cache.changing(step.evict_slots)", ""),
     Fault("a row that comes back counts as unchanged", "engine.cache:record",
-          "self.changing(slots)", "pass"),
+          "self.changing(slots, stored)", "_set(self._unwritten, slots, not stored)"),
     Fault("a row written to memory does not count as changed", "store.memory.store:_write_pieces",
           "held.changing(positions)", ""),
     Fault("rows of the last cache do not count as changed after a resume", "store.memory.store:thaw_parts",
@@ -995,7 +997,7 @@ SWEEP = [
     Fault("a loser is trained again by a sweep that goes on", "sweep.run:_Going.__init__",
           "variant.name in self.race.racing", "True", by="processes"),
     Fault("a header does not say who has left", "sweep.run:_Going._save",
-          "{name: result['left'] for name, result in self.results.items()}", "{}", by="processes"),
+          "{one.variant: (one.why, one.step) for one in self.race.left}", "{}", by="processes"),
     Fault("a loser goes on in its process", "sweep.crew:Crew.leave",
           "self.sweep.drop(name, reason)", "pass", by="processes"),
 ]  # fmt: skip
