@@ -434,6 +434,9 @@ def test_a_wrong_flag_is_exit_code_2_and_says_what_to_set(capsys, name, flags, s
     ("args", "said"),
     [
         ("train --bogus", "there is no flag --bogus: skirl train --help lists them"),
+        ("train --resume none", "--resume takes no value: write --no-resume to unset it"),
+        ("train --no-save", "there is no flag --no-save: write --save none"),
+        ("train --no-dim", "there is no flag --no-dim: did you mean --dim?"),
         ("train --sead 3", "there is no flag --sead: did you mean --seed?"),
         ("evaluate --wrong", "there is no flag --wrong: skirl evaluate --help lists them"),
         (
@@ -484,6 +487,7 @@ def test_a_run_in_a_pipe_prints_plain_lines_and_a_summary(warm_python: Python):
     assert done.returncode == 0 and not done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith("count rows 1/40 · touched ")
+    assert "dlrm-tiny of dim 4 on synthetic:tiny: 40 batches of 64, --cache touched:20%" in lines
     last = next(line for line in lines if line.startswith("train 40/40 · "))
     for fact in ("samples/s ", "loss ", "AUC ", "NE ", "fetched ", "new ", "written ", "cache 100% full", "hidden "):
         assert fact in last
@@ -670,7 +674,7 @@ def test_resuming_a_run_that_is_done_does_nothing_more(capsys, tmp_path):
     assert exit_code("train", *flags) == 0
     capsys.readouterr()
     assert exit_code("train", *flags, "--resume") == 0
-    assert "for 0 steps" in capsys.readouterr().out
+    assert "the run had ended at step 40: nothing was left to train" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

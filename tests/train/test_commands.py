@@ -1,6 +1,7 @@
 """`--config`: repeat a run from the files it left, with some flags changed."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -80,3 +81,25 @@ def test_a_wrong_file_is_one_sentence_and_exit_code_2(tmp_path, capsys):
         file.write_text(text)
         assert main(["train", "--config", str(file)]) == 2
         assert capsys.readouterr().err == f"{said}\n"
+
+
+def test_a_run_says_what_it_trains_and_a_resumed_one_that_nothing_was_left(tmp_path, capsys):
+    flags = ["--data", "synthetic:tiny", "--model", "dlrm-tiny", "--dim", "4", "--batch", "64", "--cache", "60000"]
+    flags += ["--save", str(tmp_path / "saved"), "--run", str(tmp_path / "run"), "--log-every", "3", "--valid", "20%"]
+    said = []
+    for more in (["--steps", "4"], ["--steps", "4", "--resume"], ["--steps", "2", "--resume"]):
+        assert main(["train", *flags, *more]) == 0
+        said.append(capsys.readouterr().out)
+    begun, *_ = said[0].splitlines()
+    assert begun == "dlrm-tiny of dim 4 on synthetic:tiny: 4 batches of 64, --cache 60000"
+    assert re.search(r"touched +[\d,]+ rows, 0\.0[1-9]\d? times the cache\n", said[0])
+    for text, ended in zip(said[1:], ("had ended at step 4", "is past --steps 2, at step 4"), strict=True):
+        assert f"ended    the run {ended}: nothing was left to train\n" in text
+        names = [line.split()[0] for line in text.splitlines()]
+        assert names == ["ended", "loss", "metrics", "test", "run"]
+    assert main(["report", str(tmp_path / "run")]) == 0
+    told = capsys.readouterr().out.splitlines()
+    trained, reported = (
+        [line.split() for line in of if line.startswith("  loss")] for of in (said[0].splitlines(), told)
+    )
+    assert trained == reported and len(trained) == 1

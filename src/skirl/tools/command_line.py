@@ -105,11 +105,16 @@ def without_unset(prog: str, flags: Mapping[str, Flag], args: Sequence[str]) -> 
     ['--lr', '3']
     """
     off = {_off(name): name for name, flag in flags.items() if flag.type is bool}
+    optional = {_off(name): f"{option(name)} none" for name, flag in flags.items() if flag.optional}
     rest, unset, words = list[str](), dict[str, str](), iter(zip(args, [*args[1:], ""]))
     for arg, after in words:
         name, (_, equals, value) = _named(flags, arg), arg.partition("=")
         if arg in off:
             unset[off[arg]] = arg
+        elif name in flags and flags[name].type is bool and (value if equals else after) == "none":
+            _refuse(prog, f"{option(name)} takes no value: write {_off(name)} to unset it")
+        elif arg in optional:
+            _refuse(prog, f"there is no flag {arg}: write {optional[arg]}")
         elif arg.startswith("--") and name in flags and flags[name].optional and (value if equals else after) == "none":
             unset[name] = f"{option(name)} none"
             if not equals:

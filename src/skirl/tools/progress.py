@@ -28,7 +28,7 @@ class Progress:
     """Shows the progress of a loop: use it in a with-block, and call it once per step.
 
     `steps` is how many there are, None if not known. `below` returns what a terminal shows in place of the facts.
-    `written` formats a number of steps, such as `size` if they are bytes.
+    `written` formats a number of steps, such as `size` if they are bytes. `begun` is a line to show first.
 
     >>> with Progress("train", steps=2, to=sys.stdout) as progress:
     ...     for done in (1, 2):
@@ -46,7 +46,9 @@ class Progress:
         quiet: bool = False,
         below: Callable[[], RenderableType] | None = None,
         written: Callable[[float], str] | None = None,
+        begun: str = "",
     ) -> None:
+        self._begun = begun
         self._quiet, self._below, self._written = quiet, below, written
         self._title = title
         self._steps = steps
@@ -65,6 +67,8 @@ class Progress:
             return
         now = time.monotonic()
         if self._first is None:
+            if self._begun:
+                self._print(self._begun)
             self._first = (now, done)  # the first step compiles: it says nothing about the later ones
         self._last = (done, facts)
         if now >= self._due:
@@ -98,8 +102,14 @@ class Progress:
         written = self._written or str
         of = "" if self._steps is None else f"/{written(self._steps)}"
         self._due = now + ELSEWHERE
+        self._print(f"{self._title} {written(done)}{of} · {text}")
+
+    def _print(self, line: str) -> None:
+        if self._live is not None:
+            self._live.console.print(Text(line))
+            return
         try:
-            print(f"{self._title} {written(done)}{of} · {text}", file=self._to, flush=True)
+            print(line, file=self._to, flush=True)
         except BrokenPipeError:
             raise
         except OSError as error:  # a log on a full disk: what is done goes on without it
@@ -149,6 +159,25 @@ def figure(value: float, digits: int = 4) -> str:
     ('0.6932', '12345.6789', '1e+30', 'nan')
     """
     return f"{value:.{digits}f}" if abs(value) < 1e5 else f"{value:.{digits}g}"
+
+
+def course(loss: Mapping[str, float]) -> str:
+    """Return the losses of a run as text, from those of its first and last batch and their mean.
+
+    >>> course({"first": 0.7, "last": 0.5, "mean": 0.6})
+    '0.7000 for the first batch, 0.5000 for the last, 0.6000 on average'
+    """
+    first, last, mean = (figure(loss[name]) for name in ("first", "last", "mean"))
+    return f"{first} for the first batch, {last} for the last, {mean} on average"
+
+
+def multiple(times: float) -> str:
+    """Return a multiple with one digit after the point, or two significant ones if it is below 1.
+
+    >>> multiple(12.34), multiple(0.0459)
+    ('12.3', '0.046')
+    """
+    return f"{times:.1f}" if times >= 1 else f"{times:.2g}"
 
 
 def size(count: float) -> str:

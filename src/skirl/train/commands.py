@@ -10,7 +10,7 @@ from tyro.conf import Positional
 
 from skirl.core.optimizer_names import OptimizerName
 from skirl.tools.flags import Composed, flags_of
-from skirl.tools.progress import clock, figure, hidden, malformed, size
+from skirl.tools.progress import clock, course, figure, hidden, malformed, multiple, size
 from skirl.train.flags import (
     EvaluationFlags,
     LogFlags,
@@ -70,19 +70,19 @@ class Train(Composed):
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """Return the result as text for a reader, by label."""
-        from skirl.train.kept import outcome, saved_line
+        from skirl.train.kept import nothing_left, outcome, saved_line
         from skirl.train.report.lanes import as_lines
 
-        rows, loss, moved = result["rows"], result["loss"], result["counters"]
+        rows, moved = result["rows"], result["counters"]
         done = result["steps"] - result["begun_at"]
-        share = f", {rows['touched'] / rows['cache']:.1f} times the cache" if rows["cache"] else ""
+        share = f", {multiple(rows['touched'] / rows['cache'])} times the cache" if rows["cache"] else ""
         data, dim = self.recipe.data, self.recipe.model.dim
         wide = self.recipe.model.row_dim
         numbers = f"{wide}" if wide == dim else f"{wide} ({dim} and a first-order weight)"
         lines = {
             "time": f"{clock(result['seconds'])} for {done:,} steps of {data.batch:,} samples",
             "speed": f"{result['samples_per_second']:,.0f} samples/s after the first step",
-            "loss": f"{figure(loss['first'])} at first, {figure(loss['last'])} at last, {figure(loss['mean'])} on average",
+            "loss": course(result["loss"]),
             "metrics": f"{described(result)} of all predictions, each made before its batch was trained on",
             "tables": f"{rows['tables']:,} rows of {numbers}, {size(rows['bytes_of_all'])} with their state",
             "touched": f"{rows['touched']:,} rows{share}",
@@ -128,6 +128,9 @@ class Train(Composed):
                 f"{rows['touched']:,} touched rows are at least {self.assert_ratio:g} x {rows['cache']:,} rows of cache,\n"
                 f"and {moved['fetched']:,} rows were fetched again"
             )
+        if (ended := nothing_left(result, data.steps)) is not None:
+            kept = ("loss", "metrics", "test", "run", "best", "missing")
+            return {"ended": ended} | {name: lines[name] for name in kept if name in lines}
         return lines
 
 

@@ -92,6 +92,22 @@ def saved_line(saving: SaveFlags, result: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def nothing_left(result: Mapping[str, Any], steps: int | None) -> str | None:
+    """Return what the summary says of a resumed run that had no step left to train; None if it trained.
+
+    **Arguments**
+
+    - `result`: the result of the run.
+    - `steps`: as many as the run was asked to train in all; None if not limited.
+    """
+    at = result["steps"]
+    if not at or result["begun_at"] < at:
+        return None
+    past = steps is not None and at > steps
+    how = f"is past --steps {steps}," if past else "had stopped early" if result["stopped_early"] else "had ended"
+    return f"the run {how} at step {at:,}: nothing was left to train"
+
+
 def origin_line(begun: Mapping[str, Any]) -> str:
     """Return what a summary says of the run that another began from.
 

@@ -200,7 +200,7 @@ def train(
     with (
         recipe.lookahead(run.model, run.stream, trace=log.trace) as batches,
         Keeper(saving.save, **run.saved(saving), data=batches) as keeper,
-        _progress("train", recipe, show) as progress,
+        _progress("train", recipe, show, begun=_begun(recipe)) as progress,
         folder.begin(batches, run.meter, keeper.check),
     ):
         for line in told([change for change in folder.changed if change["flag"] in LEARNING]):
@@ -243,8 +243,19 @@ def run_folder(
     )
 
 
-def _progress(title: str, recipe: Recipe, show: ShowFlags) -> Progress:
-    return Progress(title, steps=recipe.stream().steps, to=sys.stderr if show.json else sys.stdout, quiet=show.quiet)
+def _progress(title: str, recipe: Recipe, show: ShowFlags, begun: str = "") -> Progress:
+    to = sys.stderr if show.json else sys.stdout
+    return Progress(title, steps=recipe.stream().steps, to=to, quiet=show.quiet, begun=begun)
+
+
+def _begun(recipe: Recipe) -> str:
+    """Say what is trained, since most of it may be defaults."""
+    steps = recipe.stream().steps
+    many = "all" if steps is None else f"{steps:,}"
+    return (
+        f"{recipe.model.model} of dim {recipe.model.dim} on {recipe.data.data}: {many} batches of {recipe.data.batch:,}, "
+        f"--cache {recipe.cache.cache}"
+    )
 
 
 def _count(recipe: Recipe, show: ShowFlags) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 from skirl.tools.flags import option
 from skirl.tools.os_errors import writing
-from skirl.tools.progress import clock, figure, hidden
+from skirl.tools.progress import clock, course, figure, hidden
 from skirl.tools.shape_of import AMOUNT, ANY, COUNT, NUMBER, SCORE, TEXT, finite, misfit
 from skirl.train.report.lanes import FORM, as_lines, check, draw, of_all
 from skirl.train.report.page import Page
@@ -37,7 +37,9 @@ STAGES = {
     "move": "moving rows between trainers",
 }  # fmt: skip
 """Names of the stages on the page."""
-OF_RESULT: dict[str, Any] = {"checkpoints": {"stopped_by": ANY}}
+OF_RESULT: dict[str, Any] = {
+    "checkpoints": {"stopped_by": ANY}, "loss": dict.fromkeys(("first", "last", "mean"), NUMBER)
+}  # fmt: skip
 LATER: dict[str, Any] = {
     "by_trainer": FORM, "factor": NUMBER,
     "failed": TEXT, "trainers": COUNT, "best": {"folder": TEXT, "step": COUNT}, "missing": [TEXT],
@@ -120,6 +122,7 @@ def facts(left: RunContents) -> dict[str, Any]:
         "run_failed": (left.result or {}).get("failed"),
         "missing": (left.result or {}).get("missing"),
         "kept": (left.result or {}).get("best"),
+        "losses": (left.result or {}).get("loss"),
         "by_trainer": (left.result or {}).get("by_trainer"),
         "changes": left.config.get("changes") or [],
         "flags": left.config["flags"],
@@ -159,7 +162,7 @@ def as_text(run: Mapping[str, Any]) -> dict[str, str]:
     lines |= {"missing": "\n".join(run["missing"])} if run["missing"] else {}
     if not run["samples"]:
         return {**lines, "metrics": "none yet: a line comes every --log-every steps"}
-    lines["loss"] = f"{figure(run['loss'])} at last"
+    lines["loss"] = course(run["losses"]) if run["losses"] else f"{figure(run['loss'])} over the last interval"
     if run["auc"] is not None:
         lines["AUC"] = f"{run['auc']:.4f} of all predictions, each made before its batch was trained on"
     if run["best"] is not None:
