@@ -995,7 +995,7 @@ SWEEP = [
     Fault("a loser is trained again by a sweep that goes on", "sweep.run:_Going.__init__",
           "variant.name in self.race.racing", "True", by="processes"),
     Fault("a header does not say who has left", "sweep.run:_Going._save",
-          "{name: result['left'] for name, result in self.results.items()}", "{}", by="processes"),
+          "{one.variant: (one.why, one.step) for one in self.race.left}", "{}", by="processes"),
     Fault("a loser goes on in its process", "sweep.crew:Crew.leave",
           "self.sweep.drop(name, reason)", "pass", by="processes"),
 ]  # fmt: skip
