@@ -148,6 +148,7 @@ def test_who_stops_leaves_with_a_sentence_and_the_last_ends_the_sweep(whole: tup
     best = f"{result['winner']}, log loss {loss:.5f} on the samples held out, at step {step}, in {result['best']['folder']}"
     assert said["winner"] == best and "best" not in said
     assert "mean" not in said["race"]
+    assert said["saved"].endswith("; more --patience and --resume go on from there")
     assert said["stopped"] == "4 of 4 variants, whose own test log loss no longer got better"
     assert said["begun"].startswith("with ") and said["begun"].endswith(", with their optimizer's state")
     assert as_text(report(of / "run", tmp_path / "page.html"))["left"] == "4 no better in their evaluations"

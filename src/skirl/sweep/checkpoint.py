@@ -227,7 +227,7 @@ def _refuse_gone_on(path: Path, number: int, step: int) -> None:
         raise CheckpointError(
             f"variant {path.name} has gone on alone to step {alone[0][0]:,}, and the sweep would go on from step {step:,} "
             f"and remove that: go on alone, or keep a copy of {path} elsewhere and remove "
-            f"{' and '.join(name for _, name in alone)} from it"
+            f"{' and '.join(name for _, name in reversed(alone))} from it"
         )
 
 

@@ -215,8 +215,9 @@ class SweepCommand(Composed):
                 lines["page"] = result["page"]
         if result["saved_step"] is not None and not result["failed"]:
             why = f"told to stop by {result['stopped_by']}; " if result["stopped_by"] else ""
+            more = "--patience" if result["stopped_early"] else "--steps"
             lines["saved"] = (
-                f"{why}step {result['saved_step']:,} in {result['save']}; more --steps and --resume go on from there"
+                f"{why}step {result['saved_step']:,} in {result['save']}; more {more} and --resume go on from there"
             )
         if result["missing"]:
             lines["missing"] = "\n".join(result["missing"])
