@@ -134,7 +134,7 @@ def as_facts(places: Sequence[VariantPlace], aucs: Mapping[str, float | None], r
         "leader": first.variant,
         **({} if first.held_out is None else {"held out": figure(first.held_out, 5)}),
         "loss": "none yet" if first.loss is None else figure(first.loss, 5),
-        "AUC": "none yet" if auc is None else f"{auc:.4f}",
+        **({} if auc is None else {"AUC": f"{auc:.4f}"}),
         **({} if second is None else {"next": f"{second.variant} {difference(second)}"}),
         "racing": f"{len(racing)} of {len(places)}",
         "samples/s": f"{rate:,.0f}",
