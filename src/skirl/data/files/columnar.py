@@ -103,8 +103,8 @@ class ColumnFile:
         except _DAMAGED as error:
             self._file = None
             raise self._damaged(self._truncated() or f"is damaged ({_short(error)})") from None
+        check_runs(self.path, schema, self._schema)
         check_columns(self.path, schema, self._schema)
-        check_runs(self.path, (schema.metadata or {}).get(KEY), self._schema)
         self._slice = [self._rows_at_once(group, rows) for group, rows in enumerate(groups)]
         self._parts = [
             (group, first, min(self._slice[group], rows - first))
@@ -257,8 +257,9 @@ def check_columns(path: str, stored: pa.Schema, schema: FileSchema) -> None:
             )
 
 
-def check_runs(path: str, embedded: bytes | None, schema: FileSchema) -> None:
-    """Raise if a file leaves lists out and the schema does not say so: they would be read as empty."""
+def check_runs(path: str, stored: pa.Schema, schema: FileSchema) -> None:
+    """Raise if a file stores lists otherwise than the schema says: those that it leaves out would be read as empty."""
+    embedded = (stored.metadata or {}).get(KEY)
     if embedded is None:
         return
     try:
@@ -268,16 +269,24 @@ def check_runs(path: str, embedded: bytes | None, schema: FileSchema) -> None:
     for column in schema.ids:
         theirs = written.get(column.column or column.name, column)
         run, window = theirs.run, (theirs.start, theirs.length)
+        lacks = [name for name, of in ((column.run, run), (column.start, theirs.start)) if name and not of]
+        if any(name not in stored.names for name in lacks):
+            raise BadSchema(
+                f"{path}: lists of column {column.name!r} are stored otherwise than the schema or the first file says: "
+                "convert all files of the data with one command"
+            )
         if theirs.start and (run, *window) != (column.run, column.start, column.length):
             raise BadSchema(
                 f"{path}: lists of column {column.name!r} are windows, as {theirs.start!r} and {theirs.length!r} say, and "
                 f"the schema does not say so: write run = {run!r}, start = {theirs.start!r} and length = "
-                f"{theirs.length!r} under its [[id]], or leave schema out for the one in the file"
+                f"{theirs.length!r} under its [[id]], or leave schema out for the one in the file; if files were converted "
+                "apart, convert them with one command"
             )
         if run and run != column.run:
             raise BadSchema(
                 f"{path}: column {column.name!r} leaves lists out that equal the row above's, as {run!r} says, and the "
-                f"schema does not say so: write run = {run!r} under its [[id]], or leave schema out for the one in the file"
+                f"schema does not say so: write run = {run!r} under its [[id]], or leave schema out for the one in the file, "
+                "and if files were converted apart, convert them with one command"
             )
 
 
