@@ -285,8 +285,8 @@ def check_runs(path: str, stored: pa.Schema, schema: FileSchema) -> None:
         if run and run != column.run:
             raise BadSchema(
                 f"{path}: column {column.name!r} leaves lists out that equal the row above's, as {run!r} says, and the "
-                f"schema does not say so: write run = {run!r} under its [[id]], or leave schema out for the one in the file, "
-                "and if files were converted apart, convert them with one command"
+                f"schema does not say so: write run = {run!r} under its [[id]], or leave schema out for the one in the "
+                "file; if files were converted apart, convert them with one command"
             )
 
 
