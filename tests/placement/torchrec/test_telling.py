@@ -72,4 +72,4 @@ def test_all_ranks_have_the_plan_of_the_first_or_its_error(warm_python: Python, 
     pytest.importorskip("torchrec", reason="not installed: constraints/others.txt")
     first, second = both(warm_python, PLANNED, tmp_path)
     assert first[:2] == second[:2] and "busiest" in first[2] and "nothing was planned here" in second[2]
-    assert first[3] == second[3] and "bytes" in first[3]
+    assert first[3] == second[3] and "set --memory higher" in first[3]
