@@ -59,6 +59,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(autouse=True)
+def no_rows_of_other_tests() -> None:
+    """Forget rows that an earlier test trained without a GradScaler: another test's scaler would be refused for them."""
+    if optimizers := sys.modules.get("skirl.nn.optimizers"):
+        optimizers.unscaled.clear()
+
+
+@pytest.fixture(autouse=True)
 def ctrl_c_works() -> Iterator[None]:
     """Fail the test that leaves another SIGINT handler behind, rather than the tests after it."""
     yield
