@@ -78,10 +78,10 @@ def best_line(place: VariantPlace, best: Mapping[str, Any] | None = None) -> str
     'a, log loss 0.60000 on the samples held out, at step 40, in saves/a/best'
     """
     if place.held_out is None:
-        loss = "no loss yet" if place.loss is None else f"loss {place.loss:.5f}"
+        loss = "no loss yet" if place.loss is None else f"loss {figure(place.loss, 5)}"
         return f"{place.variant}, {loss} on samples that nobody had trained on"
     at = "" if best is None else f", at step {best['step']:,}" + (f", in {best['folder']}" if best["folder"] else "")
-    return f"{place.variant}, log loss {place.held_out:.5f} on the samples held out{at}"
+    return f"{place.variant}, log loss {figure(place.held_out, 5)} on the samples held out{at}"
 
 
 class Standing:

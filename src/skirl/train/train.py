@@ -200,7 +200,7 @@ def train(
     with (
         recipe.lookahead(run.model, run.stream, trace=log.trace) as batches,
         Keeper(saving.save, **run.saved(saving), data=batches) as keeper,
-        _progress("train", recipe, show, begun=_begun(recipe)) as progress,
+        _progress("train", recipe, show, said=True) as progress,
         folder.begin(batches, run.meter, keeper.check),
     ):
         for line in told([change for change in folder.changed if change["flag"] in LEARNING]):
@@ -243,14 +243,14 @@ def run_folder(
     )
 
 
-def _progress(title: str, recipe: Recipe, show: ShowFlags, begun: str = "") -> Progress:
-    to = sys.stderr if show.json else sys.stdout
-    return Progress(title, steps=recipe.stream().steps, to=to, quiet=show.quiet, begun=begun)
+def _progress(title: str, recipe: Recipe, show: ShowFlags, *, said: bool = False) -> Progress:
+    """Return the progress of a run. said: whether it begins with what is trained, since most of it may be defaults."""
+    steps, to = recipe.stream().steps, sys.stderr if show.json else sys.stdout
+    begun = _said(recipe, steps) if said else ""
+    return Progress(title, steps=steps, to=to, quiet=show.quiet, begun=begun)
 
 
-def _begun(recipe: Recipe) -> str:
-    """Say what is trained, since most of it may be defaults."""
-    steps = recipe.stream().steps
+def _said(recipe: Recipe, steps: int | None) -> str:
     many = "all" if steps is None else f"{steps:,}"
     return (
         f"{recipe.model.model} of dim {recipe.model.dim} on {recipe.data.data}: {many} batches of {recipe.data.batch:,}, "

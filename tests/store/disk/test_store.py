@@ -318,15 +318,18 @@ def test_rows_beyond_their_table_are_refused(tmp_path):
         DiskStore(tmp_path / "third", LAYOUT, rows={1: 7})
 
 
+HOLD = (
+    "import sys, time; from skirl.store import DiskStore\n"
+    "from tests.store.conformance import LAYOUT\n"
+    "s = DiskStore(sys.argv[1], LAYOUT); print('open', flush=True); time.sleep(600)"
+)
+"""A program that keeps a store open until it is killed."""
+
+
 def test_a_store_in_use_is_refused_once_and_free_after_a_kill(warm_python, tmp_path):
     with DiskStore(tmp_path, LAYOUT), pytest.raises(DiskError, match=f"in use by process {os.getpid()} on "):
         DiskStore(tmp_path, LAYOUT)
-    code = (
-        "import sys, time; from skirl.store import DiskStore, Record\n"
-        "from tests.store.conformance import LAYOUT\n"
-        "s = DiskStore(sys.argv[1], LAYOUT); print('open', flush=True); time.sleep(600)"
-    )
-    with warm_python.start(code, str(tmp_path), stdout=PIPE) as child:
+    with warm_python.start(HOLD, str(tmp_path), stdout=PIPE) as child:
         assert child.stdout.readline() == "open\n"
         with pytest.raises(DiskError, match=f"in use by process {child.pid} on .*: close it there first"):
             DiskStore(tmp_path, LAYOUT)
@@ -336,12 +339,7 @@ def test_a_store_in_use_is_refused_once_and_free_after_a_kill(warm_python, tmp_p
 
 def test_a_store_waits_for_a_process_that_is_about_to_end(warm_python, tmp_path):
     """As one that is killed with the process that started it, just before that one is started again."""
-    code = (
-        "import sys, time; from skirl.store import DiskStore\n"
-        "from tests.store.conformance import LAYOUT\n"
-        "s = DiskStore(sys.argv[1], LAYOUT); print('open', flush=True); time.sleep(600)"
-    )
-    with warm_python.start(code, str(tmp_path), stdout=PIPE) as child:
+    with warm_python.start(HOLD, str(tmp_path), stdout=PIPE) as child:
         assert child.stdout.readline() == "open\n"
         threading.Timer(0.3, child.kill).start()
         DiskStore(tmp_path, LAYOUT).close()

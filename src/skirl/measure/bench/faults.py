@@ -375,10 +375,9 @@ class Run:
 
     def _whole_at(self) -> int:
         """Return the step of the newest whole checkpoint; 0 if there is none."""
-        from skirl.checkpoint.folder import header, read
+        from skirl.checkpoint.best import headers_with_steps
 
-        newest = self._numbers()[-1:]
-        return max((int(read(header(self._folder / "saves", n))["run"]["data"]["step"]) for n in newest), default=0)
+        return next((step for step, _ in headers_with_steps(self._folder / "saves")), 0)
 
     @property
     def _over(self) -> bool:
