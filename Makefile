@@ -73,6 +73,7 @@ lint: style types
 style: $(DEV)
 	$(PY) -m ruff check
 	$(PY) -m ruff format --check
+	$(VENV)/bin/lint-imports --no-cache
 
 types: $(DEV)
 	$(PY) -m pyright
