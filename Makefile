@@ -3,13 +3,12 @@
 #   make train                       a DLRM on tables ten times the cache
 #   make test                        lint, types, tests
 #   make docs                        the documentation, into site/
-#   make campaign SEED=7             everything, slow tests too, many more random cases; writes campaign-report.json
-#   make slice                       at most 15 minutes of the campaign, chosen by the commit's hash; before a push
+#   make campaign SEED=7             everything, slow tests too, with many more random cases
 #   make test-gpu PY=python3         the tests that need a GPU, here with an interpreter that has torch for CUDA
 
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: train test tests seconds campaign slice test-gpu lint style types format docs golden clean
+.PHONY: train test tests campaign test-gpu lint style types format docs golden clean
 
 # Without compiled sources each process would compile them again, and pytest its rewritten asserts: 10 s of CPU a process.
 unexport PYTHONDONTWRITEBYTECODE
@@ -18,10 +17,9 @@ VENV := .venv
 PY := $(VENV)/bin/python
 DEV := $(VENV)/.dev
 OTHERS := $(VENV)/.others
-# Two test processes more than cores, for the waits of others, eight at most; `make test JOBS=0` runs in one process, to debug.
-JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 6 ? n + 2 : 8)))
+# One test process more than cores, for the waits of others, eight at most; `make test JOBS=0` runs in one process, to debug.
+JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 7 ? n + 1 : 8)))
 SEED ?= $(shell date +%s)
-SLICE ?= 600
 # Under a minute, also where cores are busy: a second thread would wait for the first more than it helps so small a model.
 # A share of the touched rows: in that time the run touches 3% of its 33.8 million.
 TRAIN ?= --data synthetic:criteo-kaggle --model dlrm-tiny --dim 16 --batch 1024 --steps 400 --threads 1 --cache touched:10% --assert-ratio 10
@@ -48,22 +46,10 @@ test: $(OTHERS)
 	$(MAKE) --jobs=2 types tests
 
 tests: $(OTHERS)
-	TMPDIR=$${TMPDIR:-$(or $(IN_MEMORY),/tmp)} $(PY) -m pytest --forks $(JOBS) --warm --durations 20
+	TMPDIR=$${TMPDIR:-$(or $(IN_MEMORY),/tmp)} $(PY) -m pytest -n $(JOBS) --dist worksteal --durations 20
 
-campaign: seed := $(SEED)
 campaign: $(OTHERS)
-	$(PY) -m pytest --forks $(JOBS) --warm -m "not gpu" --timeout 0 \
-	  --hypothesis-profile campaign --hypothesis-seed $(seed) --report campaign-report.json
-
-# How long tests take, for the order in which they begin: after tests have been added, on a machine with nothing else to do.
-seconds: $(OTHERS)
-	TMPDIR=$${TMPDIR:-$(or $(IN_MEMORY),/tmp)} $(PY) -m pytest --forks $(JOBS) --warm --record-seconds
-
-# Ten minutes in which tests begin; the rest is for collecting them and for the last ones to end.
-slice: hash := $(shell git rev-parse HEAD)
-slice: $(OTHERS)
-	$(PY) -m pytest --forks $(JOBS) --warm -m "not gpu" --timeout 900 --slice $(SLICE) --slice-seed $(hash) --fuzz-seconds 60 \
-	  --hypothesis-profile campaign --hypothesis-seed $$((16#$(shell git rev-parse --short=8 HEAD)))
+	$(PY) -m pytest -n $(JOBS) --dist worksteal -m "not gpu" --timeout 0 --hypothesis-profile campaign --hypothesis-seed $(SEED)
 
 test-gpu: $(if $(filter $(VENV)/%,$(PY)),$(DEV))
 	TRITON_INTERPRET=0 PYTHONPATH=src $(PY) -m pytest -m gpu --timeout 1800
@@ -90,5 +76,5 @@ golden: $(DEV)
 	$(PY) -m pytest -k golden --record-golden
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis campaign-report.json
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

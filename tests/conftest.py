@@ -1,4 +1,4 @@
-"""Shared by all tests: reproducible settings, real data if present, golden traces, and a campaign's report.
+"""Shared by all tests: reproducible settings, real data if present, and golden traces.
 
 Tests run with one torch thread. The bits of torch's own matrix products may depend on the thread count, and one process
 for each core uses the machine better than many threads for each small product.
@@ -30,9 +30,7 @@ from tests.interpreter import quicken
 
 torch.set_num_threads(1)
 
-pytest_plugins = ["tests.zygote", "tests.seconds", "tests.forks", "tests.slice"]
-RUNNER = os.getpid()
-"""The process that collected all tests; a fork by tests/forks.py knows only its share of them."""
+pytest_plugins = ["tests.warm"]
 
 # A shell makes its background jobs ignore Ctrl-C, and some tests send it.
 if threading.current_thread() is threading.main_thread():
@@ -54,7 +52,6 @@ GOLDEN_TOLERANCE = 1e-4  # relative, on another machine or torch than the one re
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("skirl")
     group.addoption("--record-golden", action="store_true", help="write golden traces anew instead of comparing")
-    group.addoption("--report", type=Path, help="write a campaign's outcome to this JSON file")
     group.addoption("--fuzz-seconds", type=float, help="of all fuzz targets together; 6, or 3600 in a campaign")
 
 
@@ -155,37 +152,3 @@ def fingerprint() -> dict[str, str]:
 def pytest_collection_finish() -> None:
     if "triton" in sys.modules:
         quicken()
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Print a failure at once: a run that is cut off never gets to its summary."""
-    if report.failed and os.getpid() == RUNNER:
-        last = str(report.longrepr).strip().splitlines()[-1:]
-        print(f"\nFAILED {report.nodeid}: {''.join(last)}", flush=True)
-
-
-def pytest_terminal_summary(terminalreporter, exitstatus: int, config: pytest.Config) -> None:
-    path: Path | None = config.getoption("--report")
-    if path is None:
-        return
-    kinds = ("passed", "failed", "error", "skipped")
-    outcomes = {kind: terminalreporter.stats.get(kind, []) for kind in kinds}
-    report = {
-        "skirl": version("skirl"),
-        "torch": torch.__version__,
-        "seed": config.getoption("--hypothesis-seed"),
-        "exit_status": int(exitstatus),
-        **{kind: len(tests) for kind, tests in outcomes.items()},
-        "tests": [
-            {
-                "test": test.nodeid,
-                "outcome": kind,
-                "seconds": round(getattr(test, "duration", 0), 3),
-                **dict(getattr(test, "user_properties", ())),
-            }
-            for kind, tests in outcomes.items()
-            for test in tests
-        ],
-    }
-    path.write_text(json.dumps(report, indent=1) + "\n")
-    terminalreporter.write_line(f"report: {path}")

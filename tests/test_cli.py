@@ -26,7 +26,7 @@ from skirl.sweep.command import SweepCommand
 from skirl.tools import command_line
 from skirl.tools.flags import Flag, _choices, flags_of, option
 from skirl.train.commands import Train, Verify
-from tests.zygote import COMMAND, DEVNULL, PIPE, Python
+from tests.warm import COMMAND, DEVNULL, PIPE, Python
 
 SOURCE = str(Path(cli.__file__).parents[1])
 SMALL = "--data synthetic:tiny --model dlrm-tiny --dim 4 --batch 64 --steps 40 --threads 1".split()  # noqa: SIM905
@@ -482,8 +482,8 @@ def test_save_none_unsets_the_folder_of_a_file(name, capsys, tmp_path, monkeypat
 # Running.
 
 
-def test_a_run_in_a_pipe_prints_plain_lines_and_a_summary(warm_python: Python):
-    done = warm_python.run(COMMAND, "train", *SMALL, "--cache", "touched:20%")
+def test_a_run_in_a_pipe_prints_plain_lines_and_a_summary(python: Python):
+    done = python.run(COMMAND, "train", *SMALL, "--cache", "touched:20%")
     assert done.returncode == 0 and not done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith("count rows 1/40 · touched ")
@@ -505,8 +505,8 @@ def test_flags_of_a_model_reach_it_and_are_told(capsys):
     assert exit_code("verify", *flags, *told, "--batch", "8") == 0
 
 
-def test_json_is_one_line_alone_on_stdout(warm_python: Python):
-    done = warm_python.run(COMMAND, "train", *SMALL, "--cache", "touched:20%", "--json")
+def test_json_is_one_line_alone_on_stdout(python: Python):
+    done = python.run(COMMAND, "train", *SMALL, "--cache", "touched:20%", "--json")
     assert done.returncode == 0 and "train 40/40" in done.stderr
     (line,) = done.stdout.splitlines()
     report = json.loads(line, parse_constant=pytest.fail)  # NaN is not JSON
@@ -515,8 +515,8 @@ def test_json_is_one_line_alone_on_stdout(warm_python: Python):
     assert report["failed"] is None
 
 
-def test_a_terminal_gets_a_panel_that_stays_in_place(warm_python: Python):
-    output = on_a_terminal(warm_python, "train", *SMALL, "--cache", "touched:20%")
+def test_a_terminal_gets_a_panel_that_stays_in_place(python: Python):
+    output = on_a_terminal(python, "train", *SMALL, "--cache", "touched:20%")
     assert "\x1b[1A" in output or "\x1b[2K" in output  # moves up, or clears a line
     assert "step 40 of 40" in output and "samples/s" in output
     assert "train 40/40 ·" not in output
@@ -558,9 +558,9 @@ def test_a_ratio_that_is_not_reached_is_exit_code_1(capsys):
     assert "are at least 5 x " in capsys.readouterr().out
 
 
-def test_ctrl_c_is_exit_code_130(warm_python: Python):
+def test_ctrl_c_is_exit_code_130(python: Python):
     endless = [*SMALL, "--steps", "1000000", "--cache", "2000"]
-    with warm_python.start(COMMAND, "train", *endless, stdout=PIPE, stderr=PIPE) as process:
+    with python.start(COMMAND, "train", *endless, stdout=PIPE, stderr=PIPE) as process:
         assert process.stdout is not None and process.stderr is not None
         while "train 1/" not in process.stdout.readline():
             assert process.poll() is None
@@ -571,9 +571,9 @@ def test_ctrl_c_is_exit_code_130(warm_python: Python):
     assert process.returncode == 130
 
 
-def test_a_reader_that_goes_away_is_no_traceback(warm_python: Python):
+def test_a_reader_that_goes_away_is_no_traceback(python: Python):
     endless = [*SMALL, "--steps", "1000000", "--cache", "2000"]
-    with warm_python.start(COMMAND, "train", *endless, stdout=PIPE, stderr=PIPE) as process:
+    with python.start(COMMAND, "train", *endless, stdout=PIPE, stderr=PIPE) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.readline()
         process.stdout.close()
@@ -592,10 +592,10 @@ def test_nobody_reading_is_no_traceback(args):
     assert (done.returncode, done.stderr) == (141, "")
 
 
-def test_nobody_reading_a_run_is_no_traceback(warm_python: Python):
+def test_nobody_reading_a_run_is_no_traceback(python: Python):
     ours, theirs = os.pipe()
     os.close(ours)
-    done = warm_python.run(COMMAND, "train", *SMALL, "--cache", "500", stdout=theirs)
+    done = python.run(COMMAND, "train", *SMALL, "--cache", "500", stdout=theirs)
     os.close(theirs)
     assert (done.returncode, done.stderr) == (141, "")
 
@@ -603,14 +603,14 @@ def test_nobody_reading_a_run_is_no_traceback(warm_python: Python):
 # Checkpoints.
 
 
-def test_a_run_that_was_killed_goes_on_with_the_bits_of_one_that_was_not(warm_python: Python, capsys, tmp_path):
+def test_a_run_that_was_killed_goes_on_with_the_bits_of_one_that_was_not(python: Python, capsys, tmp_path):
     def result(*flags: str) -> dict[str, Any]:
         assert exit_code("train", *SMALL, "--cache", "500", "--optimizer", "adam", "--quiet", "--json", *flags) == 0
         return json.loads(capsys.readouterr().out)
 
     saving = ["--save", str(tmp_path)]
     endless = [*SMALL, "--cache", "500", "--optimizer", "adam", *saving, "--save-every", "20", "--steps", "1000000"]
-    with warm_python.start(COMMAND, "train", *endless, stdout=DEVNULL) as process:
+    with python.start(COMMAND, "train", *endless, stdout=DEVNULL) as process:
         while not any(n > 2 for n in numbers(tmp_path)):
             assert process.poll() is None
             time.sleep(0.01)
@@ -630,19 +630,19 @@ def test_a_run_that_was_killed_goes_on_with_the_bits_of_one_that_was_not(warm_py
 
 @pytest.mark.parametrize("store", ["memory", "disk"])
 def test_one_command_repeated_until_it_is_done_survives_kills_from_the_first_moment_on(
-    warm_python: Python, capsys, tmp_path, store
+    python: Python, capsys, tmp_path, store
 ):
     flags = [*SMALL, "--cache", "500", "--steps", "160", "--save-every", "20", "--json", "--run", str(tmp_path / "run")]
     flags += ["--store", "memory" if store == "memory" else f"disk:{tmp_path / 'rows'}"]
     repeated = (COMMAND, "train", *flags, "--save", str(tmp_path / "saved"), "--resume")
     kills = 0
     for wanted in (0, 1, 2, 4):  # how many checkpoints exist when it is killed
-        with warm_python.start(*repeated, stdout=DEVNULL, stderr=DEVNULL) as run:
+        with python.start(*repeated, stdout=DEVNULL, stderr=DEVNULL) as run:
             while run.poll() is None and len(set(numbers(tmp_path / "saved")) - {0}) + bool(kills) < wanted:
                 time.sleep(0.005)
             kills += run.poll() is None
             run.kill()
-    last = warm_python.run(*repeated)
+    last = python.run(*repeated)
     assert last.returncode == 0, last.stderr
     assert kills >= 2
     assert exit_code("train", *SMALL, "--cache", "500", "--steps", "160", "--json", "--quiet") == 0

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.peers.test_groups import start
-from tests.zygote import Python
+from tests.warm import Python
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -23,22 +23,22 @@ def losses_of(python: Python, name: str) -> list[float]:
 
 
 @pytest.mark.parametrize("name", ["with_lightning.py", "with_datasets.py"])
-def test_it_learns(warm_python: Python, name: str) -> None:
-    losses_of(warm_python, name)
+def test_it_learns(python: Python, name: str) -> None:
+    losses_of(python, name)
 
 
-def test_skirl_and_plain_torch_print_the_same_losses(warm_python: Python) -> None:
+def test_skirl_and_plain_torch_print_the_same_losses(python: Python) -> None:
     """They sum in another order, which may change the last digit."""
-    ours, plain = (losses_of(warm_python, name) for name in ("with_skirl.py", "with_embedding_bag.py"))
+    ours, plain = (losses_of(python, name) for name in ("with_skirl.py", "with_embedding_bag.py"))
     assert ours == pytest.approx(plain, abs=1.01e-4)
 
 
-def test_parts_of_a_grid_go_to_machines(warm_python: Python) -> None:
+def test_parts_of_a_grid_go_to_machines(python: Python) -> None:
     """Without Ray, the example is only compiled."""
     path = EXAMPLES / "with_ray.py"
     compile(path.read_text(), str(path), "exec")
     pytest.importorskip("ray", reason="not installed: pip install 'ray[tune]'")
-    done = warm_python.run("import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')", str(path))
+    done = python.run("import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')", str(path))
     assert done.returncode == 0, done.stderr
     assert " with {'model': " in done.stdout
 
@@ -53,14 +53,14 @@ print([weight.tolist() for weight in ran["model"].parameters()])
 """
 
 
-def test_two_trainers_end_with_the_weights_of_one(warm_python: Python) -> None:
+def test_two_trainers_end_with_the_weights_of_one(python: Python) -> None:
     """And the loss falls."""
-    alone = warm_python.run(TRAINERS, str(EXAMPLES))
+    alone = python.run(TRAINERS, str(EXAMPLES))
     assert alone.returncode == 0, alone.stderr
     *lines, weights = alone.stdout.splitlines()
     losses = [float(line.split()[-1]) for line in lines]
     assert len(losses) == 4 and losses[-1] < losses[0]
-    for rank, process in enumerate(start(warm_python, 2, str(EXAMPLES), code=TRAINERS)):
+    for rank, process in enumerate(start(python, 2, str(EXAMPLES), code=TRAINERS)):
         with process:
             out, err = process.communicate(120)
             assert process.returncode == 0, err

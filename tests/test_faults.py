@@ -16,17 +16,16 @@ from hypothesis import settings
 import skirl
 from tests.faults.catalogue import AREAS
 from tests.faults.plant import Fault
-from tests.faults.zygote import COMPILED_AREAS
-from tests.slice import part_of
-from tests.zygote import Python
+from tests.faults.run import COMPILED_AREAS
+from tests.warm import interpreter
 
 ROOT = Path(__file__).parents[1]
 UNCLEAR = ("NOT PLANTED", "HUNG", "CRASHED", "NameError", "AttributeError", "SyntaxError", "UnboundLocalError")
 """A fault caught in one of these ways proves nothing: it has to be rewritten."""
 
 
-SLICE, EVERY = 16, 32
-"""`make slice` plants one in SLICE faults, `make test` one in EVERY, a campaign all."""
+EVERY = 32
+"""`make test` plants one fault in EVERY, a campaign all."""
 
 FIRST = {"disk": 3, "frozen": 4}
 """Where `make test` begins to count, by area. Faults of a store that need many crashes to show are left to the other two."""
@@ -34,14 +33,12 @@ FIRST = {"disk": 3, "frozen": 4}
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("area", AREAS)
-def test_planted_faults_are_caught(python: Python, area: str, pytestconfig: pytest.Config):
+def test_planted_faults_are_caught(area: str):
     every = 1 if settings.get_current_profile_name() == "campaign" else EVERY
     first = 0 if every == 1 else FIRST.get(area, 0)
-    if pytestconfig.getoption("--slice"):
-        every, first = SLICE, part_of(pytestconfig.getoption("--slice-seed"), SLICE)
     env = os.environ | {"NUMBA_DISABLE_JIT": str(int(area not in COMPILED_AREAS))}
-    code = "from tests.faults.zygote import main; main()"
-    done = python.run(code, area, str(every), str(first), cwd=ROOT, env=env, timeout=800)
+    code = "from tests.faults.run import main; main()"
+    done = interpreter(code, area, str(every), str(first), cwd=ROOT, env=env, timeout=800)
     assert done.returncode == 0, done.stderr
     outcomes = json.loads(done.stdout)
     sound = outcomes.pop("")

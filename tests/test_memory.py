@@ -5,7 +5,7 @@ import json
 import pytest
 
 from skirl.data.synthetic import SHAPES
-from tests.zygote import Python
+from tests.warm import interpreter
 
 MB = 1 << 20
 BATCH, DEPTH, CACHE, DIM = 512, 32, 40_000, 16
@@ -46,10 +46,10 @@ print(json.dumps({
 
 
 @pytest.fixture(scope="module")
-def run(python: Python) -> dict:
+def run() -> dict:
     """Run in a separate process, because peaks of one process cannot be told apart."""
     for steps in (40, 500):  # compiling kernels takes 100 MB, once: the next process finds them on disk
-        result = python.run(RUN, *(str(size) for size in (BATCH, DEPTH, CACHE, DIM, steps)), timeout=140)
+        result = interpreter(RUN, *(str(size) for size in (BATCH, DEPTH, CACHE, DIM, steps)), timeout=140)
         assert result.returncode == 0, result.stderr
     said = json.loads(result.stdout)
     assert not said["compiled"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.zygote import Python
+from tests.warm import interpreter
 
 ROOT = Path(__file__).parents[1]
 EXTRAS = (
@@ -23,7 +23,7 @@ REGISTRY_HOST = re.compile(r"pypi\.org|pythonhosted\.org|download\.pytorch\.org|
 
 
 @pytest.mark.parametrize("module", ["skirl", "skirl.cli"])
-def test_imports_without_any_extra(python: Python, module: str):
+def test_imports_without_any_extra(module: str):
     # None in sys.modules makes an import fail as if the package were missing. torch comes first, because it may try triton.
     code = f"""
 import sys
@@ -32,7 +32,7 @@ for extra in {EXTRAS!r}:
     sys.modules[extra] = None
 import {module}
 """
-    done = python.run(code)
+    done = interpreter(code)
     assert done.returncode == 0, done.stderr
 
 

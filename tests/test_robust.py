@@ -39,7 +39,7 @@ from tests.loops import (
     train,
     wait_for,
 )
-from tests.zygote import PIPE
+from tests.warm import PIPE
 
 STEPS = 40
 SHORT = 0.4
@@ -885,15 +885,15 @@ finally:
     ],
     ids=["closed", "left open"],
 )
-def test_the_process_exits_when_a_stage_hangs(warm_python, stage, body):
+def test_the_process_exits_when_a_stage_hangs(python, stage, body):
     script = SCRIPT.format(stage=stage, body=body)
-    done = warm_python.run(script, timeout=100, cwd=HERE)
+    done = python.run(script, timeout=100, cwd=HERE)
     assert time.time() - float(done.stdout) < 5
     assert done.returncode == 1, done.stderr
     assert "StageStuck" in done.stderr  # may be followed by a note on the write-back that never ended
 
 
-def test_ctrl_c_ends_a_process_whose_store_is_slow(warm_python):
+def test_ctrl_c_ends_a_process_whose_store_is_slow(python):
     script = textwrap.dedent("""
         import time, skirl
         from tests.loops import collection, endless, stream, train, ProbedStore
@@ -905,7 +905,7 @@ def test_ctrl_c_ends_a_process_whose_store_is_slow(warm_python):
                 train(embeddings, batch)
                 print(ahead.step, flush=True)
     """)
-    with warm_python.start(script, stdout=PIPE, stderr=PIPE, cwd=HERE) as process:
+    with python.start(script, stdout=PIPE, stderr=PIPE, cwd=HERE) as process:
         while process.stdout.readline().strip() != "12":
             assert process.poll() is None
         process.send_signal(signal.SIGINT)

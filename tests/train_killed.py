@@ -32,7 +32,7 @@ from skirl.train.meter import Meter
 from skirl.train.train import run_folder
 from tests.killed import ended, forked, imported
 from tests.resume import plain
-from tests.serve import alone
+from tests.warm import alone
 
 FLAGS: dict[str, Any] = {
     "data": "synthetic:tiny",

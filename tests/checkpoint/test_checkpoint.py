@@ -23,7 +23,7 @@ from skirl.tools import rng_state
 from skirl.tools.sealed_json import CheckpointError, seal
 from tests.cases import cases
 from tests.resume import DENSE, ROWS, Run, Setup, assert_same
-from tests.zygote import Python
+from tests.warm import Python
 
 HEADER = header(Path(), 1).name
 
@@ -675,19 +675,17 @@ def goes_on(folder: Path) -> None:
     assert_same(run, Run(ENDLESS).train(until=run.begun + 5))
 
 
-def test_killed_at_random(
-    warm_python: Python, tmp_path: Path, request: pytest.FixtureRequest, campaign_seed: int
-) -> None:
+def test_killed_at_random(python: Python, tmp_path: Path, request: pytest.FixtureRequest, campaign_seed: int) -> None:
     """Kill -9, resume, kill -9 and so on: the bits equal those of a run that was never killed."""
     kills = 200 if request.config.getoption("--hypothesis-profile") == "campaign" else 5
-    lines = killed(warm_python, tmp_path / "c", str(kills), str(campaign_seed))
+    lines = killed(python, tmp_path / "c", str(kills), str(campaign_seed))
     assert len(lines) == kills
     goes_on(tmp_path / "c")
 
 
-def test_killed_at_every_touch_of_a_file(warm_python: Python, tmp_path: Path) -> None:
+def test_killed_at_every_touch_of_a_file(python: Python, tmp_path: Path) -> None:
     """At each point, either the old checkpoint is there whole, or the new one."""
-    lines = [[int(word) for word in line.split()] for line in killed(warm_python, tmp_path / "c", "everywhere", "0")]
+    lines = [[int(word) for word in line.split()] for line in killed(python, tmp_path / "c", "everywhere", "0")]
     assert len(lines) > 20
     assert lines[0][1:] == [0, 0, 2]
     for _, status, before, after in lines[1:-1]:

@@ -5,7 +5,7 @@ import signal
 import time
 
 from skirl.cli import main
-from tests.zygote import COMMAND, PIPE, Python
+from tests.warm import COMMAND, PIPE, Python
 
 FLAGS = [
     "--data", "synthetic:tiny", "--model", "dlrm-tiny", "--dim", "4", "--batch", "32", "--threads", "1", "--cache", "400",
@@ -20,10 +20,10 @@ def wait_for_a_checkpoint(saves, number: int) -> None:
         time.sleep(0.01)
 
 
-def test_it_saves_exits_with_0_and_goes_on_with_the_same_bits(warm_python: Python, tmp_path, capsys):
+def test_it_saves_exits_with_0_and_goes_on_with_the_same_bits(python: Python, tmp_path, capsys):
     saves = tmp_path / "saves"
     flags = ["--steps", "100000", "--save", str(saves), "--save-every", "10"]
-    with warm_python.start(COMMAND, "train", *FLAGS, *flags, stdout=PIPE, stderr=PIPE) as run:
+    with python.start(COMMAND, "train", *FLAGS, *flags, stdout=PIPE, stderr=PIPE) as run:
         wait_for_a_checkpoint(saves, 2)
         run.send_signal(signal.SIGTERM)
         out, err = run.communicate(timeout=120)
@@ -51,10 +51,10 @@ def test_a_folder_that_holds_another_run_is_refused(tmp_path, capsys):
     assert sorted(path.name for path in (tmp_path / "saves").iterdir()) == held
 
 
-def test_a_second_one_ends_the_run_at_once(warm_python: Python, tmp_path):
+def test_a_second_one_ends_the_run_at_once(python: Python, tmp_path):
     saves = tmp_path / "saves"
     flags = ["--steps", "100000", "--save", str(saves), "--link", "1kbit,100ms"]
-    with warm_python.start(COMMAND, "train", *FLAGS, *flags, stdout=PIPE, stderr=PIPE) as run:
+    with python.start(COMMAND, "train", *FLAGS, *flags, stdout=PIPE, stderr=PIPE) as run:
         wait_for_a_checkpoint(saves, 1)
         run.send_signal(signal.SIGTERM)
         time.sleep(0.2)

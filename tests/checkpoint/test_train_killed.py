@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.zygote import Python
+from tests.warm import Python
 
 
 def killed(python: Python, folder: Path, kills: int, seed: int, store: str) -> None:
@@ -20,12 +20,12 @@ def killed(python: Python, folder: Path, kills: int, seed: int, store: str) -> N
 
 
 @pytest.mark.parametrize(("store", "kills"), [("memory", 3), ("disk", 2)])
-def test_a_few_kills(warm_python: Python, tmp_path: Path, store: str, kills: int, campaign_seed: int) -> None:
-    killed(warm_python, tmp_path / "run", kills, campaign_seed, store)
+def test_a_few_kills(python: Python, tmp_path: Path, store: str, kills: int, campaign_seed: int) -> None:
+    killed(python, tmp_path / "run", kills, campaign_seed, store)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("store", ["memory", "disk"])
-def test_a_hundred_kills(warm_python: Python, tmp_path: Path, store: str, campaign_seed: int) -> None:
-    killed(warm_python, tmp_path / "run", 50, campaign_seed, store)
+def test_a_hundred_kills(python: Python, tmp_path: Path, store: str, campaign_seed: int) -> None:
+    killed(python, tmp_path / "run", 50, campaign_seed, store)

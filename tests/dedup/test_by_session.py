@@ -37,7 +37,7 @@ from skirl.tools.flags import WrongFlags
 from skirl.tools.os_errors import NotWritten
 from tests.cases import cases
 from tests.dedup.rows import SCHEMA, TYPES, Row, schema, write
-from tests.zygote import Python
+from tests.warm import Python
 
 WANTED = Wanted(None, None, None, None, BASE, "rows", "zstd", False)
 """Has so little memory that a few hundred rows take many files."""
@@ -328,7 +328,7 @@ for name in ("few", "many"):
 """
 
 
-def test_a_wide_row_group_takes_no_more_than_it_may(tmp_path: Path, warm_python: Python) -> None:
+def test_a_wide_row_group_takes_no_more_than_it_may(tmp_path: Path, python: Python) -> None:
     """192 MB of rows in one row group, as most writers write them; the file itself is small."""
     for name, rows, ids in (("few", 90, 40), ("many", 3000, 4000)):
         places = pa.array(np.arange(rows + 1, dtype=np.int32) * ids)
@@ -337,7 +337,7 @@ def test_a_wide_row_group_takes_no_more_than_it_may(tmp_path: Path, warm_python:
         table = pa.table(columns | dict.fromkeys(("click", "price", "when"), np.zeros(rows, np.int8)))
         pq.write_table(table, tmp_path / f"{name}.parquet", row_group_size=rows)
     flags = ["--by", "session", "--memory", "640MiB", "--schema", schema(tmp_path), "--quiet"]
-    done = warm_python.run(TWICE, str(tmp_path), *flags)
+    done = python.run(TWICE, str(tmp_path), *flags)
     assert done.returncode == 0, done.stderr
     (failed, base), (wrong, peak) = (map(int, line.split()) for line in done.stdout.splitlines() if line[:1] == "0")
     assert not failed and not wrong and pq.read_metadata(tmp_path / "many.parquet").num_row_groups == 1
@@ -406,14 +406,14 @@ sys.exit(code)
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(30, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
-def test_killed_and_begun_again_it_writes_the_same_bytes(tmp_path: Path, warm_python: Python, kills: int) -> None:
+def test_killed_and_begun_again_it_writes_the_same_bytes(tmp_path: Path, python: Python, kills: int) -> None:
     """Killed while rows are spilled, and twice while files are written. Finished files stay as they are."""
     rows = made(600, 40)
     data, by = write(tmp_path / "in.parquet", rows, 50), schema(tmp_path)
     flags = ["--data", data, "--schema", by, "--by", "session", "--partition", "40s", "--quiet", "--json"]
 
     def run(out: str, moment: int = 0, later: int = 0) -> Any:
-        return warm_python.run(KILLED, str(moment), str(later), str(tmp_path / out), "convert", *flags)
+        return python.run(KILLED, str(moment), str(later), str(tmp_path / out), "convert", *flags)
 
     def bytes_of(out: str) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in sorted((tmp_path / out).iterdir())}

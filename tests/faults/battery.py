@@ -21,7 +21,7 @@ from skirl.oracle.together import FailedElsewhere
 from tests import runs
 from tests.checkpoint.checks import CHECKS
 from tests.engine.device.hazards import hazards
-from tests.faults.zygote import DISK_AREAS
+from tests.faults.run import DISK_AREAS
 from tests.oracle.execute import Cache
 from tests.oracle.traces import SCHEMA, keys_of
 from tests.runs import Case, Part, Run

@@ -16,7 +16,7 @@ import pytest
 
 from tests.fuzz import loop
 from tests.fuzz.targets import TARGETS
-from tests.zygote import PIPE, Python
+from tests.warm import PIPE, Python
 
 ROOT = Path(__file__).parents[2]
 FINDINGS = ROOT / "fuzz-findings"
@@ -74,12 +74,12 @@ class Fuzzer:
 
 
 @pytest.fixture(scope="module")
-def fuzzer(warm_python: Python, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Fuzzer]]:
+def fuzzer(python: Python, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Fuzzer]]:
     started: list[Fuzzer] = []
 
     def get() -> Fuzzer:
         if not started or not started[-1].alive:
-            started.append(Fuzzer(warm_python, tmp_path_factory.mktemp("fuzz")))
+            started.append(Fuzzer(python, tmp_path_factory.mktemp("fuzz")))
         return started[-1]
 
     yield get

@@ -18,7 +18,7 @@ from skirl.cli import main
 from skirl.train.commands import Train
 from skirl.train.recipe import Recipe
 from skirl.train.resumed import told
-from tests.zygote import COMMAND, Python
+from tests.warm import COMMAND, Python
 
 SMALL: dict[str, Any] = {
     "data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 32, "steps": 20, "cache": "300", "threads": 1,
@@ -43,14 +43,14 @@ def saved(halfway: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("store", ["memory", "disk:rows"])
 def test_a_run_that_was_refused_does_not_stand_in_the_way_of_the_corrected_one(
-    tmp_path: Path, warm_python: Python, store: str
+    tmp_path: Path, python: Python, store: str
 ):
     run = "train --data synthetic:tiny --model dlrm-tiny --batch 32 --steps 2 --save saved --run run --quiet --store"
-    refused = warm_python.run(COMMAND, *run.split(), store, "--dim", "4", "--cache", "20", cwd=tmp_path)
+    refused = python.run(COMMAND, *run.split(), store, "--dim", "4", "--cache", "20", cwd=tmp_path)
     assert refused.returncode == 1
     assert "set --cache to" in refused.stderr
     assert not (tmp_path / "saved").exists()
-    done = warm_python.run(COMMAND, *run.split(), store, "--dim", "8", "--cache", "300", cwd=tmp_path)
+    done = python.run(COMMAND, *run.split(), store, "--dim", "8", "--cache", "300", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert numbers(tmp_path / "saved") == [1, 2]
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.peers.talk import expected
-from tests.zygote import PIPE, Python
+from tests.warm import PIPE, Python
 
 TALK = """
 import json, os, sys, time
@@ -59,8 +59,8 @@ def start(
     ]  # fmt: skip
 
 
-def test_two_processes_get_what_two_threads_get(warm_python: Python):
-    ranks = start(warm_python, 2, "goes on")
+def test_two_processes_get_what_two_threads_get(python: Python):
+    ranks = start(python, 2, "goes on")
     for rank, process in enumerate(ranks):
         with process:
             out, err = process.communicate(60)
@@ -87,8 +87,8 @@ def test_two_processes_get_what_two_threads_get(warm_python: Python):
         ("fails", 600, "rank 1 ended the job: id 7 of table 'user' is out of range"),
     ],
 )
-def test_a_lost_rank_ends_the_other_with_a_sentence(warm_python: Python, how, patience, said):
-    first, second = start(warm_python, 2, how, patience)
+def test_a_lost_rank_ends_the_other_with_a_sentence(python: Python, how, patience, said):
+    first, second = start(python, 2, how, patience)
     with first, second:
         began = time.monotonic()
         err = first.communicate(60)[1]
@@ -99,9 +99,9 @@ def test_a_lost_rank_ends_the_other_with_a_sentence(warm_python: Python, how, pa
 
 
 @pytest.mark.parametrize(("size", "which"), [(2, 1), (3, 0)])
-def test_a_stopped_rank_is_named_even_if_it_serves_the_store_and_nobody_waits_longer(warm_python: Python, size, which):
+def test_a_stopped_rank_is_named_even_if_it_serves_the_store_and_nobody_waits_longer(python: Python, size, which):
     began = time.monotonic()
-    ranks = start(warm_python, size, "stops", 1.0, which)
+    ranks = start(python, size, "stops", 1.0, which)
     try:
         for rank, process in enumerate(ranks):
             if rank != which:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from skirl import cli
-from tests.zygote import COMMAND, PIPE, Python
+from tests.warm import COMMAND, PIPE, Python
 
 TRAINER = """
 import os, sys, time

@@ -6,7 +6,7 @@ import torch.distributed
 from skirl.peers.alone import Alone
 from skirl.peers.errors import PeerError
 from skirl.peers.start import Launched, _meet, _own_gpu, join
-from tests.zygote import Python
+from tests.warm import interpreter
 
 NAMES = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "2000"}
 
@@ -19,7 +19,7 @@ def test_one_trainer_starts_no_group(monkeypatch, size):
     assert isinstance(join(), Alone) and not torch.distributed.is_initialized()
 
 
-def test_importing_skirl_imports_no_peers_and_one_trainer_starts_nothing(python: Python):
+def test_importing_skirl_imports_no_peers_and_one_trainer_starts_nothing():
     code = """
 import sys, threading, skirl
 skirl.Table
@@ -28,7 +28,7 @@ import torch.distributed
 skirl.EmbeddingBagCollection([skirl.Table("a", 10, 4)], optimizer=skirl.SGD(lr=0.1), cache=5)
 print(torch.distributed.is_initialized(), threading.active_count(), "skirl.peers.groups" in sys.modules)
 """
-    assert python.run(code).stdout == "[]\nFalse 1 False\n"
+    assert interpreter(code).stdout == "[]\nFalse 1 False\n"
 
 
 @pytest.mark.parametrize(

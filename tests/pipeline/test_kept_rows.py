@@ -12,7 +12,7 @@ import skirl
 from skirl.core.placement import Cut
 from skirl.core.placement_plan import PlacedTable, PlacementPlan, Site
 from skirl.store import DiskStore
-from tests.zygote import Python
+from tests.warm import Python
 
 LOOP = """
 import sys
@@ -50,32 +50,32 @@ def rows_in(folder: Path) -> dict[int, bytes]:
 
 
 @pytest.mark.parametrize("store", ["disk:{}", "link:1Gbit,1us:disk:{}"])
-def test_a_loop_without_close_leaves_its_rows(warm_python: Python, tmp_path: Path, store: str):
+def test_a_loop_without_close_leaves_its_rows(python: Python, tmp_path: Path, store: str):
     half, whole = (store.format(tmp_path / name) for name in ("half", "whole"))
-    assert warm_python.run(loop(half, "train(0, 20)"), timeout=60).returncode == 0
+    assert python.run(loop(half, "train(0, 20)"), timeout=60).returncode == 0
     after_half = rows_in(tmp_path / "half")
-    again = warm_python.run(loop(half, "train(20, 40)"), timeout=60)
+    again = python.run(loop(half, "train(20, 40)"), timeout=60)
     assert again.returncode == 1
     assert f"already holds {len(after_half)} rows" in again.stderr
     assert rows_in(tmp_path / "half") == after_half
-    assert warm_python.run(loop(half, "train(20, 40, resume=True)"), timeout=60).returncode == 0
-    assert warm_python.run(loop(whole, "train(0, 40)"), timeout=60).returncode == 0
+    assert python.run(loop(half, "train(20, 40, resume=True)"), timeout=60).returncode == 0
+    assert python.run(loop(whole, "train(0, 40)"), timeout=60).returncode == 0
     assert rows_in(tmp_path / "half") == rows_in(tmp_path / "whole") != after_half
 
 
-def test_a_plan_s_sites_get_their_rows(warm_python: Python, tmp_path: Path):
+def test_a_plan_s_sites_get_their_rows(python: Python, tmp_path: Path):
     table = PlacedTable("user", 300, 4, Cut.even([0, 1]))
     sites = (Site("a", f"disk:{tmp_path}/a"), Site("b", f"disk:{tmp_path}/b"))
     PlacementPlan(sites, (table,)).save(tmp_path / "plan.json")
     for store in (f"placed:{tmp_path}/plan.json", f"disk:{tmp_path}/whole"):
-        assert warm_python.run(loop(store, "train(0, 20)"), timeout=60).returncode == 0
+        assert python.run(loop(store, "train(0, 20)"), timeout=60).returncode == 0
     assert rows_in(tmp_path / "a") | rows_in(tmp_path / "b") == rows_in(tmp_path / "whole")
 
 
-def test_an_error_in_the_loop_leaves_the_rows_of_the_last_whole_step(warm_python: Python, tmp_path: Path):
-    failed = warm_python.run(loop(f"disk:{tmp_path / 'failed'}", "train(0, 20)", fails=13), timeout=60)
+def test_an_error_in_the_loop_leaves_the_rows_of_the_last_whole_step(python: Python, tmp_path: Path):
+    failed = python.run(loop(f"disk:{tmp_path / 'failed'}", "train(0, 20)", fails=13), timeout=60)
     assert (failed.returncode, failed.stderr.splitlines()[-1]) == (1, "KeyError: 'in the loop'")
-    assert warm_python.run(loop(f"disk:{tmp_path / 'short'}", "train(0, 12)"), timeout=60).returncode == 0
+    assert python.run(loop(f"disk:{tmp_path / 'short'}", "train(0, 12)"), timeout=60).returncode == 0
     failed_rows, rows = rows_in(tmp_path / "failed"), rows_in(tmp_path / "short")
     assert rows
     assert failed_rows.items() >= rows.items()  # rows that step 13 made have their initial values

@@ -16,7 +16,7 @@ from skirl.pipeline.timeline import FLUSH_BYTES, LANES, LOOP, Timeline, read
 from skirl.train.commands import Train
 from tests.hooked import hooked
 from tests.loops import wait_for
-from tests.zygote import COMMAND
+from tests.warm import COMMAND
 
 TINY: dict[str, Any] = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 8, "batch": 64, "cache": "600"}
 
@@ -108,10 +108,10 @@ def test_a_run_that_fails_or_breaks_closes_its_file(tmp_path):
     assert done(read(tmp_path / "run.json"), "compute") == [1, 2, 3]
 
 
-def test_the_file_of_a_killed_run_opens(warm_python, tmp_path):
+def test_the_file_of_a_killed_run_opens(python, tmp_path):
     path = tmp_path / "run.json"
     flags = "--data synthetic:tiny --model dlrm-tiny --dim 8 --batch 64 --cache 600 --steps 1000000 --quiet"
-    with warm_python.start(COMMAND, "train", *flags.split(), "--trace", str(path)) as run:
+    with python.start(COMMAND, "train", *flags.split(), "--trace", str(path)) as run:
         wait_for(lambda: path.exists() and path.stat().st_size > 2 * FLUSH_BYTES, 60)
         run.kill()
     events = read(path)

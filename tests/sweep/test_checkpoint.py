@@ -15,7 +15,7 @@ from skirl.sweep.checkpoint import of_one
 from skirl.tools.sealed_json import CheckpointError
 from tests.streams import stored_rows
 from tests.sweep.runs import TABLES, Case, Of, batches_of, make
-from tests.zygote import Python
+from tests.warm import Python
 
 FOUR = (Of(lr=0.3), Of(dropout=0.5, seed=1), Of(rule=Adam(), dim=6, seed=2), Of(seed=3))
 CASE = Case(FOUR, steps=10)
@@ -172,13 +172,13 @@ def killed(python: Python, folder: Path, kills: int, seed: int, processes: int) 
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_sweep_that_was_killed_as_it_began_and_in_a_rung_goes_on(
-    processes: int, warm_python: Python, tmp_path: Path, campaign_seed: int
+    processes: int, python: Python, tmp_path: Path, campaign_seed: int
 ):
-    killed(warm_python, tmp_path, 3, campaign_seed, processes)
+    killed(python, tmp_path, 3, campaign_seed, processes)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("processes", [1, 2])
-def test_many_kills(processes: int, warm_python: Python, tmp_path: Path, campaign_seed: int):
-    killed(warm_python, tmp_path, 40, campaign_seed, processes)
+def test_many_kills(processes: int, python: Python, tmp_path: Path, campaign_seed: int):
+    killed(python, tmp_path, 40, campaign_seed, processes)

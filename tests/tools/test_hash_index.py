@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl.tools.hash_index import EMPTY, HashIndex, find, insert, mix, probe, remove
-from tests.zygote import Python
+from tests.warm import interpreter
 
 # Few distinct keys, spread over all bits: collisions, removals of existing keys, and equal halves are common.
 KEYS = st.one_of(
@@ -116,7 +116,7 @@ def test_refuses_what_it_cannot_mark():
         index.put(int64([1, 2]), np.zeros(1, np.int32))
 
 
-def test_same_places_in_plain_python(python: Python):
+def test_same_places_in_plain_python():
     """Kernels can be stepped through in a debugger: the arrays are the same, without overflow warnings."""
     code = (
         "import warnings; warnings.simplefilter('error');"
@@ -125,7 +125,7 @@ def test_same_places_in_plain_python(python: Python):
         "i.put(k, np.arange(300, dtype=np.int32)); i.drop(k[::3]);"
         "print(i.keys.tolist(), i.values[i.keys >= 0].tolist())"
     )
-    done = [python.run(code, env=os.environ | {"NUMBA_DISABLE_JIT": flag}) for flag in "01"]
+    done = [interpreter(code, env=os.environ | {"NUMBA_DISABLE_JIT": flag}) for flag in "01"]
     assert not any(process.returncode for process in done), done
     outputs = [process.stdout for process in done]
     assert outputs[0] == outputs[1] != ""

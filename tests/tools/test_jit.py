@@ -9,7 +9,7 @@ from numba import config
 from numba.core import event
 
 from skirl.tools.jit import kernel, read_only
-from tests.zygote import Python
+from tests.warm import interpreter
 
 SCRIPT = """
 import numpy as np
@@ -38,15 +38,15 @@ print(b"".join(np.nan_to_num(x, nan=7.0).tobytes() for x in everything()).hex())
 """
 
 
-def run_script(python: Python, **environment: str) -> str:
+def run_script(**environment: str) -> str:
     strict = "import warnings; warnings.simplefilter('error')"
-    done = python.run(strict + SCRIPT, env={**os.environ, **environment})
+    done = interpreter(strict + SCRIPT, env={**os.environ, **environment})
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_uncompiled_kernels_give_the_same_bits(python: Python):
-    assert run_script(python, NUMBA_DISABLE_JIT="1") == run_script(python, NUMBA_DISABLE_JIT="0")
+def test_uncompiled_kernels_give_the_same_bits():
+    assert run_script(NUMBA_DISABLE_JIT="1") == run_script(NUMBA_DISABLE_JIT="0")
 
 
 @pytest.mark.skipif(config.DISABLE_JIT, reason="nothing is compiled")

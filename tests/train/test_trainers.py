@@ -32,7 +32,7 @@ from skirl.train.meter import Meter
 from skirl.train.recipe import Recipe
 from skirl.train.trainers import TrainerShare
 from tests.streams import stored_rows
-from tests.zygote import COMMAND, PIPE, Python
+from tests.warm import COMMAND, PIPE, Python
 
 SMALL: dict[str, Any] = {
     "data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 32, "steps": 6, "cache": "300", "threads": 1,
@@ -255,7 +255,7 @@ def test_all_end_at_the_step_at_which_one_is_told_to(by_trainers, tmp_path, monk
     assert learned(tmp_path) == learned(tmp_path / "one")
 
 
-def test_a_signal_to_one_process_ends_all_at_one_step(warm_python: Python, tmp_path):
+def test_a_signal_to_one_process_ends_all_at_one_step(python: Python, tmp_path):
     """No launcher hears of success, because it would end launchers on machines that nobody has stopped."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -270,7 +270,7 @@ def test_a_signal_to_one_process_ends_all_at_one_step(warm_python: Python, tmp_p
         "GROUP_WORLD_SIZE": "2",
     }
     team = [
-        warm_python.start(
+        python.start(
             COMMAND, "train", *words, "--quiet", "--json", stdout=PIPE, stderr=PIPE,
             env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
         )

@@ -15,7 +15,7 @@ from skirl.engine.kernels import choice, cpu, wide
 from skirl.engine.kernels.buffers import empty
 from skirl.tools import lanes
 from tests.cases import cases
-from tests.zygote import Python
+from tests.warm import interpreter
 
 pytestmark = pytest.mark.skipif(config.DISABLE_JIT, reason="the plain loops are taken then")
 
@@ -139,10 +139,10 @@ assert cache[:, 0].tolist() == [-299, 0]
 
 
 @pytest.mark.skipif(config.DISABLE_JIT, reason="nothing is compiled")
-def test_the_next_process_compiles_nothing(python: Python, tmp_path):
+def test_the_next_process_compiles_nothing(tmp_path):
     """Numba's cache never finds a kernel again that was made inside a function and calls another one made there."""
     env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_DEBUG_CACHE": "1"}
-    first, second = python.run(UPDATE, env=env), python.run(UPDATE, env=env)
+    first, second = interpreter(UPDATE, env=env), interpreter(UPDATE, env=env)
     assert first.returncode == second.returncode == 0, first.stderr + second.stderr
     first, second = first.stdout, second.stdout
     assert "data saved" in first

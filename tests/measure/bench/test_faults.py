@@ -9,7 +9,7 @@ from skirl.measure.bench.faults import FAULTS, Faults
 from skirl.measure.bench.filled import fill
 from skirl.nn.collection import collections_of
 from skirl.train.commands import Train
-from tests.zygote import COMMAND, Python
+from tests.warm import COMMAND, Python
 
 FLAGS = ["bench", "faults", "--json", "--limit", "200", "--patience", "8"]
 
@@ -22,10 +22,10 @@ def check(result, runs: int) -> None:
 
 
 @pytest.mark.timeout(900)  # it waits for patience to run out, again and again, using little CPU
-def test_five_faults_change_no_bit(warm_python: Python, tmp_path):
+def test_five_faults_change_no_bit(python: Python, tmp_path):
     flags = [*FLAGS, "--runs", "5", "--steps", "16", "--every", "4", "--batch", "32", "--at-once", "5"]
     flags += ["--silence", "12", "--folder", str(tmp_path)]
-    done = warm_python.run(COMMAND, *flags, timeout=890)
+    done = python.run(COMMAND, *flags, timeout=890)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     check(result, 5)

@@ -16,7 +16,7 @@ from skirl.measure.bench.helpers import made_folder
 from skirl.measure.bench.memory_faults import FAULTS, NodeFaults, OverNodes, _line
 from skirl.store.remote.started import StartedNodes
 from skirl.tools.os_errors import NotWritten
-from tests.zygote import COMMAND, Python
+from tests.warm import COMMAND, Python
 
 
 class Sleeping(OverNodes):
@@ -71,8 +71,8 @@ def test_a_line_says_what_befell_a_run():
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)  # it waits for patience to run out, again and again, using little CPU
-def test_thirty_faults(warm_python: Python):
-    done = warm_python.run(COMMAND, "bench", "node-faults", "--json", "--runs", "30", timeout=3500)
+def test_thirty_faults(python: Python):
+    done = python.run(COMMAND, "bench", "node-faults", "--json", "--runs", "30", timeout=3500)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert (found["same_bits"], found["failed"]) == (30, None)

@@ -11,16 +11,16 @@ from skirl.measure.bench.network import Network
 from skirl.peers.in_process import InProcess
 from skirl.peers.job import using
 from tests.peers.test_groups import start
-from tests.zygote import Python
+from tests.warm import Python
 
 PART = "import json, sys; from skirl.measure.bench.network import dense; print(json.dumps(dense(int(sys.argv[2][:-2]), 2)))"
 
 
-def test_the_sum_has_the_bits_of_the_tree(warm_python: Python, monkeypatch):
+def test_the_sum_has_the_bits_of_the_tree(python: Python, monkeypatch):
     def measured(count, part, numbers, rounds, *more):
         if part == "wire":
             return counted(count, numbers, rounds, *more)
-        ranks = start(warm_python, count, part, float(numbers), code=PART)
+        ranks = start(python, count, part, float(numbers), code=PART)
         said = []
         for rank in ranks:
             with rank:

@@ -13,7 +13,7 @@ from skirl.data import Synthetic
 from skirl.measure.bench import others, rows
 from skirl.measure.bench.rows import RowsSpeed
 from skirl.measure.bench.sides import Skirl, TorchBags
-from tests.zygote import Python
+from tests.warm import Python
 
 TINY = {"data": "tiny", "rows_scale": 0.01, "batch": (16,), "dim": (16,), "rounds": 2, "memory": ("system",)}
 
@@ -105,13 +105,13 @@ def test_bad_flags_are_refused_with_what_to_set(flags, says):
         RowsSpeed(**TINY | flags)
 
 
-def test_the_command_measures_in_child_processes_and_prints_one_json_line(warm_python: Python, capsys, monkeypatch):
+def test_the_command_measures_in_child_processes_and_prints_one_json_line(python: Python, capsys, monkeypatch):
     def child(arguments: list[str], env: dict[str, str]) -> Any:
         """Run the child that uses the system's memory allocator as a fork, because an interpreter takes seconds to start."""
         if env:
             return real(arguments, env)
         _, module, flags = arguments
-        done = warm_python.run(f"import runpy; runpy.run_module({module!r}, run_name='__main__')", flags)
+        done = python.run(f"import runpy; runpy.run_module({module!r}, run_name='__main__')", flags)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1])
 

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from skirl.placement.torchrec import telling
-from tests.zygote import PIPE, Python
+from tests.warm import PIPE, Python
 
 TWO = """
 import json, sys
@@ -51,8 +51,8 @@ def both(python: Python, code: str, folder: Any) -> list[Any]:
     return [json.loads(process.communicate(250)[0].splitlines()[-1]) for process in team]
 
 
-def test_all_ranks_hear_what_the_first_says(warm_python: Python, tmp_path):
-    assert both(warm_python, TWO, tmp_path) == [[{"plan": "é" * 5000}, [0]]] * 2
+def test_all_ranks_hear_what_the_first_says(python: Python, tmp_path):
+    assert both(python, TWO, tmp_path) == [[{"plan": "é" * 5000}, [0]]] * 2
 
 
 def test_too_many_bytes_are_refused_before_there_is_room_for_them(monkeypatch):
@@ -68,8 +68,8 @@ def test_too_many_bytes_are_refused_before_there_is_room_for_them(monkeypatch):
 
 
 @pytest.mark.slow  # two processes import TorchRec
-def test_all_ranks_have_the_plan_of_the_first_or_its_error(warm_python: Python, tmp_path):
+def test_all_ranks_have_the_plan_of_the_first_or_its_error(python: Python, tmp_path):
     pytest.importorskip("torchrec", reason="not installed: constraints/others.txt")
-    first, second = both(warm_python, PLANNED, tmp_path)
+    first, second = both(python, PLANNED, tmp_path)
     assert first[:2] == second[:2] and "busiest" in first[2] and "nothing was planned here" in second[2]
     assert first[3] == second[3] and "set --memory higher" in first[3]

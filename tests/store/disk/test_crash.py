@@ -24,7 +24,7 @@ from tests.store.disk.crashing import (
     make_small,
     try_thaw,
 )
-from tests.zygote import PIPE, Python
+from tests.warm import PIPE, Python
 
 
 def test_power_loss_and_kills(tmp_path, monkeypatch, campaign_seed):
@@ -386,22 +386,20 @@ def kill_and_compare(python: Python, path: Path, room: float, wait: float) -> No
         shutil.rmtree(other)
 
 
-def test_kill_at_any_moment(warm_python: Python, tmp_path, campaign_seed):
+def test_kill_at_any_moment(python: Python, tmp_path, campaign_seed):
     """The same store again and again, and stores of new processes."""
     rng = np.random.default_rng(campaign_seed)
     for turn in range(5):
-        kill_and_compare(
-            warm_python, tmp_path / f"store{turn // 3}", room=[1.5, 9][turn // 3], wait=rng.uniform(0, 0.5)
-        )
+        kill_and_compare(python, tmp_path / f"store{turn // 3}", room=[1.5, 9][turn // 3], wait=rng.uniform(0, 0.5))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_kill_at_200_moments(warm_python: Python, tmp_path, campaign_seed):
+def test_kill_at_200_moments(python: Python, tmp_path, campaign_seed):
     rng = np.random.default_rng(campaign_seed)
     for turn in range(200):
         path = tmp_path / f"store{turn // 10}"
-        kill_and_compare(warm_python, path, room=[1.5, 9][turn // 10 % 2], wait=rng.uniform(0, 1))
+        kill_and_compare(python, path, room=[1.5, 9][turn // 10 % 2], wait=rng.uniform(0, 1))
         if turn % 10 == 9:
             shutil.rmtree(path)
             shutil.rmtree(tmp_path / f"{path.name}-frozen", ignore_errors=True)
@@ -416,17 +414,17 @@ def killed_training(python: Python, folder: Path, kills: int, seed: int) -> list
     return done.stdout.splitlines()
 
 
-def test_a_training_run_that_is_killed_again_and_again(warm_python: Python, tmp_path, campaign_seed):
+def test_a_training_run_that_is_killed_again_and_again(python: Python, tmp_path, campaign_seed):
     """After each kill the store holds exactly its last point. The resumed run has the bits of one that was never killed."""
-    *kills, last = killed_training(warm_python, tmp_path / "run", 4, campaign_seed)
+    *kills, last = killed_training(python, tmp_path / "run", 4, campaign_seed)
     assert len(kills) == 4 and all(line.startswith("killed; ") for line in kills)
     assert last.startswith("resumed at step") and last.endswith("with the bits of a run that was never killed")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_a_training_run_that_is_killed_200_times(warm_python: Python, tmp_path, campaign_seed):
-    *kills, last = killed_training(warm_python, tmp_path / "run", 200, campaign_seed)
+def test_a_training_run_that_is_killed_200_times(python: Python, tmp_path, campaign_seed):
+    *kills, last = killed_training(python, tmp_path / "run", 200, campaign_seed)
     print(last, *kills[-3:], sep="\n")
     assert len(kills) == 200
     assert int(last.split()[3].rstrip(",")) > 200, "each process comes a step further at least"

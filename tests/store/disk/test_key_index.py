@@ -12,7 +12,7 @@ from skirl.store.disk import key_index as places_module
 from skirl.store.disk.key_index import KeyIndex, _hash, _share, _whole
 from skirl.store.disk.records import INDEX_BITS
 from tests.cases import cases
-from tests.zygote import Python
+from tests.warm import interpreter
 
 
 def arrays(slots: int = 64) -> list[np.ndarray]:
@@ -181,7 +181,7 @@ print(json.dumps({"above_bound": above, "bytes_a_row": anon / rows, "again": (st
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="measures with Linux's /proc")
 @pytest.mark.parametrize(("known", "bound"), [(1, 10), (0, 16)])
-def test_memory_a_row(python: Python, known, bound, tmp_path):
+def test_memory_a_row(known, bound, tmp_path):
     """At every step, during cleaning, and after reopening; for 882.8 million rows, of which a million are held.
 
     The bytes per row above the bound stay as small with twice as many rows, as in a campaign.
@@ -189,7 +189,7 @@ def test_memory_a_row(python: Python, known, bound, tmp_path):
     batch, rows = 20_000, 2_000_000 if settings.get_current_profile_name() == "campaign" else 1_000_000
     slack = 6 * rows
     env = os.environ | {"NUMBA_DISABLE_JIT": "0"}
-    done = python.run(MEASURE, str(tmp_path), *map(str, (4, rows, batch, known, bound)), env=env)
+    done = interpreter(MEASURE, str(tmp_path), *map(str, (4, rows, batch, known, bound)), env=env)
     assert done.returncode == 0, done.stderr
     measured = json.loads(done.stdout)
     print(measured)

@@ -43,7 +43,7 @@ from tests.store.conformance import (
     table_keys,
 )
 from tests.store.disk.crashing import make_small
-from tests.zygote import PIPE
+from tests.warm import PIPE
 
 _FSYNC = os.fsync
 
@@ -326,10 +326,10 @@ HOLD = (
 """A program that keeps a store open until it is killed."""
 
 
-def test_a_store_in_use_is_refused_once_and_free_after_a_kill(warm_python, tmp_path):
+def test_a_store_in_use_is_refused_once_and_free_after_a_kill(python, tmp_path):
     with DiskStore(tmp_path, LAYOUT), pytest.raises(DiskError, match=f"in use by process {os.getpid()} on "):
         DiskStore(tmp_path, LAYOUT)
-    with warm_python.start(HOLD, str(tmp_path), stdout=PIPE) as child:
+    with python.start(HOLD, str(tmp_path), stdout=PIPE) as child:
         assert child.stdout.readline() == "open\n"
         with pytest.raises(DiskError, match=f"in use by process {child.pid} on .*: close it there first"):
             DiskStore(tmp_path, LAYOUT)
@@ -337,9 +337,9 @@ def test_a_store_in_use_is_refused_once_and_free_after_a_kill(warm_python, tmp_p
     DiskStore(tmp_path, LAYOUT).close()
 
 
-def test_a_store_waits_for_a_process_that_is_about_to_end(warm_python, tmp_path):
+def test_a_store_waits_for_a_process_that_is_about_to_end(python, tmp_path):
     """As one that is killed with the process that started it, just before that one is started again."""
-    with warm_python.start(HOLD, str(tmp_path), stdout=PIPE) as child:
+    with python.start(HOLD, str(tmp_path), stdout=PIPE) as child:
         assert child.stdout.readline() == "open\n"
         threading.Timer(0.3, child.kill).start()
         DiskStore(tmp_path, LAYOUT).close()

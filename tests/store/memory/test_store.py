@@ -18,7 +18,7 @@ from skirl.store.memory.arena import Arena
 from skirl.store.memory.directory import Directory
 from tests.store import frozen
 from tests.store.conformance import StoreConformance, contents, filled
-from tests.zygote import PIPE, Python
+from tests.warm import PIPE, interpreter
 
 
 class TestMemoryStore(StoreConformance):
@@ -67,11 +67,11 @@ print(json.dumps({"peak": status("VmHWM") - before, "above_bound": bound, "rows"
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="measures with Linux's /proc")
 @pytest.mark.parametrize(("width", "rows"), [(4, 3_000_000), (65, 400_000)])
-def test_memory_is_rows_and_20_bytes(python: Python, width, rows):
+def test_memory_is_rows_and_20_bytes(width, rows):
     """At the end, at every step, and at the peak while growing. The tables' sizes do not matter."""
     batch, slack = 10_000, 8 << 20
     env = os.environ | {"NUMBA_DISABLE_JIT": "0"}
-    done = python.run(MEASURE, str(width), str(rows), str(batch), env=env)
+    done = interpreter(MEASURE, str(width), str(rows), str(batch), env=env)
     assert done.returncode == 0, done.stderr
     measured = json.loads(done.stdout)
     print(measured)
@@ -274,7 +274,7 @@ def contents_of(store: MemoryStore) -> dict[int, list[float]]:
     return dict(zip(keys.tolist(), out.tolist(), strict=True))
 
 
-def test_kill_while_frozen_rows_are_written_leaves_a_whole_state(warm_python, tmp_path):
+def test_kill_while_frozen_rows_are_written_leaves_a_whole_state(python, tmp_path):
     """Kill -9 at any moment while writing the 2nd, 3rd, ... state in one folder: one of them thaws, whole."""
     code = (
         "import sys, numpy as np; from pathlib import Path; from skirl.store import MemoryStore, Record\n"
@@ -287,7 +287,7 @@ def test_kill_while_frozen_rows_are_written_leaves_a_whole_state(warm_python, tm
     rng = np.random.default_rng(0)
     for turn in range(3):
         folder = tmp_path / str(turn)
-        with warm_python.start(code, str(folder), stdout=PIPE) as child:
+        with python.start(code, str(folder), stdout=PIPE) as child:
             assert child.stdout.readline() == "1\n"
             time.sleep(rng.uniform(0, 0.1))
             child.kill()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from skirl.store.remote.serve import Serve
-from tests.zygote import COMMAND, PIPE, Python
+from tests.warm import COMMAND, PIPE, Python
 
 TRAIN = "train --data synthetic:tiny --model dlrm-tiny --dim 4 --batch 32 --cache 200 --threads 1 --quiet --json"
 
@@ -44,15 +44,15 @@ def train(python: Python, folder: Path, *more: str) -> dict[str, object]:
     return {name: found[name] for name in ("loss", "auc", "logloss", "ne", "calibration")}
 
 
-def test_a_trainer_on_a_node_has_the_bits_of_a_local_store_also_when_it_goes_on(warm_python: Python, tmp_path: Path):
+def test_a_trainer_on_a_node_has_the_bits_of_a_local_store_also_when_it_goes_on(python: Python, tmp_path: Path):
     port, side = free_port(), free_port()
     serve = "serve", f"127.0.0.1:{port}", "--metrics", str(side)
     store = "--store", f"rpc://127.0.0.1:{port}"
-    with warm_python.start(COMMAND, *serve, stdout=PIPE, stderr=PIPE) as node:
+    with python.start(COMMAND, *serve, stdout=PIPE, stderr=PIPE) as node:
         try:
-            local = train(warm_python, tmp_path / "local", "--steps", "12")
-            train(warm_python, tmp_path / "remote", *store, "--steps", "6")
-            assert train(warm_python, tmp_path / "remote", *store, "--steps", "12", "--resume") == local
+            local = train(python, tmp_path / "local", "--steps", "12")
+            train(python, tmp_path / "remote", *store, "--steps", "6")
+            assert train(python, tmp_path / "remote", *store, "--steps", "12", "--resume") == local
             with urllib.request.urlopen(f"http://127.0.0.1:{side}/metrics", timeout=10) as answer:
                 assert b'skirl_node_parts{node="0"}' in answer.read()
         finally:
@@ -62,9 +62,9 @@ def test_a_trainer_on_a_node_has_the_bits_of_a_local_store_also_when_it_goes_on(
     assert f"node 0 keeps rows in memory; they meet at 127.0.0.1:{port}, only this machine reaches it" in err
 
 
-def test_nodes_end_with_the_meeting_point(warm_python: Python):
+def test_nodes_end_with_the_meeting_point(python: Python):
     serve = "serve", f"127.0.0.1:{free_port()}", "--nodes", "2", "--node"
-    first, second = (warm_python.start(COMMAND, *serve, node, stderr=PIPE) for node in "01")
+    first, second = (python.start(COMMAND, *serve, node, stderr=PIPE) for node in "01")
     with first, second:
         assert second.stderr is not None and "keeps rows" in second.stderr.readline()
         first.kill()
@@ -73,7 +73,7 @@ def test_nodes_end_with_the_meeting_point(warm_python: Python):
     assert f"skirl serve: the meeting point {serve[1]} is gone: start its node again" in err and "Traceback" not in err
 
 
-def test_a_node_ends_with_a_sentence_where_nobody_meets(warm_python: Python):
-    done = warm_python.run(COMMAND, "serve", "127.0.0.1:9", "--nodes", "2", "--node", "1", "--patience", "0.2")
+def test_a_node_ends_with_a_sentence_where_nobody_meets(python: Python):
+    done = python.run(COMMAND, "serve", "127.0.0.1:9", "--nodes", "2", "--node", "1", "--patience", "0.2")
     assert done.returncode == 1
     assert "skirl serve: nobody answers at 127.0.0.1:9 after" in done.stderr and "Traceback" not in done.stderr

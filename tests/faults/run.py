@@ -1,6 +1,6 @@
 """Run the battery under one fault after another, each in a fork of this process, which has already imported torch.
 
-`python -m tests.faults.zygote AREA [N [FIRST]]` prints a JSON object: what caught each fault, or every N-th fault, and
+`python -m tests.faults.run AREA [N [FIRST]]` prints a JSON object: what caught each fault, or every N-th fault, and
 null if nothing did. The sources are changed as they are imported, never on disk. Run it with NUMBA_DISABLE_JIT=1, so
 that kernels run from their source; faults of the disk store are in no kernel.
 """
@@ -20,7 +20,6 @@ from types import ModuleType
 
 from tests.faults.plant import Fault
 from tests.interpreter import quicken
-from tests.serve import prepare
 
 DISK_AREAS = ("disk", "frozen")
 """Areas with faults in a store on disk, which has no kernels."""
@@ -103,7 +102,9 @@ def in_fork(fault: Fault | None, shift: int, area: str, third: int | None = None
 
 
 def main() -> None:
-    prepare()
+    import torch
+
+    torch.set_num_threads(1)
     if sys.argv[1] == "gpu":
         quicken()  # it imports Triton
     from tests.faults.catalogue import AREAS
