@@ -16,10 +16,6 @@ def keep(header: Path) -> Path:
     """Keep a checkpoint as the best, and return its folder. At every moment, the previous best or this one is complete.
 
     Files are hard-linked, or copied if the file system has no links.
-
-    **Arguments**
-
-    - `header`: the header of the checkpoint, which must be complete.
     """
     own = header.parent / NAME
     try:

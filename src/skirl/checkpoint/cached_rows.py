@@ -17,14 +17,7 @@ _PIECE = 1 << 16
 
 
 class FrozenCaches:
-    """The caches as they are when this is made. Release it before making the next one.
-
-    **Arguments**
-
-    - `caches`: the cache of each bank.
-    - `folder`: where the file goes.
-    - `since`: what `write` returned last time for the same caches. None: write all resident rows.
-    """
+    """The caches as they are when this is made. Release it before making the next one."""
 
     def __init__(self, caches: Sequence[Cache], folder: Path, since: Facts | None) -> None:
         self._caches, self._folder = list(caches), folder

@@ -107,17 +107,7 @@ def naming(header: Path, error: CheckpointError) -> CheckpointError:
 
 
 def retain(folder: Path, number: int, keep: int, after: int | None, start: int | None = None) -> None:
-    """Remove all checkpoints but those to keep and the one from which a sweep goes on, and files that no header names.
-
-    **Arguments**
-
-    - `folder`: the folder.
-    - `number`: the new checkpoint, which stays.
-    - `keep`: how many stay in all, the newest ones.
-    - `after`: the checkpoint from which this run continued. Later ones are damaged, or of a run that was given up, and are
-      removed.
-    - `start`: this start of the run. Nothing is removed if there is a newer one.
-    """
+    """Remove all checkpoints but those to keep and the one from which a sweep goes on, and files that no header names."""
     others = [n for n in numbers(folder) if n != number]
     usable = [n for n in others if after is None or n <= after]
     kept = set(usable[-(keep - 1) :]) if keep > 1 else set()
@@ -132,12 +122,6 @@ def drop_newer(folder: Path, number: int, start: int | None) -> None:
 
     Otherwise the next start might find one of them undamaged, and continue from steps that this one has trained and logged
     again.
-
-    **Arguments**
-
-    - `folder`: the folder.
-    - `number`: the checkpoint from which the run continues.
-    - `start`: this start of the run. Nothing is removed if there is a newer one.
     """
     newer = [n for n in numbers(folder) if n > number]
     if starts.is_newest(folder, start):
@@ -148,11 +132,6 @@ def sweep(folder: Path, start: int | None = None) -> None:
     """Remove files of ours that no header names: those of older checkpoints, of failed ones, and of killed exports.
 
     Files are listed first, and whether this start is the newest is checked last, so no file of a newer start is removed.
-
-    **Arguments**
-
-    - `folder`: the folder.
-    - `start`: this start of the run. Nothing is removed if there is a newer one.
     """
     rows = folder / ROWS
     ours = [(path, path.name) for path in folder.iterdir() if _OURS.fullmatch(path.name)]
@@ -173,14 +152,7 @@ def sweep(folder: Path, start: int | None = None) -> None:
 
 
 def take_back(folder: Path, number: int, start: int | None) -> None:
-    """Remove the first checkpoint of a run that ended before its first step, and the folder if that leaves it empty.
-
-    **Arguments**
-
-    - `folder`: the folder.
-    - `number`: the checkpoint.
-    - `start`: this start of the run. Nothing is removed if there is a newer one.
-    """
+    """Remove the first checkpoint of a run that ended before its first step, and the folder if that leaves it empty."""
     if starts.is_newest(folder, start):
         _remove(header(folder, number))
         sweep(folder, start)

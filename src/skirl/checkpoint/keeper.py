@@ -35,18 +35,6 @@ class Keeper:
     At SIGTERM the run saves after its current step and ends; a second SIGTERM ends it at once. If a checkpoint cannot be
     written, a warning says so, the one before it stays, and the next one is tried anyway. If an error ends the run
     before its first step, its first checkpoint is removed.
-
-    **Arguments**
-
-    - `folder`: folder for the checkpoints. None: save nothing.
-    - `every`: steps between two checkpoints.
-    - `minutes`: minutes between two checkpoints.
-    - `keep`: how many checkpoints stay, the newest ones. By default 2, so that one is whole while the next is written.
-    - `resume`: continue from the newest undamaged checkpoint, or begin if there is none yet. Without it, a folder with
-      checkpoints is refused.
-    - `keep_best`: also keep the checkpoint of the step that `after_step` was told is the best, in the folder `best`.
-    - `first`: whether this trainer keeps the best for all. False on all other trainers.
-    - `whole`: arguments of `skirl.save` and `skirl.load`; `data` is the lookahead.
     """
 
     def __init__(

@@ -22,24 +22,13 @@ class OwnRows(NamedTuple):
     """Facts of the first trainer's store, whose identity and generation the rows get on every trainer."""
 
     def check(self, files: Path) -> None:
-        """Raise a CheckpointError if a file of these parts is not as it was written.
-
-        **Arguments**
-
-        - `files`: the folder of rows.
-        """
+        """Raise a CheckpointError if a file of these parts is not as it was written."""
         for rows, _ in self.parts:
             whole.check(files, rows["store"])
             whole.check(files, rows["cache"])
 
     def thaw(self, store: Store, files: Path) -> None:
-        """Have a store take all of them, or nothing.
-
-        **Arguments**
-
-        - `store`: the store.
-        - `files`: the folder of rows.
-        """
+        """Have a store take all of them, or nothing."""
         taken = [
             FrozenPart(rows["store"], overlay(files, rows["cache"], store.layout), mine) for rows, mine in self.parts
         ]
@@ -58,14 +47,7 @@ class OwnRows(NamedTuple):
 
 
 def own_rows(body: parts.Body, here: Placement, rank: int) -> dict[str, OwnRows]:
-    """Return the rows that a trainer takes, by collection.
-
-    **Arguments**
-
-    - `body`: content of the header, as `folder.read` returns it.
-    - `here`: where rows are now.
-    - `rank`: rank of the trainer.
-    """
+    """Return the rows that a trainer takes, by collection."""
     saved, there = parts.placement(body), parts.of(body)
     chosen = [
         (there[of], None if saved.meets(of, here) == [rank] else mine_of(here, rank)) for of in here.meets(rank, saved)
@@ -82,15 +64,7 @@ def mine_of(here: Placement, rank: int) -> Mine:
 
 
 def counters_of(body: parts.Body, name: str, first: dict[str, int], rank: int, size: int) -> dict[str, int]:
-    """Return the counters with which a trainer continues. Each part's go to exactly one trainer, so their sum is the same.
-
-    **Arguments**
-
-    - `body`: content of the header.
-    - `name`: name of the collection.
-    - `first`: the first trainer's counters, as saved with the run.
-    - `rank`, `size`: rank of the trainer, and number of trainers.
-    """
+    """Return the counters with which a trainer continues. Each part's go to exactly one trainer: the sum stays."""
     each = [part["counters"][name] for part in body["parts"]] if "trainers" in body else [first]
     return dict.fromkeys(first, 0) | _sums(each[rank::size]) | {"steps": first["steps"]}
 

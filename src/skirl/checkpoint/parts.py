@@ -38,14 +38,7 @@ def name(number: int, rank: int, trainers: int, mark: str) -> str:
 
 
 def write(folder: Path, body: Body, mark: str) -> dict[str, str]:
-    """Write the header of a part, once all that it names is on disk. Return its entry for the checkpoint's header.
-
-    **Arguments**
-
-    - `folder`: the folder of checkpoints.
-    - `body`: its content: number, rank, trainers, digest, rows, counters and split.
-    - `mark`: 16 hexadecimal digits that no other checkpoint has.
-    """
+    """Write the header of a part, once all that it names is on disk. Return its entry for the checkpoint's header."""
     path = folder / name(body["number"], body["rank"], body["trainers"], mark)
     head = {"format": FORMAT, "format_version": FORMAT_VERSION, "skirl": skirl_version()}
     write_sealed(path, head | dict(body), mark)
@@ -53,13 +46,7 @@ def write(folder: Path, body: Body, mark: str) -> dict[str, str]:
 
 
 def read(header: Path, body: Body) -> list[dict[str, Any]]:
-    """Read the parts that a checkpoint's header names, in the order of ranks. Raise a CheckpointError if one is damaged.
-
-    **Arguments**
-
-    - `header`: the header.
-    - `body`: its content.
-    """
+    """Read the parts that a checkpoint's header names, in the order of ranks. Raise a CheckpointError if one is damaged."""
     trainers, number = body.get("trainers"), body.get("number")
     if (wrong := misfit(trainers, _TRAINERS, "trainers")) is not None:
         raise CheckpointError(f"{header} is incomplete or damaged ({wrong}): use another checkpoint")

@@ -251,14 +251,7 @@ def settled(engines: Mapping[str, Engine]) -> Saving | None:
 
 
 def claimed(engines: Mapping[str, Engine], path: Path, start: int | None) -> int:
-    """Assign the next checkpoints in this folder to a start. Return the number of the one that was loaded there, or 0.
-
-    **Arguments**
-
-    - `engines`: the engines of the run.
-    - `path`: the folder.
-    - `start`: the number that `starts.claim` returned.
-    """
+    """Assign the next checkpoints in this folder to a start. Return the number of the one that was loaded there, or 0."""
     loaded = settled(engines)
     last = loaded if loaded is not None and loaded.folder == path else Saving(path, 0)
     last.start = start

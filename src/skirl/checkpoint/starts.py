@@ -62,13 +62,7 @@ def claim(folder: Path) -> int:
 
 
 def take_back(folder: Path, start: int | None) -> None:
-    """Remove the file of a start that leaves nothing behind.
-
-    **Arguments**
-
-    - `folder`: the folder of checkpoints.
-    - `start`: the number that `claim` returned. None: the folder has no starts.
-    """
+    """Remove the file of a start that leaves nothing behind."""
     if start is not None:
         _file(folder, start).unlink(missing_ok=True)
 
@@ -78,11 +72,6 @@ def is_newest(folder: Path, start: int | None) -> bool:
 
     A network file system may list names as they were some seconds ago, but does not open a file that is gone. So this opens
     the start's own file, which a newer start removes.
-
-    **Arguments**
-
-    - `folder`: the folder of checkpoints.
-    - `start`: the number that `claim` returned. None: the folder has no starts, so it may.
     """
     if start is None:
         return True
@@ -97,13 +86,7 @@ def is_newest(folder: Path, start: int | None) -> bool:
 
 
 def check(folder: Path, start: int | None) -> None:
-    """Raise a Superseded if the folder belongs to a newer start of the run.
-
-    **Arguments**
-
-    - `folder`: the folder of checkpoints.
-    - `start`: the number that `claim` returned.
-    """
+    """Raise a Superseded if the folder belongs to a newer start of the run."""
     if not is_newest(folder, start):
         number = newest(folder)
         whose = f"start {number}" if number != start else "a newer start"

@@ -23,17 +23,7 @@ log = logging.getLogger("skirl")
 
 @dataclass(frozen=True)
 class JointSave:
-    """One trainer's share in a checkpoint of several. Its thread runs `write`.
-
-    **Arguments**
-
-    - `saving`: the checkpoint.
-    - `peers`: the trainers, whose channel "votes" belongs to the thread until `write` returns.
-    - `placement`: which trainer has which rows.
-    - `steps`: how many steps each collection has made.
-    - `since`: what the checkpoint before in this folder says about the rows that this trainer wrote.
-    - `keep`: how many checkpoints stay, the newest ones.
-    """
+    """One trainer's share in a checkpoint of several. Its thread runs `write`."""
 
     saving: Saving
     peers: Peers
@@ -48,14 +38,7 @@ class JointSave:
         state: Mapping[str, Any],
         head: tuple[dict[str, Any], dict[str, Any]],
     ) -> None:
-        """Write this trainer's part, vote, and have the first one commit. After an error, the checkpoint before stays.
-
-        **Arguments**
-
-        - `frozen`: the rows, or the error because of which this trainer has none, which the others are told.
-        - `state`: what else the header of the part has: `counters` and `split`, by collection.
-        - `head`: content of the checkpoint's header, and tensors of the dense part. Used only on the first trainer.
-        """
+        """Write this trainer's part, vote, and have the first one commit. After an error, the checkpoint before stays."""
         began, votes, saving = time.perf_counter(), Votes(self.peers), self.saving
         self.peers.channel("votes").step = max(self.steps.values(), default=None)
         try:

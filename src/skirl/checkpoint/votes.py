@@ -26,10 +26,6 @@ _WORSE: tuple[type[Exception], ...] = (CheckpointError, OtherVersion, Mismatch)
 class Votes:
     """Votes of all trainers, which must make the same calls in the same order. A single trainer only hears itself.
 
-    **Arguments**
-
-    - `peers`: the trainers, whose channel "votes" is used.
-
     >>> from skirl.peers.alone import Alone
     >>> Votes(Alone()).told({"number": 3}, "begin")
     [{'number': 3}]
@@ -41,13 +37,7 @@ class Votes:
         """Exchanges a value with all ranks: see `Channel.told`."""
 
     def agreed(self, work: Callable[[], T], tag: str) -> T:
-        """Do something on all ranks. If it fails on any, raise the worst error on all; among equals, the lowest rank's.
-
-        **Arguments**
-
-        - `work`: function to call.
-        - `tag`: what it is for.
-        """
+        """Do something on all ranks. If it fails on any, raise the worst error on all; among equals, the lowest rank's."""
         error: Exception | None = None
         done: list[T] = []
         try:
@@ -71,13 +61,7 @@ def _badness(error: Exception) -> int:
 
 
 def trainers_of(model: nn.Module, peers: Peers | None, placement: Placement | None) -> tuple[Peers, Placement]:
-    """Return the trainers that save or load a model together, and the placement: as given, or those of its embeddings.
-
-    **Arguments**
-
-    - `model`: the model, with its embeddings.
-    - `peers`, `placement`: as given to `skirl.save`.
-    """
+    """Return the trainers that save or load a model together, and the placement: as given, or those of its embeddings."""
     exchange = next(iter(collections_of(model).values())).engine.exchange
     peers = peers or (Alone() if exchange is None else exchange.peers)
     own = Placement.even(peers.size) if exchange is None else exchange.placement

@@ -88,11 +88,6 @@ def opened(path: str | Path, peers: Peers | None = None) -> Iterator[Opened]:
     """Open embeddings with the rows of the newest undamaged checkpoint, and its other content, for the length of a block.
 
     Files of a disk store are hard-linked into a temporary folder next to the checkpoint.
-
-    **Arguments**
-
-    - `path`: the folder of checkpoints, or the header of one.
-    - `peers`: trainers that all do this at once. They agree on one checkpoint, and each gets its own rows of it.
     """
     votes = Votes(peers or Alone())
     names = votes.agreed(

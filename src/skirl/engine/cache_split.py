@@ -64,17 +64,6 @@ def split_cache(
 
     Every bank gets what one batch needs and at least one slot. The rest is shared out by demand.
 
-    **Arguments**
-
-    - `cache`: the size: rows, a share of all rows, bytes, or "auto".
-    - `rows`: rows of each bank's tables.
-    - `record_bytes`, `dims`: bytes of a record and dim of a row, for each bank.
-    - `distinct`: distinct rows of each bank in the window that decides.
-    - `largest`: the most distinct rows of each bank in one batch.
-    - `in_flight`: steps whose rows may be on their way.
-    - `free`: returns the bytes that are free where the cache will be; for "auto".
-    - `batch`: name of the batch that does not fit, for the error.
-
     >>> split_cache(100, rows=[900, 90], record_bytes=[64, 32], dims=[16, 8],
     ...             distinct=[60, 20], largest=[10, 5], in_flight=3)
     ([73, 26], [30, 15])

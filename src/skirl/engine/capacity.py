@@ -59,15 +59,6 @@ class Capacity:
     The split follows the demand of a run's first batches, and changes if a later batch does not fit. It depends only on
     the data, and with "auto" on the memory that is free at first.
 
-    **Arguments**
-
-    - `cache`: size of the cache of this one trainer. A share is a share of the rows that it owns.
-    - `schema`: the tables.
-    - `record_bytes`: bytes of a record, for each bank.
-    - `free`: returns the bytes that are free where the cache will be.
-    - `sites`: trainers that share the rows.
-    - `near`: how many of them share the memory: "auto" takes 1/near of what is free.
-
     >>> from skirl import Table
     >>> capacity = Capacity(10, Schema.of([Table("a", 100, 4), Table("b", 100, 8)]), [16, 32], lambda: 0)
     >>> capacity.decide([[7, 1], [2, 8]], [8, 8], in_flight=1, number=0).slots
@@ -110,13 +101,7 @@ class Capacity:
         return [rows // 2 for rows in self.split.staging_rows] if self.split else []
 
     def sizes(self, record_bytes: Sequence[int], staging_bytes: Sequence[int]) -> list[BankMemory]:
-        """Return what each bank takes. Empty until a split is decided.
-
-        **Arguments**
-
-        - `record_bytes`: bytes of a record, for each bank.
-        - `staging_bytes`: bytes that each bank has allocated for rows on their way.
-        """
+        """Return what each bank takes. Empty until a split is decided."""
         tables, split = self._schema.tables, self.split
         if split is None:
             return []
@@ -130,15 +115,7 @@ class Capacity:
     def decide(
         self, needs: Sequence[Sequence[int]], distinct: Sequence[int], *, in_flight: int, number: int | None
     ) -> CacheSplit:
-        """Return a split that holds batch `number`, and as many of the batches after it as possible.
-
-        **Arguments**
-
-        - `needs`: for each batch from `number` on, the distinct rows of each bank.
-        - `distinct`: the distinct rows of each bank in all of them together.
-        - `in_flight`: steps whose rows may be on their way.
-        - `number`: number of the first batch, for the error if not even that one fits; None: it has no number.
-        """
+        """Return a split that holds batch `number`, and as many of the batches after it as possible."""
         each = np.array(needs, np.int64)
         whole = np.maximum(each.max(axis=0), self._largest)
         for largest in (whole, *(each[:n].max(axis=0) for n in range(len(each), 1, -1))):
@@ -174,16 +151,7 @@ class Capacity:
     def refusal(
         self, needs: Sequence[Sequence[int]], *, in_flight: int, number: int | None, at: int = 0, whole: bool = False
     ) -> DoesNotFit:
-        """Return the error for a batch that no split holds.
-
-        **Arguments**
-
-        - `needs`: for each batch that is known, the distinct rows of each bank.
-        - `in_flight`: steps whose rows may be on their way.
-        - `number`: number of the first of these batches; None: it has no number.
-        - `at`: index of the one that does not fit.
-        - `whole`: whether these are all batches of the run.
-        """
+        """Return the error for a batch that no split holds."""
         room, _ = self._room(needs[at], in_flight)
         room = replace(room, cache=self.cache)  # not the bytes that "auto" stands for
         return too_small(room, needs, lambda i: _named(None if number is None else number + i), at=at, whole=whole)

@@ -25,10 +25,6 @@ class Exchange:
 
     Methods above the comment "While a step computes" are for the training loop's thread, those below it for the thread
     that moves rows meanwhile.
-
-    **Arguments**
-
-    - `peers`: all trainers.
     """
 
     def __init__(self, peers: Peers) -> None:
@@ -185,12 +181,6 @@ class Exchange:
         """Agree on what is critical between a step and the next. Return True if all trainers have planned the next one.
 
         In that case, set `gradients_wait` of the first and `values_wait` of the second. Owners send one bit a request.
-
-        **Arguments**
-
-        - `banks`: the engine's.
-        - `work`, `after`: the two steps; None: the next one is not planned here.
-        - `slots`: number of slots in each bank's cache.
         """
         size = self.peers.size
         if after is None or self.all_critical or not all(bank.moves_ahead for bank in banks):

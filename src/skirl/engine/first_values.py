@@ -18,14 +18,7 @@ from skirl.store import Store
 
 
 class FirstValues:
-    """The tables of one engine that begin from an array and, if that matters, the rows that its store has had.
-
-    **Arguments**
-
-    - `schema`: the tables.
-    - `dtype`: dtype of the rows, as torch names it.
-    - `seed`: seed of the first values of all other rows.
-    """
+    """The tables of one engine that begin from an array and, if that matters, the rows that its store has had."""
 
     def __init__(self, schema: Schema, dtype: str, seed: int) -> None:
         self.of: dict[int, Given] = {t: i.initial for t, i in enumerate(schema.tables) if isinstance(i.initial, Given)}
@@ -62,10 +55,6 @@ class FirstValues:
     def among_others(self, own: Seen) -> None:
         """Prepare for a plan that several engines share. A row exists for it if any of them has had it, and this engine
         makes it when it first comes here.
-
-        **Arguments**
-
-        - `own`: the rows that exist here; kept, not copied.
         """
         self._written, self._among_others = own if self._written is None else self._written, True
 

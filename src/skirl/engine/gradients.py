@@ -17,16 +17,7 @@ from skirl.tools.jit import kernel
 
 
 class Gradients:
-    """The sums of one bank's rows in one step, or of some of them.
-
-    **Arguments**
-
-    - `rows`: the bank.
-    - `update`: what the backward brought.
-    - `sent`: for each subtree of this trainer, the sums of the rows that it reads.
-    - `trees`: for each trainer, its subtrees.
-    - `which`: the rows, both as this trainer reads them and as others ask it for them; None: all.
-    """
+    """The sums of one bank's rows in one step, or of some of them."""
 
     def __init__(
         self,
@@ -93,9 +84,6 @@ def marked(sums: Sums) -> torch.Tensor:
 def narrowed(step: Step, requests: np.ndarray) -> Step:
     """Return the step with only the rows of these requests. Only these requests are numbered.
 
-    **Arguments**
-
-    - `step`: the Step of an owner.
     - `requests`: bool [requests]; the same for all requests of a row.
     """
     rows, positions = len(step.rows), len(step.group_pos)

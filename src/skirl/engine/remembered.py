@@ -13,13 +13,7 @@ LIMIT = 64 << 20
 
 
 class Remembered:
-    """Weights of rows as the last executed step left them. Valid until the next step, and for use by one thread.
-
-    **Arguments**
-
-    - `engine`: the engine whose rows are looked up.
-    - `limit`: bytes of rows. If a batch would exceed them, all rows are dropped, and those of the batch are looked up.
-    """
+    """Weights of rows as the last executed step left them. Valid until the next step, and for use by one thread."""
 
     def __init__(self, engine: Engine, limit: int = LIMIT) -> None:
         share = limit // len(engine.schema.banks)

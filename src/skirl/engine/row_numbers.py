@@ -10,11 +10,6 @@ from skirl.tools.jit import AHEAD, kernel, prefetch
 class RowNumbers:
     """Does what `HashIndex.number` does, in a third of its time, for the tables of one bank.
 
-    **Arguments**
-
-    - `schema`: all tables.
-    - `bank`: index of the bank.
-
     >>> from skirl import Table
     >>> numbers = RowNumbers(Schema.of([Table("a", 10, 4), Table("b", 5, 4)]), 0)
     >>> [found.tolist() for found in numbers.number(np.array([7, 3, 7]))]

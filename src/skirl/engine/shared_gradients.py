@@ -11,11 +11,6 @@ def keep_shared(
 ) -> None:
     """Keep the gradient of a micro-batch whose samples share bags.
 
-    **Arguments**
-
-    - `engine`: the engine.
-    - `work`: the step.
-    - `bank`, `micro`: numbers of the bank and of the micro-batch.
     - `grad`: gradient of the output, [batch * features, dim]; None: it has none.
     - `of_bags`: gradient of the shared bags themselves, [shared bags, dim], if the loop used them; None: they have
       none.

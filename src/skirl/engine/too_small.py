@@ -7,15 +7,7 @@ import numpy as np
 
 
 class DoesNotFit(ValueError):
-    """A batch needs more rows at the same time than the whole cache holds.
-
-    **Arguments**
-
-    - `found`: what the cache has and what the batch needs.
-    - `enough`: a cache that would do, in rows or bytes.
-    - `in_bytes`: whether that is in bytes.
-    - `hint`: what else helps.
-    """
+    """A batch needs more rows at the same time than the whole cache holds."""
 
     def __init__(self, found: str, enough: int, in_bytes: bool, hint: str) -> None:
         size = f"{enough} bytes or more ('{enough}B')" if in_bytes else f"{enough} or more"
@@ -55,14 +47,6 @@ def too_small(
     room: Room, batches: Sequence[Sequence[int]], name: Callable[[int], str], *, at: int = 0, whole: bool = False
 ) -> DoesNotFit:
     """Return the error. It asks for what the largest known batch needs, so that the next one is not refused too.
-
-    **Arguments**
-
-    - `room`: the room that the cache has.
-    - `batches`: the distinct rows of each bank, of every batch that is known.
-    - `name`: returns the name of one of them, by its index.
-    - `at`: index of the one that does not fit.
-    - `whole`: whether these are all batches of the run.
 
     >>> room = Room(20, 20, None, [1, 1], [99, 99], [4, 8])
     >>> print(too_small(room, [[9, 15], [20, 16], [2, 2]], "batch {}".format))

@@ -99,21 +99,10 @@ class BankPlanner:
         resident_next: np.ndarray | None = None,
         share: OwnedRows | None = None,
     ) -> None:
-        """Set up. Nothing is planned yet.
+        """Set up; nothing is planned yet.
 
-        **Arguments**
-
-        - `schema`, `bank`: the tables, and the index of the bank to plan.
-        - `capacity`: slots of the cache.
-        - `depth`: batches that the window is likely to hold. It sizes arrays and changes no Step.
-        - `seen`: which rows exist. The planner adds first uses, and takes them back in `rollback`.
-        - `policy`: which rows leave.
-        - `hold`: steps for which evicted rows can be forwarded. 4 is right for a `prefetch` of 2.
-        - `hold_rows`: evicted rows that can be forwarded at a time; None: as many as the cache has slots.
-        - `threads`: threads that plan, but no more than there are tables.
-        - `resident`: rows in the cache at the start.
-        - `resident_next`: the number of the first batch that uses each of those, if the whole future is known.
-        - `share`: the rows that batches may have, if several owners share them. It changes no Step.
+        Evicted rows can be forwarded for `hold` steps (4 is right for a `prefetch` of 2), `hold_rows` of them at a time.
+        `depth` sizes arrays, and `share` says which rows batches may have: neither changes a Step.
         """
         self.capacity = capacity
         self.entered = 0

@@ -58,11 +58,6 @@ def row_type(schema: Schema, bank: int) -> type[np.int32] | type[np.int64]:
 class Asking:
     """The trainer's half, for one bank.
 
-    **Arguments**
-
-    - `schema`, `bank`: the tables, and the index of the bank.
-    - `placement`: which owner has which rows.
-
     >>> from skirl import Table
     >>> schema = Schema.of([Table("a", 10, 4), Table("b", 10, 4)])
     >>> reads, asked = Asking(schema, 0, Placement.even(2)).of(Positions.of(np.array([1, 3, 1, 1 << 48 | 5])))
@@ -99,11 +94,6 @@ def joined(tables: np.ndarray, asked: Sequence[Requests]) -> tuple[Positions, np
 
     The second is int32 [trainers + 1]. `Step.slots` has one slot for each request.
 
-    **Arguments**
-
-    - `tables`: int64: the numbers of the bank's tables.
-    - `asked`: what each trainer asks for.
-
     >>> seven = Requests(np.array([7]), np.array([1, 0], np.int32))
     >>> two = [Requests(np.array([7, 2]), np.array([1, 1], np.int32)), seven]
     >>> batch, serve = joined(np.array([0, 1]), two)
@@ -121,12 +111,7 @@ def fused(reads: Reads, step: Step) -> Step:
 
 
 def critical_values(before: Step, step: Step, capacity: int) -> np.ndarray:
-    """Return for each request of `step` whether `before`, the step before it, changes its row: its value is known only then.
-
-    **Arguments**
-
-    - `before`, `step`: two steps planned one after the other over the same `capacity` slots.
-    """
+    """Return for each request of `step` whether the step before it changes its row."""
     changed = np.zeros(capacity, np.bool_)
     changed[before.rows] = True
     changed[_arrivals(step)] = False  # another row was there before
@@ -134,12 +119,7 @@ def critical_values(before: Step, step: Step, capacity: int) -> np.ndarray:
 
 
 def critical_gradients(step: Step, after: Step, capacity: int) -> np.ndarray:
-    """Return for each request of `step` whether the next step uses or evicts its row: its gradient has to come before that.
-
-    **Arguments**
-
-    - `step`, `after`: two steps planned one after the other over the same `capacity` slots.
-    """
+    """Return for each request of `step` whether the next step uses or evicts its row."""
     wanted = np.zeros(capacity, np.bool_)
     wanted[after.rows] = True  # if another row takes one of these slots, the row there is evicted
     wanted[after.evict_slots] = True

@@ -37,10 +37,6 @@ class Letters:
     A letter begins with its kind, the number of the batch and the sender's vote (2 words). For a batch, the row counts of
     every table of every bank follow, then the rows, bank after bank. For an error, its text follows. A row is one word,
     and half a word more in a table of more than 2**31 rows.
-
-    **Arguments**
-
-    - `banks`: schema and index of each bank of all collections.
     """
 
     def __init__(self, banks: Sequence[tuple[Schema, int]]) -> None:

@@ -35,16 +35,7 @@ def bank_planners(
     resident_next: Sequence[np.ndarray] | None = None,
     share: OwnedRows | None = None,
 ) -> list[BankPlanner]:
-    """Return a planner for each bank of a collection.
-
-    **Arguments**
-
-    - `capacities`: number of slots of each bank.
-    - `hold_rows`: evicted rows of each bank that can be forwarded at any moment; by default as many as it has slots.
-    - `residents`: rows of each bank that are in the cache at the start; none by default.
-    - `resident_next`: the first batch that uses each of those, if known.
-    - `share`: the rows that batches may have, if several owners share them.
-    """
+    """Return a planner for each bank of a collection."""
     return [
         BankPlanner(
             schema,
@@ -81,14 +72,6 @@ class Planner(Generic[Item]):
     >>> item, steps = planner.next()
     >>> item, steps[0].new_keys.tolist()
     ('batch 0', [1, 2])
-
-    **Arguments**
-
-    - `banks`: the planners of the banks.
-    - `plan`: how far to read.
-    - `first`: number of the first step; above 0 if other planners have planned those before.
-    - `may_stop`: whether a batch that a bank has no room for ends the plan before it. `stopped` then says why, and
-      `rest` has this batch and those after it. By default it is an error, for callers that could not make more room.
     """
 
     def __init__(self, banks: Sequence[BankPlanner], plan: Plan, *, first: int = 0, may_stop: bool = False) -> None:
@@ -121,15 +104,7 @@ class Planner(Generic[Item]):
         return list(self._inbox)
 
     def add(self, item: Item, banks: Sequence[Batch], nbytes: int, next_uses: list[np.ndarray] | None = None) -> None:
-        """Add a batch.
-
-        **Arguments**
-
-        - `item`: what is returned with its Steps.
-        - `banks`: its ids or keys, for every bank.
-        - `nbytes`: memory that its owner holds for it.
-        - `next_uses`: for each bank, the number of the next batch that uses each of its rows, if the future is known.
-        """
+        """Add a batch."""
         self._inbox.append((item, banks, nbytes, next_uses))
 
     def end(self) -> None:

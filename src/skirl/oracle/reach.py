@@ -48,12 +48,6 @@ def is_full(plan: Plan, window: int, planned: int, vote: Vote) -> bool:
 def due(plan: Plan, window: int, planned: int, votes: Sequence[Vote]) -> int:
     """Return how many steps are planned before the next batch enters.
 
-    **Arguments**
-
-    - `plan`: how far to read.
-    - `window`, `planned`: number of batches in the window, and of steps planned before them.
-    - `votes`: the votes of all owners on this window.
-
     >>> due(Plan(ramp=False), 9, 0, [Vote(3, 0), Vote(2, 0)]), due(Plan(ramp=False), 9, 0, [Vote(3, 0), Vote(0, 1)])
     (2, 1)
     """

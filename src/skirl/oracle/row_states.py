@@ -36,12 +36,6 @@ class RowStates:
     States of small tables, and of rows that an owner can number (share.py), are in one array, row after row; a hash index
     finds those of all other rows. A handle is the index of a state, in the array or among the hashed ones.
 
-    **Arguments**
-
-    - `schema`, `tables`: all tables, and the numbers of those of the bank.
-    - `room`: number of rows whose states may be in the array. The smallest tables go there first.
-    - `share`: the rows that can come, if several owners share them; None: all.
-
     >>> from skirl import Table
     >>> schema = Schema.of([Table("a", 100, 4), Table("b", 10**9, 4)])
     >>> rows = RowStates(schema, (0, 1), room=1000)

@@ -21,10 +21,6 @@ _PIECE = 1 << 16
 class Seen:
     """The set of rows that exist, over all tables.
 
-    **Arguments**
-
-    - `schema`: the tables.
-
     >>> from skirl import Table
     >>> seen = Seen(Schema.of([Table("a", 100, 4), Table("b", 1 << 48, 4)]))
     >>> seen.add(np.array([5, 99, 1 << 48 | 12345678901234]))

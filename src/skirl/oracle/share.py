@@ -18,13 +18,7 @@ _HALF = np.uint64(32)
 
 @dataclass(frozen=True, slots=True)
 class OwnedRows:
-    """The rows that an owner has.
-
-    **Arguments**
-
-    - `placement`: which owner has which rows.
-    - `site`: the owner.
-    """
+    """The rows that an owner has."""
 
     placement: Placement
     site: int
@@ -36,13 +30,6 @@ class OwnedRows:
 
 class Numbered:
     """Numbers for all rows of some tables that an owner has.
-
-    **Arguments**
-
-    - `schema`: all tables.
-    - `tables`: indices of the tables whose rows are numbered, at most 2**32 rows in all.
-    - `share`: which rows they are; None: there are no tables.
-    - `first`: number of the first row.
 
     >>> from skirl import Table
     >>> schema = Schema.of([Table("a", 8, 4), Table("b", 4, 4)])

@@ -40,15 +40,7 @@ class Joined:
 
 
 class Together:
-    """The exchanges of one rank in one pass.
-
-    **Arguments**
-
-    - `schemas`: the schema of each collection.
-    - `rank`: the rank of this trainer.
-    - `placement`: which owner has which rows; its sites are the ranks.
-    - `exchange`: see `Exchange`. It is called for each batch and once more at the end.
-    """
+    """The exchanges of one rank in one pass."""
 
     def __init__(self, schemas: Sequence[Schema], rank: int, placement: Placement, exchange: Exchange) -> None:
         banks = [(schema, bank) for schema in schemas for bank in range(len(schema.banks))]

@@ -20,10 +20,6 @@ class Uses:
         -1          not known: an earlier use comes first, or the row is nowhere
         < -EVICTED  it was evicted: the number of the eviction, as in the row's state
 
-    **Arguments**
-
-    - `depth`: batches that the window is likely to hold. Memory for as many is allocated at the first one.
-
     >>> uses = Uses(depth=2)
     >>> uses.take(5, number=0), uses.take(20, number=1)
     (0, 16)

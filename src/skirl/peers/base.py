@@ -97,13 +97,7 @@ class Channel(ABC):
         self._issuing = threading.Lock()
 
     def exchange(self, arrays: Sequence[NDArray], tag: str = "") -> list[NDArray]:
-        """Send an array to each rank and return one from each. Their sizes and dtypes are sent along.
-
-        **Arguments**
-
-        - `arrays`: one for each rank, of one dimension. `skirl.peers.message.pack` joins several into one.
-        - `tag`: what the call is for, the same on all ranks.
-        """
+        """Send an array to each rank and return one from each. Their sizes and dtypes are sent along."""
         with self._issue("exchange", tag, len(arrays)) as doing, self.timed():
             for rank, array in enumerate(arrays):
                 if array.ndim != 1 or array.dtype.kind not in KINDS:
@@ -158,13 +152,7 @@ class Channel(ABC):
         return parts
 
     def told(self, mine: Any, tag: str) -> list[Any]:
-        """Send a JSON value to all ranks, and return the value of each.
-
-        **Arguments**
-
-        - `mine`: this rank's value.
-        - `tag`: what the call is for.
-        """
+        """Send a JSON value to all ranks, and return the value of each."""
         text = np.frombuffer(json.dumps(mine).encode(), np.uint8)
         return [json.loads(said.tobytes()) for said in self.exchange([text] * self.size, tag)]
 
@@ -214,14 +202,7 @@ class Channel(ABC):
             return Swapping(self, self._moved(_split(out, receive_counts), _split(send, send_counts), doing), out, send)
 
     def swap_parts(self, parts: "Sequence[Tensor]", outs: "Sequence[Tensor]", tag: str = "") -> None:
-        """Do as `swap`, with separate tensors. This rank's own part is not copied.
-
-        **Arguments**
-
-        - `parts`: one for each rank, contiguous, of the size that this rank has in that rank's `outs`.
-        - `outs`: where to put the parts of all ranks, contiguous.
-        - `tag`: what the call is for.
-        """
+        """Do as `swap`, with separate tensors. This rank's own part is not copied."""
         self.begin_swap_parts(parts, outs, tag).wait()
 
     def begin_swap_parts(
@@ -314,23 +295,13 @@ class Peers(ABC):
         """All channels, by name."""
 
     def channel(self, name: str) -> Channel:
-        """Return a channel, which one thread may use.
-
-        **Arguments**
-
-        - `name`: one of `CHANNELS`. Those in `ON_DEVICE` carry tensors on the rows' device, the others data on the host.
-        """
+        """Return a channel, which one thread may use."""
         if name not in self.channels:
             raise ValueError(f"there is no channel {name!r}: take one of {', '.join(self.channels)}")
         return self.channels[name]
 
     def comes(self, step: int) -> None:
-        """Set the step that the loop's next calls are for, which errors name.
-
-        **Arguments**
-
-        - `step`: number of the step, from 1.
-        """
+        """Set the step that the loop's next calls are for, which errors name."""
         for name in NAMED_BY_STEP:
             self.channels[name].step = step
 
@@ -346,12 +317,7 @@ class Peers(ABC):
 
     @abstractmethod
     def fail(self, error: BaseException | str) -> None:
-        """End all ranks because of an error of this one. Calls of the others raise a PeerError with its message.
-
-        **Arguments**
-
-        - `error`: the error, or a message.
-        """
+        """End all ranks because of an error of this one. Calls of the others raise a PeerError with its message."""
 
     @abstractmethod
     def close(self) -> None:

@@ -18,12 +18,6 @@ class OfAllTrainers:
     Each trainer sums one piece of all gradients over the tree and sends it to all, which moves as many bytes as a ring. A
     step's buffers are kept for the next, because new memory must be mapped first.
 
-    **Arguments**
-
-    - `peers`: the trainers. The thread that calls this uses their channel "dense".
-    - `shards`: number of shards of a step.
-    - `accumulate`: number of micro-batches of a shard.
-
     >>> from skirl.peers.in_process import InProcess
     >>> def work(peers):
     ...     sums = OfAllTrainers(peers, shards=2)
@@ -47,14 +41,7 @@ class OfAllTrainers:
 
     @torch.no_grad()
     def start(self, weights: Sequence[Tensor], totals: Sequence[tuple[int, Gradients]]) -> "Summing":
-        """Begin to send this trainer's partial sums. Only one step may be in progress.
-
-        **Arguments**
-
-        - `weights`: the same on all ranks, in the same order.
-        - `totals`: sums over whole subtrees of this trainer's block, as (first leaf, gradient of each weight or None).
-          Do not use them again: the means may be put in their memory.
-        """
+        """Begin to send this trainer's partial sums. Only one step may be in progress."""
         if self._shapes != (shapes := [(weight.dtype, weight.shape) for weight in weights]):
             trees = [subtrees(block.start, block.stop) for block in self._blocks]
             kinds = sorted({dtype for dtype, _ in shapes}, key=str)

@@ -20,14 +20,6 @@ def ranks_named(ranks: Collection[int]) -> str:
 def missing(waiting: int, absent: Collection[int], doing: str, seconds: float, patience: float) -> str:
     """Return the message of rank `waiting` when others did not come.
 
-    **Arguments**
-
-    - `waiting`: the rank that says it.
-    - `absent`: ranks that did not come; empty if they are not known.
-    - `doing`: the channel and the call.
-    - `seconds`: how long it waited.
-    - `patience`: how long it waits at most.
-
     >>> print(missing(0, [1], "channel rows, swap 7 (values of step 3)", 5.0, 5.0))  # doctest: +NORMALIZE_WHITESPACE
     rank 0 waited 5.0 s for rank 1 in channel rows, swap 7 (values of step 3): it hangs, or takes longer than patience=5;
     look at what it does, or set patience higher

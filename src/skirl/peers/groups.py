@@ -25,17 +25,7 @@ A_MOMENT = timedelta(milliseconds=1)
 
 
 class ProcessGroups(Peers):
-    """One of several trainers that are processes. Made by `skirl.peers.start.join`.
-
-    **Arguments**
-
-    - `store`: where ranks leave messages for each other. Rank 0 or the launcher serves it.
-    - `device`: where the tensors of the channels in `ON_DEVICE` are.
-    - `backend`: backend of these channels. None: "nccl" for a GPU and "gloo" for the CPU.
-    - `patience`: seconds that a rank waits for another.
-    - `port`: port of the store.
-    - `leave`: called once the groups are destroyed.
-    """
+    """One of several trainers that are processes. Made by `skirl.peers.start.join`."""
 
     def __init__(
         self,

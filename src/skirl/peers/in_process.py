@@ -55,26 +55,13 @@ class InProcess(Peers):
 
     @classmethod
     def job(cls, size: int, *, patience: float = 20.0, hook: PeersHook | None = None) -> "list[InProcess]":
-        """Return all trainers of a job, one for each thread.
-
-        **Arguments**
-
-        - `size`: number of trainers.
-        - `patience`: seconds that one waits for another.
-        - `hook`: called before each call, to delay it or make it fail.
-        """
+        """Return all trainers of a job, one for each thread."""
         shared = _Job(size, patience, hook)
         return [cls(shared, rank) for rank in range(size)]
 
     @classmethod
     def run(cls, size: int, work: Callable[["InProcess"], Any], **more: Any) -> list[Any]:
         """Return what `work(peers)` returns on each rank. Raise the first error, preferring one that is not a PeerError.
-
-        **Arguments**
-
-        - `size`: number of ranks.
-        - `work`: function that each of them runs.
-        - `more`: `patience` and `hook` of `job`.
 
         >>> import numpy as np
         >>> def work(peers):

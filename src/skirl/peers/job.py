@@ -20,13 +20,7 @@ _joined: list[Peers] = []
 
 
 def trainers(device: str = "cpu", patience: float | None = None) -> Peers:
-    """Return the trainers of this job, joining them first if need be. Return `Alone` if no launcher started this process.
-
-    **Arguments**
-
-    - `device`: where rows are.
-    - `patience`: seconds that one waits for another, as for `skirl.peers.start.join`.
-    """
+    """Return the trainers of this job, joining them first if need be. Return `Alone` if no launcher started this process."""
     given = _given.get()
     if given is not None:
         return given
@@ -43,12 +37,7 @@ def trainers(device: str = "cpu", patience: float | None = None) -> Peers:
 
 @contextmanager
 def using(peers: Peers) -> Iterator[None]:
-    """Use these trainers for embeddings that this thread makes in the block.
-
-    **Arguments**
-
-    - `peers`: the trainers; `Alone()` for embeddings that only this process uses.
-    """
+    """Use these trainers for embeddings that this thread makes in the block."""
     before = _given.set(peers)
     try:
         yield
@@ -57,12 +46,7 @@ def using(peers: Peers) -> Iterator[None]:
 
 
 def fail(error: BaseException) -> None:
-    """End the other trainers as well, because of an error that ends this process.
-
-    **Arguments**
-
-    - `error`: the error.
-    """
+    """End the other trainers as well, because of an error that ends this process."""
     left, _joined[:] = list(_joined), [Alone()] if _joined else []
     for peers in left:
         with suppress(Exception):  # they may be gone already
@@ -72,10 +56,7 @@ def fail(error: BaseException) -> None:
 def leave(whole: bool = True) -> None:
     """Leave the job when all other trainers do. Raise a PeerError if one of them is lost.
 
-    **Arguments**
-
-    - `whole`: whether the job is complete, so that the launcher must end too and is watched. A launcher that will restart
-      trainers is not watched: until it does, it waits just like one that is done.
+    Where the job is `whole`, its launcher must end too and is watched; one that restarts trainers is not.
     """
     atexit.unregister(_left)
     for peers in _several():

@@ -29,14 +29,7 @@ class Head:
 
 
 def heads(arrays: Sequence[NDArray], sequence: int, tag: str) -> NDArray[np.uint8]:
-    """Return the heads of the messages to each rank: [ranks, HEAD.itemsize].
-
-    **Arguments**
-
-    - `arrays`: what is sent to each rank.
-    - `sequence`: number of the exchange on its channel.
-    - `tag`: what it is for. Only the first 96 bytes are sent.
-    """
+    """Return the heads of the messages to each rank: [ranks, HEAD.itemsize]."""
     head = np.zeros(len(arrays), HEAD)
     head["sequence"], head["tag"] = sequence, tag.encode()[: HEAD["tag"].itemsize]
     head["bytes"] = [array.nbytes for array in arrays]
@@ -45,12 +38,7 @@ def heads(arrays: Sequence[NDArray], sequence: int, tag: str) -> NDArray[np.uint
 
 
 def read_head(raw: NDArray[np.uint8]) -> Head:
-    """Parse a head that was received. Raise a ValueError if it is none.
-
-    **Arguments**
-
-    - `raw`: its bytes.
-    """
+    """Parse a head that was received. Raise a ValueError if it is none."""
     head = raw.view(HEAD)[0]
     size, name, tag = int(head["bytes"]), head["dtype"].decode("ascii"), head["tag"].decode(errors="replace")
     try:
@@ -76,10 +64,6 @@ def padded(size: int) -> int:
 def pack(*arrays: NDArray) -> NDArray[np.uint8]:
     """Pack several one-dimensional arrays into one message, for `unpack`.
 
-    **Arguments**
-
-    - `arrays`: arrays of numbers, of any lengths.
-
     >>> [part.tolist() for part in unpack(pack(np.arange(3), np.array([0.5]), np.zeros(0, np.int8)))]
     [[0, 1, 2], [0.5], []]
     """
@@ -92,12 +76,7 @@ def pack(*arrays: NDArray) -> NDArray[np.uint8]:
 
 
 def unpack(message: NDArray[np.uint8]) -> list[NDArray]:
-    """Return the arrays of a message, without copies. Raise a ValueError if `pack` did not make it.
-
-    **Arguments**
-
-    - `message`: its bytes.
-    """
+    """Return the arrays of a message, without copies. Raise a ValueError if `pack` did not make it."""
     count = int(message[:8].view("<i8")[0]) if len(message) >= ALIGNED else -1
     if not 0 <= count <= (len(message) - ALIGNED) // HEAD.itemsize:
         raise ValueError(f"a message of {len(message)} bytes does not begin as packed arrays do")

@@ -17,13 +17,6 @@ class Notes:
     torch has no time limit for a call to a store whose process is stopped or cut off. So each call has a thread here, which
     is abandoned when the time is over.
 
-    **Arguments**
-
-    - `store`: the job's store: anything with the methods of torch.distributed.Store.
-    - `there`: returns whether the process that serves it may be alive. torch prints a stack for each call to one that is
-      gone.
-    - `limit`: seconds for an answer. Once one takes longer, no more calls are made.
-
     >>> class Silent:
     ...     def check(self, keys):
     ...         threading.Event().wait(5)
@@ -42,30 +35,15 @@ class Notes:
         return self._asked(lambda: self._store.get(ENDED).decode() if self._store.check([ENDED]) else None)
 
     def end(self, why: str) -> str:
-        """Say why the job ends, unless another rank has. Return the sentence of the first.
-
-        **Arguments**
-
-        - `why`: the sentence.
-        """
+        """Say why the job ends, unless another rank has. Return the sentence of the first."""
         return self._asked(lambda: self._store.compare_set(ENDED, "", why).decode()) or why
 
     def here(self, rank: int) -> None:
-        """Say that a rank is alive, and has waited for others.
-
-        **Arguments**
-
-        - `rank`: this rank.
-        """
+        """Say that a rank is alive, and has waited for others."""
         self._asked(lambda: self._store.set(f"{LOST}/{rank}", "here"))
 
     def is_here(self, rank: int) -> bool:
-        """Return whether a rank has said that it is alive.
-
-        **Arguments**
-
-        - `rank`: another rank.
-        """
+        """Return whether a rank has said that it is alive."""
         return bool(self._asked(lambda: self._store.check([f"{LOST}/{rank}"])))
 
     def _asked(self, ask: Callable[[], T]) -> T | None:

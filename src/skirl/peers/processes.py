@@ -44,10 +44,6 @@ def this_process() -> list[Any]:
 def is_gone(process: list[Any]) -> bool:
     """Return whether a process on this machine has ended. Always False for one on another machine.
 
-    **Arguments**
-
-    - `process`: what `this_process` returned there.
-
     >>> is_gone(this_process()), is_gone(this_process()[:2] + [2**22 + 1, "5"])
     (False, True)
     """
@@ -56,12 +52,7 @@ def is_gone(process: list[Any]) -> bool:
 
 
 def end(process: list[Any]) -> None:
-    """Kill a process on this machine, if it is still there. Leave one on another machine alone.
-
-    **Arguments**
-
-    - `process`: what `this_process` returned there.
-    """
+    """Kill a process on this machine, if it is still there. Leave one on another machine alone."""
     mine = this_process()
     if mine and process[:2] == mine[:2] and not is_gone(process):
         with suppress(OSError):
@@ -96,10 +87,6 @@ def reaps(pid: int) -> bool:
 
     These are process 1 and a user's systemd. But a launcher may be process 1 of a container; launchers are Python.
 
-    **Arguments**
-
-    - `pid`: id of the process.
-
     >>> reaps(os.getpid())
     False
     """
@@ -118,11 +105,6 @@ def watch_launcher(patience: float, least: float = LEAVING) -> None:
     A launcher whose trainers are done waits for the other launchers. If one of them has restarted meanwhile, because a
     machine joined or a trainer was killed, the two wait for each other: torchrun does so for five minutes. Whatever started
     this launcher can then start it again, and a complete run ends at once.
-
-    **Arguments**
-
-    - `patience`: seconds that the launcher may wait.
-    - `least`: seconds that it may wait in any case.
     """
     patience = max(patience, least)
     several = launchers_elsewhere() and os.environ.get("LOCAL_RANK") == "0"
@@ -163,12 +145,7 @@ class Connections:
         self._opened = {file: name for file, name in _sockets().items() if self._before.get(file) != name}
 
     def cut(self, spare: Collection[int] = ()) -> None:
-        """Shut them down, except connections with a port in `spare` at either end.
-
-        **Arguments**
-
-        - `spare`: ports of connections to leave alone.
-        """
+        """Shut them down, except connections with a port in `spare` at either end."""
         opened, self._opened = self._opened, {}
         for file, name in opened.items():
             with suppress(OSError):

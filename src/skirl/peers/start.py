@@ -47,10 +47,6 @@ class Launched:
     def of(cls, environment: Mapping[str, str]) -> Self | None:
         """Read the variables of torchrun. Return None for a process that no launcher started, or for the only trainer.
 
-        **Arguments**
-
-        - `environment`: environment of the process.
-
         >>> names = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "a"}
         >>> launched = Launched.of(names | {"MASTER_PORT": "2000"})
         >>> launched.rank, launched.one_machine
@@ -86,15 +82,7 @@ class Launched:
 
 
 def join(device: "torch.device | str" = "cpu", *, backend: str | None = None, patience: float | None = None) -> Peers:
-    """Wait for all trainers of this job, and return them. Return `Alone` in a process that no launcher started.
-
-    **Arguments**
-
-    - `device`: where rows are. If a machine has several GPUs, each of its trainers takes its own.
-    - `backend`: what carries rows and gradients: "nccl" or "gloo". None: "nccl" if rows are on a GPU, else "gloo".
-    - `patience`: seconds that a trainer waits for another before the job ends. None: SKIRL_PATIENCE in the environment,
-      or 600.
-    """
+    """Wait for all trainers of this job, and return them. Return `Alone` in a process that no launcher started."""
     die_with_launcher()
     launched = Launched.of(os.environ)
     if launched is None:

@@ -23,13 +23,7 @@ FEWEST = 64
 
 
 def check_weights(model: nn.Module, peers: Peers) -> None:
-    """Raise if dense weights differ between trainers. All call this at the same time, between two steps.
-
-    **Arguments**
-
-    - `model`: the model given to this trainer's lookahead.
-    - `peers`: all trainers.
-    """
+    """Raise if dense weights differ between trainers. All call this at the same time, between two steps."""
     named = [(name, w) for name, w in model.named_parameters() if not nn.parameter.is_lazy(w) and w.numel()]
     scale = np.array([_scale(collection.grad_scaler) for collection in collections_of(model).values()])
     mine = np.append(np.array([_digest(w) for _, w in named], np.uint64), scale.view(np.uint64))
@@ -62,14 +56,7 @@ def _digest(weight: torch.Tensor) -> int:
 
 
 def leave(peers: Peers, step: int, micro: int | None) -> None:
-    """End a loop on all trainers after the same step. Each tells the others its step; one within a step ends the job.
-
-    **Arguments**
-
-    - `peers`: all trainers.
-    - `step`: the last step that was in the loop.
-    - `micro`: which of its micro-batches was in the loop; None: the last one, or none.
-    """
+    """End a loop on all trainers after the same step. Each tells the others its step; one within a step ends the job."""
     if micro is not None:
         why = (
             f"rank {peers.rank} left its loop in micro-batch {micro} of step {step:,} while other trainers go on with that "
@@ -99,12 +86,7 @@ def leave(peers: Peers, step: int, micro: int | None) -> None:
 
 
 def tell_of_same_data(together: Together) -> None:
-    """Warn once if all trainers read the same data. Call this after each batch.
-
-    **Arguments**
-
-    - `together`: the exchanges of this trainer.
-    """
+    """Warn once if all trainers read the same data. Call this after each batch."""
     if together.alike and together.number == LOOKED_AT and together.requests >= FEWEST and together.rank == 0:
         log.warning(
             "all trainers have read the same ids in the first %d steps: give each its own shards of every batch, by "

@@ -14,13 +14,6 @@ def keep_rows(engines: Sequence[Engine], torn: bool, *, whole: bool, hold: Hold)
     """Write the resident rows of all engines, so that stores on disk have all rows as after the last step.
 
     Rows that are not all of one step are left as a kill leaves them, with a warning. A sweep writes its rows itself.
-
-    **Arguments**
-
-    - `engines`: those of the lookahead, whose pass has ended.
-    - `torn`: whether a step ended when only some of the engines had updated their rows.
-    - `whole`: whether the step in the loop was the same for all trainers.
-    - `hold`: holds Ctrl-C back. One that came before the rows are written waits for them, a later one gives them up.
     """
     hold.most = hold.count + 1
     for engine in engines:

@@ -26,10 +26,6 @@ class Watch:
     to the log. It reports again after twice the time, and so on. The loader itself is left alone. When it returns, the
     loop gets `StageStuck`.
 
-    **Arguments**
-
-    - `patience`: seconds for one batch. With infinity, a batch may take any time, and no thread is needed.
-
     >>> watch = Watch(patience=0.2)
     >>> with Hold() as hold, watch.reading(hold, 3):
     ...     time.sleep(0.3)

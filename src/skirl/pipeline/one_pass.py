@@ -63,16 +63,6 @@ class OnePass:
     """An iterator over the batches of one pass.
 
     If it was interrupted while it brought a batch, it refuses to go on, since that batch would be lost.
-
-    **Arguments**
-
-    - `reader`: brings batches; its pass has begun.
-    - `pipeline`: brings their rows.
-    - `epochs`: what is known of the whole epoch; closed with the pass.
-    - `collections`: the collections whose rows these are.
-    - `in_loop`: the step in the loop, which is kept up to date.
-    - `watch`, `times`: those of the lookahead.
-    - `shards`: the shards of the steps, if they have several.
     """
 
     def __init__(

@@ -48,17 +48,7 @@ class DataPosition:
 
 
 class Reader:
-    """Batches of one loader, `accumulate` of them for each shard of a step.
-
-    **Arguments**
-
-    - `loader`, `sparse`, `accumulate`: as given to `lookahead`.
-    - `resolvers`: of each collection; they check a batch's ids and resolve them.
-    - `watch`: notices a loader that hangs.
-    - `times`: records the time that reading takes.
-    - `shards`: how many of a step's shards this loader yields: all, unless there are several trainers.
-    - `whole`: whether a step counts only if all of its shards are there.
-    """
+    """Batches of one loader, `accumulate` of them for each shard of a step."""
 
     def __init__(
         self,

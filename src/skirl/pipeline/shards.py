@@ -9,16 +9,7 @@ from skirl.tools import rng_state
 
 
 class ShardsInLoop:
-    """Does what is needed as micro-batches of steps with shards enter the loop and leave it.
-
-    **Arguments**
-
-    - `model`: the model given to `lookahead`.
-    - `shards`, `accumulate`: as given to `lookahead`.
-    - `seed`: seed of the embeddings. Random numbers are drawn from it, the step and the micro-batch.
-    - `mine`: the shards of this trainer.
-    - `peers`: all trainers, if there are several.
-    """
+    """Does what is needed as micro-batches of steps with shards enter the loop and leave it."""
 
     def __init__(
         self, model: nn.Module, shards: int, accumulate: int, seed: int, mine: range, peers: Peers | None = None

@@ -51,14 +51,6 @@ class Window:
     """Turns micro-batches into planned steps.
 
     `enter` and `next` raise what is wrong with a batch: an id out of range, or more rows than the cache holds.
-
-    **Arguments**
-
-    - `engines`: the rows of each collection.
-    - `plan`: how far to read.
-    - `epochs`: what is known of the whole epoch, for each engine; empty unless the depth is "epoch".
-    - `shards`, `mine`: the shards of a step, and those that this trainer has; None: all.
-    - `together`: this trainer's exchanges, if rows have owners. `enter` and `end` then wait for the others.
     """
 
     def __init__(

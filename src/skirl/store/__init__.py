@@ -99,10 +99,6 @@ def open_store(
 def known(spec: str) -> bool:
     """Return whether a spec names a store that can be opened. Raise if its link or its address is wrong.
 
-    **Arguments**
-
-    - `spec`: the spec, as `store=` takes it.
-
     >>> known("disk:rows"), known("disk:"), known("foo:rows")
     (True, False, False)
     """
@@ -119,12 +115,7 @@ def known(spec: str) -> bool:
 
 
 def check_sites(sites: "Iterable[Site]") -> None:
-    """Raise if the store of a site is not known.
-
-    **Arguments**
-
-    - `sites`: the sites of a plan.
-    """
+    """Raise if the store of a site is not known."""
     for site in sites:
         try:
             there = known(site.store)
@@ -138,12 +129,7 @@ def check_sites(sites: "Iterable[Site]") -> None:
 
 
 def plan_of(spec: str) -> "tuple[PlacementPlan, str | None]":
-    """Return the plan that "placed:PLAN.json" names, and the folder inside each store's own if the spec ends in one.
-
-    **Arguments**
-
-    - `spec`: the store, as `store=` names it: "placed:PLAN.json" or "placed:PLAN.json/FOLDER".
-    """
+    """Return the plan that "placed:PLAN.json" names, and the folder inside each store's own if the spec ends in one."""
     from skirl.core.placement_plan import PlacementPlan
 
     named = re.fullmatch(r"placed:(.+?\.json)(?:/(.+))?", spec)
@@ -158,14 +144,7 @@ def plan_of(spec: str) -> "tuple[PlacementPlan, str | None]":
 
 
 def check_plan(store: Any, tables: "Sequence[Table]", records: "Mapping[int, Record]") -> None:
-    """Raise if a store is a plan's and the plan is for other tables, or for smaller rows. Nothing is opened.
-
-    **Arguments**
-
-    - `store`: the store, as `store=` takes it.
-    - `tables`: the tables of the model.
-    - `records`: the record of each, by its number.
-    """
+    """Raise if a store is a plan's and the plan is for other tables, or for smaller rows. Nothing is opened."""
     from skirl.store.link import without_links
 
     if not isinstance(store, str) or not (inner := without_links(store)).startswith("placed:"):

@@ -139,13 +139,6 @@ class Changes:
 
     A record is *owed* from `freeze` until `take` has returned the version that was frozen.
 
-    **Arguments** of the methods
-
-    - `flags`: uint8, one per record, zero at first. Nobody else may write to them.
-    - `key_of`: the key of each record, negative where there is none.
-    - `rows`: the records, in the host's memory or elsewhere.
-    - `places`: records, by their index in the array.
-
     >>> flags, keys, rows = np.zeros(3, np.uint8), np.array([7, 8, 9]), np.ones((3, 1), np.float32)
     >>> changes = Changes()
     >>> changes.changing(flags, np.array([0, 2]), keys, rows)

@@ -51,11 +51,6 @@ def give(rows: Any, order: NDArray[np.int64], out: Any) -> None:
 def joined(parts: Sequence[Facts], placement: str) -> Facts:
     """Join the facts of several nodes' or sites' frozen rows into facts of one store, which any store can take.
 
-    **Arguments**
-
-    - `parts`: the facts that each node or site has written.
-    - `placement`: digest of how rows are split among them.
-
     >>> each = [{"kind": "rows", "identity": i, "generation": 3, "files": [i]} for i in "ab"]
     >>> facts = joined(each, "d")
     >>> facts["files"], facts["identity"], [part["files"] for part in own_parts(facts, "d")], own_parts(facts, "e")
@@ -79,13 +74,7 @@ def joined(parts: Sequence[Facts], placement: str) -> Facts:
 
 
 def own_parts(facts: Facts, placement: str) -> list[Facts] | None:
-    """Return the parts that `joined` put together, or None if rows were split among the nodes differently then.
-
-    **Arguments**
-
-    - `facts`: facts of frozen rows.
-    - `placement`: digest of how rows are now split among the nodes or sites.
-    """
+    """Return the parts that `joined` put together, or None if rows were split among the nodes differently then."""
     try:
         nodes, name = facts["nodes"], LISTS[facts["kind"]]
         if nodes["placement"] != placement:

@@ -29,14 +29,7 @@ class Frozen(ABC):
 
 @dataclass(frozen=True)
 class FrozenPart:
-    """Frozen rows for a store to take.
-
-    **Arguments**
-
-    - `facts`: what `Frozen.write` returned.
-    - `over`: keys and rows that replace the frozen ones: those that were in the cache.
-    - `mine`: tells which keys to take. None: all, so that files can be shared instead of read.
-    """
+    """Frozen rows for a store to take."""
 
     facts: Facts
     over: Iterable[tuple[NDArray[np.int64], Any]] = ()

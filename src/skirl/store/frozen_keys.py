@@ -14,13 +14,7 @@ from skirl.tools.tensor_file import TensorReader
 
 
 def frozen_keys(folder: Path, facts: Facts) -> Iterator[tuple[Record, np.ndarray]]:
-    """Yield the keys of all rows, in arrays, each with the record of its keys. A key may come more than once.
-
-    **Arguments**
-
-    - `folder`: folder of the files.
-    - `facts`: facts of the frozen rows.
-    """
+    """Yield the keys of all rows, in arrays, each with the record of its keys. A key may come more than once."""
     if facts.get("kind") == DISK_ROWS:
         manifest = Manifest.from_facts(facts)
         for entry in manifest.segments:
@@ -34,13 +28,7 @@ def frozen_keys(folder: Path, facts: Facts) -> Iterator[tuple[Record, np.ndarray
 
 
 def segment_keys(folder: Path, name: str, count: int) -> np.ndarray:
-    """Read the keys of a segment of a disk store.
-
-    **Arguments**
-
-    - `folder`: the segment's folder.
-    - `name`, `count`: the segment's name, and how many keys to read.
-    """
+    """Read the keys of a segment of a disk store."""
     path = folder / f"{name}.keys"
     try:
         return np.fromfile(path, np.int64, count, offset=HEADER)

@@ -11,12 +11,6 @@ def own_folder(store: str, rank: int, *, among_others: bool) -> str:
     A trainer that is alone uses the first trainer's folder if there is one, so that a job that lost all its other
     trainers goes on there.
 
-    **Arguments**
-
-    - `store`: the store, as the user names it.
-    - `rank`: rank of the trainer.
-    - `among_others`: whether there are other trainers, or may be at the next start.
-
     >>> own_folder("memory", 1, among_others=True), own_folder("disk:no such folder", 0, among_others=False)
     ('memory', 'disk:no such folder')
     >>> own_folder("rpc://127.0.0.1:29400", 1, among_others=True)
@@ -36,11 +30,6 @@ def own_folder(store: str, rank: int, *, among_others: bool) -> str:
 
 def inside(store: str, folder: str | None) -> str:
     """Return the spec of a folder inside a store of a plan.
-
-    **Arguments**
-
-    - `store`: the store, as the plan names it.
-    - `folder`: the folder's name. None: the first trainer's folder if there is one, else the store itself.
 
     >>> inside("memory", "adam"), inside("rpc://127.0.0.1:29400", "rank-1"), inside("rpc://127.0.0.1:29400", None)
     ('memory', 'rpc://127.0.0.1:29400/rank-1', 'rpc://127.0.0.1:29400/rank-0')

@@ -23,20 +23,7 @@ def read_flags(
     example: str | None = None,
     elsewhere: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Return the value of each flag by name. Exit with code 2 if the command line is wrong.
-
-    **Arguments**
-
-    - `prog`: the command, as help and errors call it.
-    - `text`: what it does.
-    - `flags`: the flags that it has.
-    - `args`: the command line.
-    - `common`: flags that help shows first, in this order; those without a group follow, all others are in groups.
-    - `hidden`: flags that are read and that help does not show.
-    - `positional`: a flag that may be given without its name.
-    - `example`: a whole command line to show in the error if the positional flag is missing.
-    - `elsewhere`: flags that another command has, and that command with what it does, for the error.
-    """
+    """Return the value of each flag by name. Exit with code 2 if the command line is wrong."""
     for arg in args:
         name = arg.removeprefix("--").partition("=")[0]
         if arg.startswith("--") and name in elsewhere and name not in flags:

@@ -22,17 +22,7 @@ def read_config(
     of_sweep: Mapping[str, Flag] = {},
     of_one_run: Mapping[str, Collection[str]] = {},
 ) -> dict[str, Any]:
-    """Return the flags that a file sets, by name.
-
-    **Arguments**
-
-    - `path`: the file; a folder stands for the config.json in it, or for the sweep.json.
-    - `flags`: flags of the command. Any other name in the file is refused, and so is a value of another type.
-    - `others`: names to skip, because they are flags of another command that shares the file.
-    - `of_sweep`: flags of a sweep: another value than the default of one that is not in `others` is refused.
-    - `of_one_run`: by the command that left such a file, names to skip in it: flags that say where it wrote, and flags
-      that mean something else to the command that reads it.
-    """
+    """Return the flags that a file sets, by name."""
     if path.is_dir():
         path = next((path / name for name in LEFT if (path / name).is_file()), path / "config.json")
     found = _parsed(path)

@@ -22,12 +22,7 @@ def kernel(function: F) -> F:
     """Compile a function of arrays and numbers at its first call, and keep the result on disk: see `kernel_folder`.
 
     With NUMBA_DISABLE_JIT=1 it stays plain Python, about 100 times slower, with the same bits.
-
-    **Arguments**
-
-    - `function`: a loop that Numba can compile. It is compiled to release the interpreter's lock, since our own threads
-      run kernels at the same time, and without `fastmath`, so that LLVM neither fuses a multiply with an add nor
-      reorders a sum. A division by zero gives inf or nan, as in torch.
+    There is no `fastmath`: LLVM neither fuses a multiply with an add nor reorders a sum.
 
     >>> @kernel
     ... def double(x, lo, hi):

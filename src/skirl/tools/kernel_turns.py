@@ -38,12 +38,7 @@ class Turns(event.Listener):
                 os.close(file)
 
     def take(self, path: Path) -> bool:
-        """Wait for a turn, and return whether the kernel may have been kept by now.
-
-        **Arguments**
-
-        - `path`: a file of this kernel alone, in a folder that all processes see.
-        """
+        """Wait for a turn, and return whether the kernel may have been kept by now."""
         levels = self._open()
         if fcntl is None or not levels:
             return False

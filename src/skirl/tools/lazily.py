@@ -7,13 +7,7 @@ from typing import Any
 
 
 def lazily(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a package.
-
-    **Arguments**
-
-    - `package`: its `__name__`.
-    - `homes`: its modules, each with the names that are imported from it. The modules themselves can be asked for too.
-    """
+    """Return the `__getattr__` of a package."""
     home_of = {name: home for home, names in homes.items() for name in names}
 
     def get(name: str) -> Any:

@@ -9,12 +9,7 @@ _SET_PARENT_DEATH_SIGNAL = 1
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """Have the system kill this process when its parent ends, however that ends. Only Linux can.
-
-    **Arguments**
-
-    - `parent`: its id. If this process has another parent by now, it ends at once. None: the id is not known.
-    """
+    """Have the system kill this process when its parent ends, however that ends. Only Linux can."""
     with suppress(AttributeError, OSError):  # not on Linux
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     if parent is not None and os.getppid() != parent:

@@ -7,11 +7,6 @@ from contextlib import suppress
 def patience_of(environment: Mapping[str, str], otherwise: float = 600.0) -> float:
     """Return the seconds that SKIRL_PATIENCE sets in the environment.
 
-    **Arguments**
-
-    - `environment`: environment of the process.
-    - `otherwise`: the default.
-
     >>> patience_of({}), patience_of({"SKIRL_PATIENCE": "90"})
     (600.0, 90.0)
     >>> patience_of({"SKIRL_PATIENCE": "long"})

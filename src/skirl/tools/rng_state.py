@@ -15,10 +15,6 @@ _own: dict[str, Any] | None = None
 def swap_in(*seed: int) -> None:
     """Seed the generators, until `swap_out` restores those of the run.
 
-    **Arguments**
-
-    - `seed`: any numbers; the same ones give the same draws.
-
     >>> before = torch.get_rng_state()
     >>> swap_in(7, 1)
     >>> a = torch.rand(2)

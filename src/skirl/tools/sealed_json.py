@@ -132,17 +132,7 @@ def sync_folder(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Readable:
-    """A kind of JSON file that people read and may write by hand. Its digest shows whether it was changed by accident.
-
-    **Arguments**
-
-    - `format`, `version`: values of its first two entries.
-    - `noun`: what errors call it, such as "plan of tables".
-    - `writer`: the command that writes it.
-    - `form`: form of its entries, as for `misfit`.
-    - `most`: most bytes of a file.
-    - `what`, `again`: what it holds, and how to get another one, as errors say it.
-    """
+    """A kind of JSON file that people read and may write by hand. Its digest shows whether it was changed by accident."""
 
     format: str
     version: int
@@ -154,23 +144,12 @@ class Readable:
     again: str = "make the plan again"
 
     def text(self, body: Mapping[str, Any]) -> str:
-        """Return the file's text.
-
-        **Arguments**
-
-        - `body`: its entries, without format and digest.
-        """
+        """Return the file's text."""
         body = {"format": self.format, "format_version": self.version, **body}
         return json.dumps(body | {"digest": _digest(body)}, indent=1) + "\n"
 
     def write(self, path: Path, body: Mapping[str, Any]) -> None:
-        """Write a file. An existing one is replaced whole, or stays.
-
-        **Arguments**
-
-        - `path`: the file.
-        - `body`: as for `text`.
-        """
+        """Write a file. An existing one is replaced whole, or stays."""
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             put_whole(path, self.text(body).encode(), secrets.token_hex(8))
@@ -196,12 +175,7 @@ class Readable:
             raise ValueError(f"{path}: {error}") from None
 
     def body(self, text: str) -> dict[str, Any]:
-        """Return the entries of a text. Raise a ValueError if they have the wrong form or were changed.
-
-        **Arguments**
-
-        - `text`: text of a file. One that is written by hand may lack the digest.
-        """
+        """Return the entries of a text. Raise a ValueError if they have the wrong form or were changed."""
         try:
             body = json.loads(text, parse_constant=_refused)
         except (ValueError, RecursionError) as error:

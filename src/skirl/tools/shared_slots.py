@@ -15,11 +15,6 @@ Layout = tuple[tuple[str, tuple[int, ...], int] | None, ...]
 class SharedSlots:
     """Slots that hold some arrays each, made before the fork. Whoever calls `put` keeps track of which are free.
 
-    **Arguments**
-
-    - `count`: number of slots.
-    - `size`: bytes of each slot. They take memory when they are first used.
-
     >>> slots = SharedSlots(2, 1024)
     >>> layout = slots.put(1, [np.arange(3), None, np.ones((2, 2), np.float32)])
     >>> [None if array is None else array.tolist() for array in slots.get(layout)]
@@ -32,13 +27,7 @@ class SharedSlots:
         self._memory = mmap.mmap(-1, count * size)
 
     def put(self, slot: int, arrays: Sequence[np.ndarray | None]) -> Layout | None:
-        """Copy arrays to a slot. Return where they are, or None if it is too small for them.
-
-        **Arguments**
-
-        - `slot`: number of the slot; what was in it is lost.
-        - `arrays`: of any shapes; None stands for no array.
-        """
+        """Copy arrays to a slot. Return where they are, or None if it is too small for them."""
         at, layout = slot * self._size, []
         for array in arrays:
             layout.append(None if array is None else (array.dtype.str, array.shape, at))

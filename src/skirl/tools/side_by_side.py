@@ -20,12 +20,6 @@ def side_by_side(work: Callable[[T], R], items: Iterator[T], threads: int) -> It
     The thread that works on an item is the one that took it from the iterator; one thread at a time takes. When the
     block has ended, so have all threads.
 
-    **Arguments**
-
-    - `work`: makes a result from an item, in several threads at once.
-    - `items`: the items; up to two per thread are taken ahead of the results.
-    - `threads`: number of threads that work.
-
     >>> with side_by_side(lambda n: n * n, iter(range(5)), 3) as squares:
     ...     print(list(squares))
     [0, 1, 4, 9, 16]

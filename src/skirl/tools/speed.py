@@ -33,22 +33,12 @@ class Speed:
             self._started += time.monotonic() - began
 
     def reached(self, samples: int) -> None:
-        """Take note of a step.
-
-        **Arguments**
-
-        - `samples`: samples so far.
-        """
+        """Take note of a step."""
         if self._warm is None:
             self._warm = self.seconds, samples
 
     def rate(self, samples: int) -> float:
-        """Return samples per second since the first step.
-
-        **Arguments**
-
-        - `samples`: samples so far.
-        """
+        """Return samples per second since the first step."""
         if self._warm is None:
             return 0.0
         return (samples - self._warm[1]) / max(self.seconds - self._warm[0], 1e-9)

@@ -89,10 +89,6 @@ if hasattr(os, "register_at_fork"):
 def partition(n: int, parts: int, work: NDArray[Any] | None = None) -> list[int]:
     """Return the borders of ranges that cover 0..n: part p is borders[p]..borders[p + 1].
 
-    **Arguments**
-
-    - `n`: number of items.
-    - `parts`: number of ranges to make.
     - `work`: [n + 1], ascending: the cost of all items before each, such as the group starts of rows. None: all items cost
       the same.
 
@@ -120,16 +116,6 @@ def run(
     """Call kernel(*args, lo, hi) on ranges that cover 0..n, in up to `threads` threads, including this one.
 
     Return when all parts have ended. An exception of any part is raised here, with its traceback.
-
-    **Arguments**
-
-    - `kernel`: takes `lo` and `hi` last. It shares no sum across ranges, so that the bits do not depend on `threads`.
-    - `n`: number of items.
-    - `args`: what the kernel takes before `lo` and `hi`.
-    - `threads`: most threads to use; 1 calls the kernel here. Handing out a part takes about 10 us.
-    - `work`: costs of the items, see `partition`. None: all cost the same.
-    - `pool`: the threads to use. None: those that the process shares.
-    - `meanwhile`: what this thread does while others run the kernel, or before the kernel if there are no others.
 
     >>> x = np.zeros(5)
     >>> def add(x, amount, lo, hi):

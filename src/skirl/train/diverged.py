@@ -8,15 +8,7 @@ from skirl.checkpoint.best import headers_with_steps
 
 
 def sentence(step: int, what: str, folder: Path | None, kept: Mapping[str, Any]) -> str:
-    """Say why the run stopped, what to try, and which checkpoint to go on from.
-
-    **Arguments**
-
-    - `step`: the step where it was first seen.
-    - `what`: what was seen.
-    - `folder`: the folder of the checkpoints.
-    - `kept`: the facts of the run's `Keeper`.
-    """
+    """Say why the run stopped, what to try, and which checkpoint to go on from."""
     then = "start over"
     saved = [] if folder is None or kept["newest"] is None else headers_with_steps(folder)
     sound = [each for each in saved if each[0] < step - 1]  # a state whose next loss is not finite is useless, too

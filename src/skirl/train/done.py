@@ -33,12 +33,7 @@ class Done:
 
 
 def whole(batches: list[Batch], logits: list[Tensor], losses: list[Tensor]) -> Done:
-    """Return a step made of its shards, whose loss is their mean.
-
-    **Arguments**
-
-    - `batches`, `logits`, `losses`: those of each shard.
-    """
+    """Return a step made of its shards, whose loss is their mean."""
     if len(batches) == 1:
         return Done(batches, logits[0], batches[0].labels, losses[0].reshape(1), losses[0], len(batches[0].labels))
     each, labels = torch.stack(losses), torch.cat([batch.labels for batch in batches])

@@ -26,13 +26,6 @@ def evaluate(
 ) -> Scores:
     """Score a model on these batches, without changing it. Several trainers share the work and get the scores of one.
 
-    **Arguments**
-
-    - `model`: gives the logit of each sample of a batch.
-    - `batches`: the batches to predict. With several trainers, each gives its own: `source.dealt(rank, ranks)`.
-    - `rank`, `ranks`: which trainer this is, and of how many.
-    - `exchange`: tells all trainers what each found; None if there is only one.
-
     >>> import skirl
     >>> from skirl.data import Synthetic
     >>> from skirl.models import DLRM
@@ -56,13 +49,7 @@ def evaluate(
 
 
 def predicted(model: nn.Module, batches: Iterable[Batch]) -> Generator[tuple[Batch, torch.Tensor], None, None]:
-    """Yield each batch with its logits, with the model in eval mode. At the end, or when closed, restore everything.
-
-    **Arguments**
-
-    - `model`: gives the logit of each sample of a batch.
-    - `batches`: the batches to predict; the rows of the next ones are looked up while the model computes.
-    """
+    """Yield each batch with its logits, with the model in eval mode. At the end, or when closed, restore everything."""
     with evaluating(model, batches) as found:
         for batch in found:
             with torch.no_grad():
@@ -72,14 +59,7 @@ def predicted(model: nn.Module, batches: Iterable[Batch]) -> Generator[tuple[Bat
 
 @contextmanager
 def evaluating(model: nn.Module, batches: Iterable[Batch], *, thread: bool = True) -> Iterator[Iterator[Batch]]:
-    """Put the model in eval mode and provide the same batches, with the rows of the next ones looked up in a thread.
-
-    **Arguments**
-
-    - `model`: its modes are restored at the end of the block, and so are random generators.
-    - `batches`: the batches to predict.
-    - `thread`: False looks rows up in the thread that takes the batches, for when the cores have other work.
-    """
+    """Put the model in eval mode and provide the same batches, with the rows of the next ones looked up in a thread."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

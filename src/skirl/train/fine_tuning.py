@@ -26,14 +26,7 @@ OF_MODEL = frozenset(field.name for part in (ModelFlags, LayerFlags) for field i
 
 
 def check_model(path: Path, header: Path, flags: Mapping[str, Any]) -> None:
-    """Raise if the flags make another model than the one whose weights are taken.
-
-    **Arguments**
-
-    - `path`: the folder of its checkpoints, or the header of one, to name in errors.
-    - `header`: the checkpoint's header.
-    - `flags`: the flags of the run that begins.
-    """
+    """Raise if the flags make another model than the one whose weights are taken."""
     then = f"its weights fit no other model, so set what {path} has"
     check_flags(saved_flags(header), flags, may=frozenset(flags) - OF_MODEL, then=then)
 
@@ -41,16 +34,7 @@ def check_model(path: Path, header: Path, flags: Mapping[str, Any]) -> None:
 def begin_from(
     origin: Origin, model: nn.Module, stream: Source, share: TrainerShare | None = None, *, save: Path | None
 ) -> dict[str, Any]:
-    """Copy rows and dense weights from a checkpoint and return what was copied. Check everything before changing anything.
-
-    **Arguments**
-
-    - `origin`: the checkpoint; if it turns out to be damaged, the one before it is used and noted.
-    - `model`: receives them; none of its rows may have been trained.
-    - `stream`: the batches that it will train on, whose ids have to mean the same rows.
-    - `share`: this trainer's share if there are several; all do this at once, and each takes the rows that it owns.
-    - `save`: the folder of the run's own checkpoints.
-    """
+    """Copy rows and dense weights from a checkpoint. Check everything before changing anything."""
     path, share = Path(origin.given), TrainerShare(Alone()) if share is None else share
     with opened(origin.header if origin.again else path, share.peers) as (rows, dense, data, header):
         if save is not None and header != origin.header and share.first:

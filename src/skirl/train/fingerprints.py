@@ -140,12 +140,7 @@ def fingerprints(rows: np.ndarray) -> np.ndarray:
 
 
 def digest(weights: Tensor | bytes) -> bytes:
-    """Return a digest of 16 bytes.
-
-    **Arguments**
-
-    - `weights`: a tensor, or bytes.
-    """
+    """Return a digest of 16 bytes."""
     of = weights if isinstance(weights, bytes) else weights.detach().cpu().numpy().tobytes()
     return hashlib.blake2b(of, digest_size=16).digest()
 

@@ -201,14 +201,7 @@ class EvaluationFlags:
 
 
 def check_evaluated(evaluation: EvaluationFlags, *, valid: str | None, keep_best: bool) -> None:
-    """Raise if evaluations are asked for and nothing is held out, or the best checkpoint and no evaluations.
-
-    **Arguments**
-
-    - `evaluation`: when to evaluate.
-    - `valid`: what is held out.
-    - `keep_best`: whether the checkpoint with the best held-out log loss is kept.
-    """
+    """Raise if evaluations are asked for and nothing is held out, or the best checkpoint and no evaluations."""
     if evaluation.eval_every is not None and valid is None:
         raise ValueError("eval_every needs samples that are held out: set valid, to 20% say")
     if keep_best and evaluation.eval_every is None:

@@ -36,13 +36,7 @@ class ProcessDied(RuntimeError):
 
 
 class Forked:
-    """Processes with a copy of a model each, and one compute thread each.
-
-    **Arguments**
-
-    - `team`: for each process, the process, the pipe to it and the pipe from it.
-    - `slots`: for each process, the memory that it shares with this one, `AHEAD` places; None: all goes through the pipe.
-    """
+    """Processes with a copy of a model each, and one compute thread each."""
 
     def __init__(self, team: list[tuple[Any, Connection, Connection]], slots: list[SharedSlots | None]) -> None:
         self._team, self._slots = team, slots
@@ -109,13 +103,7 @@ def able(model: nn.Module) -> bool:
 
 @contextmanager
 def forked(model: nn.Module, count: int) -> Iterator[Forked]:
-    """Fork processes for the length of a block. No other thread may run when it begins.
-
-    **Arguments**
-
-    - `model`: gives the logit of each sample of a batch.
-    - `count`: the number of processes.
-    """
+    """Fork processes for the length of a block. No other thread may run when it begins."""
     context = multiprocessing.get_context("fork")
     team: list[tuple[Any, Connection, Connection]] = []
     slots = [_shared() for _ in range(count)]

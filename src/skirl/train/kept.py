@@ -17,11 +17,6 @@ def check_start(saving: SaveFlags, flags: Mapping[str, Any]) -> Origin | None:
     """Raise if the flags do not fit the checkpoint that the run begins from. Read nothing of it but its flags.
 
     Returns the checkpoint if it is another run's.
-
-    **Arguments**
-
-    - `saving`: says which checkpoint that is.
-    - `flags`: all flags of the run.
     """
     origin = origin_of(saving)
     if origin is not None:
@@ -34,13 +29,7 @@ def check_start(saving: SaveFlags, flags: Mapping[str, Any]) -> Origin | None:
 
 
 def agreed_start(share: TrainerShare, saving: SaveFlags, flags: Mapping[str, Any]) -> Origin | None:
-    """Do `check_start` on the first trainer for all of them, since files of the run appear as soon as one begins.
-
-    **Arguments**
-
-    - `share`: this trainer's share.
-    - `saving`, `flags`: as for `check_start`.
-    """
+    """Do `check_start` on the first trainer for all of them, since files of the run appear as soon as one begins."""
 
     def found() -> list[Any] | None:
         origin = check_start(saving, flags)
@@ -62,14 +51,7 @@ def best_of(kept: Mapping[str, Any], judge: Evaluation) -> dict[str, Any] | None
 
 
 def not_saved(saving: SaveFlags, kept: Mapping[str, Any], step: int) -> str | None:
-    """Say why a promised checkpoint, that of the run's end or the best, is not there. Return None if all are.
-
-    **Arguments**
-
-    - `saving`: the flags that promise checkpoints.
-    - `kept`: the facts of the run's `Keeper`.
-    - `step`: the step where the run ended.
-    """
+    """Say why a promised checkpoint, that of the run's end or the best, is not there. Return None if all are."""
     if saving.save is None:
         return None
     if kept["newest"] != step:
@@ -93,13 +75,7 @@ def saved_line(saving: SaveFlags, result: Mapping[str, Any]) -> str:
 
 
 def nothing_left(result: Mapping[str, Any], steps: int | None) -> str | None:
-    """Return what the summary says of a resumed run that had no step left to train; None if it trained.
-
-    **Arguments**
-
-    - `result`: the result of the run.
-    - `steps`: as many as the run was asked to train in all; None if not limited.
-    """
+    """Return what the summary says of a resumed run that had no step left to train; None if it trained."""
     at = result["steps"]
     if not at or result["begun_at"] < at:
         return None
@@ -109,12 +85,7 @@ def nothing_left(result: Mapping[str, Any], steps: int | None) -> str | None:
 
 
 def origin_line(begun: Mapping[str, Any]) -> str:
-    """Return what a summary says of the run that another began from.
-
-    **Arguments**
-
-    - `begun`: what was taken from it.
-    """
+    """Return what a summary says of the run that another began from."""
     state = "with their optimizer's state" if begun["row_state"] else "whose optimizer's state starts from zero"
     return f"with {begun['rows']:,} rows out of {begun['folder']}, {state}"
 

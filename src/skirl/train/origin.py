@@ -50,13 +50,7 @@ class Begins(Protocol):
 
 
 def origin_of(saving: Begins, *, saved: bool | None = None) -> Origin | None:
-    """Return the checkpoint that the run takes rows and weights from. None if it goes on with its own, or takes none.
-
-    **Arguments**
-
-    - `saving`: says where the run is saved, and which run it begins from.
-    - `saved`: whether there is a checkpoint of its own to go on from; None: look in its folder.
-    """
+    """Return the checkpoint that the run takes rows and weights from. None if it goes on with its own, or takes none."""
     save, from_ = saving.save, saving.from_
     if save is None:
         return _newest(from_)
@@ -97,13 +91,7 @@ def origin_of(saving: Begins, *, saved: bool | None = None) -> Origin | None:
 
 
 def note(save: Path, origin: Origin | None) -> None:
-    """Note what the run in a folder begins from, or remove the note of an earlier run if there is no origin.
-
-    **Arguments**
-
-    - `save`: the folder of its checkpoints.
-    - `origin`: the checkpoint, or None.
-    """
+    """Note what the run in a folder begins from, or remove the note of an earlier run if there is no origin."""
     path = save / NAME
     try:
         if origin is None:
@@ -123,12 +111,7 @@ def note(save: Path, origin: Origin | None) -> None:
 
 
 def read(save: Path) -> Origin | None:
-    """Return the origin noted in a folder. None if there is no note, or a damaged one that a checkpoint makes unnecessary.
-
-    **Arguments**
-
-    - `save`: the folder of checkpoints.
-    """
+    """Return the origin noted in a folder. None if there is none, or one that a checkpoint replaces."""
     path = save / NAME
     if not path.exists():
         return None

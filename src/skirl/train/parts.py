@@ -31,13 +31,7 @@ class MetricsPart:
         self._waiting: list[tuple[Values, Values]] = []
 
     def update(self, number: int, logits: Values, labels: Values) -> None:
-        """Add a batch. Logits that are not finite are an error of all trainers, raised when the parts are merged.
-
-        **Arguments**
-
-        - `number`: the batch's number in the whole stream.
-        - `logits`, `labels`: those of its samples.
-        """
+        """Add a batch. Logits that are not finite are an error of all trainers, raised when the parts are merged."""
         try:
             sums = sums_of(logits, labels)
         except NotFinite as wrong:
@@ -72,12 +66,6 @@ def merged(parts: Sequence[Arrays], into: Metrics | None = None) -> Metrics:
 
     Counts are whole numbers, whose sum does not depend on order. The sums of batches are added in the order of their
     numbers.
-
-    **Arguments**
-
-    - `parts`: the `MetricsPart.arrays` of all trainers, in any order. Their batches are consecutive, each in exactly
-      one part.
-    - `into`: the metrics of all earlier batches; None if there are none.
     """
     metrics = Metrics() if into is None else into
     numbers = np.concatenate([part[0] for part in parts])

@@ -119,12 +119,6 @@ class Predictions:
 
     Columns: `row`, the number of the row in the data, from 0; `prediction`, the probability of a click; `logit`, the
     model's output; `label`, if there are labels.
-
-    **Arguments**
-
-    - `path`: the file; None writes nothing.
-    - `labelled`: whether there are labels.
-    - `about`: metadata of the file, which says where its predictions come from.
     """
 
     def __init__(self, path: Path | None, *, labelled: bool, about: dict[str, Any]) -> None:

@@ -9,11 +9,6 @@ from skirl.core.shared import pays
 class Repeats:
     """Counts of ids in samples, and of those that are looked up: once for each list, or each buffer of windows.
 
-    **Arguments**
-
-    - `lists`: the features to count: those with any number of ids per sample.
-    - `pooled`: whether the model pools a feature's ids: it then looks up lists that are windows as lists, not as buffers.
-
     >>> import torch
     >>> from skirl import KeyedJagged
     >>> repeats = Repeats(["seen"])
@@ -49,12 +44,7 @@ class Repeats:
             first += bags
 
     def factor(self, since: tuple[int, int] = (0, 0)) -> float | None:
-        """Return the ratio of ids in samples to those looked up, or None if no list has ever repeated.
-
-        **Arguments**
-
-        - `since`: an earlier value of `counted` to count from.
-        """
+        """Return the ratio of ids in samples to those looked up, or None if no list has ever repeated."""
         if self.ids == self.held:
             return None
         return (self.ids - since[0]) / max(1, self.held - since[1])

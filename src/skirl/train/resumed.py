@@ -36,12 +36,7 @@ def run_of(body: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def saved_flags(path: Path) -> dict[str, Any]:
-    """Return the flags that a folder's newest readable checkpoint was saved with; empty if it does not say.
-
-    **Arguments**
-
-    - `path`: the folder, or the header of a checkpoint.
-    """
+    """Return the flags that a folder's newest readable checkpoint was saved with; empty if it does not say."""
     from skirl.checkpoint import folder  # imports torch, which reports do without
 
     for header in folder.headers(path):
@@ -70,13 +65,6 @@ def changes_between(saved: Mapping[str, Any], here: Mapping[str, Any]) -> list[C
 
 def check_flags(saved: Mapping[str, Any], here: Mapping[str, Any], *, may: frozenset[str], then: str) -> None:
     """Raise if flags differ from those of the saved run, naming them with both values.
-
-    **Arguments**
-
-    - `saved`: the flags of the saved run.
-    - `here`: the flags now.
-    - `may`: the flags that may differ.
-    - `then`: the end of the message: what to do about it.
 
     >>> check_flags({"dim": 16, "lr": 0.1}, {"dim": 32, "lr": 0.2}, may=FREE, then="set it to that")
     Traceback (most recent call last):

@@ -25,13 +25,6 @@ def scored(
     Threads that share a batch of a thousand samples wait for each other at each small layer. So each computes a batch of
     its own, if the first batch gets the same bits either way. A batch of another size uses all threads, as does any batch
     of a sequence model, whose shapes depend on more than the size. Processes do the same without sharing a GIL.
-
-    **Arguments**
-
-    - `model`: gives the logit of each sample of a batch.
-    - `batches`: the batches to predict.
-    - `threads`: compute threads. The bits are those of a batch that uses all of them.
-    - `team`: processes that compute instead of threads; a thread then reads the batches.
     """
     if team is not None:
         yield from _by_processes(team, model, batches, threads)
@@ -101,12 +94,7 @@ def _received(team: Forked, model: nn.Module, source: Iterator[Batch], size: int
 
 
 class Fresh:
-    """Batches that have memory of their own and say so, so that looking ids up early needs no copy.
-
-    **Arguments**
-
-    - `batches`: the batches to yield.
-    """
+    """Batches that have memory of their own and say so, so that looking ids up early needs no copy."""
 
     yields_fresh = True
 

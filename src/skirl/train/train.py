@@ -46,16 +46,7 @@ def steps(
     rates: Rates | None = None,
     shards: int = 1,
 ) -> Iterator[Done]:
-    """Train on every batch: this is all of training. Who consumes it sees each step after its update.
-
-    **Arguments**
-
-    - `model`: gives the logit of each sample of a batch.
-    - `dense`: the optimizer of its dense weights; rows are updated in backward.
-    - `batches`: those of a lookahead.
-    - `rates`: moves the learning rates after each step; None leaves them.
-    - `shards`: how many batches are one step of that lookahead.
-    """
+    """Train on every batch: this is all of training. Who consumes it sees each step after its update."""
     parts: list[Batch] = []
     logits: list[Tensor] = []
     losses: list[Tensor] = []
@@ -296,14 +287,7 @@ def _of_engine(batches: Lookahead, share: TrainerShare) -> dict[str, Any]:
 
 
 def ratio_failure(ratio: float | None, rows: Mapping[str, int], fetched: int) -> str | None:
-    """Say why a run fails that was to touch many more rows than the cache has. Return None if it did.
-
-    **Arguments**
-
-    - `ratio`: how many times the rows of the cache; None asks for nothing.
-    - `rows`: how many were `touched`, and how many the `cache` has.
-    - `fetched`: how many were fetched again.
-    """
+    """Say why a run fails that was to touch many more rows than the cache has. Return None if it did."""
     if ratio is None:
         return None
     if rows["touched"] < ratio * rows["cache"]:

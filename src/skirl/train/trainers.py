@@ -27,10 +27,6 @@ NOT_ASKED = Asked()
 class TrainerShare:
     """One trainer's share of a run.
 
-    **Arguments**
-
-    - `peers`: all trainers.
-
     >>> from skirl.peers.alone import Alone
     >>> share = TrainerShare(Alone())
     >>> share.alone, share.first, share.total({"fetched": 3})
@@ -72,23 +68,11 @@ class TrainerShare:
         return (log, show) if self.first else (replace(log, run="none", trace=None), replace(show, quiet=True))
 
     def told(self, mine: Any, tag: str) -> list[Any]:
-        """Exchange values between all trainers and return them by rank. Call it between two steps.
-
-        **Arguments**
-
-        - `mine`: this trainer's value, which JSON must be able to represent.
-        - `tag`: the purpose, for messages.
-        """
+        """Exchange values between all trainers and return them by rank. Call it between two steps."""
         return self.peers.channel("lookups").told(mine, tag)
 
     def of_first(self, work: Callable[[], T], tag: str) -> T:
-        """Do work on the first trainer and return its result on all. An error of it is raised on all.
-
-        **Arguments**
-
-        - `work`: called on the first trainer only; JSON must be able to represent its result.
-        - `tag`: the purpose, for messages.
-        """
+        """Do work on the first trainer and return its result on all. An error of it is raised on all."""
         if self.alone:
             return work()
         votes = Votes(self.peers)

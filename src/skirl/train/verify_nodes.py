@@ -14,10 +14,6 @@ PATIENCE = 600.0
 def started(counts: Sequence[int]) -> Iterator[list[str]]:
     """Start groups of nodes and yield the address of each as a store. All end with the block.
 
-    **Arguments**
-
-    - `counts`: the number of nodes in each group.
-
     >>> with started([]) as specs:
     ...     specs
     []

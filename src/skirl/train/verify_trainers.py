@@ -36,18 +36,7 @@ def verify_trainers(
     show: ShowFlags,
     stores: Sequence[Sequence[str]] = (STORES,),
 ) -> dict[str, Any]:
-    """Train with each number of trainers and each cache, depth and store. Return the number of runs, and what differs.
-
-    **Arguments**
-
-    - `recipe`: the run to train, with at least as many shards as the largest number of trainers.
-    - `sizes`: numbers of trainers.
-    - `optimizers`: optimizers of rows, by name.
-    - `caches`: rows in the caches of all trainers together.
-    - `show`: whether to show progress.
-    - `stores`: where rows are: memory, disk, or memory nodes by their address. Each group has its own processes, since a
-      process has rows at one address only.
-    """
+    """Train with each number of trainers and each cache, depth and store. Return the number of runs, and what differs."""
     started = time.monotonic()
     plain = replace(recipe, cache=replace(recipe.cache, depth=1, store="memory"))
     expected = {name: _with_digests(in_plain_python(recipe_of(plain, {"optimizer": name, "depth": 1}), show))

@@ -12,10 +12,6 @@ INTERPRET = "interpret"
 def torch_device(name: str | torch.device) -> torch.device:
     """Return where the tensors of a device are. Raise if its name is unknown.
 
-    **Arguments**
-
-    - `name`: "cpu", "cuda", "cuda:1" or "interpret".
-
     >>> torch_device("interpret"), torch_device("cuda:1")
     (device(type='cpu'), device(type='cuda', index=1))
     """
@@ -31,11 +27,6 @@ def torch_device(name: str | torch.device) -> torch.device:
 
 def open_device(name: str | torch.device, dtype: np.dtype) -> Device:
     """Return the device of that name.
-
-    **Arguments**
-
-    - `name`: "cpu", "cuda", "cuda:1" or "interpret".
-    - `dtype`: dtype of computation.
 
     >>> open_device("cpu", np.dtype(np.float32)).at
     device(type='cpu')

@@ -12,10 +12,6 @@ def laid_out(ids: BankIds) -> dict[str, np.ndarray]:
     """Lay out the bags of a bank whose samples share some, for pooling and summing. All are pooled as they lie, one row
     of the output after the other, then bags are copied to samples. Gradients are summed in the same way, by bag.
 
-    **Arguments**
-
-    - `ids`: pooled ids of one micro-batch.
-
     `begin`, `end`: the positions of each row of the output; none for a sample whose bag is shared. `copy`, `copy_to`:
     the bag and the row of each sample and shared feature. `fold`: the rows of each bag's samples, ascending;
     `fold_begin`, [bags + 1]: where they begin.

@@ -156,11 +156,7 @@ class BankRows(ABC):
     def fold(self, shared: Shared, grad: torch.Tensor | None, into: torch.Tensor) -> None:
         """Write the gradients of shared bags to `into`, [shared bags, dim]: sums over their samples, ascending, from 0.
 
-        **Arguments**
-
-        - `shared`: which sample has which bag.
         - `grad`: gradient of the samples' rows, [batch * features, dim]; None: they have none.
-        - `into`: as above.
         """
 
     @property

@@ -13,10 +13,6 @@ _TORCH = {np.dtype(name): getattr(torch, name) for name in ("int32", "int64", "f
 class Packed:
     """The places of several arrays in one buffer.
 
-    **Arguments**
-
-    - `arrays`: the arrays to send, by name.
-
     >>> arrays = {"slots": np.array([3, 4], np.int32), "keys": np.array([7], np.int64)}
     >>> packed = Packed(arrays)
     >>> packed.nbytes

@@ -40,13 +40,6 @@ class Block:
 class Blocks:
     """Gives out blocks, to any thread.
 
-    **Arguments**
-
-    - `device`: where the second buffer of a pair is.
-    - `here`: returns an event of the stream that torch allocates for.
-    - `most`: bytes of all blocks beyond which a released one is dropped.
-    - `kept`: most free blocks that are kept.
-
     >>> from skirl.engine.device.streams import no_streams
     >>> blocks = Blocks(torch.device("cpu"), no_streams().here, most=1 << 20)
     >>> block = blocks.take(5000)

@@ -86,12 +86,7 @@ class CudaStream:
 
 
 class CudaStreams(Streams):
-    """The streams on a GPU.
-
-    **Arguments**
-
-    - `device`: which GPU.
-    """
+    """The streams on a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._loop = CudaStream(torch.cuda.current_stream(device))

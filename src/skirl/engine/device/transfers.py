@@ -80,19 +80,7 @@ def plan_of(
     step: Step, ids: list[BankIds], scale: np.ndarray, order: np.ndarray, bags: np.ndarray | None, tree: TreePlan | None,
     reads: Reads | None = None,
 ) -> dict[str, np.ndarray]:  # fmt: skip
-    """Return what the device needs to know of a step: about 20 bytes an id.
-
-    **Arguments**
-
-    - `step`: the oracle's Step.
-    - `ids`: the ids of each micro-batch.
-    - `scale`: the factors of all positions, or empty.
-    - `order`: the order of the forwarded rows, from `by_step`.
-    - `bags`: the output row of each position. None if the device has them from another batch: with one id a bag, all
-      batches of one size have the same, and need no offsets either.
-    - `tree`: the plan for sums over several micro-batches.
-    - `reads`: what this trainer reads, where rows have owners.
-    """
+    """Return what the device needs to know of a step: about 20 bytes an id."""
     arrays = {
         "slots": step.slots,
         "keys": step.keys,

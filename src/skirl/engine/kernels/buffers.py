@@ -29,10 +29,6 @@ class Reused:
 
     A buffer is free when the last tensor that uses it is gone, including views and graphs.
 
-    **Arguments**
-
-    - `dtype`: dtype of the tensors.
-
     >>> reused = Reused(np.float32)
     >>> first = reused.take(3, 4)
     >>> place, view = first.data_ptr(), first[0]

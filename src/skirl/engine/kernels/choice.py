@@ -20,15 +20,7 @@ STREAMED = 32 << 20
 
 
 def pool_for(dim: int, width: int, out: np.ndarray, one: bool) -> Kernel:
-    """Return the kernel that pools rows into an output. It takes the arguments of `cpu.pool`.
-
-    **Arguments**
-
-    - `dim`: numbers in a row.
-    - `width`: numbers in a record, which holds the row and its optimizer's state.
-    - `out`: the output. A large one that begins on a cache line is written past the caches.
-    - `one`: whether each bag has exactly one id, so that there are no offsets.
-    """
+    """Return the kernel that pools rows into an output. It takes the arguments of `cpu.pool`."""
     wide = _wide() if _fits(dim, out.dtype) else None
     if wide is None:
         return cpu.pool
@@ -38,49 +30,25 @@ def pool_for(dim: int, width: int, out: np.ndarray, one: bool) -> Kernel:
 
 
 def update_for(dim: int, dtype: np.dtype, kind: int) -> Kernel:
-    """Return the kernel that sums gradients and updates rows. It takes the arguments of `cpu.update`.
-
-    **Arguments**
-
-    - `dim`: numbers in a row.
-    - `dtype`: their type.
-    - `kind`: kind of the row optimizer, one of `KIND_...` in core/optim.py.
-    """
+    """Return the kernel that sums gradients and updates rows. It takes the arguments of `cpu.update`."""
     wide = _wide() if _fits(dim, dtype) else None
     return cpu.update if wide is None else wide.update_kernel(dim, kind)
 
 
 def update_apart_for(dim: int, dtype: np.dtype, kind: int) -> Kernel:
-    """Return the same for two arrays of gradients: bags beyond those of `grads` are in the second. Wide rows only.
-
-    **Arguments**
-
-    - `dim`, `dtype`, `kind`: as in `update_for`.
-    """
+    """Return the same for two arrays of gradients: bags beyond those of `grads` are in the second. Wide rows only."""
     wide = _wide()
     assert wide is not None and _fits(dim, dtype)
     return wide.update_apart_kernel(dim, kind)
 
 
 def is_wide(dim: int, dtype: np.dtype) -> bool:
-    """Return whether rows take the loops compiled for their dim.
-
-    **Arguments**
-
-    - `dim`: numbers in a row.
-    - `dtype`: their type.
-    """
+    """Return whether rows take the loops compiled for their dim."""
     return _fits(dim, dtype) and _wide() is not None
 
 
 def sums_for(dim: int, dtype: np.dtype) -> Kernel:
-    """Return the kernel that sums gradients over micro-batches. It takes the arguments of `tree.sums`.
-
-    **Arguments**
-
-    - `dim`: numbers in a row.
-    - `dtype`: their type.
-    """
+    """Return the kernel that sums gradients over micro-batches. It takes the arguments of `tree.sums`."""
     if not _fits(dim, dtype) or _wide() is None:
         return tree.sums
     from skirl.engine.kernels import wide_tree

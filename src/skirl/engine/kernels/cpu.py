@@ -26,16 +26,11 @@ def pool(cache, dim, slots, offsets, features, scale, out, lo, hi):
 
     An empty bag gives zeros. Bags are visited in the order of `out`, which is faster than that of `offsets`.
 
-    **Arguments**
-
     - `cache`: [rows, width], the records.
-    - `dim`: numbers in a row.
     - `slots`: int32 [n], the slot of each position.
     - `offsets`: int32 [features * batch + 1], feature-major, into slots and scale; empty where every bag has one position.
-    - `features`: number of features.
     - `scale`: [n] or empty.
     - `out`: [batch * features, dim].
-    - `lo`, `hi`: the rows of `out` to fill.
     """
     one = offsets.size == 0
     batch = (slots.size if one else offsets.size - 1) // features
@@ -79,11 +74,7 @@ def update(cache, dim, kind, rows, keys, group_start, group_pos, bag_of, scale, 
 
     Positions are summed in stretches, see hot_rows.py. A row without a gradient from any feature stays as it is.
 
-    **Arguments**
-
     - `cache`: [rows, width], the records.
-    - `dim`: numbers in a row.
-    - `kind`: kind of the row optimizer, one of `KIND_...`.
     - `rows`: int32 [u], the slot of each row.
     - `keys`: int64 [u], the key of each row.
     - `group_start`, `group_pos`: int32 [u + 1] and [n], the positions of each row, ascending.
@@ -92,7 +83,6 @@ def update(cache, dim, kind, rows, keys, group_start, group_pos, bag_of, scale, 
     - `grads`: [bags, dim], the gradients of the output.
     - `live`: bool [features], whether the feature of a bag (bag % features) has a gradient.
     - `scalars`: [tables, k], for each table its clip (inf for none), its weight decay, and the optimizer's own numbers.
-    - `lo`, `hi`: the rows to update.
     """
     g = np.empty(dim, cache.dtype)
     work = np.empty(dim, cache.dtype)
@@ -158,12 +148,7 @@ def weight_grad(cache, dim, slots, bag_of, grads, live, out, lo, hi):
 
     For a mean the caller divides by the bag's count.
 
-    **Arguments**
-
-    - `cache`, `dim`, `slots`: as in `pool`.
-    - `bag_of`, `grads`, `live`: as in `update`.
     - `out`: [n].
-    - `lo`, `hi`: the positions to fill.
     """
     work = np.empty(dim, cache.dtype)
     zero = cache.dtype.type(0)
@@ -199,13 +184,7 @@ def put(cache, slots, rows, lo, hi):
 
 @kernel
 def take_coming(slots, places, records, where, dim, out):
-    """Copy weights that are not in the cache yet: out[i] = records[j] where slots[i] is places[j].
-
-    **Arguments**
-
-    - `where`: int32 scratch, -1 for every slot, before and after.
-    - `slots`, `places`, `records`, `dim`, `out`: as above.
-    """
+    """Copy weights that are not in the cache yet: out[i] = records[j] where slots[i] is places[j]."""
     for j in range(places.size):
         where[places[j]] = j
     for i in range(slots.size):

@@ -28,12 +28,6 @@ _MIX2 = tl.constexpr(0x94D049BB133111EB)
 def block(dim: int, elements: int = 1024) -> dict[str, int]:
     """Return the lanes, rows and warps of a program for rows of `dim` numbers.
 
-    **Arguments**
-
-    - `dim`: numbers in a row.
-    - `elements`: elements of a block. 1024 are four warps with eight elements a thread, so each has two 16-byte loads
-      in flight. Reasoned, not measured.
-
     >>> block(64), block(1000)
     ({'D': 64, 'ROWS': 16, 'num_warps': 4}, {'D': 1024, 'ROWS': 1, 'num_warps': 4})
     """
@@ -69,15 +63,7 @@ def quiet() -> AbstractContextManager[Any]:
 
 
 def launch(kernel: Any, n: int, *args: Any, tiles: int = 1, **options: Any) -> None:
-    """Run a kernel on the current stream, without fusing multiply and add. Do nothing if there are no rows.
-
-    **Arguments**
-
-    - `kernel`: a Triton kernel.
-    - `n`: number of rows.
-    - `args`, `options`: the kernel's; the option `ROWS` says how many rows a program takes.
-    - `tiles`: programs for each block of rows.
-    """
+    """Run a kernel on the current stream, without fusing multiply and add. Do nothing if there are no rows."""
     if n == 0:
         return
     with quiet():

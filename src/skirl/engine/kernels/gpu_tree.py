@@ -21,10 +21,7 @@ def sums(
 ) -> None:  # fmt: skip
     """Sum the gradients of distinct rows into the first rows of `partial`, as tree.sums does over all rows.
 
-    **Arguments**, in addition to those of tree.sums:
-
     - `live`: bool or uint8 [features]; empty if all have a gradient.
-    - `stretches`, `runs`, `rounds`: of a `TreePlan`.
     - `partial`: contiguous, [m, dim] for m stretches, in the dtype of `grads`.
     - `marks`: int32 [m + rows]: the first receive how many positions of each row had a gradient.
     """

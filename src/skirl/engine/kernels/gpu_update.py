@@ -40,14 +40,9 @@ def update(
 ) -> None:  # fmt: skip
     """Sum the gradients of distinct rows and apply the row optimizer to each, as cpu.update does over all rows.
 
-    **Arguments**, in addition to those of cpu.update:
-
     - `live`: bool or uint8 [features]; empty if all have a gradient.
-    - `clips`: whether any table has a clip.
     - `stretches`: int32 [m, 3], from `stretches_of`.
     - `partial`: contiguous scratch [m or more, dim] in the dtype of `grads`; may be empty if m is 0.
-    - `marks`: int32 scratch, m + rows or more; may be empty if m is 0.
-    - `rounding`: (seed, step) for half-precision rows; None for all others.
     """
     n, m = rows.numel(), stretches.shape[0]
     half = cache.dtype in (torch.float16, torch.bfloat16)

@@ -15,8 +15,6 @@ STRETCH = 256
 def stretches_of(group_start):
     """Return the stretches of all rows that have more than one: int32 [m, 3], each (row, first, end in group_pos).
 
-    **Arguments**
-
     - `group_start`: int32 [rows + 1], where each row's positions begin in group_pos.
 
     >>> stretches_of(np.array([0, 256, 513], np.int32)).tolist()

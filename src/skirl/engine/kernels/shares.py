@@ -7,14 +7,10 @@ from skirl.tools.jit import kernel
 def expand(bags, bag, columns, features, out, lo, hi):
     """Copy bags to their samples, for samples lo..hi.
 
-    **Arguments**
-
     - `bags`: [bags, dim], the pooled bags.
     - `bag`: int32 [batch, shared], the bag of each sample and each feature whose bags are shared.
     - `columns`: int32 [shared], the numbers of these features.
-    - `features`: number of features in all.
     - `out`: [batch * features, dim]; rows of other features stay as they are.
-    - `lo`, `hi`: the samples.
     """
     dim = bags.shape[1]
     for sample in range(lo, hi):
@@ -28,12 +24,8 @@ def expand(bags, bag, columns, features, out, lo, hi):
 def fold(grads, bag, columns, features, out, lo, hi):
     """Sum the gradients of samples by bag, for bags lo..hi: over the samples in ascending order, from 0.
 
-    **Arguments**
-
     - `grads`: [batch * features, dim], the gradients of the samples' rows.
-    - `bag`, `columns`, `features`: as in `expand`.
     - `out`: [bags, dim].
-    - `lo`, `hi`: the bags.
     """
     dim = grads.shape[1]
     zero = grads.dtype.type(0)

@@ -34,13 +34,8 @@ def sums(group_start, group_pos, bag_of, scale, grads, live, ends, leaves, out, 
 
     A part without a gradient at any position adds nothing.
 
-    **Arguments**
-
-    - `group_start`, `group_pos`, `bag_of`, `scale`, `grads`, `live`: as in `cpu.update`.
-    - `ends`, `leaves`: of `Parts`.
     - `out`: [rows, dim], the sums.
     - `counted`: bool [rows], whether a position of the row had a gradient.
-    - `lo`, `hi`: the rows to sum.
     """
     dim = out.shape[1]
     zero = out.dtype.type(0)

@@ -27,10 +27,7 @@ class TreePlan:
     def of(cls, group_start: np.ndarray, group_pos: np.ndarray, parts: Parts) -> "TreePlan":
         """Make the plan for some rows.
 
-        **Arguments**
-
         - `group_start`, `group_pos`: int32 [u + 1] and [n], the positions of each row, ascending.
-        - `parts`: which positions belong to which leaf.
 
         >>> parts = Parts(np.array([2, 3, 4]), np.array([0, 1, 2]))
         >>> plan = TreePlan.of(np.array([0, 1, 4], np.int32), np.array([0, 1, 2, 3], np.int32), parts)

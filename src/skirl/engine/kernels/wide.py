@@ -18,14 +18,7 @@ ROWS_AHEAD = 16
 
 @remember
 def gather_kernel(n: int, across: bool, streams: bool) -> Kernel:
-    """Return a kernel that pools where each bag has exactly one id: no offsets to read, no inner loop.
-
-    **Arguments**
-
-    - `n`: numbers in a row.
-    - `across`: whether rows may begin inside a cache line, so that they reach into one more.
-    - `streams`: whether the output is written past the caches.
-    """
+    """Return a kernel that pools where each bag has exactly one id: no offsets to read, no inner loop."""
     near = n + across
 
     @kernel

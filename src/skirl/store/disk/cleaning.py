@@ -15,14 +15,7 @@ _WORTH = 0.92  # a segment fuller than this is not cleaned
 
 
 class Cleaner:
-    """Cleans the logs of a store. Only the thread that writes may call it.
-
-    **Arguments**
-
-    - `logs`: the logs.
-    - `share`: most bytes on disk per byte of rows.
-    - `point`: makes a durable point, which removes dead segments.
-    """
+    """Cleans the logs of a store. Only the thread that writes may call it."""
 
     def __init__(self, logs: list[Log], share: float, point: Callable[[], None]) -> None:
         self._logs = logs

@@ -23,18 +23,7 @@ from skirl.tools.sealed_json import CheckpointError
 
 
 class FrozenSegments(Frozen):
-    """Frozen segments. They never change, so they are hard-linked. `write` copies what cannot be linked, and syncs.
-
-    **Arguments**
-
-    - `files`: the calls to the operating system.
-    - `source`: the store's folder.
-    - `folder`: the folder that gets the links, which may have some already. If it is on another file system, it gets
-      copies: files are opened at once, so that they outlive their removal by the store, and `write` copies them.
-    - `manifest`: what the store holds.
-    - `unsynced`: segments that this process has not synced. A process that was killed may have left a link in the folder,
-      and bytes past the last record, that are not on the disk yet.
-    """
+    """Frozen segments. They never change, so they are hard-linked. `write` copies what cannot be linked, and syncs."""
 
     def __init__(
         self, files: OsFiles, source: Path, folder: Path, manifest: Manifest, unsynced: Iterable[str] = ()
@@ -107,15 +96,7 @@ def take(
 
 
 def rows_of(files: OsFiles, part: FrozenPart, layout: Layout, folder: Path) -> Iterator[tuple[NDArray[np.int64], Rows]]:
-    """Yield the rows of a part that are to be taken, in the order in which to append them. Index one segment at a time.
-
-    **Arguments**
-
-    - `files`: the calls to the operating system.
-    - `part`: the frozen rows.
-    - `layout`: layout of their records.
-    - `folder`: folder of their files.
-    """
+    """Yield the rows of a part that are to be taken, in the order in which to append them. Index one segment at a time."""
     if part.facts.get("kind") == MEMORY_ROWS:
         yield from part.own(frozen_rows(folder, part.facts, layout))
         return

@@ -275,10 +275,6 @@ class _Table:
 class KeyIndex:
     """The position of each key. Not thread-safe: the gate makes threads take turns.
 
-    **Arguments**
-
-    - `rows`: number of rows of each table with keys in this index. None: any key is accepted, and takes twice the memory.
-
     >>> places, arrays = KeyIndex({0: 100}), [np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.uint64)]
     >>> places.reserve(2)
     >>> places.place(np.array([70, 50]), 0, *arrays)

@@ -18,10 +18,6 @@ _held: "weakref.WeakSet[Lock]" = weakref.WeakSet()
 class Lock:
     """An exclusive lock on a folder, held by this process until `release`.
 
-    **Arguments**
-
-    - `folder`: the folder. If another process holds it, a `DiskError` names that process.
-
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     lock = Lock(Path(folder))

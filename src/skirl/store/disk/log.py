@@ -32,18 +32,7 @@ _MANY = 8  # number of small segments that are worth merging into one
 
 
 class Log:
-    """The log of one kind of records. `rows_at` may run while `append` does; all else needs the store's lock.
-
-    **Arguments**
-
-    - `folder`: folder of its files.
-    - `record`: the records of this log.
-    - `files`: the calls to the operating system.
-    - `gate`: keeps readers out while the index changes.
-    - `rows`: number of rows of each table of this log. None: not known.
-    - `layout`: the records of all tables of the store, to recognize keys of other tables. None: only the tables of `rows`,
-      or table 0.
-    """
+    """The log of one kind of records. `rows_at` may run while `append` does; all else needs the store's lock."""
 
     def __init__(
         self,

@@ -14,10 +14,6 @@ class Arena:
 
     `reserve` may move the array: read `array` again after each call, and keep no view of it during one.
 
-    **Arguments**
-
-    - `dtype`, `shape`: dtype and shape of one item, by default a single number.
-
     >>> arena = Arena("float32", (3,))
     >>> arena.reserve(2)
     >>> arena.array[1] = 1

@@ -17,17 +17,7 @@ PIECE = 1 << 16
 
 
 class FrozenRows(Frozen):
-    """Rows to be written. `write` adds one file to those of earlier frozen states.
-
-    **Arguments**
-
-    - `folder`: where the files go.
-    - `layout`: the store's layout.
-    - `facts`: identity and generation of this state, and the files that are in the folder already.
-    - `counts`: number of rows of each kind to write.
-    - `take`: returns some rows of a kind that are still to be written, or None if there are no more.
-    - `release`: tells the store that this state is over: with its generation if it was written, else with None.
-    """
+    """Rows to be written. `write` adds one file to those of earlier frozen states."""
 
     def __init__(
         self,

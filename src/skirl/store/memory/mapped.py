@@ -37,14 +37,7 @@ def _gather(
 
 
 class MappedRows:
-    """The rows of all kinds, read-only. Each takes 24 to 27 bytes of memory, whatever its width.
-
-    **Arguments**
-
-    - `folder`: folder of the files.
-    - `parts`: what `FrozenRows.write` returned, and which rows of it to take. Rows in `over` are held in memory.
-    - `layout`: layout of the store that reads them.
-    """
+    """The rows of all kinds, read-only. Each takes 24 to 27 bytes of memory, whatever its width."""
 
     def __init__(self, folder: Path, parts: Sequence[FrozenPart], layout: Layout) -> None:
         readers = []

@@ -14,25 +14,12 @@ MARK = "~placement"
 
 
 def mark_of(placement: str, site: int) -> str:
-    """Return what a site's `about` has under `MARK`.
-
-    **Arguments**
-
-    - `placement`: digest of the placement.
-    - `site`: number of the site.
-    """
+    """Return what a site's `about` has under `MARK`."""
     return f"{placement} site {site}"
 
 
 def check_layout(plan: PlacementPlan, layout: Layout, rows: Mapping[int, int] | None) -> None:
-    """Raise if a plan is for other tables than a store's.
-
-    **Arguments**
-
-    - `plan`: the plan.
-    - `layout`: the records of each table.
-    - `rows`: number of rows of each table. None: not known.
-    """
+    """Raise if a plan is for other tables than a store's."""
     tables, records = plan.tables, layout.records
     if max(records) + 1 != len(tables):
         raise ValueError(
@@ -54,13 +41,7 @@ def check_layout(plan: PlacementPlan, layout: Layout, rows: Mapping[int, int] | 
 
 
 def check_folders(plan: PlacementPlan, stores: Sequence[str]) -> None:
-    """Raise if a site has no folder although another one has rows that this plan placed.
-
-    **Arguments**
-
-    - `plan`: the plan.
-    - `stores`: the store of each site, with the folder in it.
-    """
+    """Raise if a site has no folder although another one has rows that this plan placed."""
     digest = plan.placement.digest
     folders = [Path(disk) if disk else None for _, _, disk in (without_links(s).partition("disk:") for s in stores)]
     kept = next((n for n, at in enumerate(folders) if at is not None and _has_rows(at, mark_of(digest, n))), None)

@@ -18,14 +18,7 @@ from skirl.store.memory.frozen import frozen_rows
 
 
 class AsSegments(Frozen):
-    """The frozen rows of a site in memory, written as those of a disk store. All rows are written, and twice.
-
-    **Arguments**
-
-    - `frozen`: the site's frozen rows.
-    - `folder`: where they go.
-    - `layout`: layout of their records.
-    """
+    """The frozen rows of a site in memory, written as those of a disk store. All rows are written, and twice."""
 
     def __init__(self, frozen: Frozen, folder: Path, layout: Layout) -> None:
         self._frozen, self._folder, self._layout = frozen, folder, layout
@@ -55,14 +48,7 @@ class AsSegments(Frozen):
 
 
 def in_memory(part: FrozenPart, folder: Path, layout: Layout) -> FrozenPart:
-    """Return a part that a site in memory can take, whichever kind of store froze it. Rows on disk are read when needed.
-
-    **Arguments**
-
-    - `part`: the frozen rows.
-    - `folder`: folder of their files.
-    - `layout`: layout of their records.
-    """
+    """Return a part that a site in memory can take, whichever kind of store froze it. Rows on disk are read when needed."""
     if part.facts.get("kind") == MEMORY_ROWS:
         return part
     named = {name: part.facts[name] for name in ("identity", "generation")}

@@ -45,16 +45,7 @@ class SiteCounts:
 
 
 class PlacedStore(Store):
-    """The store behind `store="placed:PLAN.json"`.
-
-    **Arguments**
-
-    - `plan`: which site has each row.
-    - `stores`: one for each site, all with the same layout. This store closes them. If some are in memory and some on
-      disk, a checkpoint has all rows as on disk.
-    - `layout`: the records of each table; a mapping will do.
-    - `rows`: number of rows of each table, to compare with the plan. None: not known.
-    """
+    """The store behind `store="placed:PLAN.json"`."""
 
     def __init__(
         self,
@@ -136,12 +127,7 @@ class PlacedStore(Store):
             raise ValueError(self._misplaced)
 
     def remember(self, about: Mapping[str, Any]) -> None:
-        """See `Store.remember`. The tables must be those of the plan.
-
-        **Arguments**
-
-        - `about`: what rows start from, by table, in the order of the tables' numbers.
-        """
+        """See `Store.remember`. The tables must be those of the plan."""
         self._check_open()
         if about:
             self.plan.check([(name, None, None) for name in about])

@@ -22,11 +22,6 @@ T = TypeVar("T")
 def at_once(pool: ThreadPoolExecutor, calls: Sequence[Callable[[], T]]) -> list[T]:
     """Make calls in parallel, the last one in this thread, and return their results. All have ended, even if one fails.
 
-    **Arguments**
-
-    - `pool`: threads for the other calls.
-    - `calls`: functions to call.
-
     >>> with ThreadPoolExecutor(2) as pool:
     ...     at_once(pool, [partial(pow, 2, n) for n in range(4)])
     [1, 2, 4, 8]
@@ -41,13 +36,7 @@ def at_once(pool: ThreadPoolExecutor, calls: Sequence[Callable[[], T]]) -> list[
 
 
 def all_or_none(pool: ThreadPoolExecutor, calls: Sequence[Callable[[], None]]) -> None:
-    """Make calls that wait for each other in parallel. Raise the first error that is not just about another call's.
-
-    **Arguments**
-
-    - `pool`: threads, at least as many as there are calls.
-    - `calls`: functions to call.
-    """
+    """Make calls that wait for each other in parallel. Raise the first error that is not just about another call's."""
     futures = [pool.submit(call) for call in calls]
     _ended(futures)
     errors = [error for future in futures if (error := future.exception()) is not None]
@@ -68,11 +57,6 @@ def by_site(placement: Placement, parts: Sequence[FrozenPart]) -> tuple[list[lis
     """Return what each site takes of frozen rows, and the facts of those that were placed differently.
 
     Where rows were placed the same way, a site has files of its own. It looks through all others.
-
-    **Arguments**
-
-    - `placement`: where rows are now.
-    - `parts`: the frozen rows.
     """
     taken: list[list[FrozenPart]] = [[] for _ in range(placement.sites)]
     moved: list[Facts] = []
@@ -110,13 +94,7 @@ def _both(one: Mine, other: Mine, keys: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def bytes_of(facts: Facts, layout: Layout) -> int:
-    """Return the bytes of frozen rows.
-
-    **Arguments**
-
-    - `facts`: facts of the rows.
-    - `layout`: layout of their records.
-    """
+    """Return the bytes of frozen rows."""
     if facts.get("kind") == MEMORY_ROWS:
         return sum(entry["bytes"] for entry in facts["files"])
     kinds = zip(facts.get("rows", ()), layout.kinds)
@@ -127,13 +105,6 @@ def leaving(placement: Placement, facts: Facts, folder: Path, layout: Layout) ->
     """Count the bytes of frozen rows that were at another site, by their keys. All count if they were at no site.
 
     A row that is in the files twice counts twice.
-
-    **Arguments**
-
-    - `placement`: where rows are now.
-    - `facts`: facts of the rows.
-    - `folder`: folder of their files.
-    - `layout`: layout of their records.
     """
     parts = cut.own_parts(facts, facts["nodes"]["placement"]) if "nodes" in facts else None
     if parts is None:
@@ -146,14 +117,7 @@ def leaving(placement: Placement, facts: Facts, folder: Path, layout: Layout) ->
 
 
 class FrozenSites(Frozen):
-    """The rows of all sites at one moment.
-
-    **Arguments**
-
-    - `pool`: threads that write.
-    - `placement`: digest of the placement.
-    - `parts`: the frozen rows of each site.
-    """
+    """The rows of all sites at one moment."""
 
     def __init__(self, pool: ThreadPoolExecutor, placement: str, parts: Sequence[Frozen]) -> None:
         self._pool, self._placement, self._parts = pool, placement, parts

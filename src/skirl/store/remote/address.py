@@ -13,12 +13,6 @@ _SPEC = re.compile(
 class Address:
     """The address of a meeting point, as seen by one owner.
 
-    **Arguments**
-
-    - `host`: host name or IP address. Only processes that can reach it can join.
-    - `port`: its port.
-    - `owner`: rank of the trainer whose rows are meant.
-
     >>> Address.parse("rpc://10.0.0.5:29400/rank-3")
     Address(host='10.0.0.5', port=29400, owner=3)
     >>> Address.meeting("somewhere")

@@ -15,13 +15,7 @@ MOST = 128 << 20
 def held_bits(
     store: Store, rows: Mapping[int, int] | None
 ) -> Iterator[NDArray[np.int64] | tuple[int, NDArray[np.uint64]]]:
-    """Yield which rows are held, as `Store.held` does.
-
-    **Arguments**
-
-    - `store`: the store.
-    - `rows`: number of rows of each table. None: not known, so that keys are listed.
-    """
+    """Yield which rows are held, as `Store.held` does."""
     if rows is None:
         yield from store.keys()
         return

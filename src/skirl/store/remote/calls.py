@@ -54,14 +54,7 @@ class Taken:
         self._begun: set[int] = set()
 
     def take(self, run: int, number: int, settled: int) -> None:
-        """Accept a put, or raise a ValueError if it must not change anything.
-
-        **Arguments**
-
-        - `run`: number of its owner's run.
-        - `number`: number of the put.
-        - `settled`: all puts with smaller numbers were acknowledged when this one was sent.
-        """
+        """Accept a put, or raise a ValueError if it must not change anything."""
         with self._lock:
             if run != self._run:
                 raise ValueError(

@@ -23,13 +23,7 @@ PATIENCE = 60.0
 
 
 class Connection:
-    """The parts of one owner, one on each node, for the length of this run.
-
-    **Arguments**
-
-    - `address`: where they meet, and which owner this is.
-    - `patience`: seconds that a call may take, and within which a node must answer the request for a part.
-    """
+    """The parts of one owner, one on each node, for the length of this run."""
 
     def __init__(self, address: Address, patience: float) -> None:
         self.address, self.patience = address, patience
@@ -94,22 +88,11 @@ class Connection:
         return self.answer(node, function, self.begin(node, function, *args), time.monotonic())
 
     def of_all(self, function: Callable[..., Any], args: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Call a function of all parts at once, and return the result of each.
-
-        **Arguments**
-
-        - `function`: the function.
-        - `args`: arguments for each node.
-        """
+        """Call a function of all parts at once, and return the result of each."""
         return self.answers([(node, function, each) for node, each in enumerate(args)])
 
     def answers(self, calls: Iterable[tuple[int, Callable[..., Any], tuple[Any, ...]]]) -> list[Any]:
-        """Make several calls at once, wait for all of them even if one fails, and return their results.
-
-        **Arguments**
-
-        - `calls`: node, function and arguments of each.
-        """
+        """Make several calls at once, wait for all of them even if one fails, and return their results."""
         began, found, wrong = time.monotonic(), list[Any](), None
         begun = [(node, function, self.begin(node, function, *args)) for node, function, args in calls]
         for node, function, future in begun:
@@ -122,14 +105,7 @@ class Connection:
         return found
 
     def job_of_all(self, what: str, stores: Sequence[int | None], args: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Have all parts do a job that may take long, by calls that are short. Return the result of each.
-
-        **Arguments**
-
-        - `what`: one of the jobs of `service`.
-        - `stores`: number of the store on each node. None: none yet, as the job opens one.
-        - `args`: arguments for each node.
-        """
+        """Have all parts do a job that may take long, by calls that are short. Return the result of each."""
         jobs = self.of_all(service.begin, [(s, what, a) for s, a in zip(stores, args, strict=True)])
         found: list[Any] = []
         wrong: Exception | None = None
@@ -155,15 +131,7 @@ class Connection:
             raise self._failed(node, function, error, 0.0) from None
 
     def answer(self, node: int, function: Callable[..., Any], future: Any, began: float) -> Any:
-        """Wait for a call and return its result. Raise the error that the node reported, or a NodeError if none came.
-
-        **Arguments**
-
-        - `node`: the node that was called.
-        - `function`: the function that was called.
-        - `future`: what `begin` returned.
-        - `began`: when the call began.
-        """
+        """Wait for a call and return its result. Raise the error that the node reported, or a NodeError if none came."""
         try:
             kind, value = group.end(future)
         except group.Failed as error:

@@ -35,13 +35,7 @@ def said(error: BaseException) -> Said:
 
 
 def raised(text: Any, node: str) -> Exception:
-    """Return the exception for an error that a node reported. Unless it is one of `_KINDS`, its message names the node.
-
-    **Arguments**
-
-    - `text`: what `said` returned.
-    - `node`: the node's name.
-    """
+    """Return the exception for an error that a node reported. Unless it is one of `_KINDS`, its message names the node."""
     kind, words, number = text
     if kind == "DiskFull":
         return DiskFull(f"{node}: {words}", number)

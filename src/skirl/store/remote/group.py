@@ -33,15 +33,7 @@ class Failed(RuntimeError):
 
 
 def join(store: Any, address: Address, name: str, rank: int, seconds: float) -> None:
-    """Join the group of a run. The group may grow later, and joining waits for no other member.
-
-    **Arguments**
-
-    - `store`: the store in which the group is formed.
-    - `address`: address of the meeting point, which is reached over the same network.
-    - `name`, `rank`: name and rank of this member, which no other has.
-    - `seconds`: time limit.
-    """
+    """Join the group of a run. The group may grow later, and joining waits for no other member."""
     from torch.distributed import rpc
     from torch.distributed.rendezvous import register_rendezvous_handler
 

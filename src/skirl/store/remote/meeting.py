@@ -21,14 +21,7 @@ class Lost(NodeError):
 
 
 class Meeting:
-    """One process's access to a meeting point.
-
-    **Arguments**
-
-    - `address`: its address.
-    - `keep`: whether this process keeps it. It then listens at that address and no other.
-    - `seconds`: how long to wait for the process that keeps it, and for each answer.
-    """
+    """One process's access to a meeting point."""
 
     def __init__(self, address: Address, *, keep: bool = False, seconds: float = 60.0) -> None:
         self.address = address

@@ -35,13 +35,7 @@ def text(node: Node) -> str:
 
 
 def serve(address: tuple[str, int], look: Callable[[], str]) -> ThreadingHTTPServer:
-    """Serve /metrics until `shutdown`.
-
-    **Arguments**
-
-    - `address`: host and port. Port 0 takes any free one.
-    - `look`: returns the text to serve.
-    """
+    """Serve /metrics until `shutdown`."""
 
     class Handler(BaseHTTPRequestHandler):
         timeout = 10

@@ -31,18 +31,7 @@ NUMBERS = 9
 
 @dataclass(frozen=True)
 class PartFacts:
-    """The facts that the process of a part is given.
-
-    **Arguments**
-
-    - `address`: address of the meeting point.
-    - `node`, `nodes`: number of this node, and how many there are.
-    - `run`: number of the owner's run.
-    - `owner`: rank of the trainer that owns the part.
-    - `rows`: where rows are kept: memory, or disk:FOLDER.
-    - `limit`: bytes of memory of the whole node. None: no limit.
-    - `patience`: seconds that a call may take.
-    """
+    """The facts that the process of a part is given."""
 
     address: Address
     node: int
@@ -83,14 +72,7 @@ def memory() -> int:
 
 
 class MemoryLimit:
-    """Refuses rows for which the node has no memory left.
-
-    **Arguments**
-
-    - `limit`: bytes of memory of the node. None: no limit.
-    - `numbers`: array shared by this part and its node.
-    - `node`: the node's name in errors.
-    """
+    """Refuses rows for which the node has no memory left."""
 
     def __init__(self, limit: int | None, numbers: Any, node: str) -> None:
         self._limit, self._numbers, self._node = limit, numbers, node
@@ -116,15 +98,7 @@ class MemoryLimit:
 
 
 def run(pipe: Connection, numbers: Any, task: PartFacts, functions: tuple[Any, ...] = service.FUNCTIONS) -> None:
-    """Run the process of a part, and report to its node over the pipe.
-
-    **Arguments**
-
-    - `pipe`: pipe to the node, for what becomes of the part and for the node's questions.
-    - `numbers`: array of `NUMBERS` numbers, shared with the node.
-    - `task`: what the part has to serve.
-    - `functions`: functions that its owner may call.
-    """
+    """Run the process of a part, and report to its node over the pipe."""
     import torch
 
     for number in (signal.SIGINT, signal.SIGTERM):  # parts ignore these: their node ends them

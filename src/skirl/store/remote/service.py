@@ -53,15 +53,7 @@ class Held:
 
 
 class OwnedPart:
-    """The part of one owner on one node.
-
-    **Arguments**
-
-    - `run`: number of the owner's run.
-    - `node`: the node's name in errors.
-    - `make`: opens a store, given its number among the owner's, its layout, and the number of rows of each table.
-    - `room`: raises an error if this many more bytes do not fit.
-    """
+    """The part of one owner on one node."""
 
     def __init__(
         self,

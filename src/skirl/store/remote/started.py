@@ -21,20 +21,7 @@ Start = Callable[[list[str], Path | None], Any]
 
 
 class StartedNodes:
-    """Some nodes, kept running as by a supervisor.
-
-    **Arguments**
-
-    - `count`: number of nodes.
-    - `host`: where they meet; by default loopback, so that no other machine can join.
-    - `rows`: where each keeps rows, as for `skirl serve --rows`. {} is replaced by the node's number.
-    - `patience`: seconds that a call may take.
-    - `log`: folder for their output. None: the standard error.
-    - `start`: starts a process.
-    - `within`: command in which to run each node, such as one that enters a network namespace.
-    - `words`: arguments of `python` that run a node.
-    - `watched`: whether a thread watches them. If not, call `tick`: a process that forks should have no threads.
-    """
+    """Some nodes, kept running as by a supervisor."""
 
     def __init__(
         self,

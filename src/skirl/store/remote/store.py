@@ -25,14 +25,7 @@ PIECE_BYTES = 16 << 20
 
 
 class RemoteStore(Store):
-    """The store behind `store="rpc://HOST:PORT"`, with rows on the memory nodes that meet there.
-
-    **Arguments**
-
-    - `spec`: `rpc://HOST:PORT`, followed by `/rank-R` for trainer R.
-    - `layout`: the records of each table; a mapping will do.
-    - `rows`: number of rows of each table, as for a disk store.
-    """
+    """The store behind `store="rpc://HOST:PORT"`, with rows on the memory nodes that meet there."""
 
     def __init__(
         self, spec: str, layout: Layout | Mapping[int, Record], *, rows: Mapping[int, int] | None = None
@@ -225,12 +218,7 @@ class RemoteStore(Store):
 
 
 class FrozenOnNodes(Frozen):
-    """The rows of all parts at one moment.
-
-    **Arguments**
-
-    - `store`: the store whose rows these are.
-    """
+    """The rows of all parts at one moment."""
 
     def __init__(self, store: RemoteStore) -> None:
         self._store = store

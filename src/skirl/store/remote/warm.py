@@ -11,10 +11,6 @@ from skirl.store.remote import part  # noqa: F401
 def warm(dtype: str = "float32") -> int:
     """Write and read a row, so that no owner waits for the compiler.
 
-    **Arguments**
-
-    - `dtype`: dtype of the row.
-
     >>> warm()
     1
     """

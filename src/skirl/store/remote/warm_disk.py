@@ -14,10 +14,6 @@ from skirl.store.remote import warm  # noqa: F401
 def warm_disk(dtype: str = "float32") -> int:
     """Write, read, freeze and thaw a row, with and without a known number of rows of its table.
 
-    **Arguments**
-
-    - `dtype`: dtype of the row.
-
     >>> warm_disk()
     2
     """

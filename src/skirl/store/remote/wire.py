@@ -16,12 +16,7 @@ _GROUP = {
 
 
 def only(functions: Iterable[Callable[..., Any]]) -> None:
-    """Let other processes call only these functions in this one, and those that are needed to join a group.
-
-    **Arguments**
-
-    - `functions`: the functions that may be called.
-    """
+    """Let other processes call only these functions in this one, and those that are needed to join a group."""
     from torch.distributed.rpc import internal
 
     allowed = {(f.__module__, f.__qualname__): f for f in functions}

@@ -13,13 +13,7 @@ Table = Mapping[str, Mapping[str, Any]]
 
 
 class Hyperparameters:
-    """Summaries with the table, for a run's own event file, so that TensorBoard needs no extra run.
-
-    **Arguments**
-
-    - `table`: the values of all runs that are shown together; each run's file gets the same table.
-    - `name`: the name of this run.
-    """
+    """Summaries with the table, for a run's own event file, so that TensorBoard needs no extra run."""
 
     def __init__(self, table: Table, name: str) -> None:
         plugin = "tensorboard.plugins.hparams"  # created at import, so type checkers cannot see it

@@ -27,14 +27,7 @@ FORM: dict[str, Any] = {"lanes": [_LANE], "bytes": [[COUNT]], "rows": {...: [[CO
 
 
 def gathered(batches: "Lookahead", meter: "Meter", share: "TrainerShare") -> dict[str, Any] | None:
-    """Return the result's `by_trainer`; None if there is one trainer. All trainers call this at once, between two steps.
-
-    **Arguments**
-
-    - `batches`: the run's lookahead.
-    - `meter`: knows how long it took.
-    - `share`: this trainer's share.
-    """
+    """Return the result's `by_trainer`; None if there is one trainer. All trainers call this at once, between two steps."""
     if share.alone:
         return None
     engine, times, counted = batches.engine, batches.times, share.peers.counted()
@@ -106,11 +99,6 @@ def as_lines(found: Mapping[str, Any] | None) -> dict[str, str]:
 def most_read(rows: Mapping[str, Sequence[Sequence[int]]], most: int = 30) -> list[tuple[str, int, int]]:
     """Return, for each table, the rows that trainers read from their own part and from others', most from others first.
 
-    **Arguments**
-
-    - `rows`: by table, the rows that each trainer has read from each owner.
-    - `most`: the maximum number of tables.
-
     >>> most_read({"a": [[1, 2], [3, 4]], "b": [[0, 9], [0, 0]]})
     [('b', 0, 9), ('a', 5, 5)]
     """
@@ -122,13 +110,7 @@ def most_read(rows: Mapping[str, Sequence[Sequence[int]]], most: int = 30) -> li
 
 
 def check(where: str, found: Mapping[str, Any]) -> None:
-    """Raise if other numbers are for more or fewer trainers than there are lanes.
-
-    **Arguments**
-
-    - `where`: the file that has them.
-    - `found`: the numbers, of the form `FORM`.
-    """
+    """Raise if other numbers are for more or fewer trainers than there are lanes."""
     size = len(found["lanes"])
     for name, pairs in [("bytes", found["bytes"]), *found["rows"].items()]:
         if [len(of) for of in pairs] != [size] * size:
@@ -138,13 +120,7 @@ def check(where: str, found: Mapping[str, Any]) -> None:
 
 
 def draw(page: Page, found: Mapping[str, Any]) -> None:
-    """Draw a lane for each trainer, and tables of who sent what to whom.
-
-    **Arguments**
-
-    - `page`: the page to draw on.
-    - `found`: the result of `gathered`.
-    """
+    """Draw a lane for each trainer, and tables of who sent what to whom."""
     lanes, ranks = found["lanes"], range(len(found["lanes"]))
     page.heading("Trainers")
     page.lanes(

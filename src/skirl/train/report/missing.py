@@ -41,13 +41,7 @@ class Missing:
                 steps[:] = [steps[0] if steps else step, step, (steps[2] if steps else 0) + 1]
 
     def add(self, what: str, why: str) -> None:
-        """Record a part as missing without a failed attempt to write it.
-
-        **Arguments**
-
-        - `what`: the part.
-        - `why`: the reason, in words.
-        """
+        """Record a part as missing without a failed attempt to write it."""
         log.warning("%s is missing: %s", what, why)
         self._parts[what] = ([], why)
 

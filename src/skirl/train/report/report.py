@@ -95,14 +95,7 @@ class RunContents:
 
 
 def report(folder: Path, page: Path | None, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the folder of a run, write a page, and return the facts.
-
-    **Arguments**
-
-    - `folder`: the run's folder.
-    - `page`: the file to write; report.html in the folder if None.
-    - `defaults`: default values of `skirl train`'s flags by name; flags that differ are listed first.
-    """
+    """Read the folder of a run, write a page, and return the facts."""
     left = RunContents.of(folder)
     page = page or folder / "report.html"
     numbers = facts(left)

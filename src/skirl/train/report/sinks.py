@@ -23,14 +23,7 @@ GROUPS = {
 
 
 class Appended:
-    """A file that grows by whole pieces: one that fails leaves nothing behind, and does not stop the next.
-
-    **Arguments**
-
-    - `path`: the file, which may exist.
-    - `whole`: the contents of a new file that replaces an existing one, even if someone still writes to that. None appends
-      to the existing file.
-    """
+    """A file that grows by whole pieces: one that fails leaves nothing behind, and does not stop the next."""
 
     def __init__(self, path: Path, whole: bytes | None = None) -> None:
         self.path = path
@@ -122,14 +115,7 @@ class Lines:
 
 
 class TensorBoard:
-    """A TensorBoard event file. torch's writer has its own thread, whose errors appear as tracebacks, too late to retry.
-
-    **Arguments**
-
-    - `folder`: the folder for it.
-    - `begun_at`: the step that the run goes on from.
-    - `table`, `name`: the values that differ between several runs, by name, and this run's name; None for a single run.
-    """
+    """A TensorBoard event file. torch's writer has its own thread, whose errors appear as tracebacks, too late to retry."""
 
     name = "TensorBoard's events"
 
