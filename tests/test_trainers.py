@@ -20,13 +20,13 @@ from skirl import SGD, Adam
 from skirl.checkpoint.folder import numbers as numbers_of
 from skirl.core.tree import block_of
 from skirl.engine.device.host import HostRows
-from skirl.peers.alone import Alone
-from skirl.peers.in_process import InProcess
+from skirl.peers.base import Alone
 from skirl.peers.job import using
 from tests.cases import cases
 from tests.engine.device.issued import Issued
 from tests.engine.device.lazy import World
 from tests.pipeline import test_shards as one
+from tests.threads_as_trainers import InProcess
 
 
 @dataclass

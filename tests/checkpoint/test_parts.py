@@ -27,12 +27,11 @@ from skirl.checkpoint.without_model import opened
 from skirl.core.placement import Cut, Placement
 from skirl.engine.access import peek
 from skirl.measure.info.checkpoint import describe
-from skirl.peers.base import Peers
-from skirl.peers.errors import PeerError
-from skirl.peers.in_process import InProcess
+from skirl.peers.base import PeerError, Peers
 from skirl.tools.os_errors import NotWritten
 from skirl.tools.sealed_json import CheckpointError
 from tests.cases import cases
+from tests.threads_as_trainers import InProcess
 
 ROWS = 60
 TABLES = [skirl.Table("a", ROWS, 4), skirl.Table("b", ROWS, 2)]

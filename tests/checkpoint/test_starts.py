@@ -11,11 +11,10 @@ from skirl.checkpoint import folder as folders
 from skirl.checkpoint import numbers, saving, starts, together
 from skirl.checkpoint.keeper import Keeper
 from skirl.checkpoint.starts import Superseded
-from skirl.peers.base import Peers
-from skirl.peers.errors import PeerError
-from skirl.peers.in_process import InProcess
+from skirl.peers.base import PeerError, Peers
 from skirl.tools import sealed_json
 from tests.checkpoint.test_parts import State, Trainer, union
+from tests.threads_as_trainers import InProcess
 
 
 class NewerStart:

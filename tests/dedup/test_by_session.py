@@ -30,8 +30,7 @@ from skirl.dedup.finish import finish
 from skirl.dedup.spill import HELD, Spill, Spilled, path_of
 from skirl.dedup.stretch import Stretch
 from skirl.dedup.wanted import BASE, Wanted, loads, shaped
-from skirl.store.disk.errors import DiskError
-from skirl.store.disk.lock import Lock
+from skirl.store.disk.os_files import DiskError, Lock
 from skirl.tools import progress
 from skirl.tools.flags import WrongFlags
 from skirl.tools.os_errors import NotWritten

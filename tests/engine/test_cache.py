@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import skirl
 from skirl.engine.cache import Cache
 from skirl.engine.capacity import parse_cache, split_cache
-from skirl.tools.sizes import parse_bytes
+from skirl.tools.units import parse_bytes
 from tests.cases import cases
 
 

@@ -7,8 +7,8 @@ import pytest
 import skirl
 from skirl.core.tables import Schema
 from skirl.engine.capacity import Capacity
-from skirl.peers.in_process import InProcess
 from skirl.peers.job import using
+from tests.threads_as_trainers import InProcess
 
 TABLES = [skirl.Table("a", 6000, 4), skirl.Table("b", 2000, 4)]
 WIDTH = 20

@@ -399,7 +399,7 @@ DISK = [
           "self._files.sync_folder(self.path)\n"
           "for log in self._logs:\n"
           "    log.trim()"),
-    Fault("a file that was cut counts as synced", "store.disk.log:load",
+    Fault("a file that was cut counts as synced", "store.disk.log:Log.load",
           "Segment(entry.name, slot, rows, keys, paths[0], paths[1], synced=-1, named=True)",
           "Segment(entry.name, slot, rows, keys, paths[0], paths[1], synced=entry.count, named=True)"),
     Fault("records are not synced", "store.disk.log:sync",
@@ -408,7 +408,7 @@ DISK = [
           "self._files.sync(file)", "pass"),
     Fault("only the first records of a segment are synced", "store.disk.log:sync",
           "segment.synced < end", "segment.synced <= 0"),
-    Fault("names of new files are not synced", "store.disk.logs:sync",
+    Fault("names of new files are not synced", "store.disk.log:sync",
           "files.sync_folder(logs[0].folder)", ""),
     Fault("a header is renamed before it is synced", "store.disk.os_files:put",
           "self.sync(file.number)", ""),
@@ -424,7 +424,7 @@ DISK = [
           "self._write_manifest(self.identity, generation, self._logs)"),
     Fault("cleaning writes rows under other rows' keys", "store.disk.log:rewrite",
           "self.append(..., rows)", "self.append(..., np.roll(rows, self._words))"),
-    Fault("the log is read in another order than it was written", "store.disk.logs:load",
+    Fault("the log is read in another order than it was written", "store.disk.log:Log.load",
           "for entry in manifest.segments:\n"
           "    ...",
           "for entry in manifest.segments[::-1]:\n"
@@ -436,7 +436,7 @@ FROZEN = [
           "        self._files.sync_folder(self._folder)\n", ""),
     Fault("a copy is not synced", "store.disk.os_files",
           "                self.sync(target.number)\n", ""),
-    Fault("a frozen file is taken for whole whatever its size", "store.disk.links",
+    Fault("a frozen file is taken for whole whatever its size", "store.disk.os_files",
           " and new.stat().st_size >= size", ""),
     Fault("frozen rows are not synced, but for their keys", "store.disk.frozen",
           "dict.fromkeys(self._added + self._unsynced):", "[path for path in self._added if path.suffix == '.keys']:"),
@@ -451,7 +451,7 @@ FROZEN = [
           "        links.remove_but(self._files, self._folder, {name for entry in entries for name in entry.files()})\n"),
     Fault("thawed rows are not synced", "store.disk.store",
           "            all_logs.sync(logs, self._files, anew=True)\n", "            self._files.sync_folder(self.path)\n"),
-    Fault("names of thawed files are not synced", "store.disk.logs",
+    Fault("names of thawed files are not synced", "store.disk.log",
           "if anew or not s.named", "if not s.named"),
     Fault("what a thawed state replaces goes before it", "store.disk.store",
           "            self._write_manifest(identity, generation, logs)\n",
@@ -855,7 +855,7 @@ PLACEMENT = [
           "rounds[1::2]", "rounds[::2]"),
     Fault("the least round is told as the time", "placement.tables.timed:least_third",
           "-(-len(rounds) // 3)", "1"),
-    Fault("rows laid over a checkpoint are lost to sites in memory", "store.placed.mixed:_read",
+    Fault("rows laid over a checkpoint are lost to sites in memory", "store.placed.taking:_read",
           "part.own(part.over)", "()"),
     Fault("rows whose neighbours are gone are trained further", "store.placed.store:_found_misplaced",
           "self.mixed", "False"),

@@ -9,9 +9,9 @@ import skirl
 from skirl import SGD
 from skirl.engine.device.host import HostRows
 from skirl.peers.dense import OfAllTrainers
-from skirl.peers.in_process import InProcess
 from skirl.peers.job import using
 from tests.pipeline.test_shards import TABLES, Model, draw
+from tests.threads_as_trainers import InProcess
 
 
 def doubled(weight):

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from skirl.core.tree import BlockSum, add_lists, leaves_of
 from skirl.peers.dense import OfAllTrainers
-from skirl.peers.in_process import InProcess
 from tests.cases import cases
+from tests.threads_as_trainers import InProcess
 
 WEIGHTS = [
     torch.zeros(shape, dtype=dtype)

@@ -11,11 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skirl.peers.alone import Alone
-from skirl.peers.errors import PeerError
-from skirl.peers.in_process import InProcess
+from skirl.peers.base import Alone, PeerError
 from tests.cases import cases
 from tests.peers.talk import expected, talk
+from tests.threads_as_trainers import InProcess
 
 
 @cases(12)

@@ -13,7 +13,7 @@ import pytest
 
 from skirl import cli
 from skirl.peers import job, processes, start
-from skirl.peers.errors import PeerError
+from skirl.peers.base import PeerError
 
 TRAINER = "from skirl.peers.processes import watch_launcher; watch_launcher({patience}, 0.1)"
 WATCHES = {"TORCHELASTIC_RUN_ID": "job", "GROUP_WORLD_SIZE": "2", "LOCAL_RANK": "0"}

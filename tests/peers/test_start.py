@@ -3,8 +3,7 @@
 import pytest
 import torch.distributed
 
-from skirl.peers.alone import Alone
-from skirl.peers.errors import PeerError
+from skirl.peers.base import Alone, PeerError
 from skirl.peers.start import Launched, _meet, _own_gpu, join
 from tests.warm import interpreter
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import skirl
-from skirl.peers.in_process import InProcess
 from skirl.peers.job import using
+from tests.threads_as_trainers import InProcess
 
 
 def train(peers, *, same_data, dense=lambda rank: 0.5, rows=1000):

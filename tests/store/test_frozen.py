@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from skirl.checkpoint import whole
 from skirl.core.placement import Placement
 from skirl.store import CheckpointRows, DiskStore, MemoryStore, Store
-from skirl.store.base import Facts
-from skirl.store.frozen import FrozenPart, Mine
+from skirl.store.base import Facts, FrozenPart, Mine
 from skirl.tools.sealed_json import CheckpointError
 from tests.cases import cases
 from tests.store.conformance import LAYOUT, contents

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from numba import config
 
-from skirl.tools import kernel_turns
-from skirl.tools.kernel_turns import Turns
+from skirl.tools import kernel_cache
+from skirl.tools.kernel_cache import Turns
 
 pytestmark = pytest.mark.skipif(
-    config.DISABLE_JIT or kernel_turns.fcntl is None, reason="nothing is compiled, or locked"
+    config.DISABLE_JIT or kernel_cache.fcntl is None, reason="nothing is compiled, or locked"
 )
 
 NO_EVENT: Any = None
@@ -59,7 +59,7 @@ def test_one_of_several_processes_compiles(tmp_path):
 
 
 def test_a_turn_ends_with_the_compilation_also_when_it_fails(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(kernel_turns, "PATIENCE", 0.05)
+    monkeypatch.setattr(kernel_cache, "PATIENCE", 0.05)
     one, other, path = Turns(), Turns(), tmp_path / "kernel.turn"
     assert not one.take(path), "outside of the compiler"
     for turns in (one, other):

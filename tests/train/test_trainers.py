@@ -21,8 +21,7 @@ from skirl.checkpoint.keeper import Asked, Keeper
 from skirl.checkpoint.without_model import opened
 from skirl.data.share import block
 from skirl.nn.collection import collections_of
-from skirl.peers.alone import Alone
-from skirl.peers.in_process import InProcess
+from skirl.peers.base import Alone
 from skirl.peers.job import using
 from skirl.peers.processes import BEGINS_AGAIN
 from skirl.tools.sealed_json import CheckpointError
@@ -32,6 +31,7 @@ from skirl.train.meter import Meter
 from skirl.train.recipe import Recipe
 from skirl.train.trainers import TrainerShare
 from tests.streams import stored_rows
+from tests.threads_as_trainers import InProcess
 from tests.warm import COMMAND, PIPE, Python
 
 SMALL: dict[str, Any] = {

@@ -10,8 +10,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from skirl.tools.sealed_json import CheckpointError, sync_folder, to_disk
-from skirl.tools.shape_of import COUNT, TEXT, misfit
+from skirl.tools.sealed_json import COUNT, TEXT, CheckpointError, misfit, sync_folder, to_disk
 
 NAME = "model.safetensors"
 

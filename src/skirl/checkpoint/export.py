@@ -13,8 +13,8 @@ from skirl.core.keys import ROW_BITS, row_of, table_of
 from skirl.engine.access import bank_of, peek
 from skirl.nn.collection import TablePlace, collections_of, tables_of
 from skirl.tools.sealed_json import skirl_version
-from skirl.tools.sizes import parse_bytes
 from skirl.tools.tensor_file import TensorWriter, bytes_of
+from skirl.tools.units import parse_bytes
 
 FORMAT = "skirl-rows"
 _PIECE = 1 << 16  # rows read and written at a time

@@ -22,8 +22,7 @@ from skirl.core.optim import FTRL, RowOptimizer
 from skirl.core.tables import Table
 from skirl.engine.access import PIECE, bank_of, peek, put_rows
 from skirl.nn.collection import TablePlace, collections_of, tables_of
-from skirl.tools.sealed_json import CheckpointError
-from skirl.tools.shape_of import COUNT, TEXT, misfit
+from skirl.tools.sealed_json import COUNT, TEXT, CheckpointError, misfit
 
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _WHOLE = (torch.int64, torch.int32)

@@ -30,8 +30,7 @@ from skirl.engine.engine import Engine
 from skirl.nn.collection import Collection, collections_of
 from skirl.peers.base import Peers
 from skirl.tools import rng_state
-from skirl.tools.sealed_json import CheckpointError, OtherVersion
-from skirl.tools.shape_of import COUNT, NUMBER, Kind, misfit
+from skirl.tools.sealed_json import COUNT, NUMBER, CheckpointError, Kind, OtherVersion, misfit
 
 log = logging.getLogger("skirl")
 

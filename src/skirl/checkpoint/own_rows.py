@@ -7,10 +7,8 @@ from typing import Any, NamedTuple
 from skirl.checkpoint import parts, whole
 from skirl.checkpoint.cached_rows import overlay
 from skirl.core.placement import AtSite, Placement
-from skirl.store.base import DISK_ROWS, Facts, Store
-from skirl.store.frozen import FrozenPart, Mine
-from skirl.tools.sealed_json import CheckpointError
-from skirl.tools.shape_of import COUNT, TEXT, misfit
+from skirl.store.base import DISK_ROWS, Facts, FrozenPart, Mine, Store
+from skirl.tools.sealed_json import COUNT, TEXT, CheckpointError, misfit
 
 
 class OwnRows(NamedTuple):

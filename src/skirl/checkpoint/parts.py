@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from skirl.core.placement import Placement
-from skirl.tools.sealed_json import CheckpointError, read_sealed, skirl_version, write_sealed
-from skirl.tools.shape_of import COUNT, TEXT, misfit
+from skirl.tools.sealed_json import COUNT, TEXT, CheckpointError, misfit, read_sealed, skirl_version, write_sealed
 
 FORMAT = "skirl-checkpoint-part"
 FORMAT_VERSION = 1

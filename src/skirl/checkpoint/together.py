@@ -13,8 +13,7 @@ from skirl.checkpoint import dense, folder, parts, starts
 from skirl.checkpoint.saving import AllFrozen, Saving, not_written
 from skirl.checkpoint.votes import Votes
 from skirl.core.placement import Placement
-from skirl.peers.base import Peers, said_of
-from skirl.peers.errors import PeerError, failed
+from skirl.peers.base import PeerError, Peers, failed, said_of
 from skirl.tools.os_errors import of_system, why
 from skirl.tools.sealed_json import write_sealed
 

@@ -7,9 +7,7 @@ from torch import nn
 
 from skirl.core.placement import Placement
 from skirl.nn.collection import collections_of
-from skirl.peers.alone import Alone
-from skirl.peers.base import Peers, said_of
-from skirl.peers.errors import PeerError, failed
+from skirl.peers.base import Alone, PeerError, Peers, failed, said_of
 from skirl.tools.sealed_json import CheckpointError, OtherVersion
 
 T = TypeVar("T")
@@ -26,7 +24,7 @@ _WORSE: tuple[type[Exception], ...] = (CheckpointError, OtherVersion, Mismatch)
 class Votes:
     """Votes of all trainers, which must make the same calls in the same order. A single trainer only hears itself.
 
-    >>> from skirl.peers.alone import Alone
+    >>> from skirl.peers.base import Alone
     >>> Votes(Alone()).told({"number": 3}, "begin")
     [{'number': 3}]
     """

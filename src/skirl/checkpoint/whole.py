@@ -8,7 +8,7 @@ from pathlib import Path
 from skirl.store.base import DISK_ROWS, Facts
 from skirl.store.disk import links
 from skirl.store.disk.manifest import Manifest
-from skirl.store.disk.segment import Unusable
+from skirl.store.disk.os_files import Unusable
 from skirl.tools.sealed_json import CheckpointError
 from skirl.tools.tensor_file import TensorReader
 

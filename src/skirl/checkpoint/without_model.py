@@ -24,12 +24,10 @@ from skirl.core.placement import Placement
 from skirl.core.tables import Schema, Table
 from skirl.engine.counters import Counters
 from skirl.nn.collection import Collection, EmbeddingBagCollection, EmbeddingCollection, collections_of
-from skirl.peers.alone import Alone
-from skirl.peers.base import Peers
+from skirl.peers.base import Alone, Peers
 from skirl.peers.job import using
 from skirl.store.base import DISK_ROWS
-from skirl.tools.sealed_json import CheckpointError, OtherVersion
-from skirl.tools.shape_of import COUNT, misfit
+from skirl.tools.sealed_json import COUNT, CheckpointError, OtherVersion, misfit
 
 log = logging.getLogger("skirl")
 

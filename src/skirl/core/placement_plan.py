@@ -13,8 +13,7 @@ from typing import Any
 
 from skirl.core.keys import MAX_ROWS, MAX_TABLES, ROW_BITS
 from skirl.core.placement import Cut, Placement
-from skirl.tools.sealed_json import Readable
-from skirl.tools.shape_of import ANY, TEXT
+from skirl.tools.sealed_json import ANY, TEXT, Readable
 
 FORMAT, VERSION = "skirl-placement", 1
 _FORM = {

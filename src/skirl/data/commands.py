@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from skirl.data.flags import DataFlags, check_in_and_out
 from skirl.tools.machine import machine, peak_bytes
 from skirl.tools.progress import clock, malformed, size
-from skirl.tools.sizes import parse_bytes
+from skirl.tools.units import parse_bytes
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from skirl.data.flags import FILE_KINDS, KINDS, SESSIONS, DataFlags
 from skirl.dedup.asked import MEMORY, PART, check_sessions, parsed
 from skirl.tools.machine import machine, peak_bytes
 from skirl.tools.progress import clock, size
-from skirl.tools.sizes import parse_bytes
+from skirl.tools.units import parse_bytes
 
 _OF_FILES = ("session", "user", "gap", "schema", "workers", "bad_rows")
 _OF_SYNTHETIC = ("samples", "per_session", "change", "lists", "drift", "pooling_factor", "seed")

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from skirl.tools.durations import parse_seconds
+from skirl.tools.units import parse_seconds
 
 PART = 1 << 18
 """Bytes of text to read at a time: the rows in it may be many times as large."""

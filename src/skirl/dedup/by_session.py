@@ -15,7 +15,7 @@ from skirl.dedup.how_far import HowFar
 from skirl.dedup.local import Local
 from skirl.dedup.spark import Spark
 from skirl.dedup.wanted import Wanted, shaped
-from skirl.store.disk.lock import NAME, Lock
+from skirl.store.disk.os_files import NAME, Lock
 from skirl.tools.flags import WrongFlags
 from skirl.tools.os_errors import writing
 from skirl.tools.progress import Progress

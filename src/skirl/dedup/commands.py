@@ -10,10 +10,9 @@ from skirl.data.commands import ConvertToFile, timed
 from skirl.data.flags import DataFlags, check_in_and_out
 from skirl.dedup.asked import LENGTH, MEMORY, PART, check_sessions, parsed
 from skirl.dedup.folders import check_apart
-from skirl.tools.durations import parse_seconds
 from skirl.tools.machine import machine, peak_bytes
 from skirl.tools.progress import clock, size
-from skirl.tools.sizes import parse_bytes
+from skirl.tools.units import parse_bytes, parse_seconds
 
 
 @dataclass(frozen=True)

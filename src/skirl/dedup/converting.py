@@ -20,7 +20,7 @@ from skirl.data.sessions import Sessions
 from skirl.dedup.commands import Same
 from skirl.dedup.generated import in_time, rows_of, schema_of
 from skirl.measure.bench.helpers import Stopwatch, child
-from skirl.tools.sizes import parse_bytes
+from skirl.tools.units import parse_bytes
 
 FILES = 8
 QUARTER = FILES // 4

@@ -16,10 +16,10 @@ from skirl.dedup.plan import Counts, highs_of, part_of
 from skirl.dedup.spill import ALL, ROWS, SESSIONS, Spill, Spilled
 from skirl.dedup.stretch import Stretch
 from skirl.dedup.wanted import Wanted, loads
-from skirl.tools.durations import parse_seconds
 from skirl.tools.os_errors import writing
 from skirl.tools.progress import Progress
 from skirl.tools.sealed_json import sync_folder
+from skirl.tools.units import parse_seconds
 
 
 class Local:

@@ -26,10 +26,10 @@ from skirl.dedup.plan import Counts, buckets_for, part_of
 from skirl.dedup.spill import HELD
 from skirl.dedup.tasks import DONE, FRAMES, READING, REFUSED, TOLD, Count, Finish, Gathered, Measure, Read, heard
 from skirl.dedup.wanted import Wanted, loads, sizes_of
-from skirl.tools.durations import parse_seconds
 from skirl.tools.flags import WrongFlags
 from skirl.tools.os_errors import NotWritten, writing
 from skirl.tools.progress import Progress
+from skirl.tools.units import parse_seconds
 
 STRETCH = 64 << 20
 """Bytes of files that a task reads,"""

@@ -17,7 +17,7 @@ from skirl.data.files.times import is_date, since_1970
 from skirl.data.files.windows import cut
 from skirl.dedup.finish import WrittenColumns, with_keys
 from skirl.dedup.row_hash import session_hashes, time_bits
-from skirl.tools.durations import parse_seconds
+from skirl.tools.units import parse_seconds
 
 BASE = 448 << 20
 """Bytes of a process that has read nothing yet: Python, torch, Arrow, kernels."""

@@ -6,7 +6,7 @@ from numbers import Integral
 
 from skirl.engine.too_small import Room, too_small
 from skirl.tools.machine import free_bytes
-from skirl.tools.sizes import parse_bytes
+from skirl.tools.units import parse_bytes
 
 CacheSize = int | str
 AUTO = 0.5

@@ -1,11 +1,11 @@
-"""The interface to other trainers: channels, on which all ranks make the same calls in the same order."""
+"""Trainers of one job: channels on which all ranks make the same calls in the same order, and the errors that end them."""
 
 import json
 import math
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
@@ -18,6 +18,63 @@ from skirl.peers.message import ALIGNED, HEAD, KINDS, heads, padded, read_head
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+class PeerError(RuntimeError):
+    """The ranks cannot go on together. The message says which rank, in which call, after how long, and what to do."""
+
+
+def ranks_named(ranks: Collection[int]) -> str:
+    """Name ranks as in a sentence.
+
+    >>> ranks_named([2]), ranks_named([0, 3, 5])
+    ('rank 2', 'ranks 0, 3 and 5')
+    """
+    *most, last = [str(rank) for rank in sorted(ranks)]
+    return f"ranks {', '.join(most)} and {last}" if most else f"rank {last}"
+
+
+def missing(waiting: int, absent: Collection[int], doing: str, seconds: float, patience: float) -> str:
+    """Return the message of rank `waiting` when others did not come.
+
+    >>> print(missing(0, [1], "channel rows, swap 7 (values of step 3)", 5.0, 5.0))  # doctest: +NORMALIZE_WHITESPACE
+    rank 0 waited 5.0 s for rank 1 in channel rows, swap 7 (values of step 3): it hangs, or takes longer than patience=5;
+    look at what it does, or set patience higher
+    >>> print(missing(0, [1, 2], "channel ids, exchange 2", 0.1, 600.0))  # doctest: +NORMALIZE_WHITESPACE
+    rank 0 waited 0.1 s for ranks 1 and 2 in channel ids, exchange 2: gone; see the last lines that ranks 1 and 2 printed,
+    and start the job again: it resumes from its last checkpoint
+    """
+    who = ranks_named(absent) if absent else "the others"
+    if seconds >= 0.9 * patience:
+        it = "it hangs, or takes" if len(absent) == 1 else "they hang, or take"
+        does = "it does" if len(absent) == 1 else "they do"
+        why = f"{it} longer than patience={patience:g}; look at what {does}, or set patience higher"
+    else:
+        why = (
+            f"gone; see the last lines that {who} printed, and start the job again: it resumes from its last checkpoint"
+        )
+    return f"rank {waiting} waited {seconds:.1f} s for {who} in {doing}: {why}"
+
+
+def over(why: str) -> str:
+    """Return the message of a later call on a rank that has ended the job itself.
+
+    >>> print(over("rank 1 ended the job: enough (in step 4)"))  # doctest: +NORMALIZE_WHITESPACE
+    rank 1 ended the job: enough (in step 4); the job is over for all trainers: to end a loop on purpose, break where
+    batches.ends_step is true, after the same step on all
+    """
+    then = "to end a loop on purpose, break where batches.ends_step is true, after the same step on all"
+    return f"{why}; the job is over for all trainers: {then}"
+
+
+def failed(rank: int, why: str) -> str:
+    """Return the message of the others when a rank ended with an error of its own.
+
+    >>> failed(1, "id 7 of table 'user' is out of range")
+    "rank 1 ended the job: id 7 of table 'user' is out of range"
+    """
+    return why if why.startswith("rank ") else f"rank {rank} ended the job: {why}"
+
 
 CHANNELS = ("start", "ids", "rows", "moves", "links", "dense", "votes", "lookups")
 """One for each thread that communicates, "start" for agreements before those begin, "lookups" for between two steps.
@@ -349,3 +406,49 @@ def said_of(error: BaseException | str) -> str:
     if sentence and str(error):
         return str(error)
     return error if isinstance(error, str) else repr(error)
+
+
+class Alone(Peers):
+    """The only trainer of its job.
+
+    >>> import numpy as np
+    >>> with Alone() as peers:
+    ...     peers.channel("ids").exchange([np.arange(3)])
+    [array([0, 1, 2])]
+    """
+
+    def __init__(self) -> None:
+        super().__init__(0, 1, float("inf"))
+        self._channels = {name: _ToItself(name, 0, 1) for name in CHANNELS}
+
+    @property
+    def channels(self) -> dict[str, Channel]:
+        return {**self._channels}
+
+    def fail(self, error: BaseException | str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class _Done:
+    """A call that is done already."""
+
+    def wait(self) -> None:
+        pass
+
+
+class _ToItself(Channel):
+    """A channel that delivers what is sent to the sender."""
+
+    def _exchange(self, arrays: Sequence[NDArray], tag: str, doing: str) -> list[NDArray]:
+        return [arrays[0]]
+
+    def _move(self, outs: "list[Tensor]", parts: "list[Tensor]", doing: str) -> BegunCall:
+        if outs[0].shape != parts[0].shape:
+            raise ValueError(f"{doing}: {len(parts[0])} are sent to the only rank, and {len(outs[0])} expected of it")
+        return _Done()
+
+    def _fail(self, why: str) -> NoReturn:
+        raise PeerError(why)

@@ -18,7 +18,7 @@ class OfAllTrainers:
     Each trainer sums one piece of all gradients over the tree and sends it to all, which moves as many bytes as a ring. A
     step's buffers are kept for the next, because new memory must be mapped first.
 
-    >>> from skirl.peers.in_process import InProcess
+    >>> from tests.threads_as_trainers import InProcess
     >>> def work(peers):
     ...     sums = OfAllTrainers(peers, shards=2)
     ...     grad = torch.tensor([1.0, 10.0]) * (peers.rank + 1)

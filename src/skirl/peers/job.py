@@ -9,9 +9,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from types import TracebackType
 
-from skirl.peers.alone import Alone
-from skirl.peers.base import Peers
-from skirl.peers.errors import PeerError
+from skirl.peers.base import Alone, PeerError, Peers
 from skirl.peers.processes import watch_launcher
 
 _given: ContextVar[Peers | None] = ContextVar("skirl trainers", default=None)

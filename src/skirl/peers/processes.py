@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from skirl.tools.parent import die_with_parent
+from skirl.tools.processes import die_with_parent
 
 LEAVING = 30.0
 """Least number of seconds that a launcher has to end: it takes long on a busy machine."""

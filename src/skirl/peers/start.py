@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
 
-from skirl.peers.alone import Alone
-from skirl.peers.base import Peers
-from skirl.peers.errors import PeerError, missing
+from skirl.peers.base import Alone, PeerError, Peers, missing
 from skirl.peers.processes import die_with_launcher
-from skirl.tools.patience import patience_of
+from skirl.tools.processes import patience_of
 
 if TYPE_CHECKING:
     import torch

@@ -14,8 +14,8 @@ import numpy as np
 from skirl.store import Record, open_store
 from skirl.store.link import without_links
 from skirl.store.own_folder import inside
-from skirl.store.remote.address import Address
-from skirl.tools.patience import patience_of
+from skirl.store.remote.wire import Address
+from skirl.tools.processes import patience_of
 from skirl.tools.progress import size
 
 _FOLDER = "skirl-calibrate"

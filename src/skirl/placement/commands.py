@@ -152,7 +152,7 @@ class Calibrate:
         if self.store.startswith("placed:"):
             raise ValueError(f"store is {self.store!r}: measure the store of each of its sites")
         from skirl.store.link import without_links
-        from skirl.store.remote.address import Address, hush
+        from skirl.store.remote.wire import Address, hush
 
         if (nodes := without_links(self.store)).startswith("rpc:"):
             Address.parse(nodes)

@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from skirl.tools.sizes import parse_bytes
+from skirl.tools.units import parse_bytes
 from skirl.train.flags import CacheFlags
 
 if TYPE_CHECKING:

@@ -108,7 +108,7 @@ def known(spec: str) -> bool:
 
         inner = without_links(spec)
     if inner.startswith("rpc:"):
-        from skirl.store.remote.address import Address
+        from skirl.store.remote.wire import Address
 
         Address.parse(inner)
     return inner in ("memory", "checkpoint") or re.match("(disk|rpc|placed):.", inner) is not None
@@ -160,8 +160,8 @@ def _placed(spec: str, layout: "Layout | Mapping[int, Record]", rows: Mapping[in
     """Open the stores of a plan as one store. A plan that is refused creates no folder."""
     from skirl.store.base import Layout
     from skirl.store.own_folder import inside
-    from skirl.store.placed.before import check_folders, check_layout
     from skirl.store.placed.store import PlacedStore
+    from skirl.store.placed.taking import check_folders, check_layout
 
     plan, folder = plan_of(spec)
     layout = layout if isinstance(layout, Layout) else Layout(layout)

@@ -1,7 +1,4 @@
-"""The interface of stores, which hold rows off the device and return them by key, and the checks that they all share.
-
-A kind of store implements the abstract methods and must pass tests/store/conformance.py.
-"""
+"""The interface of a store: layouts of records, rows written and read by key, and rows frozen for a checkpoint."""
 
 import secrets
 from abc import ABC, abstractmethod
@@ -15,8 +12,43 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skirl.core.keys import MAX_TABLES, ROW_BITS, table_of
-from skirl.store.frozen import Facts, Frozen, FrozenPart
 from skirl.tools.jit import kernel
+
+Facts = dict[str, Any]
+"""JSON-compatible facts about frozen rows, such as the files that hold them."""
+
+Mine = Callable[[NDArray[np.int64]], NDArray[np.bool_]]
+"""Returns a mask of the keys that belong to the caller."""
+
+
+class Frozen(ABC):
+    """The rows of a store as they were at one moment, which can be written while the store goes on changing."""
+
+    @abstractmethod
+    def write(self) -> Facts:
+        """Write the rows, wait until they are durable, and return what `Store.thaw` needs. Meant for its own thread."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Free the frozen state, once it is written or given up. The store works as before even if this fails."""
+
+
+@dataclass(frozen=True)
+class FrozenPart:
+    """Frozen rows for a store to take."""
+
+    facts: Facts
+    over: Iterable[tuple[NDArray[np.int64], Any]] = ()
+    mine: Mine | None = None
+
+    def own(self, pairs: Iterable[tuple[NDArray[np.int64], Any]]) -> Iterator[tuple[NDArray[np.int64], Any]]:
+        """Yield those of the keys and rows that are to be taken."""
+        for keys, rows in pairs:
+            if self.mine is None:
+                yield keys, rows
+            elif (here := self.mine(keys)).any():
+                yield keys[here], rows[here]
+
 
 DTYPES = ("float32", "float64")
 

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from skirl.store.base import DISK_ROWS, Facts, Frozen, Layout, Record, Rows, Store, at_once
+from skirl.store.base import DISK_ROWS, Facts, Frozen, FrozenPart, Layout, Record, Rows, Store, at_once
 from skirl.store.disk.store import DiskStore
-from skirl.store.frozen import FrozenPart
-from skirl.store.memory.mapped import MappedRows
+from skirl.store.memory.frozen import MappedRows
 
 log = logging.getLogger("skirl")
 

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from skirl.store.base import Facts, Frozen, Rows, Store, at_once
-from skirl.store.frozen import FrozenPart
+from skirl.store.base import Facts, Frozen, FrozenPart, Rows, Store, at_once
 
 _RATE = re.compile(r"([0-9]*\.?[0-9]+)\s*([kMG]?)bit(?:/s)?")
 _DELAY = re.compile(r"([0-9]*\.?[0-9]+)\s*(us|ms|s)")

@@ -31,7 +31,7 @@ from skirl.sweep.judged import Judged
 from skirl.sweep.race import Race
 from skirl.sweep.variants import Varied
 from skirl.tools.machine import cores, free_bytes
-from skirl.tools.parent import die_with_parent
+from skirl.tools.processes import die_with_parent
 from skirl.train.recipe import Recipe
 from skirl.train.verify import touched_rows
 

@@ -11,7 +11,7 @@ from skirl.sweep.race import VariantPlace
 from skirl.sweep.table import best_line, rows
 from skirl.tools.os_errors import writing
 from skirl.tools.progress import clock
-from skirl.tools.shape_of import AMOUNT, ANY, COUNT, SCORE, TEXT, finite, misfit
+from skirl.tools.sealed_json import AMOUNT, ANY, COUNT, SCORE, TEXT, finite, misfit
 from skirl.train.report.page import Page
 from skirl.train.report.plot import COLORS, Chart
 from skirl.train.report.run_folder import lines_of

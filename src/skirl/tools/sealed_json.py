@@ -1,10 +1,9 @@
-"""A JSON file that is replaced whole and read back only if unchanged: its last entry is the SHA-256 of the rest.
-
-Plans and costs, which people may edit, have a digest that may be left out."""
+"""JSON files that are replaced whole, with a checksum, and whose contents have to have a form."""
 
 import hashlib
 import importlib.metadata
 import json
+import math
 import os
 import secrets
 from collections.abc import Callable, Mapping
@@ -12,10 +11,66 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from skirl.tools.os_errors import writing
-from skirl.tools.shape_of import ANY, TEXT, misfit
+
+
+class Kind(NamedTuple):
+    """A requirement for a value: in words, and as a test."""
+
+    words: str
+    fits: Callable[[Any], bool]
+
+
+COUNT = Kind("a whole number from 0 on", lambda v: type(v) is int and 0 <= v < 1 << 63)
+AMOUNT = Kind("a finite number", lambda v: type(v) in (int, float) and abs(v) < 1e18)
+NUMBER = Kind("a number", lambda v: type(v) is float or (type(v) is int and abs(v) < 1 << 63))
+SCORE = Kind("a number or null", lambda v: v is None or NUMBER.fits(v))
+TEXT = Kind("a text", lambda v: isinstance(v, str))
+ANY = Kind("anything", lambda v: True)
+
+
+def misfit(value: Any, form: Any, where: str = "") -> str | None:
+    """Return in words the first place where a value does not have the form, or None.
+
+    >>> misfit({"step": -1}, {"step": COUNT})
+    'step is -1, not a whole number from 0 on'
+    >>> misfit({"busy": {"plan": 0.5}}, {"busy": {...: NUMBER}, "lr": NUMBER})
+    'lr is missing'
+    """
+    if isinstance(form, Kind):
+        return None if form.fits(value) else f"{where or 'it'} is {_shown(value)}, not {form.words}"
+    inner = f"{where}." if where else ""
+    if isinstance(form, list):
+        if not isinstance(value, list):
+            return f"{where or 'it'} is {_shown(value)}, not a list"
+        return next(filter(None, (misfit(item, form[0], f"{inner}{i}") for i, item in enumerate(value))), None)
+    if not isinstance(value, Mapping):
+        return f"{where or 'it'} is {_shown(value)}, not a table of names"
+    if ... in form:
+        return next(filter(None, (misfit(item, form[...], f"{inner}{name}") for name, item in value.items())), None)
+    for name, one in form.items():
+        if name not in value:
+            return f"{inner}{name} is missing"
+        if (found := misfit(value[name], one, f"{inner}{name}")) is not None:
+            return found
+    return None
+
+
+def finite(value: float | None) -> bool:
+    """Return whether a score is a number that can be plotted.
+
+    >>> finite(None), finite(float("nan")), finite(0.5)
+    (False, False, True)
+    """
+    return value is not None and math.isfinite(value)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:60] + " ..."
+
 
 T = TypeVar("T")
 _SEAL = "~sha256"

@@ -81,7 +81,7 @@ class CacheFlags:
     def __post_init__(self) -> None:
         stores = [self.store]
         if self.store.startswith("rpc:"):
-            from skirl.store.remote.address import Address
+            from skirl.store.remote.wire import Address
 
             Address.parse(self.store)
         elif self.store.startswith("placed:"):
@@ -93,7 +93,7 @@ class CacheFlags:
                 f"store is {self.store!r}: set it to memory, disk:FOLDER, rpc://HOST:PORT or placed:PLAN.json"
             )
         if any("rpc://" in store for store in stores):
-            from skirl.store.remote.address import hush
+            from skirl.store.remote.wire import hush
 
             hush()
         self.parsed()

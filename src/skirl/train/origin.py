@@ -9,8 +9,7 @@ from typing import NamedTuple, Protocol, Self
 from skirl.checkpoint import folder
 from skirl.checkpoint.of_sweep import refuse_sweep
 from skirl.tools.os_errors import why
-from skirl.tools.sealed_json import CheckpointError, read_sealed, skirl_version, write_sealed
-from skirl.tools.shape_of import TEXT, misfit
+from skirl.tools.sealed_json import TEXT, CheckpointError, misfit, read_sealed, skirl_version, write_sealed
 
 log = logging.getLogger("skirl")
 

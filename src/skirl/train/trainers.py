@@ -27,7 +27,7 @@ NOT_ASKED = Asked()
 class TrainerShare:
     """One trainer's share of a run.
 
-    >>> from skirl.peers.alone import Alone
+    >>> from skirl.peers.base import Alone
     >>> share = TrainerShare(Alone())
     >>> share.alone, share.first, share.total({"fetched": 3})
     (True, True, {'fetched': 3})

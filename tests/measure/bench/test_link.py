@@ -14,10 +14,10 @@ from skirl.measure.bench import limited, link
 from skirl.measure.bench.limited import Job
 from skirl.measure.bench.link import LinkSpeed, judged, measured
 from skirl.measure.bench.namespaces import two_namespaces, why_not
-from skirl.peers.in_process import InProcess
 from skirl.store.link import Link
 from skirl.train.fingerprints import rows_of
 from skirl.train.report.plot import short
+from tests.threads_as_trainers import InProcess
 
 JOB = Job(dense=600, batch=16, dim=4, rows_scale=0.001, read=3, steps=3, rounds=1)
 

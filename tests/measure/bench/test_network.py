@@ -8,9 +8,9 @@ import torch
 from skirl.engine.exchange import Exchange
 from skirl.measure.bench import movement, network, shards_vs_whole, wire
 from skirl.measure.bench.network import Network
-from skirl.peers.in_process import InProcess
 from skirl.peers.job import using
 from tests.peers.test_groups import start
+from tests.threads_as_trainers import InProcess
 from tests.warm import Python
 
 PART = "import json, sys; from skirl.measure.bench.network import dense; print(json.dumps(dense(int(sys.argv[2][:-2]), 2)))"

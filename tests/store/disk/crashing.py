@@ -18,9 +18,9 @@ import pytest
 
 from skirl.store import DiskStore, MemoryStore
 from skirl.store.base import Frozen
-from skirl.store.disk import cleaning as room_module
 from skirl.store.disk import links
 from skirl.store.disk import log as log_module
+from skirl.store.disk import log as room_module
 from skirl.store.disk.os_files import OsFiles
 from skirl.tools.sealed_json import CheckpointError, seal
 from tests.store import frozen

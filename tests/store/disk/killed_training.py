@@ -24,8 +24,8 @@ import torch
 
 from skirl.checkpoint import numbers
 from skirl.store import DiskStore
-from skirl.store.disk import cleaning as room_module
 from skirl.store.disk import log as log_module
+from skirl.store.disk import log as room_module
 from skirl.store.disk.log import Log
 from skirl.store.disk.manifest import NAME, Manifest
 from skirl.store.disk.os_files import OsFiles

@@ -333,9 +333,9 @@ from pathlib import Path
 from skirl.store import DiskStore, Record
 from tests.store import frozen
 from skirl.store.disk import log
-from skirl.store.disk import cleaning
+from skirl.store.disk import log
 path, room, n = sys.argv[1], float(sys.argv[2]), 3000
-cleaning.SLACK, log.SMALLEST = 1 << 16, 512
+log.SLACK, log.SMALLEST = 1 << 16, 512
 store = DiskStore(path, {0: Record(16), 1: Record(3, "float64")}, room=room)
 start = int(store.read(np.array([0]), out := np.zeros((1, 16), np.float32))[0]) and int(out[0, 0])
 for i in range(start + 1, start + 100_000):

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from skirl.store.base import Record
 from skirl.store.disk import log as log_module
 from skirl.store.disk.log import Log
+from skirl.store.disk.os_files import Unusable
 from skirl.store.disk.records import HEADER, INDEX_BITS
-from skirl.store.disk.segment import Unusable
 from skirl.store.gate import Gate
 from tests.cases import cases
 from tests.store.crash import Unsynced

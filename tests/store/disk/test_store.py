@@ -24,8 +24,8 @@ from skirl.store import (
     Store,
     open_store,
 )
-from skirl.store.disk import cleaning as room_module
 from skirl.store.disk import log as log_module
+from skirl.store.disk import log as room_module
 from skirl.store.disk import os_files as files_module
 from skirl.store.disk.manifest import NAME, Manifest
 from skirl.store.disk.os_files import OsFiles

@@ -12,10 +12,9 @@ import pytest
 
 from skirl.store import Layout, MemoryStore, Record, open_store
 from skirl.store.gate import Gate
-from skirl.store.memory import arena as arena_module
+from skirl.store.memory import directory as arena_module
 from skirl.store.memory import store as memory_module
-from skirl.store.memory.arena import Arena
-from skirl.store.memory.directory import Directory
+from skirl.store.memory.directory import Arena, Directory
 from tests.store import frozen
 from tests.store.conformance import StoreConformance, contents, filled
 from tests.warm import PIPE, interpreter

@@ -16,8 +16,7 @@ from skirl.core.placement_plan import PlacedTable, PlacementPlan, Site
 from skirl.core.tables import Table
 from skirl.store import DiskStore, Layout, Link, LinkStore, MemoryStore, Record, Store, check_plan, open_store
 from skirl.store.base import at_once
-from skirl.store.disk.errors import DiskFull
-from skirl.store.disk.os_files import OsFiles
+from skirl.store.disk.os_files import DiskFull, OsFiles
 from skirl.store.placed import taking
 from skirl.store.placed.store import PlacedStore
 from skirl.tools.progress import size

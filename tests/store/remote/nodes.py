@@ -9,10 +9,9 @@ from contextlib import contextmanager
 
 from skirl.store import Record, open_store
 from skirl.store.remote import connection, part, service
-from skirl.store.remote.address import Address
-from skirl.store.remote.errors import NodeError
 from skirl.store.remote.meeting import Meeting
 from skirl.store.remote.node import Node
+from skirl.store.remote.wire import Address, NodeError
 
 
 class Nodes:

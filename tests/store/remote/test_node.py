@@ -14,15 +14,13 @@ from hypothesis import strategies as st
 
 from skirl.core.placement import AtSite, Placement
 from skirl.store import DiskError, DiskStore, Layout, MemoryStore, Record, Store, open_store
-from skirl.store.base import Facts
-from skirl.store.frozen import FrozenPart
+from skirl.store.base import Facts, FrozenPart
 from skirl.store.remote import group, metrics, service
 from skirl.store.remote import node as serving
 from skirl.store.remote import store as remote
-from skirl.store.remote.calls import NumberedCalls, Taken
-from skirl.store.remote.errors import NodeError
 from skirl.store.remote.meeting import Meeting
 from skirl.store.remote.node import Node, Replaced
+from skirl.store.remote.wire import NodeError, NumberedCalls, Taken
 from tests.cases import cases
 from tests.store import frozen
 from tests.store.conformance import LAYOUT, contents, filled, table_keys

@@ -12,12 +12,12 @@ from skirl.cli import main
 from skirl.core.placement import Placement
 from skirl.core.tables import Schema
 from skirl.data.share import part_of
-from skirl.peers.in_process import InProcess
 from skirl.peers.job import using
 from skirl.train.commands import Report, Train
 from skirl.train.recipe import Recipe
 from skirl.train.touched import keys_of
 from tests.pages import NONE, mistakes
+from tests.threads_as_trainers import InProcess
 
 SMALL: dict[str, Any] = {
     "data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 32, "steps": 6, "threads": 1, "shards": 2,

@@ -16,7 +16,7 @@ from skirl.data.share import WHOLE, Shards, Share, part_of, shards
 from skirl.data.vocabulary.probing import SMALLEST, look_up, places_for, probe
 from skirl.data.vocabulary.vocabulary import FIRST
 from skirl.tools.jit import kernel
-from skirl.tools.shape_of import ANY, COUNT, misfit
+from skirl.tools.sealed_json import ANY, COUNT, misfit
 
 SNAPSHOT = 64
 """Batches between two snapshots of the vocabulary."""

@@ -18,7 +18,7 @@ from skirl.data.files.schema import FileSchema
 from skirl.data.vocabulary.probing import look_up, places_for, probe
 from skirl.tools.jit import kernel
 from skirl.tools.os_errors import writing
-from skirl.tools.shape_of import ANY, COUNT, NUMBER, TEXT, Kind, misfit
+from skirl.tools.sealed_json import ANY, COUNT, NUMBER, TEXT, Kind, misfit
 
 VERSION = 1
 FIRST = 2

@@ -15,8 +15,7 @@ import numpy as np
 
 from skirl.core.optim import RowwiseAdagrad
 from skirl.measure.bench.helpers import at_least_one, made_folder, processes
-from skirl.peers.alone import Alone
-from skirl.peers.base import Peers
+from skirl.peers.base import Alone, Peers
 from skirl.tools.machine import machine
 from skirl.tools.progress import size
 

@@ -136,7 +136,7 @@ class Faults:
         import torch.utils.tensorboard  # noqa: F401
 
         import skirl.peers.groups  # noqa: F401
-        from skirl.peers.alone import Alone
+        from skirl.peers.base import Alone
         from skirl.peers.job import using
         from skirl.train.commands import Train
 

@@ -21,7 +21,7 @@ def fill(flags: Mapping[str, Any], gigabytes: float, folder: Path) -> dict[str, 
     - `folder`: where the checkpoint goes.
     """
     from skirl.checkpoint import save
-    from skirl.peers.alone import Alone
+    from skirl.peers.base import Alone
     from skirl.peers.job import using
     from skirl.train.commands import Train
 

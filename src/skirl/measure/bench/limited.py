@@ -19,8 +19,7 @@ from skirl.core.optim import RowwiseAdagrad
 from skirl.data.synthetic import Synthetic
 from skirl.measure.bench.helpers import WAYS
 from skirl.nn.collection import EmbeddingBagCollection
-from skirl.peers.alone import Alone
-from skirl.peers.base import Peers
+from skirl.peers.base import Alone, Peers
 from skirl.peers.job import trainers, using
 from skirl.pipeline.lookahead import lookahead
 

@@ -79,7 +79,7 @@ class NodeFaults:
         trainers = Faults(
             steps=self.steps, batch=self.batch, every=self.every, patience=self.patience, limit=self.limit
         )
-        import skirl.store.remote.warm_disk  # noqa: F401 - what is forked has it
+        import skirl.store.remote.started  # noqa: F401 - what is forked has it
 
         trainers._warm(top / "warm")
         undisturbed = InAFork(lambda: trainers._undisturbed(top / "undisturbed", {}), top / "undisturbed.json").answer()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from skirl.measure.bench.helpers import at_least_one, result
 from skirl.tools.progress import size
-from skirl.tools.sizes import parse_bytes
+from skirl.tools.units import parse_bytes
 
 if TYPE_CHECKING:
     from skirl.store.remote.started import StartedNodes

@@ -9,9 +9,9 @@ from typing import Any, Self
 
 from skirl.measure.bench.nodes import forked
 from skirl.store.remote import group, part
-from skirl.store.remote.address import Address
 from skirl.store.remote.meeting import Meeting
 from skirl.store.remote.node import TICK, Node
+from skirl.store.remote.wire import Address
 
 
 def torchs_own(pipe: Any, numbers: Any, task: part.PartFacts) -> None:

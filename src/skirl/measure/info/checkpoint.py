@@ -13,11 +13,12 @@ from skirl.checkpoint.whole import check as check_rows
 from skirl.core.keys import table_of
 from skirl.store.base import DISK_ROWS
 from skirl.store.disk import links
-from skirl.store.disk.lock import NAME as LOCK
 from skirl.store.disk.manifest import NAME, Manifest
-from skirl.store.disk.segment import FORMAT_VERSION, Unusable
+from skirl.store.disk.os_files import NAME as LOCK
+from skirl.store.disk.os_files import Unusable
+from skirl.store.disk.segment import FORMAT_VERSION
 from skirl.store.frozen_keys import frozen_keys, segment_keys
-from skirl.store.placed.before import MARK
+from skirl.store.placed.taking import MARK
 from skirl.tools.sealed_json import CheckpointError
 from skirl.tools.tensor_file import TensorReader
 from skirl.train.resumed import run_of

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from skirl.core.placement_plan import FORMAT, PlacementPlan
-from skirl.tools.shape_of import COUNT, TEXT, misfit
+from skirl.tools.sealed_json import COUNT, TEXT, misfit
 
 _OF_TABLES = {"skirl-table-plan": "plan of tables", "skirl-costs": "costs of tables"}
 """What other files are, by their format. Only the commands that use them check them."""

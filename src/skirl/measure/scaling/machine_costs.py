@@ -10,7 +10,7 @@ import torch
 
 from skirl.measure.bench.limited import Job, Way
 from skirl.measure.bench.namespaces import trained
-from skirl.peers.alone import Alone
+from skirl.peers.base import Alone
 from skirl.peers.job import trainers
 
 ROUNDS = 400

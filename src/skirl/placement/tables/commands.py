@@ -12,9 +12,9 @@ from skirl.models.flags import ModelFlags
 from skirl.placement.flags import check_out, parsed_bytes, parsed_rate
 from skirl.placement.tables.asked import check_asked
 from skirl.placement.tables.named import OURS, PRODUCTION, Backend, Pool, flag_of
-from skirl.tools.durations import parse_seconds
 from skirl.tools.flags import Composed
 from skirl.tools.progress import size
+from skirl.tools.units import parse_seconds
 from skirl.train.flags import OptimizerFlags, ShowFlags
 
 MOST_RANKS = 1024

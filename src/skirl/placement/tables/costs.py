@@ -17,8 +17,7 @@ from skirl.placement.tables.nets import SUMS, ComputeNet, features_of
 from skirl.placement.tables.spec import TableSpec
 from skirl.placement.tables.terms import TERMS, terms_of
 from skirl.placement.tables.wire import Wire
-from skirl.tools.sealed_json import Readable
-from skirl.tools.shape_of import AMOUNT, ANY, TEXT, misfit
+from skirl.tools.sealed_json import AMOUNT, ANY, TEXT, Readable, misfit
 
 FORMAT, VERSION = "skirl-costs", 2
 BACKEND = OURS

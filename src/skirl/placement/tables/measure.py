@@ -19,8 +19,7 @@ from skirl.engine.kernels.buffers import empty
 from skirl.placement.tables.pieces import Piece
 from skirl.placement.tables.pool import Made, MultiHot, ids_of
 from skirl.tools.machine import machine
-from skirl.tools.sealed_json import put_whole
-from skirl.tools.shape_of import AMOUNT, misfit
+from skirl.tools.sealed_json import AMOUNT, misfit, put_whole
 
 ARENA, OUTPUTS, EVICTED = 1 << 26, 1 << 24, 1 << 23
 """Number of floats: for rows, for pooled vectors and their gradients, and to read in order to evict the cache."""

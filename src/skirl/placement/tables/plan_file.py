@@ -11,8 +11,7 @@ import numpy as np
 from skirl.placement.tables.pieces import Piece, check_cover
 from skirl.placement.tables.problem import Placed, Problem
 from skirl.placement.tables.spec import TableSpec
-from skirl.tools.sealed_json import Readable
-from skirl.tools.shape_of import COUNT, TEXT
+from skirl.tools.sealed_json import COUNT, TEXT, Readable
 
 FORMAT, VERSION = "skirl-table-plan", 1
 _PIECE = {"rank": COUNT, "rows": [COUNT], "columns": [COUNT]}

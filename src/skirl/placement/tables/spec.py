@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from skirl.core.optim import ROW_OPTIMIZERS, row_optimizer
-from skirl.tools.shape_of import AMOUNT, ANY, TEXT, misfit
+from skirl.tools.sealed_json import AMOUNT, ANY, TEXT, misfit
 
 FORMAT, VERSION = "skirl-tables", 1
 BINS = 17

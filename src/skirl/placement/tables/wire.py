@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from skirl.placement.tables.nets import Mlp, bounded, packed, scaled, unpacked
-from skirl.tools.shape_of import AMOUNT, COUNT, misfit
+from skirl.tools.sealed_json import AMOUNT, COUNT, misfit
 
 UNITS = 32
 MOST_NOISE = 0.25

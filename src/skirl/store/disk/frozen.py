@@ -9,14 +9,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from skirl.store.base import MEMORY_ROWS, Facts, Frozen, Layout, Rows
+from skirl.store.base import MEMORY_ROWS, Facts, Frozen, FrozenPart, Layout, Rows
 from skirl.store.disk import links
-from skirl.store.disk import logs as all_logs
+from skirl.store.disk import log as all_logs
 from skirl.store.disk.log import Log
 from skirl.store.disk.manifest import Manifest
-from skirl.store.disk.os_files import Handle, OsFiles
-from skirl.store.disk.segment import SegmentEntry, Unusable
-from skirl.store.frozen import FrozenPart
+from skirl.store.disk.os_files import Handle, OsFiles, Unusable
+from skirl.store.disk.segment import SegmentEntry
 from skirl.store.gate import Gate
 from skirl.store.memory.frozen import frozen_rows, identity_of
 from skirl.tools.sealed_json import CheckpointError

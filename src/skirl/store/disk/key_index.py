@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from skirl.core.keys import MAX_ROWS, ROW_BITS
 from skirl.store.disk.records import INDEX_BITS, Keys, Number, hash_key
-from skirl.store.memory.arena import Arena
+from skirl.store.memory.directory import Arena
 from skirl.tools.jit import kernel, read_only
 
 _FULL, _AFTER_GROWTH, _AS_LOADED = 0.9, 0.818, 0.86

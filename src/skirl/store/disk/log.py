@@ -1,10 +1,7 @@
-"""The rows of one kind on disk: a log of segments, and an index of each row's newest record in it.
-
-Rows are only appended. The order of the log decides which record of a key is the newest.
-"""
+"""The log of a store on disk: segments that are appended to, cleaned and reopened."""
 
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -12,13 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from skirl.core.keys import row_of, table_of
-from skirl.store.base import Layout, Record, Rows
+from skirl.store.base import Layout, Mine, Record, Rows
 from skirl.store.disk import records
 from skirl.store.disk.key_index import MOST_PLACED, KeyIndex
-from skirl.store.disk.os_files import Handle, OsFiles
+from skirl.store.disk.manifest import Manifest
+from skirl.store.disk.os_files import Handle, OsFiles, Unusable
 from skirl.store.disk.records import HEADER, INDEX_BITS, Keys, Words
-from skirl.store.disk.segment import Segment, SegmentEntry, Unusable, check_header, header, stride
-from skirl.store.frozen import Mine
+from skirl.store.disk.segment import Segment, SegmentEntry, check_header, header, stride
 from skirl.store.gate import Gate
 
 SLOTS = (1 << (32 - INDEX_BITS)) - 1  # positions are held plus 1, in 32 bits
@@ -406,3 +403,124 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:
         raise Unusable(f"{path} is missing") from None
+
+
+KEY_BYTES = 8
+
+
+def empty(folder: Path, layout: Layout, files: OsFiles, gate: Gate, rows: Mapping[int, int] | None) -> list[Log]:
+    """Return an empty log for each kind, in order. `rows`: number of rows of each table, None if unknown."""
+    logs: list[Log] = []
+    for record in layout.kinds:
+        of = None if rows is None else {t: rows[t] for t, held in layout.records.items() if held == record}
+        logs.append(Log(folder, record, files, gate, of, layout))
+    return logs
+
+
+def load(logs: list[Log], manifest: Manifest) -> None:
+    """Load the segments that a manifest names, after those already there."""
+    for log, count in zip(logs, manifest.rows):
+        names = [entry.name for entry in manifest.segments if entry.record == log.record]
+        log.index.expect(log.index.count + min(count, _most_keys(log.folder, names)))  # a manifest may claim any number
+    by_record = {log.record: log for log in logs}
+    for entry in manifest.segments:
+        by_record[entry.record].load(entry)
+
+
+def _most_keys(folder: Path, names: list[str]) -> int:
+    """Return how many keys the files of these segments can hold at most."""
+    found = [folder / f"{name}.keys" for name in names]
+    return sum(path.stat().st_size // KEY_BYTES for path in found if path.is_file())
+
+
+def paths(logs: list[Log]) -> list[Path]:
+    """Return the paths of all files of all segments."""
+    return [path for log in logs for s in log.segments.values() for path in (s.rows_path, s.keys_path)]
+
+
+def sync(logs: list[Log], files: OsFiles, *, anew: bool = False) -> None:
+    """Wait until rows and the names of their files are durable. `anew`: sync the folder in any case, and count all names
+    as new, because they were made by other code.
+    """
+    for log in logs:
+        log.sync()
+    new = [s for log in logs for s in log.segments.values() if anew or not s.named]
+    if new:
+        files.sync_folder(logs[0].folder)
+        for segment in new:
+            segment.named = True
+
+
+SLACK = 4 << 20
+"""Bytes that a store of any size may use beyond its share."""
+_LEAST_SHARE = 1.28  # of the bytes of rows with key and checksum: for rows so small that the share leaves no room
+_PACE = 4  # records cleaned for each one written, once garbage must be removed
+_WORTH = 0.92  # a segment fuller than this is not cleaned
+
+
+class Cleaner:
+    """Cleans the logs of a store. Only the thread that writes may call it."""
+
+    def __init__(self, logs: list[Log], share: float, point: Callable[[], None]) -> None:
+        self._logs = logs
+        self._share = share
+        self._point = point
+        self._cleaning: tuple[Segment, Iterator[int]] | None = None
+
+    @property
+    def held(self) -> int:
+        """Bytes of the files of all logs, garbage included."""
+        return sum(log.bytes() for log in self._logs)
+
+    @property
+    def limit(self) -> float:
+        """Most bytes on disk that the store may use for the rows it holds."""
+        payload = sum(log.index.count * (log.stride - 4) for log in self._logs)
+        stored = sum(log.index.count * log.footprint for log in self._logs)
+        return max(self._share * payload, _LEAST_SHARE * stored) + SLACK
+
+    def make_room(self, log: Log, n: int) -> None:
+        """Clean so that `n` more rows of a log stay within the limit: a little at a time while that is enough."""
+        coming = n * log.footprint
+        limit = self.limit
+        segment = max(log.capacity * log.footprint for log in self._logs)
+        start = limit - min(3 * segment, 0.1 * limit)  # two segments may be dead, and one half cleaned
+        budget = _PACE * n
+        while (held := self.held + coming) > start:
+            dead = sum(int(log.ends[s.slot]) * log.footprint for log in self._logs for s in log.dead())
+            pressed = held > limit - segment
+            if dead >= 2 * segment or (dead and pressed):
+                self._point()
+            elif held - dead <= start or not (budget > 0 or pressed):
+                return
+            elif (done := self._clean_some()) is not None:
+                budget -= done
+            else:
+                return
+
+    def forget(self, gone: list[Segment]) -> None:
+        """Stop cleaning a segment that is about to be dropped."""
+        if self._cleaning is not None and any(segment is self._cleaning[0] for segment in gone):
+            self._cleaning = None
+
+    def _clean_some(self) -> int | None:
+        """Clean a piece of a segment. Return how many records it had, or None if no segment is worth cleaning."""
+        if self._cleaning is None:
+            victims = [
+                (log.used(s), s.ordinal, s, log)
+                for log in self._logs
+                for s in log.segments.values()
+                if s is not log.active and log.live[s.slot]
+            ]
+            used, _, segment, log = min(victims, default=(1.0, 0, None, None), key=lambda v: v[:2])
+            if segment is None or log is None or used > _WORTH:
+                return None
+            self._cleaning = segment, log.rewrite(segment)
+        try:
+            done = next(self._cleaning[1], None)
+        except BaseException:
+            self._cleaning = None
+            raise
+        if done is None:
+            self._cleaning = None
+        return done or 0

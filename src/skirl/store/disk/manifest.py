@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from skirl.store.base import DISK_ROWS, Layout
-from skirl.store.disk.segment import FORMAT_VERSION, SegmentEntry, Unusable
-from skirl.tools.sealed_json import CheckpointError, read_sealed, seal, skirl_version
-from skirl.tools.shape_of import TEXT, misfit
+from skirl.store.disk.os_files import Unusable
+from skirl.store.disk.segment import FORMAT_VERSION, SegmentEntry
+from skirl.tools.sealed_json import TEXT, CheckpointError, misfit, read_sealed, seal, skirl_version
 
 NAME = "store.json"
 FORMAT = "skirl-disk-store"

@@ -1,15 +1,73 @@
-"""All calls of the disk store to the operating system, so that a test can replace them. After a power loss, a file has the
-bytes as of its last `sync`, a folder the names as of its last `sync_folder`; later changes may be there or not, in any
-order. Rows are read elsewhere: by the kernels in `records.py`, which change nothing."""
+"""Calls to the system that a store on disk makes, its lock, and what their errors mean."""
 
 import contextlib
 import errno
 import os
-from collections.abc import Callable
+import shutil
+import socket
+import time
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 
 from skirl.tools.interrupts import uninterrupted
+
+
+class Unusable(Exception):
+    """Files that cannot be used as they are. The message says which and why; whoever catches it adds what to do."""
+
+    def __init__(self, text: str, advice: str = "") -> None:
+        super().__init__(text)
+        self.advice = advice
+
+
+class DiskError(RuntimeError):
+    """The files of a disk store cannot be used. The message names the file and says what to do."""
+
+
+class DiskFull(OSError):
+    """The disk has no room for what was to be written. No row that was held is lost."""
+
+    def __init__(self, text: str, number: int = errno.ENOSPC) -> None:
+        super().__init__(text)
+        self.errno = number
+
+
+@contextlib.contextmanager
+def explained(path: Path, more: Callable[[], int]) -> Iterator[None]:
+    """Turn errors about damaged files or a full disk into ones that say what to do.
+
+    `more` returns how many further bytes the store at `path` may need.
+    """
+    try:
+        yield
+    except Unusable as error:
+        advice = error.advice or "load a checkpoint into a new store, or name an empty folder"
+        raise DiskError(f"{error}: {advice}") from error
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or isinstance(error, DiskFull):
+            raise
+        raise DiskFull(_full(path, more()), error.errno) from error
+
+
+def unwritable(path: Path, error: OSError) -> DiskError | OSError:
+    """Return what to raise if a folder cannot be used: a DiskError if permission is missing, else the error itself."""
+    if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return error
+    return DiskError(f"{path} cannot be written to ({error.strerror}): name another folder, or make it writable")
+
+
+def _full(path: Path, more: int) -> str:
+    try:
+        free = f"{shutil.disk_usage(path).free:,} bytes are free"
+    except OSError:
+        free = "its free space is not known"
+    return (
+        f"the disk of {path} is full: {free}, and the store needs up to {more:,} more to continue; the rows in it are "
+        "intact: free that much or use a larger disk, then resume from a checkpoint"
+    )
+
 
 _NOT_HERE = (OSError, NotImplementedError)  # raised if the system or the file system lacks a call
 
@@ -235,3 +293,75 @@ def _opened(path: Path, flags: int) -> int:
 
 
 _PIECE = 4 << 20
+
+
+NAME = "lock"
+_ENDING = 2.0
+"""Seconds that another process has to end: one that is killed with the process that started it ends a little later."""
+_held: "weakref.WeakSet[Lock]" = weakref.WeakSet()
+
+
+class Lock:
+    """An exclusive lock on a folder, held by this process until `release`.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     lock = Lock(Path(folder))
+    ...     try:
+    ...         Lock(Path(folder))
+    ...     except DiskError as error:
+    ...         print("in use by process" in str(error))
+    ...     lock.release()
+    ...     Lock(Path(folder)).release()
+    True
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            import fcntl
+        except ImportError:
+            raise DiskError("disk stores need POSIX file locks: set store='memory' on this system") from None
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        self._path = folder / NAME
+        self._file = Handle(OsFiles(), lambda: os.open(self._path, flags, 0o666))
+        _held.add(self)
+        own, until = f"process {os.getpid()} on {socket.gethostname()}", time.monotonic() + _ENDING
+        try:
+            while True:
+                try:
+                    fcntl.flock(self._file.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    owner = os.pread(self._file.number, 200, 0).decode(errors="replace") or "another process"
+                    if owner == own or time.monotonic() > until:
+                        raise DiskError(
+                            f"{folder} is in use by {owner}: close it there first, or name another folder"
+                        ) from None
+                    time.sleep(0.01)
+            os.ftruncate(self._file.number, 0)
+            os.pwrite(self._file.number, own.encode(), 0)
+        except BaseException:
+            self.release()
+            raise
+
+    @property
+    def is_there(self) -> bool:
+        """True if the locked file is still in the folder: a previous owner may have removed both."""
+        try:
+            there, mine = os.stat(self._path), os.fstat(self._file.number)
+        except FileNotFoundError:
+            return False
+        return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
+
+    def release(self) -> None:
+        """Release the lock."""
+        self._file.close()
+
+
+def _release_in_child() -> None:
+    for lock in _held:
+        lock.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_release_in_child)

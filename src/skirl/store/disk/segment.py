@@ -9,20 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from skirl.store.base import Record
-from skirl.store.disk.os_files import Handle, OsFiles
+from skirl.store.disk.os_files import Handle, OsFiles, Unusable
 from skirl.store.disk.records import HEADER
 
 FORMAT_VERSION = 1
 _HEAD = struct.Struct("<8sIIIIQ24x")  # and 8 bytes of SHA-256
 _MAGIC = {".rows": b"skirlrow", ".keys": b"skirlkey"}
-
-
-class Unusable(Exception):
-    """Files that cannot be used as they are. The message says which and why; whoever catches it adds what to do."""
-
-    def __init__(self, text: str, advice: str = "") -> None:
-        super().__init__(text)
-        self.advice = advice
 
 
 @dataclass(frozen=True)

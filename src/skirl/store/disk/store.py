@@ -14,16 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from skirl.store.base import DISK_ROWS, Facts, Frozen, Layout, Record, Rows, Store, at_once
-from skirl.store.disk import frozen, links, lock
-from skirl.store.disk import logs as all_logs
-from skirl.store.disk.cleaning import Cleaner
-from skirl.store.disk.errors import DiskError, DiskFull, explained, unwritable
-from skirl.store.disk.log import Log
+from skirl.store.base import DISK_ROWS, Facts, Frozen, FrozenPart, Layout, Record, Rows, Store, at_once
+from skirl.store.disk import frozen, links, os_files
+from skirl.store.disk import log as all_logs
+from skirl.store.disk.log import Cleaner, Log
 from skirl.store.disk.manifest import NAME, Manifest
-from skirl.store.disk.os_files import OsFiles
-from skirl.store.disk.segment import Segment, Unusable
-from skirl.store.frozen import FrozenPart
+from skirl.store.disk.os_files import DiskError, DiskFull, OsFiles, Unusable, explained, unwritable
+from skirl.store.disk.segment import Segment
 from skirl.store.gate import Gate
 
 __all__ = ["DiskError", "DiskFull", "DiskStore"]
@@ -76,7 +73,7 @@ class DiskStore(Store):
         self._gate = Gate()
         self._writing = threading.RLock()
         self._pid = os.getpid()
-        self._lock: lock.Lock | None = None
+        self._lock: os_files.Lock | None = None
         self._set_logs([])
         self._changed = False
         try:
@@ -97,11 +94,11 @@ class DiskStore(Store):
             raise DiskError(f"{self.path} is a file: name a new or an empty folder")
         try:
             self._files.make_folder(self.path)
-            self._lock = lock.Lock(self.path)
+            self._lock = os_files.Lock(self.path)
         except OSError as error:
             raise unwritable(self.path, error) from error
         names = os.listdir(self.path)
-        others = [name for name in names if name != lock.NAME and not links.OURS.fullmatch(name)]
+        others = [name for name in names if name != os_files.NAME and not links.OURS.fullmatch(name)]
         if NAME in others:
             self._load(Manifest.read(self.path / NAME))
         elif others:

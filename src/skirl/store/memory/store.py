@@ -7,12 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from skirl.store.base import Facts, Frozen, Layout, Record, Rows, Store, at_once
+from skirl.store.base import Facts, Frozen, FrozenPart, Layout, Record, Rows, Store, at_once
 from skirl.store.changes import Changes, Taken
-from skirl.store.frozen import FrozenPart
 from skirl.store.gate import Gate
-from skirl.store.memory.arena import Arena
-from skirl.store.memory.directory import Directory
+from skirl.store.memory.directory import Arena, Directory
 from skirl.store.memory.frozen import PIECE, FrozenRows, frozen_rows
 from skirl.tools.jit import kernel, read_only
 

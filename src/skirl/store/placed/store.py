@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 
 from skirl.core.placement_plan import PlacementPlan
 from skirl.store import cut
-from skirl.store.base import DISK_ROWS, MEMORY_ROWS, Facts, Frozen, Layout, Record, Rows, Store, at_once
+from skirl.store.base import DISK_ROWS, MEMORY_ROWS, Facts, Frozen, FrozenPart, Layout, Record, Rows, Store, at_once
 from skirl.store.disk.frozen import point_of
-from skirl.store.frozen import FrozenPart
-from skirl.store.placed import mixed, taking
-from skirl.store.placed.before import MARK, check_layout, mark_of
+from skirl.store.placed import taking
+from skirl.store.placed.taking import MARK, check_layout, mark_of
 from skirl.tools.progress import size
 
 log = logging.getLogger("skirl")
@@ -212,7 +211,7 @@ class PlacedStore(Store):
             for number, store in enumerate(self.stores):
                 turned = self.mixed and store.frozen_kind == MEMORY_ROWS
                 of_site = store.freeze(folder, None if parts is None or turned else parts[number])
-                frozen.append(mixed.AsSegments(of_site, folder, self.layout) if turned else of_site)
+                frozen.append(taking.AsSegments(of_site, folder, self.layout) if turned else of_site)
         except BaseException:
             taking.FrozenSites(self._pool, self.placement.digest, frozen).release()
             raise
@@ -238,7 +237,7 @@ class PlacedStore(Store):
         if self.mixed:
             for number, store in enumerate(self.stores):
                 if store.frozen_kind == MEMORY_ROWS:
-                    taken[number] = [mixed.in_memory(part, folder, self.layout) for part in taken[number]]
+                    taken[number] = [taking.in_memory(part, folder, self.layout) for part in taken[number]]
         moved_bytes = sum(taking.bytes_of(facts, self.layout) for facts in moved)
         told = moved_bytes > 0 and (len(self.stores) > 1 or any("nodes" in facts for facts in moved))
         if told:

@@ -1,6 +1,8 @@
-"""The work of a placed store for all sites together: parallel calls, and splitting and joining frozen rows."""
+"""How a placed store takes over rows that other sites held."""
 
-from collections.abc import Callable, Sequence
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
@@ -11,10 +13,113 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skirl.core.placement import AtSite, AtSites, Placement
+from skirl.core.placement_plan import PlacementPlan
 from skirl.store import cut
-from skirl.store.base import MEMORY_ROWS, Facts, Frozen, Layout
-from skirl.store.frozen import FrozenPart, Mine
+from skirl.store.base import MEMORY_ROWS, Facts, Frozen, FrozenPart, Layout, Mine
+from skirl.store.disk.frozen import rows_of
+from skirl.store.disk.manifest import NAME, Manifest
+from skirl.store.disk.os_files import OsFiles, Unusable
+from skirl.store.disk.store import DiskStore
 from skirl.store.frozen_keys import frozen_keys
+from skirl.store.link import without_links
+from skirl.store.memory.frozen import frozen_rows
+
+MARK = "~placement"
+"""Entry of a site's `about` that says to which placement its rows belong, and which site it is."""
+
+
+def mark_of(placement: str, site: int) -> str:
+    """Return what a site's `about` has under `MARK`."""
+    return f"{placement} site {site}"
+
+
+def check_layout(plan: PlacementPlan, layout: Layout, rows: Mapping[int, int] | None) -> None:
+    """Raise if a plan is for other tables than a store's."""
+    tables, records = plan.tables, layout.records
+    if max(records) + 1 != len(tables):
+        raise ValueError(
+            f"the plan has {len(tables)} tables, the model {max(records) + 1}: make the plan for this model"
+        )
+    for number, table in enumerate(tables):
+        if number not in records:
+            continue
+        if rows is not None and rows[number] != table.rows:
+            raise ValueError(
+                f"table {table.name!r} has {table.rows:,} rows in the plan and {rows[number]:,} in the model: make "
+                "the plan for this model"
+            )
+        if records[number].width < table.dim:
+            raise ValueError(
+                f"table {table.name!r} has dim {table.dim} in the plan, and records of {records[number].width} "
+                "numbers in the model: make the plan for this model"
+            )
+
+
+def check_folders(plan: PlacementPlan, stores: Sequence[str]) -> None:
+    """Raise if a site has no folder although another one has rows that this plan placed."""
+    digest = plan.placement.digest
+    folders = [Path(disk) if disk else None for _, _, disk in (without_links(s).partition("disk:") for s in stores)]
+    kept = next((n for n, at in enumerate(folders) if at is not None and _has_rows(at, mark_of(digest, n))), None)
+    gone = next((n for n, at in enumerate(folders) if at is not None and not at.exists()), None)
+    if kept is not None and gone is not None:
+        raise ValueError(
+            f"site {plan.sites[gone].name!r} has no folder {folders[gone]}, and site {plan.sites[kept].name!r} has rows of "
+            "the same plan: see whether its disk is mounted; if its rows are lost, make the folder and load a checkpoint"
+        )
+
+
+def _has_rows(folder: Path, mark: str) -> bool:
+    try:
+        manifest = Manifest.read(folder / NAME)
+    except (OSError, Unusable):
+        return False  # opening it says what is wrong
+    return manifest.about.get(MARK) == mark and any(manifest.rows)
+
+
+class AsSegments(Frozen):
+    """The frozen rows of a site in memory, written as those of a disk store. All rows are written, and twice."""
+
+    def __init__(self, frozen: Frozen, folder: Path, layout: Layout) -> None:
+        self._frozen, self._folder, self._layout = frozen, folder, layout
+
+    def write(self) -> Facts:
+        """Write them as segments."""
+        facts, made = self._frozen.write(), self._folder.parent / f"site-{secrets.token_hex(8)}"
+        try:
+            with DiskStore(made, self._layout) as store:
+                for keys, rows in frozen_rows(self._folder, facts, self._layout):
+                    whole: Any = np.ascontiguousarray(rows)
+                    store.write(np.ascontiguousarray(keys), whole)
+                segments = store.freeze(self._folder, None)
+                try:
+                    written = segments.write()
+                finally:
+                    segments.release()
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+            for entry in facts["files"]:
+                (self._folder / entry["file"]).unlink(missing_ok=True)
+        return written | {"identity": facts["identity"], "generation": facts["generation"]}
+
+    def release(self) -> None:
+        """See `Frozen.release`."""
+        self._frozen.release()
+
+
+def in_memory(part: FrozenPart, folder: Path, layout: Layout) -> FrozenPart:
+    """Return a part that a site in memory can take, whichever kind of store froze it. Rows on disk are read when needed."""
+    if part.facts.get("kind") == MEMORY_ROWS:
+        return part
+    named = {name: part.facts[name] for name in ("identity", "generation")}
+    return FrozenPart(
+        {"kind": MEMORY_ROWS, **named, "layout": layout.facts(), "files": []}, _read(part, folder, layout)
+    )
+
+
+def _read(part: FrozenPart, folder: Path, layout: Layout) -> Iterator[tuple[NDArray[np.int64], Any]]:
+    yield from rows_of(OsFiles(), part, layout, folder)
+    yield from part.own(part.over)
+
 
 T = TypeVar("T")
 

@@ -10,11 +10,10 @@ from contextlib import suppress
 from typing import Any
 
 from skirl.store.remote import group, service
-from skirl.store.remote.address import Address
-from skirl.store.remote.errors import NodeError, raised
 from skirl.store.remote.meeting import VERSION, Meeting
 from skirl.store.remote.part import owner_name, part_name
-from skirl.tools.patience import patience_of
+from skirl.store.remote.wire import Address, NodeError, raised
+from skirl.tools.processes import patience_of
 
 log = logging.getLogger("skirl")
 

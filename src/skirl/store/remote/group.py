@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from skirl.store.remote.address import Address
+from skirl.store.remote.wire import Address
 
 log = logging.getLogger("skirl")
 

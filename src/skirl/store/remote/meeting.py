@@ -9,8 +9,7 @@ import time
 from datetime import timedelta
 from typing import Any
 
-from skirl.store.remote.address import Address
-from skirl.store.remote.errors import NodeError
+from skirl.store.remote.wire import Address, NodeError
 
 VERSION = 1
 """Version of the protocol between nodes and owners."""

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from skirl.store.remote import part as parts
-from skirl.store.remote.errors import NodeError
 from skirl.store.remote.node import Node
+from skirl.store.remote.wire import NodeError
 
 COUNTERS = {
     "rows": (parts.ROWS, "gauge", "rows held"),

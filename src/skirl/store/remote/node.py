@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any, Literal
 
 from skirl.store.remote import part as parts
-from skirl.store.remote.errors import NodeError
 from skirl.store.remote.meeting import VERSION, Meeting
 from skirl.store.remote.part import PartFacts
+from skirl.store.remote.wire import NodeError
 
 log = logging.getLogger("skirl")
 

@@ -15,9 +15,8 @@ from skirl.store.base import Layout, Store
 from skirl.store.disk.store import DiskStore
 from skirl.store.memory.store import MemoryStore
 from skirl.store.remote import group, service, wire
-from skirl.store.remote.address import Address
-from skirl.store.remote.errors import NodeError
 from skirl.store.remote.meeting import Meeting
+from skirl.store.remote.wire import Address, NodeError
 
 LOOK = 5.0
 """Seconds between two checks that the owner is alive."""

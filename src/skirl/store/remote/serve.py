@@ -38,7 +38,7 @@ class Serve:
     """Seconds that a call may take; $SKIRL_PATIENCE or 60 if not given."""
 
     def __post_init__(self) -> None:
-        from skirl.store.remote.address import Address
+        from skirl.store.remote.wire import Address
 
         Address.meeting(self.meet)
         if self.nodes < 1:
@@ -55,7 +55,7 @@ class Serve:
         self._metrics()
 
     def _limit(self) -> int | None:
-        from skirl.tools.sizes import parse_bytes
+        from skirl.tools.units import parse_bytes
 
         if self.memory is None:
             return None
@@ -68,7 +68,7 @@ class Serve:
         return limit
 
     def _metrics(self) -> tuple[str, int] | None:
-        from skirl.store.remote.address import Address
+        from skirl.store.remote.wire import Address
 
         if self.metrics is None:
             return None
@@ -83,14 +83,14 @@ class Serve:
         """Serve until SIGTERM or Ctrl-C, then finish calls in progress and end."""
         import os
 
-        from skirl.store.remote.address import Address, hush
+        from skirl.store.remote.wire import Address, hush
 
         hush()
         from skirl.store.remote import metrics
         from skirl.store.remote.connection import PATIENCE
         from skirl.store.remote.meeting import Meeting
         from skirl.store.remote.node import TICK, Node
-        from skirl.tools.patience import patience_of
+        from skirl.tools.processes import patience_of
 
         told: list[int] = []
         before = {n: signal.signal(n, lambda number, _: told.append(number)) for n in (signal.SIGTERM, signal.SIGINT)}

@@ -15,11 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from skirl.core.placement import AtSite, Placement
-from skirl.store.base import Layout, Store
-from skirl.store.frozen import Frozen, FrozenPart
-from skirl.store.remote.bits import held_bits
-from skirl.store.remote.calls import Taken
-from skirl.store.remote.errors import NodeError, said
+from skirl.store.base import Frozen, FrozenPart, Layout, Store
+from skirl.store.remote.wire import NodeError, Taken, held_bits, said
 
 MOST_BYTES = 256 << 20
 """Most bytes of rows in one call."""

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from skirl.store.remote.address import Address
-from skirl.tools.parent import die_with_parent
+from skirl.store.remote.wire import Address
+from skirl.tools.processes import die_with_parent
 
 SERVE = ("-m", "skirl", "serve")
 Start = Callable[[list[str], Path | None], Any]

@@ -11,14 +11,11 @@ from numpy.typing import NDArray
 
 from skirl.core.placement import AtSite, AtSites, Placement
 from skirl.store import cut
-from skirl.store.base import DISK_ROWS, MEMORY_ROWS, Facts, Frozen, Layout, Record, Rows, Store, at_once
+from skirl.store.base import DISK_ROWS, MEMORY_ROWS, Facts, Frozen, FrozenPart, Layout, Record, Rows, Store, at_once
 from skirl.store.disk.frozen import point_of
-from skirl.store.frozen import FrozenPart
 from skirl.store.remote import service
-from skirl.store.remote.address import Address
-from skirl.store.remote.calls import NumberedCalls
 from skirl.store.remote.connection import Connection, connection
-from skirl.store.remote.errors import NodeError
+from skirl.store.remote.wire import Address, NodeError, NumberedCalls
 
 PIECE_BYTES = 16 << 20
 """Most bytes of rows that a call carries. Several calls are in flight at once."""

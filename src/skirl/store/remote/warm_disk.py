@@ -7,7 +7,7 @@ import numpy as np
 
 from skirl.store.base import Layout
 from skirl.store.disk.store import DiskStore
-from skirl.store.frozen import FrozenPart
+from skirl.store.base import FrozenPart
 from skirl.store.remote import warm  # noqa: F401
 
 

@@ -1,8 +1,91 @@
-"""Limit what a node unpickles from a call: tensors, plain values, and the names of the store's own functions."""
+"""What travels between a trainer and a memory node: addresses, packed arrays, calls and errors."""
 
+import os
 import pickle
-from collections.abc import Callable, Iterable
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from skirl.core.keys import row_of, table_of
+from skirl.store.base import Store
+from skirl.store.disk.os_files import DiskError, DiskFull
+from skirl.tools.sealed_json import CheckpointError
+
+_SPEC = re.compile(
+    r"rpc://(?P<host>\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})(/rank-(?P<owner>[0-9]{1,9}))?"
+)
+
+
+@dataclass(frozen=True)
+class Address:
+    """The address of a meeting point, as seen by one owner.
+
+    >>> Address.parse("rpc://10.0.0.5:29400/rank-3")
+    Address(host='10.0.0.5', port=29400, owner=3)
+    >>> Address.meeting("somewhere")
+    Traceback (most recent call last):
+    ValueError: meet is 'somewhere': write it HOST:PORT, such as 127.0.0.1:29400
+    """
+
+    host: str
+    port: int
+    owner: int = 0
+
+    @classmethod
+    def parse(cls, spec: str) -> "Address":
+        """Parse the name of a store: rpc://HOST:PORT or rpc://HOST:PORT/rank-N."""
+        match = _SPEC.fullmatch(spec)
+        if match is None or not 0 < int(match["port"]) < 1 << 16:
+            raise ValueError(f"store is {spec!r}: write it rpc://HOST:PORT, such as rpc://127.0.0.1:29400")
+        return cls(match["host"].strip("[]"), int(match["port"]), int(match["owner"] or 0))
+
+    @classmethod
+    def meeting(cls, text: str) -> "Address":
+        """Parse the value of `--meet`: HOST:PORT."""
+        try:
+            return cls.parse(f"rpc://{text}")
+        except ValueError:
+            raise ValueError(f"meet is {text!r}: write it HOST:PORT, such as 127.0.0.1:29400") from None
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def hush() -> None:
+    """Keep PyTorch from printing a warning for each connection that ends. It has to be called before torch is imported."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+
+MOST = 128 << 20
+"""Most bytes of the bits of one table. Beyond that, its keys are listed."""
+
+
+def held_bits(
+    store: Store, rows: Mapping[int, int] | None
+) -> Iterator[NDArray[np.int64] | tuple[int, NDArray[np.uint64]]]:
+    """Yield which rows are held, as `Store.held` does."""
+    if rows is None:
+        yield from store.keys()
+        return
+    counts = np.zeros(max(store.layout.records) + 1, np.int64)
+    for keys in store.keys():  # noqa: SIM118
+        counts += np.bincount(table_of(keys), minlength=len(counts))
+    words = {t: np.zeros(-(-n // 64), np.uint64) for t, n in rows.items() if n // 8 < min(8 * counts[t], MOST)}
+    packed = np.isin(np.arange(len(counts)), list(words))
+    for keys in store.keys():  # noqa: SIM118
+        tables = table_of(keys)
+        for table in np.unique(tables[packed[tables]]).tolist():
+            at = row_of(keys[tables == table])
+            np.bitwise_or.at(words[table], at >> 6, np.uint64(1) << (at & 63).astype(np.uint64))
+        if (others := keys[~packed[tables]]).size:
+            yield others
+    yield from words.items()
+
 
 _GROUP = {
     ("torch.distributed.rpc.internal", "PythonUDF"),
@@ -40,3 +123,111 @@ def only(functions: Iterable[Callable[..., Any]]) -> None:
 
 
 _PICKLER = "what makes tensors of a call"
+
+
+Said = tuple[str, str, int | None]
+"""The kind of an error, its message, and its errno."""
+
+_KINDS: dict[str, type[Exception]] = {
+    "CheckpointError": CheckpointError,
+    "DiskError": DiskError,
+    "ValueError": ValueError,
+    "TypeError": TypeError,
+}
+
+
+class NodeError(RuntimeError):
+    """A memory node does not answer, or refuses a call. The message names the node and says what to do."""
+
+
+def said(error: BaseException) -> Said:
+    """Encode an error of a node for its owner.
+
+    >>> said(CheckpointError("a is damaged: use another checkpoint"))
+    ('CheckpointError', 'a is damaged: use another checkpoint', None)
+    """
+    if isinstance(error, DiskFull):
+        return "DiskFull", str(error), error.errno
+    if isinstance(error, OSError):
+        return "OSError", str(error) if error.errno is None else str(error.strerror or error), error.errno
+    kind = next((name for name, kind in _KINDS.items() if isinstance(error, kind)), "NodeError")
+    return kind, str(error) if kind != "NodeError" or isinstance(error, NodeError) else repr(error), None
+
+
+def raised(text: Any, node: str) -> Exception:
+    """Return the exception for an error that a node reported. Unless it is one of `_KINDS`, its message names the node."""
+    kind, words, number = text
+    if kind == "DiskFull":
+        return DiskFull(f"{node}: {words}", number)
+    if kind == "OSError":
+        return OSError(number, f"{node}: {words}") if number is not None else OSError(f"{node}: {words}")
+    if kind in _KINDS:
+        return _KINDS[kind](words)
+    return NodeError(f"{node}: {words}")
+
+
+class NumberedCalls:
+    """The owner's side: it tracks which puts have begun and which are acknowledged.
+
+    >>> puts = NumberedCalls()
+    >>> a, b = puts.begin(), puts.begin()
+    >>> puts.done(b[0])
+    >>> a, b, puts.begin()
+    ((1, 1), (2, 1), (3, 1))
+    >>> puts.done(1), puts.begin()
+    (None, (4, 3))
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last = 0
+        self._open: set[int] = set()
+
+    def begin(self) -> tuple[int, int]:
+        """Return a new number, and the smallest one that is not acknowledged."""
+        with self._lock:
+            self._last += 1
+            self._open.add(self._last)
+            return self._last, min(self._open)
+
+    def done(self, number: int) -> None:
+        """Note that a put is acknowledged."""
+        with self._lock:
+            self._open.discard(number)
+
+
+class Taken:
+    """The part's side: it takes each put once. Those in flight may come in any order.
+
+    >>> taken = Taken(run=7)
+    >>> taken.take(7, 2, 1), taken.take(7, 1, 1), taken.take(7, 3, 3)
+    (None, None, None)
+    >>> taken.take(7, 2, 1)
+    Traceback (most recent call last):
+    ValueError: put 2 of run 7 comes late: it was taken before, and newer rows may stand in its place
+    >>> taken.take(6, 9, 9)
+    Traceback (most recent call last):
+    ValueError: put 9 is of run 6, and this part belongs to run 7: end the older one
+    """
+
+    def __init__(self, run: int) -> None:
+        self._lock = threading.Lock()
+        self._run = run
+        self._settled = 1
+        self._begun: set[int] = set()
+
+    def take(self, run: int, number: int, settled: int) -> None:
+        """Accept a put, or raise a ValueError if it must not change anything."""
+        with self._lock:
+            if run != self._run:
+                raise ValueError(
+                    f"put {number} is of run {run}, and this part belongs to run {self._run}: end the older one"
+                )
+            if number < self._settled or number in self._begun:
+                raise ValueError(
+                    f"put {number} of run {run} comes late: it was taken before, and newer rows may stand in its place"
+                )
+            if settled > self._settled:
+                self._settled = settled
+                self._begun = {begun for begun in self._begun if begun >= settled}
+            self._begun.add(number)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from skirl.tools.machine import peak_bytes
 from skirl.tools.progress import clock, size
-from skirl.tools.shape_of import AMOUNT, COUNT
+from skirl.tools.sealed_json import AMOUNT, COUNT
 from skirl.train.report.page import Page
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 from skirl.tools.flags import option
 from skirl.tools.os_errors import writing
 from skirl.tools.progress import clock, course, figure, hidden
-from skirl.tools.shape_of import AMOUNT, ANY, COUNT, NUMBER, SCORE, TEXT, finite, misfit
+from skirl.tools.sealed_json import AMOUNT, ANY, COUNT, NUMBER, SCORE, TEXT, finite, misfit
 from skirl.train.report.lanes import FORM, as_lines, check, draw, of_all
 from skirl.train.report.page import Page
 from skirl.train.report.plot import Chart

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from skirl.checkpoint.starts import Superseded
 from skirl.tools.machine import machine
-from skirl.tools.sealed_json import put_whole
-from skirl.tools.shape_of import COUNT, TEXT, misfit
+from skirl.tools.sealed_json import COUNT, TEXT, misfit, put_whole
 from skirl.train.flags import RUNS
 from skirl.train.report.hyperparameters import Table
 from skirl.train.report.missing import Missing

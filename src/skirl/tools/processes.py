@@ -1,7 +1,20 @@
-"""The time that one process waits for another, as the user sets it."""
+"""A process that ends with its parent, and how long one process waits for another."""
 
+import ctypes
+import os
+import signal
 from collections.abc import Mapping
 from contextlib import suppress
+
+_SET_PARENT_DEATH_SIGNAL = 1
+
+
+def die_with_parent(parent: int | None = None) -> None:
+    """Have the system kill this process when its parent ends, however that ends. Only Linux can."""
+    with suppress(AttributeError, OSError):  # not on Linux
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    if parent is not None and os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def patience_of(environment: Mapping[str, str], otherwise: float = 600.0) -> float:

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from skirl.peers.base import CHANNELS, OF_STEP, BegunCall, Channel, Peers, said_of
-from skirl.peers.errors import PeerError, failed, missing, over
+from skirl.peers.base import CHANNELS, OF_STEP, BegunCall, Channel, PeerError, Peers, failed, missing, over, said_of
 
 if TYPE_CHECKING:
     from torch import Tensor
