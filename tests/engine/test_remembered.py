@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 import skirl
 from skirl.core.keys import ROW_BITS
-from skirl.engine.access import bank_of
-from skirl.engine.remembered import Remembered
+from skirl.engine.access import Remembered, bank_of
 
 TABLES = [skirl.Table("a", rows=30, dim=4), skirl.Table("b", rows=20, dim=4), skirl.Table("c", rows=10, dim=2)]
 

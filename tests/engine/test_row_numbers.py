@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 import skirl
 from skirl.core.keys import ROW_BITS
 from skirl.core.tables import Schema
-from skirl.engine.row_numbers import RowNumbers
+from skirl.engine.access import RowNumbers
 
 SCHEMA = Schema.of(
     [skirl.Table("a", rows=30, dim=4), skirl.Table("c", rows=9, dim=2), skirl.Table("b", rows=20, dim=4)]

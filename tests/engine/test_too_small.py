@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 import skirl
 from skirl.core.tables import Schema
-from skirl.engine.capacity import Capacity
-from skirl.engine.too_small import DoesNotFit
+from skirl.engine.capacity import Capacity, DoesNotFit
 from tests.cases import cases
 
 TABLES = [skirl.Table("a", 500, 4), skirl.Table("b", 500, 8), skirl.Table("c", 500, 16)]

@@ -14,7 +14,7 @@ import torch
 import skirl
 from skirl import FTRL, SGD, Adagrad, Adam, Constant, KeyedJagged, Normal, RowwiseAdagrad, Table, Uniform
 from skirl.core.placement import Placement
-from skirl.engine.too_small import DoesNotFit
+from skirl.engine.capacity import DoesNotFit
 from skirl.oracle.bank import BankPlanner
 from skirl.oracle.seen import Seen
 from skirl.oracle.together import FailedElsewhere

@@ -14,11 +14,10 @@ from skirl.core.positions import Positions
 from skirl.core.tables import ROW_BITS, Schema
 from skirl.oracle.distinct import OutOfRange
 from skirl.oracle.halves import Asking, Requests, critical_gradients, critical_values, joined
-from skirl.oracle.letters import BATCH, END, ERROR, Letter, Letters
-from skirl.oracle.options import Plan
+from skirl.oracle.options import Plan, Vote
 from skirl.oracle.planner import Planner, bank_planners
-from skirl.oracle.reach import Vote
 from skirl.oracle.seen import Seen
+from skirl.oracle.together import BATCH, END, ERROR, Letter, Letters
 from tests.cases import cases
 from tests.oracle.traces import traces
 from tests.oracle.trainers import BANKS, SCHEMA, TABLES, asked, positions, random_ids

@@ -6,9 +6,8 @@ from hypothesis import strategies as st
 
 from skirl import Table
 from skirl.core.tables import Schema
-from skirl.oracle.options import Plan
+from skirl.oracle.options import LONGEST_AUTO, Plan, Vote, due
 from skirl.oracle.planner import Planner, bank_planners
-from skirl.oracle.reach import LONGEST_AUTO, Vote, due
 from skirl.oracle.seen import Seen
 from tests.cases import cases
 from tests.oracle.traces import largest, traces

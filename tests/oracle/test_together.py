@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from skirl.core.placement import Placement
 from skirl.oracle.halves import fused
-from skirl.oracle.options import Plan
+from skirl.oracle.options import Plan, Vote
 from skirl.oracle.planner import Planner, bank_planners
-from skirl.oracle.reach import Vote
 from skirl.oracle.seen import Seen
 from skirl.oracle.together import FailedElsewhere
 from skirl.pipeline.epoch import Epoch

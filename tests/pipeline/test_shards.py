@@ -13,7 +13,7 @@ import skirl
 from skirl import FTRL, SGD, Adagrad, Adam, KeyedJagged, RowwiseAdagrad, Table
 from skirl.core.find import find
 from skirl.core.reference import Reference
-from skirl.pipeline.shards import ShardsInLoop
+from skirl.pipeline.agree import ShardsInLoop
 from skirl.tools import rng_state
 from tests.cases import cases
 

@@ -12,7 +12,7 @@ from skirl import KeyedJagged
 from skirl.core.ids import BadIds, capture
 from skirl.core.item import Item
 from skirl.core.placement import Placement
-from skirl.engine.too_small import DoesNotFit
+from skirl.engine.capacity import DoesNotFit
 from skirl.engine.work import Flight
 from skirl.oracle.options import Plan
 from skirl.oracle.together import FailedElsewhere, Together

@@ -10,7 +10,7 @@ from torch import nn
 
 import skirl
 from skirl import SGD, KeyedJagged, Sweep, Table, Variant
-from skirl.engine.too_small import DoesNotFit
+from skirl.engine.capacity import DoesNotFit
 from skirl.sweep.diverged import Diverged
 
 TABLE = Table("a", 20, 2)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from skirl import cli
-from skirl.engine.too_small import DoesNotFit
+from skirl.engine.capacity import DoesNotFit
 from skirl.sweep.command import SweepCommand
 from skirl.sweep.flags import SearchFlags
 from skirl.sweep.keeping import KeepFlags, Told

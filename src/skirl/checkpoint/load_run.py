@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from skirl.checkpoint import dense, folder
-from skirl.checkpoint.codec import with_metadata
-from skirl.checkpoint.decoding import decode
+from skirl.checkpoint.codec import decode, with_metadata
 from skirl.checkpoint.definition import (
     check_data,
     check_definitions,
@@ -23,7 +22,7 @@ from skirl.checkpoint.definition import (
 )
 from skirl.checkpoint.own_rows import OwnRows, counters_of, own_rows, split_of
 from skirl.checkpoint.saving import Saving, remember, settled
-from skirl.checkpoint.votes import Mismatch, Votes, trainers_of
+from skirl.checkpoint.together import Mismatch, Votes, trainers_of
 from skirl.core.placement import Placement
 from skirl.engine.counters import Counters
 from skirl.engine.engine import Engine

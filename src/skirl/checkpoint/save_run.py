@@ -15,8 +15,7 @@ from skirl.checkpoint.codec import encode
 from skirl.checkpoint.definition import definition, listed, parameters
 from skirl.checkpoint.folder import FORMAT, FORMAT_VERSION, numbers
 from skirl.checkpoint.saving import AllFrozen, Saving, refused, remember, settled, write
-from skirl.checkpoint.together import JointSave
-from skirl.checkpoint.votes import trainers_of
+from skirl.checkpoint.together import JointSave, trainers_of
 from skirl.core.placement import Placement
 from skirl.nn.collection import Collection, collections_of
 from skirl.peers.base import Peers

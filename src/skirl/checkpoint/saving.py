@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from skirl.checkpoint import dense, folder, starts
-from skirl.checkpoint.cached_rows import FrozenCaches
+from skirl.checkpoint.own_rows import FrozenCaches
 from skirl.engine.engine import Engine
 from skirl.tools.os_errors import ROOM, NotWritten, of_system, why
 from skirl.tools.sealed_json import write_sealed

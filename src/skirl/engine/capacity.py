@@ -1,15 +1,210 @@
-"""The size of one engine's cache, and its split between the banks, which have records of different widths."""
+"""How many rows of each bank the cache holds, for one size of all, and what to say where a batch does not fit."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 
 from skirl.core.keys import MAX_ROWS
 from skirl.core.tables import Schema
-from skirl.engine.cache_split import CacheSize, parse_cache, room_of, split_cache
-from skirl.engine.too_small import DoesNotFit, Room, too_small
+from skirl.tools.machine import free_bytes
+from skirl.tools.units import parse_bytes
+
+
+class DoesNotFit(ValueError):
+    """A batch needs more rows at the same time than the whole cache holds."""
+
+    def __init__(self, found: str, enough: int, in_bytes: bool, hint: str) -> None:
+        size = f"{enough} bytes or more ('{enough}B')" if in_bytes else f"{enough} or more"
+        super().__init__(f"{found}: set cache to {size}, or use smaller batches{hint}")
+        self.found, self.enough, self.in_bytes, self.hint = found, enough, in_bytes, hint
+
+    def __reduce__(self) -> tuple[type["DoesNotFit"], tuple[str, int, bool, str]]:
+        return type(self), (self.found, self.enough, self.in_bytes, self.hint)
+
+
+@dataclass(frozen=True)
+class Room:
+    """The room that a cache has for rows, and its unit."""
+
+    cache: object
+    """The size, as it was given."""
+    budget: int
+    """Room in rows, or in bytes without staging."""
+    staging: int | None
+    """Bytes for rows on their way, if the cache is a number of bytes."""
+    weights: Sequence[int]
+    """The part of the budget that a row of each bank takes."""
+    rows: Sequence[int]
+    """Rows of each bank's tables."""
+    dims: Sequence[int]
+
+    def needs(self, batches: Sequence[Sequence[int]] | np.ndarray) -> np.ndarray:
+        """Return how much of the budget each batch needs, given its distinct rows of each bank."""
+        return np.minimum(np.array(batches, np.int64).reshape(-1, len(self.rows)), self.rows) @ np.array(self.weights)
+
+    def enough(self, need: int) -> int:
+        """Return a cache size that surely holds batches with this need. In bytes, at most half of it is staging."""
+        return need if self.staging is None else 2 * (need + sum(self.weights))
+
+
+def too_small(
+    room: Room, batches: Sequence[Sequence[int]], name: Callable[[int], str], *, at: int = 0, whole: bool = False
+) -> DoesNotFit:
+    """Return the error. It asks for what the largest known batch needs, so that the next one is not refused too.
+
+    >>> room = Room(20, 20, None, [1, 1], [99, 99], [4, 8])
+    >>> print(too_small(room, [[9, 15], [20, 16], [2, 2]], "batch {}".format))
+    cache 20 is 20 rows, batch 0 needs 24 (15 of dim 8), and batch 1 needs 36, the most of the 3 batches read so far: \
+set cache to 36 or more, or use smaller batches; `skirl size` says what a whole run needs
+    """
+    needs = room.needs(batches)
+    most = int(needs.argmax()) if len(needs) else at
+    if needs[most] == needs[at]:
+        most = at
+    floors = np.minimum(batches[at], room.rows)
+    widest = int(floors.argmax())
+    of_dim = f" ({floors[widest]:,} of dim {room.dims[widest]})" if len(room.dims) > 1 else ""
+    scope = "the whole run" if whole else f"the {len(needs):,} batches read so far"
+    also = "" if most == at else f", and {name(most)} needs {needs[most]:,}"
+    also += f", the most of {scope}" if len(needs) > 1 else ""
+    enough = room.enough(int(needs[most]))
+    hint = "" if whole else "; `skirl size` says what a whole run needs"
+    if room.staging is None:
+        found = f"cache {room.cache!r} is {room.budget:,} rows, {name(at)} needs {needs[at]:,}{of_dim}{also}"
+        return DoesNotFit(found, enough, False, hint)
+    found = (
+        f"cache {room.cache!r} has {max(0, room.budget):,} bytes for rows and {room.staging:,} for staging (rows on their "
+        f"way, at most half), {name(at)} needs {needs[at]:,}{of_dim}{also}"
+    )
+    return DoesNotFit(found, enough, True, hint)
+
+
+CacheSize = int | str
+AUTO = 0.5
+"""Share of the free memory when training begins. The rest is for the model, its activations and what comes later."""
+
+
+def parse_cache(cache: CacheSize) -> tuple[str, float]:
+    """Parse a cache size: ("rows", n), ("share", of all rows), ("bytes", n) or ("auto", share of the free memory).
+
+    >>> parse_cache(1000), parse_cache("10%"), parse_cache("1MiB"), parse_cache("auto")
+    (('rows', 1000), ('share', 0.1), ('bytes', 1048576), ('auto', 0.5))
+    """
+    if cache == "auto":
+        return "auto", AUTO
+    if isinstance(cache, Integral) and not isinstance(cache, bool):
+        cache = int(cache)  # numpy's integers too
+    if isinstance(cache, bool) or not isinstance(cache, int | str):
+        raise TypeError(
+            f"cache is a {type(cache).__name__}: set it to a number of rows, a share like '10%', a size like '4GiB' or "
+            "'auto'"
+        )
+    if isinstance(cache, int):
+        if cache < 1:
+            raise ValueError(f"cache is {cache} rows: set it to 1 or more")
+        return "rows", cache
+    share = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*%\s*", cache)
+    if share:
+        if not 0 < float(share[1]) <= 100:
+            raise ValueError(f"cache is {cache!r}: set it to a share above 0% and up to 100%")
+        return "share", float(share[1]) / 100
+    try:
+        size = parse_bytes(cache)
+    except ValueError:
+        raise ValueError(
+            f"cache is {cache!r}: set it to a number of rows, a share like '10%', a size like '4GiB' or 'auto'"
+        ) from None
+    if size < 1:
+        raise ValueError(f"cache is {cache!r}: set it to 1 byte or more")
+    return "bytes", size
+
+
+def split_cache(
+    cache: CacheSize,
+    *,
+    rows: Sequence[int],
+    record_bytes: Sequence[int],
+    dims: Sequence[int],
+    distinct: Sequence[int],
+    largest: Sequence[int],
+    in_flight: int,
+    free: Callable[[], int] = free_bytes,
+    batch: str = "one batch of the first window",
+) -> tuple[list[int], list[int]]:
+    """Return the slots of each bank, and the rows in flight that its staging holds in addition.
+
+    Every bank gets what one batch needs and at least one slot. The rest is shared out by demand.
+
+    >>> split_cache(100, rows=[900, 90], record_bytes=[64, 32], dims=[16, 8],
+    ...             distinct=[60, 20], largest=[10, 5], in_flight=3)
+    ([73, 26], [30, 15])
+    """
+    banks = range(len(rows))
+    floors = [min(rows[i], largest[i]) for i in banks]
+    room, staging = room_of(
+        cache, rows=rows, record_bytes=record_bytes, dims=dims, largest=largest, in_flight=in_flight, free=free
+    )
+    weights, budget = room.weights, room.budget
+    # If there is one bank and the cache is in rows, the planner says which batch does not fit.
+    if int(room.needs([largest])[0]) > budget and (len(rows) > 1 or room.staging is not None):
+        raise too_small(room, [largest], lambda _: batch)
+    if len(rows) == 1:
+        floors = [1]
+    # A bank that the first window does not use will be used later. Count it as one row, so that it gets more than one slot.
+    demand = [max(1, n) for n in distinct]
+    return [max(1, slots) for slots in _share(budget, weights, floors, rows, demand)], staging
+
+
+def room_of(
+    cache: CacheSize,
+    *,
+    rows: Sequence[int],
+    record_bytes: Sequence[int],
+    dims: Sequence[int],
+    largest: Sequence[int],
+    in_flight: int,
+    free: Callable[[], int] = free_bytes,
+) -> tuple[Room, list[int]]:
+    """Return the room that a cache has for rows, and each bank's staging rows. Takes the arguments of `split_cache`."""
+    kind, amount = parse_cache(cache)
+    if kind == "auto":
+        kind, amount = "bytes", int(amount * free())
+    staging = [max(1, in_flight * n) for n in largest]
+    if kind != "bytes":
+        budget = int(amount) if kind == "rows" else max(1, int(amount * sum(rows)))
+        return Room(cache, budget, None, [1] * len(rows), rows, dims), staging
+    # Staging is part of the bytes, but at most half of them, so that a small cache still holds rows.
+    wish = sum(n * width for n, width in zip(staging, record_bytes, strict=True))
+    if 2 * wish > amount:
+        staging = [max(1, int(n * amount / 2 / wish)) for n in staging]
+    taken = sum(n * width for n, width in zip(staging, record_bytes, strict=True))
+    return Room(cache, int(amount) - taken, taken, list(record_bytes), rows, dims), staging
+
+
+def _share(
+    budget: int, weights: Sequence[int], floors: Sequence[int], rows: Sequence[int], demand: Sequence[int]
+) -> list[int]:
+    """Return each bank's slots: its floor, and a part of the rest by demand. What a bank cannot use goes to others."""
+    slots = list(floors)
+    growing = [i for i in range(len(slots)) if slots[i] < rows[i]]
+    spare = budget - sum(slot * weight for slot, weight in zip(slots, weights, strict=True))
+    while growing and spare > 0:
+        total = sum(demand[i] * weights[i] for i in growing)
+        more = {i: spare * demand[i] // total for i in growing}
+        full = [i for i in growing if slots[i] + more[i] >= rows[i]]
+        for i in full:
+            spare -= (rows[i] - slots[i]) * weights[i]
+            slots[i] = rows[i]
+            growing.remove(i)
+        if not full:
+            for i in growing:
+                slots[i] += more[i]
+            break
+    return slots
 
 
 @dataclass(frozen=True)
@@ -67,7 +262,7 @@ class Capacity:
     [2, 8]
     >>> capacity.decide([[5, 6]], [5, 6], in_flight=1, number=2)
     Traceback (most recent call last):
-    skirl.engine.too_small.DoesNotFit: cache 10 is 10 rows, batch 2 needs 11 (6 of dim 8): set cache to 11 or more, or use smaller batches; `skirl size` says what a whole run needs
+    skirl.engine.capacity.DoesNotFit: cache 10 is 10 rows, batch 2 needs 11 (6 of dim 8): set cache to 11 or more, or use smaller batches; `skirl size` says what a whole run needs
     """  # noqa: E501
 
     def __init__(

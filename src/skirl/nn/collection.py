@@ -13,10 +13,9 @@ from skirl.core.groups import RowOptimizers, matching
 from skirl.core.handle import TorchHandle
 from skirl.core.optim import RowOptimizer
 from skirl.core.tables import Pooling, Table
-from skirl.engine.access import weights_of_all
+from skirl.engine.access import Remembered, weights_of_all
 from skirl.engine.capacity import CacheSize
 from skirl.engine.engine import Engine
-from skirl.engine.remembered import Remembered
 from skirl.engine.work import Micro
 from skirl.nn.alone import StepByStep
 from skirl.nn.anchor import Anchor

@@ -14,8 +14,7 @@ from skirl.core.positions import Positions
 from skirl.core.tables import Schema
 from skirl.oracle.bank import BankPlanner, BatchTooLarge, Resident
 from skirl.oracle.loops import NEVER
-from skirl.oracle.options import Plan
-from skirl.oracle.reach import AUTO_ROWS, Vote, is_full
+from skirl.oracle.options import AUTO_ROWS, Plan, Vote, is_full
 from skirl.oracle.seen import Seen
 from skirl.oracle.share import OwnedRows
 from skirl.oracle.step import Step

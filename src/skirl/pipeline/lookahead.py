@@ -18,14 +18,13 @@ from skirl.nn.collection import Collection, collections_of, refuse_copies
 from skirl.oracle.options import Depth, Plan
 from skirl.oracle.together import Together
 from skirl.peers.base import Peers, said_of
+from skirl.pipeline.agree import ShardsInLoop
 from skirl.pipeline.epoch import Epoch
-from skirl.pipeline.kept_rows import keep_rows
 from skirl.pipeline.loader_watch import Watch
 from skirl.pipeline.one_pass import InLoop, OnePass
 from skirl.pipeline.pipeline import Pipeline
 from skirl.pipeline.reader import DataPosition, Reader
-from skirl.pipeline.shards import ShardsInLoop
-from skirl.pipeline.stages import StageHook, Times
+from skirl.pipeline.stages import StageHook, Times, keep_rows
 from skirl.pipeline.timeline import Timeline
 from skirl.tools import rng_state
 from skirl.tools.interrupts import uninterrupted

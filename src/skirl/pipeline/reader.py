@@ -18,7 +18,7 @@ from skirl.core.id_hash import hashes_of
 from skirl.core.ids import BadIds, Captured, Resolver, capture
 from skirl.core.item import Item
 from skirl.core.positions import Positions
-from skirl.oracle.reach import Vote
+from skirl.oracle.options import Vote
 from skirl.oracle.together import Together
 from skirl.pipeline.batch_copy import own, own_state, weigh
 from skirl.pipeline.epoch import Epoch

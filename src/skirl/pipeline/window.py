@@ -11,14 +11,12 @@ import numpy as np
 from skirl.core.ids import BadIds, distinct
 from skirl.core.item import Item
 from skirl.core.positions import Positions
-from skirl.engine.capacity import CacheSplit
+from skirl.engine.capacity import CacheSplit, DoesNotFit
 from skirl.engine.engine import Engine
-from skirl.engine.too_small import DoesNotFit
 from skirl.engine.work import Flight, Micro, Work
 from skirl.oracle.bank import BankPlanner, BatchTooLarge, Resident
-from skirl.oracle.options import Plan
+from skirl.oracle.options import Plan, Vote
 from skirl.oracle.planner import Planner, bank_planners
-from skirl.oracle.reach import Vote
 from skirl.oracle.together import Joined, Together
 from skirl.pipeline.agree import tell_of_same_data
 from skirl.pipeline.epoch import Epoch, OrderChanged

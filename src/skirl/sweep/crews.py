@@ -24,8 +24,7 @@ from typing import Any
 
 import torch
 
-from skirl.engine.cache_split import AUTO
-from skirl.engine.too_small import DoesNotFit
+from skirl.engine.capacity import AUTO, DoesNotFit
 from skirl.sweep.crew import Crew, Duty, Stepped
 from skirl.sweep.judged import Judged
 from skirl.sweep.race import Race

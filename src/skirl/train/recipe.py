@@ -120,7 +120,7 @@ class Recipe(Composed):
     @contextmanager
     def naming_cache(self) -> "Iterator[None]":
         """Name a share of the touched rows as it was given, if it is too small in this block, and not only by its rows."""
-        from skirl.engine.too_small import DoesNotFit
+        from skirl.engine.capacity import DoesNotFit
 
         try:
             yield

@@ -13,7 +13,7 @@ from skirl import SGD, KeyedJagged, Table
 from skirl.core.initial import first_rows
 from skirl.engine.device.base import Update
 from skirl.engine.device.gpu import Gpu, GpuRows
-from skirl.engine.device.pinned import Block
+from skirl.engine.device.transfers import Block
 from skirl.engine.engine import Engine
 from skirl.engine.work import Micro, Work
 from skirl.oracle.options import Plan

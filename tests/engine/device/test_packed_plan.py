@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from skirl.engine.device.packed_plan import ALIGNED, Packed
+from skirl.engine.device.transfers import ALIGNED, Packed
 from tests.cases import cases
 
 ARRAYS = st.sampled_from([np.int32, np.int64, np.float32, np.float64, np.bool_]).flatmap(

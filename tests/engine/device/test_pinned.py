@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from skirl.engine.device.pinned import Blocks
 from skirl.engine.device.streams import no_streams
+from skirl.engine.device.transfers import Blocks
 
 
 class Event:

@@ -34,7 +34,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             return Train.of(**SMALL, cache="300", quiet=True, run=str(folder), log_every=2).run()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("skirl.pipeline.shards.check_weights", lambda *_: None)  # they share one generator
+        patch.setattr("skirl.pipeline.agree.check_weights", lambda *_: None)  # they share one generator
         first, second = InProcess.run(2, work)
     assert first["by_trainer"]["rows"] == second["by_trainer"]["rows"] and second["run"] is None
     return folder

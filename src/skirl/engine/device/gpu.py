@@ -9,14 +9,23 @@ import torch
 
 from skirl.core.ids import BankIds
 from skirl.core.shared import Shared
-from skirl.engine.device.bags_of_samples import laid_out
 from skirl.engine.device.base import BankFacts, BankRows, Device, joined_bags, joined_scales
 from skirl.engine.device.gpu_moves import GpuMoves
-from skirl.engine.device.packed_plan import Packed
-from skirl.engine.device.pinned import Block, Blocks
 from skirl.engine.device.streams import CudaStreams, Streams, no_streams
-from skirl.engine.device.transfers import Arrival, Departure, OnItsWay, by_step, copy, of_micro, plan_of
-from skirl.engine.kernels.tree_plan import TreePlan
+from skirl.engine.device.transfers import (
+    Arrival,
+    Block,
+    Blocks,
+    Departure,
+    OnItsWay,
+    Packed,
+    by_step,
+    copy,
+    laid_out,
+    of_micro,
+    plan_of,
+)
+from skirl.engine.kernels.tree import TreePlan
 from skirl.engine.work import Work
 from skirl.oracle.step import Step
 from skirl.tools.machine import free_bytes

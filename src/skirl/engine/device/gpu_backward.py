@@ -10,8 +10,7 @@ import torch
 from skirl.engine.device.base import BankRows, Sums, Update, joined_scales
 from skirl.engine.device.streams import Stream, Streams
 from skirl.engine.device.transfers import Arrival
-from skirl.engine.kernels.tree import Parts
-from skirl.engine.kernels.tree_plan import TreePlan
+from skirl.engine.kernels.tree import Parts, TreePlan
 from skirl.engine.work import Work
 from skirl.oracle.step import Step
 

@@ -1,21 +1,236 @@
-"""Transfers between the host and a GPU: a step's fetched rows and its plan, and rows that leave."""
+"""Copies between host and GPU: pinned buffers, plans packed into one of them, and rows on their way."""
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from skirl.core.ids import BankIds
-from skirl.engine.device.bags_of_samples import LAID, laid_out
-from skirl.engine.device.packed_plan import Packed
-from skirl.engine.device.pinned import Block
 from skirl.engine.device.streams import Event
 from skirl.engine.kernels.hot_rows import stretches_of
-from skirl.engine.kernels.tree_plan import TreePlan
+from skirl.engine.kernels.tree import TreePlan
+from skirl.engine.staging import rounded
 from skirl.engine.work import Work
 from skirl.oracle.halves import Reads
 from skirl.oracle.step import Step
+from skirl.tools.jit import kernel
+
+ALIGNED = 16
+"""Each array begins at a multiple of this many bytes, for wide loads."""
+_TORCH = {np.dtype(name): getattr(torch, name) for name in ("int32", "int64", "float32", "float64", "uint8", "bool")}
+
+
+class Packed:
+    """The places of several arrays in one buffer.
+
+    >>> arrays = {"slots": np.array([3, 4], np.int32), "keys": np.array([7], np.int64)}
+    >>> packed = Packed(arrays)
+    >>> packed.nbytes
+    32
+    >>> buffer = np.zeros(32, np.uint8)
+    >>> packed.write(buffer)
+    >>> packed.views(torch.from_numpy(buffer))["keys"]
+    tensor([7])
+    """
+
+    def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self._arrays = arrays
+        self._at: dict[str, int] = {}
+        self.nbytes = 0
+        for name, array in arrays.items():
+            self._at[name] = self.nbytes
+            self.nbytes += -(-array.nbytes // ALIGNED) * ALIGNED
+
+    def write(self, buffer: np.ndarray) -> None:
+        """Copy all arrays to their places."""
+        for name, array in self._arrays.items():
+            at = self._at[name]
+            buffer[at : at + array.nbytes].view(array.dtype)[:] = array.reshape(-1)
+
+    def views(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the arrays as tensors in a copy of the buffer, on any device."""
+        return {
+            name: buffer[at : at + array.nbytes].view(_TORCH[array.dtype]).view(array.shape)
+            for (name, array), at in zip(self._arrays.items(), self._at.values(), strict=True)
+        }
+
+
+SMALLEST = 1 << 12
+"""Bytes of the smallest buffer."""
+ALWAYS = 1 << 16
+"""Bytes of blocks beyond which free ones may be dropped, however small the cache is: its steps need these."""
+
+
+@dataclass(eq=False)
+class Block:
+    """One pair of buffers, of bytes. Whoever takes it makes their stream wait for its two events."""
+
+    host: torch.Tensor
+    device: torch.Tensor
+    owners: int = 1
+    copied: Event | None = None
+    """The last copy between the two sides."""
+    used: Event | None = None
+    """The last use of the device's side, which may come after its owner has released it."""
+
+    def on_host(self, rows: int, width: int, dtype: np.dtype) -> np.ndarray:
+        """Return the host's side as an array."""
+        return self.host.numpy()[: rows * width * dtype.itemsize].view(dtype).reshape(rows, width)
+
+    def on_device(self, rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return the device's side as a tensor."""
+        return self.device[: rows * width * dtype.itemsize].view(dtype).view(rows, width)
+
+
+class Blocks:
+    """Gives out blocks, to any thread.
+
+    >>> from skirl.engine.device.streams import no_streams
+    >>> blocks = Blocks(torch.device("cpu"), no_streams().here, most=1 << 20)
+    >>> block = blocks.take(5000)
+    >>> blocks.release(block)
+    >>> blocks.take(5000) is block, blocks.nbytes
+    (True, 5120)
+    """
+
+    def __init__(self, device: torch.device, here: Callable[[], Event], most: int, kept: int = 1 << 30) -> None:
+        self.most = most
+        self.kept = kept
+        self._device = device
+        self._here = here
+        self._lock = threading.Lock()
+        self._free: list[Block] = []
+        self._used: set[Block] = set()
+        self._size = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all blocks, used or free, on one side."""
+        return self._size
+
+    @property
+    def in_use(self) -> int:
+        """Number of blocks that have an owner."""
+        return len(self._used)
+
+    def take(self, nbytes: int) -> Block:
+        """Return a block of at least this many bytes. The caller has to wait for its events."""
+        with self._lock:
+            fits = [b for b in self._free if nbytes <= b.host.numel() <= max(2 * nbytes, SMALLEST)]
+            if fits:
+                block = self.choose(fits)
+                self._free.remove(block)
+                block.owners = 1
+            else:
+                size = rounded(nbytes, SMALLEST)
+                self._size += size
+                self._shrink()
+                block = self._made(size)
+            self._used.add(block)
+            return block
+
+    def _made(self, size: int) -> Block:
+        pinned = self._device.type == "cuda"
+        host = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pinned)
+        try:
+            device = torch.empty(size, dtype=torch.uint8, device=self._device)
+        except torch.OutOfMemoryError as error:
+            raise MemoryError(
+                f"could not allocate {size >> 10:,} KiB on {self._device} for rows on their way or a step's plan: set cache "
+                "or prefetch to less, or use smaller batches"
+            ) from error
+        return Block(host, device, used=self._here())  # its memory may have been that of a tensor still in use
+
+    def choose(self, fits: list[Block]) -> Block:
+        """Return the free block that has been unused for longest: its events have most likely passed."""
+        return fits[0]
+
+    def retain(self, block: Block) -> None:
+        """Add an owner."""
+        with self._lock:
+            block.owners += 1
+
+    def release(self, block: Block) -> None:
+        """Remove an owner. The last one gives the block back."""
+        with self._lock:
+            if block not in self._used:  # forgotten by `reset`
+                return
+            block.owners -= 1
+            if not block.owners:
+                self._used.remove(block)
+                self._free.append(block)
+                self._shrink()
+
+    def reset(self) -> None:
+        """Forget all owners and their blocks: a stuck thread may still write to one. Nothing may be on its way."""
+        with self._lock:
+            self._size -= sum(block.host.numel() for block in self._used)
+            self._used.clear()
+
+    def _shrink(self) -> None:
+        while self._free and (self._size > max(self.most, ALWAYS) or len(self._free) > self.kept):
+            block = self._free.pop(0)
+            self._size -= block.host.numel()
+            for event in (block.copied, block.used):
+                if event is not None:
+                    event.synchronize()  # torch may give the memory to another stream
+
+
+LAID = ("begin", "end", "copy", "copy_to", "fold", "fold_begin")
+
+
+def laid_out(ids: BankIds) -> dict[str, np.ndarray]:
+    """Lay out the bags of a bank whose samples share some, for pooling and summing. All are pooled as they lie, one row
+    of the output after the other, then bags are copied to samples. Gradients are summed in the same way, by bag.
+
+    `begin`, `end`: the positions of each row of the output; none for a sample whose bag is shared. `copy`, `copy_to`:
+    the bag and the row of each sample and shared feature. `fold`: the rows of each bag's samples, ascending;
+    `fold_begin`, [bags + 1]: where they begin.
+    """
+    shared = ids.folded
+    assert shared is not None
+    begin, end = np.zeros((2, shared.rows), np.int32)
+    each = shared.bag.size
+    copy_to, fold, fold_begin = np.empty(each, np.int32), np.empty(each, np.int32), np.empty(shared.bags + 1, np.int32)
+    _lay(ids.offsets, shared.first, shared.plain, shared.batch, begin, end)
+    _group(shared.bag, shared.columns, shared.features, copy_to, fold_begin, fold)
+    copy = np.ascontiguousarray(shared.bag).reshape(-1)
+    return dict(zip(LAID, (begin, end, copy, copy_to, fold, fold_begin), strict=True))
+
+
+@kernel
+def _lay(offsets, first, plain, batch, begin, end):
+    """Write each row's positions. Shared bags come after the samples' rows."""
+    features = len(plain)
+    behind = batch * features
+    for f in range(features):
+        for b in range(first[f + 1] - first[f]):
+            row = b * features + f
+            if not plain[f]:
+                row = behind
+                behind += 1
+            begin[row], end[row] = offsets[first[f] + b], offsets[first[f] + b + 1]
+
+
+@kernel
+def _group(bag, columns, features, row_of, begin, rows):
+    """Write the row of each sample and shared feature, and these rows by bag: a counting sort."""
+    begin[:] = 0
+    samples, shared = bag.shape
+    for sample in range(samples):
+        for i in range(shared):
+            row_of[sample * shared + i] = sample * features + columns[i]
+            begin[bag[sample, i] + 1] += 1
+    for b in range(1, len(begin)):
+        begin[b] += begin[b - 1]
+    at = begin[:-1].copy()
+    for sample in range(samples):
+        for i in range(shared):
+            b = bag[sample, i]
+            rows[at[b]] = sample * features + columns[i]
+            at[b] += 1
 
 
 @dataclass(eq=False)

@@ -51,9 +51,9 @@ def sums_for(dim: int, dtype: np.dtype) -> Kernel:
     """Return the kernel that sums gradients over micro-batches. It takes the arguments of `tree.sums`."""
     if not _fits(dim, dtype) or _wide() is None:
         return tree.sums
-    from skirl.engine.kernels import wide_tree
+    from skirl.engine.kernels import wide
 
-    return wide_tree.sums_kernel(dim)
+    return wide.sums_kernel(dim)
 
 
 def _fits(dim: int, dtype: np.dtype) -> bool:

@@ -29,8 +29,7 @@ from skirl.engine.kernels.gpu_math import (
     signed,
     uniform,
 )
-from skirl.engine.kernels.gpu_tree import sums
-from skirl.engine.kernels.gpu_update import update
+from skirl.engine.kernels.gpu_update import sums, update
 
 __all__ = ["fill", "move", "pool", "put", "sums", "take", "update", "weight_grad"]
 

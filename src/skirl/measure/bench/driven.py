@@ -14,13 +14,11 @@ from skirl.core.placement import Placement
 from skirl.core.positions import Positions
 from skirl.core.tables import Schema
 from skirl.oracle.halves import Asking, Reads, critical_gradients, critical_values
-from skirl.oracle.letters import BATCH, Letter, Letters
-from skirl.oracle.options import Plan
+from skirl.oracle.options import Plan, Vote
 from skirl.oracle.planner import Planner, bank_planners
-from skirl.oracle.reach import Vote
 from skirl.oracle.seen import Seen
 from skirl.oracle.step import Step
-from skirl.oracle.together import Joined, Together
+from skirl.oracle.together import BATCH, Joined, Letter, Letters, Together
 
 Item = TypeVar("Item")
 

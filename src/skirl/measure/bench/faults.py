@@ -399,7 +399,7 @@ def digests(folder: Path) -> dict[str, Any]:
 
     from skirl.checkpoint import dense as dense_part
     from skirl.checkpoint import folder as folders
-    from skirl.checkpoint.decoding import decode
+    from skirl.checkpoint.codec import decode
     from skirl.checkpoint.without_model import opened
     from skirl.nn.collection import collections_of
     from skirl.train.report.run_folder import lines_of

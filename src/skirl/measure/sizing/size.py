@@ -11,7 +11,7 @@ from skirl.core.keys import MAX_ROWS
 from skirl.core.optim import row_optimizer
 from skirl.core.tables import Schema
 from skirl.data.flags import DataFlags
-from skirl.engine.too_small import Room
+from skirl.engine.capacity import Room
 from skirl.measure.sizing.advice import Advice, Conditions, advise, goal, reductions, smallest
 from skirl.measure.sizing.curve import (
     DEEPEST,

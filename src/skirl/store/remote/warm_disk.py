@@ -5,9 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from skirl.store.base import Layout
+from skirl.store.base import FrozenPart, Layout
 from skirl.store.disk.store import DiskStore
-from skirl.store.base import FrozenPart
 from skirl.store.remote import warm  # noqa: F401
 
 
