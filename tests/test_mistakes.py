@@ -645,20 +645,15 @@ MISTAKES = [
         "skirl verify: --dtype is 'bfloat16': the reference rounds nothing to 16 bits, leave --dtype out",
     ),
     M(
-        "a trace without a batch",
-        "skirl bench traffic --trace ids.npy",
-        "skirl bench traffic: --batch is missing: add --batch INT (accesses in a batch; a last, shorter batch is dropped)",
-    ),
-    M(
         "costs of tables asked of a store's command",
         "skirl place calibrate --minutes 1",
         "skirl place calibrate: there is no flag --minutes: write skirl place costs --minutes 1 for the costs of tables; "
         "this command measures a store",
     ),
     M(
-        "a capacity in words",
-        "skirl bench traffic --capacity all",
-        "skirl bench traffic: --capacity is 'all': set it to a whole number",
+        "a benchmark asked of the command",
+        "skirl bench train --json",
+        "skirl: 'bench' is not a command: benchmarks are scripts: run `python benchmarks/NAME.py` in a checkout",
     ),
     M(
         "a table without rows",

@@ -26,7 +26,7 @@ from skirl.checkpoint import folder as folders
 from skirl.checkpoint.without_model import opened
 from skirl.core.placement import Cut, Placement
 from skirl.engine.access import peek
-from skirl.measure.info.checkpoint import describe
+from skirl.sizing.checkpoint import describe
 from skirl.peers.base import Peers
 from skirl.peers.errors import PeerError
 from skirl.peers.in_process import InProcess

@@ -7,15 +7,15 @@ from hypothesis import strategies as st
 
 from skirl import Table
 from skirl.core.tables import Schema
-from skirl.measure.sizing.advice import CLOSE, FEW, Conditions, advise, goal, moved_at, reductions, smallest
-from skirl.measure.sizing.curve import LEAST, Point, cache_sizes, curves, least_cache, with_cache
-from skirl.measure.sizing.curve import point as measured
 from skirl.oracle.options import Plan
+from skirl.sizing.advice import CLOSE, FEW, Conditions, advise, goal, smallest
+from skirl.sizing.curve import LEAST, Point, cache_sizes, curves, least_cache, with_cache
+from skirl.sizing.curve import point as measured
 from skirl.store.link import Link
 from tests.cases import cases
-from tests.measure.sizing.test_curve import surveyed
 from tests.oracle import brute
 from tests.oracle.traces import traces
+from tests.sizing.test_curve import surveyed
 
 STEPS = 10
 
@@ -75,20 +75,6 @@ def test_nothing_comes_in_again():
     advice = advise(none, used=1000, touched=100, conditions=Conditions(68, 2))
     assert (advice.depth, advice.moved, advice.to_least, advice.lru) == (1, 0.0, None, None)
     assert "the least possible" in advice.sentence(1)
-
-
-def test_smaller_rows_in_the_same_bytes():
-    points = CURVES["depth 200"]
-    whole, half, fp16 = reductions(
-        points, cache=100, dim=15, records={15: (15, 1), 7: (7, 1)}, touched=1000, steps=STEPS
-    )
-    assert (whole["record_bytes"], half["record_bytes"], fp16["record_bytes"]) == (64, 32, 32)
-    assert (whole["cache_rows"], half["cache_rows"], fp16["cache_rows"]) == (100, 200, 200)
-    assert (whole["moved_a_step"], half["moved_a_step"]) == (400, 41)
-    odd = reductions(points, cache=100, dim=16, records={16: (16, 1)}, touched=1000, steps=STEPS)[1]
-    assert (odd["record_bytes"], odd["cache_rows"]) == (36, 188), "a record of halves is of whole words"
-    assert odd["moved_a_step"] == moved_at(points, 188) / STEPS == pytest.approx((4000 - 0.88 * 3590) / STEPS)
-    assert half["bytes_a_step"] == 41 * 32 and half["touched_bytes"] == 32_000
 
 
 TABLE = Schema.of([Table("a", 1000, 4)])

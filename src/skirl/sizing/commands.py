@@ -1,7 +1,6 @@
-"""`skirl size`: its flags and its output. The code that does the work is imported when it runs."""
+"""`skirl size`: its flags and its output."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar
 
 from skirl.data.flags import DataFlags
@@ -24,17 +23,7 @@ class Size(Composed):
     """
 
     group: ClassVar[str] = "output"
-    common: ClassVar[tuple[str, ...]] = (
-        "data",
-        "model",
-        "dim",
-        "batch",
-        "steps",
-        "optimizer",
-        "link",
-        "step_ms",
-        "page",
-    )
+    common: ClassVar[tuple[str, ...]] = ("data", "model", "dim", "batch", "steps", "optimizer", "link", "step_ms")
     positional: ClassVar[str] = "data"
     """The flag that may be given without its name."""
     example: ClassVar[str] = "skirl size synthetic:avazu --model dlrm-tiny --dim 16 --batch 1024 --steps 50"
@@ -47,24 +36,17 @@ class Size(Composed):
     show: ShowFlags = field(default_factory=ShowFlags)
     step_ms: float | None = None
     """Milliseconds that a step computes; with --link, the result says how much of the movement would be hidden."""
-    reduce: bool = False
-    """Also say what a smaller dim or 16-bit numbers would save."""
-    page: Path | None = None
-    """Write a page with plots to this .html file."""
 
     def __post_init__(self) -> None:
         self.data.stream().tables(self.model.row_dim)  # checks dim
         if self.step_ms is not None and not 0 < self.step_ms < float("inf"):
             raise ValueError(f"step_ms is {self.step_ms}: set it to milliseconds above 0")
-        if self.page is not None and self.page.suffix != ".html":
-            raise ValueError(f"page is {str(self.page)!r}: name a file that ends in .html")
 
     def run(self) -> dict[str, Any]:
         """Read the ids once, then plan over them with every cache."""
-        from skirl.measure.sizing.size import Sizing
+        from skirl.sizing.size import Sizing
 
-        parts = (self.data, self.model, self.optimizer, self.movement, self.show)
-        return Sizing(*parts, step_ms=self.step_ms, reduce=self.reduce, page=self.page).answer()
+        return Sizing(self.data, self.model, self.optimizer, self.movement, self.show, self.step_ms).answer()
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """Return the result as text for a reader, by label."""
@@ -76,11 +58,6 @@ class Size(Composed):
             "a batch": f"{result['used'] / result['steps']:,.0f} distinct rows on average, {result['largest']:,} at most",
             "least cache": f"--cache {result['least_cache']} holds every batch, and so does {result['least_cache_bytes']}B, "
             "of which staging takes up to half",
-            "working set": ", ".join(
-                f"{n:,.0f} rows in {w} batch{'es'[: 2 * (w != 1)]}" for w, n in result["working_set"].items()
-            ),
-            "skew": ", ".join(f"hottest {share}: {part:.0%}" for share, part in result["hottest"].items())
-            + " of all accesses",
             "moved": "rows brought in again, of those that batches use",
         }
         lines["cache"] = "\n".join(_grid(result["curves"], used))
@@ -96,20 +73,13 @@ class Size(Composed):
             )
         if result["step_ms_that_hides"] is not None:
             lines["link"] = f"keeps up if a step computes for {result['step_ms_that_hides']:.2f} ms or more"
-        for kind in result["reductions"]:
-            lines[kind["rows as"]] = (
-                f"{kind['record_bytes']} B a row, {size(kind['touched_bytes'])} of touched rows; the same bytes of cache "
-                f"hold {kind['cache_rows']:,}: {size(kind['bytes_a_step'])} a step come in again"
-            )
-        if self.page is not None:
-            lines["page"] = str(self.page)
         lines["advice"] = result["sentence"]
         return lines
 
 
 def _grid(found: dict[str, list[dict[str, float]]], used: int) -> list[str]:
     """Return the curves as text, with a line for each cache."""
-    from skirl.measure.sizing.curve import KINDS, LEAST
+    from skirl.sizing.curve import KINDS, LEAST
 
     names = {LEAST: "least"} | {name: name for name in KINDS if name != LEAST}
     lines = [f"{'rows':>12}  " + "  ".join(f"{short:>9}" for short in names.values())]

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skirl.measure.sizing.overlap import overlap, step_that_hides
+from skirl.sizing.advice import overlap, step_that_hides
 from skirl.store.link import Link
 from tests.cases import cases
 

@@ -1,8 +1,7 @@
 """One pass over a run's ids and what it says about caches, counted by the planner that training would use."""
 
 import sys
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,10 @@ from skirl.core.optim import row_optimizer
 from skirl.core.tables import Schema
 from skirl.data.flags import DataFlags
 from skirl.engine.too_small import Room
-from skirl.measure.sizing.advice import Advice, Conditions, advise, goal, reductions, smallest
-from skirl.measure.sizing.curve import (
+from skirl.models.flags import ModelFlags
+from skirl.oracle.options import Plan
+from skirl.sizing.advice import Advice, Conditions, advise, goal, smallest, step_that_hides
+from skirl.sizing.curve import (
     DEEPEST,
     KINDS,
     Point,
@@ -25,13 +26,8 @@ from skirl.measure.sizing.curve import (
     runs,
     with_cache,
 )
-from skirl.measure.sizing.overlap import step_that_hides
-from skirl.measure.sizing.picture import drawn
-from skirl.measure.sizing.survey import Survey
-from skirl.models.flags import ModelFlags
-from skirl.oracle.options import Plan
+from skirl.sizing.survey import Survey
 from skirl.store.link import Link
-from skirl.tools.os_errors import writing
 from skirl.tools.progress import Progress
 from skirl.train.flags import MovementFlags, OptimizerFlags, ShowFlags
 
@@ -53,26 +49,19 @@ class Sizing:
     movement: MovementFlags
     show: ShowFlags
     step_ms: float | None
-    reduce: bool
-    page: Path | None
 
     def answer(self) -> dict[str, Any]:
         """Read the ids once, then plan over them with every cache."""
         stream = self.data.stream()
         tables = stream.tables(self.model.row_dim)
-        with Survey(Schema.of(tables), pooled=self.model.kind.pools(tables, stream.lists)) as survey:
+        with Survey(Schema.of(tables)) as survey:
             with self._progress("read ids", self.data.steps) as progress:
                 for number, batch in enumerate(stream, start=1):
                     survey.add(batch.sparse)
                     progress(number, lambda: {"ids": f"{survey.ids:,}", "touched": f"{sum(survey.touched):,}"})
             if not survey.steps:
                 raise ValueError(f"{self.data.data} has no batch of {self.data.batch:,} samples: set --batch smaller")
-            result = self._measured(survey)
-        if self.page is not None:
-            with writing(self.page):
-                self.page.parent.mkdir(parents=True, exist_ok=True)
-                self.page.write_text(drawn(result).html(), encoding="utf-8")
-        return result
+            return self._measured(survey)
 
     def _measured(self, survey: Survey) -> dict[str, Any]:
         sizes = cache_sizes(survey)
@@ -116,34 +105,13 @@ class Sizing:
             "largest": int(survey.used.sum(axis=0).max()),
             "least_cache": least,
             "least_cache_bytes": least_bytes,
-            "new_a_batch": survey.new.tolist(),
-            "working_set": survey.working_set(),
-            "hottest": survey.hottest(),
-            "tables": [
-                {
-                    "name": table.name,
-                    "rows": table.rows,
-                    "touched": table.touched,
-                    "accesses": table.accesses,
-                    "hottest": table.hottest,
-                }
-                for table in survey.tables()
-            ],
             "curves": {name: [_point(point, average) for point in points] for name, points in found.items()},
             "bytes": tiers,
-            "advice": {
-                "cache": advice.cache,
-                "depth": advice.depth,
-                "share_of_touched": advice.share_of_touched,
-                "moved": advice.moved,
-                "to_least": advice.to_least,
-                "lru": advice.lru,
-            },
+            "advice": {name: value for name, value in asdict(advice).items() if name != "why"},
             "hidden": None if would is None else would.hidden,
             "step_ms_that_hides": None
             if link is None
             else step_that_hides(chosen.read * average, chosen.written * average, link) * 1e3,
-            "reductions": self._reductions(found, advice, touched, survey.steps) if self.reduce else [],
             "sentence": advice.sentence(tiers["cache"]),
         }
 
@@ -171,25 +139,15 @@ class Sizing:
         rows = [sum(survey.schema.tables[t].rows for t in bank.tables) for bank in survey.schema.banks]
         touched = float(np.dot(records, survey.touched))
         share = min(advice.depth, survey.steps) / survey.steps
-        in_window, copied = share * (survey.ids + int(survey.used.sum())), share * survey.copied
         return {
             "cache": float(np.dot(slots, records)),
             "staging": float(np.dot(staging, records)),
-            "planner": WINDOW_BYTES * in_window + copied,
+            "planner": WINDOW_BYTES * share * (survey.ids + int(survey.used.sum())),
             "touched": touched,
             "all": float(np.dot(rows, records)),
             "disk": ON_DISK * touched,
             "index": float(INDEX_BYTES * sum(survey.touched)),
         }
-
-    def _reductions(
-        self, found: dict[str, list[Point]], advice: Advice, touched: int, steps: int
-    ) -> list[dict[str, Any]]:
-        full, optimizer = self.model.dim, row_optimizer(self.optimizer.optimizer)()
-        dims = [dim for dim in (full, full // 2, full // 4) if dim >= 1]
-        weights = {dim: self.model.kind.row_dim(dim) for dim in dims}
-        records = {dim: (weights[dim], optimizer.state_width(weights[dim])) for dim in dims}
-        return reductions(found[f"depth {advice.depth}"], advice.cache, full, records, touched, steps)
 
     def _progress(self, title: str, steps: int | None) -> Progress:
         return Progress(title, steps=steps, to=sys.stderr if self.show.json else sys.stdout, quiet=self.show.quiet)

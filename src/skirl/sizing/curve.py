@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from skirl.engine.capacity import split_cache
-from skirl.measure.sizing.survey import Survey
 from skirl.oracle.options import Depth, Plan
 from skirl.pipeline.simulate import planned
 from skirl.pipeline.window import FIRST_WINDOW
+from skirl.sizing.survey import Survey
 
 KINDS: dict[str, tuple[Depth, str]] = {
     "least (whole run known)": ("epoch", "min"),

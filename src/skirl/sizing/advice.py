@@ -1,14 +1,11 @@
-"""Advice from the curves: a cache, a depth, and what smaller rows would save."""
+"""Advice from the curves: a cache and a depth; and how much of the movement hides behind computation."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from skirl.core.half import words
-from skirl.measure.sizing.curve import LEAST, Point
-from skirl.measure.sizing.overlap import Overlap, overlap
+from skirl.sizing.curve import LEAST, Point
 from skirl.store.link import Link
 from skirl.tools.progress import size
 
@@ -21,6 +18,57 @@ HIDDEN = 1.05
 CLOSE = 0.01
 """Precision of the search for the smallest cache, as a share of the cache; at least one row."""
 DEPTHS = ("depth 1", "depth 10", "depth 50", "depth 200")
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Estimated seconds of a run."""
+
+    together: float
+    """Time with movement in parallel to computation."""
+    serial: float
+    """Time with movement and computation in sequence."""
+    roof: float
+    """Time that no overlap could beat: computation alone, or the link alone."""
+
+    @property
+    def hidden(self) -> float:
+        """Share of the hideable time that is hidden, at most 1.
+
+        >>> Overlap(together=1.25, serial=2.0, roof=1.0).hidden
+        0.75
+        """
+        room = self.serial - self.roof
+        return 1.0 if room <= 0 else (self.serial - self.together) / room
+
+
+def overlap(
+    read: Sequence[float] | np.ndarray, written: Sequence[float] | np.ndarray, step: float, link: Link, prefetch: int
+) -> Overlap:
+    """Estimate a run whose steps read and write these bytes and compute for `step` seconds each.
+
+    >>> overlap([0, 100, 100], [0, 0, 100], step=1.0, link=Link(rate=100.0), prefetch=2)
+    Overlap(together=3.0, serial=6.0, roof=3.0)
+    """
+    steps = len(read)
+    ends = np.zeros(steps + 1)  # when each step's computation ends, after the start of the run
+    arrived = wrote = 0.0
+    takes_read, takes_write = ([link.seconds(int(n)) if n else 0.0 for n in bytes_] for bytes_ in (read, written))
+    for t in range(steps):
+        asked = ends[max(0, t - prefetch)]  # its rows are asked for when the step `prefetch` before it begins
+        arrived = max(arrived, asked) + takes_read[t]
+        ends[t + 1] = max(ends[t], arrived) + step
+        wrote = max(wrote, ends[t]) + takes_write[t]
+    computing = steps * step
+    serial = computing + sum(takes_read) + sum(takes_write)
+    busiest = max(sum(map(float, read)), sum(map(float, written))) / link.rate
+    return Overlap(float(max(ends[-1], wrote)), serial, max(computing, busiest))
+
+
+def step_that_hides(read: np.ndarray, written: np.ndarray, link: Link) -> float:
+    """Return the seconds that a step must take for the link to keep up, on average over the run's second half."""
+    half = len(read) // 2
+    return max((link.seconds(int(part[half:].mean())) for part in (read, written) if len(part[half:])), default=0.0)
 
 
 @dataclass(frozen=True)
@@ -86,12 +134,7 @@ def smallest(
 ) -> Point:
     """Find the smallest cache that `fits` by bisection between those tried.
 
-    **Arguments**
-
-    - `fits`: returns whether a cache is good enough; if one fits, so does every larger one.
-    - `tried`: caches that were measured, from the smallest on.
-    - `measure`: measures another cache.
-    - `least`, `most`: rows of the smallest and of the largest cache that can be advised; the latter fits.
+    `tried` goes from the smallest on. If one cache fits, so does every larger one; `most` fits.
 
     >>> none = np.zeros(1, np.int64)
     >>> measure = lambda cache: Point(cache, none + 100 - cache, none, none)
@@ -150,41 +193,3 @@ def advise(curves: Mapping[str, Sequence[Point]], used: int, touched: int, condi
         lru=lru / ours.moved if ours.moved else None,
         why=why,
     )
-
-
-def moved_at(points: Sequence[Point], cache: float) -> float:
-    """Estimate the rows that a cache would bring in again, by linear interpolation between those tried.
-
-    >>> none = np.zeros(1, np.int64)
-    >>> moved_at([Point(10, none + 100, none, none), Point(20, none + 50, none, none)], 15)
-    75.0
-    """
-    return float(np.interp(cache, [point.cache for point in points], [point.moved for point in points]))
-
-
-def reductions(
-    points: Sequence[Point], cache: int, dim: int, records: Mapping[int, tuple[int, int]], touched: int, steps: int
-) -> list[dict[str, Any]]:
-    """Return what smaller rows would save if the cache keeps its size in bytes.
-
-    `records`: for each dim, the numbers in a row's weights (with a first-order one if the model has it) and in its
-    optimizer's state. `dim`: the current dim.
-    """
-    full = 4 * sum(records[dim])
-    kinds = []
-    for name, asked, half in [(f"dim {d}", d, False) for d in records] + [(f"dim {dim}, 16 bits a number", dim, True)]:
-        weights, state = records[asked]
-        record = 4 * (words(weights + state) if half else weights + state)
-        rows = int(cache * full / record)
-        moved = moved_at(points, rows)
-        kinds.append(
-            {
-                "rows as": name,
-                "record_bytes": record,
-                "touched_bytes": touched * record,
-                "cache_rows": rows,
-                "moved_a_step": moved / max(1, steps),
-                "bytes_a_step": moved / max(1, steps) * record,
-            }
-        )
-    return kinds
