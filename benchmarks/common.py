@@ -3,24 +3,24 @@
 import datetime
 import json
 import os
-import platform
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import make_dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-import numpy as np
-
-from skirl.tools.machine import cores
+from skirl.core.tables import Table
+from skirl.tools.machine import machine
 from skirl.tools.os_errors import writing
 
 
 def main(command: type) -> None:
-    """Read a dataclass of flags from the command line, run it, and print its result: text, or JSON with --json."""
+    """Read a dataclass of flags from the command line, run it, and print its result: figures by name, or JSON with --json."""
     import tyro
 
     name = Path(sys.argv[0]).name
@@ -34,9 +34,9 @@ def main(command: type) -> None:
         run: Any = tyro.cli(
             flags, prog=f"python benchmarks/{name}", description=command.__doc__, config=(tyro.conf.FlagCreatePairsOff,)
         )
-    except ValueError as error:
+        result = run.run()
+    except (ValueError, OSError) as error:
         sys.exit(f"{name}: {error}")
-    result = run.run()
     if run.record is not None:
         with writing(run.record):
             run.record.parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def main(command: type) -> None:
     if getattr(run, "json", False):
         print(json.dumps(result))
     else:
-        print("\n".join(f"{label:<18}{text}" for label, text in run.summary(result).items()))
+        print("\n".join(f"{name:<40}{value}" for name, value in _flat(result)))
     if result.get("failed"):
         sys.exit(f"{name}: {result['failed']}")
 
@@ -60,29 +60,15 @@ def commit() -> str | None:
     return ran.stdout.strip() or None
 
 
-def machine() -> dict[str, Any]:
-    """Return the processor, its cores, threads and versions; nothing that names the machine or its user."""
-    import torch
-
-    return {
-        "processor": _processor(),
-        "cores": cores(),
-        "threads": torch.get_num_threads(),
-        "vectors": torch.backends.cpu.get_cpu_capability(),
-        "system": platform.system(),
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-    }
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+def _flat(result: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the figures of a result, those inside others too, each with its path as a name."""
+    for name, value in result.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            value = dict(enumerate(value))
+        if isinstance(value, dict):
+            yield from _flat(value, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", f"{value:,.4g}" if isinstance(value, float) else value
 
 
 def at_least_one(flags: Any, *names: str) -> None:
@@ -92,29 +78,11 @@ def at_least_one(flags: Any, *names: str) -> None:
             raise ValueError(f"{name} is {getattr(flags, name)}: set it to 1 or more")
 
 
-def made_folder(folder: Path | None) -> Path | None:
-    """Make the folder that a flag names, if it is not there, and return it."""
-    if folder is not None:
-        with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 def result(bench: str, flags: Any, names: str, **figures: Any) -> dict[str, Any]:
     """Return a benchmark's result: its name, the flags in `names` (separated by spaces), the figures, the machine."""
     return {
         "bench": bench, **{name: getattr(flags, name) for name in names.split()}, **figures, "machine": machine(),
     }  # fmt: skip
-
-
-def read_trace(path: Path) -> np.ndarray:
-    """Return the ids of a trace: a .npy file with an integer array of one dimension."""
-    if path.suffix != ".npy" or not path.is_file():
-        raise ValueError(f"trace is {str(path)!r}: set it to a .npy file, which traffic.py --make writes")
-    ids = np.load(path, allow_pickle=False)
-    if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise ValueError(f"trace {path.name} has shape {list(ids.shape)} of {ids.dtype}: save one dimension of ids")
-    return ids
 
 
 class Stopwatch:
@@ -166,3 +134,23 @@ def child(arguments: Sequence[str], env: Mapping[str, str] = {}) -> Any:
     if ran.returncode:
         raise RuntimeError(f"the measuring process ended with exit code {ran.returncode}; it said why above")
     return json.loads(ran.stdout.splitlines()[-1])
+
+
+def has_fbgemm() -> bool:
+    """Return whether FBGEMM is installed: `pip install --no-deps -r constraints/others.txt`."""
+    return find_spec("fbgemm_gpu") is not None
+
+
+def fbgemm(tables: Sequence[Table], *, lr: float, rowwise: bool = False, eps: float = 0.0) -> Any:
+    """Return FBGEMM's operator on the CPU with all tables, whose backward applies SGD or row-wise Adagrad."""
+    optimizers = import_module("fbgemm_gpu.split_embedding_configs").EmbOptimType
+    common = import_module("fbgemm_gpu.split_table_batched_embeddings_ops_common")
+    training = import_module("fbgemm_gpu.split_table_batched_embeddings_ops_training")
+    place = (common.EmbeddingLocation.HOST, training.ComputeDevice.CPU)
+    return training.SplitTableBatchedEmbeddingBagsCodegen(
+        [(table.rows, table.dim, *place) for table in tables],
+        optimizer=optimizers.EXACT_ROWWISE_ADAGRAD if rowwise else optimizers.EXACT_SGD,
+        learning_rate=lr,
+        eps=eps,
+        bounds_check_mode=common.BoundsCheckMode.NONE,
+    )
