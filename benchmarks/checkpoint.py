@@ -1,4 +1,7 @@
-"""The cost of checkpoints to a run: how long training pauses, how much slower it is meanwhile, bytes, memory."""
+"""Claim: a checkpoint pauses training for milliseconds ("Checkpoints" in docs/benchmarks.md).
+
+Also how much slower steps are meanwhile, its bytes, and the memory that it takes.
+"""
 
 import json
 import os
@@ -6,37 +9,31 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
+import torch
 
+from common import at_least_one, main, processes, result
+from skirl.checkpoint import Saving, save
+from skirl.core.batch import Batch, KeyedJagged
 from skirl.core.optim import RowwiseAdagrad
-from skirl.measure.bench.helpers import at_least_one, made_folder, processes
+from skirl.core.tables import Table
+from skirl.nn.collection import EmbeddingBagCollection
 from skirl.peers.alone import Alone
 from skirl.peers.base import Peers
-from skirl.tools.machine import machine
-from skirl.tools.progress import size
-
-if TYPE_CHECKING:
-    import torch
-
-    from skirl.checkpoint import Saving
-    from skirl.core.batch import Batch
-    from skirl.nn.collection import EmbeddingBagCollection
+from skirl.pipeline.lookahead import lookahead
 
 _PIECE = 1 << 18
+FLAGS = "touched dim cache store batch features seconds checkpoints trainers"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     """The pause of training for a checkpoint, its bytes, and the memory that it takes."""
-
-    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "output": ("folder", "rows", "json"),
-    }
 
     touched: int = 10_000_000
     """Rows in the store when training begins."""
@@ -73,24 +70,19 @@ class Checkpoint:
     def run(self) -> dict[str, Any]:
         """Train and save, and return the figures."""
         with (
-            tempfile.TemporaryDirectory(dir=made_folder(self.folder), prefix="skirl-bench-") as name,
-            tempfile.TemporaryDirectory(dir=made_folder(self.rows) or name, prefix="skirl-bench-") as rows,
+            tempfile.TemporaryDirectory(dir=self.folder, prefix="skirl-bench-") as folder,
+            tempfile.TemporaryDirectory(dir=self.rows or folder, prefix="skirl-bench-") as rows,
         ):
             if self.trainers == 1:
-                found = self.trainer(Path(name), rows)
+                found = self.trainer(Path(folder), rows)
             else:
-                flags = asdict(self) | {"folder": None, "rows": None}
-                of_each = processes(self.trainers, ["-m", __spec__.name, json.dumps(flags), name, rows])
+                flags = {name: getattr(self, name) for name in FLAGS.split()}
+                of_each = processes(self.trainers, [__file__, "child", json.dumps(flags), folder, rows])
                 found = {name: _of_all(name, [one[name] for one in of_each]) for name in of_each[0]}
-        folders = {at: str(path) if path else None for at, path in (("folder", self.folder), ("rows", self.rows))}
-        return {"bench": "checkpoint", **asdict(self)} | found | folders | {"machine": machine()}
+        return result("checkpoint", self, FLAGS, **found)
 
     def trainer(self, folder: Path, rows_in: str) -> dict[str, Any]:
         """Run one trainer and return its figures. Its checkpoints go to a folder shared by all, its rows to another."""
-        import torch
-
-        from skirl.core.tables import Table
-        from skirl.nn.collection import EmbeddingBagCollection
 
         torch.manual_seed(0)
         names = tuple(f"f{i}" for i in range(self.features))
@@ -106,7 +98,7 @@ class Checkpoint:
         rows.close()
         return found
 
-    def _fill(self, rows: "EmbeddingBagCollection") -> None:
+    def _fill(self, rows: EmbeddingBagCollection) -> None:
         engine = rows.engine
         for start in range(0, self.touched, _PIECE):
             keys = np.arange(start, min(self.touched, start + _PIECE))
@@ -115,10 +107,7 @@ class Checkpoint:
             engine.seen.add(keys)
         engine.store.flush()
 
-    def _batches(self, rank: int) -> "Iterator[Batch]":
-        import torch
-
-        from skirl.core.batch import Batch, KeyedJagged
+    def _batches(self, rank: int) -> Iterator[Batch]:
 
         rng = np.random.default_rng(rank)
         names, samples = [f"f{i}" for i in range(self.features)], self.batch // self.trainers
@@ -126,11 +115,7 @@ class Checkpoint:
             ids = (rng.random((samples, self.features)) ** 4 * self.touched).astype(np.int64)
             yield Batch(torch.empty(samples, 0), KeyedJagged.one_hot(names, torch.from_numpy(ids)), torch.ones(samples))
 
-    def _train(self, rows: "EmbeddingBagCollection", top: "torch.nn.Linear", folder: Path) -> dict[str, Any]:
-        import torch
-
-        from skirl.checkpoint import save
-        from skirl.pipeline.lookahead import lookahead
+    def _train(self, rows: EmbeddingBagCollection, top: torch.nn.Linear, folder: Path) -> dict[str, Any]:
 
         model = torch.nn.ModuleList([rows, top])
         dense = torch.optim.SGD(top.parameters(), lr=0.01)
@@ -181,24 +166,6 @@ class Checkpoint:
             "set_aside_bytes": max((cache.changes.most_aside for cache in engine.caches), default=0),
         }
 
-    def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """Return the result as text for a reader, by label."""
-        first, later = result["bytes"][0], result["bytes"][1:]
-        mean = sum(later) / max(1, len(later))
-        slower = result["step_seconds_while_writing"] / result["step_seconds"]
-        held = f"{size(result['row_bytes'] // self.trainers)}, {size(result['cache_bytes'])} cached"
-        lines = {
-            "rows": f"{self.touched:,} of {self.dim} numbers, {held}",
-            "pause": f"{max(result['pauses']) * 1e3:.0f} ms at most, {result['pause_share']:.2%} of the training time",
-            "steps": f"{result['step_seconds'] * 1e3:.1f} ms; {slower:.2f} times that while a checkpoint is written",
-            "first": f"{size(first)} in {result['write_seconds'][0]:.1f} s, in the background",
-            "later": f"{size(mean)} on average, {mean / max(1, first):.0%} of it",
-            "memory": f"{size(result['resident_bytes'])} at the beginning, {size(result['resident_growth'])} more at most",
-        }
-        if not later:
-            del lines["later"]
-        return lines
-
 
 def _any(peers: Peers, due: bool) -> bool:
     """Return whether `due` is true on any trainer."""
@@ -223,4 +190,7 @@ def _resident() -> int:
 
 
 if __name__ == "__main__":
-    print(json.dumps(Checkpoint(**json.loads(sys.argv[1])).trainer(Path(sys.argv[2]), sys.argv[3])))
+    if sys.argv[1:2] == ["child"]:
+        print(json.dumps(Checkpoint(**json.loads(sys.argv[2])).trainer(Path(sys.argv[3]), sys.argv[4])))
+    else:
+        main(Checkpoint)

@@ -20,7 +20,7 @@ from skirl.tools.os_errors import writing
 
 
 def main(command: type) -> None:
-    """Read a dataclass of flags from the command line, run it, and print its result: figures by name, or JSON with --json."""
+    """Read a dataclass of flags from the command line, run it, and print the figures by name, or as JSON with --json."""
     import tyro
 
     name = Path(sys.argv[0]).name
@@ -108,20 +108,26 @@ def seconds(call: Callable[..., Any], *args: Any) -> float:
     return watch.seconds
 
 
-def processes(count: int, arguments: Sequence[str]) -> list[Any]:
-    """Run the trainers of one job, a Python process each, and return the last line that each prints, parsed as JSON."""
+def processes(
+    count: int, arguments: Sequence[str], namespaces: Sequence[str] = (), host: str = "127.0.0.1"
+) -> list[Any]:
+    """Run the trainers of one job, a Python process each, and return the last line that each prints, parsed as JSON.
+
+    With network namespaces, one each, they meet at `host`.
+    """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    names = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, *arguments],
-            env=os.environ | {k: str(v) for k, v in (names | {"RANK": rank, "LOCAL_RANK": rank}).items()},
-            stdout=subprocess.PIPE,
-            text=True,
+    job: dict[str, Any] = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": host, "MASTER_PORT": port}
+    if namespaces:
+        job |= {"LOCAL_WORLD_SIZE": 1, "GLOO_SOCKET_IFNAME": "wire"}
+    ranks = []
+    for rank in range(count):
+        within = ["ip", "netns", "exec", namespaces[rank]] if namespaces else []
+        names = job | {"RANK": rank, "LOCAL_RANK": 0 if namespaces else rank}
+        env = os.environ | {name: str(value) for name, value in names.items()}
+        ranks.append(
+            subprocess.Popen([*within, sys.executable, *arguments], env=env, stdout=subprocess.PIPE, text=True)
         )
-        for rank in range(count)
-    ]
     said = [rank.communicate()[0] for rank in ranks]
     if any(rank.returncode for rank in ranks):
         raise RuntimeError(f"one of {count} measuring processes failed; it said why above")

@@ -1,4 +1,7 @@
-"""Rates of the disk store, against those of the device itself, in the same run on the same folder."""
+"""Claim: the disk store reads and writes rows at the rates that the device allows ("Disk store" in docs/performance.md).
+
+Device and store are measured in the same run on the same folder; `ratios` compares them.
+"""
 
 import contextlib
 import os
@@ -8,17 +11,16 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from skirl.measure.bench.helpers import Stopwatch, at_least_one, result, seconds
+from common import Stopwatch, at_least_one, main, result, seconds
+from skirl.store import DiskStore, Record
 from skirl.store.disk.os_files import Handle, OsFiles
-from skirl.tools.progress import size
+from skirl.store.disk.records import READERS, fill
+from skirl.tools.jit import kernel
 from skirl.tools.threads import Threads, run
-
-if TYPE_CHECKING:
-    from skirl.store import DiskStore
 
 _PIECE = 4 << 20
 _KEEP = 7  # the store holds every 7th row of the table: ids of real tables are sparse, too
@@ -87,32 +89,7 @@ class Disk:
             },
         )
 
-    def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """Return the result as text for a reader, by label."""
-        device, store, ratios = result["device"], result["store"], result["ratios"]
-        lines = {
-            "rows": f"{self.rows:,} of {self.record_bytes} bytes, {size(self.rows * self.record_bytes)}; {self.batch:,} a "
-            "call",
-            "device": f"{device['sequential_write_mb_s']:,.0f} MB/s written, {device['sequential_read_mb_s']:,.0f} read",
-            "pread": f"{device['random_read_cold_rows_s']:,.0f} rows/s cold, {device['random_read_warm_rows_s']:,.0f} warm",
-            "pwrite": f"{device['random_write_rows_s']:,.0f} rows/s",
-            "": "the store",
-        }
-        for name in ("fill", "read_cold", "read_warm", "overwrite"):
-            lines[name] = f"{store[name]['rows_s']:,.0f} rows/s, {store[name]['mb_s']:,.0f} MB/s"
-        lines["written"] = f"{store['overwrite']['amplification']:.2f} bytes for each byte of rows written again"
-        lines["memory"] = f"{store['index_bytes_a_row']:.2f} bytes a row"
-        lines["on disk"] = f"{store['disk_bytes_to_payload']:.2f} bytes for each byte of rows, at most"
-        lines["durable"] = f"{store['flush_ms']:.1f} ms for a durable point after one call"
-        lines["open"] = f"{store['open_s']:.2f} s"
-        lines["ratios"] = ", ".join(f"{name.replace('_', ' ')} {ratio:.2f}" for name, ratio in ratios.items())
-        return lines
-
-    # The device
-
     def _device(self) -> dict[str, float]:
-        from skirl.measure.bench.loops import plain_reads
-        from skirl.store.disk.records import READERS
 
         files, path = OsFiles(), self.folder / "file"
         total = -(-self.rows * self.record_bytes // _PIECE) * _PIECE
@@ -161,8 +138,6 @@ class Disk:
             "random_read_warm_rows_s": round(rates["warm"]),
             "random_write_rows_s": round(self.batch / statistics.median(times)),
         }
-
-    # The store
 
     def _store(self) -> dict[str, Any]:
         rng = np.random.default_rng(self.seed + 1)
@@ -224,8 +199,7 @@ class Disk:
             "open_s": round(opened.seconds, 3),
         }
 
-    def _open(self, path: Path, files: OsFiles) -> "DiskStore":
-        from skirl.store import DiskStore, Record
+    def _open(self, path: Path, files: OsFiles) -> DiskStore:
 
         layout, rows = {0: Record(self.width)}, {0: self.rows * _KEEP}
         return DiskStore(path, layout, rows=rows, room=self.room, files=files)
@@ -241,6 +215,15 @@ class Disk:
 
     def _rate(self, rows: int, took: float) -> dict[str, float]:
         return {"rows_s": round(rows / took), "mb_s": round(rows * self.record_bytes / took / 1e6, 1)}
+
+
+@kernel
+def plain_reads(file: Any, records: Any, record_bytes: Any, out: Any, lo: int, hi: int) -> None:
+    """Read records `lo` to `hi` of a file into `out`, one call of the system for each."""
+    words = record_bytes // 4
+    data = out.view(np.uint32)
+    for i in range(lo, hi):
+        fill(file, data[i * words : (i + 1) * words], record_bytes, records[i] * record_bytes)
 
 
 class _Counting(OsFiles):
@@ -280,3 +263,7 @@ def _unbuffered(path: Path, buffered: int) -> Iterator[int]:
         return
     with Handle(OsFiles(), lambda: file) as direct:
         yield direct.number
+
+
+if __name__ == "__main__":
+    main(Disk)

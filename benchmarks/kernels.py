@@ -1,17 +1,20 @@
-"""The GPU kernels' bandwidth (the bytes that they have to move, over their time) as a share of a plain copy's."""
+"""Claim: on a GPU, pooling and the fused backward move rows at the rate of a plain copy.
+
+The bytes that each kernel has to move over its time, as a share of the bandwidth of a copy.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 
+from common import at_least_one, main, result, seconds
 from skirl.core.optim import ROW_OPTIMIZERS, RowOptimizer
-from skirl.measure.bench.helpers import at_least_one, result, seconds
-
-if TYPE_CHECKING:
-    import torch
+from skirl.engine.device import open_device
+from skirl.engine.kernels.hot_rows import stretches_of
 
 SLEEP = 2_000_000
 """Clock cycles, about a millisecond: the GPU sleeps while the timed launch is queued behind it."""
@@ -41,17 +44,10 @@ class Kernels:
     def __post_init__(self) -> None:
         at_least_one(self, "dim", "batch", "features", "cache", "rounds")
         if self.device == "cpu":
-            raise ValueError("device is 'cpu': set it to cuda; for the CPU kernels, use skirl bench rows")
-        from skirl.engine.device import torch_device
-
-        torch_device(self.device)
+            raise ValueError("device is 'cpu': set it to cuda; for the CPU kernels, use rows.py")
 
     def run(self) -> dict[str, Any]:
         """Time all kernels and a copy in turn and return the figures."""
-        import torch
-
-        from skirl.engine.device import open_device
-
         gpu = open_device(self.device, np.dtype(np.float32))
         if gpu.at.type == "cuda":
             torch.cuda.set_device(gpu.at)  # kernels run on the current device
@@ -74,19 +70,7 @@ class Kernels:
             spread={name: round(max(times[2:]) / min(times[2:]), 2) for name, times in spent.items()},
         )  # fmt: skip
 
-    def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """Return the result as text for a reader, by label."""
-        lines = {
-            "run": f"{result['device']}, dim {self.dim}, {self.batch:,} x {self.features} ids over {self.cache:,} rows",
-            "copy": f"{result['copy_gb_s']:,} GB/s, read and written, {result['ms']['copy']:.3f} ms",
-        }
-        for name, share in result["share_of_copy"].items():
-            lines[name] = f"{share:.0%} of the copy's bandwidth, {result['ms'][name]:.3f} ms"
-        return lines
-
-    def _copy(self, at: "torch.device") -> tuple[Callable[[], object], int]:
-        import torch
-
+    def _copy(self, at: torch.device) -> tuple[Callable[[], object], int]:
         source = torch.ones(self.cache * self.dim // 2, device=at)
         to = torch.empty_like(source)
         return lambda: to.copy_(source), 2 * source.nbytes
@@ -95,11 +79,7 @@ class Kernels:
 class _Shared:
     """The data that all kernels of a run work on."""
 
-    def __init__(self, flags: Kernels, at: "torch.device") -> None:
-        import torch
-
-        from skirl.engine.kernels.hot_rows import stretches_of
-
+    def __init__(self, flags: Kernels, at: torch.device) -> None:
         rng = np.random.default_rng(flags.seed)
         self.flags, self.at = flags, at
         slots = rng.integers(0, flags.cache, flags.batch * flags.features).astype(np.int32)
@@ -121,8 +101,6 @@ class _Shared:
 
     def forward(self) -> tuple[Callable[[], object], int]:
         """Return a launch that gathers one row per bag, and the bytes that it moves."""
-        import torch
-
         from skirl.engine.kernels.gpu import pool
 
         flags, out = self.flags, torch.empty_like(self.grads)
@@ -132,8 +110,6 @@ class _Shared:
 
     def backward(self, optimizer: RowOptimizer) -> tuple[Callable[[], object], int]:
         """Return a launch that sums gradients and updates rows, and the bytes that it moves."""
-        import torch
-
         from skirl.engine.kernels.gpu_update import update
 
         dim, m = self.flags.dim, len(self.stretches)
@@ -148,10 +124,8 @@ class _Shared:
         return launch, self.grads.nbytes + 2 * self.distinct * cache.shape[1] * 4 + plan
 
 
-def _timed(launch: Callable[[], object], at: "torch.device") -> float:
+def _timed(launch: Callable[[], object], at: torch.device) -> float:
     """Return the seconds that one launch takes, by the GPU's own clock if there is one."""
-    import torch
-
     if at.type != "cuda":
         return seconds(launch)
     before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -161,3 +135,7 @@ def _timed(launch: Callable[[], object], at: "torch.device") -> float:
     after.record()
     after.synchronize()
     return before.elapsed_time(after) / 1e3
+
+
+if __name__ == "__main__":
+    main(Kernels)

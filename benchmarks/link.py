@@ -1,34 +1,66 @@
-"""A slow link between trainers, and how well skirl hides it: step time against what compute, bytes and cores allow."""
+"""Claim: skirl hides a slow link between trainers, and where the link is the limit it gains what it saves in bytes.
+
+`--part trainers` ("Several trainers" in docs/benchmarks.md): two trainers in network namespaces with a token bucket between
+them; the time of a step is compared with its roof, the least that compute, wire and cores allow. It needs `ip` and `tc`.
+`--part bound` ("Where the link is the limit"): train.py behind an emulated link of 100 Mbit/s, for three sizes of the cache.
+"""
 
 import json
-from collections.abc import Sequence
-from contextlib import nullcontext
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
-from skirl.measure.bench.helpers import WAYS, at_least_one, result
-from skirl.measure.bench.namespaces import trained, two_namespaces, why_not
-from skirl.tools.machine import machine
-from skirl.train.report.plot import Chart, svg
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits
 
-if TYPE_CHECKING:
-    from skirl.measure.bench.limited import Job
-    from skirl.store.link import Link
+from common import at_least_one, main, processes, result
+from skirl.core.batch import Batch
+from skirl.core.optim import RowwiseAdagrad
+from skirl.data.synthetic import Synthetic
+from skirl.nn.collection import EmbeddingBagCollection
+from skirl.peers.alone import Alone
+from skirl.peers.base import Peers
+from skirl.peers.job import trainers, using
+from skirl.pipeline.lookahead import lookahead
+from skirl.store import Link
+from skirl.tools.machine import cores
+from train import TrainSpeed
 
+WAYS = ("hidden", "all_critical")
+"""How trainers take turns: as skirl trains, and with nothing that travels early or late."""
 LOOPBACK = "loopback"
-RATIOS = {
-    "vs_roof": "the time of a step relative to its roof, the least that compute, wire and cores allow",
-    "critical_share": "share of a step that waits for critical rows",
-    "vs_all_critical": "the same run with nothing sent early or late, relative to this one",
-}
-"""The ratios reported for each link and dense size."""
+EDGE = 2
+"""Untimed steps at the beginning of a turn, in which data of the previous turn is still on its way."""
+READ = 16
+"""Different batches, which repeat."""
+ADDRESS = "10.211.37.{}"
+"""Addresses of the trainers, which nobody else sees."""
+BURST = 0.0005
+"""Size of the bucket in seconds of the rate: about what a network card sends at once."""
+LEAST_BURST = 128 << 10
+"""Minimum size of the bucket in bytes: twice what the system hands over in one piece."""
+BOUND = {
+    "modes": "skirl,serial,resident,on_demand,lru", "threads": 1, "link": "100Mbit,100us", "dim": 64, "rows_scale": 0.25,
+    "batch": 128, "rounds": 6, "slice": 16, "warm": 450, "depth": 128,
+}  # fmt: skip
+"""Flags of train.py for `--part bound`: the rate is low enough that bytes decide, whatever the machine."""
 
 
 @dataclass(frozen=True)
 class LinkSpeed:
-    """Flags of `skirl bench link`."""
+    """Time of trainers over links of limited rate, and of one trainer whose store is behind one."""
 
+    part: Literal["trainers", "bound"] = "trainers"
+    """trainers: two of them over real links; bound: one behind an emulated link, with several caches."""
     links: tuple[str, ...] = ("1Gbit,0us", "10Gbit,0us")
     """Rate and delay of each link to measure, such as 1Gbit,100us; loopback sets no limit."""
     dense: tuple[int, ...] = (100_000, 400_000, 1_600_000)
@@ -41,110 +73,76 @@ class LinkSpeed:
     """Steps in a turn."""
     rounds: int = 3
     """Timed turns of each way."""
-    ways: tuple[str, ...] = WAYS
+    ways: tuple[Literal["hidden", "all_critical"], ...] = WAYS
     """hidden: as skirl trains; all_critical: nothing travels early or late."""
+    caches: tuple[int, ...] = (1, 10, 50)
+    """For part bound: caches, in percent of the touched rows."""
     seed: int = 0
     """Seed of ids and weights."""
-    plot: Path | None = None
-    """An .svg file to write charts to: the ratios, with a line for each link, and the time of a step, by dense size."""
     json: bool = False
     """Print one line of JSON."""
 
     def __post_init__(self) -> None:
-        from skirl.store.link import Link
-
         at_least_one(self, "batch", "dim", "steps", "rounds")
         for link in self.links:
             if link != LOOPBACK:
                 Link.parse(link)
-        if not self.dense or min(self.dense) < 1:
-            raise ValueError(f"dense is {self.dense}: set it to numbers of 1 or more")
-        if not self.ways or any(way not in WAYS for way in self.ways):
-            raise ValueError(f"ways is {self.ways}: set it to some of {', '.join(WAYS)}")
-        if self.plot is not None and self.plot.suffix != ".svg":
-            raise ValueError(f"plot is {str(self.plot)!r}: set it to a file that ends with .svg")
 
     def run(self) -> dict[str, Any]:
-        """Measure each link with each dense size in sequence and return the figures."""
+        """Measure each link with each dense size, or each cache, in sequence."""
+        if self.part == "bound":
+            found = {str(percent): TrainSpeed(cache=f"touched:{percent}%", **BOUND).run() for percent in self.caches}
+            met = all(of["vs_on_demand"] >= 0.9 * of["byte_ratio_on_demand"] for of in found.values())
+            return result("link", self, "part caches", met=met, by_cache=found)
         if any(link != LOOPBACK for link in self.links) and (why := why_not()):
             raise OSError(f"links is {self.links}, and {why}: set it to {LOOPBACK}, which needs none")
         points = [point for link in self.links for point in self._points(link)]
-        if self.plot is not None:
-            self.plot.write_text(drawn(points))
-        worst = max(point["vs_roof"] for point in points)
         return result(
-            "link",
-            self,
-            "links dense batch dim steps rounds ways seed",
-            vs_roof=worst,
+            "link", self, "part links dense batch dim steps rounds ways seed",
+            vs_roof=max(point["vs_roof"] for point in points),
             critical_share=max(point["critical_share"] for point in points),
             vs_all_critical=[point["vs_all_critical"] for point in points],
             points=points,
-        )
+        )  # fmt: skip
 
     def _points(self, link: str) -> list[dict[str, Any]]:
-        """Measure one link and return a point for each dense size."""
-        from skirl.measure.bench.limited import Job
-        from skirl.store.link import Link
-
         emulated = Link() if link == LOOPBACK else Link.parse(link)
         jobs = [
             Job(dense, self.batch, self.dim, steps=self.steps, rounds=self.rounds, delay=emulated.delay, seed=self.seed)
             for dense in self.dense
         ]
+        words = [__file__, "child", json.dumps([asdict(job) for job in jobs]), ",".join(self.ways)]
         with nullcontext([]) if link == LOOPBACK else two_namespaces(emulated.rate) as names:
-            ranks = measured(2, jobs, self.ways, names)
+            host = ADDRESS.format(1) if names else "127.0.0.1"
+            ranks = zip(*processes(2, words, names, host), strict=True)
         return [
             {"link": link, "dense": dense, **judged(of_all, self.ways, emulated)}
-            for dense, of_all in zip(self.dense, ranks)
+            for dense, of_all in zip(self.dense, ranks, strict=True)
         ]
 
-    def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """Return the result as text for a reader, by label."""
-        lines = {}
-        for point in result["points"]:
-            ways = "".join(
-                f"\n{way}: {1e3 * facts['seconds']:.1f} ms, {facts['vs_roof']:.2f} of the roof; "
-                f"{100 * facts['critical_share']:.0f}% for critical rows, {100 * facts['dense_share']:.0f}% for dense"
-                for way, facts in point["ways"].items()
-            )
-            roof = point["ways"][self.ways[0]]["roof"]
-            ratios = ", ".join(f"{name} {point[name]:.2f}" for name in RATIOS if point[name] is not None)
-            lines[f"{point['link']}, {point['dense']:,} dense"] = (
-                f"{ratios}\nroof {1e3 * max(roof.values()):.1f} ms: compute {1e3 * roof['compute']:.1f}, wire "
-                f"{1e3 * roof['wire']:.1f}, cores {1e3 * roof['cores']:.1f}{ways}"
-            )
-        return lines
 
-
-def measured(size: int, jobs: "Sequence[Job]", ways: Sequence[str], namespaces: Sequence[str] = ()) -> list[Any]:
-    """Run the jobs in a process per trainer. Return, for each job, what each trainer measured.
-
-    **Arguments**
-
-    - `size`: the number of trainers.
-    - `jobs`: the jobs, done in sequence.
-    - `ways`: as for `judged`.
-    - `namespaces`: as for `trained`.
-    """
-    words = [json.dumps([asdict(job) for job in jobs]), ",".join(ways)]
-    return list(zip(*trained(size, "skirl.measure.bench.limited", words, namespaces)))
-
-
-def judged(ranks: Sequence[dict[str, Any]], ways: Sequence[str], link: "Link", cores: int = 0) -> dict[str, Any]:
-    """Compare the time of a step with its roof, the least that compute, wire and cores allow.
-
-    **Arguments**
-
-    - `ranks`: what each trainer measured.
-    - `ways`: the ways that were measured; the headline ratios are those of the first.
-    - `link`: the link between each trainer and the others.
-    - `cores`: the cores that all trainers share; 0 for all of this machine's.
-    """
+def judged(ranks: Sequence[dict[str, Any]], ways: Sequence[str], link: Link) -> dict[str, Any]:
+    """Compare the time of a step with its roof; the headline ratios are those of the first way."""
     local = max(rank["local"]["seconds"] for rank in ranks)
-    out = {way: _judged(local, [rank[way] for rank in ranks], link, cores or machine()["cores"]) for way in ways}
-    first = out[ways[0]]
-    both = all(way in out for way in WAYS)
+    out = {}
+    for way in ways:
+        together = [rank[way] for rank in ranks]
+        busiest = max(sum(rank[side].values()) for rank in together for side in ("sent", "received"))
+        roof = {
+            "compute": local, "wire": busiest / link.rate, "cores": sum(rank["cpu"] for rank in together) / cores(),
+        }  # fmt: skip
+        seconds = max(rank["seconds"] for rank in together)
+        shares = {name: max(rank["waited"][name] for rank in together) / seconds for name in together[0]["waited"]}
+        out[way] = {
+            "seconds": seconds,
+            "roof": roof,
+            "bound": max(roof, key=lambda name, roof=roof: roof[name]),
+            "vs_roof": seconds / max(roof.values()),
+            "critical_share": shares["rows"],
+            "dense_share": shares["dense"],
+            "bytes": {name: sum(rank["sent"][name] for rank in together) for name in together[0]["sent"]},
+        }
+    first, both = out[ways[0]], all(way in out for way in WAYS)
     return {
         "vs_roof": first["vs_roof"],
         "bound": first["bound"],
@@ -154,48 +152,190 @@ def judged(ranks: Sequence[dict[str, Any]], ways: Sequence[str], link: "Link", c
     }
 
 
-def _judged(local: float, together: Sequence[dict[str, Any]], link: "Link", cores: int) -> dict[str, Any]:
-    busiest = max(sum(rank[way].values()) for rank in together for way in ("sent", "received"))
-    roof = {
-        "compute": local,
-        "wire": busiest / link.rate,
-        "cores": sum(rank["cpu"] for rank in together) / cores,
-    }
-    seconds = max(rank["seconds"] for rank in together)
-    shares = {name: max(rank["waited"][name] for rank in together) / seconds for name in together[0]["waited"]}
+@dataclass(frozen=True)
+class Job:
+    """The work of every trainer; `delay`: seconds that each message takes on top of its bytes."""
+
+    dense: int = 400_000
+    batch: int = 4096
+    dim: int = 64
+    rows_scale: float = 0.1
+    steps: int = 16
+    rounds: int = 3
+    delay: float = 0.0
+    seed: int = 0
+
+    @property
+    def source(self) -> Synthetic:
+        """The stream of batches."""
+        return Synthetic("criteo-kaggle", self.batch, batches=READ, seed=self.seed, rows_scale=self.rows_scale)
+
+
+class TwoLayers(nn.Module):
+    """Two dense layers over the rows."""
+
+    def __init__(self, embeddings: EmbeddingBagCollection, width: int, dense: int) -> None:
+        super().__init__()
+        self.embeddings = embeddings
+        hidden = max(1, dense // (width + 2))
+        self.layers = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, 1))
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Return the logit of each sample."""
+        return self.layers(self.embeddings(batch.sparse).stacked().flatten(1)).squeeze(1)
+
+
+class Again:
+    """A loader that yields the same batches over and over."""
+
+    yields_fresh = True
+
+    def __init__(self, batches: Sequence[Batch]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        while True:
+            yield from self._batches
+
+
+class Way:
+    """One way to train, step by step; with `Alone` all rows are local."""
+
+    def __init__(self, job: Job, peers: Peers, parts: Sequence[Batch], stack: ExitStack) -> None:
+        self.peers, self._steps = peers, job.steps
+        tables = job.source.tables(job.dim)
+        rows = min(sum(table.rows for table in tables), 26 * job.batch * READ)
+        with using(peers):
+            embeddings = EmbeddingBagCollection(tables, optimizer=RowwiseAdagrad(lr=0.02), cache=rows, seed=job.seed)
+        self._exchange = embeddings.engine.exchange
+        torch.manual_seed(job.seed)
+        self.model = TwoLayers(embeddings, len(tables) * job.dim, job.dense)
+        self._dense = torch.optim.SGD(self.model.layers.parameters(), lr=0.01)
+        stack.callback(embeddings.close)
+        self._batches = iter(stack.enter_context(lookahead(Again(parts), self.model, depth=8, shards=peers.size)))
+
+    def turn(self, way: str = WAYS[0]) -> dict[str, Any]:
+        """Train a turn and return its averages per step: time, bytes sent and received, and waits."""
+        if self._exchange is not None:
+            self._exchange.all_critical = way == "all_critical"
+        for _ in range(EDGE):
+            self._trained()
+        self._let_move()
+        before, used, began = self._counted(), time.process_time(), time.perf_counter()
+        for _ in range(self._steps):
+            self._trained()
+        waited = self._counted()
+        seconds, cpu = time.perf_counter() - began, time.process_time() - used
+        self._let_move()
+        after = self._counted()
+        moved = {
+            side: {name: (after[name][n] - before[name][n]) / self._steps for name in after}
+            for n, side in enumerate(("sent", "received"))
+        }
+        waits = {name: (waited[name][2] - before[name][2]) / self._steps for name in waited}
+        return {"seconds": seconds / self._steps, "cpu": cpu / self._steps, **moved, "waited": waits}
+
+    def _let_move(self) -> None:
+        """Wait for all background transfers, so that the bytes counted belong to exactly these steps."""
+        while self._exchange is not None and not self._exchange.moved:
+            time.sleep(1e-4)
+
+    def _counted(self) -> dict[str, tuple[int, int, float]]:
+        channels = {name: of for name, of in self.peers.counted().items() if name != "start"}
+        return {
+            name: (sum(of["bytes_sent"]), sum(of["bytes_received"]), of["seconds"]) for name, of in channels.items()
+        }
+
+    def _trained(self) -> None:
+        batch = next(self._batches)
+        loss = binary_cross_entropy_with_logits(self.model(batch), batch.labels)
+        loss.backward()
+        self._dense.step()
+        self._dense.zero_grad()
+        loss.item()
+
+
+def of_rank(job: Job, peers: Peers, ways: Sequence[str]) -> dict[str, Any]:
+    """Measure one trainer alone and with the others in each way, taking turns. Return the medians."""
+    torch.set_num_threads(1)
+    parts = list(job.source.sharded(peers.rank, peers.rank + 1, peers.size))
+    turns: dict[str, list[dict[str, Any]]] = {name: [] for name in ("local", *ways)}
+    with ExitStack() as stack:
+        local, together = Way(job, Alone(), parts, stack), Way(job, peers, parts, stack)
+        for _ in range(1 + job.rounds):
+            for name, of in turns.items():
+                peers.channel("start").exchange([np.zeros(0, np.uint8)] * peers.size, f"before {name}")
+                of.append(local.turn() if name == "local" else together.turn(name))
+    return {name: _middle(of[1:]) for name, of in turns.items()}
+
+
+def _middle(turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the median of each figure over the turns."""
     return {
-        "seconds": seconds,
-        "roof": roof,
-        "bound": max(roof, key=lambda name: roof[name]),
-        "vs_roof": seconds / max(roof.values()),
-        "critical_share": shares["rows"],
-        "dense_share": shares["dense"],
-        "waited_share": shares,
-        "bytes": {name: sum(rank["sent"][name] for rank in together) for name in together[0]["sent"]},
+        name: _middle([turn[name] for turn in turns])
+        if isinstance(first, dict)
+        else statistics.median(turn[name] for turn in turns)
+        for name, first in turns[0].items()
     }
 
 
-def drawn(points: Sequence[dict[str, Any]]) -> str:
-    """Return charts over dense sizes: each ratio with a line per link, then for each link the step time of each way and
-    the roof."""
-    links, charts = list(dict.fromkeys(point["link"] for point in points)), []
-    for name, what in RATIOS.items():
-        lines = {
-            link: [
-                (point["dense"], point[name]) for point in points if point["link"] == link and point[name] is not None
-            ]
-            for link in links
-        }
-        if any(lines.values()):
-            charts.append(Chart(f"{name}: {what}", "dense numbers", lines, log=(True, False)))
-    for link in links:
-        mine = [point for point in points if point["link"] == link]
-        lines = {
-            way.replace("_", " "): [(point["dense"], 1e3 * point["ways"][way]["seconds"]) for point in mine]
-            for way in mine[0]["ways"]
-        }
-        roofs = [
-            (point["dense"], 1e3 * max(point["ways"][next(iter(point["ways"]))]["roof"].values())) for point in mine
-        ]
-        charts.append(Chart(link, "dense numbers", {**lines, "~roof": roofs}, y="ms a step"))
-    return svg(charts)
+class Later:
+    """A transfer that is done no earlier than after a delay, as over a longer cable."""
+
+    def __init__(self, work: Any, seconds: float) -> None:
+        self._work, self._due = work, time.perf_counter() + seconds
+
+    def wait(self) -> None:
+        self._work.wait()
+        while (left := self._due - time.perf_counter()) > 0:
+            time.sleep(left)
+
+
+def why_not() -> str | None:
+    """Return why no network namespace can be made here, or None if it can."""
+    if not (shutil.which("ip") and shutil.which("tc")):
+        return "network namespaces need the commands ip and tc"
+    name = f"skirl-{os.getpid()}-try"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
+    if made.returncode:
+        return f"no network namespace can be made here: {made.stderr.strip()}"
+    _run("ip", "netns", "del", name)
+    return None
+
+
+def _run(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        raise OSError(f"`{' '.join(words)}` failed: {done.stderr.strip() or done.stdout.strip()}")
+
+
+@contextmanager
+def two_namespaces(rate: float) -> Iterator[list[str]]:
+    """Make two network namespaces with a link of so many bytes per second between them and yield their names."""
+    names = [f"skirl-{os.getpid()}-{n}" for n in range(2)]
+    try:
+        for name in names:
+            _run("ip", "netns", "add", name)
+            _run("ip", "-n", name, "link", "set", "lo", "up")
+        _run("ip", "link", "add", "wire", "netns", names[0], "type", "veth", "peer", "name", "wire", "netns", names[1])
+        burst = max(LEAST_BURST, int(rate * BURST))
+        for n, name in enumerate(names):
+            _run("ip", "-n", name, "addr", "add", f"{ADDRESS.format(n + 1)}/24", "dev", "wire")
+            _run("ip", "-n", name, "link", "set", "wire", "up")
+            limit = ("rate", f"{int(8 * rate)}bit", "burst", str(burst), "latency", "50ms")
+            _run("ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", "wire", "root", "tbf", *limit)
+        yield names
+    finally:
+        for name in names:
+            with suppress(OSError):
+                _run("ip", "netns", "del", name)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["child"]:
+        jobs, peers = [Job(**given) for given in json.loads(sys.argv[2])], trainers()
+        for channel in peers.channels.values() if jobs[0].delay else ():
+            channel._move = lambda *args, move=channel._move: Later(move(*args), jobs[0].delay)
+        print(json.dumps([of_rank(job, peers, sys.argv[3].split(",")) for job in jobs]))
+    else:
+        main(LinkSpeed)

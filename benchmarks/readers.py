@@ -1,4 +1,7 @@
-"""The speed at which files become batches: Criteo as text and converted, against TorchRec's preprocessing of text."""
+"""Claim: text and Parquet are read far faster than TorchRec's preprocessing reads text ("Readers" in docs/benchmarks.md).
+
+Memory stays the same however much is read.
+"""
 
 import gc
 import os
@@ -12,18 +15,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+from common import Stopwatch, at_least_one, main, result
+from skirl.data.commands import ConvertToFile
 from skirl.data.flags import DataFlags
-from skirl.measure.bench.helpers import Stopwatch, at_least_one, result
+from skirl.data.synthetic import Synthetic
 from skirl.tools.machine import peak_bytes
 
 OTHERS = ("torchrec", "iopath")
-INSTALL = "not installed, or without iopath; pip install --no-deps -r constraints/others.txt"
 
 
 @dataclass
 class Readers:
-    """Flags of `skirl bench readers`."""
+    """Rows per second from files to batches, and memory over a long stream."""
 
     samples: int = 300_000
     """Rows in the file."""
@@ -48,9 +53,6 @@ class Readers:
 
     def run(self) -> dict[str, Any]:
         """Write the file in each form and time reading each, TorchRec last."""
-        import torch
-
-        from skirl.data.commands import ConvertToFile
 
         torch.set_num_threads(1)
         with tempfile.TemporaryDirectory(prefix="skirl-readers-") as folder:
@@ -79,27 +81,6 @@ class Readers:
                 memory=self._memory(str(text)) if self.stream_gb else None,
                 peak_rss_mb=peak_bytes() / (1 << 20),
             )
-
-    def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """Return the result as text for a reader, by label."""
-        lines = {
-            name: f"{one['median']:,.0f} rows/s ({one['low']:,.0f} to {one['high']:,.0f}), "
-            f"{one['per_cpu_s']:,.0f} a CPU second"
-            for name, one in result["rows_per_s"].items()
-        }
-        other, memory = result["torchrec"], result["memory"]
-        lines["torchrec"] = INSTALL
-        if other is not None:
-            lines["torchrec"] = (
-                f"{other['median']:,.0f} rows/s, {other['per_cpu_s']:,.0f} a CPU second; "
-                f"text takes {result['times_torchrec']:.1f} times less CPU"
-            )
-        if memory is not None:
-            lines["memory"] = (
-                f"{memory['slope_mb_per_gb']:+.2f} MB for each GB of {memory['gb']:.1f} read; "
-                f"{memory['first_mb']:,.0f} MB at first, {memory['last_mb']:,.0f} MB at last"
-            )
-        return lines
 
     def _read(self, data: str, rows: str | None) -> dict[str, float]:
         files = DataFlags(data, batch=self.batch, rows=rows, workers=self.workers).stream()
@@ -157,7 +138,6 @@ def _rates(read: Callable[[], int], rounds: int) -> dict[str, float]:
 
 def criteo_lines(samples: int, seed: int) -> list[bytes]:
     """Return lines of text in Criteo's layout, with the skew of Criteo Kaggle."""
-    from skirl.data.synthetic import Synthetic
 
     lines = []
     for batch in Synthetic("criteo-kaggle", min(samples, 8192), batches=-(-samples // 8192), seed=seed):
@@ -174,3 +154,7 @@ def resident_mb() -> float:
     """Return the resident memory of the process in MiB."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+
+
+if __name__ == "__main__":
+    main(Readers)

@@ -1,30 +1,168 @@
-"""The embedding step with all rows resident: skirl's kernels against FBGEMM's CPU operator and nn.EmbeddingBag."""
+"""Claim: the embedding step is faster than FBGEMM's CPU operator and nn.EmbeddingBag ("Row kernels" in docs/performance.md).
+
+All rows are resident. `vs_X` is the time of X over ours with the oracle's share in ours, `kernels_vs_X` without it: above 1,
+skirl is faster. `kept_...` is the same where malloc returns no memory to the system, on all sides. Without FBGEMM its keys
+are null. The loops are bound by memory, which neighbours share: run it on a quiet machine.
+"""
 
 import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from statistics import geometric_mean, median
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 
-from skirl.core.keys import row_of, table_of
+from common import Stopwatch, at_least_one, child, fbgemm, has_fbgemm, main, result
+from skirl.core.batch import KeyedJagged
+from skirl.core.id_hash import hashes_of
+from skirl.core.ids import Captured, Resolver
+from skirl.core.keys import key_of, row_of, table_of
 from skirl.core.optim import SGD, RowOptimizer, RowwiseAdagrad
-from skirl.measure.bench.helpers import Stopwatch, at_least_one, child, result
-
-if TYPE_CHECKING:
-    import torch
-
-    from skirl.core.batch import KeyedJagged
-    from skirl.core.tables import Table
-    from skirl.measure.bench.sides import Side, SidesBatch
+from skirl.core.tables import Schema, Table
+from skirl.data import Synthetic
+from skirl.engine.access import make
+from skirl.engine.device.host import array_of
+from skirl.engine.work import Micro, Work
+from skirl.nn.collection import EmbeddingBagCollection
+from skirl.oracle import loops
+from skirl.oracle.bank import BankPlanner
+from skirl.oracle.distinct import Finder
+from skirl.oracle.seen import Seen
+from skirl.oracle.step import Step
 
 OPTIMIZERS: dict[str, RowOptimizer] = {"sgd": SGD(lr=0.01), "rowwise-adagrad": RowwiseAdagrad(lr=0.01)}
 KEPT = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1099511627776"
 """GLIBC_TUNABLES under which malloc returns no page to the system."""
 Memory = Literal["system", "kept"]
 OTHERS = ("fbgemm", "embeddingbag")
+
+
+@dataclass
+class SidesBatch:
+    """One batch as every side gets it."""
+
+    sparse: KeyedJagged
+    step: Step
+    """The oracle's Step; its slots are those of contiguous tables, as in the other libraries."""
+    micro: Micro
+
+    @cached_property
+    def offsets(self) -> Tensor:
+        """int64 [features * batch + 1]."""
+        return self.sparse.offsets().long()
+
+
+class Side:
+    """A library's embedding step: forward, then backward, which includes the row optimizer."""
+
+    def __init__(self, grad: Tensor) -> None:
+        self.grad = grad
+
+    def forward(self, given: SidesBatch) -> Tensor:
+        raise NotImplementedError
+
+    def backward(self, out: Tensor) -> None:
+        out.backward(self.grad)
+
+    def output(self, out: Tensor) -> Tensor:
+        """Return the output as [batch, features, dim], to compare."""
+        return out.detach()
+
+    def weights(self) -> Tensor:
+        """Return the weights as [rows of all tables, dim], to compare."""
+        raise NotImplementedError
+
+
+class Skirl(Side):
+    """Our module, with all rows in its cache: slot = id + the rows of earlier tables."""
+
+    def __init__(self, tables: list[Table], optimizer: RowOptimizer, grad: Tensor) -> None:
+        self.module = EmbeddingBagCollection(tables, optimizer=optimizer, cache=sum(t.rows for t in tables))
+        engine = self.module.engine
+        rows = sum(table.rows for table in tables)
+        engine.make_caches([rows], [1], in_flight=1)
+        keys = np.concatenate([key_of(i, np.arange(t.rows, dtype=np.int64)) for i, t in enumerate(tables)])
+        make(engine, 0, keys, np.arange(rows, dtype=np.int32), array_of(engine.banks[0]))
+        self.module.opened(cast(Any, self))  # acts as a lookahead, which says which step is next
+        super().__init__(grad)
+
+    def forward(self, given: SidesBatch) -> Tensor:
+        given.micro.entered = given.micro.returned = False
+        given.micro.captured.hashes = given.micro.captured.hashes or hashes_of(given.micro.captured)
+        self.module.current.expect(Work(given.step.number, [given.micro], [given.step]), 0)
+        return self.module(given.sparse).stacked()
+
+    def coming(self) -> list[Captured]:
+        """Return no batches, like a lookahead that has read no further."""
+        return []
+
+    def weights(self) -> Tensor:
+        engine = self.module.engine
+        return torch.from_numpy(array_of(engine.banks[0]))[:, : engine.schema.banks[0].dim]
+
+
+class Fbgemm(Side):
+    """FBGEMM's table-batched operator on the CPU: all tables in one call, optimizer in its backward."""
+
+    def __init__(self, tables: list[Table], optimizer: RowOptimizer, grad: Tensor, weights: Tensor) -> None:
+        rowwise = not isinstance(optimizer, SGD)
+        self.module = fbgemm(tables, lr=optimizer.lr, rowwise=rowwise, eps=getattr(optimizer, "eps", 0.0))
+        self.shape = grad.shape
+        super().__init__(grad.reshape(len(grad), -1))
+        begin = 0
+        for mine in self.module.split_embedding_weights():
+            mine.copy_(weights[begin : begin + len(mine)])
+            begin += len(mine)
+
+    def forward(self, given: SidesBatch) -> Tensor:
+        return self.module(given.sparse.values(), given.offsets)
+
+    def output(self, out: Tensor) -> Tensor:
+        return out.detach().reshape(self.shape)
+
+    def weights(self) -> Tensor:
+        return torch.cat(self.module.split_embedding_weights())
+
+
+class TorchBags(Side):
+    """One nn.EmbeddingBag per table with sparse gradients, and torch.optim.SGD.
+
+    The outputs are stacked to [batch, features, dim], since the other sides produce that without further work.
+    """
+
+    def __init__(self, tables: list[Table], optimizer: RowOptimizer, grad: Tensor, weights: Tensor) -> None:
+        parts = weights.split([table.rows for table in tables])
+        self.bags = [
+            nn.EmbeddingBag.from_pretrained(
+                part.clone(), freeze=False, mode="sum", sparse=True, include_last_offset=True
+            )
+            for part in parts
+        ]
+        self.sgd = torch.optim.SGD([bag.weight for bag in self.bags], lr=optimizer.lr)
+        super().__init__(grad)
+        self._inputs: dict[int, list[tuple[Tensor, Tensor]]] = {}
+
+    def forward(self, given: SidesBatch) -> Tensor:
+        inputs = self._inputs.get(id(given)) or self._inputs.setdefault(id(given), self._split(given))
+        return torch.stack([bag(ids, offsets) for bag, (ids, offsets) in zip(self.bags, inputs, strict=True)], 1)
+
+    def backward(self, out: Tensor) -> None:
+        out.backward(self.grad)
+        self.sgd.step()
+        self.sgd.zero_grad()
+
+    def weights(self) -> Tensor:
+        return torch.cat([bag.weight.detach() for bag in self.bags])
+
+    def _split(self, given: SidesBatch) -> list[tuple[Tensor, Tensor]]:
+        batch, values, offsets = len(self.grad), given.sparse.values(), given.offsets
+        starts = [offsets[f * batch : (f + 1) * batch + 1] for f in range(len(self.bags))]
+        return [(values[int(s[0]) : int(s[-1])], s - s[0]) for s in starts]
 
 
 @dataclass(frozen=True)
@@ -54,18 +192,9 @@ class RowsSpeed:
     """Print one line of JSON."""
 
     def __post_init__(self) -> None:
-        for name in ("batch", "dim", "optimizer", "pooling", "memory"):
-            values = getattr(self, name)
-            if not values:
-                raise ValueError(f"{name} is empty: name at least one")
-            if isinstance(values[0], int) and min(values) < 1:
-                raise ValueError(f"{name} is {min(values)}: set it to 1 or more")
         at_least_one(self, "rounds", "threads")
         if any(dim % 4 for dim in self.dim):
             raise ValueError(f"dim is {self.dim}: FBGEMM takes only multiples of 4, so set it to those")
-        from skirl.data import Synthetic  # imports torch, which a wrong flag does without
-
-        Synthetic(self.data, rows_scale=self.rows_scale)  # it checks rows_scale
 
     def run(self) -> dict[str, Any]:
         """Measure every case, in one child process per allocator."""
@@ -77,16 +206,12 @@ class RowsSpeed:
         return first | {"memory": list(self.memory), "cases": cases}
 
     def _child(self, memory: Memory) -> dict[str, Any]:
-        flags = json.dumps(asdict(self) | {"memory": [memory]})
+        flags = json.dumps(asdict(self) | {"memory": [memory], "record": None})
         env = {"GLIBC_TUNABLES": KEPT} if memory == "kept" else {}
-        return child(["-m", "skirl.measure.bench.rows", flags], env)
+        return child([__file__, "child", flags], env)
 
     def measure(self) -> dict[str, Any]:
         """Measure every case in this process, with its allocator."""
-        import torch
-
-        from skirl.data import Synthetic
-        from skirl.measure.bench.others import INSTALL, has_fbgemm
 
         torch.set_num_threads(self.threads)
         cases = []
@@ -99,39 +224,8 @@ class RowsSpeed:
         return result(
             "rows", self, "threads data rounds", memory=self.memory[0], **_overall(cases), cases=cases,
             rows=sum(Synthetic(self.data, rows_scale=self.rows_scale).rows.values()),
-            missing=None if has_fbgemm() else INSTALL,
+            missing=None if has_fbgemm() else "fbgemm: not installed",
         )  # fmt: skip
-
-    def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """Return the result as text for a reader, by label."""
-        from skirl.data import Synthetic
-
-        facts = {
-            "tables": f"{result['rows']:,} rows of {len(Synthetic(self.data).rows)} tables, all resident",
-            "step": "forward, backward and row optimizer: ms of skirl with its grouping, and the others' time over ours",
-        }
-        for case in result["cases"]:
-            several = f", {case['pooling']} ids a bag" if case["pooling"] > 1 else ""
-            name = f"{case['memory']} {case['batch']} x {case['dim']} {case['optimizer']}{several}"
-            facts[name] = f"{case['ms']['skirl']:8.2f} ms" + "".join(
-                f"   {other} {case[f'vs_{other}']:.2f} (kernels {case[f'kernels_vs_{other}']:.2f})"
-                for other in OTHERS
-                if case[f"vs_{other}"] is not None
-            )
-        for memory in result["memory"]:
-            before = "" if memory == result["memory"][0] else f"{memory}_"
-            for other in OTHERS:
-                if result[f"{before}vs_{other}_geomean"] is not None:
-                    facts[f"{memory}, {other}"] = (
-                        f"{result[f'{before}vs_{other}_geomean']:.2f} in geometric mean, "
-                        f"{result[f'{before}vs_{other}_min']:.2f} at least; "
-                        f"kernels {result[f'{before}kernels_vs_{other}_geomean']:.2f}"
-                    )
-        if result["thread_scaling_geomean"]:
-            facts["threads"] = f"{result['threads']} are {result['thread_scaling_geomean']:.2f} times as fast as one"
-        if result["missing"]:
-            facts["missing"] = result["missing"]
-        return facts
 
 
 def _overall(cases: list[dict[str, Any]]) -> dict[str, float | None]:
@@ -150,11 +244,6 @@ class _Case:
     """The measurement of one batch size, dim, optimizer and pooling."""
 
     def __init__(self, bench: RowsSpeed, batch: int, dim: int, optimizer: str, pooling: int) -> None:
-        import torch
-
-        from skirl.data import Synthetic
-        from skirl.measure.bench.others import has_fbgemm
-        from skirl.measure.bench.sides import Fbgemm, Skirl, TorchBags
 
         self.bench = bench
         self.named = {"memory": bench.memory[0], "batch": batch, "dim": dim, "optimizer": optimizer, "pooling": pooling}
@@ -173,7 +262,6 @@ class _Case:
 
     def measure(self) -> dict[str, Any]:
         """Return the milliseconds of each side and the medians of the ratios. Raise if the sides disagree."""
-        import torch
 
         rounds: list[dict[str, float]] = []
         for number in range(-len(self.given), self.bench.rounds):  # below 0: steps that compile and touch memory
@@ -215,8 +303,7 @@ class _Case:
         facts["thread_scaling"] = round(median(r["one_thread"] / r["skirl"] for r in rounds), 3) if scales else None
         return facts
 
-    def _compare(self, what: str, outs: "dict[str, torch.Tensor]") -> None:
-        import torch
+    def _compare(self, what: str, outs: dict[str, Tensor]) -> None:
 
         ours = outs["skirl"]
         for name, theirs in outs.items():
@@ -227,14 +314,8 @@ class _Case:
                 )
 
 
-def _given(sparse: "KeyedJagged", tables: "list[Table]", number: int) -> "SidesBatch":
+def _given(sparse: KeyedJagged, tables: list[Table], number: int) -> SidesBatch:
     """Return a batch and its Step, with slots laid out like the other libraries' tables."""
-    from skirl.core.ids import Resolver
-    from skirl.core.tables import Schema
-    from skirl.engine.work import Micro
-    from skirl.measure.bench.sides import SidesBatch
-    from skirl.oracle.bank import BankPlanner
-    from skirl.oracle.seen import Seen
 
     schema = Schema.of(tables)
     resolver = Resolver(schema, np.dtype(np.float32), pooled=True)
@@ -249,11 +330,8 @@ def _given(sparse: "KeyedJagged", tables: "list[Table]", number: int) -> "SidesB
     return SidesBatch(sparse, step, micro)
 
 
-def _grouping(given: "SidesBatch", tables: "list[Table]") -> Callable[[], Any]:
+def _grouping(given: SidesBatch, tables: list[Table]) -> Callable[[], Any]:
     """Return a call of what the planner does instead of FBGEMM's sort: find the distinct rows, group positions by them."""
-    from skirl.core.tables import Schema
-    from skirl.oracle import loops
-    from skirl.oracle.distinct import Finder
 
     batch, whole = given.micro.ids[0].positions, np.array([0, len(tables)])
     finder = Finder(Schema.of(tables), 0)
@@ -267,7 +345,7 @@ def _grouping(given: "SidesBatch", tables: "list[Table]") -> Callable[[], Any]:
     return group
 
 
-def _step(side: "Side", given: "SidesBatch") -> None:
+def _step(side: Side, given: SidesBatch) -> None:
     side.backward(side.forward(given))
 
 
@@ -278,7 +356,9 @@ def _time(call: Callable[..., Any], *args: Any) -> tuple[float, Any]:
 
 
 if __name__ == "__main__":
-    flags: dict[str, Any] = {
-        name: tuple(v) if isinstance(v, list) else v for name, v in json.loads(sys.argv[1]).items()
-    }
-    print(json.dumps(RowsSpeed(**flags).measure()))
+    if sys.argv[1:2] == ["child"]:
+        given = {name: tuple(v) if isinstance(v, list) else v for name, v in json.loads(sys.argv[2]).items()}
+        given.pop("record", None)
+        print(json.dumps(RowsSpeed(**given).measure()))
+    else:
+        main(RowsSpeed)

@@ -65,6 +65,7 @@ class ServeSpeed:
 
     def _measured(self, *, default: bool) -> dict[str, Any]:
         from skirl.measure.bench.serve_calls import Calls
+
         from skirl.store.remote.started import SERVE, StartedNodes
 
         owner, core = self._cores()

@@ -1,12 +1,15 @@
-"""The cost of kernels in a first training step: with none cached on disk, and with all of them."""
+"""Claim: compiled kernels are loaded in a fraction of a second ("Start" in docs/performance.md).
+
+The cost of kernels in a first training step: with none cached on disk, and with all of them.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from common import Stopwatch, at_least_one, child, main, result
 from skirl.core.optimizer_names import OptimizerName
-from skirl.measure.bench.helpers import Stopwatch, at_least_one, child, result
 
 
 @dataclass(frozen=True)
@@ -40,19 +43,6 @@ class Start:
         times = {"kernels": first - second, "imports": imported, "steps": second, "process": watch.seconds}
         return {name: round(seconds, 3) for name, seconds in times.items()}
 
-    def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """Return the result as text for a reader, by label."""
-        from skirl.tools.kernel_cache import kernel_folder
-
-        return {
-            "cold": f"{result['cold_kernels']:.2f} s of CPU time to compile all kernels of a first step",
-            "warm": f"{result['warm_kernels']:.2f} s to load them from {result['cache_bytes'] >> 10:,} KiB on disk",
-            "kept in": str(kernel_folder() or "no folder can be written to: set NUMBA_CACHE_DIR to one"),
-            "imports": f"{result['warm_imports']:.2f} s, most of it torch",
-            "steps": f"{result['warm_steps']:.2f} s for the model, its tables and four steps, with all kernels loaded",
-            "process": f"{result['cold_process']:.1f} s on the clock for two runs cold, {result['warm_process']:.1f} s warm",
-        }
-
 
 _CHILD = """
 import json, sys, time
@@ -66,3 +56,7 @@ for _ in range(2):
     times.append(time.process_time())
 print(json.dumps([after - before for before, after in zip(times, times[1:])]))
 """
+
+
+if __name__ == "__main__":
+    main(Start)
