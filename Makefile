@@ -5,11 +5,12 @@
 #   make docs                        the documentation, into site/
 #   make campaign SEED=7             everything, slow tests too, many more random cases; writes campaign-report.json
 #   make slice                       at most 15 minutes of the campaign, chosen by the commit's hash; before a push
+#   make chaos RUNS=60               kills, stops and cuts off trainers, launchers and nodes: no bit may change
 #   make test-gpu PY=python3         the tests that need a GPU, here with an interpreter that has torch for CUDA
 
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: train test tests seconds campaign slice test-gpu lint style types format docs golden clean
+.PHONY: train test tests seconds campaign slice chaos test-gpu lint style types format docs golden clean
 
 # Without compiled sources each process would compile them again, and pytest its rewritten asserts: 10 s of CPU a process.
 unexport PYTHONDONTWRITEBYTECODE
@@ -22,6 +23,7 @@ OTHERS := $(VENV)/.others
 JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 6 ? n + 2 : 8)))
 SEED ?= $(shell date +%s)
 SLICE ?= 600
+RUNS ?= 22
 # Under a minute, also where cores are busy: a second thread would wait for the first more than it helps so small a model.
 # A share of the touched rows: in that time the run touches 3% of its 33.8 million.
 TRAIN ?= --data synthetic:criteo-kaggle --model dlrm-tiny --dim 16 --batch 1024 --steps 400 --threads 1 --cache touched:10% --assert-ratio 10
@@ -64,6 +66,9 @@ slice: hash := $(shell git rev-parse HEAD)
 slice: $(OTHERS)
 	$(PY) -m pytest --forks $(JOBS) --warm -m "not gpu" --timeout 900 --slice $(SLICE) --slice-seed $(hash) --fuzz-seconds 60 \
 	  --hypothesis-profile campaign --hypothesis-seed $$((16#$(shell git rev-parse --short=8 HEAD)))
+
+chaos: $(DEV)
+	SKIRL_CHAOS=$(RUNS) $(PY) -m pytest -m slow -n $(JOBS) --timeout 0 --hypothesis-seed $(SEED) tests/chaos
 
 test-gpu: $(if $(filter $(VENV)/%,$(PY)),$(DEV))
 	TRITON_INTERPRET=0 PYTHONPATH=src $(PY) -m pytest -m gpu --timeout 1800
