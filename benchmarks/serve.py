@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -31,10 +32,10 @@ from skirl.store.remote import group, part
 from skirl.store.remote.address import Address
 from skirl.store.remote.meeting import Meeting
 from skirl.store.remote.node import TICK, Node
-from skirl.store.remote.started import SERVE, StartedNodes, cpu_of, family, free_port, private_memory_of
+from skirl.store.remote.started import SERVE, StartedNodes, family, free_port
 from skirl.tools.progress import size
 from skirl.tools.sizes import parse_bytes
-from train import ModeSettings, TrainSpeed
+from train import ModeSettings, TrainSpeed, cpu_of
 
 BOUND = 4.5
 """The median call over TCP may take at most this many times the floor."""
@@ -273,6 +274,15 @@ def _rate(call: Callable[..., Any], picks: Any, dim: int, calls: int, flights: i
     with ThreadPoolExecutor(flights) as threads, Stopwatch() as watch:
         list(threads.map(some, range(flights)))
     return round(calls / watch.seconds, 1)
+
+
+def private_memory_of(pid: int) -> int:
+    """Return the bytes of a process's memory that no file backs, or 0 if the process is gone."""
+    with suppress(OSError, ValueError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("RssAnon"):
+                return int(line.split()[1]) << 10
+    return 0
 
 
 def _ratio(above: float, below: float) -> float:

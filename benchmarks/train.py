@@ -8,6 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -38,7 +39,7 @@ from skirl.nn.same_batch import SameBatch
 from skirl.oracle.step import Step
 from skirl.pipeline.lookahead import Lookahead, lookahead
 from skirl.store import Link, LinkStore, Record, open_store
-from skirl.store.remote.started import cpu_of, family
+from skirl.store.remote.started import family
 from skirl.tools.machine import cores
 from skirl.train.done import Done
 from skirl.train.recipe import Recipe
@@ -324,6 +325,17 @@ class FbgemmTables(nn.Module):
     def forward(self, sparse: Any) -> Any:
         flat = self.rows(sparse.values(), sparse.offsets())
         return SimpleNamespace(stacked=lambda: flat.view(len(flat), len(self.tables), -1))
+
+
+def cpu_of(pids: Sequence[int]) -> float:
+    """Return the CPU time that all threads of some processes have used, in seconds."""
+    total = 0
+    for pid in pids:
+        with suppress(OSError):
+            for task in os.listdir(f"/proc/{pid}/task"):
+                with suppress(OSError, ValueError):
+                    total += int(Path(f"/proc/{pid}/task/{task}/schedstat").read_text().split()[0])
+    return total / 1e9
 
 
 def machine_busy() -> float:

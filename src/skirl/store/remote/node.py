@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from skirl.store.remote import part as parts
 from skirl.store.remote.errors import NodeError
@@ -57,7 +57,6 @@ class Node:
     - `limit`: bytes of memory for the rows of all owners. None: no limit.
     - `patience`: seconds that a call may take.
     - `body`: what the process of a part runs, such as `part.run`. Tests replace it.
-    - `begun`: how processes of parts are started. By default they are forked from a process that has no threads.
     """
 
     def __init__(
@@ -70,13 +69,12 @@ class Node:
         limit: int | None = None,
         patience: float = 60.0,
         body: Callable[..., None] = parts.run,
-        begun: Literal["forkserver", "fork"] = "forkserver",
     ) -> None:
         self.number, self.nodes = number, nodes
         self.served: dict[int, Served] = {}
         """The part of each owner."""
         self._meeting, self._rows, self._limit, self._patience, self._body = meeting, rows, limit, patience, body
-        self._context: Any = multiprocessing.get_context(begun)
+        self._context: Any = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(
             ["skirl.store.remote.warm" if rows == "memory" else "skirl.store.remote.warm_disk"]
         )
