@@ -576,11 +576,6 @@ MISTAKES = [
         "skirl size: --step-ms is 0.0: set it to milliseconds above 0",
     ),
     M(
-        "a page that is none",
-        "skirl size synthetic:tiny --page size.pdf",
-        "skirl size: --page is 'size.pdf': name a file that ends in .html",
-    ),
-    M(
         "a report of nothing",
         "skirl report",
         "skirl report: no folder is named: write skirl report FOLDER (the folder of the run)",
@@ -653,7 +648,8 @@ MISTAKES = [
     M(
         "a benchmark asked of the command",
         "skirl bench train --json",
-        "skirl: 'bench' is not a command: benchmarks are scripts: run `python benchmarks/NAME.py` in a checkout",
+        "skirl: 'bench' is not a command: benchmarks are scripts: run `python benchmarks/NAME.py` in a checkout of skirl's"
+        " repository",
     ),
     M(
         "a table without rows",
@@ -1152,11 +1148,6 @@ MISTAKES = [
         "skirl vocab --data csv:good.csv --schema row.toml --out ids.vocab",
         'skirl vocab: every id column holds rows already, not ids (encode = "row" in the schema): there is nothing '
         "to make a vocabulary of, train without one",
-    ),
-    M(
-        "a page that is none, over files",
-        "skirl size csv:good.csv --schema s.toml --valid 20% --quiet --page size.htm",
-        "skirl size: --page is 'size.htm': name a file that ends in .html",
     ),
     M(
         "nothing to size in an empty file",

@@ -26,10 +26,10 @@ from skirl.checkpoint import folder as folders
 from skirl.checkpoint.without_model import opened
 from skirl.core.placement import Cut, Placement
 from skirl.engine.access import peek
-from skirl.sizing.checkpoint import describe
 from skirl.peers.base import Peers
 from skirl.peers.errors import PeerError
 from skirl.peers.in_process import InProcess
+from skirl.sizing.checkpoint import describe
 from skirl.tools.os_errors import NotWritten
 from skirl.tools.sealed_json import CheckpointError
 from tests.cases import cases
