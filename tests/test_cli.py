@@ -21,7 +21,7 @@ from skirl import cli
 from skirl.checkpoint import numbers
 from skirl.checkpoint.folder import header, read
 from skirl.engine.engine import Damaged
-from skirl.measure.sizing.commands import Size
+from skirl.sizing.commands import Size
 from skirl.sweep.command import SweepCommand
 from skirl.tools import command_line
 from skirl.tools.flags import Flag, _choices, flags_of, option
@@ -58,7 +58,7 @@ def one_line(text: str) -> str:
 # Words.
 
 
-@pytest.mark.parametrize("name", ["train", "size", "export", "bench rows"])
+@pytest.mark.parametrize("name", ["train", "size", "export"])
 def test_flags_that_are_not_given_have_the_values_that_all_flags_would_be_read_to(name, monkeypatch):
     """Tyro is told only about flags that a command line contains."""
     flags = {n: flag for n, flag in flags_of(cli._command(name)).items() if flag.default is not MISSING}
@@ -100,8 +100,8 @@ def test_python_m_is_the_command():
     [
         ([], "no command is named"),
         (["trian"], "'trian' is not a command; did you mean 'train'?"),
-        (["bench"], "'bench' is a group of commands: name one of those below"),
-        (["bench", "trafic"], "did you mean 'bench traffic'?"),
+        (["bench", "train"], "'bench' is not a command: benchmarks are scripts: run `python benchmarks/NAME.py`"),
+        (["simulate"], "'simulate' is not a command: measure trainers over a link"),
         (["--steps", "3"], "'--steps' is not a command"),
     ],
 )
@@ -112,11 +112,6 @@ def test_a_wrong_command_is_exit_code_2(capsys, args, said):
 
 
 def test_a_word_that_begins_several_commands_lists_these(capsys):
-    assert exit_code("bench", "--help") == 0
-    shown = capsys.readouterr().out
-    assert "\n  bench train " in shown and "\n  bench faults " in shown and "\n  train " not in shown
-    assert exit_code("bench", "trafic") == 2
-    assert "\n  bench traffic " in capsys.readouterr().err
     assert exit_code("place", "--help") == 0
     assert "skirl place calibrate, skirl place tables" in one_line(capsys.readouterr().out)
 
@@ -296,8 +291,6 @@ def test_help_is_grouped_and_begins_with_the_flags_that_are_used_most(capsys):
         ("sweep", "SWEEP DATA MODEL LEARNING CACHE DEVICE EVALUATION SAVE OUTPUT"),
         ("place", "DATA LEARNING CACHE SITES OUTPUT"),
         ("place tables", "COSTS CUTS SEARCH OUTPUT"),
-        ("bench train", "TRAINING TIMING OUTPUT"),
-        ("bench dedup", "FILES TRAINING OUTPUT"),
     ],
 )
 def test_help_of_a_long_command_begins_with_its_common_flags(name, groups, capsys):
@@ -355,8 +348,7 @@ def test_help_and_a_wrong_flag_need_no_torch():
         import sys
         from skirl import cli
         asked = [(f"{name} {flag}", code) for name in cli.COMMANDS for flag, code in (("--help", 0), ("--wrong", 2))]
-        for args, code in [*asked, ("train --resume", 2), ("bench rows --batch 0", 2), ("report none", 1),
-                           ("bench kernels --dim 0", 2), ("bench network --steps 0", 2)]:
+        for args, code in [*asked, ("train --resume", 2), ("report none", 1)]:
             assert cli.main(args.split()) == code, args
             assert not {"torch", "numba", "pyarrow"} & set(sys.modules), args
         print(len(asked))
@@ -720,27 +712,27 @@ class Command:
 @pytest.fixture
 def command_of_ours(monkeypatch):
     monkeypatch.setitem(sys.modules, "ours", SimpleNamespace(Command=Command))
-    monkeypatch.setitem(cli.COMMANDS, "bench traffic", ("ours:Command", "count"))
+    monkeypatch.setitem(cli.COMMANDS, "traffic", ("ours:Command", "count"))
 
 
 @pytest.mark.usefixtures("command_of_ours")
 def test_a_nested_command_prints_its_summary_and_fails_by_its_result(capsys):
-    assert exit_code("bench", "traffic", "--number", "7") == 0
+    assert exit_code("traffic", "--number", "7") == 0
     assert capsys.readouterr().out == "  number  7\n  is      a\n          b\n"
-    assert exit_code("bench", "traffic", "--json") == 0
+    assert exit_code("traffic", "--json") == 0
     assert json.loads(capsys.readouterr().out) == {"number": 3, "failed": None}
-    assert exit_code("bench", "traffic", "--number", "13") == 1
-    assert capsys.readouterr().err == "skirl bench traffic: it is 13\n"
+    assert exit_code("traffic", "--number", "13") == 1
+    assert capsys.readouterr().err == "skirl traffic: it is 13\n"
 
 
 @pytest.mark.usefixtures("command_of_ours")
 def test_errors_that_are_sentences_have_no_traceback_and_others_do(capsys, monkeypatch):
-    assert exit_code("bench", "traffic", "--number", "-1") == 1
-    assert capsys.readouterr().err == "skirl bench traffic: say more\n"
-    assert exit_code("bench", "traffic", "--number", "-3") == 1
-    assert capsys.readouterr().err == "skirl bench traffic: rows were lost\n"
+    assert exit_code("traffic", "--number", "-1") == 1
+    assert capsys.readouterr().err == "skirl traffic: say more\n"
+    assert exit_code("traffic", "--number", "-3") == 1
+    assert capsys.readouterr().err == "skirl traffic: rows were lost\n"
     with pytest.raises(KeyError):
-        exit_code("bench", "traffic", "--number", "-2")
+        exit_code("traffic", "--number", "-2")
     monkeypatch.setenv("SKIRL_TRACEBACK", "1")
     with pytest.raises(ValueError):
-        exit_code("bench", "traffic", "--number", "-1")
+        exit_code("traffic", "--number", "-1")

@@ -63,11 +63,6 @@ KNOWN = {
             "checkpoint.test_parts:test_one_process_reads_the_parts_of_several",
         ),
     ),
-    11: Known(
-        "what it is compared with writes nothing back",
-        ("rows on demand are not written back",),
-        ("measure.bench.test_train:test_all_modes_train_the_same_model",),
-    ),
     12: Known(
         "bags of several lengths are taken for others",
         ("bags of one feature are those of another", "an empty bag repeats the bag before"),
@@ -90,11 +85,6 @@ KNOWN = {
             "checkpoint.test_parts:test_a_trainer_that_dies_while_all_save_leaves_the_checkpoint_before",
         ),
     ),
-    15: Known(
-        "what it is compared with does other work",
-        ("modes that train another model are compared",),
-        ("measure.bench.test_train:test_losses_that_differ_fail_the_command",),
-    ),
 }
 
 
@@ -109,6 +99,7 @@ def test_each_is_planted_and_has_its_tests(number: int):
 
 
 def test_all_are_here_and_no_two_rest_on_one_fault_alone():
-    assert list(KNOWN) == list(range(1, 16))
+    # 11 and 15 are of what skirl is compared with: benchmarks/train.py refuses modes whose losses differ.
+    assert list(KNOWN) == [number for number in range(1, 15) if number != 11]
     alone = [known.planted for known in KNOWN.values() if len(known.planted) == 1]
     assert len(set(alone)) == len(alone)

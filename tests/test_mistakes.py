@@ -576,11 +576,6 @@ MISTAKES = [
         "skirl size: --step-ms is 0.0: set it to milliseconds above 0",
     ),
     M(
-        "a page that is none",
-        "skirl size synthetic:tiny --page size.pdf",
-        "skirl size: --page is 'size.pdf': name a file that ends in .html",
-    ),
-    M(
         "a report of nothing",
         "skirl report",
         "skirl report: no folder is named: write skirl report FOLDER (the folder of the run)",
@@ -645,20 +640,16 @@ MISTAKES = [
         "skirl verify: --dtype is 'bfloat16': the reference rounds nothing to 16 bits, leave --dtype out",
     ),
     M(
-        "a trace without a batch",
-        "skirl bench traffic --trace ids.npy",
-        "skirl bench traffic: --batch is missing: add --batch INT (accesses in a batch; a last, shorter batch is dropped)",
-    ),
-    M(
         "costs of tables asked of a store's command",
         "skirl place calibrate --minutes 1",
         "skirl place calibrate: there is no flag --minutes: write skirl place costs --minutes 1 for the costs of tables; "
         "this command measures a store",
     ),
     M(
-        "a capacity in words",
-        "skirl bench traffic --capacity all",
-        "skirl bench traffic: --capacity is 'all': set it to a whole number",
+        "a benchmark asked of the command",
+        "skirl bench train --json",
+        "skirl: 'bench' is not a command: benchmarks are scripts: run `python benchmarks/NAME.py` in a checkout of skirl's"
+        " repository",
     ),
     M(
         "a table without rows",
@@ -1157,11 +1148,6 @@ MISTAKES = [
         "skirl vocab --data csv:good.csv --schema row.toml --out ids.vocab",
         'skirl vocab: every id column holds rows already, not ids (encode = "row" in the schema): there is nothing '
         "to make a vocabulary of, train without one",
-    ),
-    M(
-        "a page that is none, over files",
-        "skirl size csv:good.csv --schema s.toml --valid 20% --quiet --page size.htm",
-        "skirl size: --page is 'size.htm': name a file that ends in .html",
     ),
     M(
         "nothing to size in an empty file",

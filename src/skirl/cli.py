@@ -27,7 +27,7 @@ COMMANDS = {
         "train with a cache, with every row resident and in plain Python; compare all bits",
     ),
     "size": (
-        "skirl.measure.sizing.commands:Size",
+        "skirl.sizing.commands:Size",
         "show how much cache a run needs: traffic against cache size, and what to choose",
     ),
     "place": (
@@ -50,10 +50,6 @@ COMMANDS = {
     "place costs": (
         "skirl.placement.tables.commands:MeasureCosts",
         "measure what parts of tables cost on this machine, for `skirl place tables`",
-    ),
-    "simulate": (
-        "skirl.measure.scaling.commands:Simulate",
-        "predict the time of a step with 8 to 512 trainers and a link: what bounds it, and where the curve bends",
     ),
     "sweep": (
         "skirl.sweep.command:SweepCommand",
@@ -92,91 +88,15 @@ COMMANDS = {
     ),
     "import": ("skirl.checkpoint.commands:Import", "make a checkpoint of the rows of a trained PyTorch model"),
     "info": (
-        "skirl.sweep.info:Info",
+        "skirl.sizing.info:Info",
         "tell what a checkpoint, store, vocabulary, data file, run or sweep is",
     ),
-    "bench oracle": (
-        "skirl.measure.bench.oracle:Oracle",
-        "time the planner, in ids a second, slots and grouping included",
-    ),
-    "bench disk": (
-        "skirl.measure.bench.disk:Disk",
-        "time reads and writes through the disk store, compared with the device's own rates",
-    ),
-    "bench train": (
-        "skirl.measure.bench.train:TrainSpeed",
-        "time training, compared with all rows resident, torch, FBGEMM, LRU and rows on demand",
-    ),
-    "bench curves": (
-        "skirl.measure.bench.curves:Curves",
-        "measure the CPU time of a step as batch, tables, dim, depth, rows and threads grow",
-    ),
-    "bench traffic": (
-        "skirl.measure.bench.traffic:Traffic",
-        "count the rows that each policy fetches on a trace of ids",
-    ),
-    "bench rows": (
-        "skirl.measure.bench.rows:RowsSpeed",
-        "time the embedding step, compared with FBGEMM and nn.EmbeddingBag",
-    ),
-    "bench dedup": (
-        "skirl.dedup.bench:Dedup",
-        "time lists that repeat in a batch, looked up once, compared with the same batches expanded",
-    ),
-    "bench kernels": (
-        "skirl.measure.bench.kernels:Kernels",
-        "time the kernels of a GPU, compared with the rate at which it copies memory",
-    ),
-    "bench checkpoint": (
-        "skirl.measure.bench.checkpoint:Checkpoint",
-        "measure how long a checkpoint pauses training, its bytes and its memory",
-    ),
-    "bench faults": (
-        "skirl.measure.bench.faults:Faults",
-        "kill, stop and cut off trainers, launchers and nodes; every run has to end with the same bits",
-    ),
-    "bench node-faults": (
-        "skirl.measure.bench.memory_faults:NodeFaults",
-        "kill, stop, cut off and empty memory nodes; every run has to end with the same bits",
-    ),
-    "bench readers": (
-        "skirl.measure.bench.readers:Readers",
-        "time reading text and Parquet, compared with TorchRec, and measure memory over a long stream",
-    ),
-    "bench network": (
-        "skirl.measure.bench.network:Network",
-        "measure what trainers exchange, and the sum of dense gradients next to the backend's own",
-    ),
-    "bench link": (
-        "skirl.measure.bench.link:LinkSpeed",
-        "time trainers over a link of limited rate, compared with the least that compute, bytes and cores allow",
-    ),
-    "bench serve": (
-        "skirl.measure.bench.serve:ServeSpeed",
-        "time calls to a memory node, compared with a gather and a memcpy, and torch's default transports",
-    ),
-    "bench serve-large": (
-        "skirl.measure.bench.serve_large:ServeLarge",
-        "train on memory nodes with disks, with ten times the caches in touched rows, and measure each process's memory",
-    ),
-    "bench serve-link": (
-        "skirl.measure.bench.serve_link:ServeLink",
-        "time training over a link of limited rate to a memory node, compared with the least that compute, bytes and cores "
-        "allow",
-    ),
-    "bench place": (
-        "skirl.placement.bench:PlaceBench",
-        "compare planned loads of sites with those of an executed run, and placements with each other",
-    ),
-    "bench sweep": (
-        "skirl.sweep.bench:SweepBench",
-        "measure what a race of variants saves, and how often it drops the best",
-    ),
-    "bench start": (
-        "skirl.measure.bench.start:Start",
-        "time compiling and loading the kernels of a first training step",
-    ),
 }
+GONE = {
+    "bench": "benchmarks are scripts: run `python benchmarks/NAME.py` in a checkout of skirl's repository",
+    "simulate": "measure trainers over a link: run `python benchmarks/link.py` in a checkout of skirl's repository",
+}
+"""What to use instead of words that are no commands here, by the words."""
 NOBODY_READS = 128 + 13
 """The exit code that shells report for a process killed by SIGPIPE: `skirl train | head` ends as `yes | head` does."""
 LAUNCH = "launch"
@@ -240,6 +160,9 @@ def _main(args: list[str]) -> int:
         return _print(f"skirl {import_module('skirl.tools.sealed_json').skirl_version()}")
     if args in (["-h"], ["--help"]):
         return _print(_overview())
+    if gone := next((words for n in (2, 1) if (words := " ".join(args[:n])) in GONE), None):
+        print(f"skirl: {gone!r} is not a command: {GONE[gone]}", file=sys.stderr)
+        return 2
     words = next((n for n in (2, 1) if " ".join(args[:n]) in COMMANDS), 0)
     if not words:
         return _print(_overview(args[0])) if args[1:] in (["-h"], ["--help"]) and _family(args[0]) else _unknown(args)

@@ -26,8 +26,8 @@ from skirl.checkpoint import folder as folders
 from skirl.checkpoint.without_model import opened
 from skirl.core.placement import Cut, Placement
 from skirl.engine.access import peek
-from skirl.measure.info.checkpoint import describe
 from skirl.peers.base import PeerError, Peers
+from skirl.sizing.checkpoint import describe
 from skirl.tools.os_errors import NotWritten
 from skirl.tools.sealed_json import CheckpointError
 from tests.cases import cases

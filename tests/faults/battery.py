@@ -218,9 +218,7 @@ def trainers(shift: int) -> dict[str, Callable[[], object]]:
     """Return checks of several trainers in threads, some with shards that are not a whole subtree, against the plain
     reference."""
     from skirl.data import Synthetic
-    from skirl.measure.bench.train import TrainSpeed
     from tests.data.test_share import check_shards
-    from tests.measure.bench.test_train import SMALL, test_what_counts_as_agreement
     from tests.oracle.test_share import check_plans
     from tests.pipeline.test_shards import test_random_numbers_do_not_depend_on_the_trainer as random_numbers
     from tests.test_trainers import RETURNING, Case, check, together
@@ -233,10 +231,6 @@ def trainers(shift: int) -> dict[str, Callable[[], object]]:
     def too_small() -> None:
         with pytest.raises((DoesNotFit, FailedElsewhere), match=r"rank [01]"):
             together(Case(shards=2, cache=4, depth=1, steps=2, patience=runs.PATIENCE))
-
-    def modes() -> None:
-        tiny = SMALL | {"batch": 16, "warm": 4, "slice": 2, "rounds": 2, "modes": "resident,on_demand"}
-        assert TrainSpeed(**tiny).run()["losses_agree"]
 
     cases = {
         "three trainers": Case(trainers=3, shards=8, optimizer=Adam(lr=0.05), cache=40, steps=4, lost=0.3),
@@ -251,8 +245,6 @@ def trainers(shift: int) -> dict[str, Callable[[], object]]:
         "a step that overflows": lambda: overflows(3, None),
         "a cache that is too small": too_small,
         "shards of data": lambda: check_shards(Synthetic("tiny", 8, batches=3), 8, 4, 2),
-        "modes of a benchmark": modes,
-        "what agrees": test_what_counts_as_agreement,
     }
 
 

@@ -10,12 +10,7 @@ KNOWN = [
           "self._together.failure = error", "", "a cache that is too small"),
     Fault("rows and ids travel on one channel, in any order", "engine.exchange:__init__",
           "peers.channel('moves')", "peers.channel('ids')", "naps"),
-    Fault("rows on demand are not written back", "measure.bench.modes:_WritesBack.backward_done",
-          "self.engine.store.write(...)", "", "modes of a benchmark"),
     Fault("a trainer reads its shards in another order", "data.share:Shards.cuts",
           "range(self.first * each, self.last * each, each)", "range(self.first * each, self.last * each, each)[::-1]",
           "shards of data"),
-    Fault("modes that train another model are compared", "measure.bench.train:agree",
-          "same and all((value <= AGREE for value in difference(losses).values()))",
-          "all((value <= AGREE for value in difference(losses).values()))", "what agrees"),
 ]  # fmt: skip

@@ -16,7 +16,7 @@ import skirl
 from skirl import cli
 from skirl.data.commands import ConvertToFile, Vocab
 from skirl.data.flags import DataFlags
-from skirl.measure.info.commands import Info
+from skirl.sizing.info import Info
 from skirl.train.commands import Train
 from skirl.train.predict_commands import Evaluate, Predict
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 import numpy as np
 from hypothesis import strategies as st
@@ -10,10 +11,13 @@ from skirl import Table
 from skirl.core.placement import Cut, Placement
 from skirl.core.positions import Positions
 from skirl.core.tables import ROW_BITS, Schema
-from skirl.measure.bench.driven import Owner
-from skirl.oracle.options import Plan
+from skirl.oracle.options import Plan, Vote
+from skirl.oracle.planner import Planner, bank_planners
+from skirl.oracle.seen import Seen
 from skirl.oracle.step import Step
-from skirl.oracle.together import Joined
+from skirl.oracle.together import Joined, Together
+
+Item = TypeVar("Item")
 
 # Three banks: dim 4 has small tables and a large one, dim 8 one whose rows need 48 bits, dim 16 one in between.
 TABLES = (("a", 40, 4), ("b", 50, 8), ("c", 1_000_000_000, 4), ("d", 7, 4), ("e", 1 << 48, 8), ("f", 1 << 32, 16))
@@ -26,6 +30,49 @@ Ids = list[list[int]]
 """One trainer's keys in one batch, by bank."""
 Batch = list[Ids]
 """The keys of all trainers in one batch."""
+
+
+class Owner(Generic[Item]):
+    """One of several owners that take turns planning in one thread; the caller passes messages between them."""
+
+    def __init__(self, schema: Schema, rank: int, placement: Placement, capacities: Sequence[int], plan: Plan) -> None:
+        self.together = Together([schema], rank, placement, _not_called)
+        self._plan = plan
+        self._planner: Planner[tuple[Item, Joined]] = Planner(
+            bank_planners(schema, capacities, plan, Seen(schema), share=self.together.share), plan
+        )
+        self._planner.due = 0
+
+    def vote(self) -> Vote:
+        """Return its vote on the window, which travels with the next batch."""
+        return self._planner.vote()
+
+    def add(self, item: Item, batch: Joined, nbytes: int, next_uses: list[np.ndarray] | None = None) -> None:
+        """Add a batch after its exchange. The other arguments are those of `Planner.add`."""
+        self.together.decide(self._plan, batch)
+        self._planner.due = self.together.due
+        self._planner.add((item, batch), batch.banks, nbytes, next_uses)
+
+    def end(self) -> None:
+        """Say that no more batches will come."""
+        self._planner.end()
+
+    def next(self) -> tuple[Item, Joined, list[Step]] | None:
+        """Return the next batch and its Steps, one per bank. None if it is not due yet, or if all are planned."""
+        planned = self._planner.next()
+        if planned is None:
+            return None
+        self.together.step_planned()
+        (item, batch), steps = planned
+        return item, batch, steps
+
+    def executed(self, number: int) -> None:
+        """Say that the steps before `number` are done."""
+        self._planner.executed(number)
+
+
+def _not_called(given: Sequence[np.ndarray]) -> list[np.ndarray]:
+    raise AssertionError("all ranks are here: nothing is exchanged")
 
 
 def key_of(table: int, row: int) -> int:

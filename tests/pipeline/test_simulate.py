@@ -1,4 +1,4 @@
-"""The simulator's counts match the planner's Steps, and its MIN and LRU match independent code."""
+"""The simulator's counts match the planner's Steps, and its MIN and LRU match those of brute force."""
 
 import numpy as np
 import pytest
@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from skirl import Table
 from skirl.core.tables import Schema
-from skirl.measure.bench.traffic import independent_counts
 from skirl.oracle.options import Plan
 from skirl.pipeline.simulate import Totals, planned, simulate
+from tests.oracle import brute
 
 ROWS = 40
 SCHEMA = Schema.of([Table("a", ROWS, 4)])
@@ -22,18 +22,15 @@ def cut(trace: list[int], batch: int) -> list[list[np.ndarray]]:
 
 
 @given(trace=traces, batch=st.integers(1, 6), spare=st.integers(0, 12))
-def test_min_and_lru_are_those_of_independent_code(trace, batch, spare):
-    counted = independent_counts()
-    assert counted is not None, "the tests run from a checkout"
+def test_min_and_lru_are_those_of_brute_force(trace, batch, spare):
     capacity = batch + spare
     batches = cut(trace, batch)
-    ids = np.array(trace)
-    assert simulate(SCHEMA, batches, [capacity], Plan("epoch")).fetched == counted.minimum(ids, batch, capacity)
-    all_of_it = Plan(len(batches), ramp=False)
-    assert simulate(SCHEMA, batches, [capacity], all_of_it).fetched == counted.minimum(ids, batch, capacity)
-    assert simulate(SCHEMA, batches, [capacity], Plan(3, policy="lru")).fetched == counted.least_recent(
-        ids, batch, capacity
-    )
+    ids = [part.tolist() for (part,) in batches]
+    for plan in (Plan("epoch"), Plan(len(batches), ramp=False)):
+        fetched = simulate(SCHEMA, batches, [capacity], plan).fetched
+        assert fetched == brute.refetches(brute.belady(ids, capacity))
+    fetched = simulate(SCHEMA, batches, [capacity], Plan(3, policy="lru")).fetched
+    assert fetched == brute.refetches(brute.lru(ids, capacity))
 
 
 @given(trace=traces, batch=st.integers(1, 6), spare=st.integers(0, 12), depth=windows, hold=st.integers(0, 30))

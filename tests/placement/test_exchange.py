@@ -5,11 +5,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from skirl.measure.bench import wire
 
 from skirl.core.batch import KeyedJagged
 from skirl.core.placement import Placement
 from skirl.core.tables import Table
-from skirl.measure.bench import wire
 from skirl.placement.bench_exchange import counted_of
 from skirl.placement.exchange import ExchangeCount, ids_of
 

@@ -19,11 +19,11 @@ import torch
 from skirl.checkpoint import best, dense, folder
 from skirl.checkpoint.codec import decode
 from skirl.checkpoint.without_model import opened
+from skirl.sizing.info import Info
 from skirl.sweep.best import Bests
 from skirl.sweep.checkpoint import of_one
 from skirl.sweep.command import Export, SweepCommand
 from skirl.sweep.crew import Crew
-from skirl.sweep.info import Info
 from skirl.sweep.names import HEADER
 from skirl.sweep.race import Race
 from skirl.sweep.report import as_text, report

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from skirl.store.remote import part as parts
 from skirl.store.remote.meeting import VERSION, Meeting
@@ -47,7 +47,17 @@ class Served:
 
 
 class Node:
-    """One of the nodes that meet at a meeting point. Call its methods from one thread only."""
+    """One of the nodes that meet at a meeting point. Call its methods from one thread only.
+
+    **Arguments**
+
+    - `meeting`: the meeting point.
+    - `number`, `nodes`: number of this node, and how many there are.
+    - `rows`: where rows are kept: memory, or disk:FOLDER.
+    - `limit`: bytes of memory for the rows of all owners. None: no limit.
+    - `patience`: seconds that a call may take.
+    - `body`: what the process of a part runs, such as `part.run`. Tests replace it.
+    """
 
     def __init__(
         self,
@@ -59,13 +69,12 @@ class Node:
         limit: int | None = None,
         patience: float = 60.0,
         body: Callable[..., None] = parts.run,
-        begun: Literal["forkserver", "fork"] = "forkserver",
     ) -> None:
         self.number, self.nodes = number, nodes
         self.served: dict[int, Served] = {}
         """The part of each owner."""
         self._meeting, self._rows, self._limit, self._patience, self._body = meeting, rows, limit, patience, body
-        self._context: Any = multiprocessing.get_context(begun)
+        self._context: Any = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(
             ["skirl.store.remote.warm" if rows == "memory" else "skirl.store.remote.warm_disk"]
         )

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -16,12 +16,21 @@ from skirl.store.remote.wire import Address
 from skirl.tools.processes import die_with_parent
 
 SERVE = ("-m", "skirl", "serve")
-Start = Callable[[list[str], Path | None], Any]
-"""Starts a process, given the arguments of `python` and a file for its output. Returns an object like `subprocess.Popen`."""
 
 
 class StartedNodes:
-    """Some nodes, kept running as by a supervisor."""
+    """Some nodes, kept running as by a supervisor.
+
+    **Arguments**
+
+    - `count`: number of nodes.
+    - `host`: where they meet; by default loopback, so that no other machine can join.
+    - `rows`: where each keeps rows, as for `skirl serve --rows`. {} is replaced by the node's number.
+    - `patience`: seconds that a call may take.
+    - `log`: folder for their output. None: the standard error.
+    - `within`: command in which to run each node, such as one that enters a network namespace.
+    - `words`: arguments of `python` that run a node.
+    """
 
     def __init__(
         self,
@@ -31,23 +40,19 @@ class StartedNodes:
         rows: str = "memory",
         patience: float = 60.0,
         log: Path | None = None,
-        start: Start | None = None,
         within: Sequence[str] = (),
         words: Sequence[str] = SERVE,
-        watched: bool = True,
     ) -> None:
         self.count = count
         self.address = Address(host, free_port() if host == "127.0.0.1" else 29400)
         self.held: set[int] = set()
         """Nodes that are not restarted."""
         self._rows, self._patience, self._log, self._within, self._words = rows, patience, log, within, words
-        self._start = start or self._popen
         self._lock = threading.Lock()
         self._over = threading.Event()
         self.processes = [self._begin(node) for node in range(count)]
-        self._watch = threading.Thread(target=self._supervise, daemon=True) if watched else None
-        if self._watch is not None:
-            self._watch.start()
+        self._watch = threading.Thread(target=self._supervise, daemon=True)
+        self._watch.start()
 
     @property
     def spec(self) -> str:
@@ -57,10 +62,7 @@ class StartedNodes:
     def _begin(self, node: int) -> Any:
         words = [*self._words, str(self.address), "--nodes", str(self.count), "--node", str(node)]
         words += ["--rows", self._rows.replace("{}", str(node)), "--patience", f"{self._patience:g}"]
-        return self._start(words, None if self._log is None else self._log / f"node-{node}.log")
-
-    def _popen(self, words: list[str], log: Path | None) -> Any:
-        out = None if log is None else log.open("ab")
+        out = None if self._log is None else (self._log / f"node-{node}.log").open("ab")
         try:
             return subprocess.Popen(
                 [*self._within, sys.executable, *words], stdout=out or 2, stderr=out, preexec_fn=die_with_parent
@@ -96,8 +98,7 @@ class StartedNodes:
     def end(self) -> None:
         """Kill all nodes, and wait for them."""
         self._over.set()
-        if self._watch is not None:
-            self._watch.join()
+        self._watch.join()
         for node, process in enumerate(self.processes):
             pids = self.family(node) if process.poll() is None else []
             for pid in pids:
@@ -141,27 +142,3 @@ def _children() -> Mapping[int, list[int]]:
                 parent = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1]
                 children.setdefault(int(parent), []).append(int(name))
     return children
-
-
-def cpu_of(pids: Sequence[int]) -> float:
-    """Return the CPU time that all threads of some processes have used, in seconds.
-
-    >>> 0 < cpu_of([os.getpid()]) < 1e9
-    True
-    """
-    total = 0
-    for pid in pids:
-        with suppress(OSError):
-            for task in os.listdir(f"/proc/{pid}/task"):
-                with suppress(OSError, ValueError):
-                    total += int(Path(f"/proc/{pid}/task/{task}/schedstat").read_text().split()[0])
-    return total / 1e9
-
-
-def private_memory_of(pid: int) -> int:
-    """Return the bytes of a process's memory that no file backs, or 0 if the process is gone."""
-    with suppress(OSError, ValueError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("RssAnon"):
-                return int(line.split()[1]) << 10
-    return 0

@@ -1,0 +1,340 @@
+"""Claim: skirl hides a slow link between trainers, and where the link is the limit it gains what it saves in bytes.
+
+`--part trainers` ("Several trainers" in docs/benchmarks.md): two trainers in network namespaces with a token bucket between
+them; the time of a step is compared with its roof, the least that compute, wire and cores allow. It needs `ip` and `tc`.
+`--part bound` ("Where the link is the limit"): train.py behind an emulated link of 100 Mbit/s, for three sizes of the cache.
+"""
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from common import at_least_one, main, processes, result
+from skirl.core.batch import Batch
+from skirl.core.optim import RowwiseAdagrad
+from skirl.data.synthetic import Synthetic
+from skirl.nn.collection import EmbeddingBagCollection
+from skirl.peers.base import Alone, Peers
+from skirl.peers.job import trainers, using
+from skirl.pipeline.lookahead import lookahead
+from skirl.store import Link
+from skirl.tools.machine import cores
+from train import TrainSpeed
+
+WAYS = ("hidden", "all_critical")
+"""How trainers take turns: as skirl trains, and with nothing that travels early or late."""
+LOOPBACK = "loopback"
+EDGE = 2
+"""Untimed steps at the beginning of a turn, in which data of the previous turn is still on its way."""
+READ = 16
+"""Different batches, which repeat."""
+ADDRESS = "10.211.37.{}"
+"""Addresses of the trainers, which nobody else sees."""
+BURST = 0.0005
+"""Size of the bucket in seconds of the rate: about what a network card sends at once."""
+LEAST_BURST = 128 << 10
+"""Minimum size of the bucket in bytes: twice what the system hands over in one piece."""
+BOUND = {
+    "modes": "skirl,serial,resident,on_demand,lru", "threads": 1, "link": "100Mbit,100us", "dim": 64, "rows_scale": 0.25,
+    "batch": 128, "rounds": 6, "slice": 16, "warm": 450, "depth": 128,
+}  # fmt: skip
+"""Flags of train.py for `--part bound`: the rate is low enough that bytes decide, whatever the machine."""
+
+
+@dataclass(frozen=True)
+class LinkSpeed:
+    """Time of trainers over links of limited rate, and of one trainer whose store is behind one."""
+
+    part: Literal["trainers", "bound"] = "trainers"
+    """trainers: two of them over real links; bound: one behind an emulated link, with several caches."""
+    links: tuple[str, ...] = ("1Gbit,0us", "10Gbit,0us")
+    """Rate and delay of each link to measure, such as 1Gbit,100us; loopback sets no limit."""
+    dense: tuple[int, ...] = (100_000, 400_000, 1_600_000)
+    """Numbers of dense weights in the model, one measurement for each."""
+    batch: int = 4096
+    """Samples in a step, over both trainers."""
+    dim: int = 64
+    """Numbers in a row."""
+    steps: int = 16
+    """Steps in a turn."""
+    rounds: int = 3
+    """Timed turns of each way."""
+    ways: tuple[Literal["hidden", "all_critical"], ...] = WAYS
+    """hidden: as skirl trains; all_critical: nothing travels early or late."""
+    caches: tuple[int, ...] = (1, 10, 50)
+    """For part bound: caches, in percent of the touched rows."""
+    seed: int = 0
+    """Seed of ids and weights."""
+    json: bool = False
+    """Print one line of JSON."""
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "batch", "dim", "steps", "rounds")
+        for link in self.links:
+            if link != LOOPBACK:
+                Link.parse(link)
+
+    def run(self) -> dict[str, Any]:
+        """Measure each link with each dense size, or each cache, in sequence."""
+        if self.part == "bound":
+            found = {str(percent): TrainSpeed(cache=f"touched:{percent}%", **BOUND).run() for percent in self.caches}
+            met = all(of["vs_on_demand"] >= 0.9 * of["byte_ratio_on_demand"] for of in found.values())
+            return result("link", self, "part caches", met=met, by_cache=found)
+        if any(link != LOOPBACK for link in self.links) and (why := why_not()):
+            raise OSError(f"links is {self.links}, and {why}: set it to {LOOPBACK}, which needs none")
+        points = [point for link in self.links for point in self._points(link)]
+        return result(
+            "link", self, "part links dense batch dim steps rounds ways seed",
+            vs_roof=max(point["vs_roof"] for point in points),
+            critical_share=max(point["critical_share"] for point in points),
+            vs_all_critical=[point["vs_all_critical"] for point in points],
+            points=points,
+        )  # fmt: skip
+
+    def _points(self, link: str) -> list[dict[str, Any]]:
+        emulated = Link() if link == LOOPBACK else Link.parse(link)
+        jobs = [
+            Job(dense, self.batch, self.dim, steps=self.steps, rounds=self.rounds, delay=emulated.delay, seed=self.seed)
+            for dense in self.dense
+        ]
+        words = [__file__, "child", json.dumps([asdict(job) for job in jobs]), ",".join(self.ways)]
+        with nullcontext([]) if link == LOOPBACK else two_namespaces(emulated.rate) as names:
+            host = ADDRESS.format(1) if names else "127.0.0.1"
+            ranks = zip(*processes(2, words, names, host), strict=True)
+        return [
+            {"link": link, "dense": dense, **judged(of_all, self.ways, emulated)}
+            for dense, of_all in zip(self.dense, ranks, strict=True)
+        ]
+
+
+def judged(ranks: Sequence[dict[str, Any]], ways: Sequence[str], link: Link) -> dict[str, Any]:
+    """Compare the time of a step with its roof; the headline ratios are those of the first way."""
+    local = max(rank["local"]["seconds"] for rank in ranks)
+    out = {}
+    for way in ways:
+        together = [rank[way] for rank in ranks]
+        busiest = max(sum(rank[side].values()) for rank in together for side in ("sent", "received"))
+        roof = {
+            "compute": local, "wire": busiest / link.rate, "cores": sum(rank["cpu"] for rank in together) / cores(),
+        }  # fmt: skip
+        seconds = max(rank["seconds"] for rank in together)
+        shares = {name: max(rank["waited"][name] for rank in together) / seconds for name in together[0]["waited"]}
+        out[way] = {
+            "seconds": seconds,
+            "roof": roof,
+            "bound": max(roof, key=lambda name, roof=roof: roof[name]),
+            "vs_roof": seconds / max(roof.values()),
+            "critical_share": shares["rows"],
+            "dense_share": shares["dense"],
+            "bytes": {name: sum(rank["sent"][name] for rank in together) for name in together[0]["sent"]},
+        }
+    first, both = out[ways[0]], all(way in out for way in WAYS)
+    return {
+        "vs_roof": first["vs_roof"],
+        "bound": first["bound"],
+        "critical_share": first["critical_share"],
+        "vs_all_critical": out["all_critical"]["seconds"] / out["hidden"]["seconds"] if both else None,
+        "ways": out,
+    }
+
+
+@dataclass(frozen=True)
+class Job:
+    """The work of every trainer; `delay`: seconds that each message takes on top of its bytes."""
+
+    dense: int = 400_000
+    batch: int = 4096
+    dim: int = 64
+    rows_scale: float = 0.1
+    steps: int = 16
+    rounds: int = 3
+    delay: float = 0.0
+    seed: int = 0
+
+    @property
+    def source(self) -> Synthetic:
+        """The stream of batches."""
+        return Synthetic("criteo-kaggle", self.batch, batches=READ, seed=self.seed, rows_scale=self.rows_scale)
+
+
+class TwoLayers(nn.Module):
+    """Two dense layers over the rows."""
+
+    def __init__(self, embeddings: EmbeddingBagCollection, width: int, dense: int) -> None:
+        super().__init__()
+        self.embeddings = embeddings
+        hidden = max(1, dense // (width + 2))
+        self.layers = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, 1))
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Return the logit of each sample."""
+        return self.layers(self.embeddings(batch.sparse).stacked().flatten(1)).squeeze(1)
+
+
+class Again:
+    """A loader that yields the same batches over and over."""
+
+    yields_fresh = True
+
+    def __init__(self, batches: Sequence[Batch]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        while True:
+            yield from self._batches
+
+
+class Way:
+    """One way to train, step by step; with `Alone` all rows are local."""
+
+    def __init__(self, job: Job, peers: Peers, parts: Sequence[Batch], stack: ExitStack) -> None:
+        self.peers, self._steps = peers, job.steps
+        tables = job.source.tables(job.dim)
+        rows = min(sum(table.rows for table in tables), 26 * job.batch * READ)
+        with using(peers):
+            embeddings = EmbeddingBagCollection(tables, optimizer=RowwiseAdagrad(lr=0.02), cache=rows, seed=job.seed)
+        self._exchange = embeddings.engine.exchange
+        torch.manual_seed(job.seed)
+        self.model = TwoLayers(embeddings, len(tables) * job.dim, job.dense)
+        self._dense = torch.optim.SGD(self.model.layers.parameters(), lr=0.01)
+        stack.callback(embeddings.close)
+        self._batches = iter(stack.enter_context(lookahead(Again(parts), self.model, depth=8, shards=peers.size)))
+
+    def turn(self, way: str = WAYS[0]) -> dict[str, Any]:
+        """Train a turn and return its averages per step: time, bytes sent and received, and waits."""
+        if self._exchange is not None:
+            self._exchange.all_critical = way == "all_critical"
+        for _ in range(EDGE):
+            self._trained()
+        self._let_move()
+        before, used, began = self._counted(), time.process_time(), time.perf_counter()
+        for _ in range(self._steps):
+            self._trained()
+        waited = self._counted()
+        seconds, cpu = time.perf_counter() - began, time.process_time() - used
+        self._let_move()
+        after = self._counted()
+        moved = {
+            side: {name: (after[name][n] - before[name][n]) / self._steps for name in after}
+            for n, side in enumerate(("sent", "received"))
+        }
+        waits = {name: (waited[name][2] - before[name][2]) / self._steps for name in waited}
+        return {"seconds": seconds / self._steps, "cpu": cpu / self._steps, **moved, "waited": waits}
+
+    def _let_move(self) -> None:
+        """Wait for all background transfers, so that the bytes counted belong to exactly these steps."""
+        while self._exchange is not None and not self._exchange.moved:
+            time.sleep(1e-4)
+
+    def _counted(self) -> dict[str, tuple[int, int, float]]:
+        channels = {name: of for name, of in self.peers.counted().items() if name != "start"}
+        return {
+            name: (sum(of["bytes_sent"]), sum(of["bytes_received"]), of["seconds"]) for name, of in channels.items()
+        }
+
+    def _trained(self) -> None:
+        batch = next(self._batches)
+        loss = binary_cross_entropy_with_logits(self.model(batch), batch.labels)
+        loss.backward()
+        self._dense.step()
+        self._dense.zero_grad()
+        loss.item()
+
+
+def of_rank(job: Job, peers: Peers, ways: Sequence[str]) -> dict[str, Any]:
+    """Measure one trainer alone and with the others in each way, taking turns. Return the medians."""
+    torch.set_num_threads(1)
+    parts = list(job.source.sharded(peers.rank, peers.rank + 1, peers.size))
+    turns: dict[str, list[dict[str, Any]]] = {name: [] for name in ("local", *ways)}
+    with ExitStack() as stack:
+        local, together = Way(job, Alone(), parts, stack), Way(job, peers, parts, stack)
+        for _ in range(1 + job.rounds):
+            for name, of in turns.items():
+                peers.channel("start").exchange([np.zeros(0, np.uint8)] * peers.size, f"before {name}")
+                of.append(local.turn() if name == "local" else together.turn(name))
+    return {name: _middle(of[1:]) for name, of in turns.items()}
+
+
+def _middle(turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the median of each figure over the turns."""
+    return {
+        name: _middle([turn[name] for turn in turns])
+        if isinstance(first, dict)
+        else statistics.median(turn[name] for turn in turns)
+        for name, first in turns[0].items()
+    }
+
+
+class Later:
+    """A transfer that is done no earlier than after a delay, as over a longer cable."""
+
+    def __init__(self, work: Any, seconds: float) -> None:
+        self._work, self._due = work, time.perf_counter() + seconds
+
+    def wait(self) -> None:
+        self._work.wait()
+        while (left := self._due - time.perf_counter()) > 0:
+            time.sleep(left)
+
+
+def why_not() -> str | None:
+    """Return why no network namespace can be made here, or None if it can."""
+    if not (shutil.which("ip") and shutil.which("tc")):
+        return "network namespaces need the commands ip and tc"
+    name = f"skirl-{os.getpid()}-try"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
+    if made.returncode:
+        return f"no network namespace can be made here: {made.stderr.strip()}"
+    _run("ip", "netns", "del", name)
+    return None
+
+
+def _run(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        raise OSError(f"`{' '.join(words)}` failed: {done.stderr.strip() or done.stdout.strip()}")
+
+
+@contextmanager
+def two_namespaces(rate: float) -> Iterator[list[str]]:
+    """Make two network namespaces with a link of so many bytes per second between them and yield their names."""
+    names = [f"skirl-{os.getpid()}-{n}" for n in range(2)]
+    try:
+        for name in names:
+            _run("ip", "netns", "add", name)
+            _run("ip", "-n", name, "link", "set", "lo", "up")
+        _run("ip", "link", "add", "wire", "netns", names[0], "type", "veth", "peer", "name", "wire", "netns", names[1])
+        burst = max(LEAST_BURST, int(rate * BURST))
+        for n, name in enumerate(names):
+            _run("ip", "-n", name, "addr", "add", f"{ADDRESS.format(n + 1)}/24", "dev", "wire")
+            _run("ip", "-n", name, "link", "set", "wire", "up")
+            limit = ("rate", f"{int(8 * rate)}bit", "burst", str(burst), "latency", "50ms")
+            _run("ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", "wire", "root", "tbf", *limit)
+        yield names
+    finally:
+        for name in names:
+            with suppress(OSError):
+                _run("ip", "netns", "del", name)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["child"]:
+        jobs, peers = [Job(**given) for given in json.loads(sys.argv[2])], trainers()
+        for channel in peers.channels.values() if jobs[0].delay else ():
+            channel._move = lambda *args, move=channel._move: Later(move(*args), jobs[0].delay)
+        print(json.dumps([of_rank(job, peers, sys.argv[3].split(",")) for job in jobs]))
+    else:
+        main(LinkSpeed)

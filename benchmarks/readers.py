@@ -1,0 +1,160 @@
+"""Claim: text and Parquet are read far faster than TorchRec's preprocessing reads text ("Readers" in docs/benchmarks.md).
+
+Memory stays the same however much is read.
+"""
+
+import gc
+import os
+import tempfile
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from common import Stopwatch, at_least_one, main, result
+from skirl.data.commands import ConvertToFile
+from skirl.data.flags import DataFlags
+from skirl.data.synthetic import Synthetic
+from skirl.tools.machine import peak_bytes
+
+OTHERS = ("torchrec", "iopath")
+
+
+@dataclass
+class Readers:
+    """Rows per second from files to batches, and memory over a long stream."""
+
+    samples: int = 300_000
+    """Rows in the file."""
+    peer_samples: int = 20_000
+    """Rows for TorchRec to read, which holds them as Python lists."""
+    batch: int = 4096
+    """Samples in a batch."""
+    rounds: int = 5
+    """Number of times that each reader reads the file; the median is reported."""
+    stream_gb: float = 1.0
+    """Gigabytes of text to read to see whether memory grows; 0 skips this."""
+    workers: int = 0
+    """Processes that read files; with 0 this process reads them."""
+    seed: int = 0
+    json: bool = False
+    """Print one line of JSON."""
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "samples", "peer_samples", "batch", "rounds")
+        if not 0 <= self.stream_gb <= 10_000:
+            raise ValueError(f"stream_gb is {self.stream_gb}: set it between 0 and 10000")
+
+    def run(self) -> dict[str, Any]:
+        """Write the file in each form and time reading each, TorchRec last."""
+
+        torch.set_num_threads(1)
+        with tempfile.TemporaryDirectory(prefix="skirl-readers-") as folder:
+            text = Path(folder) / "day_0.tsv"
+            lines = criteo_lines(self.samples, self.seed)
+            text.write_bytes(b"".join(lines))
+            few = Path(folder) / "few.tsv"
+            few.write_bytes(b"".join(lines[: self.peer_samples]))
+            del lines
+            rows, prints = f"{folder}/rows.parquet", f"{folder}/fingerprints.parquet"
+            ConvertToFile(f"criteo:{text}", rows, rows="1000000", quiet=True).run()
+            ConvertToFile(f"criteo:{text}", prints, quiet=True).run()
+            sources = {"text": f"criteo:{text}", "converted": f"parquet:{rows}", "fingerprints": f"parquet:{prints}"}
+            read = {
+                name: self._read(data, None if name == "converted" else "1000000") for name, data in sources.items()
+            }
+            other = self._torchrec(few)
+            return result(
+                "readers",
+                self,
+                "samples batch rounds workers seed",
+                bytes={"text": text.stat().st_size, "converted": Path(rows).stat().st_size},
+                rows_per_s=read,
+                torchrec=other,
+                times_torchrec=None if other is None else read["text"]["per_cpu_s"] / other["per_cpu_s"],
+                memory=self._memory(str(text)) if self.stream_gb else None,
+                peak_rss_mb=peak_bytes() / (1 << 20),
+            )
+
+    def _read(self, data: str, rows: str | None) -> dict[str, float]:
+        files = DataFlags(data, batch=self.batch, rows=rows, workers=self.workers).stream()
+        sum(len(batch.labels) for batch in files)  # the first pass compiles
+        return _rates(lambda: sum(len(batch.labels) for batch in files), self.rounds)
+
+    def _memory(self, text: str) -> dict[str, float]:
+        """Read the text over and over and fit how the resident size grows with the bytes read."""
+        size = Path(text).stat().st_size
+        times = max(4, round(self.stream_gb * 1e9 / size))
+        files = DataFlags(f"criteo:{','.join([text] * times)}", batch=self.batch, workers=self.workers).stream()
+        read, resident = [], []
+        every = max(1, times * self.samples // self.batch // 200)
+        for number, _ in enumerate(files):
+            if number % every == 0:
+                read.append(number * self.batch / self.samples * size / 1e9)
+                resident.append(resident_mb())
+        half = len(read) // 4  # leaves out the beginning, with what is allocated once
+        slope = float(np.polyfit(read[half:], resident[half:], 1)[0])
+        return {"gb": times * size / 1e9, "slope_mb_per_gb": slope, "first_mb": resident[half], "last_mb": resident[-1]}
+
+    def _torchrec(self, text: Path) -> dict[str, float] | None:
+        if not all(map(find_spec, OTHERS)):
+            return None
+        utils = import_module("torchrec.datasets.criteo").BinaryCriteoUtils
+        samples = min(self.peer_samples, self.samples)
+        outs = [str(text.with_suffix(f".{name}.npy")) for name in ("dense", "sparse", "labels")]
+
+        def read() -> int:
+            utils.tsv_to_npys(str(text), *outs, dataset_name="criteo_kaggle")
+            return samples
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)  # it leaves its files to the garbage collector
+            rates = _rates(read, rounds=3)
+            gc.collect()
+        return {**rates, "samples": samples}
+
+
+def _rates(read: Callable[[], int], rounds: int) -> dict[str, float]:
+    """Return rows per second and per CPU second of a call that returns how many it read."""
+    rates, cpu = [], []
+    for _ in range(rounds):
+        with Stopwatch() as watch:
+            rows = read()
+        rates.append(rows / watch.seconds)
+        cpu.append(rows / watch.cpu)
+    return {
+        "median": float(np.median(rates)),
+        "low": min(rates),
+        "high": max(rates),
+        "per_cpu_s": float(np.median(cpu)),
+    }
+
+
+def criteo_lines(samples: int, seed: int) -> list[bytes]:
+    """Return lines of text in Criteo's layout, with the skew of Criteo Kaggle."""
+
+    lines = []
+    for batch in Synthetic("criteo-kaggle", min(samples, 8192), batches=-(-samples // 8192), seed=seed):
+        n = len(batch.labels)
+        ids = batch.sparse.values().view(26, n).t().mul(0x9E3779B1).bitwise_and(0xFFFFFFFF).tolist()
+        numbers = batch.dense.abs().mul(2).exp().long().tolist()
+        for label, dense, values in zip(batch.labels.long().tolist(), numbers, ids):
+            texts = ["" if x % 7 == 3 else str(x) for x in dense] + ["" if x % 23 == 5 else f"{x:08x}" for x in values]
+            lines.append(f"{label}\t{chr(9).join(texts)}\n".encode())
+    return lines[:samples]
+
+
+def resident_mb() -> float:
+    """Return the resident memory of the process in MiB."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+
+
+if __name__ == "__main__":
+    main(Readers)

@@ -1,0 +1,208 @@
+"""Claim: with the whole trace known, skirl refetches as few rows as any cache could ("Rows brought in again").
+
+A run over a trace of ids is executed, and its counters must equal what the planner says beforehand. MIN and LRU are
+counted by the numpy below, which shares nothing with skirl: no slots, no heap, only an array of resident rows that is
+cut back to the capacity after each batch. The distinct rows of a batch are resident together; what is over the capacity
+then leaves from among the others: MIN drops those whose next batch is farthest, LRU those used longest ago. A row's first
+use is no fetch.
+
+A trace is a .npy file, or raw ids whose file name says how they are stored: .i64be is int64, big-endian, .i32le int32,
+little-endian, then .xz, .bz2, .gz or nothing. `zipf` draws one: id i with a chance proportional to 1 / (i + 1) ** exponent.
+"""
+
+import bz2
+import gzip
+import lzma
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from common import Stopwatch, at_least_one, main, result
+from skirl.core.batch import KeyedJagged
+from skirl.core.optim import SGD
+from skirl.core.tables import Schema, Table
+from skirl.nn.collection import EmbeddingBagCollection
+from skirl.oracle.options import Plan
+from skirl.pipeline.lookahead import lookahead
+from skirl.pipeline.simulate import Totals, simulate
+
+OPEN = {".xz": lzma.open, ".bz2": bz2.open, ".gz": gzip.open, "": open}
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Rows that a cache fetches again on a trace of ids, against MIN, LRU, LFU and BagPipe's rule."""
+
+    trace: str
+    """A .npy file of integer ids in order of access, a raw file such as ids.i64be.xz, or zipf."""
+    batch: int
+    """Accesses in a batch; a last, shorter batch is dropped."""
+    capacity: int
+    """Rows that the cache holds."""
+    depth: int | Literal["auto", "epoch"] = "epoch"
+    """Batches that the oracle reads ahead: a number, auto, or epoch for the whole trace."""
+    policy: Literal["min", "lru", "lfu", "ttl"] = "min"
+    """The eviction policy of the executed run."""
+    prefetch: int = 2
+    """Number of steps ahead that rows are fetched."""
+    ramp: bool = False
+    """Start with a window of 8 batches that grows, as training does; otherwise read the whole window first."""
+    accesses: int = 4_096_000
+    """Accesses of zipf."""
+    rows: int = 1_000_000
+    """Rows of zipf."""
+    exponent: float = 1.05
+    """Exponent of zipf."""
+    seed: int = 0
+    """Seed of zipf."""
+    json: bool = False
+    """Print one line of JSON."""
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "batch", "capacity", "accesses", "rows")
+
+    def run(self) -> dict[str, Any]:
+        """Execute the trace, count it under all policies, and compare the run with its plan."""
+        zipf = self.trace == "zipf"
+        ids = drawn(self.accesses, self.rows, self.exponent, self.seed) if zipf else read_trace(Path(self.trace))
+        if len(ids) < self.batch:
+            raise ValueError(f"batch is {self.batch}, the trace has {len(ids)} accesses: set batch to less")
+        batches = batches_of(ids, self.batch)
+        rows = int(batches.max()) + 1
+        plan = Plan(self.depth, self.prefetch, self.policy, self.ramp)
+        executed, hold_rows, seconds, stages = self._execute(batches, rows, plan)
+        planned = self._count(batches, rows, plan, hold_rows)
+        if executed != planned:
+            raise AssertionError(f"the executed run moved {executed}, its plan says {planned}: this is a bug in skirl")
+        depth = len(batches) if self.depth == "epoch" else self.depth
+        ttl = Plan(depth, self.prefetch, "ttl", self.ramp and self.depth != "epoch")
+        counts = {
+            "skirl": executed.fetched,
+            "min": minimum(ids, self.batch, self.capacity),
+            "lru": least_recent(ids, self.batch, self.capacity),
+            "lfu": self._count(batches, rows, Plan(1, self.prefetch, "lfu")).fetched,
+            "ttl": self._count(batches, rows, ttl).fetched,
+        }
+        least = counts["min"]
+        return result(
+            "traffic", self, "batch capacity depth policy prefetch ramp", trace=Path(self.trace).name,
+            batches=len(batches), distinct=rows, first_uses=executed.new, **counts,
+            to_min={name: round(count / least, 4) if least else None for name, count in counts.items()},
+            forwarded=executed.forwarded, written=executed.written, seconds=round(seconds, 3), stages=stages,
+        )  # fmt: skip
+
+    def _execute(self, batches: np.ndarray, rows: int, plan: Plan) -> tuple[Totals, list[int], float, dict[str, float]]:
+        """Train on every batch. Return what moved, the rows that forwarding may hold, the seconds, and where time went."""
+        embeddings = EmbeddingBagCollection([Table("id", rows, 1)], optimizer=SGD(lr=0.01), cache=self.capacity)
+        ahead = lookahead(
+            Loader(batches), embeddings, sparse=lambda ids: ids, depth=plan.depth, prefetch=plan.prefetch,
+            policy=plan.policy, ramp=plan.ramp,
+        )  # fmt: skip
+        with Stopwatch() as watch, ahead as steps:
+            for ids in steps:
+                embeddings(ids)["id"].sum().backward()
+        counters = embeddings.engine.counters
+        moved = Totals(counters.steps, counters.fetched, counters.forwarded, counters.new, counters.written)
+        times = ahead.times.busy | {"stall": ahead.times.stall, "read": ahead.times.read}
+        hold_rows = embeddings.engine.capacity.halves
+        embeddings.close()
+        return moved, hold_rows, watch.seconds, {name: round(value, 3) for name, value in times.items()}
+
+    def _count(self, batches: np.ndarray, rows: int, plan: Plan, hold_rows: list[int] | None = None) -> Totals:
+        """Count with the planner alone. The only table is number 0, so a row is its own key."""
+        schema = Schema.of([Table("id", rows, 1)])
+        return simulate(schema, [[batch] for batch in batches], [min(self.capacity, rows)], plan, hold_rows=hold_rows)
+
+
+class Loader:
+    """A loader with one sample per access and one id per sample."""
+
+    yields_fresh = True  # batches are views of the trace, which never changes
+
+    def __init__(self, batches: np.ndarray) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[KeyedJagged]:
+        return (KeyedJagged.one_hot(["id"], torch.from_numpy(batch)[:, None]) for batch in self._batches)
+
+
+def read_trace(path: Path) -> np.ndarray:
+    """Return the ids of a file as int64."""
+    if path.suffix == ".npy":
+        ids = np.load(path, allow_pickle=False)
+        if ids.ndim != 1 or ids.dtype.kind not in "iu":
+            raise ValueError(f"trace {path.name} has shape {list(ids.shape)} of {ids.dtype}: save one dimension of ids")
+        return ids
+    match = re.search(r"\.([iu])(8|16|32|64)([bl])e(\.xz|\.bz2|\.gz|)$", path.name)
+    if not match:
+        raise ValueError(f"trace is {path.name!r}: its name must end like .npy, .i64be.xz or .i32le.bz2")
+    kind, bits, order, packing = match.groups()
+    with OPEN[packing](path, "rb") as file:
+        return np.frombuffer(file.read(), f"{'>' if order == 'b' else '<'}{kind}{int(bits) // 8}").astype(np.int64)
+
+
+def drawn(accesses: int, rows: int, exponent: float, seed: int) -> np.ndarray:
+    """Return ids from 0 to rows - 1, each access drawn by itself from a Zipf distribution."""
+    mass = np.cumsum(np.arange(1, rows + 1, dtype=np.float64) ** -exponent)
+    draws = np.random.default_rng(seed).random(accesses) * mass[-1]
+    return np.minimum(np.searchsorted(mass, draws, side="right"), rows - 1).astype(np.int64)
+
+
+def batches_of(trace: np.ndarray, batch: int) -> np.ndarray:
+    """Return the trace as [batches, batch] with its ids numbered 0, 1, 2, ..."""
+    whole = len(trace) // batch
+    _, rows = np.unique(trace[: whole * batch], return_inverse=True)
+    return rows.reshape(whole, batch)
+
+
+def minimum(trace: np.ndarray, batch: int, capacity: int) -> int:
+    """Return the rows that batch-level Belady MIN fetches again.
+
+    >>> minimum(np.array([1, 2, 1, 3, 1, 2, 3, 1]), batch=2, capacity=2)
+    2
+    """
+    rows = batches_of(trace, batch)
+    following = np.full(rows.max(initial=-1) + 1, len(rows))  # the row's next batch; len(rows): never again
+    worth = np.empty(rows.shape, np.int64)
+    for t in range(len(rows) - 1, -1, -1):
+        worth[t] = -following[rows[t]]
+        following[rows[t]] = t
+    return _refetches(rows, worth, capacity)
+
+
+def least_recent(trace: np.ndarray, batch: int, capacity: int) -> int:
+    """Return the rows that batch-level LRU fetches again."""
+    rows = batches_of(trace, batch)
+    return _refetches(rows, np.arange(rows.size).reshape(rows.shape), capacity)
+
+
+def _refetches(rows: np.ndarray, worth: np.ndarray, capacity: int) -> int:
+    """Count the fetches when each batch keeps the resident rows of greatest worth; `worth` is that after each access."""
+    many = rows.max(initial=-1) + 1
+    seen, resident, value = np.zeros(many, bool), np.zeros(many, bool), np.zeros(many, np.int64)
+    held = np.empty(0, np.int64)  # the resident rows, listed
+    fetches = 0
+    for t, (ids, gained) in enumerate(zip(rows, worth, strict=True)):
+        now = np.unique(ids)
+        if len(now) > capacity:
+            raise ValueError(f"capacity is {capacity}, batch {t} has {len(now)} distinct ids: set capacity to more")
+        fetches += int(np.count_nonzero(seen[now] & ~resident[now]))
+        seen[now] = True
+        value[ids] = gained  # a row that comes twice in the batch keeps the value of the last
+        resident[held] = False
+        resident[now] = True
+        others, room = held[~resident[held]], capacity - len(now)
+        if len(others) > room:
+            others = others[np.argpartition(-value[others], room - 1)[:room]] if room else others[:0]
+        held = np.concatenate([now, others])
+        resident[others] = True
+    return fetches
+
+
+if __name__ == "__main__":
+    main(Traffic)

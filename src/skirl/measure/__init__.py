@@ -1,1 +1,0 @@
-"""Commands that measure: benchmarks, cache sizes, scaling, and a look at files."""

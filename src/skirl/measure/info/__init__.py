@@ -1,1 +1,0 @@
-"""`skirl info`: say what a file or a folder is. It only reads."""

@@ -1,0 +1,117 @@
+"""Rows moved by cache size: the planner of training, run over a survey for each cache, policy and depth."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from skirl.engine.capacity import split_cache
+from skirl.oracle.options import Depth, Plan
+from skirl.pipeline.simulate import planned
+from skirl.pipeline.window import FIRST_WINDOW
+from skirl.sizing.survey import Survey
+
+KINDS: dict[str, tuple[Depth, str]] = {
+    "least (whole run known)": ("epoch", "min"),
+    "depth 200": (200, "min"),
+    "depth 50": (50, "min"),
+    "depth 10": (10, "min"),
+    "depth 1": (1, "min"),
+    "LRU": (1, "lru"),
+}
+"""Depth and policy of each curve, by the name that is shown."""
+LEAST = "least (whole run known)"
+DEEPEST = "depth 200"
+"""The curve that decides the choice of a cache."""
+CACHES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+"""Cache sizes to try, as shares of the touched rows."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """The rows that a run moves with one cache. The arrays have a number for each step."""
+
+    cache: int
+    """Its size in rows."""
+    fetched: np.ndarray
+    """Rows brought in again, from the store or from a pending write-back."""
+    read: np.ndarray
+    """Those of them that come from the store."""
+    written: np.ndarray
+    """Rows that leave the cache."""
+
+    @property
+    def moved(self) -> int:
+        """Rows brought in again, in total."""
+        return int(self.fetched.sum())
+
+
+def cache_sizes(survey: Survey, shares: Sequence[float] = CACHES) -> list[int]:
+    """Return cache sizes to try: shares of the touched rows, none smaller than what the largest batch needs."""
+    touched, least = sum(survey.touched), least_cache(survey)
+    return sorted({min(touched, max(least, round(share * touched))) for share in shares})
+
+
+def least_cache(survey: Survey) -> int:
+    """Return the smallest cache that may be advised: the largest batch and a little more, or all touched rows."""
+    least = int(survey.used.sum(axis=0).max(initial=1))
+    return min(sum(survey.touched), least + least // 20 + len(survey.touched))
+
+
+def capacities(survey: Survey, cache: int, prefetch: int) -> tuple[list[int], list[int]]:
+    """Return the slots and staging rows of each bank, split as a run would do it."""
+    first = survey.used[:, :FIRST_WINDOW]
+    return split_cache(
+        cache,
+        rows=[max(1, n) for n in survey.touched],
+        record_bytes=[1] * len(survey.touched),
+        dims=[bank.dim for bank in survey.schema.banks],
+        distinct=[int(bank.sum()) for bank in first],
+        largest=[int(bank.max(initial=1)) for bank in survey.used],
+        in_flight=2 * Plan(prefetch=prefetch).hold,
+    )
+
+
+def point(survey: Survey, cache: int, plan: Plan) -> Point:
+    """Run the planner over the survey with one cache and count what moves."""
+    slots, staging = capacities(survey, cache, plan.prefetch)
+    hold_rows = [rows // 2 for rows in staging]
+    steps = planned(survey.narrowed(), survey.batches(), slots, plan, hold_rows=hold_rows)
+    counts = [
+        (
+            sum(step.fetches for step in banks),
+            sum(len(step.fetch_keys) for step in banks),
+            sum(len(step.evict_keys) for step in banks),
+        )
+        for banks in steps
+    ]
+    fetched, read, written = np.array(counts, np.int64).reshape(-1, 3).T
+    return Point(cache, fetched, read, written)
+
+
+def curves(
+    survey: Survey, sizes: Sequence[int], prefetch: int, on_point: Callable[[str, int], None] = lambda name, cache: None
+) -> dict[str, list[Point]]:
+    """Return all curves over all sizes. `on_point` is called with each point before it is measured."""
+    lines: dict[str, list[Point]] = {name: [] for name in KINDS}
+    for name, cache in runs(sizes):
+        on_point(name, cache)
+        depth, policy = KINDS[name]
+        lines[name].append(point(survey, cache, Plan(depth, prefetch, policy)))
+    return lines
+
+
+def with_cache(found: dict[str, list[Point]], survey: Survey, asked: Point, prefetch: int) -> dict[str, list[Point]]:
+    """Return the curves with one more cache, `asked`, which is already measured at depth 200."""
+    if any(known.cache == asked.cache for known in found[DEEPEST]):
+        return found
+    more = {
+        name: asked if name == DEEPEST else point(survey, asked.cache, Plan(depth, prefetch, policy))
+        for name, (depth, policy) in KINDS.items()
+    }
+    return {name: sorted([*points, more[name]], key=lambda one: one.cache) for name, points in found.items()}
+
+
+def runs(sizes: Sequence[int]) -> Iterator[tuple[str, int]]:
+    """Return the points that `curves` measures, in order."""
+    return ((name, cache) for cache in sizes for name in KINDS)

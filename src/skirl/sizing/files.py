@@ -1,0 +1,144 @@
+"""Facts about data files, vocabularies, predictions and exported rows."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.ipc as ipc
+import pyarrow.parquet as pq
+from safetensors import SafetensorError, safe_open
+
+from skirl.data.files.columnar import KEY, KEY_OF_PREDICTIONS
+from skirl.data.files.errors import BadSchema
+from skirl.data.files.find import kind_of
+from skirl.data.files.schema import FileSchema
+from skirl.data.vocabulary.vocabulary import FIRST, facts_of
+
+_DAMAGED = (pa.ArrowException, OSError, ValueError, OverflowError)
+
+
+def describe(path: Path, kind: str) -> dict[str, Any]:
+    """Describe a data file. kind: as its first bytes say."""
+    if kind == "parquet":
+        return _parquet(path)
+    if kind == "arrow":
+        try:
+            with pa.OSFile(str(path)) as source:
+                file = ipc.open_file(source)
+                rows = sum(file.get_batch(i).num_rows for i in range(file.num_record_batches))
+                columns = {field.name: str(field.type) for field in file.schema}
+        except _DAMAGED as error:
+            raise ValueError(f"{path} is an Arrow file, damaged or cut off ({_short(error)}): write it again") from None
+        return {"kind": "Arrow file", "rows": rows, "columns": columns, "bytes": path.stat().st_size}
+    with pa.input_stream(str(path), compression="gzip" if kind == "gzip" else None) as stream:
+        try:
+            head = stream.read(1 << 16)
+        except _DAMAGED as error:
+            raise ValueError(f"{path} is a gzip file that is damaged ({_short(error)}): get it again") from None
+    line = head.partition(b"\n")[0].rstrip(b"\r").decode("utf-8", "replace")
+    delimiter = max("\t,;|", key=line.count)
+    first = line.split(delimiter)
+    return {
+        "kind": "text file" if kind == "text" else "text file packed by gzip",
+        "delimiter": "tab" if delimiter == "\t" else delimiter,
+        "fields": len(first),
+        "first_line": first[:50],
+        "bytes": path.stat().st_size,
+    }
+
+
+def describe_folder(path: Path, data: list[Path]) -> dict[str, Any]:
+    """Describe a folder of data files."""
+    each = [describe(file, kind_of(str(file))) for file in data]
+    facts = each[0] | {"kind": f"folder of {len(each)} files, the first a {each[0]['kind']}", "files": len(each)}
+    facts["bytes"] = sum(one["bytes"] for one in each)
+    for name in ("rows", "row_groups"):
+        if all(name in one for one in each):
+            facts[name] = sum(one[name] for one in each)
+    return facts
+
+
+def _parquet(path: Path) -> dict[str, Any]:
+    try:
+        with pq.ParquetFile(path) as file:
+            meta, schema = file.metadata, file.schema_arrow
+            packed = {meta.row_group(0).column(0).compression.lower()} if meta.num_row_groups else set()
+            groups, rows = meta.num_row_groups, meta.num_rows
+            columns = {field.name: str(field.type) for field in schema}
+    except _DAMAGED as error:
+        raise ValueError(f"{path} is a Parquet file, damaged or cut off ({_short(error)}): write it again") from None
+    facts: dict[str, Any] = {
+        "kind": "Parquet file",
+        "rows": rows,
+        "row_groups": groups,
+        "compression": next(iter(packed), "none").replace("uncompressed", "none"),
+        "columns": columns,
+        "bytes": path.stat().st_size,
+    }
+    about = schema.metadata or {}
+    if KEY_OF_PREDICTIONS in about:
+        try:
+            return facts | {"kind": "predictions", "of": dict(json.loads(about[KEY_OF_PREDICTIONS]))}
+        except (ValueError, TypeError):
+            raise ValueError(f"{path} has predictions, but does not say what they are of: write it again") from None
+    if KEY not in about:
+        return facts
+    try:
+        inside = FileSchema.parse(about[KEY].decode("utf-8", "replace"))
+    except BadSchema as error:
+        raise ValueError(f"{path} is a converted file whose schema {error}") from None
+    return facts | {
+        "kind": "converted file",
+        "labels": [label.name for label in inside.labels],
+        "dense": [column.name for column in inside.dense],
+        "ids": {
+            column.name: "fingerprints" if column.type == "fingerprint" else f"rows of {column.rows:,}"
+            for column in inside.ids
+        },
+        "layout": "once" if any(c.run for c in inside.ids) else "rows",
+        "session": inside.session,
+        "time": inside.time,
+    }
+
+
+def describe_safetensors(path: Path) -> dict[str, Any]:
+    """Describe a vocabulary, exported rows, or another file of tensors."""
+    try:
+        with safe_open(path, "numpy") as file:
+            about = file.metadata() or {}
+            shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 it is no dict
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{path} is a safetensors file that is damaged or cut off ({_short(error)})") from None
+    size = path.stat().st_size
+    if "skirl" in about and any(name.endswith(".counts") for name in shapes):
+        facts = facts_of(str(path), about["skirl"])
+        return {
+            "kind": "vocabulary",
+            "format_version": facts.version,
+            "min_count": facts.min_count,
+            "samples": facts.samples,
+            "tables": [
+                {"name": table, "rows": shapes[f"{table}.keys"][0] + FIRST, "of": kind}
+                for table, kind in facts.types.items()
+            ],
+            "bytes": size,
+        }
+    if about.get("format") == "skirl-rows" and "tables" in about:
+        tables = json.loads(about["tables"])
+        held = {name.removesuffix(".ids"): shape[0] for name, shape in shapes.items() if name.endswith("ids")}
+        return {
+            "kind": "exported rows",
+            "skirl": about.get("skirl"),
+            "optimizer": about.get("optimizer"),
+            "tables": [
+                {"name": name, **facts, "held": held.get(name, held.get("ids", facts["rows"]))}
+                for name, facts in tables.items()
+            ],
+            "bytes": size,
+        }
+    return {"kind": "safetensors file", "tensors": shapes, "bytes": size}
+
+
+def _short(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]

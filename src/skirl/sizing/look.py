@@ -1,0 +1,225 @@
+"""Recognises a path by its contents and collects facts about it."""
+
+import json
+import re
+import zipfile
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+from skirl.checkpoint import folder as checkpoints
+from skirl.checkpoint.of_sweep import OF_SWEEP
+from skirl.data.files.errors import BadFile
+from skirl.data.files.find import ENDINGS, kind_of
+from skirl.sizing import checkpoint, files
+from skirl.store.disk.manifest import NAME as MANIFEST
+from skirl.tools.sealed_json import COUNT, TEXT, CheckpointError, misfit
+from skirl.train import origin
+
+KINDS = "a checkpoint, a disk store, a vocabulary, a run, a plan, data files, predictions or exported rows"
+TIMELINE = b'[\n{"name":"process_name","ph":"M","pid":1,"args":{"name":"skirl"}}'
+"""What the file of --trace begins with."""
+SWEEP = "sweep.json"
+"""What a sweep leaves in the folder of its runs."""
+PLANS = {
+    "skirl-placement": "plan of a placement",
+    "skirl-table-plan": "plan of tables",
+    "skirl-costs": "costs of tables",
+}
+
+
+def look(path: Path, *, check: bool) -> dict[str, Any]:
+    """Return facts about a path: `kind` says what it is, `failed` what is damaged, if anything. check: compare checksums."""
+    if not path.exists():
+        raise ValueError(f"{path} does not exist: name {KINDS}")
+    if path.name in (OF_SWEEP, SWEEP):
+        path = path.parent
+    found = _of_folder(path, check) if path.is_dir() else _of_file(path, check)
+    return {"failed": None, "made": made(path), **found}
+
+
+def _of_folder(path: Path, check: bool) -> dict[str, Any]:
+    for name, describe in ((OF_SWEEP, _sweep_checkpoint), (SWEEP, _sweep)):
+        if (path / name).is_file():
+            size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+            return {**describe(path, check), "bytes": size}
+    holds: list[Callable[[], dict[str, Any]]] = []
+    if checkpoints.numbers(path) or (path / "checkpoint.json").is_file():
+        holds.append(lambda: checkpoint.describe(path, check=check))
+    if (path / MANIFEST).is_file():
+        holds.append(lambda: checkpoint.describe_store(path))
+    if (path / "config.json").is_file() or (path / "metrics.jsonl").is_file():
+        holds.append(lambda: _run(path))
+    if not holds and (path / origin.NAME).is_file():
+        holds.append(lambda: _begun(path))
+    if not holds:
+        data = sorted(p for p in path.iterdir() if p.is_file() and p.suffix in ENDINGS and p.name[0] not in "._")
+        kinds = {_kind(file) for file in data[:1]}
+        if not data or kinds == {None}:
+            raise ValueError(f"{path} is a folder that skirl does not recognise: name {KINDS}")
+        holds.append(lambda: files.describe_folder(path, data))
+    facts, *others = [describe() for describe in holds]
+    return facts | ({"also": [other["kind"] for other in others]} if others else {})
+
+
+def _of_file(path: Path, check: bool) -> dict[str, Any]:
+    if path.name == MANIFEST:
+        return _of_folder(path.parent, check)
+    if checkpoints.is_header(path):
+        return checkpoint.describe(path, check=check)
+    with path.open("rb") as file:
+        head = file.read(4096)
+    if head.startswith(TIMELINE):
+        return {"kind": "timeline of a run, for https://ui.perfetto.dev", "bytes": path.stat().st_size}
+    if head[:15].lower() == b"<!doctype html>":
+        title = re.search(rb"<title>([^<]*)", head)
+        of = {} if title is None else {"title": unescape(title[1].decode(errors="replace"))}
+        return {"kind": "page for a browser", **of, "bytes": path.stat().st_size}
+    if path.suffix == ".json":
+        if path.name in ("config.json", "result.json"):
+            return _run(path.parent)
+        if (found := _plan(path)) is None:
+            raise ValueError(f"{path} is a JSON file that skirl does not recognise: name {KINDS}")
+        return found
+    if head.startswith(b"PK"):
+        return _zip(path)
+    if len(head) >= 16 and head[8:10] == b'{"' and int.from_bytes(head[:8], "little") < path.stat().st_size:
+        return files.describe_safetensors(path)
+    kind = _kind(path)
+    if kind is None:
+        raise ValueError(f"{path} is not a file that skirl recognises: name {KINDS}")
+    return files.describe(path, kind)
+
+
+def _kind(path: Path) -> str | None:
+    try:
+        return kind_of(str(path))
+    except BadFile as error:
+        if error.found == "is empty":
+            raise
+        return None
+
+
+def _zip(path: Path) -> dict[str, Any]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            pickled = any(name.endswith("data.pkl") for name in archive.namelist())
+    except zipfile.BadZipFile:
+        raise ValueError(f"{path} is a damaged or unfinished file of torch.save, or a damaged zip archive") from None
+    if not pickled:
+        raise ValueError(f"{path} is a zip archive: unpack it first")
+    return {"kind": "file of torch.save", "bytes": path.stat().st_size}
+
+
+def _run(path: Path) -> dict[str, Any]:
+    """Describe a run folder."""
+    result, last, at = {}, 0, path / "config.json"
+    if not at.is_file():
+        raise ValueError(f"{path} is a run folder without its config.json: put that back, or remove the folder")
+    try:
+        config = json.loads(at.read_text(encoding="utf-8"))
+        flags, started, skirl = config["flags"], config["started"], config["versions"]["skirl"]
+        if (at := path / "result.json").is_file():
+            result = json.loads(at.read_text(encoding="utf-8"))
+        if (at := path / "metrics.jsonl").is_file():
+            lines = [line for line in at.read_bytes().split(b"\n")[:-1] if line]
+            last = json.loads(lines[-1])["step"] if lines else 0
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise ValueError(f"{at} is damaged: put back a copy of it, or remove {path}") from None
+    return {
+        "kind": "run folder",
+        "made": started,
+        "skirl": skirl,
+        "model": flags.get("model"),
+        "dim": flags.get("dim"),
+        "data": flags.get("data"),
+        "optimizer": flags.get("optimizer"),
+        "save": flags.get("save"),
+        "step": result.get("steps", last),
+        "finished": bool(result),
+        "scores": {name: result[name] for name in ("auc", "logloss", "test_auc", "test_logloss") if name in result},
+        "bytes": sum(file.stat().st_size for file in path.iterdir() if file.is_file()),
+    }
+
+
+def _plan(path: Path) -> dict[str, Any] | None:
+    """Describe a plan, costs or a list of tables, or return None if a JSON file is none."""
+    body: Any = None
+    with suppress(ValueError, RecursionError):
+        body = json.loads(path.read_bytes())
+    kind, size = (body.get("format") if isinstance(body, dict) else None), path.stat().st_size
+    if kind == "skirl-tables":
+        if (wrong := misfit(body, {"tables": [{"name": TEXT, "rows": COUNT, "dim": COUNT}]})) is not None:
+            raise ValueError(f"{path} is a damaged list of tables ({wrong}): write it again")
+        return {"kind": "list of tables", "tables": body["tables"], "bytes": size}
+    if isinstance(kind, str) and kind in PLANS:  # only the commands that use it check the rest
+        return {"kind": PLANS[kind], "ranks": body.get("ranks"), "backend": body.get("backend"), "bytes": size}
+    return None
+
+
+def _sweep_checkpoint(path: Path, check: bool) -> dict[str, Any]:
+    """Describe a sweep's checkpoint, and look whether that of each variant is whole."""
+    from skirl.checkpoint.best import headers_with_steps
+
+    found, wrong = {}, None
+    try:
+        header = json.loads((path / OF_SWEEP).read_bytes())
+        for name, file in header["variants"].items():
+            try:
+                failed = checkpoint.describe(path / name / file, check=check)["failed"]
+            except CheckpointError as error:
+                failed = str(error)
+            found[name], wrong = "damaged" if failed else "in the race", wrong or failed
+        for name, why in header["left"].items():
+            saved = headers_with_steps(path / name)
+            found[name] = f"{why}, " + (f"saved at step {saved[0][0]:,}" if saved else "not saved")
+        facts = {"kind": "checkpoint of a sweep", "step": header["step"], "skirl": header["skirl"], "variants": found}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path / OF_SWEEP} is damaged ({error!r}): use another checkpoint") from None
+    return facts | {"whole": wrong is None, "checked": "checksums" if check else "sizes", "failed": wrong}
+
+
+def _sweep(path: Path, check: bool) -> dict[str, Any]:
+    """Describe the folder of a sweep, with a run folder for each variant."""
+    at = path / "result.json"
+    try:
+        sweep = json.loads((path / SWEEP).read_bytes())
+        result = json.loads(at.read_bytes()) if at.is_file() else {}
+        left = {name: of.get("left") or "trained to the end" for name, of in result.get("by_variant", {}).items()}
+        return {
+            "kind": "folder of a sweep",
+            "made": sweep["started"],
+            "data": sweep["flags"].get("data"),
+            "step": result.get("steps"),
+            "finished": bool(result) and result.get("stopped_by") is None,
+            "variants": {v["name"]: left.get(v["name"], "still trained, or stopped") for v in sweep["variants"]},
+            "winner": result.get("winner"),
+            "failed": result.get("failed"),
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{path} is the folder of a sweep with a damaged file ({error!r}): look at the folders of its variants"
+        ) from None
+
+
+def _begun(path: Path) -> dict[str, Any]:
+    """Describe the folder of a run that began from another's rows and has not saved a checkpoint yet."""
+    noted = origin.read(path)
+    assert noted is not None
+    return {
+        "kind": "run before its first checkpoint",
+        "from": str(noted.header),
+        "bytes": (path / origin.NAME).stat().st_size,
+    }
+
+
+def made(path: Path) -> str:
+    """Return when a file or folder was last modified. In a folder, files come and go, or are rewritten in place."""
+    times = [path.stat().st_mtime]
+    for inside in path.iterdir() if path.is_dir() else ():
+        with suppress(FileNotFoundError):  # removed meanwhile, or a link to nowhere
+            times.append(inside.stat().st_mtime)
+    return datetime.fromtimestamp(max(times), UTC).isoformat(timespec="seconds")

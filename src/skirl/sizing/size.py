@@ -1,0 +1,173 @@
+"""One pass over a run's ids and what it says about caches, counted by the planner that training would use."""
+
+import sys
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from skirl.core.keys import MAX_ROWS
+from skirl.core.optim import row_optimizer
+from skirl.core.tables import Schema
+from skirl.data.flags import DataFlags
+from skirl.engine.capacity import Room
+from skirl.models.flags import ModelFlags
+from skirl.oracle.options import Plan
+from skirl.sizing.advice import Advice, Conditions, advise, goal, smallest, step_that_hides
+from skirl.sizing.curve import (
+    DEEPEST,
+    KINDS,
+    Point,
+    cache_sizes,
+    capacities,
+    curves,
+    least_cache,
+    point,
+    runs,
+    with_cache,
+)
+from skirl.sizing.survey import Survey
+from skirl.store.link import Link
+from skirl.tools.progress import Progress
+from skirl.train.flags import MovementFlags, OptimizerFlags, ShowFlags
+
+ON_DISK = 1.5
+"""Maximum bytes in a disk store per byte of touched rows."""
+INDEX_BYTES = 8
+"""Bytes of memory that a disk store takes per touched row."""
+WINDOW_BYTES = 28
+"""Bytes of memory that the planner takes per id, and per distinct row of a batch, in the window."""
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """A question about caches; the fields are the flags of `skirl size`."""
+
+    data: DataFlags
+    model: ModelFlags
+    optimizer: OptimizerFlags
+    movement: MovementFlags
+    show: ShowFlags
+    step_ms: float | None
+
+    def answer(self) -> dict[str, Any]:
+        """Read the ids once, then plan over them with every cache."""
+        stream = self.data.stream()
+        tables = stream.tables(self.model.row_dim)
+        with Survey(Schema.of(tables)) as survey:
+            with self._progress("read ids", self.data.steps) as progress:
+                for number, batch in enumerate(stream, start=1):
+                    survey.add(batch.sparse)
+                    progress(number, lambda: {"ids": f"{survey.ids:,}", "touched": f"{sum(survey.touched):,}"})
+            if not survey.steps:
+                raise ValueError(f"{self.data.data} has no batch of {self.data.batch:,} samples: set --batch smaller")
+            return self._measured(survey)
+
+    def _measured(self, survey: Survey) -> dict[str, Any]:
+        sizes = cache_sizes(survey)
+        count = len(list(runs(sizes)))
+        with self._progress("plan", count) as progress:
+            done = iter(range(1, count + 1))
+            found = curves(
+                survey,
+                sizes,
+                self.movement.prefetch,
+                lambda name, cache: progress(next(done), lambda: {"cache": f"{cache:,}", "policy": name}),
+            )
+        optimizer = row_optimizer(self.optimizer.optimizer)()
+        records = [4 * optimizer.width(bank.dim) for bank in survey.schema.banks]
+        touched, used = sum(survey.touched), int(survey.used.sum())
+        average = float(np.dot(records, survey.touched)) / max(1, touched)
+        link = None if self.movement.link is None else Link.parse(self.movement.link)
+        step = None if self.step_ms is None else self.step_ms / 1e3
+        conditions = Conditions(average, self.movement.prefetch, link, step)
+        found = self._searched(survey, found, used, conditions)
+        advice = advise(found, used, touched, conditions)
+        chosen = next(p for p in found[f"depth {advice.depth}"] if p.cache == advice.cache)
+        tiers = self._tiers(survey, advice, records)
+        would = conditions.overlap(chosen)
+        least, least_bytes = _holding_every_batch(survey, records)
+        return {
+            "command": "size",
+            "data": self.data.data,
+            "model": self.model.model,
+            "optimizer": self.optimizer.optimizer,
+            "dim": self.model.dim,
+            "batch": self.data.batch,
+            "prefetch": self.movement.prefetch,
+            "link": self.movement.link,
+            "step_ms": self.step_ms,
+            "ids": survey.ids,
+            "steps": survey.steps,
+            "rows": sum(table.rows for table in survey.schema.tables),
+            "touched": touched,
+            "used": used,
+            "largest": int(survey.used.sum(axis=0).max()),
+            "least_cache": least,
+            "least_cache_bytes": least_bytes,
+            "curves": {name: [_point(point, average) for point in points] for name, points in found.items()},
+            "bytes": tiers,
+            "advice": {name: value for name, value in asdict(advice).items() if name != "why"},
+            "hidden": None if would is None else would.hidden,
+            "step_ms_that_hides": None
+            if link is None
+            else step_that_hides(chosen.read * average, chosen.written * average, link) * 1e3,
+            "sentence": advice.sentence(tiers["cache"]),
+        }
+
+    def _searched(
+        self, survey: Survey, found: dict[str, list[Point]], used: int, conditions: Conditions
+    ) -> dict[str, list[Point]]:
+        """Return the curves, with the smallest cache that meets the goal added if it lies between those tried."""
+        prefetch, tried = self.movement.prefetch, 0
+        depth, policy = KINDS[DEEPEST]
+
+        def measure(cache: int) -> Point:
+            nonlocal tried
+            tried += 1
+            progress(tried, lambda: {"cache": f"{cache:,}"})
+            return point(survey, cache, Plan(depth, prefetch, policy))
+
+        with self._progress("search", None) as progress:
+            fits, touched = goal(used, conditions), sum(survey.touched)
+            asked = smallest(fits, found[DEEPEST], measure, least_cache(survey), touched)
+            return with_cache(found, survey, asked, prefetch)
+
+    def _tiers(self, survey: Survey, advice: Advice, records: list[int]) -> dict[str, float]:
+        """Return the bytes on the device, in memory and on disk with the advised cache."""
+        slots, staging = capacities(survey, advice.cache, self.movement.prefetch)
+        rows = [sum(survey.schema.tables[t].rows for t in bank.tables) for bank in survey.schema.banks]
+        touched = float(np.dot(records, survey.touched))
+        share = min(advice.depth, survey.steps) / survey.steps
+        return {
+            "cache": float(np.dot(slots, records)),
+            "staging": float(np.dot(staging, records)),
+            "planner": WINDOW_BYTES * share * (survey.ids + int(survey.used.sum())),
+            "touched": touched,
+            "all": float(np.dot(rows, records)),
+            "disk": ON_DISK * touched,
+            "index": float(INDEX_BYTES * sum(survey.touched)),
+        }
+
+    def _progress(self, title: str, steps: int | None) -> Progress:
+        return Progress(title, steps=steps, to=sys.stderr if self.show.json else sys.stdout, quiet=self.show.quiet)
+
+
+def _holding_every_batch(survey: Survey, records: list[int]) -> tuple[int, int]:
+    """Return the least cache that surely runs, in rows and in bytes. Bytes include the half that staging may take."""
+    banks = len(records)
+    rows, dims = [MAX_ROWS] * banks, [bank.dim for bank in survey.schema.banks]
+    in_rows, in_bytes = Room("", 0, None, [1] * banks, rows, dims), Room("", 0, 0, records, rows, dims)
+    least, least_bytes = (room.enough(int(room.needs(survey.used.T).max())) for room in (in_rows, in_bytes))
+    return least, least_bytes
+
+
+def _point(point: Point, record_bytes: float) -> dict[str, float]:
+    steps = max(1, len(point.fetched))
+    return {
+        "cache": point.cache,
+        "moved": point.moved,
+        "moved_a_step": point.moved / steps,
+        "written": int(point.written.sum()),
+        "bytes_a_step": float((point.read.sum() + point.written.sum()) * record_bytes / steps),
+    }

@@ -1,0 +1,113 @@
+"""One pass over the ids of a run: which rows each batch uses.
+
+Rows are numbered in order of first use. Each batch's distinct rows are kept in a file, 4 bytes each.
+"""
+
+import tempfile
+from collections.abc import Iterator
+
+import numpy as np
+
+from skirl.core.batch import Sparse
+from skirl.core.ids import capture, positions_of
+from skirl.core.positions import Positions
+from skirl.core.tables import ROW_BITS, Schema, Table
+from skirl.oracle.distinct import Finder
+from skirl.oracle.row_states import RowStates
+
+
+class Survey:
+    """The rows that a run uses. The caller adds every batch and closes the survey at the end.
+
+    >>> import skirl, torch
+    >>> with Survey(Schema.of([Table("a", 100, 4)])) as survey:
+    ...     for ids in ([[7], [7], [9]], [[9], [3], [3]]):
+    ...         survey.add(skirl.KeyedJagged.one_hot(["a"], torch.tensor(ids)))
+    ...     [batch[0].tolist() for batch in survey.batches()], survey.touched
+    ([[0, 1], [1, 2]], [3])
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        self.schema = schema
+        self.ids = 0
+        self._banks = [_Bank(schema, bank) for bank in range(len(schema.banks))]
+
+    @property
+    def steps(self) -> int:
+        """Number of batches so far."""
+        return len(self._banks[0].starts) - 1
+
+    @property
+    def touched(self) -> list[int]:
+        """Number of rows used so far, for each bank."""
+        return [bank.rows.hashed_rows for bank in self._banks]
+
+    @property
+    def used(self) -> np.ndarray:
+        """[banks, batches]: number of distinct rows in each batch."""
+        return np.array([np.diff(bank.starts) for bank in self._banks])
+
+    def add(self, sparse: Sparse) -> None:
+        """Add a batch."""
+        captured = capture(sparse, self.schema.features, copy=False)
+        for number, bank in enumerate(self._banks):
+            positions = positions_of(captured, self.schema, number)
+            self.ids += len(positions)
+            bank.add(positions)
+
+    def narrowed(self) -> Schema:
+        """Return a schema whose tables are the banks with only their touched rows, as `batches` numbers them."""
+        banks = zip(self.schema.banks, self.touched)
+        return Schema.of([Table(f"dim {bank.dim}", max(1, touched), bank.dim) for bank, touched in banks])
+
+    def batches(self) -> "BatchKeys":
+        """Return every batch's distinct rows as keys, bank after bank. It can be iterated several times."""
+        return BatchKeys(self._banks)
+
+    def close(self) -> None:
+        """Close the files, which deletes them."""
+        for bank in self._banks:
+            bank.file.close()
+
+    def __enter__(self) -> "Survey":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class BatchKeys:
+    """The batches of a survey as keys for the planner."""
+
+    def __init__(self, banks: "list[_Bank]") -> None:
+        self._banks = banks
+
+    def __iter__(self) -> Iterator[list[np.ndarray]]:
+        for number in range(len(self._banks[0].starts) - 1):
+            # Each bank is one table here. A key is the row's number with the table's number in the high bits.
+            yield [bank.read(number).astype(np.int64) | i << ROW_BITS for i, bank in enumerate(self._banks)]
+
+
+class _Bank:
+    def __init__(self, schema: Schema, bank: int) -> None:
+        self.rows = RowStates(
+            schema, schema.banks[bank].tables, room=0
+        )  # nothing is released: handles are 0, 1, 2, ...
+        self.starts = [0]
+        self.file = tempfile.TemporaryFile(prefix="skirl-survey-")  # noqa: SIM115 closed with the survey
+        self._finder = Finder(schema, bank)
+
+    def add(self, positions: Positions) -> None:
+        _, distinct = self._finder.find_all(positions)
+        numbers = np.empty(int(distinct.first[-1]), np.int32)
+        self.rows.name(self._finder.tables, distinct.found, distinct.low, distinct.first, numbers)
+        self.file.seek(0, 2)
+        self.file.write(numbers.data)
+        self.starts.append(self.starts[-1] + len(numbers))
+
+    def read(self, number: int) -> np.ndarray:
+        part = np.empty(self.starts[number + 1] - self.starts[number], np.int32)
+        self.file.seek(self.starts[number] * 4)
+        if self.file.readinto(part.data) != part.nbytes:
+            raise OSError(f"the survey's file is truncated at batch {number}: is the temporary folder full?")
+        return part

@@ -1,0 +1,77 @@
+"""The curves, against a brute-force cache over the same batches."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given
+
+from skirl import KeyedJagged, Table
+from skirl.core.tables import Schema
+from skirl.oracle.options import Plan
+from skirl.sizing.curve import KINDS, LEAST, cache_sizes, curves, point
+from skirl.sizing.survey import Survey
+from tests.cases import cases
+from tests.oracle import brute
+from tests.oracle.traces import traces
+
+ONE = Schema.of([Table("a", 100, 4)])
+
+
+def surveyed(trace: list[list[int]], schema: Schema = ONE) -> Survey:
+    survey = Survey(schema)
+    for ids in trace:
+        survey.add(
+            KeyedJagged(["a"], torch.tensor(ids, dtype=torch.int64), lengths=torch.ones(len(ids), dtype=torch.int64))
+        )
+    return survey
+
+
+@cases(60)
+@given(trace=traces())
+def test_least_and_lru_are_those_of_brute_force(trace):
+    trace = [ids for ids in trace if ids]
+    assume(trace)
+    touched = len({key for ids in trace for key in ids})
+    with surveyed(trace) as survey:
+        for cache in cache_sizes(survey):
+            for plan, reference in ((Plan("epoch"), brute.belady), (Plan(1, policy="lru"), brute.lru)):
+                expected = [len(came) for came in reference(trace, cache)]
+                found = point(survey, cache, plan)
+                assert found.moved == sum(expected) - touched
+                assert (found.read <= found.fetched).all()
+
+
+def test_a_deeper_window_never_moves_more_than_lru_nor_less_than_the_least():
+    rng = np.random.default_rng(0)
+    with surveyed([(99 * rng.random(8) ** 3).astype(int).tolist() for _ in range(120)]) as survey:
+        found = curves(survey, cache_sizes(survey, (0.2, 0.4)), prefetch=2)
+        for i in range(2):
+            moved = {name: found[name][i].moved for name in KINDS}
+            assert all(moved[LEAST] <= count <= moved["LRU"] for count in moved.values()), moved
+        assert found[LEAST][1].moved < found[LEAST][0].moved < found["LRU"][0].moved
+
+
+def test_sizes_hold_the_largest_batch_and_no_more_than_all_rows():
+    with surveyed([list(range(40)), [1]]) as survey:
+        assert cache_sizes(survey) == [40]
+    with surveyed([list(range(i, i + 10)) for i in range(90)]) as survey:
+        assert cache_sizes(survey) == [11, 20, 50]
+
+
+def test_tables_of_several_dims_share_the_cache():
+    schema = Schema.of([Table("a", 100, 4), Table("b", 100, 8)])
+    rng = np.random.default_rng(1)
+    with Survey(schema) as survey:
+        for _ in range(30):
+            survey.add(KeyedJagged.one_hot(["a", "b"], torch.from_numpy(rng.integers(0, [60, 20], (16, 2)))))
+        sizes = cache_sizes(survey, (0.6, 0.9))
+        found = curves(survey, sizes, prefetch=2)
+    assert all(least.moved <= lru.moved for least, lru in zip(found[LEAST], found["LRU"], strict=True))
+    assert found["LRU"][0].moved > 0
+
+
+def test_a_truncated_file_is_named():
+    with surveyed([[1, 2], [3]]) as survey:
+        survey._banks[0].file.truncate(4)
+        with pytest.raises(OSError, match="truncated at batch 0"):
+            list(survey.batches())

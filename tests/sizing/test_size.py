@@ -1,0 +1,79 @@
+"""`skirl size`: its text and its JSON."""
+
+import json
+import re
+
+import pytest
+
+from skirl.cli import main
+
+FLAGS = ["synthetic:tiny", "--model", "dlrm-tiny", "--dim", "8", "--batch", "64", "--steps", "40", "--seed", "3"]
+
+
+def test_one_line_of_json(capsys):
+    assert main(["size", *FLAGS, "--json", "--quiet", "--link", "1Gbit,100us", "--step-ms", "5"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["bytes"]["touched"] == result["touched"] * 4 * (8 + 1)
+    assert result["sentence"].startswith(
+        f"Use --cache {result['advice']['cache']} --depth {result['advice']['depth']}: "
+    )
+    assert 0 <= result["hidden"] <= 1 and result["step_ms_that_hides"] > 0
+
+
+def test_what_it_advises_can_be_run_and_moves_what_it_says(capsys):
+    assert main(["size", *FLAGS, "--json", "--quiet"]) == 0
+    advice = json.loads(capsys.readouterr().out)
+    cache, depth = str(advice["advice"]["cache"]), str(advice["advice"]["depth"])
+    flags = ["--data", *FLAGS, "--cache", cache, "--depth", depth, "--json", "--quiet"]
+    assert main(["train", *flags]) == 0
+    ran = json.loads(capsys.readouterr().out)
+    counted = next(p for p in advice["curves"][f"depth {depth}"] if p["cache"] == int(cache))
+    assert ran["counters"]["fetched"] == counted["moved"] > 0
+    assert ran["counters"]["new"] == advice["touched"]
+
+
+def test_the_least_cache_runs_and_one_row_less_does_not(capsys):
+    flags = [*FLAGS[:-4], "--steps", "8", "--seed", "3"]
+    assert main(["size", *flags, "--json", "--quiet"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    train = ["train", "--data", *flags, "--quiet", "--depth", "epoch", "--cache"]
+    assert main([*train, str(found["least_cache"])]) == main([*train, f"{found['least_cache_bytes']}B"]) == 0
+    capsys.readouterr()
+    assert main([*train, str(found["least_cache"] - 1)]) == 1
+    assert f"set --cache to {found['least_cache']} or more" in capsys.readouterr().err
+
+
+def test_without_data_it_says_how_to_ask(capsys):
+    assert main(["size"]) == main(["size", "--steps", "20"]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 2 and all("say which data, for instance `skirl size synthetic:avazu " in line for line in said)
+
+
+def test_text(capsys):
+    assert main(["size", *FLAGS, "--quiet"]) == 0
+    out = capsys.readouterr().out
+    assert "depth 200" in out and "Use --cache" in out
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--step-ms", "0"], "--step-ms is 0.0: set it to milliseconds above 0"),
+        (["--link", "fast"], "write it RATE,DELAY"),
+    ],
+)
+def test_wrong_flags(flags, sentence, capsys):
+    assert main(["size", *FLAGS, *flags]) == 2
+    assert sentence in re.sub(r"[\s│]+", " ", "".join(capsys.readouterr()))
+
+
+def test_data_is_named_as_for_training_or_without_its_flag(capsys):
+    data, *rest = FLAGS
+    for named in (["--data", data, *rest], [*rest, data]):
+        assert main(["size", *named, "--json", "--quiet"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == second
+    assert main(["size", data, "--data", data]) == 2
+    assert "skirl size: data is given twice, with its name and without it" in capsys.readouterr().err
+    assert main(["size", data, "--dropout", "0.5"]) == 2
+    assert "skirl size: there is no flag --dropout: " in capsys.readouterr().err

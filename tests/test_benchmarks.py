@@ -1,0 +1,64 @@
+"""The scripts in benchmarks/ run with tiny flags and print one JSON object; their figures are not judged."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem != "common")
+TINY = {
+    "checkpoint": "--touched 3000 --batch 64 --features 3 --cache 900 --seconds 0.2 --checkpoints 2",
+    "disk": "--folder {tmp}/disk --rows 3000 --batch 500 --calls 2",
+    "link": "--links loopback --dense 1000 --batch 64 --dim 8 --steps 3 --rounds 1",
+    "network": "--trainers 2 --numbers 3000 --rounds 2 --batch 64 --steps 3 --dim 4 --counted 4 --windows 6 --samples 64",
+    "oracle": "--batch 256 --depth 10 --steps 5 --cache 20000",
+    "readers": "--samples 2000 --peer-samples 300 --batch 256 --rounds 1 --stream-gb 0",
+    "rows": "--batch 64 --dim 8 --data tiny --rows-scale 1 --rounds 2 --pooling 1 --memory system",
+    "serve": "--rows 100 --held 1000 --calls 5",
+    "traffic": "--trace zipf --accesses 20000 --rows 2000 --batch 256 --capacity 400",
+    "train": "--data synthetic:tiny --batch 32 --dim 8 --warm 4 --slice 2 --rounds 2 --depth 4 --threads 1",
+}
+QUICK = ("oracle", "traffic")
+
+
+def run(name: str, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, f"benchmarks/{name}.py", *words], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+
+
+def result(name: str, tmp_path: Path, *words: str) -> dict:
+    done = run(name, *TINY[name].format(tmp=tmp_path).split(), "--json", *words)
+    assert done.stdout, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in TINY])
+def test_one_line_of_json(name: str, tmp_path: Path):
+    record = tmp_path / "results" / "record.json"
+    found = result(name, tmp_path, "--record", str(record))
+    assert found["bench"] == name and found["machine"]["cores"] >= 1
+    kept = json.loads(record.read_text())
+    assert {"date", "commit"} <= set(kept) and kept["bench"] == name
+
+
+def test_a_run_over_a_trace_fetches_what_min_does(tmp_path: Path):
+    found = result("traffic", tmp_path)
+    assert found["skirl"] == found["min"] < found["lru"]
+
+
+@pytest.mark.slow
+def test_all_modes_train_the_same_model(tmp_path: Path):
+    found = result("train", tmp_path)
+    assert found["losses_agree"] and len(set(map(found["loss_difference"].get, ("skirl", "lru", "on_demand")))) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_help_and_what_claim_it_shows(name: str):
+    done = run(name, "--help")
+    assert done.returncode == 0 and "--json" in done.stdout and "--record" in done.stdout
+    assert (ROOT / "benchmarks" / f"{name}.py").read_text().startswith('"""Claim: ')
