@@ -31,25 +31,8 @@ COMMANDS = {
         "show how much cache a run needs: traffic against cache size, and what to choose",
     ),
     "place": (
-        "skirl.placement.commands:Place",
-        "plan where rows live among several stores, from what each would move",
-    ),
-    "place calibrate": ("skirl.placement.commands:Calibrate", "measure how fast a store moves rows"),
-    "place tables": (
-        "skirl.placement.tables.commands:PlaceTables",
-        "plan where tables live among trainers that keep all their rows, from what each would compute",
-    ),
-    "place score": (
-        "skirl.placement.tables.score:ScoreTables",
-        "predict what a plan of tables costs, made by skirl or by TorchRec's planner",
-    ),
-    "place list": (
-        "skirl.placement.tables.commands:ListTables",
-        "list the tables of a model and what batches look up in them, for `skirl place tables`",
-    ),
-    "place costs": (
-        "skirl.placement.tables.commands:MeasureCosts",
-        "measure what parts of tables cost on this machine, for `skirl place tables`",
+        "skirl.placement.command:Place",
+        "plan which trainer of TorchRec keeps which tables, or parts of tables, from what each would compute",
     ),
     "simulate": (
         "skirl.measure.scaling.commands:Simulate",
@@ -164,10 +147,6 @@ COMMANDS = {
         "time training over a link of limited rate to a memory node, compared with the least that compute, bytes and cores "
         "allow",
     ),
-    "bench place": (
-        "skirl.placement.bench:PlaceBench",
-        "compare planned loads of sites with those of an executed run, and placements with each other",
-    ),
     "bench sweep": (
         "skirl.sweep.bench:SweepBench",
         "measure what a race of variants saves, and how often it drops the best",
@@ -177,6 +156,15 @@ COMMANDS = {
         "time compiling and loading the kernels of a first training step",
     ),
 }
+GONE = {
+    "place calibrate": "a store's rate is not measured by itself: `python benchmarks/disk.py` measures a disk, memory nodes "
+    "`python benchmarks/serve.py`",
+    "place tables": "write `skirl place` and the list of tables",
+    "place list": "`skirl place --data ... --model ...` counts the tables itself",
+    "place costs": "`skirl place` measures costs itself; --costs names the file to keep them in",
+    "place score": "`skirl place` measures the best plans itself",
+}
+"""Words that are no command, and what to do instead."""
 NOBODY_READS = 128 + 13
 """The exit code that shells report for a process killed by SIGPIPE: `skirl train | head` ends as `yes | head` does."""
 LAUNCH = "launch"
@@ -240,6 +228,9 @@ def _main(args: list[str]) -> int:
         return _print(f"skirl {import_module('skirl.tools.sealed_json').skirl_version()}")
     if args in (["-h"], ["--help"]):
         return _print(_overview())
+    if gone := next((words for n in (2, 1) if (words := " ".join(args[:n])) in GONE), None):
+        print(f"skirl: {gone!r} is not a command: {GONE[gone]}", file=sys.stderr)
+        return 2
     words = next((n for n in (2, 1) if " ".join(args[:n]) in COMMANDS), 0)
     if not words:
         return _print(_overview(args[0])) if args[1:] in (["-h"], ["--help"]) and _family(args[0]) else _unknown(args)
@@ -382,8 +373,8 @@ def _command(name: str) -> Any:
 def _family(word: str) -> list[str]:
     """Return the commands of two words that begin with this one.
 
-    >>> _family("place")[:2], _family("train")
-    (['place calibrate', 'place tables'], [])
+    >>> _family("bench")[:2], _family("train")
+    (['bench oracle', 'bench disk'], [])
     """
     return [name for name in COMMANDS if name.startswith(f"{word} ")]
 

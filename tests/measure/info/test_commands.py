@@ -12,10 +12,10 @@ from skirl.core.placement import Cut
 from skirl.core.placement_plan import PlacedTable, PlacementPlan, Site
 from skirl.measure.info.look import made
 from skirl.pipeline.timeline import Timeline
-from skirl.placement.tables.costs import SHIPPED
-from skirl.placement.tables.pieces import Piece
-from skirl.placement.tables.plan_file import TablePlan
-from skirl.placement.tables.spec import TableSpec, specs_text
+from skirl.placement.costs import SHIPPED
+from skirl.placement.pieces import Piece
+from skirl.placement.plan_file import TablePlan
+from skirl.placement.spec import TableSpec, specs_text
 from skirl.train import origin
 from skirl.train.report.page import Page
 from tests.dedup.rows import Row, schema, write

@@ -1,4 +1,4 @@
-"""Facts about plans, costs and lists of tables of `skirl place`."""
+"""Facts about plans, costs and lists of tables of tables and rows."""
 
 import json
 from contextlib import suppress
@@ -28,6 +28,6 @@ def describe(path: Path) -> dict[str, Any] | None:
         return {"kind": _OF_TABLES[kind], "ranks": body.get("ranks"), "backend": body.get("backend"), "bytes": size}
     if kind == "skirl-tables":
         if (wrong := misfit(body, {"tables": [{"name": TEXT, "rows": COUNT, "dim": COUNT}]})) is not None:
-            raise ValueError(f"{path} is a damaged list of tables ({wrong}): write it again with skirl place list")
+            raise ValueError(f"{path} is a damaged list of tables ({wrong}): write it again")
         return {"kind": "list of tables", "tables": body["tables"], "bytes": size}
     return None
