@@ -28,17 +28,14 @@ SMALL = 150
 _LEAST_GAIN = 1e-6
 BEAM = 0.8
 """Share of the time by which the beam ends."""
-_SPARED = 0.05
-"""Largest share of the time that is kept back, so that work before the next look at the clock does not overrun."""
 
 
 @dataclass
 class SearchResult:
-    """The best placement, how many states were placed, whether the search ended by itself, and the next best ones."""
+    """The best placement, whether the search ended by itself, and the next best ones."""
 
     placed: Placed
     seconds: float = 0.0
-    states: int = 0
     in_time: bool = True
     others: list[Placed] = field(default_factory=list)
 
@@ -68,7 +65,7 @@ class _Beam:
     def __init__(self, problem: Problem, seconds: float, now: Callable[[], float]) -> None:
         self.problem = problem
         self.now, self.began, self.seconds = now, now(), seconds
-        self.looked, self.longest, self.ended = 0.0, 0.0, False
+        self.ended = False
         self.memo: dict[frozenset[Piece], Placed] = {}
         self.best: Placed | None = None
         self.root = problem.root()
@@ -76,10 +73,8 @@ class _Beam:
         self.may = {n for n, spec in enumerate(problem.specs) if problem.by_columns(spec)}
 
     def late(self, share: float = 1.0) -> bool:
-        """Return whether this share of the time is over, or would be at a next look as late as any before it."""
-        at = self.now() - self.began
-        self.longest, self.looked = max(self.longest, at - self.looked), at
-        late = at + min(self.longest, _SPARED * self.seconds) >= self.seconds * share
+        """Return whether this share of the time is over."""
+        late = self.now() - self.began >= self.seconds * share
         self.ended = self.ended or late
         return late
 
@@ -91,7 +86,7 @@ class _Beam:
         assert self.best is not None
         if self.ended and self.best.score[0]:
             self.fit()
-        return SearchResult(self.best, self.now() - self.began, 1 + len(self.memo), not self.ended)
+        return SearchResult(self.best, self.now() - self.began, not self.ended)
 
     def fit(self) -> None:
         """Look for a placement within memory although time is up: a moment, in which nothing is made faster."""

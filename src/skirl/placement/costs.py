@@ -64,10 +64,6 @@ class Costs:
     report: Mapping[str, Any] = field(default_factory=dict)
     machine: Mapping[str, Any] | None = None
 
-    def of(self, spec: TableSpec, rows: int, dim: int) -> tuple[float, float, int]:
-        """Return the milliseconds per step of computing and of exchange, and the bytes, for a part of a table."""
-        return self.part(spec, rows, dim)[0], self.exchange(spec, dim), spec.nbytes(rows, dim)
-
     def part(self, spec: TableSpec, rows: int, dim: int) -> tuple[float, np.ndarray]:
         """Return the milliseconds to look up, pool and update, and what the part adds to the sums of its rank."""
         of = self.ms.get(spec.optimizer)

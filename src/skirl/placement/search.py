@@ -101,7 +101,7 @@ class _RowCuts:
         self.choose()
         sets = sorted(self.tried, key=lambda cut: (self.tried[cut], sorted(cut)))[:BEST]
         found = list[Placed]()
-        states, in_time = len(self.tried), not self.late(QUICK)
+        in_time = not self.late(QUICK)
         for number, cut in enumerate(sets):
             left = max(0.0, (1 - SPARED) * self.seconds - (self.now() - self.began)) / (len(sets) - number)
             if found and left == 0.0:
@@ -109,11 +109,11 @@ class _RowCuts:
                 break
             rest = _Rest(self.problem, cut, self.blocks)
             result = beam_search(rest, seconds=left, now=self.now)
-            states, in_time = states + result.states, in_time and result.in_time
+            in_time = in_time and result.in_time
             found.append(rest.whole_of(rest.side_by_side(result.placed)))
         best, *others = sorted(found, key=lambda placed: placed.score)
         fitting = [placed for placed in others if placed.score[0] == 0]
-        return SearchResult(best, self.now() - self.began, states, in_time, fitting)
+        return SearchResult(best, self.now() - self.began, in_time, fitting)
 
     def rate(self, cut: frozenset[int]) -> None:
         """Score a choice of tables to cut, with the others whole, by moves and swaps alone."""

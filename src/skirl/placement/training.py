@@ -31,14 +31,6 @@ class Sets:
     of: np.ndarray
     ms: np.ndarray
 
-    def predicted(self, net: ComputeNet | None) -> np.ndarray:
-        """Return what a net predicts for each set; None: the sums of terms."""
-        if net is None:
-            return np.bincount(self.of, self.base, minlength=len(self.ms))
-        factors, adds = net.parts(self.features)
-        sums = np.stack([np.bincount(self.of, column, minlength=len(self.ms)) for column in adds.T], axis=1)
-        return np.bincount(self.of, self.base * factors, minlength=len(self.ms)) * net.factors(sums)
-
 
 def train_net(sets: Sets, seed: int, start: ComputeNet | None = None) -> ComputeNet:
     """Train a net on these sets, from one of another machine if it is given."""
