@@ -161,7 +161,7 @@ GONE = {
     "`python benchmarks/serve.py`",
     "place tables": "write `skirl place` and the list of tables",
     "place list": "`skirl place --data ... --model ...` counts the tables itself",
-    "place costs": "`skirl place` measures costs itself; --costs names the file to keep them in",
+    "place costs": "`skirl place` measures costs itself, and keeps them in the file that --costs names",
     "place score": "`skirl place` measures the best plans itself",
 }
 """Words that are no command, and what to do instead."""

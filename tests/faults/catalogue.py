@@ -793,7 +793,7 @@ PLACEMENT = [
           "begin != end", "begin > end"),
     Fault("milliseconds of another state are remembered", "placement.problem:arrays",
           "self._last[0] is not items", "len(self._last[0] or ()) != len(items)"),
-    Fault("a state is taken for another with as many cuts", "placement.beam:child",
+    Fault("a state is taken for another with as many cuts", "placement.search:child",
           "key in self.memo", "len(key) in map(len, self.memo)"),
     Fault("tables with one number a row are cut by columns", "placement.problem:by_columns",
           "not spec.one_state", "True"),

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from skirl.core.optim import row_optimizer
-from skirl.placement import calibrate, measure
-from skirl.placement.beam import SearchResult
+from skirl.placement import calibrate, measure, nets
 from skirl.placement.calibrate import Measured, fit, fit_costs, measure_machine, training
 from skirl.placement.check import check_plans, exchange_of
 from skirl.placement.costs import TERMS, Costs, load_costs, shipped
@@ -17,6 +16,7 @@ from skirl.placement.lookups import Lookups, draw_ids, generate
 from skirl.placement.measure import Arena, Ready, missing, noise_of, rounds_of
 from skirl.placement.pieces import Piece
 from skirl.placement.problem import Problem
+from skirl.placement.search import SearchResult
 from skirl.placement.spec import TableSpec, reuse_of
 from skirl.tools.machine import machine
 
@@ -29,12 +29,10 @@ def arena() -> Arena:
 @pytest.fixture
 def small(monkeypatch):
     """Few and small tables, and nets that are trained briefly."""
-    from skirl.placement import training as training_of_nets
-
     for name, value in (("DIMS", (4, 8)), ("BATCHES", (16,)), ("OTHER_BATCHES", (24,)), ("TABLES", 4), ("ROUNDS", 2)):
         monkeypatch.setattr(calibrate, name, value)
     for name in ("EPOCHS", "TUNED"):
-        monkeypatch.setattr(training_of_nets, name, 3)
+        monkeypatch.setattr(nets, name, 3)
     monkeypatch.setattr(calibrate, "arena_of", lambda kernel: Arena(1 << 14, plain=True))
 
 

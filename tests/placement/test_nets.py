@@ -7,13 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from skirl.placement import training
+from skirl.placement import nets
 from skirl.placement.costs import KERNELS, TERMS, Costs, load_costs, save_costs, shipped
-from skirl.placement.nets import BINS, FEATURES, HEAD, HIDDEN, SUMS, ComputeNet, Mlp, features_of
+from skirl.placement.nets import BINS, FEATURES, HEAD, HIDDEN, SUMS, ComputeNet, Mlp, Sets, features_of, train_net
 from skirl.placement.problem import Problem, over_caps
 from skirl.placement.search import plan_tables
 from skirl.placement.spec import TableSpec, canonical
-from skirl.placement.training import Sets, train_net
 
 MS = (0.01, *(1e-6 for _ in TERMS[1:]))
 
@@ -107,7 +106,7 @@ def known(sets: int, seed: int) -> Sets:
 
 def test_a_net_learns_what_a_sum_cannot_say(monkeypatch):
     for name, value in (("EPOCHS", 60), ("RATE", 1e-2), ("DROPPED", 0.0), ("TUNED", 5)):
-        monkeypatch.setattr(training, name, value)
+        monkeypatch.setattr(nets, name, value)
     learned, other = known(120, 0), known(60, 1)
     made = train_net(learned, 0)
 

@@ -12,13 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl.placement import balance
-from skirl.placement.beam import beam_search
 from skirl.placement.costs import Costs, shipped
 from skirl.placement.lookups import generate
 from skirl.placement.pieces import Piece, blocks, check_cover, halves
 from skirl.placement.plan_file import TablePlan
 from skirl.placement.problem import UNBOUND, Problem, over_caps
-from skirl.placement.search import _Blocks, plan_tables, search
+from skirl.placement.search import _Blocks, beam_search, plan_tables, search
 from skirl.placement.spec import TableSpec, canonical
 from tests.cases import cases
 from tests.placement.test_nets import costs as by_net

@@ -3,25 +3,20 @@ net that corrects it is kept if it is better on other tables."""
 
 import time
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 import numpy as np
-from numba.misc.appdirs import AppDirs
 
 from skirl.placement.costs import KERNELS, Costs, Kernel, Part, load_costs, save_costs, shipped, terms_of
 from skirl.placement.lookups import Lookups, generate
 from skirl.placement.measure import Arena, arena_of, noise_of, rounds_of
-from skirl.placement.nets import features_of
+from skirl.placement.nets import Sets, features_of, train_net
 from skirl.placement.pieces import Piece
 from skirl.placement.spec import TableSpec
 from skirl.tools.machine import machine
 from skirl.tools.progress import Progress
-
-if TYPE_CHECKING:
-    from skirl.placement.training import Sets
 
 DIMS = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 BATCHES, OTHER_BATCHES = (256, 512, 1024), (384, 768)
@@ -94,10 +89,8 @@ class Measured:
     combinations: Sequence[Combination]
     ms: np.ndarray
 
-    def sets(self, numbers: Mapping[str, tuple[float, ...]]) -> "Sets":
+    def sets(self, numbers: Mapping[str, tuple[float, ...]]) -> Sets:
         """Return the sets for a net to learn from, based on sums of terms with these numbers."""
-        from skirl.placement.training import Sets
-
         parts = [(n, part) for n, of in enumerate(self.combinations) for part in of.parts]
         base = [float(np.dot(numbers[part[0].optimizer], terms_of(*part))) for _, part in parts]
         features = np.array([features_of(*part) for _, part in parts])
@@ -155,8 +148,6 @@ def fit_costs(
 
     The net is kept if it predicts the judges, which neither has seen, better by more than chance.
     """
-    from skirl.placement.training import train_net
-
     numbers = learned.fitted(start)
     net = train_net(learned.sets(numbers), seed, None if start is None else start.net)
     by_net = Costs(numbers, 1.0, 1, kernel, net=net)
@@ -201,34 +192,17 @@ def measure_machine(
 
 
 def costs_for(
-    kernel: Kernel, optimizers: Collection[str], path: Path | None, *, link: float, ranks: int, minutes: float | None,
-    quiet: bool, to: TextIO,
+    kernel: Kernel, optimizers: Collection[str], path: Path, *, link: float, ranks: int, minutes: float | None, quiet: bool,
+    to: TextIO,
 ) -> Costs:  # fmt: skip
-    """Return costs from a file if there is one, else those kept for this machine, or new ones that are then kept.
-
-    Without minutes, nothing is measured: the costs that come with skirl are taken.
-    """
-    kept: Path | None = None
-    if path is None:
-        kept = (
-            Path(AppDirs("skirl", appauthor=False).user_cache_dir)
-            / f"costs-{kernel}-{'-'.join(sorted(optimizers))}.json"
-        )
-    if path is not None and (path.is_file() or minutes is None):
+    """Return the costs that a file keeps, or measure and keep them. Without minutes, take those that come with skirl."""
+    if path.is_file():
         return load_costs(path, link=link, ranks=ranks, kernels=(kernel,))
-    if minutes is None:
-        if kernel != KERNELS[0]:
-            raise ValueError(f"skirl comes with no costs of kernel {kernel}: leave --no-measure out, or name --costs")
-        return shipped(link, ranks)
-    if kept is not None:
-        known = [shipped(link, ranks)]
-        with suppress(ValueError):  # there are none, or those of another version
-            known.append(load_costs(kept, link=link, ranks=ranks, kernels=(kernel,)))
-        for costs in known:
-            here = costs.machine is not None and costs.machine["processor"] == machine()["processor"]
-            if here and costs.kernel == kernel and set(optimizers) <= costs.ms.keys():
-                return costs
-    costs = measure_machine(
-        kernel, sorted(optimizers), minutes=minutes, combinations=COMBINATIONS, out=path or kept, quiet=quiet, to=to
-    )
-    return replace(costs, link=link, ranks=ranks)
+    if minutes is not None:
+        costs = measure_machine(
+            kernel, sorted(optimizers), minutes=minutes, combinations=COMBINATIONS, out=path, quiet=quiet, to=to
+        )
+        return replace(costs, link=link, ranks=ranks)
+    if kernel != KERNELS[0]:
+        raise ValueError(f"skirl comes with no costs of kernel {kernel}: leave --no-measure out, or name --costs")
+    return shipped(link, ranks)

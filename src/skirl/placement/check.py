@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from skirl.placement.beam import SearchResult
 from skirl.placement.lookups import Lookups
 from skirl.placement.measure import Arena, noise_of, rounds_of
 from skirl.placement.pieces import Piece
 from skirl.placement.problem import Placed, Problem
+from skirl.placement.search import SearchResult
 
 PLANS, ROUNDS = 3, 4
 """Plans that are measured, and rounds in which they take turns; the least time of each rank counts."""

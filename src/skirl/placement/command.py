@@ -71,13 +71,12 @@ class Place(Composed):
     """Do not cut tables by rows."""
     seconds: float = 30.0
     """The most seconds to search; the best plan so far is used."""
-    costs: Path | None = None
-    """A file with costs of parts of tables; if it does not exist, they are measured and it is written. If not given, they
-    are measured once for this machine and kept."""
+    costs: Path = Path("costs.json")
+    """The file that keeps costs of parts of tables; if there is none, they are measured, and it is written."""
     minutes: float = 0.5
     """Minutes to measure costs once everything is prepared."""
     no_measure: bool = False
-    """Measure nothing here: take --costs, or those that come with skirl, and the plan that is predicted to be best."""
+    """Measure nothing here: take --costs, or costs that come with skirl, and the plan that is predicted to be best."""
     out: Path | None = Path("tables-plan.json")
     """The file to write the plan to."""
     force: bool = False
@@ -167,7 +166,7 @@ class Place(Composed):
                 "rank": rank, "bytes": int(placed.used[rank]), "memory": None if cap >= UNBOUND else cap,
                 "compute_ms": float(placed.load[rank] - exchange[rank]), "exchange_ms": float(exchange[rank]),
                 "measured_ms": None if checked is None else float(checked.compute[rank]),
-                "tables": [plan.describe(n) for n, of in enumerate(plan.pieces) if any(r == rank for _, r in of)],
+                "tables": plan.at(rank),
             }
             for rank, cap in enumerate(problem.caps)
         ]  # fmt: skip

@@ -122,14 +122,14 @@ class TablePlan:
                 at.append(rank)
         return problem.at(tuple(items), np.array(at, np.int64))
 
-    def describe(self, number: int) -> str:
-        """Return in words how a table is cut."""
-        name, _, dim, _ = self.tables[number]
-        pieces = [piece for piece, _ in self.pieces[number]]
-        if len(pieces) == 1:
-            return name
-        how = "columns" if pieces[0].dim < dim else "rows"
-        return f"{name} ({len(pieces)} parts by {how})"
+    def at(self, rank: int) -> list[str]:
+        """Return the tables of a rank, each with how it is cut."""
+        found = []
+        for (name, _, dim, _), pieces in zip(self.tables, self.pieces, strict=True):
+            if any(at == rank for _, at in pieces):
+                how = "columns" if pieces[0][0].dim < dim else "rows"
+                found.append(name if len(pieces) == 1 else f"{name} ({len(pieces)} parts by {how})")
+        return found
 
 
 def _piece(number: int, name: str, body: Mapping[str, Any]) -> tuple[Piece, int]:

@@ -320,14 +320,14 @@ def test_ids_that_are_no_rows_are_refused(wrong):
 
 
 def test_costs_of_the_operator_that_torchrec_runs_are_measured_and_used(tmp_path, monkeypatch):
-    from skirl.placement import calibrate, training
+    from skirl.placement import calibrate, nets
     from skirl.placement.costs import load_costs, save_costs
     from skirl.placement.fbgemm import FbgemmArena
     from skirl.torchrec import measure_costs
 
     for name, value in (("DIMS", (4, 8)), ("BATCHES", (16,)), ("OTHER_BATCHES", (24,)), ("TABLES", 4)):
         monkeypatch.setattr(calibrate, name, value)
-    monkeypatch.setattr(training, "EPOCHS", 2)
+    monkeypatch.setattr(nets, "EPOCHS", 2)
     with monkeypatch.context() as smaller:
         smaller.setattr(calibrate, "arena_of", lambda kernel: FbgemmArena(1 << 16))
         costs = measure_costs("sgd", combinations=10, minutes=1e-9, out=tmp_path / "a.json")

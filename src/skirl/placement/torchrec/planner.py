@@ -7,12 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from skirl.placement.beam import SearchResult
 from skirl.placement.check import exchange_of
 from skirl.placement.costs import KERNELS, Costs, check_kernel, load_costs, shipped
 from skirl.placement.plan_file import PLANS, TablePlan
 from skirl.placement.problem import Columns, Problem
-from skirl.placement.search import plan_tables
+from skirl.placement.search import SearchResult, plan_tables
 from skirl.placement.torchrec.sharding import exported, sharders_of
 from skirl.placement.torchrec.tables import BATCH, ModelTable, PlanRequest, needed, tables_of
 from skirl.tools.progress import size
@@ -130,20 +129,16 @@ class SkirlPlanner:
         if self.table_plan is None or self._found is None:
             return "nothing was planned here yet"
         (found, problem), plan, lines = self._found, self.table_plan, []
-        placed, exchange = found.placed, exchange_of(problem, found.placed)
+        placed, exchange, load = found.placed, exchange_of(problem, found.placed), found.placed.load
         for rank, cap in enumerate(problem.caps):
-            names = [plan.describe(n) for n, pieces in enumerate(plan.pieces) if any(r == rank for _, r in pieces)]
+            names = plan.at(rank)
             more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
             lines.append(
-                f"rank {rank}: {size(int(placed.used[rank]))} of {size(cap)}, computes "
-                f"{placed.load[rank] - exchange[rank]:.3f} ms, exchanges {exchange[rank]:.3f} ms: "
-                f"{', '.join(names[:_SHOWN])}{more}"
+                f"rank {rank}: {size(int(placed.used[rank]))} of {size(cap)}, computes {load[rank] - exchange[rank]:.3f} "
+                f"ms, exchanges {exchange[rank]:.3f} ms: {', '.join(names[:_SHOWN])}{more}"
             )
-        load = placed.load
-        lines.append(
-            f"busiest: rank {int(load.argmax())}, {load.max():.3f} ms predicted, {load.max() / load.mean() - 1:.1%} above "
-            "the mean"
-        )
+        above = load.max() / load.mean() - 1
+        lines.append(f"busiest: rank {int(load.argmax())}, {load.max():.3f} ms predicted, {above:.1%} above the mean")
         return "\n".join(lines)
 
     def _exported(self, tables: Sequence[ModelTable]) -> Any:
