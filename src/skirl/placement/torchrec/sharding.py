@@ -101,9 +101,9 @@ def laid_out(
         for rank in {rank for _, rank in ordered}:
             widths = [p.dim for p, at in ordered if at == rank]
             if len(set(widths)) > 1:  # its kernel assumes that all parts of a table at a rank have one width
-                said = " and ".join(map(str, widths))
+                unlike = " and ".join(map(str, widths))
                 raise ValueError(
-                    f"table {name!r} has parts of {said} columns at rank {rank}: make them equally wide for TorchRec"
+                    f"table {name!r} has parts of {unlike} columns at rank {rank}: make them equally wide for TorchRec"
                 )
         return COLUMNS, sorted(ordered, key=lambda of: of[0].col)
     even = [(Piece(ordered[0][0].table, a, b, 0, dim), r) for r, (a, b) in enumerate(blocks(rows, ranks))]
