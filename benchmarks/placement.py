@@ -48,12 +48,14 @@ RULES = {
 """The load of a table, according to each greedy rule."""
 
 
-def production(count: int, max_dim: int, seed: int, most_rows: float = 1e9) -> list[TableSpec]:
-    """Return random tables with the moments of published production tables: rows 4.1e6 +- 3.1e6, 15.8 +- 25.6 ids."""
+def production(count: int, max_dim: int, seed: int, small: bool = False) -> list[TableSpec]:
+    """Return random tables with the moments of published production tables, rows 4.1e6 +- 3.1e6, 15.8 +- 25.6 ids, or
+    `small` ones of 1,000 to 160,000 rows."""
     rng, specs = np.random.default_rng(seed), []
     spread = log(1 + (25.6 / 15.8) ** 2)
     for n in range(count):
-        rows = int(min(most_rows, max(100, rng.gamma((4.11 / 3.13) ** 2, 3.13**2 / 4.11 * 1e6))))
+        rows = int(max(100, rng.gamma((4.11 / 3.13) ** 2, 3.13**2 / 4.11 * 1e6)))
+        rows = int(10 ** rng.uniform(3, 5.2)) if small else rows
         ids = round(BATCH * min(200.0, max(1.0, rng.lognormal(log(15.8) - spread / 2, spread**0.5))))
         head = 10 ** rng.uniform(0, 2.5)
         active = max(head, 0.08 * rows)
@@ -210,7 +212,7 @@ def rank_main(folder: Path, flags: dict[str, Any]) -> None:
     sharders = [EmbeddingBagCollectionSharder(fused_params=fused)]
     for task in range(flags["tasks"]):
         rng = np.random.default_rng([flags["seed"], task])
-        specs = production(int(rng.integers(10, 21)), 128, int(rng.integers(1 << 30)), 1.6e5)
+        specs = production(int(rng.integers(10, 21)), 128, int(rng.integers(1 << 30)), small=True)
 
         def batch(*seed: int, specs: Sequence[TableSpec] = specs) -> Any:
             draw = np.random.default_rng(seed)
@@ -219,17 +221,6 @@ def rank_main(folder: Path, flags: dict[str, Any]) -> None:
             values, lengths = (torch.from_numpy(np.concatenate(of)) for of in (ids, sizes))
             return KeyedJaggedTensor(keys=[spec.name for spec in specs], values=values, lengths=lengths)
 
-        class Model(nn.Module):
-            def __init__(self, specs: Sequence[TableSpec] = specs) -> None:
-                super().__init__()
-                self.ebc, width = collection(specs), sum(spec.dim for spec in specs)
-                self.dense = nn.Sequential(
-                    nn.Linear(width, 256), nn.ReLU(), nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 1)
-                )
-
-            def forward(self, kjt: Any) -> Any:
-                return self.dense(torch.cat([*self.ebc(kjt).to_dict().values()], dim=1))
-
         of = Topology(2, "cpu", ddr_cap=1 << 32, local_world_size=2, intra_host_bw=1.25e6)
         pooling = {spec.name: ParameterConstraints(pooling_factors=[spec.ids / BATCH]) for spec in specs}
         seen = [batch(flags["seed"], task, 1, n) for n in range(4)]
@@ -237,18 +228,19 @@ def rank_main(folder: Path, flags: dict[str, Any]) -> None:
             "skirl": SkirlPlanner(of, BATCH, batches=seen, costs=costs, seconds=SEARCH),
             "torchrec": EmbeddingShardingPlanner(of, BATCH, constraints=pooling),
         }
-        sides = {}
+        sides, made = {}, {}
         for name, planner in planners.items():
-            made = Model()
-            plan = planner.collective_plan(made, sharders)
-            sides[name] = DistributedModelParallel(made, device=torch.device("cpu"), plan=plan, sharders=sharders)
+            module = nn.ModuleDict({"ebc": collection(specs)})
+            made[name] = plan = planner.collective_plan(module, sharders)
+            parallel = DistributedModelParallel(module, device=torch.device("cpu"), plan=plan, sharders=sharders)
+            sides[name] = parallel.module["ebc"]
         batches, turns = [batch(flags["seed"], task, 2, n, dist.get_rank()) for n in range(4)], flags["turns"]
         ms, cpu = ({name: np.zeros((turns + 1, 4)) for name in sides} for _ in range(2))
         for turn in range(4 * turns + 4):
             for name in sorted(sides, reverse=turn % 2 == 1):
                 dist.barrier()
                 began, worked = time.perf_counter(), time.process_time()
-                sides[name](batches[turn % 4]).square().mean().backward()
+                sides[name](batches[turn % 4]).values().square().mean().backward()
                 cpu[name][divmod(turn, 4)] = 1e3 * (time.process_time() - worked)
                 dist.barrier()
                 ms[name][divmod(turn, 4)] = 1e3 * (time.perf_counter() - began)
@@ -259,7 +251,12 @@ def rank_main(folder: Path, flags: dict[str, Any]) -> None:
             dist.all_gather(every, mine)
             busy[name] = [float(of) for of in every]
         least = {name: float(of[1:].min(axis=0).mean()) for name, of in ms.items()}
-        found.append({"tables": len(specs), "ms": least, "cpu_ms": busy, "noise": noise_of(ms["skirl"][1:])})
+        kinds = {}
+        for name, plan in made.items():
+            of_tables = [parameter.sharding_type for parameter in plan.plan["ebc"].values()]
+            kinds[name] = {kind: of_tables.count(kind) for kind in sorted(set(of_tables))}
+        facts = {"ms": least, "cpu_ms": busy, "noise": noise_of(ms["skirl"][1:])}
+        found.append({"tables": len(specs), "kinds": kinds, **facts})
     print(json.dumps(found))
 
 
