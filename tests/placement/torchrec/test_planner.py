@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.warm import PIPE, Python
 
 from skirl.placement.costs import shipped
 from skirl.placement.lookups import generate
@@ -22,6 +21,7 @@ from skirl.placement.torchrec import planner as planner_module
 from skirl.placement.torchrec import statistics, tables
 from skirl.torchrec import SkirlPlanner, cache_statistics, hardware_config, sharding_plan, table_plan
 from tests.placement.torchrec.model import sharder
+from tests.warm import PIPE, Python
 
 torchrec = pytest.importorskip("torchrec", reason="not installed: constraints/others.txt")
 pytestmark = pytest.mark.filterwarnings("ignore")

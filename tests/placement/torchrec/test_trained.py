@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 import torch.distributed as dist
-from tests.warm import PIPE, Python
 
 from tests.placement.torchrec import model
+from tests.warm import PIPE, Python
 
 pytest.importorskip("torchrec", reason="not installed: constraints/others.txt")
 pytestmark = pytest.mark.filterwarnings("ignore")
