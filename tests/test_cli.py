@@ -111,17 +111,6 @@ def test_a_wrong_command_is_exit_code_2(capsys, args, said):
     assert said in caught.err and not caught.out
 
 
-def test_a_word_that_begins_several_commands_lists_these(capsys):
-    assert exit_code("bench", "--help") == 0
-    shown = capsys.readouterr().out
-    assert "\n  bench train " in shown and "\n  bench faults " in shown and "\n  train " not in shown
-    assert exit_code("bench", "trafic") == 2
-    assert "\n  bench traffic " in capsys.readouterr().err
-    for words in ("calibrate", "tables", "list", "score", "costs"):
-        assert exit_code("place", words) == 2
-        assert f"skirl: 'place {words}' is not a command: " in capsys.readouterr().err
-
-
 def test_keep_means_checkpoints_to_train_and_configurations_to_a_sweep(tmp_path):
     race, run = SweepCommand.of(vary=("lr=1,2",), keep=2, save_every=5, save=tmp_path / "saved"), tmp_path / "run"
     run.mkdir()
@@ -296,8 +285,6 @@ def test_help_is_grouped_and_begins_with_the_flags_that_are_used_most(capsys):
         ("analyze", "FILES SYNTHETIC OUTPUT"),
         ("sweep", "SWEEP DATA MODEL LEARNING CACHE DEVICE EVALUATION SAVE OUTPUT"),
         ("place", "DATA LEARNING OUTPUT PLAN COSTS"),
-        ("bench train", "TRAINING TIMING OUTPUT"),
-        ("bench dedup", "FILES TRAINING OUTPUT"),
     ],
 )
 def test_help_of_a_long_command_begins_with_its_common_flags(name, groups, capsys):

@@ -109,11 +109,6 @@ skirl COMMAND --help lists the flags; skirl --version says which skirl this is.
 Exit codes: 0 done; 1 the run, or what it checks, failed; 2 a wrong flag or value; 75 stopped before the end, on one of
 several machines; 130 stopped by Ctrl-C; 141 nobody reads its output any more.
 SKIRL_TRACEBACK=1 in the environment shows where an error came from."""
-FAMILY = """usage: skirl {word} NAME [flags]
-
-{commands}
-
-skirl {word} NAME --help lists the flags."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -152,13 +147,12 @@ def _main(args: list[str]) -> int:
     if gone := next((words for n in (2, 1) if (words := " ".join(args[:n])) in GONE), None):
         print(f"skirl: {gone!r} is not a command: {GONE[gone]}", file=sys.stderr)
         return 2
-    words = next((n for n in (2, 1) if " ".join(args[:n]) in COMMANDS), 0)
-    if not words:
-        return _print(_overview(args[0])) if args[1:] in (["-h"], ["--help"]) and _family(args[0]) else _unknown(args)
-    name = " ".join(args[:words])
+    if not args or args[0] not in COMMANDS:
+        return _unknown(args)
+    name = args[0]
     try:
         try:
-            command, as_json = _parse(name, args[words:])
+            command, as_json = _parse(name, args[1:])
         except Exception as error:
             return _failed(name, error, 2)
         try:
@@ -223,10 +217,9 @@ def _parse(name: str, args: list[str]) -> tuple[Any, bool]:
             flags |= {key: replace(flags[key], default=value) for key, value in given.items()}
             example = None if positional in given else example
         flags |= {CONFIG.name: CONFIG}
-    more = ", ".join(f"skirl {member}" for member in _family(name))
     values = read_flags(
         f"skirl {name}",
-        _sentence(COMMANDS[name][1]) + (f" There are also {more}." if more else ""),
+        _sentence(COMMANDS[name][1]),
         flags,
         joined(flags, args, getattr(kind, "repeated", ())),
         common=getattr(kind, "common", ()),
@@ -259,10 +252,9 @@ def _check_launched(words: tuple[str, ...]) -> None:
                 f"there is no file {words[0]}: write the path of a Python file after --, or a command of skirl"
             )
         return
-    count = next((n for n in (2, 1) if " ".join(words[:n]) in COMMANDS), 0)
-    if not count or words[0] == LAUNCH:
+    if words[0] not in COMMANDS or words[0] == LAUNCH:
         raise ValueError(f"{words[0]!r} cannot be launched: write a command after --, such as train, or a Python file")
-    _parse(" ".join(words[:count]), list(words[count:]))
+    _parse(words[0], list(words[1:]))
 
 
 def _out_of(path: Path, kind: Any, flags: Mapping[str, Flag]) -> dict[str, Any]:
@@ -291,15 +283,6 @@ def _command(name: str) -> Any:
     return getattr(import_module(module), owner)
 
 
-def _family(word: str) -> list[str]:
-    """Return the commands of two words that begin with this one.
-
-    >>> _family("train")
-    (['place calibrate', 'place tables'], [])
-    """
-    return [name for name in COMMANDS if name.startswith(f"{word} ")]
-
-
 def _sentence(words: str) -> str:
     """Return words as a sentence.
 
@@ -310,23 +293,15 @@ def _sentence(words: str) -> str:
 
 
 def _unknown(args: list[str]) -> int:
-    family = _family(args[0]) if args else []
-    given = " ".join(args[:2] if family else args[:1])
-    near = difflib.get_close_matches(given, COMMANDS, n=1)
+    near = difflib.get_close_matches(args[0], COMMANDS, n=1) if args else []
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    said = f"{given!r} is not a command{hint}" if args else "no command is named: name one of those below"
-    if family and len(args) == 1:
-        said = f"{given!r} is a group of commands: name one of those below"
-    print(f"skirl: {said}", file=sys.stderr)
-    print(f"\n{_overview(args[0] if family else None)}", file=sys.stderr)
+    said = f"{args[0]!r} is not a command{hint}" if args else "no command is named: name one of those below"
+    print(f"skirl: {said}\n\n{_overview()}", file=sys.stderr)
     return 2
 
 
-def _overview(word: str | None = None) -> str:
-    """Return the help that lists all commands, or those that begin with a word."""
-    names = list(COMMANDS) if word is None else [name for name in (word, *_family(word)) if name in COMMANDS]
-    lines = "\n".join(f"  {name:<18}{COMMANDS[name][1]}" for name in names)
-    return OVERVIEW.format(commands=lines) if word is None else FAMILY.format(word=word, commands=lines)
+def _overview() -> str:
+    return OVERVIEW.format(commands="\n".join(f"  {name:<11}{says}" for name, (_, says) in COMMANDS.items()))
 
 
 def _print(text: str) -> int:
