@@ -21,7 +21,7 @@ from skirl.checkpoint import dense as dense_part
 from skirl.checkpoint import folder as folders
 from skirl.checkpoint import numbers
 from skirl.checkpoint.best import headers_with_steps
-from skirl.checkpoint.codec import decode
+from skirl.checkpoint.decoding import decode
 from skirl.checkpoint.without_model import opened
 from skirl.nn.collection import collections_of
 from skirl.store.remote.started import StartedNodes, family, free_port

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from skirl.checkpoint import best, dense, folder
-from skirl.checkpoint.codec import decode
+from skirl.checkpoint.decoding import decode
 from skirl.checkpoint.without_model import opened
 from skirl.sizing.info import Info
 from skirl.sweep.best import Bests

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from skirl.checkpoint import dense, folder
-from skirl.checkpoint.codec import decode, with_metadata
+from skirl.checkpoint.codec import with_metadata
+from skirl.checkpoint.decoding import decode
 from skirl.checkpoint.definition import (
     check_data,
     check_definitions,

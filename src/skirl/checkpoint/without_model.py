@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from skirl.checkpoint import dense, folder, parts
-from skirl.checkpoint.codec import decode
+from skirl.checkpoint.decoding import decode
 from skirl.checkpoint.own_rows import OwnRows, own_rows
 from skirl.checkpoint.together import Votes
 from skirl.core import initial

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from skirl.checkpoint.codec import decode
+from skirl.checkpoint.decoding import decode
 from skirl.tools.flags import option
 from skirl.tools.sealed_json import CheckpointError
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from skirl.checkpoint import dense, folder, load
-from skirl.checkpoint.codec import decode
+from skirl.checkpoint.decoding import decode
 from skirl.core.batch import Batch
 from skirl.data.files.columnar import embedded_schema
 from skirl.data.files.find import find, kind_of
