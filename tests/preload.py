@@ -12,7 +12,7 @@ import torch
 
 from skirl.cli import main
 from skirl.peers import job
-from tests.warm import alone
+from tests.processes import alone
 
 torch.set_num_threads(1)
 

@@ -17,7 +17,7 @@ import skirl
 from tests.faults.catalogue import AREAS
 from tests.faults.plant import Fault
 from tests.faults.run import COMPILED_AREAS
-from tests.warm import interpreter
+from tests.processes import interpreter
 
 ROOT = Path(__file__).parents[1]
 UNCLEAR = ("NOT PLANTED", "HUNG", "CRASHED", "NameError", "AttributeError", "SyntaxError", "UnboundLocalError")

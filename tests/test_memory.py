@@ -5,7 +5,7 @@ import json
 import pytest
 
 from skirl.data.synthetic import SHAPES
-from tests.warm import interpreter
+from tests.processes import interpreter
 
 MB = 1 << 20
 BATCH, DEPTH, CACHE, DIM = 512, 32, 40_000, 16

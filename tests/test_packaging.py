@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.warm import interpreter
+from tests.processes import interpreter
 
 ROOT = Path(__file__).parents[1]
 EXTRAS = (

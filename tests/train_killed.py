@@ -31,8 +31,8 @@ from skirl.train.evaluation import Evaluation
 from skirl.train.meter import Meter
 from skirl.train.train import run_folder
 from tests.killed import ended, forked, imported
+from tests.processes import alone
 from tests.resume import plain
-from tests.warm import alone
 
 FLAGS: dict[str, Any] = {
     "data": "synthetic:tiny",

@@ -16,7 +16,7 @@ import pytest
 
 from tests.fuzz import loop
 from tests.fuzz.targets import TARGETS
-from tests.warm import PIPE, Python
+from tests.warm import MODULE, PIPE, Python
 
 ROOT = Path(__file__).parents[2]
 FINDINGS = ROOT / "fuzz-findings"
@@ -33,8 +33,8 @@ class Fuzzer:
         self._requests = os.fdopen(writes, "w")
         with self._errors.open("wb") as errors:
             words = ("serve", "--scratch", str(scratch))
-            self._process = python.start_module(
-                "tests.fuzz", *words, cwd=ROOT, stdin=reads, stdout=PIPE, stderr=errors.fileno()
+            self._process = python.start(
+                MODULE, "tests.fuzz", *words, cwd=ROOT, stdin=reads, stdout=PIPE, stderr=errors.fileno()
             )
         os.close(reads)
 

@@ -5,7 +5,7 @@ import torch.distributed
 
 from skirl.peers.base import Alone, PeerError
 from skirl.peers.start import Launched, _meet, _own_gpu, join
-from tests.warm import interpreter
+from tests.processes import interpreter
 
 NAMES = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "2000"}
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl.tools.hash_index import EMPTY, HashIndex, find, insert, mix, probe, remove
-from tests.warm import interpreter
+from tests.processes import interpreter
 
 # Few distinct keys, spread over all bits: collisions, removals of existing keys, and equal halves are common.
 KEYS = st.one_of(

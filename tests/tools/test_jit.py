@@ -9,7 +9,7 @@ from numba import config
 from numba.core import event
 
 from skirl.tools.jit import kernel, read_only
-from tests.warm import interpreter
+from tests.processes import interpreter
 
 SCRIPT = """
 import numpy as np

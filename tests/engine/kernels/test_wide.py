@@ -15,7 +15,7 @@ from skirl.engine.kernels import choice, cpu, wide
 from skirl.engine.kernels.buffers import empty
 from skirl.tools import lanes
 from tests.cases import cases
-from tests.warm import interpreter
+from tests.processes import interpreter
 
 pytestmark = pytest.mark.skipif(config.DISABLE_JIT, reason="the plain loops are taken then")
 

@@ -12,7 +12,7 @@ from skirl.store.disk import key_index as places_module
 from skirl.store.disk.key_index import KeyIndex, _hash, _share, _whole
 from skirl.store.disk.records import INDEX_BITS
 from tests.cases import cases
-from tests.warm import interpreter
+from tests.processes import interpreter
 
 
 def arrays(slots: int = 64) -> list[np.ndarray]:

@@ -15,9 +15,10 @@ from skirl.store.gate import Gate
 from skirl.store.memory import directory as arena_module
 from skirl.store.memory import store as memory_module
 from skirl.store.memory.directory import Arena, Directory
+from tests.processes import interpreter
 from tests.store import frozen
 from tests.store.conformance import StoreConformance, contents, filled
-from tests.warm import PIPE, interpreter
+from tests.warm import PIPE
 
 
 class TestMemoryStore(StoreConformance):
