@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.dedup.test_window_layout import shifting
 
 from skirl.cli import main
 from skirl.data.files.columnar import KEY
@@ -26,7 +27,6 @@ from skirl.dedup.sample import Sample
 from tests.cases import cases
 from tests.dedup.rows import SCHEMA, schema, write
 from tests.dedup.test_by_session import made
-from tests.dedup.test_window_layout import shifting
 
 
 def asked(data: str, **flags: Any) -> dict[str, Any]:

@@ -133,7 +133,7 @@ def ids_of(sparse: Sparse, tables: Sequence[Table], trainers: int) -> list[Table
     - `trainers`: number of trainers.
     """
     features = [feature for table in tables for feature in table.features]
-    captured = capture(sparse, features, copy=False).without_windows()
+    captured = capture(sparse, features, copy=False)
     edges = [captured.batch * n // trainers for n in range(trainers + 1)]
     bags = [end - begin for begin, end in pairwise(edges)]
     found = []

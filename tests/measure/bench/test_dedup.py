@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from skirl.dedup.shifting import Shifting, told_of
 
 from skirl.core.batch import KeyedJagged
 from skirl.dedup.bench import Dedup
-from skirl.dedup.shifting import Shifting, told_of
 from skirl.dedup.training import Training, described, sessions
 from skirl.measure.bench.dedup import DedupStep
 from skirl.measure.bench.others import by_vbe, has_fbgemm

@@ -2,14 +2,12 @@
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from skirl.cli import main
 from skirl.measure.sizing.commands import Size
-from tests.dedup.test_window_layout import both, shifting
 from tests.pages import NONE, mistakes
 
 FLAGS = ["synthetic:tiny", "--model", "dlrm-tiny", "--dim", "8", "--batch", "64", "--steps", "40", "--seed", "3"]
@@ -88,17 +86,6 @@ def test_the_page_in_a_browser(tmp_path, browse):
     assert dom.count("<polyline") == len(result["curves"]) + 2 + 2
     assert "NaN" not in dom and "nan" not in re.sub(r"<[^>]*>", "", dom)
     assert mistakes(browse, tmp_path, text) == NONE
-
-
-def test_windows_that_become_lists_take_no_less_memory_than_lists(tmp_path: Path) -> None:
-    found: dict[tuple[str, str], Any] = {}
-    for layout, data in zip(("window", "once"), both(tmp_path, shifting(400, 20), ("window", "once")), strict=True):
-        for model in ("dlrm-tiny", "din-tiny"):
-            found[model, layout] = Size.of(data=data, model=model, dim=4, batch=64, quiet=True).run()
-    windows, lists = found["dlrm-tiny", "window"], found["dlrm-tiny", "once"]
-    assert windows["ids"] == lists["ids"] and windows["bytes"]["planner"] > lists["bytes"]["planner"]
-    buffers, lists = found["din-tiny", "window"], found["din-tiny", "once"]
-    assert buffers["ids"] < lists["ids"] and buffers["bytes"]["planner"] < lists["bytes"]["planner"]
 
 
 @pytest.mark.parametrize(("model", "beside"), [("dlrm-tiny", 0), ("wide-deep-tiny", 1), ("deepfm-tiny", 1)])

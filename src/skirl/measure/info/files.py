@@ -96,11 +96,7 @@ def _parquet(path: Path) -> dict[str, Any]:
             column.name: "fingerprints" if column.type == "fingerprint" else f"rows of {column.rows:,}"
             for column in inside.ids
         },
-        "layout": "window"
-        if any(c.start for c in inside.ids)
-        else "once"
-        if any(c.run for c in inside.ids)
-        else "rows",
+        "layout": "once" if any(c.run for c in inside.ids) else "rows",
         "session": inside.session,
         "time": inside.time,
     }

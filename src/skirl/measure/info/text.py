@@ -8,7 +8,6 @@ from skirl.tools.progress import figure, size
 LAYOUTS = {
     "rows": "rows: each row has its lists whole",
     "once": "once: a list that equals the one of the row above is left out",
-    "window": "window: lists of a session that shift are windows of one list",
 }
 MOST = 40
 """Maximum number of columns to name; of the rest, only the count is given."""

@@ -60,7 +60,7 @@ class Sizing:
         """Read the ids once, then plan over them with every cache."""
         stream = self.data.stream()
         tables = stream.tables(self.model.row_dim)
-        with Survey(Schema.of(tables), pooled=self.model.kind.pools(tables, stream.lists)) as survey:
+        with Survey(Schema.of(tables)) as survey:
             with self._progress("read ids", self.data.steps) as progress:
                 for number, batch in enumerate(stream, start=1):
                     survey.add(batch.sparse)
@@ -171,11 +171,11 @@ class Sizing:
         rows = [sum(survey.schema.tables[t].rows for t in bank.tables) for bank in survey.schema.banks]
         touched = float(np.dot(records, survey.touched))
         share = min(advice.depth, survey.steps) / survey.steps
-        in_window, copied = share * (survey.ids + int(survey.used.sum())), share * survey.copied
+        in_window = share * (survey.ids + int(survey.used.sum()))
         return {
             "cache": float(np.dot(slots, records)),
             "staging": float(np.dot(staging, records)),
-            "planner": WINDOW_BYTES * in_window + copied,
+            "planner": WINDOW_BYTES * in_window,
             "touched": touched,
             "all": float(np.dot(rows, records)),
             "disk": ON_DISK * touched,

@@ -42,7 +42,6 @@ class Survey:
     **Arguments**
 
     - `schema`: the tables.
-    - `pooled`: whether the model pools a feature's ids: it then looks up each list, and no buffers of windows.
 
     >>> import skirl, torch
     >>> with Survey(Schema.of([Table("a", 100, 4)])) as survey:
@@ -52,11 +51,10 @@ class Survey:
     ([[0, 1], [1, 2]], [3])
     """
 
-    def __init__(self, schema: Schema, *, pooled: bool = True) -> None:
+    def __init__(self, schema: Schema) -> None:
         self.schema = schema
-        self.ids = self.copied = 0
-        """Numbers of ids that are looked up, and of bytes of windows that became bags."""
-        self._pooled = pooled
+        self.ids = 0
+        """Number of ids that are looked up."""
         self._banks = [_Bank(schema, bank) for bank in range(len(schema.banks))]
 
     @property
@@ -81,10 +79,7 @@ class Survey:
 
     def add(self, sparse: Sparse) -> None:
         """Add a batch."""
-        captured = whole = capture(sparse, self.schema.features, copy=False)
-        if self._pooled:
-            captured = whole.without_windows()
-        self.copied += whole.copied
+        captured = capture(sparse, self.schema.features, copy=False)
         for number, bank in enumerate(self._banks):
             positions = positions_of(captured, self.schema, number)
             self.ids += len(positions)
