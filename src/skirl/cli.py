@@ -82,10 +82,9 @@ COMMANDS = {
     ),
     "convert": ("skirl.dedup.commands:Convert", "write data files as Parquet that is read several times faster"),
     "analyze": (
-        "skirl.dedup.analyze_command:Analyze",
+        "skirl.dedup.commands:Analyze",
         "find out whether it pays to write data by session, and what it would save",
     ),
-    "same": ("skirl.dedup.commands:Same", "check whether two data sets hold the same rows, in any order and layout"),
     "export": (
         "skirl.sweep.command:Export",
         "write the rows of a checkpoint as safetensors, a state dict of nn.EmbeddingBag, or Parquet",
@@ -118,10 +117,6 @@ COMMANDS = {
     "bench rows": (
         "skirl.measure.bench.rows:RowsSpeed",
         "time the embedding step, compared with FBGEMM and nn.EmbeddingBag",
-    ),
-    "bench dedup": (
-        "skirl.dedup.bench:Dedup",
-        "time lists that repeat in a batch, looked up once, compared with the same batches expanded",
     ),
     "bench kernels": (
         "skirl.measure.bench.kernels:Kernels",
@@ -177,6 +172,10 @@ COMMANDS = {
         "time compiling and loading the kernels of a first training step",
     ),
 }
+GONE = {
+    "same": "`skirl convert --check` compares the rows of the data with those that it has written",
+}
+"""What to use instead of words that are no commands here, by the words."""
 NOBODY_READS = 128 + 13
 """The exit code that shells report for a process killed by SIGPIPE: `skirl train | head` ends as `yes | head` does."""
 LAUNCH = "launch"
@@ -240,6 +239,9 @@ def _main(args: list[str]) -> int:
         return _print(f"skirl {import_module('skirl.tools.sealed_json').skirl_version()}")
     if args in (["-h"], ["--help"]):
         return _print(_overview())
+    if gone := next((words for n in (2, 1) if (words := " ".join(args[:n])) in GONE), None):
+        print(f"skirl: {gone!r} is not a command: {GONE[gone]}", file=sys.stderr)
+        return 2
     words = next((n for n in (2, 1) if " ".join(args[:n]) in COMMANDS), 0)
     if not words:
         return _print(_overview(args[0])) if args[1:] in (["-h"], ["--help"]) and _family(args[0]) else _unknown(args)
