@@ -63,7 +63,12 @@ def test_what_is_left_out_is_what_equals_the_row_above(tmp_path: Path) -> None:
 def test_batches_are_those_of_the_plain_rows(
     tmp_path_factory: Any, n: int, sessions: int, seed: int, batch: int
 ) -> None:
-    some, whole = both(tmp_path_factory.mktemp("once"), made(n, sessions, seed))
+    check_batches(tmp_path_factory.mktemp("once"), n, sessions, seed, batch)
+
+
+def check_batches(folder: Path, n: int, sessions: int, seed: int, batch: int) -> None:
+    """Check that batches of lists once equal those of the same rows in full."""
+    some, whole = both(folder, made(n, sessions, seed))
     ways: list[dict[str, Any]] = [{}, {"shuffle": 30}, {"valid": "30%"}]
     for more in ways:
         streams = [DataFlags(data, batch=batch, **more).stream() for data in (some, whole)]

@@ -3,7 +3,9 @@
 import json
 import os
 import re
+import signal
 import sys
+import threading
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
@@ -111,6 +113,7 @@ def session_at(master: str | None) -> Iterator[Any]:
         builder = builder if master is None else builder.master(master)
         for name, value in SETTINGS.items():
             builder = builder.config(name, value)
+    ctrl_c = signal.getsignal(signal.SIGINT)  # a session replaces it, and does not put it back
     try:
         session = builder.getOrCreate()
     except Exception as error:
@@ -120,6 +123,8 @@ def session_at(master: str | None) -> Iterator[Any]:
         yield session
     finally:
         session.stop()
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, ctrl_c)
 
 
 def _mapped(frame: Any, function: Callable[[Iterator[Any]], Iterator[Any]], columns: str) -> Any:
