@@ -292,12 +292,11 @@ def test_help_is_grouped_and_begins_with_the_flags_that_are_used_most(capsys):
     ("name", "groups"),
     [
         ("convert", "SESSION FILES OUTPUT"),
-        ("analyze", "FILES SYNTHETIC OUTPUT"),
+        ("analyze", "FILES OUTPUT"),
         ("sweep", "SWEEP DATA MODEL LEARNING CACHE DEVICE EVALUATION SAVE OUTPUT"),
         ("place", "DATA LEARNING CACHE SITES OUTPUT"),
         ("place tables", "COSTS CUTS SEARCH OUTPUT"),
         ("bench train", "TRAINING TIMING OUTPUT"),
-        ("bench dedup", "FILES TRAINING OUTPUT"),
     ],
 )
 def test_help_of_a_long_command_begins_with_its_common_flags(name, groups, capsys):

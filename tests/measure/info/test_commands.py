@@ -100,8 +100,7 @@ def test_the_layout_of_converted_files_is_told(layout: str, tmp_path: Path, caps
     data = write(tmp_path / "in.parquet", rows, 50)
     words = ["--by", "session", "--layout", layout, "--schema", schema(tmp_path)]
     assert cli.main(["convert", "--data", data, "--out", str(tmp_path / "out"), *words, "--quiet"]) == 0
-    shown = capsys.readouterr().out
-    assert ("left out" in shown) == ("lists that repeat: seen" in shown) == (layout == "once")
+    capsys.readouterr()
     assert told(tmp_path / "out", capsys)["layout"] == layout
     assert cli.main(["info", str(tmp_path / "out")]) == 0
     assert f" {layout}: " in capsys.readouterr().out

@@ -98,7 +98,7 @@ class TrainSpeed:
         if recipe.data.path == SESSIONS and recipe.data.kind == "synthetic":
             raise ValueError(
                 f"data is {self.data!r}, whose samples share lists, which the other libraries do not support: set data to "
-                "another, or use `skirl bench dedup`"
+                "another, or run `python benchmarks/dedup.py`"
             )
 
     @property
