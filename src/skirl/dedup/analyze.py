@@ -12,7 +12,7 @@ from skirl.core.shared import pays
 from skirl.data.files.columnar import SLICE
 from skirl.data.files.columns import one
 from skirl.data.files.schema import FileSchema
-from skirl.dedup.layout import Group, Writer, changed, dictionaries_for, once, row_groups, with_runs
+from skirl.dedup.layout import Writer, changed, dictionaries_for, once, row_groups, with_runs
 from skirl.dedup.sessions import KEYS, Columns
 from skirl.tools.progress import Progress
 
@@ -92,7 +92,11 @@ def analyze(
         "sampled": {"samples": len(new), "sessions": sessions, "one_in": 1 << sample.level, "cut": sample.cut},
         "columns": figures,
     }
-    found["bytes"] = {name: round(each * sample.rows) for name, each in _bytes(first, groups, columns).items()}
+    if columns.named:
+        first = first.append_column(columns.named, pa.array(np.zeros(len(first), np.int64)))
+    of = with_runs(schema)
+    sides = {"as_it_is": (schema, [first]), "once": (of, [once(group.table, of, group.new) for group in groups])}
+    found["bytes"] = {name: round(sample.rows * _written(*side)) for name, side in sides.items()}
     found["lookup"] = _lookup(table, own, schema, batch)
     return found | verdict(found, schema)
 
@@ -109,17 +113,6 @@ def figures_of(array: Any, new: np.ndarray) -> tuple[dict[str, Any], np.ndarray]
     ids, left = int(sizes.sum()), int(sizes[own].sum())
     figures = {"list": lists, "ids": round(ids / len(new), 3), "change": round(float((own & ~new).sum() / within), 4)}
     return figures | {"factor": round(ids / max(1, left), 3)}, own
-
-
-def _bytes(first: Any, groups: list[Group], columns: Columns) -> dict[str, float]:
-    """Return the bytes of a row in its original order, by session, and by session with lists once."""
-    of = with_runs(columns.schema)
-    if columns.named:
-        first = first.append_column(columns.named, pa.array(np.zeros(len(first), np.int64)))
-    laid = [once(group.table, of, group.new) for group in groups]
-    rows = [group.table for group in groups]
-    sides = {"as_it_is": (columns.schema, [first]), "rows": (columns.schema, rows), "once": (of, laid)}
-    return {name: _written(of, tables) for name, (of, tables) in sides.items()}
 
 
 def _written(of: FileSchema, tables: list[Any]) -> float:
@@ -148,12 +141,8 @@ def _lookup(table: Any, own: Mapping[str, np.ndarray], schema: FileSchema, batch
             few = np.add.reduceat(sizes[:rows] * kept, begins)
         ids += int(total.sum())
         left += sum(b if pays(a, b, batch) else a for a, b in zip(total.tolist(), few.tolist(), strict=True))
-    return {
-        "batch": batch,
-        "ids": ids // len(begins),
-        "ids_once": left // len(begins),
-        "x": round(ids / max(1, left), 2),
-    }
+    count = len(begins)
+    return {"batch": batch, "ids": ids // count, "ids_once": left // count, "x": round(ids / max(1, left), 2)}
 
 
 def verdict(found: Mapping[str, Any], schema: FileSchema) -> dict[str, Any]:
@@ -162,24 +151,19 @@ def verdict(found: Mapping[str, Any], schema: FileSchema) -> dict[str, Any]:
     total, left = sum(of["ids"] for of in lists), sum(of["ids"] / of["factor"] for of in lists if of["factor"])
     factor = total / left if left else 1.0
     if not lists:
-        return _advice("don't bother", "no column holds lists, and only lists are left out where they repeat", factor)
+        return advice("no column holds lists, and only lists are left out where they repeat", factor)
     if factor < LEAST:
         why = f"with {found['per_session']:.1f} samples a session, a list comes {factor:.1f} times in one"
-        return _advice("don't bother", f"{why}; {LEAST:g} times would be worth it", factor)
-    smaller = found["bytes"]["as_it_is"] / max(1, found["bytes"]["once"])
-    return _advice(
-        "cluster",
-        f"by session: a list comes {factor:.1f} times in one, files get {smaller:.1f} times as small, and a batch looks up "
-        f"{found['lookup']['x']:.1f} times fewer ids",
-        factor,
-    )
+        return advice(f"{why}; {LEAST:g} times would be worth it", factor)
+    smaller, fewer = found["bytes"]["as_it_is"] / max(1, found["bytes"]["once"]), found["lookup"]["x"]
+    return advice("", factor) | {
+        "advice": "cluster",
+        "verdict": f"cluster by session: a list comes {factor:.1f} times in one, files get {smaller:.1f} times as small, "
+        f"and a batch looks up {fewer:.1f} times fewer ids",
+    }
 
 
-def _advice(word: str, why: str, factor: float | None = None) -> dict[str, Any]:
-    text = f"{word} {why}" if word == "cluster" else f"{word}: {why}"
-    return {"advice": word, "verdict": text} | ({} if factor is None else {"factor": round(factor, 3)})
-
-
-NO_SESSION = _advice("don't bother", "no session column")
-"""The result if nothing says which rows belong together."""
-AS_IT_IS = _advice("don't bother", "lists that repeat are left out of these files already")
+def advice(why: str, factor: float | None = None) -> dict[str, Any]:
+    """Return the advice to leave the files as they are."""
+    found = {"advice": "don't bother", "verdict": f"don't bother: {why}"}
+    return found if factor is None else found | {"factor": round(factor, 3)}

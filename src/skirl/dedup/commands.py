@@ -182,15 +182,18 @@ class Analyze:
 
     def run(self) -> dict[str, Any]:
         """Read all data once, analyze a sample of its sessions, and return the result."""
-        from skirl.dedup.analyze import AS_IT_IS, NO_SESSION, analyze
+        from skirl.dedup.analyze import advice, analyze
         from skirl.dedup.sessions import Sessions, keyed, shaped
 
         started = time.monotonic()
         flags = DataFlags(self.data, schema=self.schema, workers=self.workers, bad_rows=self.bad_rows)
         files = flags.files(PART)
         schema = files.encoder.schema
-        found = AS_IT_IS if any(column.run for column in schema.ids) else NO_SESSION
-        if found is NO_SESSION and (self.session or self.user or schema.session):
+        if any(column.run for column in schema.ids):
+            found = advice("lists that repeat are left out of these files already")
+        elif not (self.session or self.user or schema.session):
+            found = advice("no session column")
+        else:
             files, columns = shaped(files, Sessions(self.session, self.user, self.gap))
             shown = {"json": self.json, "quiet": self.quiet}
             found = analyze(keyed(files, columns), columns, keep=parse_bytes(self.sample), batch=self.batch, **shown)
@@ -205,17 +208,11 @@ class Analyze:
                 lines["instead"] = _wrapped("name it with --session, or the users with --user COLUMN --gap 30m")
             return lines
         sampled, lookup, bytes_ = result["sampled"], result["lookup"], result["bytes"]
-        lines["rows"] = (
-            f"{result['samples']:,} in {clock(result['seconds'])}; {sampled['samples']:,} looked at, of 1 in "
-            f"{sampled['one_in']:,} sessions"
-        )
+        looked = f"{sampled['samples']:,} looked at, of 1 in {sampled['one_in']:,} sessions"
+        lines["rows"] = f"{result['samples']:,} in {clock(result['seconds'])}; {looked}"
         lines["sessions"] = f"about {result['sessions']:,}, of {result['per_session']:.1f} samples"
         lines["columns"] = _table(result["columns"])
-        names = {"as_it_is": "in order", "rows": "by session", "once": "lists once"}
-        lines["files"] = "\n".join(
-            f"{names[name]:<11}{size(count):>10}   {bytes_['as_it_is'] / max(1, count):4.1f} times as small"
-            for name, count in bytes_.items()
-        )
+        lines["files"] = f"{size(bytes_['as_it_is'])} in their order, {size(bytes_['once'])} with lists once"
         lines["lookup"] = (
             f"{lookup['ids_once']:,} ids of {lookup['ids']:,} in {lookup['batch']:,} samples: {lookup['x']:.1f} times fewer"
         )

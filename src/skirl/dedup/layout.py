@@ -152,7 +152,7 @@ class Writer(pq.ParquetWriter):
     ) -> None:
         schema = pa.schema([_all_there(field) for field in schema], {KEY: of.toml().encode()})
         given: Any = {"compression": compression, "dictionary_pagesize_limit": DICTIONARY}
-        super().__init__(path, schema, use_dictionary=list(dictionaries) or False, **given)
+        super().__init__(path, schema, **given, use_dictionary=list(dictionaries) or False)  # type: ignore[arg-type]
 
     def write_table(self, table: Any, row_group_size: int | None = None) -> None:
         """Write one or more row groups."""

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
+from pyarrow.types import is_dictionary
 
 from skirl.data.convert import converted, keeping, table_of
 from skirl.data.files.columns import plain
@@ -122,7 +123,8 @@ def keyed(files: Files, columns: Columns, first: int = 0, schema: pa.Schema | No
             times = np.zeros(len(piece))
             if columns.time is not None:
                 times = _seconds(kept[columns.time], files.encoder.schema.time_unit)
-            written = replace(piece, kept=[_decoded(kept[column]) for column in columns.kept.values()])
+            kept = {name: of.dictionary_decode() if is_dictionary(of.type) else of for name, of in kept.items()}
+            written = replace(piece, kept=[kept[column] for column in columns.kept.values()])
             table = table_of(written, columns.schema, list(columns.kept))
             table = with_keys(table, session_hashes(piece.kept[0]), times, length, first)
             first += len(piece)
@@ -133,9 +135,8 @@ def keyed(files: Files, columns: Columns, first: int = 0, schema: pa.Schema | No
 def with_keys(table: Any, hashes: np.ndarray, times: np.ndarray, partition: float | None = None, first: int = 0) -> Any:
     """Return a table of rows with their sort keys, given hashes of sessions or users (uint64) and times."""
     parts = np.zeros(len(times), np.int64) if partition is None else np.floor(times / partition).astype(np.int64)
-    for name, key in zip(
-        KEYS, (parts, hashes.view(np.int64), times, np.arange(first, first + len(times))), strict=True
-    ):
+    keys = parts, hashes.view(np.int64), times, np.arange(first, first + len(times))
+    for name, key in zip(KEYS, keys, strict=True):
         table = table.append_column(name, pa.array(key))
     return table
 
@@ -152,14 +153,9 @@ def _seconds(column: Any, unit: str) -> np.ndarray:
     return times if is_date(column.type) else since_1970(times, unit)
 
 
-def _decoded(column: Any) -> Any:
-    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-
-
 def physical(table: pa.Table) -> pa.Table:
     """Return a table of floats, whole numbers, texts and lists of numbers, which any engine moves unchanged."""
-    columns = {name: _physical(column) for name, column in zip(table.column_names, table.columns)}
-    return pa.table(columns)
+    return pa.table({name: _physical(table.column(name)) for name in table.column_names})
 
 
 def _physical(column: Any) -> Any:

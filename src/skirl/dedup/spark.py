@@ -81,12 +81,8 @@ def write_by_session(spark: Any, files: Files, columns: Columns, work: Path) -> 
         tasks = _collected(_mapped(rows, write, "told string"))
     finally:
         spark.conf.set(AT_ONCE, before)
-    done = [
-        json.loads(path.read_text()) for _, path in sorted((int(p.stem), p) for p in (work / "read").glob("*.json"))
-    ]
-    written = [
-        (partition, n, name, rows) for n, t in enumerate(tasks) for name, (partition, rows) in t["files"].items()
-    ]
+    done = [json.loads((work / "read" / f"{number}.json").read_text()) for number in range(len(paths))]
+    written = [(part, n, name, rows) for n, t in enumerate(tasks) for name, (part, rows) in t["files"].items()]
     for number, (_, _, name, _) in enumerate(sorted(written)):
         os.rename(work / "drafts" / name, work / "parts" / f"part-{number:05}.parquet")
     read_rows, written_rows = sum(each["rows"] for each in done), sum(rows for *_, rows in written)
