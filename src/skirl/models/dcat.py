@@ -141,8 +141,7 @@ class Transformer(nn.Module):
         return self.norm(t)
 
     def _by_id(self, bags: Distinct, target: Tensor) -> Tensor:
-        """Return the same without padding and without copies of shared bags: what is not attention runs by id.
-        """
+        """Return the same without padding and without copies of shared bags: what is not attention runs by id."""
         states = self.enter(bags.rows)
         ages = sines(int(bags.offsets.diff().max()) + 1, self.enter.out_features, states)
         ids, by_bag = Ids.of(bags), SamplesByBag.of(bags)
