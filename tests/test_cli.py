@@ -282,7 +282,7 @@ def test_help_is_grouped_and_begins_with_the_flags_that_are_used_most(capsys):
     ("name", "groups"),
     [
         ("convert", "SESSION FILES OUTPUT"),
-        ("analyze", "FILES SYNTHETIC OUTPUT"),
+        ("analyze", "FILES OUTPUT"),
         ("sweep", "SWEEP DATA MODEL LEARNING CACHE DEVICE EVALUATION SAVE OUTPUT"),
         ("place", "DATA LEARNING OUTPUT PLAN COSTS"),
     ],

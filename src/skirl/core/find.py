@@ -112,11 +112,6 @@ def _shared(whole: KeyedJagged, found: dict[str, tuple[np.ndarray, np.ndarray]])
         captured.keys, values, lengths=torch.from_numpy(np.concatenate(lengths).astype(np.int64)), weights=weights,
         strides=[len(of) for of in bags],
         inverse={tuple(names): torch.from_numpy(inverses[names[0]]) for names in groups.values()},
-        windows={
-            name: (torch.from_numpy(window[0]), torch.from_numpy(window[1]))
-            for place, name in enumerate(captured.keys)
-            if (window := captured.window(place)) is not None
-        },
     )  # fmt: skip
 
 

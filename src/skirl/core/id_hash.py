@@ -84,10 +84,6 @@ def _hash_shared(numbers: np.ndarray, captured: Captured, out: np.ndarray) -> No
             ends = np.concatenate([[0], np.cumsum(inverse.astype(np.int64) + 1)])
             out[f : f + 1].view(np.uint64)[:] *= np.uint64(_STEP)
             out[f : f + 1].view(np.uint64)[:] += np.uint64(_of_lengths(ends))
-        if (windows := captured.inverse.window(f)) is not None:
-            ends = np.concatenate([[0], np.cumsum(windows.reshape(-1) + 1)])
-            out[f : f + 1].view(np.uint64)[:] *= np.uint64(_STEP)
-            out[f : f + 1].view(np.uint64)[:] += np.uint64(_of_lengths(ends))
 
 
 @lru_cache(maxsize=64)

@@ -24,19 +24,12 @@ class Inverse:
     """int64 [features + 1]: each feature's first bag."""
     of: tuple[np.ndarray | None, ...]
     """By feature: int32 [batch], the same array for features that share it; None if each sample has its own bag."""
-    windows: tuple[np.ndarray | None, ...] = ()
-    """By feature: int64 [2, windows], where each window begins among the feature's ids, and its length. `of` then gives
-    the window of each sample, and the bags are buffers. None for other features; empty if no feature has windows."""
 
     @property
     def nbytes(self) -> int:
         """Number of bytes that its arrays take; a shared array counts once."""
-        arrays = {id(i): i for i in (*self.of, *self.windows) if i is not None}
+        arrays = {id(i): i for i in self.of if i is not None}
         return self.first.nbytes + sum(each.nbytes for each in arrays.values())
-
-    def window(self, place: int) -> np.ndarray | None:
-        """Return the windows of the feature at index `place`; None if it has none."""
-        return self.windows[place] if self.windows else None
 
     @property
     def digest(self) -> int:
@@ -45,16 +38,13 @@ class Inverse:
         for place, array in enumerate(self.of):
             if array is not None:
                 told = _mixed(array, told + place)
-        for place, windows in enumerate(self.windows):
-            if windows is not None:
-                told = _mixed(windows.reshape(-1), told + len(self.of) + place)
         return int(told)
 
     def used(self) -> np.ndarray | None:
-        """Return a mask, bool [bags], of the bags that some sample uses; None if all are used. Buffers count as used."""
+        """Return a mask, bool [bags], of the bags that some sample uses; None if all are used."""
         used = np.ones(int(self.first[-1]), np.bool_)
         for place, array in enumerate(self.of):
-            if array is not None and self.window(place) is None:
+            if array is not None:
                 own = used[self.first[place] : self.first[place + 1]]
                 own[:] = False
                 own[array] = True
@@ -71,20 +61,18 @@ class Inverse:
         first = ends[self.first]
         of: list[np.ndarray | None] = []
         for place, array in enumerate(self.of):
-            if array is not None and self.window(place) is None:
+            if array is not None:
                 array = (ends[self.first[place] + array.astype(np.int64)] - first[place]).astype(np.int32)
                 bags = int(first[place + 1] - first[place])
                 array = None if bags == self.batch and _look(array, bags)[1] else array
             of.append(array)
-        return None if all(each is None for each in of) else Inverse(self.batch, first, tuple(of), self.windows)
+        return None if all(each is None for each in of) else Inverse(self.batch, first, tuple(of))
 
     def with_empty(self, features: int) -> "Inverse":
         """Append features whose samples each have a bag of their own."""
         more = self.first[-1] + self.batch * np.arange(1, features + 1)
         none = (None,) * features
-        return Inverse(
-            self.batch, np.concatenate([self.first, more]), self.of + none, self.windows + none if self.windows else ()
-        )
+        return Inverse(self.batch, np.concatenate([self.first, more]), self.of + none)
 
 
 def is_shared(sparse: Any) -> bool:
@@ -115,7 +103,6 @@ def inverse_of(sparse: Any, keys: Sequence[str], bags: int) -> Inverse | None:
         return None
     strides, by_name = given
     check_strides(strides, keys, bags)
-    windows = {name: len(begins) for name, (begins, _) in getattr(sparse, "windows", {}).items()}
     lengths = {name: len(tensor) for name, tensor in by_name.items()}
     batch = next(iter(lengths.values()))
     if other := next((name for name, length in lengths.items() if length != batch), None):
@@ -138,44 +125,38 @@ def inverse_of(sparse: Any, keys: Sequence[str], bags: int) -> Inverse | None:
         key = id(tensor)
         if key not in arrays:
             arrays[key] = _array(name, tensor)
-        what, there = ("window", windows[name]) if name in windows else ("bag", stride)
-        wrong, own = _look(arrays[key], there)
+        wrong, own = _look(arrays[key], stride)
         if wrong >= 0:
-            raise _no_such(name, what, tensor, wrong, there)
-        of.append(None if own and stride == batch and name not in windows else arrays[key])
+            raise _no_such(name, tensor, wrong, stride)
+        of.append(None if own and stride == batch else arrays[key])
     if all(each is None for each in of):
         return None
     return Inverse(batch, np.concatenate([[0], np.cumsum(strides)]).astype(np.int64), tuple(of))
 
 
-def by_feature(
-    groups: Mapping[tuple[str, ...], torch.Tensor],
-    bags: Mapping[str, int],
-    windows: Mapping[str, tuple[torch.Tensor, torch.Tensor]],
-) -> dict[str, torch.Tensor]:
+def by_feature(groups: Mapping[tuple[str, ...], torch.Tensor], bags: Mapping[str, int]) -> dict[str, torch.Tensor]:
     """Return the inverse by feature, int64. Raise if a sample has a bag that does not exist; on a GPU it is not looked at.
 
     **Arguments**
 
     - `groups`: the inverse by features that change together.
     - `bags`: number of bags of each feature.
-    - `windows`: the windows of those features that have them.
     """
     found = {}
     for names, inverse in groups.items():
-        what, there = ("window", len(windows[names[0]][0])) if names[0] in windows else ("bag", bags[names[0]])
+        there = bags[names[0]]
         if inverse.device.type == "cpu" and ((inverse < 0) | (inverse >= there)).any():
             wrong = int(((inverse < 0) | (inverse >= there)).int().argmax())
-            raise _no_such(names[0], what, inverse, wrong, there)
+            raise _no_such(names[0], inverse, wrong, there)
         found.update(dict.fromkeys(names, inverse.to(torch.int64)))
     return found
 
 
-def _no_such(name: str, what: str, inverse: torch.Tensor, sample: int, there: int) -> BadIds:
-    """Return the error for a sample whose bag or window does not exist."""
+def _no_such(name: str, inverse: torch.Tensor, sample: int, there: int) -> BadIds:
+    """Return the error for a sample whose bag does not exist."""
     return BadIds(
-        f"the inverse of feature {name!r} gives {what} {inverse[sample]} for sample {sample}, but there are {there} "
-        f"{what}s: number {what}s from 0"
+        f"the inverse of feature {name!r} gives bag {inverse[sample]} for sample {sample}, but there are {there} bags: "
+        "number bags from 0"
     )
 
 
@@ -218,7 +199,7 @@ def check_groups(inverse: Mapping[Any, torch.Tensor], bags: Mapping[str, int]) -
     **Arguments**
 
     - `inverse`: by feature, or by a tuple of features.
-    - `bags`: number of bags, or of windows, of each feature.
+    - `bags`: number of bags of each feature.
     """
     groups = {(names,) if isinstance(names, str) else tuple(names): of for names, of in inverse.items()}
     named = [name for names in groups for name in names]

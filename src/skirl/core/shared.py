@@ -2,7 +2,7 @@
 output's rows, [batch * features, dim], then copied to its samples; gradients flow the other way."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -65,9 +65,6 @@ class Shared:
     parts: tuple[BankPart, BankPart] | None = None
     """The positions of plain features, and those of shared bags. The first part has a bag for every feature and sample,
     empty if the feature is shared."""
-    windows: list[np.ndarray | None] = field(default_factory=list)
-    """By feature: int64 [2, windows], where each window begins among the feature's ids, and its length. `inverse` then
-    gives windows, and bags are buffers. Only if nothing is pooled."""
 
     @classmethod
     def of(cls, inverse: list[np.ndarray | None], sizes: Sequence[int], batch: int) -> "Shared":

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from skirl.core.batch import KeyedJagged, Sparse, moved
-from skirl.core.once import Windowed
+from skirl.core.once import Distinct
 from skirl.core.tables import Table
 from skirl.models.base import Embeddings, Model
 from skirl.models.sums import list_sums
@@ -105,7 +105,7 @@ class OfHistory(Model):
         before, target, behind = vectors.tensor_split([self.target, self.target + 1], dim=1)
         return vectors, target, torch.cat([before, behind], dim=1)
 
-    def _of_lists(self, sparse: Sparse) -> tuple[dict[str, Tensor], dict[str, Windowed]]:
+    def _of_lists(self, sparse: Sparse) -> tuple[dict[str, Tensor], dict[str, Distinct]]:
         """Return a vector per sample, [B, dim], of each feature that is not a history, and the lists of each history."""
         if sparse.weights_or_none() is not None:
             raise ValueError(f"{self.name} weighs the ids of a list itself: pass a batch without weights")
@@ -114,27 +114,26 @@ class OfHistory(Model):
         vectors = {name: self._pooled(name, of) for name, of in bags.items() if name not in self.history}
         return vectors, {name: bags[name] for name in self.history}
 
-    def _pooled(self, name: str, bags: Windowed) -> Tensor:
+    def _pooled(self, name: str, bags: Distinct) -> Tensor:
         """Return one vector per sample for a feature."""
-        lengths = bags.ends - bags.begins
+        lengths = bags.offsets.diff()
         if name not in self.lists:
             if not bool((lengths == 1).all()):
                 raise ValueError(
                     f"{self.name}: feature {name!r} has {len(bags.rows)} ids for {bags.bags} samples and is not among the "
                     "lists: give it one for each sample, or add it to lists"
                 )
-            return bags.for_samples(bags.distinct().rows)
+            return bags.for_samples(bags.rows)
         pooled = list_sums(bags)
         if name in self.means:
             pooled = pooled / moved(lengths.clamp(min=1)[:, None], pooled.device)
         return bags.for_samples(pooled)
 
 
-def _once(rows: Any, name: str, lengths: Tensor) -> Windowed:
+def _once(rows: Any, name: str, lengths: Tensor) -> Distinct:
     """Return the distinct lists of a feature, or a list for each sample if the embeddings do not say which are shared."""
-    if hasattr(rows, "windows"):
-        return rows.windows(name)
     if hasattr(rows, "distinct"):
-        return Windowed.of(rows.distinct(name))
+        return rows.distinct(name)
     ends = lengths.cumsum(0)
-    return Windowed(rows[name], ends - lengths, ends, torch.arange(len(ends), device=ends.device))
+    offsets = torch.cat([ends.new_zeros(1), ends])
+    return Distinct(rows[name], offsets, torch.arange(len(ends), device=ends.device))

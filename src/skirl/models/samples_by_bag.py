@@ -4,8 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from skirl.core.once import Windowed
-from skirl.core.stretches import Stretches
+from skirl.core.once import Distinct
 
 TILE = 16
 """Number of ids of a bag that are beside each other in registers."""
@@ -26,28 +25,15 @@ class SamplesByBag(NamedTuple):
     """Ids of the longest bag, rounded up to whole tiles."""
 
     @classmethod
-    def of(cls, bags: Windowed) -> "SamplesByBag":
+    def of(cls, bags: Distinct) -> "SamplesByBag":
         """Sort the samples of a batch by bag.
 
         **Arguments**
 
         - `bags`: gives the ids of each bag, and the bag of each sample.
         """
-        begins, ends, inverse = (of.numpy() for of in (bags.begins, bags.ends, bags.inverse))
+        offsets, inverse = bags.offsets.numpy(), bags.inverse.numpy()
+        begins, ends = offsets[:-1], offsets[1:]
         first = np.concatenate([[0], np.cumsum(np.bincount(inverse, minlength=bags.bags))])
         longest = int((ends - begins).max(initial=0))
         return cls(begins, ends, first, np.argsort(inverse, kind="stable"), -(-longest // TILE) * TILE)
-
-
-def by_stretch(begins: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Sort windows by the stretch of ids that they are in. Windows of two stretches share no ids.
-
-    Returns int64 [stretches + 1], where the windows of each stretch begin, and these windows, those of a stretch ascending.
-
-    >>> first, order = by_stretch(np.array([7, 2, 3]), np.array([8, 5, 5]))
-    >>> first.tolist(), order.tolist()
-    ([0, 2, 3], [1, 2, 0])
-    """
-    found = Stretches.of(begins, ends - begins)
-    first = np.concatenate([[0], np.cumsum(np.bincount(found.which, minlength=len(found.begins)))])
-    return first, np.argsort(found.which, kind="stable")

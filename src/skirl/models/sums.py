@@ -4,22 +4,18 @@ import torch
 from torch import Tensor
 
 from skirl.core.batch import moved
-from skirl.core.once import Windowed
-from skirl.models.loops import fit
-from skirl.models.window_sums import window_sums
+from skirl.core.once import Distinct
 
 
-def list_sums(lists: Windowed) -> Tensor:
-    """Return the sum of each list's rows, [lists, dim]. Where our loops cannot take windows, their rows are copied.
+def list_sums(lists: Distinct) -> Tensor:
+    """Return the sum of each list's rows, [lists, dim].
 
     **Arguments**
 
     - `lists`: the distinct lists of a feature.
     """
-    if fit(lists.rows) and not lists.apart:
-        return window_sums(lists)
-    lengths = lists.ends - lists.begins
-    return sums(lists.distinct().rows, owners(lengths, lists.rows.device), len(lengths))
+    lengths = lists.offsets.diff()
+    return sums(lists.rows, owners(lengths, lists.rows.device), len(lengths))
 
 
 def owners(lengths: Tensor, at: torch.device) -> Tensor:

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from skirl.core.ids import BadIds, BankIds
-from skirl.core.once import Distinct, Windowed, expand, padded
-from skirl.core.stretches import indices
+from skirl.core.once import Distinct, expand, padded
 from skirl.core.tables import Pooling, Schema
 from skirl.nn.current_step import Ticket
 from skirl.nn.lookup import Split, Unbind, Whole
@@ -242,39 +241,6 @@ class Unpooled(Pooled):
         return nested(self[name], self._offsets(name))
 
     @uncompiled
-    def distinct(self, name: str) -> Distinct:
-        if name in self._names and self._window(*self._all[name]) is not None:
-            return self.windows(name).distinct()
-        return super().distinct(name)
-
-    @uncompiled
-    def windows(self, name: str) -> Windowed:
-        """Return a feature's distinct lists as windows of its rows, where each id of a buffer has one row.
-
-        Lists of a feature without windows do not overlap.
-
-        **Arguments**
-
-        - `name`: the feature.
-
-        >>> import skirl, torch
-        >>> embeddings = skirl.EmbeddingCollection([skirl.Table("item", 10, 2)], optimizer=skirl.SGD(lr=0.1), cache=10)
-        >>> ids = skirl.KeyedJagged(["item"], torch.tensor([1, 2, 3]), lengths=torch.tensor([3]), strides=[1],
-        ...                         windows={"item": (torch.tensor([0, 1]), torch.tensor([2, 2]))})
-        >>> found = embeddings(ids).windows("item")
-        >>> found.rows.shape, found.begins.tolist(), found.ends.tolist(), found.inverse.tolist()
-        (torch.Size([3, 2]), [0, 1], [2, 3], [0, 1])
-        """
-        if name not in self._names or (window := self._window(*self._all[name])) is None:
-            return Windowed.of(super().distinct(name))
-        bank, column = self._all[name]
-        rows = self._passing(bank, column, self._distinct_rows(bank)[column])
-        begins, lengths = (torch.from_numpy(of).to(rows.device) for of in window)
-        inverse = self._inverse(bank, column)
-        assert inverse is not None
-        return Windowed(rows, begins, begins + lengths, torch.from_numpy(inverse.astype(np.int64)).to(rows.device))
-
-    @uncompiled
     def pooled(self, name: str, mode: Pooling = "sum") -> Tensor:
         """Return a feature's rows summed or averaged by sample, [batch, dim], for a table with both bags and sequences.
 
@@ -295,19 +261,7 @@ class Unpooled(Pooled):
         inverse = self._inverse(bank, column)
         if inverse is None:
             return self._offsets_of_bags(bank, column)
-        return np.concatenate([[0], np.cumsum(self._lists(bank, column)[1][inverse])])
-
-    def _window(self, bank: int, column: int) -> np.ndarray | None:
-        """Return a feature's windows, int64 [2, windows]; None if it has none."""
-        shared = self._ids[bank].shared
-        return None if shared is None or not shared.windows else shared.windows[column]
-
-    def _lists(self, bank: int, column: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return where each distinct list of a feature begins in its rows, and its length."""
-        if (window := self._window(bank, column)) is not None:
-            return window[0], window[1]
-        starts = self._offsets_of_bags(bank, column)
-        return starts[:-1] - starts[0], np.diff(starts)
+        return np.concatenate([[0], np.cumsum(np.diff(self._offsets_of_bags(bank, column))[inverse])])
 
     def _distinct_rows(self, bank: int) -> dict[int, Tensor]:
         if bank not in self._once:
@@ -329,9 +283,11 @@ class Unpooled(Pooled):
         inverse = self._inverse(bank, column)
         if inverse is None:
             return rows
-        begins, lengths = self._lists(bank, column)
-        at = torch.from_numpy(indices(begins[inverse].astype(np.int64), lengths[inverse])).to(rows.device)
-        return expand(rows, at)
+        starts = self._offsets_of_bags(bank, column).astype(np.int64)
+        begins, lengths = (starts[:-1] - starts[0])[inverse], np.diff(starts)[inverse]
+        ends = np.cumsum(lengths)
+        at = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(begins - (ends - lengths), lengths)
+        return expand(rows, torch.from_numpy(at).to(rows.device))
 
     def stacked(self) -> Tensor:
         """Raise, since unpooled features have different lengths."""

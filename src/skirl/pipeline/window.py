@@ -41,8 +41,8 @@ class Entry:
 
     @property
     def nbytes(self) -> int:
-        """Memory that it holds: the user's batch, windows as bags, and at most 16 bytes per id in the planner."""
-        return sum(item.nbytes + item.captured.copied for item in self.items) + 16 * sum(map(len, self.banks))
+        """Memory that it holds: the user's batch, and at most 16 bytes per id in the planner."""
+        return sum(item.nbytes for item in self.items) + 16 * sum(map(len, self.banks))
 
 
 class Window:

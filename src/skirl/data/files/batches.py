@@ -1,4 +1,4 @@
-"""Makes a batch of some rows of a piece: lists that repeat are in it once, and lists that overlap as buffers, if it pays."""
+"""Makes a batch of some rows of a piece: lists that repeat are in it once if it pays."""
 
 from typing import Any, NamedTuple
 
@@ -7,7 +7,6 @@ import torch
 
 from skirl.core.batch import Batch, KeyedJagged
 from skirl.core.shared import pays
-from skirl.core.stretches import Stretches
 from skirl.data.files.encoded import Encoded, number_lists
 from skirl.tools.jit import kernel, prefetch, read_only
 
@@ -26,21 +25,6 @@ class _Bags(NamedTuple):
     """Number of ids of all bags."""
     inverse: np.ndarray | None
     """int32 [rows]: the bag of each row; None if each row has a bag of its own."""
-    windows: "_Buffers | None" = None
-    """If the bags are windows: their buffers, which are copied in their place."""
-
-
-class _Buffers(NamedTuple):
-    """The buffers of a feature in a batch."""
-
-    begins: np.ndarray
-    """int64: where in the piece's ids each buffer begins,"""
-    sizes: np.ndarray
-    """and its number of ids."""
-    places: np.ndarray
-    """int64: where each window begins, in the buffers of the batch,"""
-    lengths: np.ndarray
-    """and its number of ids."""
 
 
 def batch_of(piece: Encoded, rows: np.ndarray, names: list[str]) -> Batch:
@@ -59,27 +43,19 @@ def batch_of(piece: Encoded, rows: np.ndarray, names: list[str]) -> Batch:
             own, sizes = values[id_ : id_ + each.ids], lengths[bag : bag + len(each.of)]
             if (of_lists := piece.lengths[f]) is None:
                 own[:], sizes[:] = piece.ids[f].take(rows), 1
-            elif (buffers := each.windows) is not None:
-                _copy_lists(read_only(piece.ids[f]), buffers.begins, buffers.sizes, each.of, own, sizes)
             else:
                 _copy_lists(read_only(piece.ids[f]), piece.begins(f), of_lists, each.of, own, sizes)
             id_, bag = id_ + each.ids, bag + len(each.of)
         jagged["lengths"] = torch.from_numpy(lengths)
         if groups := _groups(bags, names):
             jagged |= {"strides": [len(each.of) for each in bags], "inverse": groups}
-            jagged["windows"] = {
-                name: (torch.from_numpy(each.windows.places), torch.from_numpy(each.windows.lengths))
-                for name, each in zip(names, bags)
-                if each.windows is not None
-            }
     labels = piece.labels[:, 0] if piece.labels.shape[1] == 1 else piece.labels
     dense, labels = (torch.from_numpy(of.take(rows, axis=0)) for of in (piece.dense, labels))
     return Batch(dense, KeyedJagged(names, torch.from_numpy(values), **jagged), labels)
 
 
 def _bags_of(piece: Encoded, feature: int, rows: np.ndarray) -> _Bags:
-    """Return the bags of a feature: a list of several rows is one bag if that pays, as `skirl.core.find` decides. By the
-    same rule, lists that overlap are windows of buffers."""
+    """Return the bags of a feature: a list of several rows is one bag if that pays, as `skirl.core.find` decides."""
     sizes, inverse = piece.lengths[feature], piece.inverse(feature)
     if sizes is None:
         return _Bags(rows, len(rows), None)
@@ -87,14 +63,7 @@ def _bags_of(piece: Encoded, feature: int, rows: np.ndarray) -> _Bags:
         return _Bags(rows, int(sizes[rows].sum()), None)
     which, kept = np.empty(len(rows), np.int32), np.empty(len(rows), np.int64)
     count, total, left = number_lists(inverse, sizes, rows, which, kept)
-    shares = pays(total, left, len(rows))
-    if (starts := piece.start(feature)) is not None:
-        begins, lengths = starts[kept[:count]], sizes[kept[:count]]
-        found = Stretches.of(begins, lengths)
-        if count and pays(left if shares else total, found.ids, len(rows)):
-            buffers = _Buffers(found.begins, found.sizes, found.places, lengths)
-            return _Bags(np.arange(len(found.begins)), found.ids, which, buffers)
-    return _Bags(kept[:count], left, which) if shares else _Bags(inverse[rows], total, None)
+    return _Bags(kept[:count], left, which) if pays(total, left, len(rows)) else _Bags(inverse[rows], total, None)
 
 
 def _groups(bags: list[_Bags], names: list[str]) -> dict[tuple[str, ...], torch.Tensor]:
@@ -104,8 +73,7 @@ def _groups(bags: list[_Bags], names: list[str]) -> dict[tuple[str, ...], torch.
         if each.inverse is None:
             continue
         for shared, first in groups:
-            alike = first.windows is each.windows is None and len(first.of) == len(each.of)
-            if alike and np.array_equal(first.inverse, each.inverse):  # type: ignore[arg-type]
+            if len(first.of) == len(each.of) and np.array_equal(first.inverse, each.inverse):  # type: ignore[arg-type]
                 shared.append(name)
                 break
         else:

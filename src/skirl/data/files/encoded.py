@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from skirl.core.stretches import gather_from
 from skirl.data.files.schema import FileSchema
 from skirl.tools.jit import AHEAD, kernel, ones, prefetch, read_only
 
@@ -40,9 +39,6 @@ class Encoded:
     entry at all, if each row has its own list."""
     sessions: np.ndarray | None = None
     """int64 [n]: a number for each row's session, if the order depends on sessions."""
-    starts: list[np.ndarray | None] = field(default_factory=list)
-    """int64: where each list begins in a feature's ids, if lists may overlap. None, or no entry at all, if they are
-    contiguous."""
     _begins: dict[int, np.ndarray] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
@@ -52,76 +48,61 @@ class Encoded:
         """Return the index of each row's list of a feature; None if each row has its own."""
         return self.inverses[feature] if self.inverses else None
 
-    def start(self, feature: int) -> np.ndarray | None:
-        """Return where each list of a feature begins in its ids; None if they are contiguous."""
-        return self.starts[feature] if self.starts else None
-
     def begins(self, feature: int) -> np.ndarray:
         """Return where each list of a feature begins in its ids (int64). Summed up once."""
-        if (starts := self.start(feature)) is not None:
-            return starts
         if feature not in self._begins:
             sizes = self.lengths[feature]
             assert sizes is not None
             self._begins[feature] = np.cumsum(sizes) - sizes
         return self._begins[feature]
 
-    def apart(self, feature: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return a feature's ids with contiguous lists, and the length of each."""
-        values, sizes, starts = self.ids[feature], self.lengths[feature], self.start(feature)
-        return (values, sizes) if starts is None else lists_at(values, sizes, np.arange(len(starts)), starts)
-
     def expanded(self) -> "Encoded":
         """Return the same rows with a list for each row."""
         if all(inverse is None for inverse in self.inverses):
             return self
-        lists = [
-            lists_at(self.ids[f], self.lengths[f], inverse, self.start(f)) for f, inverse in enumerate(self.inverses)
-        ]
+        lists = [lists_at(self.ids[f], self.lengths[f], inverse) for f, inverse in enumerate(self.inverses)]
         ids, lengths = [ids for ids, _ in lists], [sizes for _, sizes in lists]
-        return replace(self, ids=ids, lengths=lengths, inverses=[], starts=[])
+        return replace(self, ids=ids, lengths=lengths, inverses=[])
 
 
 def lists_at(
-    values: np.ndarray, sizes: np.ndarray | None, rows: np.ndarray | None, starts: np.ndarray | None = None
+    values: np.ndarray, sizes: np.ndarray | None, rows: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return the ids and lengths of the lists `rows`, in this order.
-
-    rows: indices of lists; None for all. starts: where lists begin; None if they are contiguous.
-    """
+    """Return the ids and lengths of the lists `rows` (indices; None for all), in this order."""
     if rows is None:
         return values, sizes
     if sizes is None:
         return values[rows], None
-    if starts is None:
-        starts = np.cumsum(sizes) - sizes
-    own = sizes[rows]
+    starts, own = np.cumsum(sizes) - sizes, sizes[rows]
     out = np.empty(int(own.sum()), values.dtype)
     gather_from(read_only(values), starts[rows], own, out)
     return out, own
 
 
-def used(
-    values: np.ndarray, sizes: np.ndarray, inverse: np.ndarray, starts: np.ndarray | None
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
-    """Keep only the lists that some row has.
-
-    Return their ids, their lengths, the list of each row, and where lists begin (None if they are contiguous). If unused
-    lists lie between contiguous ones, those that are used are copied.
-    """
+def used(values: np.ndarray, sizes: np.ndarray, inverse: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Keep only the lists that some row has. Return their ids, their lengths, and the list of each row."""
     which, kept = np.empty(len(inverse), np.int32), np.empty(len(inverse), np.int64)
     count, _, left = number_lists(inverse, sizes, np.arange(len(inverse)), which, kept)
     kept = kept[:count]
-    begins = np.cumsum(sizes) - sizes if starts is None else starts
+    begins = np.cumsum(sizes) - sizes
     begins, sizes = begins[kept], sizes[kept]
     first, end = (int(begins.min()), int((begins + sizes).max())) if count else (0, 0)
-    if starts is not None:
-        return values[first:end], sizes, which.astype(np.int64), begins - first
     if left == end - first:  # no unused lists between them
-        return values[first:end], sizes, which.astype(np.int64), None
+        return values[first:end], sizes, which.astype(np.int64)
     out = np.empty(left, values.dtype)
     gather_from(read_only(values), begins, sizes, out)
-    return out, sizes, which.astype(np.int64), None
+    return out, sizes, which.astype(np.int64)
+
+
+@kernel
+def gather_from(values, starts, sizes, out):
+    """Copy the lists at `starts`, with these sizes, one after the other into `out`."""
+    at = 0
+    for k in range(len(starts)):
+        part, own = values[starts[k] : starts[k] + sizes[k]], out[at : at + sizes[k]]  # views: no check for index < 0
+        for j in range(len(part)):
+            own[j] = part[j]
+        at += sizes[k]
 
 
 @kernel
@@ -182,22 +163,20 @@ def nothing(schema: FileSchema) -> Encoded:
         [none if c.list else None for c in schema.ids],
         none,
         inverses=[none if c.run else None for c in schema.ids],
-        starts=[none if c.start else None for c in schema.ids],
     )
 
 
 def taken(piece: Encoded, rows: np.ndarray) -> Encoded:
     """Return some rows of a piece, in this order."""
-    ids, lengths, inverses, starts = [], [], [], []
+    ids, lengths, inverses = [], [], []
     for f, (values, sizes) in enumerate(zip(piece.ids, piece.lengths)):
-        inverse, start = piece.inverse(f), piece.start(f)
+        inverse = piece.inverse(f)
         if inverse is None or sizes is None:
             values, sizes = lists_at(values, sizes, rows)
         elif len(rows) == len(piece):  # in another order
             inverse = inverse[rows]
         else:
-            values, sizes, inverse, start = used(values, sizes, inverse[rows], start)
-        starts.append(start)
+            values, sizes, inverse = used(values, sizes, inverse[rows])
         ids.append(values)
         lengths.append(sizes)
         inverses.append(inverse)
@@ -211,5 +190,4 @@ def taken(piece: Encoded, rows: np.ndarray) -> Encoded:
         kept=[column.take(pa.array(rows)) for column in piece.kept],
         inverses=inverses,
         sessions=None if piece.sessions is None else piece.sessions[rows],
-        starts=starts,
     )

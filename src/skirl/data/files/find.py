@@ -2,7 +2,6 @@
 
 import fnmatch
 import glob
-import os
 import re
 from pathlib import Path
 from typing import Literal
@@ -58,24 +57,6 @@ def find(paths: str) -> list[str]:
             raise BadFile(path, f"there is no such file or folder{here}", "set data to one that exists")
         files += sorted(matches, key=natural)
     return files
-
-
-def would_find(pattern: str, file: Path) -> bool:
-    """Return whether a pattern matches a file, which need not exist yet.
-
-    **Arguments**
-
-    - `pattern`: a pattern, as for `find`.
-    - `file`: an absolute path without links.
-
-    >>> would_find("/in/**/*.parquet", Path("/in/x/1.parquet")), would_find("/in/*.parquet", Path("/in/x/1.parquet"))
-    (True, False)
-    """
-    if not glob.has_magic(pattern) or Path(pattern).exists():
-        return False
-    parts = Path(os.path.abspath(pattern)).parts
-    begin = next(k for k, part in enumerate(parts) if glob.has_magic(part))
-    return _matches((*Path(*parts[:begin]).resolve().parts, *parts[begin:]), file.parts)
 
 
 def _matches(pattern: tuple[str, ...], path: tuple[str, ...]) -> bool:

@@ -58,8 +58,6 @@ class Files:
 
     bad_rows: int = field(default=0, init=False)
     """Number of malformed rows that this process has left out so far. Counts the first epoch only: all have the same."""
-    reached: FilePart | None = field(default=None, init=False)
-    """The last part that `pieces` has reached."""
     left_out: int = field(default=0, init=False)
     """Samples left out at the end of the last epoch that ended: with shards, those that do not fill a whole batch."""
     _first_bad: tuple[FilePart, int] | None = field(default=None, init=False, repr=False)
@@ -176,7 +174,6 @@ class Files:
         try:
             for found in iter(lambda: next(source), None):
                 self._count_bad(*found)
-                self.reached = found[1]
                 yield found[0].expanded() if expanded else found[0]
         finally:
             source.close()
