@@ -121,12 +121,7 @@ def _find(values, weights, starts, mask, table, hashes, inverse, first):
 
     Each sample is compared with the bag of the sample before it first, then with bags of the same hash.
 
-    **Arguments**
-
-    - `values`, `weights`: those of the batch; weights as bits, or empty.
     - `starts`: [samples + 1], where the feature's bags start.
-    - `mask`: the bits of a hash that count.
-    - `table`: the hash table, int32, filled with -1. Its length is a power of two and at least twice the samples.
     - `hashes`: uint64 [samples], to be filled by bag.
     - `inverse`, `first`: int32 [samples], to be filled.
     """

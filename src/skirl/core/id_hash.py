@@ -27,9 +27,6 @@ class FeatureHashes(NamedTuple):
 class Hashes:
     """The hashes of a batch.
 
-    **Arguments**
-
-    - `keys`: names of its features.
     - `array`: int64 [2, features], the fields of each feature's `FeatureHashes`.
     """
 

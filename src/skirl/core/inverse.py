@@ -53,8 +53,6 @@ class Inverse:
     def only(self, used: np.ndarray) -> "Inverse | None":
         """Drop the bags that no sample uses and renumber the rest. Return None if that leaves a plain batch.
 
-        **Arguments**
-
         - `used`: bool [bags], as `used()` returns it.
         """
         ends = np.concatenate([[0], np.cumsum(used)])
@@ -84,12 +82,6 @@ def is_shared(sparse: Any) -> bool:
 
 def inverse_of(sparse: Any, keys: Sequence[str], bags: int) -> Inverse | None:
     """Check and return the inverse of a KeyedJagged, or of a TorchRec batch of variable stride. None for a plain batch.
-
-    **Arguments**
-
-    - `sparse`: the batch.
-    - `keys`: names of its features.
-    - `bags`: number of bags in its offsets.
 
     >>> from skirl import KeyedJagged
     >>> ids = KeyedJagged(["a", "b"], torch.arange(4), lengths=torch.tensor([2, 1, 1]), strides=[1, 2],
@@ -135,13 +127,7 @@ def inverse_of(sparse: Any, keys: Sequence[str], bags: int) -> Inverse | None:
 
 
 def by_feature(groups: Mapping[tuple[str, ...], torch.Tensor], bags: Mapping[str, int]) -> dict[str, torch.Tensor]:
-    """Return the inverse by feature, int64. Raise if a sample has a bag that does not exist; on a GPU it is not looked at.
-
-    **Arguments**
-
-    - `groups`: the inverse by features that change together.
-    - `bags`: number of bags of each feature.
-    """
+    """Return the inverse by feature, int64. On the CPU, raise if a sample has a bag that does not exist."""
     found = {}
     for names, inverse in groups.items():
         there = bags[names[0]]
@@ -161,26 +147,13 @@ def _no_such(name: str, inverse: torch.Tensor, sample: int, there: int) -> BadId
 
 
 def check_samples(low: int, high: int, there: int) -> None:
-    """Raise unless a batch of `there` samples has samples `low` to `high - 1`.
-
-    **Arguments**
-
-    - `low`, `high`: the first sample, and the one after the last.
-    - `there`: number of samples.
-    """
+    """Raise unless a batch of `there` samples has samples `low` to `high - 1`."""
     if not 0 <= low <= high <= there:
         raise ValueError(f"samples({low}, {high}) of a batch of {there}: pass 0 <= low <= high <= {there}")
 
 
 def check_strides(strides: Sequence[int], keys: Sequence[str], bags: int) -> None:
-    """Raise if the numbers of bags do not match the features and the offsets.
-
-    **Arguments**
-
-    - `strides`: number of bags of each feature.
-    - `keys`: names of the features.
-    - `bags`: number of bags in the offsets.
-    """
+    """Raise if the numbers of bags do not match the features and the offsets."""
     if len(strides) != len(keys):
         raise BadIds(
             f"strides has {len(strides)} entries for {len(keys)} features: pass how many bags each feature has"
@@ -194,13 +167,7 @@ def check_strides(strides: Sequence[int], keys: Sequence[str], bags: int) -> Non
 
 
 def check_groups(inverse: Mapping[Any, torch.Tensor], bags: Mapping[str, int]) -> dict[tuple[str, ...], torch.Tensor]:
-    """Return the inverse by tuples of features. Raise if its form is wrong; its values may be on a GPU.
-
-    **Arguments**
-
-    - `inverse`: by feature, or by a tuple of features.
-    - `bags`: number of bags of each feature.
-    """
+    """Return the inverse by tuples of features. Raise if its form is wrong; its values may be on a GPU."""
     groups = {(names,) if isinstance(names, str) else tuple(names): of for names, of in inverse.items()}
     named = [name for names in groups for name in names]
     if wrong := [name for name in named if name not in bags]:

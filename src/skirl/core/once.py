@@ -89,10 +89,7 @@ def own(inverse: Tensor, bags: int) -> bool:
 def expand(per_bag: Tensor, at: Tensor) -> Tensor:
     """Copy the entries of bags to samples: `per_bag[at]`, with a backward that repeats bit for bit on every device.
 
-    **Arguments**
-
     - `per_bag`: `[bags, ...]`.
-    - `at`: int64, the entry that each sample gets.
     """
     return cast(Tensor, Expand.apply(per_bag, at))
 

@@ -39,13 +39,6 @@ _ROW_TO_TOP, _TO_TABLE = np.uint64(_TABLE_BITS), np.uint64(ROW_BITS)
 class Cut:
     """Contiguous ranges of the hash or of rows, and the site of each.
 
-    **Arguments**
-
-    - `starts`: where each range begins, ascending from 0. A range ends where the next one begins, the last at 2**64 for
-      the hash and at 2**48 for rows.
-    - `sites`: the site of each range; a site may have several.
-    - `by`: "hash", the default, spreads the load however rows are numbered; "rows" keeps neighbours together.
-
     >>> Cut.even([0, 1, 2, 3]).starts == tuple(i << 62 for i in range(4))
     True
     """
@@ -116,13 +109,6 @@ class Cut:
 @dataclass(frozen=True)
 class Placement:
     """The site of every row.
-
-    **Arguments**
-
-    - `sites`: number of sites.
-    - `cut`: the ranges of all tables not in `tables`.
-    - `tables`: the ranges of tables that are cut in another way, by table number.
-    - `use`: what the sites are; this selects the hash.
 
     >>> Placement.even(4).site_of(np.array([0, 1, 2, 3, 1 << 48])).tolist()
     [3, 2, 2, 0, 2]
@@ -230,11 +216,6 @@ class Placement:
 class AtSite:
     """A predicate on keys: whether they are at a site. It can be sent to another process.
 
-    **Arguments**
-
-    - `placement`: the placement.
-    - `site`: one of its sites.
-
     >>> keys = np.array([0, 1, 2, 3, 1 << 48])
     >>> AtSite(Placement.even(2), 0)(keys).tolist()
     [False, False, False, True, False]
@@ -260,12 +241,7 @@ class AtSite:
 
 @dataclass(frozen=True)
 class AtSites:
-    """A predicate on keys: whether they are at each of several sites of different placements.
-
-    **Arguments**
-
-    - `each`: the sites.
-    """
+    """A predicate on keys: whether they are at each of several sites of different placements."""
 
     each: tuple[AtSite, ...]
 

@@ -29,15 +29,7 @@ PLANS = Readable(FORMAT, VERSION, "plan of a placement", "PlacementPlan.save", _
 
 @dataclass(frozen=True)
 class Site:
-    """One place where rows are stored.
-
-    **Arguments**
-
-    - `name`: its name, chosen freely.
-    - `store`: where it is, in the form that `store=` takes; in memory by default.
-    - `memory`: bytes that its rows may take; None: no limit.
-    - `rate`: bytes per second, in each direction; None: not known.
-    """
+    """One place where rows are stored."""
 
     name: str
     store: str = "memory"
@@ -62,14 +54,7 @@ class Site:
 
 @dataclass(frozen=True)
 class PlacedTable:
-    """A table and its cut.
-
-    **Arguments**
-
-    - `name`, `rows`, `dim`: those of the table.
-    - `cut`: where its rows are; its sites are indices into the plan's sites.
-    - `record_bytes`: bytes of a row with its optimizer state in the run that was planned; None: not known.
-    """
+    """A table and its cut."""
 
     name: str
     rows: int
@@ -89,11 +74,6 @@ class PlacedTable:
 @dataclass(frozen=True)
 class PlacementPlan:
     """The place of every row of some tables.
-
-    **Arguments**
-
-    - `sites`: the sites.
-    - `tables`: the tables, in the order of the model.
 
     >>> sites = (Site("a", "disk:/fast/rows"), Site("b", "disk:/slow/rows"))
     >>> plan = PlacementPlan(sites, (PlacedTable("user", 1000, 16, Cut.weighted([3, 1])),))
@@ -165,12 +145,7 @@ class PlacementPlan:
 
     @classmethod
     def parsed(cls, text: str) -> "PlacementPlan":
-        """Parse a plan. Raise a ValueError unless it places every row of every table exactly once.
-
-        **Arguments**
-
-        - `text`: a plan as `text()` returns it. One without a digest may be written by hand.
-        """
+        """Parse a plan. Raise a ValueError unless it places every row of every table exactly once."""
         body = PLANS.body(text)
         sites = tuple(Site(s["name"], s["store"], s.get("memory"), s.get("rate")) for s in body["sites"])
         _check_names("site", [site.name for site in sites])
@@ -181,13 +156,7 @@ class PlacementPlan:
     # The tables of a run
 
     def check(self, tables: Sequence[tuple[str, int | None, int | None]], record_bytes: Sequence[int] = ()) -> None:
-        """Raise a ValueError if the plan is not for these tables, or if a site's memory was planned for smaller rows.
-
-        **Arguments**
-
-        - `tables`: name, rows and dim of each, in order; None for rows or dim that are not known.
-        - `record_bytes`: bytes of a row of each, with its optimizer state; empty if they are not known.
-        """
+        """Raise a ValueError if the plan is not for these tables, or if a site's memory was planned for smaller rows."""
         mine, names = [t.name for t in self.tables], [name for name, _, _ in tables]
         if missing := [name for name in names if name not in mine]:
             raise ValueError(

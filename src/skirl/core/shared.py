@@ -16,13 +16,6 @@ LEAST = 1.1
 def pays(ids: int, left: int, samples: int, least: float = LEAST) -> bool:
     """Return whether it pays to share the bags of a feature. Copying a bag to a sample costs about as much as an id.
 
-    **Arguments**
-
-    - `ids`: number of the feature's ids in a batch.
-    - `left`: number of ids in its distinct bags.
-    - `samples`: number of samples in the batch.
-    - `least`: the least ratio of `ids` to `left`.
-
     >>> pays(100, 50, 40), pays(100, 95, 2), pays(100, 50, 60)
     (True, False, False)
     """
@@ -68,14 +61,7 @@ class Shared:
 
     @classmethod
     def of(cls, inverse: list[np.ndarray | None], sizes: Sequence[int], batch: int) -> "Shared":
-        """Build from the features of a bank.
-
-        **Arguments**
-
-        - `inverse`: by feature, the bag of each sample; None if the feature is plain.
-        - `sizes`: number of bags of each feature.
-        - `batch`: number of samples.
-        """
+        """Build from the features of a bank."""
         columns = [f for f, each in enumerate(inverse) if each is not None]
         begins = np.concatenate([[0], np.cumsum([sizes[f] for f in columns])]).astype(np.int32)
         bag = np.empty((batch, len(columns)), np.int32)
@@ -113,15 +99,7 @@ class Shared:
         self, starts: np.ndarray, weights: np.ndarray, first: np.ndarray, mean: np.ndarray, offsets: np.ndarray,
         bag_of: np.ndarray, scale: np.ndarray,
     ) -> None:  # fmt: skip
-        """Find the bags of all positions, and set `parts`.
-
-        **Arguments**
-
-        - `starts`, `weights`: those of the whole batch.
-        - `first`: each feature's first bag in `starts`.
-        - `mean`: whether each feature's bags are averaged.
-        - `offsets`, `bag_of`, `scale`: arrays to fill, as in `BankIds`.
-        """
+        """Find the bags of all positions, and set `parts`."""
         row, step = np.arange(self.features, dtype=np.int64), np.full(self.features, self.features, np.int64)
         row[self.columns], step[self.columns] = self.samples + self.begins[:-1], 1
         plain, once = np.zeros(self.samples + 1, np.int32), np.zeros(self.bags + 1, np.int32)

@@ -57,13 +57,7 @@ def keeping(files: Files, columns: tuple[str, ...], *, all_there: bool = False) 
 
 
 def converted(schema: FileSchema, rows: Any) -> tuple[FileSchema, dict[str, str]]:
-    """Return the schema of a converted file, and its unchanged columns: the name in the source file by the new name.
-
-    **Arguments**
-
-    - `schema`: schema of the files to convert.
-    - `rows`: number of rows of each table; None if ids are written as fingerprints.
-    """
+    """Return the schema of a converted file, and its unchanged columns: the name in the source file by the new name."""
     dense = []
     for column in schema.dense:
         dense.append(Dense(column.name))
@@ -99,14 +93,7 @@ def converted(schema: FileSchema, rows: Any) -> tuple[FileSchema, dict[str, str]
 
 
 def table_of(rows: Encoded, schema: FileSchema, kept_names: list[str]) -> Any:
-    """Return encoded rows as an Arrow table with the columns of a converted file.
-
-    **Arguments**
-
-    - `rows`: the rows.
-    - `schema`: schema of the converted file.
-    - `kept_names`: names of the kept columns in that file.
-    """
+    """Return encoded rows as an Arrow table with the columns of a converted file."""
     import pyarrow as pa
 
     arrays = [pa.array(rows.labels[:, k]) for k in range(len(schema.labels))]

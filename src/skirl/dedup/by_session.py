@@ -40,15 +40,7 @@ def convert_by_session(
     json: bool = False,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """Write the rows of files to the folder `out`, and return the result.
-
-    **Arguments**
-
-    - `memory`: bytes that DuckDB may take.
-    - `session`: a SparkSession that sorts the rows instead of DuckDB.
-    - `force`: replace an existing folder.
-    - `json`: show progress on stderr, since the result goes to stdout.
-    """
+    """Write the rows of files to the folder `out`, and return the result."""
     files, columns = shaped(files, request)
     folder, work = folders_of(out)
     check_outside(files.dataset.paths, (folder, work), out)

@@ -27,13 +27,7 @@ _SESSION = seed_of("session")
 
 
 def same_rows(source: "Files", written: FileSchema, kept: Mapping[str, str], copy: "Files") -> dict[str, Any]:
-    """Compare files with those that were made of them, `copy`. Return numbers of rows, hashes, and whether both are equal.
-
-    **Arguments**
-
-    - `source`: the files as they were read: with the ids that were written, and with columns kept.
-    - `written`, `kept`: schema of the copy, and its columns that are unchanged: the name in the source by their own.
-    """
+    """Compare files with those that were made of them, `copy`. Return rows, hashes, and whether they are equal."""
     copy = keeping(replace(copy, encoder=replace(copy.encoder, rows_of=Fingerprints())), tuple(kept))
     rows, of = _sum(source, written, kept)
     rows_written, of_written = _sum(copy, written, {name: name for name in kept})

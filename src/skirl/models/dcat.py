@@ -103,15 +103,7 @@ class DCAT(OfHistory):
 
 
 class Transformer(nn.Module):
-    """Layers over histories, and over targets that attend to them.
-
-    **Arguments**
-
-    - `dim`: length of a row.
-    - `width`: length of a state.
-    - `heads`: attention heads of each layer.
-    - `layers`: number of layers.
-    """
+    """Layers over histories, and over targets that attend to them."""
 
     def __init__(self, dim: int, width: int, heads: int, layers: int) -> None:
         super().__init__()
@@ -158,13 +150,7 @@ class Transformer(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention, then two linear layers, each of the two blocks after a norm.
-
-    **Arguments**
-
-    - `width`: length of a state.
-    - `heads`: attention heads.
-    """
+    """Attention, then two linear layers, each of the two blocks after a norm."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

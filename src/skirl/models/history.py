@@ -21,15 +21,6 @@ class OfHistory(Model):
     Criteo and Avazu, one feature is the target and the others are its history.
 
     If samples share bags, what depends on a bag alone is computed once per bag.
-
-    **Arguments**
-
-    - `embeddings`: looks up ids. If a list shares its table with a single feature, an `EmbeddingCollection`, which does
-      not pool; otherwise an `EmbeddingBagCollection`.
-    - `dense_features`: columns of `Batch.dense`; 13 by default, as Criteo has.
-    - `lists`: the features with any number of ids per sample.
-    - `target`: without such a list, the feature that attends to the others; None: that of the largest table, which says
-      most about the item shown.
     """
 
     def __init__(
@@ -54,12 +45,7 @@ class OfHistory(Model):
 
     @staticmethod
     def pairs(tables: Sequence[Table], lists: Sequence[str]) -> dict[str, str]:
-        """Return each list that is a history, with its target: the first single feature of the same table.
-
-        **Arguments**
-
-        - `tables`, `lists`: as for `pools`.
-        """
+        """Return each list that is a history, with its target: the first single feature of the same table."""
         pairs = {}
         for table in tables:
             single = [name for name in table.features if name not in lists]
@@ -73,13 +59,7 @@ class OfHistory(Model):
 
     @classmethod
     def target_of(cls, tables: Sequence[Table], lists: Sequence[str], wanted: str | None) -> str | None:
-        """Return the one feature that attends to the others, or None if lists have targets of their own.
-
-        **Arguments**
-
-        - `tables`, `lists`: as for `pools`.
-        - `wanted`: the feature that a flag or an argument names; None: that of the largest table.
-        """
+        """Return the one feature that attends to the others, or None if lists have targets of their own."""
         if pairs := cls.pairs(tables, lists):
             if wanted is not None:
                 by_table = ", ".join(f"{name} has {target}" for name, target in pairs.items())

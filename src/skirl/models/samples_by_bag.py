@@ -26,12 +26,7 @@ class SamplesByBag(NamedTuple):
 
     @classmethod
     def of(cls, bags: Distinct) -> "SamplesByBag":
-        """Sort the samples of a batch by bag.
-
-        **Arguments**
-
-        - `bags`: gives the ids of each bag, and the bag of each sample.
-        """
+        """Sort the samples of a batch by bag."""
         offsets, inverse = bags.offsets.numpy(), bags.inverse.numpy()
         begins, ends = offsets[:-1], offsets[1:]
         first = np.concatenate([[0], np.cumsum(np.bincount(inverse, minlength=bags.bags))])

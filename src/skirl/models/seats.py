@@ -25,14 +25,7 @@ class Seats(NamedTuple):
 
     @classmethod
     def of(cls, bags: Distinct, roomy: float = 1.0) -> "Seats":
-        """Seat the samples of a batch, those of a bag in their order.
-
-        **Arguments**
-
-        - `bags`: gives the bag of each sample.
-        - `roomy`: seats of a table per average number of samples of a bag. A larger number leaves more seats empty, but
-          fewer bags need a second table, for which they are copied.
-        """
+        """Seat the samples of a batch, those of a bag in their order."""
         inverse, samples, count = bags.inverse, len(bags.inverse), bags.bags
         if bags.plain:
             return cls(inverse, inverse, count, 1)

@@ -8,12 +8,7 @@ from skirl.core.once import Distinct
 
 
 def list_sums(lists: Distinct) -> Tensor:
-    """Return the sum of each list's rows, [lists, dim].
-
-    **Arguments**
-
-    - `lists`: the distinct lists of a feature.
-    """
+    """Return the sum of each list's rows, [lists, dim]."""
     lengths = lists.offsets.diff()
     return sums(lists.rows, owners(lengths, lists.rows.device), len(lengths))
 

@@ -22,14 +22,11 @@ def interests(
 
     Gradients of a bag's rows are summed over its samples in ascending order, whatever torch's number of threads.
 
-    **Arguments**
-
     - `h`: [ids, dim], the rows of all bags.
     - `matrices`: [batch, width, dim], a matrix of each sample.
     - `hidden`: [batch, width], what its product is added to.
     - `slope`: [1], that of PReLU below 0.
     - `last`, `bias`: [width] and [1], of the last layer.
-    - `by_bag`: which samples have which rows.
     """
     return _Interests.apply(h, matrices, hidden, slope, last, bias, by_bag)
 

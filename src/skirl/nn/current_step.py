@@ -40,16 +40,7 @@ class Loop(Protocol):
 
 
 class CurrentStep:
-    """The current step of one collection. A ticket of each bank goes through autograd and comes back here.
-
-    **Arguments**
-
-    - `engine`: the rows.
-    - `optimizer`: the rows' learning rates; the gradient of its anchor tells a GradScaler of a skipped step.
-    - `anchor`: the parameter that makes backward run; where it wants no gradient, all rows stay as they are.
-    - `same`: compares a forward's ids with those of the step.
-    - `grad_scaler`: the one of the training loop, with AMP.
-    """
+    """The current step of one collection. A ticket of each bank goes through autograd and comes back here."""
 
     def __init__(
         self, engine: Engine, optimizer: TorchHandle, anchor: Tensor, same: SameBatch, grad_scaler: Any

@@ -42,10 +42,7 @@ def session_numbers(column: Any) -> tuple[np.ndarray, np.ndarray]:
 def chunks_of(sessions: np.ndarray, most: int) -> np.ndarray:
     """Return where each chunk of consecutive rows of one session begins, followed by the end of the last one (int64).
 
-    **Arguments**
-
     - `sessions`: int64 [n], a number for each row's session.
-    - `most`: most rows of a chunk; 0 for no limit.
 
     >>> chunks_of(np.array([5, 5, 5, 7, 7, 5]), 2).tolist()
     [0, 2, 3, 5, 6]
@@ -56,11 +53,6 @@ def chunks_of(sessions: np.ndarray, most: int) -> np.ndarray:
 
 def laid(begins: np.ndarray, order: np.ndarray) -> np.ndarray:
     """Return the rows in the order of their chunks (int64 [n]).
-
-    **Arguments**
-
-    - `begins`: where each chunk begins, followed by the end of the last one.
-    - `order`: the chunks in their new order.
 
     >>> laid(np.array([0, 2, 3, 5]), np.array([2, 0, 1])).tolist()
     [3, 4, 0, 1, 2]

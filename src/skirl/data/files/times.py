@@ -90,10 +90,7 @@ def seconds_of(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 def since_1970(numbers: np.ndarray, unit: str) -> np.ndarray:
     """Return the seconds from 1970 to each time (float64 [n]); NaN for a number that is no time in its unit.
 
-    **Arguments**
-
     - `numbers`: float64 [n], finite.
-    - `unit`: the unit of the numbers, as in a schema; "" means unknown and returns them unchanged.
 
     >>> since_1970(np.array([14102100.0, 14102123, 14132100]), "YYMMDDHH").tolist()
     [1413849600.0, 1413932400.0, nan]
