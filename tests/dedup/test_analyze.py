@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl.cli import main
-from skirl.data.files.errors import BadSchema
+from skirl.data.files.find import BadSchema
 from skirl.dedup import analyze
 from skirl.dedup.analyze import Sample, figures_of
 from skirl.dedup.commands import Analyze, Convert

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from skirl.core.find import find
 from skirl.data.files.columnar import KEY
 from skirl.data.files.encoded import used
-from skirl.data.files.errors import BadFile, BadSchema
+from skirl.data.files.find import BadFile, BadSchema
 from skirl.data.files.schema import FileSchema
 from skirl.data.flags import DataFlags
 from skirl.dedup.by_session import convert_by_session

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from skirl.core.once import Distinct
 from skirl.models.attention import attend
+from skirl.models.history import SamplesByBag
 from skirl.models.loops import fit
-from skirl.models.samples_by_bag import SamplesByBag
 
 SHAPES = {
     "sessions": ([4, 0, 20, 33], [0] * 9 + [1, 1, 2] + [3] * 8),

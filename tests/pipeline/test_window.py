@@ -4,8 +4,7 @@ import numpy as np
 import torch
 
 from skirl import Batch, KeyedJagged
-from skirl.core.ids import capture
-from skirl.core.item import Item
+from skirl.core.ids import Item, capture
 from skirl.engine.work import Micro
 from skirl.oracle.options import Plan
 from skirl.pipeline.window import FIRST_WINDOW, Window

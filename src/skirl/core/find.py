@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from skirl.core.ids import NO_SCALE, capture
+from skirl.core.inverse import LEAST, gather, pays
 from skirl.core.jagged import KeyedJagged
-from skirl.core.shared import LEAST, gather, pays
 from skirl.tools.jit import kernel
 
 

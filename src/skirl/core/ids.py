@@ -1,7 +1,4 @@
-"""From a batch's ids to the keys and bags of the planner and the kernels: `capture` copies the loader's ids in the
-user's thread, `positions_of` checks every id when the batch enters the window, and `resolve` adds the bags when it is
-planned.
-"""
+"""What a batch asks: ids by table, checked and resolved once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,9 +10,8 @@ import torch
 
 from skirl.core.batch import Sparse
 from skirl.core.inverse import BadIds as BadIds
-from skirl.core.inverse import Inverse, inverse_of
+from skirl.core.inverse import Inverse, Shared, inverse_of
 from skirl.core.positions import Positions
-from skirl.core.shared import Shared
 from skirl.core.tables import Schema
 from skirl.tools.jit import kernel
 
@@ -434,3 +430,17 @@ def _bags(starts, weights, first, mean, batch, offsets, bag_of, scale):
             odd += end - begin != 1
             offsets[f * batch + b + 1] = n
     return odd == 0
+
+
+@dataclass(slots=True)
+class Item:
+    """One micro-batch of the user's loader."""
+
+    batch: Any
+    """The batch that the loop gets."""
+    captured: Captured
+    """Its ids."""
+    nbytes: int = 0
+    """Number of bytes that the user's batch takes."""
+    loader_state: Any = None
+    """The loader's own state after this batch, if it has one."""

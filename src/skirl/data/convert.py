@@ -12,7 +12,7 @@ import numpy as np
 
 from skirl.data.files.encode import Fingerprints
 from skirl.data.files.encoded import Encoded
-from skirl.data.files.errors import BadSchema
+from skirl.data.files.find import BadSchema
 from skirl.data.files.schema import Dense, FileSchema, Label, Text
 from skirl.data.files.stream import Files
 from skirl.tools.os_errors import writing

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from skirl.core.shared import pays
+from skirl.core.inverse import pays
 from skirl.data.files.columnar import SLICE
 from skirl.data.files.columns import one
 from skirl.data.files.schema import FileSchema

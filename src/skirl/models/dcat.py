@@ -11,10 +11,8 @@ from skirl.core.batch import Batch
 from skirl.core.once import Distinct, expand
 from skirl.models.attention import attend
 from skirl.models.base import Embeddings, last, linear, mlp
-from skirl.models.history import OfHistory
+from skirl.models.history import OfHistory, SamplesByBag, Seats
 from skirl.models.loops import fit
-from skirl.models.samples_by_bag import SamplesByBag
-from skirl.models.seats import Seats
 
 
 class DCAT(OfHistory):

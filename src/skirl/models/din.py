@@ -10,11 +10,8 @@ from torch import Tensor, nn
 from skirl.core.batch import Batch
 from skirl.core.once import Distinct
 from skirl.models.base import Embeddings, last, linear
-from skirl.models.history import OfHistory
+from skirl.models.history import OfHistory, SamplesByBag, Seats, owners, sums
 from skirl.models.loops import fit
-from skirl.models.samples_by_bag import SamplesByBag
-from skirl.models.seats import Seats
-from skirl.models.sums import owners, sums
 from skirl.models.weighing import interests
 
 

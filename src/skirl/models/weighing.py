@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skirl.models.samples_by_bag import TILE, SamplesByBag
+from skirl.models.history import TILE, SamplesByBag
 from skirl.tools.jit import kernel
 from skirl.tools.lanes import above, filled, load, store, total, zeros
 from skirl.tools.threads import run

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from skirl.core.batch import Sparse
-from skirl.core.groups import RowOptimizers, matching
-from skirl.core.handle import TorchHandle
+from skirl.core.handle import RowOptimizers, TorchHandle, matching
 from skirl.core.optim import RowOptimizer
 from skirl.core.tables import Pooling, Table
 from skirl.engine.access import Remembered, weights_of_all
@@ -18,11 +17,10 @@ from skirl.engine.capacity import CacheSize
 from skirl.engine.engine import Engine
 from skirl.engine.work import Micro
 from skirl.nn.alone import StepByStep
-from skirl.nn.anchor import Anchor
 from skirl.nn.by_id import Ids, described, replacement, weights_of
 from skirl.nn.current_step import CurrentStep, Loop, Ticket
-from skirl.nn.looked_up import Early, FoundRows, LookedUp
-from skirl.nn.lookup import Lookup, shaped
+from skirl.nn.lookup import Early, FoundRows, LookedUp, Lookup, shaped
+from skirl.nn.optimizers import Anchor
 from skirl.nn.output import Pooled, Unpooled, uncompiled
 from skirl.nn.part import Part
 from skirl.nn.same_batch import SameBatch

@@ -1,7 +1,4 @@
-"""The output of a collection for a batch: tensors by feature, or all of them stacked.
-
-Both share one node of the autograd graph. The split by feature is made on first use.
-"""
+"""What a collection returns: pooled vectors or rows by feature, cut when asked for."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import copy
@@ -17,7 +14,36 @@ from skirl.core.once import Distinct, expand, padded
 from skirl.core.tables import Pooling, Schema
 from skirl.nn.current_step import Ticket
 from skirl.nn.lookup import Split, Unbind, Whole
-from skirl.nn.sequences import nested, pooled
+
+
+def nested(flat: Tensor, offsets: np.ndarray) -> Tensor:
+    """Return the rows of all samples, `[ids, dim]`, as a nested tensor of torch's jagged layout, `[batch, (ids), dim]`.
+
+    offsets: int [batch + 1], where each sample begins.
+
+    >>> nested(torch.tensor([[1.0], [2.0], [3.0]]), np.array([0, 1, 3])).unbind()[1].tolist()
+    [[2.0], [3.0]]
+    """
+    lengths = np.diff(offsets)
+    begins = torch.from_numpy((offsets - offsets[0]).astype(np.int64)).to(flat.device)
+    return torch.nested.nested_tensor_from_jagged(
+        flat, begins, min_seqlen=int(lengths.min(initial=0)), max_seqlen=int(lengths.max(initial=0))
+    )
+
+
+def pooled(flat: Tensor, offsets: np.ndarray, mode: Pooling) -> Tensor:
+    """Sum or average the rows of all samples, `[ids, dim]`, by sample: `[batch, dim]`, zeros for a sample without ids.
+
+    offsets: int [batch + 1], where each sample begins.
+
+    >>> pooled(torch.tensor([[1.0], [2.0], [4.0]]), np.array([0, 1, 1, 3]), "mean").squeeze(1).tolist()
+    [1.0, 0.0, 3.0]
+    """
+    lengths = torch.from_numpy(np.diff(offsets).astype(np.int64)).to(flat.device)
+    # Sums in order, so that a run repeats bit for bit on a GPU. The lengths need no check.
+    sums = torch.segment_reduce(flat, "sum", lengths=lengths, initial=0.0, unsafe=True)
+    return sums if mode == "sum" else sums / lengths.clamp(min=1).unsqueeze(1)
+
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from skirl.core.ids import BadIds, distinct
-from skirl.core.item import Item
+from skirl.core.ids import BadIds, Item, distinct
 from skirl.core.positions import Positions
 from skirl.engine.capacity import CacheSplit, DoesNotFit
 from skirl.engine.engine import Engine

@@ -6,9 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skirl.core.shared import pays
-from skirl.data.files.batches import batch_of
-from skirl.data.files.encoded import Encoded
+from skirl.core.inverse import pays
+from skirl.data.files.encoded import Encoded, batch_of
 from tests.cases import cases
 
 

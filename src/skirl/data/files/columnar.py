@@ -11,7 +11,7 @@ import pyarrow.types as pt
 
 from skirl.data.files.columns import is_list, is_number, is_text
 from skirl.data.files.encode import Raw
-from skirl.data.files.errors import BadFile, BadSchema, OldLayout, no_column
+from skirl.data.files.find import BadFile, BadSchema, OldLayout, no_column
 from skirl.data.files.repeats import share
 from skirl.data.files.schema import FileSchema
 from skirl.data.files.times import is_date

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar, get_args, get_type_hints
 
 from skirl.core.tables import MAX_ROWS, Table
-from skirl.data.files.errors import BadSchema, OldLayout
+from skirl.data.files.find import BadSchema, OldLayout
 
 DEFAULT_ROWS = 1_000_000
 LARGEST_FILE = 1 << 20
