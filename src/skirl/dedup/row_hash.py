@@ -8,9 +8,10 @@ import numpy as np
 
 from skirl.core.initial import mix
 from skirl.data.convert import keeping
-from skirl.data.files.columns import NONE, floats_of, plain, seed_of
+from skirl.data.files.columns import floats_of, plain
 from skirl.data.files.encode import Fingerprints
 from skirl.data.files.encoded import Encoded
+from skirl.data.files.hashing import NONE, seed_of
 from skirl.data.files.schema import FileSchema
 from skirl.data.files.session_order import sessions_of
 from skirl.data.files.times import is_date, seconds_of

@@ -11,14 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from skirl.data.files.columns import (
-    BAD,
-    BY_HASH,
-    BY_OPEN,
-    GOOD,
-    NONE,
     floats_of,
-    hash_numbers,
-    hash_texts,
     hex_of,
     ints_of,
     is_list,
@@ -28,13 +21,12 @@ from skirl.data.files.columns import (
     one,
     pc,
     plain,
-    rows_by_hash,
-    seed_of,
     texts_of,
     value_at,
 )
 from skirl.data.files.encoded import Encoded, taken
 from skirl.data.files.find import BadRow, BadSchema, shown
+from skirl.data.files.hashing import BAD, BY_HASH, BY_OPEN, GOOD, NONE, hash_numbers, hash_texts, rows_by_hash, seed_of
 from skirl.data.files.repeats import is_shared, shared_lists
 from skirl.data.files.schema import Dense, FileSchema, Id, Label
 from skirl.data.files.session_order import sessions_of

@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from skirl.data.files.columns import GOOD, is_list, kinds_of, one, pc
+from skirl.data.files.columns import is_list, kinds_of, one, pc
+from skirl.data.files.hashing import GOOD
 from skirl.data.files.schema import FileSchema
 from skirl.tools.jit import kernel
 

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from skirl.data.files.columns import floats_of, hash_texts, ints_of, is_text, kinds_of, plain, seed_of, texts_of
+from skirl.data.files.columns import floats_of, ints_of, is_text, kinds_of, plain, texts_of
+from skirl.data.files.hashing import hash_texts, seed_of
 from skirl.data.files.times import is_date, seconds_of
 from skirl.tools.jit import kernel
 

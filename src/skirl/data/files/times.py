@@ -6,8 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from skirl.data.files.columns import BAD, GOOD, floats_of, is_text, kinds_of
+from skirl.data.files.columns import floats_of, is_text, kinds_of
 from skirl.data.files.find import WrongTime
+from skirl.data.files.hashing import BAD, GOOD
 
 NUMBER = "a finite number"
 DATE = "a date such as 2026-03-01, 2026-03-01T18:30:00 or 2026-03-01T18:30:00+01:00"

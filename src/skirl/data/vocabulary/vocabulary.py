@@ -13,7 +13,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from skirl.data.files.columns import BY_HASH, BY_OPEN, NONE, numbers_of, seed_of
+from skirl.data.files.hashing import BY_HASH, BY_OPEN, NONE, numbers_of, seed_of
 from skirl.data.files.schema import FileSchema
 from skirl.tools.jit import kernel
 from skirl.tools.os_errors import writing
