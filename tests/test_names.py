@@ -35,7 +35,7 @@ STAY = {
     "Sweep Table Uniform Unpooled Variant export import_rows lines_of load lookahead moved save",
     "skirl.torchrec": "SkirlPlanner cache_statistics hardware_config measure_costs sharding_plan swap table_plan",
     "skirl.lightning": "Rows",
-    "skirl.nn": "Distinct OncePerBag Windowed",
+    "skirl.nn": "Distinct OncePerBag",
     "skirl.models": "DCAT DCNv2 DIN DLRM DeepCross DeepFM Embeddings MODELS Model WideDeep",
     "skirl.data": "DataFlags Source Synthetic encodings_of",
     "skirl.store": "CheckpointRows DiskError DiskFull DiskStore Layout Link LinkStore MemoryStore Record Store open_store",

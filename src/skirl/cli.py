@@ -61,10 +61,9 @@ COMMANDS = {
     ),
     "convert": ("skirl.dedup.commands:Convert", "write data files as Parquet that is read several times faster"),
     "analyze": (
-        "skirl.dedup.analyze_command:Analyze",
+        "skirl.dedup.commands:Analyze",
         "find out whether it pays to write data by session, and what it would save",
     ),
-    "same": ("skirl.dedup.commands:Same", "check whether two data sets hold the same rows, in any order and layout"),
     "export": (
         "skirl.sweep.command:Export",
         "write the rows of a checkpoint as safetensors, a state dict of nn.EmbeddingBag, or Parquet",
@@ -76,6 +75,7 @@ COMMANDS = {
     ),
 }
 GONE = {
+    "same": "`skirl convert --check` compares the rows of the data with those that it has written",
     "place calibrate": "a store's rate is not measured by itself: `python benchmarks/disk.py` measures a disk, memory nodes "
     "`python benchmarks/serve.py`",
     "place tables": "write `skirl place` and the list of tables",

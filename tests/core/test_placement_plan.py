@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skirl.core.placement import Cut
-from skirl.core.placement_plan import PlacedTable, PlacementPlan, Site
+from skirl.core.placement import Cut, PlacedTable, PlacementPlan, Site
 from skirl.core.tables import Table
 from tests.cases import cases
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl.data import DataFlags
-from skirl.data.files.errors import BadFile, BadRow
+from skirl.data.files.find import BadFile, BadRow
 from skirl.data.files.stream import Files
 from tests.cases import cases
 from tests.data import logs

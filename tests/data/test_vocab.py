@@ -18,7 +18,7 @@ from skirl import cli
 from skirl.data import DataFlags
 from skirl.data.commands import ConvertToFile, Vocab
 from skirl.data.files.columnar import embedded_schema
-from skirl.data.files.errors import BadRow, BadSchema
+from skirl.data.files.find import BadRow, BadSchema
 from skirl.data.files.schema import BUILT_IN
 from skirl.data.vocabulary.counting import FingerprintCounts
 from skirl.data.vocabulary.vocabulary import BadVocabulary, Facts, load, save

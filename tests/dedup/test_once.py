@@ -16,25 +16,22 @@ from hypothesis import strategies as st
 from skirl.core.find import find
 from skirl.data.files.columnar import KEY
 from skirl.data.files.encoded import used
-from skirl.data.files.errors import BadFile, BadSchema
+from skirl.data.files.find import BadFile, BadSchema
 from skirl.data.files.schema import FileSchema
 from skirl.data.flags import DataFlags
 from skirl.dedup.by_session import convert_by_session
-from skirl.dedup.layout import groups_found, once, runs_of, with_runs
-from skirl.dedup.wanted import BASE
+from skirl.dedup.layout import once, runs_of, with_runs
 from tests.cases import cases
 from tests.dedup.rows import Row, schema, write
 from tests.dedup.test_by_session import WANTED, made
-
-ONCE = replace(WANTED, layout="once", memory=BASE + (24 << 20))
 
 
 def both(folder: Path, rows: list[Row]) -> tuple[str, str]:
     """Write the same rows to two folders, one with each list once and one with all of them."""
     source = DataFlags(write(folder / "in.parquet", rows), schema=schema(folder)).files()
     for layout in ("once", "rows"):
-        wanted = replace(ONCE, layout=layout)
-        convert_by_session(source, str(folder / layout), wanted, force=True, json=True, quiet=True)
+        wanted = replace(WANTED, layout=layout)
+        convert_by_session(source, str(folder / layout), wanted, force=True, quiet=True)
     return f"parquet:{folder / 'once'}", f"parquet:{folder / 'rows'}"
 
 
@@ -47,10 +44,10 @@ def plain(batch: Any) -> tuple[Any, ...]:
 def test_what_is_left_out_is_what_equals_the_row_above(tmp_path: Path) -> None:
     some, whole = both(tmp_path, made(400, 15))
     one, other = (pq.read_table(data.partition(":")[2]) for data in (some, whole))
-    assert one.column("run").type == pa.int32() and one.num_rows == 400
-    for run in ("run", "run_2"):
-        name = {"run": "seen", "run_2": "bought"}[run]
-        above: Any = None
+    assert one.num_rows == 400
+    for name in ("seen", "bought"):
+        run, above = f"run of {name}", None
+        assert one.column(run).type == pa.int32()
         for lists, full, back, visit, last in zip(
             one.column(name).to_pylist(), other.column(name).to_pylist(), one.column(run).to_pylist(),
             one.column("visit").to_pylist(), [None, *one.column("visit").to_pylist()],
@@ -66,7 +63,12 @@ def test_what_is_left_out_is_what_equals_the_row_above(tmp_path: Path) -> None:
 def test_batches_are_those_of_the_plain_rows(
     tmp_path_factory: Any, n: int, sessions: int, seed: int, batch: int
 ) -> None:
-    some, whole = both(tmp_path_factory.mktemp("once"), made(n, sessions, seed))
+    check_batches(tmp_path_factory.mktemp("once"), n, sessions, seed, batch)
+
+
+def check_batches(folder: Path, n: int, sessions: int, seed: int, batch: int) -> None:
+    """Check that batches of lists once equal those of the same rows in full."""
+    some, whole = both(folder, made(n, sessions, seed))
     ways: list[dict[str, Any]] = [{}, {"shuffle": 30}, {"valid": "30%"}]
     for more in ways:
         streams = [DataFlags(data, batch=batch, **more).stream() for data in (some, whole)]
@@ -139,9 +141,9 @@ def table_of(path: Path) -> Any:
 
 def run_with(row: int, value: int) -> Callable[[Any], Any]:
     def change(table: Any) -> Any:
-        runs = table.column("run").to_numpy().copy()
+        runs = table.column("run of seen").to_numpy().copy()
         runs[row] = value
-        return table.set_column(table.column_names.index("run"), "run", pa.array(runs, pa.int32()))
+        return table.set_column(table.column_names.index("run of seen"), "run of seen", pa.array(runs, pa.int32()))
 
     return change
 
@@ -153,13 +155,13 @@ DAMAGES = {
     ),
     "run is wrong": (
         run_with(2, 1),
-        "row 3 of row group 1 has 1 in column 'run', .* is stored 2 rows above",
+        "row 3 of row group 1 has 1 in column 'run of seen', .* is stored 2 rows above",
     ),
     "run without a null": (
         run_with(4, 3),
-        "row 5 of row group 1 has 3 in column 'run', .* is stored in this row",
+        "row 5 of row group 1 has 3 in column 'run of seen', .* is stored in this row",
     ),
-    "a null without a run": (run_with(1, 0), "row 2 of row group 1 has 0 in column 'run'"),
+    "a null without a run": (run_with(1, 0), "row 2 of row group 1 has 0 in column 'run of seen'"),
 }
 
 
@@ -168,12 +170,12 @@ def test_damaged_files_are_refused(tmp_path: Path, what: str) -> None:
     lists = [[1, 2, 3], [1, 2, 3], [1, 2, 3], [1, 2, 3], [4], [4]]
     made_of = FileSchema.parse('[[label]]\nname = "y"\n[[id]]\nname = "seen"\ntype = "int"\nlist = true\n')
     table = pa.table({"y": pa.array([0.0] * 6), "seen": pa.array(lists, pa.list_(pa.int64()))})
-    groups = {"run": ["seen"]}
-    table = once(table, groups, np.array([True, False, False, False, False, False]))
+    of = with_runs(made_of)
+    table = once(table, of, np.array([True, False, False, False, False, False]))
     assert table.column("seen").null_count == 4
     damage, sentence = DAMAGES[what]
     path = tmp_path / "x.parquet"
-    pq.write_table(damage(table).replace_schema_metadata({KEY: with_runs(made_of, groups).toml().encode()}), path)
+    pq.write_table(damage(table).replace_schema_metadata({KEY: of.toml().encode()}), path)
     with pytest.raises(BadFile, match=sentence):
         list(DataFlags(f"parquet:{path}", batch=2).stream())
 
@@ -181,22 +183,45 @@ def test_damaged_files_are_refused(tmp_path: Path, what: str) -> None:
 def test_a_schema_that_does_not_say_so_is_refused(tmp_path: Path) -> None:
     some, _ = both(tmp_path, made(50, 3))
     with pytest.raises(
-        BadSchema, match=r"column 'seen' leaves lists out that equal the row above's, as 'run' says, and"
+        BadSchema, match=r"column 'seen' leaves lists out that equal the row above's, as 'run of seen' says, and"
     ):
         list(DataFlags(some, batch=2, schema=schema(tmp_path)).stream())
 
 
-def test_an_empty_list_stays_one_and_columns_that_change_together_share(tmp_path: Path) -> None:
+OLD = """
+[[label]]
+name = "y"
+[[id]]
+name = "seen"
+type = "int"
+list = true
+run = "run"
+start = "run_start"
+length = "run_length"
+"""
+
+
+def test_files_whose_lists_are_windows_are_refused(tmp_path: Path) -> None:
+    """Also with a schema that does not say so: what they leave out would be read as empty lists."""
+    path, by = tmp_path / "x.parquet", tmp_path / "x.toml"
+    columns = {"seen": [[1, 2, 3], None], "y": [0.0, 1.0], "run": [0, 1], "run_start": [0, 1], "run_length": [2, 2]}
+    pq.write_table(pa.table(columns).replace_schema_metadata({KEY: OLD.encode()}), path)
+    by.write_text(OLD.partition("run =")[0])
+    for of in (None, str(by)):
+        with pytest.raises(BadSchema, match=r"lists of column 'seen' are windows .* convert the original files again"):
+            list(DataFlags(f"parquet:{path}", batch=2, schema=of).stream())
+
+
+def test_an_empty_list_stays_one(tmp_path: Path) -> None:
     lists = pa.array([[], [], [5], [5], []], pa.list_(pa.int64()))
     new = np.array([True, False, False, False, True])
-    named = FileSchema.parse('[[label]]\nname = "y"\n[[id]]\nnames = ["a", "b"]\ntype = "int"\nlist = true\n')
-    table = pa.table({"a": lists, "b": pa.array([[1, 1], [1, 1], [2], [2], [1, 1]], lists.type)})
-    groups = groups_found(table, named, new)
-    assert groups == {"run": ["a", "b"]}
-    assert once(table, groups, new).column("a").to_pylist() == [[], None, [5], None, []]
-    table = table.set_column(1, "b", pa.array([[1, 1], [9], [2], [2], [1, 1]], lists.type))  # no longer adjacent
-    assert once(table, groups, new).column("a").to_pylist() == [[], [], [5], None, []]
-    assert runs_of(np.array([True, True, False])).tolist() == [0, 0, 1]
+    named = FileSchema.parse('[[label]]\nname = "run of a"\n[[id]]\nnames = ["a", "b"]\ntype = "int"\nlist = true\n')
+    table = pa.table({"a": lists, "b": pa.array([[1, 1], [9], [2], [2], [2]], lists.type)})
+    of = with_runs(named)
+    assert [column.run for column in of.ids] == ["run of a_", "run of b"], "a name that is taken is not taken again"
+    out = once(table, of, new)
+    assert out.column("a").to_pylist() == [[], None, [5], None, []]
+    assert out.column("b").to_pylist() == [[1, 1], [9], [2], None, [2]] and runs_of(new).tolist() == [0, 1, 2, 3, 0]
 
 
 def by_duckdb(path: Path) -> list[Any]:
@@ -236,14 +261,11 @@ def test_the_lists_that_some_row_has_are_those_of_the_rows(data: st.DataObject) 
     """Compared with Python's lists: those that each row uses, and those that all rows use, ascending."""
     sizes = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=8))
     values = np.arange(100, 100 + max(10, sum(sizes)))
-    starts = data.draw(st.none() | st.tuples(*(st.integers(0, 10 - size) for size in sizes)))
-    begins = starts or [sum(sizes[:k]) for k in range(len(sizes))]
+    begins = [sum(sizes[:k]) for k in range(len(sizes))]
     lists = [values[begin : begin + size].tolist() for begin, size in zip(begins, sizes, strict=True)]
     rows = data.draw(st.lists(st.integers(0, len(sizes) - 1), max_size=6))
-    given_starts = None if starts is None else np.array(starts)
-    ids, lengths, which, left = used(values, np.array(sizes), np.array(rows, np.int64), given_starts)
-    at = np.cumsum(lengths) - lengths if left is None else left
+    ids, lengths, which = used(values, np.array(sizes), np.array(rows, np.int64))
+    at = np.cumsum(lengths) - lengths
     some = [ids[begin : begin + size].tolist() for begin, size in zip(at.tolist(), lengths.tolist(), strict=True)]
     assert [some[k] for k in which.tolist()] == [lists[row] for row in rows]
-    assert some == [lists[k] for k in sorted(set(rows))]
-    assert left is not None or len(ids) == lengths.sum()
+    assert some == [lists[k] for k in sorted(set(rows))] and len(ids) == lengths.sum()

@@ -1,34 +1,80 @@
-"""Folders written with Spark have the same bytes as those written without. Without Spark, a stand-in does its part."""
+"""Folders written with Spark have the same rows as those written without. Without Spark, a stand-in does its part."""
 
-import shutil
+import json
+import random
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl import cli
 from skirl.data.flags import DataFlags
-from skirl.dedup import spark
+from skirl.dedup import layout, spark
 from skirl.dedup.by_session import convert_by_session
-from skirl.dedup.spark import Spark, stretches
-from skirl.dedup.wanted import Wanted
+from skirl.dedup.sessions import Sessions
 from tests.cases import cases
 from tests.dedup.rows import Row, schema, write
-from tests.dedup.spark_by_hand import Session
 from tests.dedup.test_by_session import WANTED, made
 
 WAYS = [
     replace(WANTED, layout="once"),
-    replace(WANTED, partition="100s", layout="window"),
+    replace(WANTED, partition="100s", layout="once"),
     replace(WANTED, user="user", gap="20s", partition="100s"),
 ]
 
 
-def inputs(folder: Path, rows: list[Row], files: int = 2) -> DataFlags:
+class Frame:
+    """A data frame of a SparkSession in this process: tables in partitions, which functions get in batches of any size."""
+
+    def __init__(self, parts: list[list[Row]], draw: random.Random) -> None:
+        self.parts, self._draw = parts, draw
+
+    def mapInArrow(self, function: Callable[[Any], Any], columns: str) -> "Frame":
+        return Frame([self._mapped(function, part) for part in self.parts], self._draw)
+
+    def _mapped(self, function: Callable[[Any], Any], part: list[Row]) -> list[Row]:
+        cuts = sorted({0, len(part), *(self._draw.randrange(len(part) + 1) for _ in range(3))})
+        batches = (pa.RecordBatch.from_pylist(part[a:b]) for a, b in pairwise(cuts))
+        return [row for batch in function(batches) for row in batch.to_pylist()]
+
+    def repartition(self, count: int, by: str) -> "Frame":
+        parts: list[list[Row]] = [[] for _ in range(count)]
+        for row in self._draw.sample(rows := [row for part in self.parts for row in part], len(rows)):
+            parts[hash(row[by.strip("`")]) % count].append(row)
+        return Frame(parts, self._draw)
+
+    def sortWithinPartitions(self, *by: str) -> "Frame":
+        return Frame([sorted(part, key=lambda row: [row[k.strip("`")] for k in by]) for part in self.parts], self._draw)
+
+    def collect(self) -> list[tuple[Any, ...]]:
+        return [tuple(row.values()) for part in self.parts for row in part]
+
+
+class Session:
+    """The parts of a SparkSession that are used."""
+
+    def __init__(self, seed: int) -> None:
+        self.conf, self._draw = Conf({spark.AT_ONCE: "10000"}), random.Random(seed)
+
+    def range(self, start: int, end: int, step: int, count: int) -> Frame:
+        return Frame([[{"id": number}] for number in range(start, end, step)], self._draw)
+
+
+class Conf(dict[str, str]):
+    """Its settings."""
+
+    set = dict.__setitem__
+
+
+def inputs(folder: Path, rows: list[Row], files: int = 3) -> DataFlags:
     each = -(-len(rows) // files)
     paths = [folder / f"in-{k}.parquet" for k in range(files)]
     for k, path in enumerate(paths):
@@ -36,154 +82,85 @@ def inputs(folder: Path, rows: list[Row], files: int = 2) -> DataFlags:
     return DataFlags(f"parquet:{','.join(map(str, paths))}", schema=schema(folder))
 
 
-def files_of(folder: Path, data: DataFlags, of: Wanted, engine: Any = None) -> tuple[dict[str, bytes], dict[str, Any]]:
-    out = folder / "out"
-    told = convert_by_session(data.files(), str(out), of, engine, force=True, json=True, quiet=True)
+def sessions_of(folder: Path, data: DataFlags, of: Sessions, session: Any = None) -> tuple[list[Any], dict[str, Any]]:
+    """Convert. Return the rows of each time partition by session, and the counts of the result."""
+    found = convert_by_session(data.files(), str(folder / "out"), of, session=session, force=True, quiet=True)
     assert not (folder / "out.unfinished").exists()
-    del told["spilled_bytes"]
-    return {path.name: path.read_bytes() for path in sorted(out.iterdir())}, told
+    counts = {name: found[name] for name in ("samples", "sessions", "bad_rows_skipped", "first_bad_row")}
+    return in_order(folder / "out", of), counts
 
 
-@given(
-    n=st.integers(1, 150),
-    seed=st.integers(0, 9),
-    of=st.sampled_from(WAYS),
-    load=st.integers(1, 1 << 15),
-    least=st.integers(1, 12),
-    unit=st.integers(1 << 12, 1 << 14),
-)
-@cases(15)
-def test_bytes_do_not_depend_on_how_rows_are_cut(
-    tmp_path_factory: Any, n: int, seed: int, of: Wanted, load: int, least: int, unit: int
-) -> None:
+def in_order(folder: Path, of: Sessions) -> list[Any]:
+    name, found = "session" if of.user else "visit", []
+    for path in sorted(folder.iterdir()):
+        table = pq.read_table(path)
+        stored, lists = None, []
+        for each in table.column("seen").to_pylist():
+            stored = stored if each is None else each
+            lists.append(stored)
+        rows = zip(table.column(name).to_pylist(), table.column("price").to_pylist(), lists, strict=True)
+        part = table.column("when")[0].as_py() // (100 if of.partition else 1 << 30)
+        by: dict[Any, list[Any]] = {}
+        for session, *row in rows:
+            by.setdefault(session, []).append(row)
+        found += [(part, *pair) for pair in by.items()]
+    assert [part for part, *_ in found] == sorted(part for part, *_ in found), "files are in order of time"
+    return sorted(found)
+
+
+@given(n=st.integers(1, 150), seed=st.integers(0, 9), of=st.sampled_from(WAYS), share=st.integers(1 << 12, 1 << 15))
+@cases(12)
+def test_rows_are_those_without_spark(tmp_path_factory: Any, n: int, seed: int, of: Sessions, share: int) -> None:
     folder = tmp_path_factory.mktemp("spark")
     data = inputs(folder, made(n, 1 + n // 10, seed))
+    here = sessions_of(folder, data, of)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Wanted, "unit", unit)
-        whole = files_of(folder, data, of)
-        patch.setattr(Wanted, "load", load)
-        assert files_of(folder, data, of) == whole
-        patch.setattr(spark, "TASKS", least)
-        patch.setattr(spark, "LARGEST", 1 + load // 4)
-        assert files_of(folder, data, of, Spark(session=Session(seed))) == whole
-    assert len(whole[0]) > 1 or n < 100
+        patch.setattr(spark, "SHARE", share)
+        patch.setattr(layout, "FILE_BYTES", 1 << 14)
+        session = Session(seed)
+        assert sessions_of(folder, data, of, session) == here
+        assert session.conf[spark.AT_ONCE] == "10000"
 
 
-def test_rows_that_take_more_than_the_first_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = inputs(tmp_path, made(400, 40))
-    monkeypatch.setattr(Wanted, "unit", 1 << 13)
-    here = files_of(tmp_path, data, WANTED)
-    grids = []
-    counted = Spark._counted
-    monkeypatch.setattr(Spark, "_counted", lambda *args: grids.append(args[-1]) or counted(*args))
-    monkeypatch.setattr(spark, "grown", lambda files: 1)
-    assert files_of(tmp_path, data, WANTED, Spark(session=Session(0))) == here
-    assert len(grids) == 2 and grids[0] < grids[1]
-
-
-@pytest.mark.parametrize("parts", [1, 3, 7, 100])
-def test_stretches_hold_each_row_once(tmp_path: Path, parts: int) -> None:
-    files = inputs(tmp_path, made(200, 10), 3).files()
-    cut = stretches(files, parts)
-    assert len(cut) == min(parts, {1: 1, 3: 3, 7: 6, 100: 12}[parts])
-    rows = [p.labels for begin, end in cut for p in replace(files, begin=begin, end=end).pieces()]
-    assert sum(map(len, rows)) == 200
-
-
-def test_it_goes_on_where_it_was_ended(tmp_path: Path) -> None:
-    data, of = inputs(tmp_path, made(400, 40)), replace(WANTED, partition="100s")
-    (tmp_path / "whole").mkdir()
-    whole = files_of(tmp_path / "whole", data, of)
-    kept = []
-
-    class Ended(Spark):
-        def finish(self, work: Path, shape: Any, manifest: Any) -> Any:
-            *_, last = super().finish(work, shape, manifest)
-            kept.extend(sorted((work / "parts").iterdir()))
-            for path in kept[1::2]:
-                path.unlink()
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        files_of(tmp_path, data, of, Ended(session=Session(0)))
-    assert len(kept) > 3
-    with pytest.raises(ValueError, match="is of a convert with engine ended, not local: run the command as it was"):
-        files_of(tmp_path, data, of)
-    stamps = [path.stat().st_mtime_ns for path in kept[::2]]
-    Ended.finish = Spark.finish  # type: ignore[method-assign]
-    assert files_of(tmp_path, data, of, Ended(session=Session(1))) == whole
-    assert [(tmp_path / "out" / path.name).stat().st_mtime_ns for path in kept[::2]] == stamps
-
-
-def test_a_malformed_row_is_the_sentence_that_it_is_without_spark(tmp_path: Path) -> None:
+def test_malformed_rows_are_counted(tmp_path: Path) -> None:
     rows = made(100, 5)
     rows[70]["visit"] = None
     data = inputs(tmp_path, rows)
-    said = []
-    for engine in (None, Spark(session=Session(0))):
-        with pytest.raises(ValueError, match="session column visit is nothing") as error:
-            files_of(tmp_path, data, WANTED, engine)
-        said.append(str(error.value))
-        shutil.rmtree(tmp_path / "out.unfinished")
-    assert said[0] == said[1]
+    with pytest.raises(ValueError, match="session column visit is nothing"):
+        sessions_of(tmp_path, data, WANTED, Session(0))
     skipping = replace(data, bad_rows="skip")
-    here = files_of(tmp_path, skipping, WANTED)
-    assert here[1]["bad_rows_skipped"] == 1 and "row 1 of row group 2" in here[1]["first_bad_row"]
-    assert files_of(tmp_path, skipping, WANTED, Spark(session=Session(0))) == here
+    here = sessions_of(tmp_path, skipping, WANTED)
+    assert here[1]["bad_rows_skipped"] == 1 and "row 3 of row group 1" in here[1]["first_bad_row"]
+    assert sessions_of(tmp_path, skipping, WANTED, Session(0)) == here
 
 
-def test_a_session_of_ones_own_gets_its_settings_back(tmp_path: Path) -> None:
-    session = Session(0)
-    session.conf.set(next(iter(spark.SETTINGS)), "7")
-    with Spark(session=session):
-        assert session.conf.get(next(iter(spark.SETTINGS))) == "8"
-    assert session.conf.get(next(iter(spark.SETTINGS))) == "7"
-
-
-MISSING = {
-    "pyspark": "--engine is 'spark', and pyspark is not installed: pip install 'skirl[spark]'",
-    "java": "--engine is 'spark', and there is no Java: install Java 17 or later, set JAVA_HOME to it, or set --master to",
-}
-
-
-@pytest.mark.parametrize("what", MISSING)
 def test_what_is_missing_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], what: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(spark, "find_spec", lambda name: None if what == "pyspark" else name)
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    monkeypatch.delenv("SPARK_REMOTE", raising=False)
+    monkeypatch.setattr(spark, "find_spec", lambda name: None)
     data = inputs(tmp_path, made(3, 1), 1)
     flags = ["--data", data.data, "--schema", str(data.schema), "--by", "session", "--out", str(tmp_path / "out")]
     assert cli.main(["convert", *flags, "--engine", "spark"]) == 2
     error = capsys.readouterr().err
-    assert MISSING[what] in error and error.count("\n") == 1 and not (tmp_path / "out.unfinished").exists()
+    assert "--engine is 'spark', and pyspark is not installed: pip install 'skirl[spark]'" in error
+    assert error.count("\n") == 1 and not (tmp_path / "out.unfinished").exists()
 
 
-@pytest.mark.skipif(
-    find_spec("pyspark") is None or not spark._has_java(),
-    reason="pyspark or Java is missing: pip install 'skirl[spark]'",
-)
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("pyspark") is None, reason="pyspark is missing: pip install 'skirl[spark]'")
 @pytest.mark.timeout(1200)  # its processes import torch one by one, which takes minutes while others use the cores
 @pytest.mark.filterwarnings("ignore")  # Spark's
-def test_spark_writes_the_same_bytes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    data = inputs(tmp_path, made(2000, 100))
-    flags = [
-        "--data",
-        data.data,
-        "--schema",
-        str(data.schema),
-        "--by",
-        "session",
-        "--partition",
-        "100s",
-        "--quiet",
-        "--json",
-    ]
+def test_spark_writes_the_same_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = made(2000, 100)
+    data, of = inputs(tmp_path, rows), replace(WANTED, partition="100s", layout="once")
+    flags = ["--data", data.data, "--schema", str(data.schema), "--by", "session", "--partition", "100s", "--check"]
+    flags += ["--quiet", "--json"]
     assert cli.main(["convert", *flags, "--out", str(tmp_path / "here")]) == 0
-    assert (
-        cli.main(["convert", *flags, "--out", str(tmp_path / "spark"), "--engine", "spark", "--master", "local[2]"])
-        == 0
-    )
-    here, there = ({p.name: p.read_bytes() for p in sorted((tmp_path / of).iterdir())} for of in ("here", "spark"))
-    assert here == there and len(here) >= 4
+    at = ["--engine", "spark", "--master", "local[2]"]
+    assert cli.main(["convert", *flags, "--out", str(tmp_path / "spark"), *at]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["check"]["same"]
+    assert in_order(tmp_path / "spark", of) == in_order(tmp_path / "here", of)
+    rows[70]["visit"] = None
+    data = inputs(tmp_path, rows)
+    assert cli.main(["convert", *flags, "--out", str(tmp_path / "spark"), *at, "--force"]) == 1
+    assert "session column visit is nothing" in capsys.readouterr().err

@@ -266,91 +266,34 @@ def in_folder(check: Callable[..., object], *args: object) -> None:
 
 
 def sessions(shift: int) -> dict[str, Callable[[], object]]:
-    """Return checks of sessions shuffled in chunks, of their states, and of the repeated lists found in them."""
+    """Return checks of sessions shuffled in chunks, of their states, and of rows by session."""
     from tests.data.files.test_session_order import check_chunks, check_states, check_windows
+    from tests.dedup import test_by_session as by_session
     from tests.dedup.test_analyze import test_a_sample_has_whole_sessions_and_keeps_to_its_memory as sample
-    from tests.dedup.test_by_session import test_times_count_what_the_schema_says as units
 
+    users = by_session.Sessions(layout="rows", user="user", gap="20s", partition="100s")
     return {
         "chunks": lambda: in_folder(check_chunks, 150, 20, 3, 70, 7, shift),
         "windows": lambda: in_folder(check_windows, shift),
         "states": lambda: in_folder(check_states, shift),
         "sample": sample,
-        "units": lambda: in_folder(units, "milliseconds"),
+        "units": lambda: in_folder(by_session.test_times_count_what_the_schema_says, "milliseconds"),
+        "users": lambda: in_folder(by_session.check_sessions, 300, 20, shift, users),
+        "sums": lambda: [by_session.check_sums(*pair) for pair in by_session.PAIRS],
     }
 
 
 def layouts(shift: int) -> dict[str, Callable[[], object]]:
-    """Return checks of files by session, with lists left out or as windows: what they read, and what they refuse."""
-    import random
-
-    from tests.dedup import test_by_session as by_session
+    """Return checks of files by session, with lists left out: what they read, and what they refuse."""
     from tests.dedup import test_once as once
-    from tests.dedup import test_packed as packed
-    from tests.dedup import test_window_layout as window
-    from tests.fuzz.laid import Spilled
-
-    def lists() -> None:
-        draw = random.Random(shift)
-        names = ["new", "append", "append", "prepend", "drop", "cut", "redraw"]
-        for seed in range(15):
-            window.check_windows([(draw.choice(names), draw.randrange(11)) for _ in range(20)], seed)
-
-    def spilled(folder: Path) -> None:
-        target = Spilled()
-        target.prepare(folder)
-        for path in target.paths:
-            data = path.read_bytes()
-            for at in range(120):  # in the first record and frame, and after them
-                path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
-                target.judge(folder)
-            path.write_bytes(data)
 
     return {
-        "lists": lists,
-        "few ids": lambda: [window.test_a_row_adds_few_ids_at_one_end(behind) for behind in (True, False)],
-        "together": lambda: in_folder(once.test_an_empty_list_stays_one_and_columns_that_change_together_share),
+        "empty": lambda: in_folder(once.test_an_empty_list_stays_one),
+        "once": lambda: in_folder(once.check_batches, 60, 5, shift, 7),
         **{
             f"once, {name}": lambda name=name: in_folder(once.test_damaged_files_are_refused, name)
             for name in once.DAMAGES
         },
-        **{
-            f"window, {name}": lambda name=name: in_folder(window.test_damaged_files_are_refused, name)
-            for name in window.DAMAGES
-        },
-        "spilled": lambda: in_folder(spilled),
-        "stretch": lambda: in_folder(packed.check_a_stretch, 2000, 300),
-        "goes on": lambda: in_folder(by_session.test_files_that_are_there_stay),
-        "once": lambda: in_folder(window.check_batches, 60, 5, shift, 7, "once"),
-        "window": lambda: in_folder(window.check_batches, 60, 5, shift, 7),
-        **windows(shift),
-    }
-
-
-def windows(shift: int) -> dict[str, Callable[[], object]]:
-    """Return checks of batches whose lists are windows, from the reader to the rows."""
-    import skirl
-    from tests.core import test_windows as core
-    from tests.dedup.test_window_layout import check_buffers
-    from tests.models import test_window_sums as sums
-    from tests.nn import test_windows as nn
-
-    def refused() -> None:
-        for case in core.WRONG:
-            core.test_what_is_wrong_is_refused(*case)
-
-    return {
-        "windows, operations": lambda: [core.check_operations(shift + seed) for seed in range(40)],
-        "windows, captured": lambda: [core.check_captured(shift + seed) for seed in range(40)],
-        "windows, hashes": lambda: [core.check_hashes(shift + seed) for seed in range(10)],
-        "windows, refused": refused,
-        "windows, files": lambda: in_folder(check_buffers, shift),
-        "windows, epoch": nn.test_an_epoch_sees_the_windows,
-        "windows, another": lambda: nn.test_a_forward_with_another_window_is_refused(skirl.EmbeddingCollection),
-        "windows, outputs": nn.test_windows_are_given_out_with_the_rows_of_their_buffers,
-        "windows, lookups": nn.test_an_id_of_a_buffer_is_looked_up_once,
-        "windows, runs": lambda: [nn.test_whole_runs_are_equal_where_sums_are_exact(kind, "cpu") for kind in nn.KINDS],
-        "windows, sums": lambda: sums.test_rows_are_summed_and_their_gradients_too("windows in no order", 1),
     }
 
 

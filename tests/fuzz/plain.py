@@ -211,9 +211,6 @@ def samples_of(batches: list[Batch]) -> list[Sample]:
         inverse = {name: of.tolist() for names, of in batch.sparse.groups.items() for name in names}
         assert ends[-1] == len(values) and len(ends) == first[-1] + 1
         parts = [list(pairwise(ends[first[f] : first[f + 1] + 1])) for f in range(len(keys))]
-        for name, (begins, lengths) in batch.sparse.windows.items():
-            start = ends[first[keys.index(name)]]
-            parts[keys.index(name)] = [(start + b, start + b + n) for b, n in zip(begins.tolist(), lengths.tolist())]
         lists = [[of[bag] for bag in inverse.get(name, range(n))] for name, of in zip(keys, parts, strict=True)]
         labels = batch.labels.reshape(n, -1).tolist()
         dense = batch.dense.tolist()

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from skirl.core.placement import Cut
-from skirl.core.placement_plan import PlacedTable, PlacementPlan, Site
+from skirl.core.placement import Cut, PlacedTable, PlacementPlan, Site
 from skirl.data import DataFlags
-from skirl.data.files.errors import BadSchema
-from skirl.data.files.hashing import GOOD, NONE
+from skirl.data.files.columns import GOOD, NONE
+from skirl.data.files.find import BadSchema
 from skirl.data.files.schema import BUILT_IN, FileSchema
 from skirl.data.files.stream import Files
 from skirl.data.vocabulary import vocabulary as vocabularies

@@ -201,21 +201,17 @@ def reading(data: bytes, schema: FileSchema, rows: dict[str, int], arrow: bool) 
 
 
 def put_back(columns: dict[str, list[Any]], schema: FileSchema, groups: list[int]) -> None:
-    """Put back lists that a file omits or stores as windows. Raise if the file contradicts itself."""
+    """Put back lists that a file omits. Raise if the file contradicts itself."""
     first = {sum(groups[:number]) for number in range(len(groups))}
     for spec in schema.ids:
         if not spec.run:
             continue
-        name, whole, buffer, above = spec.column or spec.name, [], None, 0
+        name, whole, stored, above = spec.column or spec.name, [], None, 0
         for row, (there, run) in enumerate(zip(columns[name], columns[spec.run])):
-            buffer = None if row in first else buffer
-            buffer, above = (buffer, above + 1) if there is None else (there, 0)
-            assert buffer is not None and run == above, f"row {row} contradicts itself, and was read"
-            begin, length = (columns[of][row] if of else 0 for of in (spec.start, spec.length))
-            if spec.start:
-                inside = None not in (begin, length) and 0 <= begin <= begin + length <= len(buffer)
-                assert inside, f"row {row} has a window outside its buffer, and was read"
-            whole.append(buffer[begin : begin + length] if spec.start else buffer)
+            stored = None if row in first else stored
+            stored, above = (stored, above + 1) if there is None else (there, 0)
+            assert stored is not None and run == above, f"row {row} contradicts itself, and was read"
+            whole.append(stored)
         columns[name] = whole
 
 

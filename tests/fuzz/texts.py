@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from skirl.data import DataFlags
-from skirl.data.files.errors import BadFile, BadRow, BadSchema
+from skirl.data.files.find import BadFile, BadRow, BadSchema
 from skirl.data.files.schema import BUILT_IN, FileSchema
 from tests.data.logs import criteo_rows
 from tests.fuzz import plain

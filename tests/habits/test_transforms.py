@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 import skirl
 from skirl.data import DataFlags, encodings_of
 from skirl.data.commands import Vocab
-from skirl.data.files.errors import BadRow
+from skirl.data.files.find import BadRow
 
 BATCH = 16
 SCHEMA = """

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from skirl.core.once import Distinct, Windowed
+from skirl.core.once import Distinct
 from skirl.models.attention import attend
+from skirl.models.history import SamplesByBag
 from skirl.models.loops import fit
-from skirl.models.samples_by_bag import SamplesByBag
 
 SHAPES = {
     "sessions": ([4, 0, 20, 33], [0] * 9 + [1, 1, 2] + [3] * 8),
@@ -46,7 +46,7 @@ def plainly(own: Tensor, of_ids: Tensor, bags: Distinct) -> Tensor:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_it_agrees_with_an_ordinary_softmax(shape: str, width: int, columns: int) -> None:
     own, of_ids, bags = drawn(shape, width, columns, torch.float64)
-    ours, theirs = attend(own, of_ids, SamplesByBag.of(Windowed.of(bags)), HEADS), plainly(own, of_ids, bags)
+    ours, theirs = attend(own, of_ids, SamplesByBag.of(bags), HEADS), plainly(own, of_ids, bags)
     torch.testing.assert_close(ours, theirs)
     weights = torch.randn(ours.shape, dtype=torch.float64)
     for one, other in zip(*(torch.autograd.grad((out * weights).sum(), (own, of_ids)) for out in (ours, theirs))):
@@ -55,7 +55,7 @@ def test_it_agrees_with_an_ordinary_softmax(shape: str, width: int, columns: int
 
 def test_large_scores_do_not_overflow() -> None:
     own, of_ids, bags = drawn("sessions", 16, 2, torch.float32)
-    seen = attend(own * 1e3, of_ids * 1e3, SamplesByBag.of(Windowed.of(bags)), HEADS)
+    seen = attend(own * 1e3, of_ids * 1e3, SamplesByBag.of(bags), HEADS)
     torch.testing.assert_close(seen, plainly(own * 1e3, of_ids * 1e3, bags))
 
 
@@ -66,7 +66,7 @@ def test_bits_do_not_depend_on_threads() -> None:
         torch.set_num_threads(threads)
         try:
             own, of_ids, bags = drawn("in no order", 16, 3, torch.float32)
-            seen = attend(own, of_ids, SamplesByBag.of(Windowed.of(bags)), HEADS)
+            seen = attend(own, of_ids, SamplesByBag.of(bags), HEADS)
             seen.square().sum().backward()
         finally:
             torch.set_num_threads(before)

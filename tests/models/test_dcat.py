@@ -13,7 +13,7 @@ from skirl.core.find import find
 from skirl.core.once import Distinct
 from skirl.models import DCAT, DIN, dcat, din, loops
 from skirl.models.base import Model
-from skirl.models.seats import Seats
+from skirl.models.history import Seats
 from tests.models.plain import DENSE, FEATURES, Rows, agree, batches, collection, mlp, sizes, weights_of
 from tests.models.test_din import history_of
 

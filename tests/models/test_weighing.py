@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from skirl.core.once import Windowed
+from skirl.core.once import Distinct
 from skirl.models.din import ActivationUnit
 from skirl.models.loops import fit
 from tests.models.test_attention import SHAPES
@@ -14,37 +14,26 @@ from tests.models.test_attention import SHAPES
 pytestmark = pytest.mark.skipif(not fit(torch.zeros(1)), reason="the loops need lanes")
 
 
-WINDOWS = {
-    "windows": ([30, 0, 3, 2, 21, 40], [34, 20, 30, 2, 40, 41], [0] * 5 + [1, 2, 2, 4, 3, 1, 5]),
-    "windows in no order": ([9, 1, 5, 0, 17], [12, 8, 17, 20, 20], [4, 0, 2, 1, 3, 1, 2]),
-}
-"""Where each window begins and ends, and the window of each sample."""
-
-
-def drawn(shape: str, dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Windowed]:
-    if shape in WINDOWS:
-        begins, ends, inverse = WINDOWS[shape]
-    else:
-        lengths, inverse = SHAPES[shape]
-        edges = [0, *accumulate(lengths)]
-        begins, ends = edges[:-1], edges[1:]
+def drawn(shape: str, dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Distinct]:
+    lengths, inverse = SHAPES[shape]
+    offsets = [*accumulate(lengths, initial=0)]
     draw = torch.Generator().manual_seed(0)
-    rows = torch.randn(max(ends), dim, generator=draw, dtype=dtype, requires_grad=True)
+    rows = torch.randn(offsets[-1], dim, generator=draw, dtype=dtype, requires_grad=True)
     target = torch.randn(len(inverse), dim, generator=draw, dtype=dtype, requires_grad=True)
-    return rows, target, Windowed(rows, *map(torch.tensor, (begins, ends, inverse)))
+    return rows, target, Distinct(rows, torch.tensor(offsets), torch.tensor(inverse))
 
 
-def by_sample(unit: ActivationUnit, bags: Windowed, target: Tensor) -> Tensor:
+def by_sample(unit: ActivationUnit, bags: Distinct, target: Tensor) -> Tensor:
     out = []
     for sample, bag in enumerate(bags.inverse.tolist()):
-        h = bags.rows[bags.begins[bag] : bags.ends[bag]]
+        h = bags.rows[bags.offsets[bag] : bags.offsets[bag + 1]]
         out.append((unit(h, target[sample]) * h).sum(0))
     return torch.stack(out)
 
 
 @pytest.mark.parametrize("dim", [3, 16, 34])
 @pytest.mark.parametrize("width", [1, 8, 11])
-@pytest.mark.parametrize("shape", [*SHAPES, *WINDOWS])
+@pytest.mark.parametrize("shape", SHAPES)
 def test_they_agree_with_the_activation_unit_of_each_sample(shape: str, width: int, dim: int) -> None:
     torch.manual_seed(0)
     unit = ActivationUnit(dim, width).double()
@@ -56,14 +45,13 @@ def test_they_agree_with_the_activation_unit_of_each_sample(shape: str, width: i
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("shape", ["in no order", *WINDOWS])
-def test_bits_do_not_depend_on_threads(shape: str) -> None:
+def test_bits_do_not_depend_on_threads() -> None:
     found = []
     before = torch.get_num_threads()
     for threads in (1, 3):
         torch.manual_seed(0)
         unit = ActivationUnit(16, 8)
-        rows, target, bags = drawn(shape, 16, torch.float32)
+        rows, target, bags = drawn("in no order", 16, torch.float32)
         torch.set_num_threads(threads)
         try:
             seen = unit.interests(bags, target)

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import skirl
-from skirl.core.placement import Cut
-from skirl.core.placement_plan import PlacedTable, PlacementPlan, Site
+from skirl.core.placement import Cut, PlacedTable, PlacementPlan, Site
 from skirl.store import DiskStore
 from tests.warm import Python
 

@@ -3,13 +3,11 @@
 import numpy as np
 import torch
 
-import skirl
 from skirl import Batch, KeyedJagged
-from skirl.core.ids import capture
-from skirl.core.item import Item
+from skirl.core.ids import Item, capture
 from skirl.engine.work import Micro
 from skirl.oracle.options import Plan
-from skirl.pipeline.window import FIRST_WINDOW, Entry, Window
+from skirl.pipeline.window import FIRST_WINDOW, Window
 from tests.loops import collection, stream
 
 
@@ -75,19 +73,6 @@ def test_a_batch_weighs_what_the_user_and_the_planner_hold_of_it():
         window.enter(micros(embeddings, [batch], nbytes=3000))
         weights.append(window.next() is not None)
     assert weights == [True, True, False]  # 16 bytes per id besides the user's batch
-
-
-def test_windows_weigh_what_they_have_become_for_a_collection_that_pools():
-    """Ten samples have windows of 90 ids in a buffer of 99, which a collection that pools takes for ten bags."""
-    ids = KeyedJagged(["a"], torch.arange(99), lengths=torch.tensor([99]), strides=[1],
-                      windows={"a": (torch.arange(10), torch.full((10,), 90))})  # fmt: skip
-    held = []
-    for kind in (skirl.EmbeddingCollection, skirl.EmbeddingBagCollection):
-        embeddings = kind([skirl.Table("a", 99, 3)], optimizer=skirl.SGD(lr=1.0), cache=99)
-        captured, resolver = capture(ids, ["a"]), embeddings.engine.resolver
-        entry = Entry([Item(ids, captured, nbytes=3000)], [], resolver.positions(captured))
-        held.append(entry.nbytes)
-    assert held[0] == 3000 + 16 * 99 and held[1] >= 3000 + 16 * 900 + 8 * 900
 
 
 def test_micro_batches_of_a_step_are_planned_as_one():

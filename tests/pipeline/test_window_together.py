@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from skirl import KeyedJagged
-from skirl.core.ids import BadIds, capture
-from skirl.core.item import Item
+from skirl.core.ids import BadIds, Item, capture
 from skirl.core.placement import Placement
 from skirl.engine.capacity import DoesNotFit
 from skirl.engine.work import Flight

@@ -15,8 +15,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 import skirl
 from skirl import cli
-from skirl.core.placement import Cut
-from skirl.core.placement_plan import PlacedTable, PlacementPlan, Site
+from skirl.core.placement import Cut, PlacedTable, PlacementPlan, Site
 from skirl.data import Synthetic
 from skirl.sweep import checkpoint
 from skirl.sweep import flags as sweep_flags

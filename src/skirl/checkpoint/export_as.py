@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from skirl.checkpoint.export import rows_of, to_safetensors
-from skirl.data.vocabulary.origins import Origins
+from skirl.data.vocabulary.vocabulary import Origins
 from skirl.nn.collection import collections_of
 
 SUFFIXES = (".safetensors", ".pt", ".parquet")

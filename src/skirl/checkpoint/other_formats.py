@@ -11,7 +11,7 @@ from skirl.checkpoint.import_rows import Tensors, import_rows
 from skirl.checkpoint.without_model import opened
 from skirl.core.optim import ROW_OPTIMIZERS, row_optimizer
 from skirl.core.tables import Table
-from skirl.data.vocabulary.origins import Origins
+from skirl.data.vocabulary.vocabulary import Origins
 from skirl.nn.collection import EmbeddingBagCollection
 from skirl.tools.os_errors import writing
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from skirl.core.ids import NO_SCALE, capture
+from skirl.core.inverse import LEAST, gather, pays
 from skirl.core.jagged import KeyedJagged
-from skirl.core.shared import LEAST, gather, pays
 from skirl.tools.jit import kernel
 
 
@@ -112,11 +112,6 @@ def _shared(whole: KeyedJagged, found: dict[str, tuple[np.ndarray, np.ndarray]])
         captured.keys, values, lengths=torch.from_numpy(np.concatenate(lengths).astype(np.int64)), weights=weights,
         strides=[len(of) for of in bags],
         inverse={tuple(names): torch.from_numpy(inverses[names[0]]) for names in groups.values()},
-        windows={
-            name: (torch.from_numpy(window[0]), torch.from_numpy(window[1]))
-            for place, name in enumerate(captured.keys)
-            if (window := captured.window(place)) is not None
-        },
     )  # fmt: skip
 
 
@@ -126,12 +121,7 @@ def _find(values, weights, starts, mask, table, hashes, inverse, first):
 
     Each sample is compared with the bag of the sample before it first, then with bags of the same hash.
 
-    **Arguments**
-
-    - `values`, `weights`: those of the batch; weights as bits, or empty.
     - `starts`: [samples + 1], where the feature's bags start.
-    - `mask`: the bits of a hash that count.
-    - `table`: the hash table, int32, filled with -1. Its length is a power of two and at least twice the samples.
     - `hashes`: uint64 [samples], to be filled by bag.
     - `inverse`, `first`: int32 [samples], to be filled.
     """

@@ -27,9 +27,6 @@ class FeatureHashes(NamedTuple):
 class Hashes:
     """The hashes of a batch.
 
-    **Arguments**
-
-    - `keys`: names of its features.
     - `array`: int64 [2, features], the fields of each feature's `FeatureHashes`.
     """
 
@@ -82,10 +79,6 @@ def _hash_shared(numbers: np.ndarray, captured: Captured, out: np.ndarray) -> No
         if inverse is not None:
             # Hashed like the lengths of bags; the product keeps it apart from those and from ids.
             ends = np.concatenate([[0], np.cumsum(inverse.astype(np.int64) + 1)])
-            out[f : f + 1].view(np.uint64)[:] *= np.uint64(_STEP)
-            out[f : f + 1].view(np.uint64)[:] += np.uint64(_of_lengths(ends))
-        if (windows := captured.inverse.window(f)) is not None:
-            ends = np.concatenate([[0], np.cumsum(windows.reshape(-1) + 1)])
             out[f : f + 1].view(np.uint64)[:] *= np.uint64(_STEP)
             out[f : f + 1].view(np.uint64)[:] += np.uint64(_of_lengths(ends))
 

@@ -1,7 +1,4 @@
-"""From a batch's ids to the keys and bags of the planner and the kernels: `capture` copies the loader's ids in the
-user's thread, `positions_of` checks every id when the batch enters the window, and `resolve` adds the bags when it is
-planned.
-"""
+"""What a batch asks: ids by table, checked and resolved once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,11 +10,9 @@ import torch
 
 from skirl.core.batch import Sparse
 from skirl.core.inverse import BadIds as BadIds
-from skirl.core.inverse import Inverse, inverse_of
+from skirl.core.inverse import Inverse, Shared, inverse_of
 from skirl.core.positions import Positions
-from skirl.core.shared import Shared
 from skirl.core.tables import Schema
-from skirl.core.windows import as_bags, checked, trimmed
 from skirl.tools.jit import kernel
 
 NO_SCALE = np.empty(0, np.float32)
@@ -37,7 +32,6 @@ class Captured:
     """The bag of each sample, if samples share bags."""
     left: np.ndarray | None = None
     """int64 [n]: the index of each id among those given, if some were dropped; None if all are here."""
-    _without: "Captured | None" = None
 
     @property
     def batch(self) -> int:
@@ -50,11 +44,6 @@ class Captured:
         arrays = (self.values, self.offsets, self.weights, self.inverse)
         return sum(array.nbytes for array in arrays if array is not None)
 
-    @property
-    def copied(self) -> int:
-        """Number of bytes of the copy that `without_windows` made, if it was called."""
-        return 0 if self._without is None else self._without.nbytes
-
     def bags(self, place: int) -> slice:
         """Return the range of the feature at index `place` among all bags of the batch."""
         if self.inverse is None:
@@ -65,19 +54,6 @@ class Captured:
         """Return where each bag of the feature at index `place` begins, and where the last one ends."""
         bags = self.bags(place)
         return self.offsets[bags.start : bags.stop + 1]
-
-    def window(self, place: int) -> np.ndarray | None:
-        """Return the windows of the feature at index `place`, int64 [2, windows]; None if it has none."""
-        return None if self.inverse is None else self.inverse.window(place)
-
-    def without_windows(self) -> "Captured":
-        """Return the same ids with each window as a bag of its own. Made once."""
-        if self.inverse is None or not self.inverse.windows:
-            return self
-        if self._without is None:
-            values, offsets, inverse = as_bags(self.values, self.offsets, self.inverse)
-            self._without = Captured(self.keys, values, offsets, None, inverse=inverse)
-        return self._without
 
 
 @dataclass(slots=True)
@@ -199,14 +175,7 @@ def capture(sparse: Sparse, features: Sequence[str], *, copy: bool = True) -> Ca
                 else " and fall on the way: a length is negative, pass lengths of 0 or more"
             )
         )
-    captured = Captured(keys, values, offsets, array, inverse=inverse)
-    if inverse is not None and (windows := getattr(sparse, "windows", None)):
-        inverse.windows = tuple(
-            checked(name, windows[name], captured.starts(place)) if name in windows else None
-            for place, name in enumerate(keys)
-        )
-        captured.values, captured.offsets, captured.inverse = trimmed(values, offsets, inverse)
-    return _of_samples(captured)
+    return _of_samples(Captured(keys, values, offsets, array, inverse=inverse))
 
 
 def _of_samples(captured: Captured) -> Captured:
@@ -295,7 +264,6 @@ def resolve(captured: Captured, positions: Positions, schema: Schema, bank: int,
     if inverse is not None and any(each is not None for each in inverse):
         sizes = [captured.bags(p).stop - captured.bags(p).start for p in place]
         shared = Shared.of(inverse, sizes, batch)
-        shared.windows = [captured.window(p) for p in place]
         return _with_shared(captured, positions, schema, bank, dtype, first, shared)
     if total == len(features) * batch and _one_each(captured.offsets, first, batch) and not weighted:
         offsets, bag_of = _one_hot(len(features), batch)
@@ -369,12 +337,10 @@ class Resolver:
 
     def positions(self, captured: Captured) -> list[Positions]:
         """Check every id and return the positions of each bank."""
-        captured = captured.without_windows() if self.pooled else captured
         return [positions_of(captured, self.schema, bank) for bank in range(len(self.schema.banks))]
 
     def resolve(self, captured: Captured, positions: Sequence[Positions]) -> list[BankIds]:
         """Find the bags of checked ids and return the ids of each bank."""
-        captured = captured.without_windows() if self.pooled else captured
         parts = [resolve(captured, part, self.schema, bank, self.dtype) for bank, part in enumerate(positions)]
         return parts if self.pooled else [ids.unpooled() for ids in parts]
 
@@ -402,10 +368,6 @@ def _complaint(captured: Captured, schema: Schema, position: int) -> str:
     place = next(p for p in range(len(captured.keys)) if bag < captured.bags(p).stop)
     name, sample = captured.keys[place], bag - captured.bags(place).start
     inverse = None if captured.inverse is None else captured.inverse.of[place]
-    if (window := captured.window(place)) is not None:
-        begins, lengths = window
-        at = position - int(captured.starts(place)[0])
-        sample = int(np.argmax((begins <= at) & (at < begins + lengths)))
     if inverse is not None and (inverse == sample).any():
         sample = int(np.argmax(inverse == sample))
     table = next(t for t in schema.tables if name in t.features)
@@ -468,3 +430,17 @@ def _bags(starts, weights, first, mean, batch, offsets, bag_of, scale):
             odd += end - begin != 1
             offsets[f * batch + b + 1] = n
     return odd == 0
+
+
+@dataclass(slots=True)
+class Item:
+    """One micro-batch of the user's loader."""
+
+    batch: Any
+    """The batch that the loop gets."""
+    captured: Captured
+    """Its ids."""
+    nbytes: int = 0
+    """Number of bytes that the user's batch takes."""
+    loader_state: Any = None
+    """The loader's own state after this batch, if it has one."""

@@ -1,13 +1,165 @@
-"""The inverse of a batch: a feature's distinct bags are stored once, and the inverse gives the bag of each sample."""
+"""Bags that samples share: the inverse from samples to bags, and how shared bags are found."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 
 from skirl.tools.jit import kernel
+
+LEAST = 1.1
+"""The least ratio of a feature's ids to those of its distinct bags for which sharing pays."""
+
+
+def pays(ids: int, left: int, samples: int, least: float = LEAST) -> bool:
+    """Return whether it pays to share the bags of a feature. Copying a bag to a sample costs about as much as an id.
+
+    >>> pays(100, 50, 40), pays(100, 95, 2), pays(100, 50, 60)
+    (True, False, False)
+    """
+    return ids >= least * left and ids - left >= samples
+
+
+@dataclass(slots=True)
+class BankPart:
+    """Some of a bank's positions, pooled separately."""
+
+    at: list[slice]
+    """Slices of the bank's positions."""
+    offsets: np.ndarray
+    """int32 [bags + 1]: where each bag starts among these positions."""
+
+    def of(self, positions: np.ndarray) -> np.ndarray:
+        """Return the entries of these positions from an array with an entry for each of the bank's, or an empty one."""
+        if not len(positions):
+            return positions
+        parts = [positions[at] for at in self.at]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts or [positions[:0]])
+
+
+@dataclass(slots=True)
+class Shared:
+    """The features of a bank whose samples share bags, and its other features, which are plain."""
+
+    batch: int
+    features: int
+    columns: np.ndarray
+    """int32 [shared]: the features whose bags are shared, ascending."""
+    bag: np.ndarray
+    """int32 [batch, shared]: the bag of each sample, as an index into all shared bags of the bank."""
+    begins: np.ndarray
+    """int32 [shared + 1]: each shared feature's first bag among all shared bags."""
+    first: np.ndarray
+    """int64 [features + 1]: each feature's first bag among all of the bank's, as in `BankIds.offsets`."""
+    inverse: list[np.ndarray | None]
+    """By feature: int32 [batch], the bag of each sample among the feature's; None if it is plain."""
+    parts: tuple[BankPart, BankPart] | None = None
+    """The positions of plain features, and those of shared bags. The first part has a bag for every feature and sample,
+    empty if the feature is shared."""
+
+    @classmethod
+    def of(cls, inverse: list[np.ndarray | None], sizes: Sequence[int], batch: int) -> "Shared":
+        """Build from the features of a bank."""
+        columns = [f for f, each in enumerate(inverse) if each is not None]
+        begins = np.concatenate([[0], np.cumsum([sizes[f] for f in columns])]).astype(np.int32)
+        bag = np.empty((batch, len(columns)), np.int32)
+        for i, f in enumerate(columns):
+            bag[:, i] = inverse[f] + begins[i]
+        first = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        return cls(batch, len(sizes), np.array(columns, np.int32), bag, begins, first, inverse)
+
+    @property
+    def bags(self) -> int:
+        """Number of shared bags."""
+        return int(self.begins[-1])
+
+    @property
+    def samples(self) -> int:
+        """Number of the output's rows for samples: one for each sample and feature."""
+        return self.batch * self.features
+
+    @property
+    def rows(self) -> int:
+        """Number of all rows of the output: those for samples, then the shared bags."""
+        return self.samples + self.bags
+
+    @property
+    def plain(self) -> np.ndarray:
+        """bool [features]: whether each feature is plain."""
+        return np.array([each is None for each in self.inverse], np.bool_)
+
+    def by_bag(self, mask: np.ndarray) -> np.ndarray:
+        """Spread a value per feature over all rows. Rows of samples that are copies of a shared bag get False."""
+        behind = np.repeat(mask[self.columns], np.diff(self.begins))
+        return np.concatenate([np.tile(mask & self.plain, self.batch), behind])
+
+    def fill(
+        self, starts: np.ndarray, weights: np.ndarray, first: np.ndarray, mean: np.ndarray, offsets: np.ndarray,
+        bag_of: np.ndarray, scale: np.ndarray,
+    ) -> None:  # fmt: skip
+        """Find the bags of all positions, and set `parts`."""
+        row, step = np.arange(self.features, dtype=np.int64), np.full(self.features, self.features, np.int64)
+        row[self.columns], step[self.columns] = self.samples + self.begins[:-1], 1
+        plain, once = np.zeros(self.samples + 1, np.int32), np.zeros(self.bags + 1, np.int32)
+        _bags(
+            starts, weights, first, np.diff(self.first), row, step, mean, self.plain, self.batch, offsets, bag_of, scale,
+            plain, once,
+        )  # fmt: skip
+        ends = offsets[self.first].tolist()
+        at = [slice(low, high) for low, high in pairwise(ends)]
+        self.parts = (
+            BankPart([of for of, each in zip(at, self.inverse) if each is None], plain),
+            BankPart([of for of, each in zip(at, self.inverse) if each is not None], once),
+        )
+
+
+@kernel
+def _bags(
+    starts, weights, first, sizes, row, step, mean, is_plain, batch, offsets, bag_of, scale, of_plain, of_shared
+):  # fmt: skip
+    """Fill offsets, bag_of and scale, and the offsets of both parts, which must be zeros.
+
+    row, step: the output row of each feature's first bag, and the distance from one bag's row to the next.
+    """
+    one = weights.dtype.type(1)
+    n = bags = plain = shared = at = 0
+    offsets[0] = 0
+    for f in range(len(first)):
+        if not is_plain[f]:
+            of_plain[f * batch + 1 : (f + 1) * batch + 1] = plain
+        for b in range(sizes[f]):
+            begin, end = starts[first[f] + b], starts[first[f] + b + 1]
+            count = weights.dtype.type(end - begin)
+            for p in range(begin, end):
+                bag_of[n] = row[f] + b * step[f]
+                if len(scale):
+                    factor = weights[p] if len(weights) else one
+                    scale[n] = factor / count if mean[f] else factor
+                n += 1
+            if is_plain[f]:
+                plain += end - begin
+                of_plain[f * batch + b + 1] = plain
+            else:
+                shared += end - begin
+                at += 1
+                of_shared[at] = shared
+            bags += 1
+            offsets[bags] = n
+
+
+@kernel
+def gather(values, starts, bags, out):
+    """Copy the values of some bags, one bag after the other."""
+    at = np.uint64(0)  # indices that need no check for negative ones: so the copy takes several values at a time
+    for bag in bags:
+        begin = np.uint64(starts[bag])
+        count = np.uint64(starts[bag + 1]) - begin
+        for i in range(count):
+            out[at + i] = values[begin + i]
+        at += count
 
 
 class BadIds(ValueError):
@@ -24,19 +176,12 @@ class Inverse:
     """int64 [features + 1]: each feature's first bag."""
     of: tuple[np.ndarray | None, ...]
     """By feature: int32 [batch], the same array for features that share it; None if each sample has its own bag."""
-    windows: tuple[np.ndarray | None, ...] = ()
-    """By feature: int64 [2, windows], where each window begins among the feature's ids, and its length. `of` then gives
-    the window of each sample, and the bags are buffers. None for other features; empty if no feature has windows."""
 
     @property
     def nbytes(self) -> int:
         """Number of bytes that its arrays take; a shared array counts once."""
-        arrays = {id(i): i for i in (*self.of, *self.windows) if i is not None}
+        arrays = {id(i): i for i in self.of if i is not None}
         return self.first.nbytes + sum(each.nbytes for each in arrays.values())
-
-    def window(self, place: int) -> np.ndarray | None:
-        """Return the windows of the feature at index `place`; None if it has none."""
-        return self.windows[place] if self.windows else None
 
     @property
     def digest(self) -> int:
@@ -45,16 +190,13 @@ class Inverse:
         for place, array in enumerate(self.of):
             if array is not None:
                 told = _mixed(array, told + place)
-        for place, windows in enumerate(self.windows):
-            if windows is not None:
-                told = _mixed(windows.reshape(-1), told + len(self.of) + place)
         return int(told)
 
     def used(self) -> np.ndarray | None:
-        """Return a mask, bool [bags], of the bags that some sample uses; None if all are used. Buffers count as used."""
+        """Return a mask, bool [bags], of the bags that some sample uses; None if all are used."""
         used = np.ones(int(self.first[-1]), np.bool_)
         for place, array in enumerate(self.of):
-            if array is not None and self.window(place) is None:
+            if array is not None:
                 own = used[self.first[place] : self.first[place + 1]]
                 own[:] = False
                 own[array] = True
@@ -63,28 +205,24 @@ class Inverse:
     def only(self, used: np.ndarray) -> "Inverse | None":
         """Drop the bags that no sample uses and renumber the rest. Return None if that leaves a plain batch.
 
-        **Arguments**
-
         - `used`: bool [bags], as `used()` returns it.
         """
         ends = np.concatenate([[0], np.cumsum(used)])
         first = ends[self.first]
         of: list[np.ndarray | None] = []
         for place, array in enumerate(self.of):
-            if array is not None and self.window(place) is None:
+            if array is not None:
                 array = (ends[self.first[place] + array.astype(np.int64)] - first[place]).astype(np.int32)
                 bags = int(first[place + 1] - first[place])
                 array = None if bags == self.batch and _look(array, bags)[1] else array
             of.append(array)
-        return None if all(each is None for each in of) else Inverse(self.batch, first, tuple(of), self.windows)
+        return None if all(each is None for each in of) else Inverse(self.batch, first, tuple(of))
 
     def with_empty(self, features: int) -> "Inverse":
         """Append features whose samples each have a bag of their own."""
         more = self.first[-1] + self.batch * np.arange(1, features + 1)
         none = (None,) * features
-        return Inverse(
-            self.batch, np.concatenate([self.first, more]), self.of + none, self.windows + none if self.windows else ()
-        )
+        return Inverse(self.batch, np.concatenate([self.first, more]), self.of + none)
 
 
 def is_shared(sparse: Any) -> bool:
@@ -96,12 +234,6 @@ def is_shared(sparse: Any) -> bool:
 
 def inverse_of(sparse: Any, keys: Sequence[str], bags: int) -> Inverse | None:
     """Check and return the inverse of a KeyedJagged, or of a TorchRec batch of variable stride. None for a plain batch.
-
-    **Arguments**
-
-    - `sparse`: the batch.
-    - `keys`: names of its features.
-    - `bags`: number of bags in its offsets.
 
     >>> from skirl import KeyedJagged
     >>> ids = KeyedJagged(["a", "b"], torch.arange(4), lengths=torch.tensor([2, 1, 1]), strides=[1, 2],
@@ -115,7 +247,6 @@ def inverse_of(sparse: Any, keys: Sequence[str], bags: int) -> Inverse | None:
         return None
     strides, by_name = given
     check_strides(strides, keys, bags)
-    windows = {name: len(begins) for name, (begins, _) in getattr(sparse, "windows", {}).items()}
     lengths = {name: len(tensor) for name, tensor in by_name.items()}
     batch = next(iter(lengths.values()))
     if other := next((name for name, length in lengths.items() if length != batch), None):
@@ -138,68 +269,43 @@ def inverse_of(sparse: Any, keys: Sequence[str], bags: int) -> Inverse | None:
         key = id(tensor)
         if key not in arrays:
             arrays[key] = _array(name, tensor)
-        what, there = ("window", windows[name]) if name in windows else ("bag", stride)
-        wrong, own = _look(arrays[key], there)
+        wrong, own = _look(arrays[key], stride)
         if wrong >= 0:
-            raise _no_such(name, what, tensor, wrong, there)
-        of.append(None if own and stride == batch and name not in windows else arrays[key])
+            raise _no_such(name, tensor, wrong, stride)
+        of.append(None if own and stride == batch else arrays[key])
     if all(each is None for each in of):
         return None
     return Inverse(batch, np.concatenate([[0], np.cumsum(strides)]).astype(np.int64), tuple(of))
 
 
-def by_feature(
-    groups: Mapping[tuple[str, ...], torch.Tensor],
-    bags: Mapping[str, int],
-    windows: Mapping[str, tuple[torch.Tensor, torch.Tensor]],
-) -> dict[str, torch.Tensor]:
-    """Return the inverse by feature, int64. Raise if a sample has a bag that does not exist; on a GPU it is not looked at.
-
-    **Arguments**
-
-    - `groups`: the inverse by features that change together.
-    - `bags`: number of bags of each feature.
-    - `windows`: the windows of those features that have them.
-    """
+def by_feature(groups: Mapping[tuple[str, ...], torch.Tensor], bags: Mapping[str, int]) -> dict[str, torch.Tensor]:
+    """Return the inverse by feature, int64. On the CPU, raise if a sample has a bag that does not exist."""
     found = {}
     for names, inverse in groups.items():
-        what, there = ("window", len(windows[names[0]][0])) if names[0] in windows else ("bag", bags[names[0]])
+        there = bags[names[0]]
         if inverse.device.type == "cpu" and ((inverse < 0) | (inverse >= there)).any():
             wrong = int(((inverse < 0) | (inverse >= there)).int().argmax())
-            raise _no_such(names[0], what, inverse, wrong, there)
+            raise _no_such(names[0], inverse, wrong, there)
         found.update(dict.fromkeys(names, inverse.to(torch.int64)))
     return found
 
 
-def _no_such(name: str, what: str, inverse: torch.Tensor, sample: int, there: int) -> BadIds:
-    """Return the error for a sample whose bag or window does not exist."""
+def _no_such(name: str, inverse: torch.Tensor, sample: int, there: int) -> BadIds:
+    """Return the error for a sample whose bag does not exist."""
     return BadIds(
-        f"the inverse of feature {name!r} gives {what} {inverse[sample]} for sample {sample}, but there are {there} "
-        f"{what}s: number {what}s from 0"
+        f"the inverse of feature {name!r} gives bag {inverse[sample]} for sample {sample}, but there are {there} bags: "
+        "number bags from 0"
     )
 
 
 def check_samples(low: int, high: int, there: int) -> None:
-    """Raise unless a batch of `there` samples has samples `low` to `high - 1`.
-
-    **Arguments**
-
-    - `low`, `high`: the first sample, and the one after the last.
-    - `there`: number of samples.
-    """
+    """Raise unless a batch of `there` samples has samples `low` to `high - 1`."""
     if not 0 <= low <= high <= there:
         raise ValueError(f"samples({low}, {high}) of a batch of {there}: pass 0 <= low <= high <= {there}")
 
 
 def check_strides(strides: Sequence[int], keys: Sequence[str], bags: int) -> None:
-    """Raise if the numbers of bags do not match the features and the offsets.
-
-    **Arguments**
-
-    - `strides`: number of bags of each feature.
-    - `keys`: names of the features.
-    - `bags`: number of bags in the offsets.
-    """
+    """Raise if the numbers of bags do not match the features and the offsets."""
     if len(strides) != len(keys):
         raise BadIds(
             f"strides has {len(strides)} entries for {len(keys)} features: pass how many bags each feature has"
@@ -213,13 +319,7 @@ def check_strides(strides: Sequence[int], keys: Sequence[str], bags: int) -> Non
 
 
 def check_groups(inverse: Mapping[Any, torch.Tensor], bags: Mapping[str, int]) -> dict[tuple[str, ...], torch.Tensor]:
-    """Return the inverse by tuples of features. Raise if its form is wrong; its values may be on a GPU.
-
-    **Arguments**
-
-    - `inverse`: by feature, or by a tuple of features.
-    - `bags`: number of bags, or of windows, of each feature.
-    """
+    """Return the inverse by tuples of features. Raise if its form is wrong; its values may be on a GPU."""
     groups = {(names,) if isinstance(names, str) else tuple(names): of for names, of in inverse.items()}
     named = [name for names in groups for name in names]
     if wrong := [name for name in named if name not in bags]:

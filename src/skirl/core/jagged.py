@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 import torch
 
 from skirl.core.inverse import by_feature, check_groups, check_samples, check_strides, inverse_of
-from skirl.core.windows import Window, check_form, checked, lengths_of, some_of
 
 Theirs = TypeVar("Theirs")
 
@@ -28,14 +27,10 @@ class KeyedJagged:
     - `lengths`: the number of ids in each bag, `[features * batch]`. Pass this or `offsets`, and leave the other None.
     - `offsets`: where each bag starts in `values` and the last one ends, `[features * batch + 1]`, instead; or None.
     - `weights`: one weight per id; None, the default, weighs all ids alike.
-    - `strides`: number of bags of each feature, given with `inverse` or `windows`; None, the default: one bag per sample.
+    - `strides`: number of bags of each feature, given with `inverse`; None, the default: one bag per sample.
     - `inverse`: by feature, or by a tuple of features that change together: the bag of each sample, `[batch]`. Features
       not named have a bag per sample; with None, the default, all do. A bag that no sample uses is neither looked up
       nor trained.
-    - `windows`: by feature, for lists that overlap: where each window begins among the feature's ids, and how many ids it
-      has, two tensors. The feature's bags are then buffers, and its `inverse` gives the window of each sample; without
-      one, each sample has a window of its own. A window lies in one buffer. An `EmbeddingCollection` looks up each id of
-      a buffer once; collections that pool take each window as a bag. Not with `weights`. None, the default: no windows.
 
     >>> sparse = KeyedJagged(["user", "clicked"], values=torch.tensor([7, 8, 1, 2, 3]), lengths=torch.tensor([1, 1, 2, 1]))
     >>> sparse.offsets().tolist()
@@ -46,10 +41,6 @@ class KeyedJagged:
     ...                      strides=[2, 1], inverse={"clicked": torch.tensor([0, 0])})
     >>> shared, shared.expanded().values().tolist()
     (KeyedJagged(2 features, 2 samples, 4 ids, clicked in 1 bags), [7, 8, 1, 2, 1, 2])
-    >>> shifting = KeyedJagged(["clicked"], torch.tensor([1, 2, 3]), lengths=torch.tensor([3]), strides=[1],
-    ...                        windows={"clicked": (torch.tensor([0, 1]), torch.tensor([2, 2]))})
-    >>> shifting, shifting.expanded().values().tolist()
-    (KeyedJagged(1 features, 2 samples, 3 ids, clicked in 2 windows), [1, 2, 2, 3])
     """
 
     def __init__(
@@ -62,7 +53,6 @@ class KeyedJagged:
         weights: torch.Tensor | None = None,
         strides: Sequence[int] | None = None,
         inverse: Mapping[Any, torch.Tensor] | None = None,
-        windows: Mapping[str, Window] | None = None,
     ) -> None:
         if (lengths is None) == (offsets is None):
             given = "neither lengths nor offsets is" if lengths is None else "lengths and offsets are both"
@@ -74,41 +64,20 @@ class KeyedJagged:
         self._weights = weights
         self.groups: dict[tuple[str, ...], torch.Tensor] = {}
         """The inverse by features that change together."""
-        self.windows: dict[str, Window] = {}
-        """By feature: where its windows begin among its ids, and their lengths."""
         self._strides: list[int] | None = None
-        if inverse or windows or strides is not None:
-            self._share(strides, inverse or {}, windows or {})
+        if inverse or strides is not None:
+            self._share(strides, inverse or {})
 
-    def _share(
-        self, strides: Sequence[int] | None, inverse: Mapping[Any, torch.Tensor], windows: Mapping[str, Window]
-    ) -> None:
-        """Take the inverse and the windows. Check only their form, since their values may be on a GPU."""
-        if strides is None and windows:
-            raise ValueError(
-                "KeyedJagged: windows are given without strides: pass strides as well, how many buffers or bags each "
-                "feature has"
-            )
-        if strides is None or not (inverse or windows):
+    def _share(self, strides: Sequence[int] | None, inverse: Mapping[Any, torch.Tensor]) -> None:
+        """Take the inverse. Check only its form, since its values may be on a GPU."""
+        if strides is None or not inverse:
             raise ValueError(
                 f"KeyedJagged: {'inverse' if inverse else 'strides'} is given alone: pass strides and inverse together, how "
                 "many bags each feature has and which of them each sample has"
             )
-        if windows and self._weights is not None:
-            raise ValueError(
-                "KeyedJagged: windows and weights are both given, and an id of a buffer has one weight for all windows that "
-                "hold it: make the batch without weights, call expanded(), and weigh the ids of that"
-            )
-        self.windows = check_form(windows, self._keys)
         strides = [int(stride) for stride in strides]
         check_strides(strides, self._keys, (self._lengths if self._offsets is None else self._offsets[1:]).numel())  # type: ignore[union-attr]
-        bags = dict(zip(self._keys, strides)) | {name: len(begins) for name, (begins, _) in self.windows.items()}
-        groups = check_groups(inverse, bags)
-        named = {name for names in groups for name in names}
-        for name, (begins, _) in self.windows.items():
-            if name not in named:
-                groups[(name,)] = torch.arange(len(begins), device=begins.device)
-        self.groups, self._strides = groups, strides
+        self.groups, self._strides = check_groups(inverse, dict(zip(self._keys, strides))), strides
 
     @classmethod
     def of(cls, sparse: Any) -> "KeyedJagged":
@@ -125,8 +94,7 @@ class KeyedJagged:
         options: dict[str, Any] = {}
         if found is not None:
             named = {name: torch.from_numpy(i) for name, i in zip(keys, found.of, strict=True) if i is not None}
-            given = getattr(sparse, "windows", None)
-            options = {"strides": sparse.stride_per_key(), "inverse": named, "windows": given}
+            options = {"strides": sparse.stride_per_key(), "inverse": named}
         return cls(keys, sparse.values(), offsets=offsets, weights=sparse.weights_or_none(), **options)
 
     @classmethod
@@ -214,7 +182,7 @@ class KeyedJagged:
         return (self.offsets().numel() - 1) // max(1, len(self._keys))
 
     def stride_per_key(self) -> list[int]:
-        """Return the number of bags of each feature: of buffers, if it has windows."""
+        """Return the number of bags of each feature."""
         return [self.stride()] * len(self._keys) if self._strides is None else self._strides
 
     def stride_per_key_per_rank(self) -> list[list[int]]:
@@ -229,11 +197,6 @@ class KeyedJagged:
         """Return the inverse in TorchRec's form: all features' names and int64 `[features, batch]`. None if plain."""
         if not self.groups:
             return None
-        if self.windows:
-            raise ValueError(
-                f"feature {next(iter(self.windows))!r} has windows, which TorchRec's form has no place for: call "
-                "without_windows() first"
-            )
         of = dict.fromkeys(self._keys, torch.arange(self.stride(), device=self._values.device)) | self._by_feature()
         return self._keys, torch.stack(list(of.values()))
 
@@ -275,7 +238,6 @@ class KeyedJagged:
         kept.pop((), None)
         strides = self.stride_per_key()
         options: dict[str, Any] = {"strides": [strides[place] for place in places], "inverse": kept} if kept else {}
-        options["windows"] = {name: window for name, window in self.windows.items() if name in features}
         return KeyedJagged(features, values, lengths=lengths, weights=weights, **options)
 
     def permute(self, indices: Sequence[int]) -> "KeyedJagged":
@@ -324,7 +286,6 @@ class KeyedJagged:
             weights=torch.cat([part._weights for part in parts]) if weighted[0] else None,  # type: ignore[misc]
             strides=strides if groups else None,
             inverse=groups or None,
-            windows={name: window for part in parts for name, window in part.windows.items()},
         )
 
     def to(self, device: str | torch.device, non_blocking: bool = False) -> "KeyedJagged":
@@ -339,8 +300,9 @@ class KeyedJagged:
 
     def unweighted(self) -> "KeyedJagged":
         """Return the same ids without weights."""
-        options: dict[str, Any] = {"strides": self._strides, "inverse": self.groups or None, "windows": self.windows}
-        return KeyedJagged(self._keys, self._values, offsets=self.offsets(), **options)
+        return KeyedJagged(
+            self._keys, self._values, offsets=self.offsets(), strides=self._strides, inverse=self.groups or None
+        )
 
     def pin_memory(self) -> "KeyedJagged":
         """Return the batch in pinned memory."""
@@ -350,15 +312,8 @@ class KeyedJagged:
         """Return the plain batch, in which each sample has a bag of its own."""
         return self.with_bags(self._by_feature()) if self.groups else self
 
-    def without_windows(self) -> "KeyedJagged":
-        """Return the batch with each window as a bag of its own; samples share bags as they shared windows."""
-        if not self.windows:
-            return self
-        every = {n: torch.arange(len(begins), device=begins.device) for n, (begins, _) in self.windows.items()}
-        return self.with_bags(every, self.groups)
-
     def samples(self, low: int, high: int) -> "KeyedJagged":
-        """Return samples `low` to `high - 1`, with only the bags, or the parts of buffers, that they use.
+        """Return samples `low` to `high - 1`, with only the bags that they use.
 
         **Arguments**
 
@@ -371,25 +326,21 @@ class KeyedJagged:
         for names in self.groups:
             used, groups[names] = inverse[names[0]][low:high].unique(return_inverse=True)
             bags.update((name, used) for name in names)
-        windows = {name: bags.pop(name) for name in self.windows}
-        return self.with_bags(bags, groups, windows)
+        return self.with_bags(bags, groups)
 
     def lengths_by_sample(self) -> dict[str, torch.Tensor]:
         """Return how many ids each sample has, by feature: `[batch]`."""
         of = self._by_feature()
         parts = dict(zip(self._keys, self.lengths().split(self.stride_per_key()), strict=True))
-        parts |= {name: lengths_of(name, window) for name, window in self.windows.items()}
         return {name: part[of[name]] if name in of else part for name, part in parts.items()}
 
     def into(self, kind: Callable[..., Theirs]) -> Theirs:
-        """Convert to TorchRec's class. Windows become bags.
+        """Convert to TorchRec's class.
 
         **Arguments**
 
         - `kind`: the class, `torchrec.KeyedJaggedTensor`.
         """
-        if self.windows:
-            return self.without_windows().into(kind)
         options: dict[str, Any] = {}
         if self.groups:
             options["stride_per_key_per_rank"] = self.stride_per_key_per_rank()
@@ -401,46 +352,30 @@ class KeyedJagged:
 
     def _by_feature(self) -> dict[str, torch.Tensor]:
         """Return the inverse of each feature that has one, int64."""
-        return by_feature(self.groups, dict(zip(self._keys, self.stride_per_key())), self.windows)
+        return by_feature(self.groups, dict(zip(self._keys, self.stride_per_key())))
 
     def with_bags(
         self,
         bags: Mapping[str, torch.Tensor],
         groups: Mapping[tuple[str, ...], torch.Tensor] | None = None,
-        windows: Mapping[str, torch.Tensor] | None = None,
     ) -> "KeyedJagged":
         """Choose the bags of some features, in the order given; the other features keep theirs.
 
         **Arguments**
 
-        - `bags`: by feature, int64: indices into its bags, or into its windows, which then become bags.
-        - `groups`: the new bag or window of each sample, in the form of `inverse`; None: one for each sample.
-        - `windows`: by feature, int64: indices into its windows, which stay windows, if any; ids outside are left out.
+        - `bags`: by feature, int64: indices into its bags.
+        - `groups`: the new bag of each sample, in the form of `inverse`; None: one for each sample.
         """
-        windows = windows or {}
-        kept = {name: window for name, window in self.windows.items() if name not in bags and name not in windows}
         first = self._first_bags()
         ends = self.offsets()[first].tolist()
         parts: list[tuple[torch.Tensor, Any]] = []
         """By feature: the lengths of its bags, and the indices of its ids."""
         for f, name in enumerate(self._keys):
             lengths, starts = self.lengths()[first[f] : first[f + 1]], self.offsets()[first[f] : first[f + 1] + 1]
-            window = self.windows.get(name)
-            of_all = None if window is None else checked(name, window, starts.cpu().numpy())
-            if of_all is not None and name in windows:
-                chosen = some_of(of_all, windows[name].cpu().numpy())
-                begins, sizes, lengths, every = (of.to(self._values.device) for of in map(torch.from_numpy, chosen))
-                kept[name] = (begins, sizes)
-                parts.append((lengths, ends[f] + every))
-                continue
             if name not in bags:
                 parts.append((lengths, slice(ends[f], ends[f + 1])))
                 continue
-            if of_all is not None:
-                begins, lengths = torch.from_numpy(of_all).to(self._values.device)[:, bags[name]]
-                begins = ends[f] + begins
-            else:
-                begins, lengths = starts[:-1].to(torch.int64)[bags[name]], lengths[bags[name]]
+            begins, lengths = starts[:-1].to(torch.int64)[bags[name]], lengths[bags[name]]
             shift = begins - (lengths.cumsum(0) - lengths)
             every = torch.arange(int(lengths.sum()), device=shift.device)
             parts.append((lengths, every + shift.repeat_interleave(lengths)))
@@ -455,7 +390,6 @@ class KeyedJagged:
             weights=weights,
             strides=[len(lengths) for lengths, _ in parts] if groups else None,
             inverse=groups or None,
-            windows=kept,
         )
 
     def _mapped(self, function: Callable[[torch.Tensor], torch.Tensor]) -> "KeyedJagged":
@@ -470,11 +404,9 @@ class KeyedJagged:
             weights=weights,
             strides=self._strides,
             inverse={names: function(inverse) for names, inverse in self.groups.items()} or None,
-            windows={name: (function(begins), function(lengths)) for name, (begins, lengths) in self.windows.items()},
         )
 
     def __repr__(self) -> str:
         of = {name: f"{stride} bags" for name, stride in zip(self._keys, self.stride_per_key())}
-        of |= {name: f"{len(begins)} windows" for name, (begins, _) in self.windows.items()}
         shared = "".join(f", {', '.join(names)} in {of[names[0]]}" for names in self.groups)
         return f"KeyedJagged({len(self._keys)} features, {self.stride()} samples, {self._values.numel()} ids{shared})"

@@ -56,72 +56,6 @@ class Distinct(NamedTuple):
         return per_bag if self.plain else expand(per_bag, self.inverse)
 
 
-class Windowed(NamedTuple):
-    """The distinct windows of a feature: its rows are those of buffers, and several windows may have a row."""
-
-    rows: Tensor
-    """`[ids of all buffers, dim]`."""
-    begins: Tensor
-    """int64 `[windows]`: where each begins in the rows,"""
-    ends: Tensor
-    """and where it ends."""
-    inverse: Tensor
-    """int64 `[batch]`: the window of each sample."""
-
-    @classmethod
-    def of(cls, bags: Distinct) -> "Windowed":
-        """Take distinct bags, which are windows that do not overlap.
-
-        **Arguments**
-
-        - `bags`: the bags of a feature, with a row for each id.
-        """
-        return cls(bags.rows, bags.offsets[:-1], bags.offsets[1:], bags.inverse)
-
-    @property
-    def bags(self) -> int:
-        """Number of distinct windows."""
-        return len(self.begins)
-
-    @property
-    def apart(self) -> bool:
-        """True if each window begins where the one before ends, and all rows are in them: they are plain bags."""
-        edges = torch.cat([self.begins.new_zeros(1), self.ends])
-        return torch.equal(edges[:-1], self.begins) and int(edges[-1]) == len(self.rows)
-
-    @property
-    def plain(self) -> bool:
-        """True if every sample i has window i, and windows do not overlap."""
-        return own(self.inverse, self.bags) and self.apart
-
-    def for_samples(self, per_window: Tensor) -> Tensor:
-        """Copy the entry of each window to its samples, as `Distinct.for_samples` does.
-
-        **Arguments**
-
-        - `per_window`: an entry of any shape for each window.
-        """
-        return per_window if own(self.inverse, self.bags) else expand(per_window, self.inverse)
-
-    def distinct(self, of_rows: Tensor | None = None) -> Distinct:
-        """Return each window as a bag with rows of its own.
-
-        Backward sums what several windows have over windows in ascending order, starting from 0.
-
-        **Arguments**
-
-        - `of_rows`: `[ids of all buffers, ...]`, what to copy; None: the rows.
-        """
-        of_rows, lengths = self.rows if of_rows is None else of_rows, self.ends - self.begins
-        ends = lengths.cumsum(0)
-        offsets = torch.cat([ends.new_zeros(1), ends])
-        if self.apart:
-            return Distinct(of_rows, offsets, self.inverse)
-        shift = (self.begins - offsets[:-1]).repeat_interleave(lengths)
-        at = torch.arange(len(shift), device=shift.device) + shift
-        return Distinct(expand(of_rows, at), offsets, self.inverse)
-
-
 class Expand(torch.autograd.Function):
     """Copies the entries of bags to samples. Backward sums by bag, over samples in ascending order, starting from 0.
 
@@ -155,10 +89,7 @@ def own(inverse: Tensor, bags: int) -> bool:
 def expand(per_bag: Tensor, at: Tensor) -> Tensor:
     """Copy the entries of bags to samples: `per_bag[at]`, with a backward that repeats bit for bit on every device.
 
-    **Arguments**
-
     - `per_bag`: `[bags, ...]`.
-    - `at`: int64, the entry that each sample gets.
     """
     return cast(Tensor, Expand.apply(per_bag, at))
 

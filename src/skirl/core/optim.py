@@ -63,20 +63,11 @@ class _Rule:
         return False
 
     def state_width(self, dim: int) -> int:
-        """Return how many numbers of state a row has.
-
-        **Arguments**
-
-        - `dim`: length of its weight.
-        """
+        """Return how many numbers of state a row has."""
         return len(self.state_names) * dim
 
     def width(self, dim: int) -> int:
         """Return how many numbers a record has.
-
-        **Arguments**
-
-        - `dim`: length of the weight.
 
         >>> SGD().width(64), RowwiseAdagrad().width(64), Adagrad().width(64), Adam().width(64)
         (64, 65, 128, 192)
@@ -85,10 +76,6 @@ class _Rule:
 
     def unpack(self, dim: int) -> dict[str, slice]:
         """Return the slice of each part of a record.
-
-        **Arguments**
-
-        - `dim`: length of the weight.
 
         >>> Adam().unpack(8)
         {'weight': slice(0, 8, None), 'exp_avg': slice(8, 16, None), 'exp_avg_sq': slice(16, 24, None)}
@@ -102,11 +89,6 @@ class _Rule:
     def numbers(self, lr: float, weight_decay: float, step: int) -> tuple[float, ...]:
         """Return the numbers that the kernels need for one update of one table: clip, weight decay, and the rule's own.
 
-        **Arguments**
-
-        - `lr`, `weight_decay`: the table's.
-        - `step`: the number of the update, counted from 1.
-
         >>> SGD(clip=2.0).numbers(lr=0.5, weight_decay=0.0, step=7)
         (2.0, 0.0, 0.5)
         """
@@ -114,14 +96,7 @@ class _Rule:
         return self.clip_norm, float(weight_decay), *self._scalars_at(float(lr), max(step, 1))
 
     def scalars(self, lr: float, table_steps: NDArray[np.int64], dtype: DTypeLike = np.float32) -> NDArray[Any]:
-        """Return the `numbers` of several tables, [tables, k] in the dtype of the rows, rounded once from float64.
-
-        **Arguments**
-
-        - `lr`: the learning rate of all of them.
-        - `table_steps`: how many updates each table has had, including this one.
-        - `dtype`: dtype of the rows.
-        """
+        """Return the `numbers` of several tables, [tables, k] in the dtype of the rows, rounded once from float64."""
         return np.array([self.numbers(lr, self.weight_decay, int(t)) for t in table_steps], dtype)
 
     def _scalars_at(self, lr: float, step: int) -> tuple[float, ...]:

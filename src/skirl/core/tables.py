@@ -115,15 +115,7 @@ class Schema:
         records: Sequence[Hashable] | None = None,
         banks: Sequence[tuple[int, ...]] | None = None,
     ) -> "Schema":
-        """Check a list of tables and resolve it.
-
-        **Arguments**
-
-        - `tables`: all tables of a collection.
-        - `records`: the kind of each table's records; None if all are of one kind.
-        - `banks`: the tables of each bank, if that is decided already. The tables of a bank must have records of one
-          kind.
-        """
+        """Check a list of tables and resolve it."""
         tables = tuple(tables)
         if not tables:
             raise ValueError("no tables given: pass at least one skirl.Table")

@@ -12,10 +12,6 @@ T = TypeVar("T")
 def check_shards(shards: int) -> None:
     """Raise if a number of shards is not a power of two.
 
-    **Arguments**
-
-    - `shards`: number of shards of a step.
-
     >>> check_shards(6)
     Traceback (most recent call last):
     ValueError: shards is 6: set it to a power of two, such as 4 or 8
@@ -28,11 +24,6 @@ def check_shards(shards: int) -> None:
 def leaves(micros: int, shards: int = 1) -> list[int]:
     """Return the leaf of each micro-batch of a step. Each shard has a subtree of its own.
 
-    **Arguments**
-
-    - `micros`: number of micro-batches of the step; those of the first shard come first, then those of the next.
-    - `shards`: number of shards that they form.
-
     >>> leaves(4), leaves(6, shards=2)
     ([0, 1, 2, 3], [0, 1, 2, 4, 5, 6])
     """
@@ -42,11 +33,6 @@ def leaves(micros: int, shards: int = 1) -> list[int]:
 
 def leaves_of(shards: range, micros: int) -> range:
     """Return the leaves of some shards.
-
-    **Arguments**
-
-    - `shards`: the shards, among those of a step.
-    - `micros`: number of micro-batches of a shard.
 
     >>> leaves_of(range(1, 3), 3)
     range(4, 12)
@@ -58,11 +44,6 @@ def leaves_of(shards: range, micros: int) -> range:
 def block_of(rank: int, size: int, shards: int) -> range:
     """Return the contiguous shards of a rank. All ranks have the same number if `size` divides `shards`.
 
-    **Arguments**
-
-    - `rank`, `size`: the rank, and the number of ranks.
-    - `shards`: number of shards of a step: a power of two, and at least `size`.
-
     >>> [block_of(rank, 3, 8) for rank in range(3)]
     [range(0, 2), range(2, 5), range(5, 8)]
     """
@@ -71,10 +52,6 @@ def block_of(rank: int, size: int, shards: int) -> range:
 
 def subtrees(begin: int, end: int) -> list[range]:
     """Split a block of leaves into the fewest whole subtrees. Their sums are all that other ranks need from it.
-
-    **Arguments**
-
-    - `begin`, `end`: the first leaf, and the one after the last.
 
     >>> subtrees(0, 4), subtrees(3, 8)
     ([range(0, 4)], [range(3, 4), range(4, 8)])
@@ -91,10 +68,6 @@ def subtrees(begin: int, end: int) -> list[range]:
 
 class TreeSum(Generic[T]):
     """Sums the parts of leaves in the tree's order, holding at most log2(leaves) + 2 partial sums.
-
-    **Arguments**
-
-    - `add`: returns the sum of a left and a right part; it may change the left one.
 
     >>> sums = TreeSum(lambda left, right: f"({left}+{right})")
     >>> for leaf in (0, 1, 2, 5, 6, 7):
@@ -130,11 +103,6 @@ class TreeSum(Generic[T]):
 class BlockSum(Generic[T]):
     """The sums of a block of leaves, one for each whole subtree in it: all that other ranks need.
 
-    **Arguments**
-
-    - `block`: the leaves.
-    - `add`: as for `TreeSum`.
-
     >>> sums = BlockSum(range(1, 4), lambda left, right: f"({left}+{right})")
     >>> for leaf in (1, 2, 3):
     ...     sums.take(leaf, str(leaf))
@@ -158,11 +126,6 @@ class BlockSum(Generic[T]):
 def tree_sum(parts: Iterable[tuple[int, T]], add: Callable[[T, T], T]) -> T | None:
     """Return the sum of parts over the tree, or None if there are no parts.
 
-    **Arguments**
-
-    - `parts`: leaves in ascending order, each with its part; a subtree is given by its first leaf.
-    - `add`: as for `TreeSum`.
-
     >>> tree_sum([(1, 2.0), (6, 3.0)], lambda left, right: left + right)
     5.0
     """
@@ -173,12 +136,7 @@ def tree_sum(parts: Iterable[tuple[int, T]], add: Callable[[T, T], T]) -> T | No
 
 
 def add_lists(left: Sequence[Any], right: Sequence[Any]) -> list[Any]:
-    """Add each tensor on the right to that on the left, in place. None stands for a tensor that is not there.
-
-    **Arguments**
-
-    - `left`, `right`: the same number of tensors or None.
-    """
+    """Add each tensor on the right to that on the left, in place. None stands for a tensor that is not there."""
     both = zip(left, right, strict=True)
     return [a if b is None else b if a is None else a.add_(b) for a, b in both]
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from skirl.data.files.encode import Fingerprints
 from skirl.data.files.encoded import Encoded
-from skirl.data.files.errors import BadSchema
+from skirl.data.files.find import BadSchema
 from skirl.data.files.schema import Dense, FileSchema, Label, Text
 from skirl.data.files.stream import Files
 from skirl.tools.os_errors import writing
@@ -24,10 +24,7 @@ def convert(files: Files, out: str, compression: str, *, as_rows: bool, json: bo
 
     as_rows: write ids as rows of their tables, otherwise as fingerprints.
     """
-    if not as_rows:
-        files = replace(files, encoder=replace(files.encoder, rows_of=Fingerprints()))
-    schema, kept = converted(files.encoder.schema, files.encoder.rows if as_rows else None)
-    files = keeping(files, tuple(kept.values()))
+    files, schema, kept = as_written(files, as_rows)
     samples = 0
     with Progress("convert", steps=None, to=sys.stderr if json else sys.stdout, quiet=quiet) as progress:
         for number, rows in enumerate(write(out, schema, list(kept), files.pieces(), compression), start=1):
@@ -36,6 +33,14 @@ def convert(files: Files, out: str, compression: str, *, as_rows: bool, json: bo
             progress(number, lambda facts=facts: facts)
     left_out = {"bad_rows_skipped": files.bad_rows, "first_bad_row": files.first_bad_row}
     return {"samples": samples, **left_out, "bytes": Path(out).stat().st_size}
+
+
+def as_written(files: Files, as_rows: bool) -> tuple[Files, FileSchema, dict[str, str]]:
+    """Return the files with what is written of them, the schema of the converted file, and its unchanged columns."""
+    if not as_rows:
+        files = replace(files, encoder=replace(files.encoder, rows_of=Fingerprints()))
+    schema, kept = converted(files.encoder.schema, files.encoder.rows if as_rows else None)
+    return keeping(files, tuple(kept.values())), schema, kept
 
 
 def keeping(files: Files, columns: tuple[str, ...], *, all_there: bool = False) -> Files:
@@ -52,13 +57,7 @@ def keeping(files: Files, columns: tuple[str, ...], *, all_there: bool = False) 
 
 
 def converted(schema: FileSchema, rows: Any) -> tuple[FileSchema, dict[str, str]]:
-    """Return the schema of a converted file, and its unchanged columns: the name in the source file by the new name.
-
-    **Arguments**
-
-    - `schema`: schema of the files to convert.
-    - `rows`: number of rows of each table; None if ids are written as fingerprints.
-    """
+    """Return the schema of a converted file, and its unchanged columns: the name in the source file by the new name."""
     dense = []
     for column in schema.dense:
         dense.append(Dense(column.name))
@@ -70,7 +69,7 @@ def converted(schema: FileSchema, rows: Any) -> tuple[FileSchema, dict[str, str]
         form: dict[str, Any] = {"type": "fingerprint", "of": column.kind}
         if column.encode == "row" or rows is not None:
             form = {"type": "int", "of": "", "encode": "row", "rows": (rows or {}).get(table, column.rows)}
-        ids.append(replace(column, column="", separator="", run="", start="", length="", **form))
+        ids.append(replace(column, column="", separator="", run="", **form))
     labels = tuple(Label(label.name, label.kind) for label in schema.labels)
     names = [column.name for column in (*labels, *dense, *ids)]
     twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
@@ -94,14 +93,7 @@ def converted(schema: FileSchema, rows: Any) -> tuple[FileSchema, dict[str, str]
 
 
 def table_of(rows: Encoded, schema: FileSchema, kept_names: list[str]) -> Any:
-    """Return encoded rows as an Arrow table with the columns of a converted file.
-
-    **Arguments**
-
-    - `rows`: the rows.
-    - `schema`: schema of the converted file.
-    - `kept_names`: names of the kept columns in that file.
-    """
+    """Return encoded rows as an Arrow table with the columns of a converted file."""
     import pyarrow as pa
 
     arrays = [pa.array(rows.labels[:, k]) for k in range(len(schema.labels))]

@@ -12,7 +12,7 @@ import torch
 
 from skirl.data.files.columns import is_list, is_text, plain, value_at
 from skirl.data.files.encode import ByHash, Encoder, Fingerprints, RowsOf
-from skirl.data.files.errors import shown
+from skirl.data.files.find import shown
 from skirl.data.files.schema import BUILT_IN, FileSchema, Id, Label
 from skirl.data.open import encoding_of, load_vocabulary
 from skirl.data.vocabulary.growing import Growth

@@ -9,8 +9,7 @@ from pathlib import Path
 from skirl.data.files.columnar import embedded_schema
 from skirl.data.files.dataset import Dataset, RowPosition
 from skirl.data.files.encode import ByHash, Encoder, Fingerprints, RowsOf
-from skirl.data.files.errors import BadSchema
-from skirl.data.files.find import find, kind_of
+from skirl.data.files.find import BadSchema, find, kind_of
 from skirl.data.files.labels import as_labelled
 from skirl.data.files.mind import MIND
 from skirl.data.files.schema import BUILT_IN, FileSchema

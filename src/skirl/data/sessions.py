@@ -46,14 +46,6 @@ class Sessions(Synthetic):
     The first list looks up rows in the items' table. Batches hold repeated lists once, with an inverse, where that
     pays. The arguments are those of `Synthetic`, and:
 
-    **Arguments**
-
-    - `per_session`: average samples of a session; each sample begins a new one with the same probability.
-    - `change`: probability that a list differs from that of the previous sample in the session.
-    - `histories`: number of lists.
-    - `drift`: how a list changes: "redraw" makes a new list, "shift" appends an id and drops the oldest.
-    - `once`: whether to find repeated lists, as `skirl.dedup.find` does.
-
     >>> batch = next(iter(Sessions(batch_size=64)))
     >>> batch.sparse.stride(), batch.sparse.stride_per_key()[0], max(batch.sparse.stride_per_key()[2:]) < 30
     (64, 64, True)
@@ -92,13 +84,7 @@ class Sessions(Synthetic):
         return [Table(name, rows=rows, dim=dim, features=features.get(name, ())) for name, rows in self.rows.items()]
 
     def begins(self, first: int, samples: int) -> np.ndarray:
-        """Return a bool array that says which samples of the stream, from `first` on, begin a session.
-
-        **Arguments**
-
-        - `first`: index of the first sample.
-        - `samples`: number of samples.
-        """
+        """Return a bool array that says which samples of the stream, from `first` on, begin a session."""
         out = np.empty(samples, np.bool_)
         _begins(named(named(self.seed, _IDS), _STARTS), first, 1 / self.per_session, out)
         return out

@@ -27,13 +27,7 @@ class Share(Protocol):
         ...
 
     def cuts(self, samples: int, batch: int) -> list[list[Cut]]:
-        """Return the cuts to read from consecutive samples that begin with a step: for each step, a list of batches.
-
-        **Arguments**
-
-        - `samples`: number of samples.
-        - `batch`: samples per batch.
-        """
+        """Return the cuts to read from consecutive samples that begin with a step: for each step, a list of batches."""
         ...
 
     def left_out(self, samples: int, batch: int) -> int:
@@ -155,12 +149,6 @@ def shards(first: int, last: int, of: int, batch: int) -> Share:
 
 def block(rank: int, ranks: int, shards: int) -> tuple[int, int]:
     """Return a trainer's shards as (first, last + 1). Trainers get nearly equal numbers of them, in the order of ranks.
-
-    **Arguments**
-
-    - `rank`: rank of the trainer.
-    - `ranks`: number of trainers.
-    - `shards`: shards of a step, at least as many as trainers.
 
     >>> [block(rank, 3, 8) for rank in range(3)]
     [(0, 2), (2, 5), (5, 8)]

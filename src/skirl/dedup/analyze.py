@@ -1,162 +1,169 @@
-"""Decides whether to write data by session, from a sample of its sessions and a projection of the files."""
+"""Decides whether to write data by session, from whole sessions that fit in a fixed amount of memory."""
 
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
+from skirl.core.inverse import pays
+from skirl.data.files.columnar import SLICE
 from skirl.data.files.columns import one
 from skirl.data.files.schema import FileSchema
-from skirl.dedup.changes import Column, column_of, together
-from skirl.dedup.finish import WrittenColumns
-from skirl.dedup.order import begins, by_session, sessions_named
-from skirl.dedup.projected import Projected
-from skirl.dedup.sample import Sample
+from skirl.dedup.layout import Writer, changed, dictionaries_for, once, row_groups, with_runs
+from skirl.dedup.sessions import KEYS, Columns
 from skirl.tools.progress import Progress
 
 STRETCH = 1 << 16
 """Rows from the start of the data to look at in their original order."""
 LEAST = 1.5
 """Rewriting the data is worth it if a list occurs at least this many times in a session, on average."""
-BETTER = 1.2
-"""Windows are worth it if ids repeat at least this many times as often in them as in equal lists."""
 
 
-@dataclass(frozen=True)
-class AnalyzedRows:
-    """The rows to look at.
+class Sample:
+    """Keeps the rows of sessions with small hashes, and halves their number whenever there are more than `most` bytes."""
 
-    **Arguments**
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.rows = 0
+        """Number of rows added."""
+        self.level = 0
+        """One in 2 ** level sessions is kept."""
+        self.cut = False
+        """True if one session alone was too large, so that rows are missing."""
+        self.first: list[Any] = []
+        """The first rows, in their original order."""
+        self._kept: list[Any] = []
 
-    - `tables`: all rows, with their sort keys.
-    - `shape`: what `skirl convert` would write.
-    - `unit`: bytes of rows that `skirl convert` would sort at once.
-    """
+    def add(self, table: Any) -> None:
+        """Add rows with their sort keys."""
+        here = sum(map(len, self.first))
+        if here < STRETCH and sum(each.nbytes for each in self.first) < self._most // 4:
+            self.first.append(table.slice(0, STRETCH - here))
+        self.rows += len(table)
+        if self.cut:
+            return
+        self._kept.append(self._chosen(table))
+        while sum(each.nbytes for each in self._kept) > self._most:
+            self.level += 1
+            fewer = [each for each in map(self._chosen, self._kept) if len(each)]
+            if not fewer:  # this would drop the last session
+                self.level, self.cut = self.level - 1, True
+                break
+            self._kept = fewer
 
-    tables: Iterator[Any]
-    shape: WrittenColumns
-    unit: int
+    def _chosen(self, table: Any) -> Any:
+        if not self.level:
+            return table
+        hashes = table.column("~session").to_numpy().view(np.uint64)
+        return table.take(pa.array(np.flatnonzero(hashes << np.uint64(64 - self.level) == 0)))
+
+    def kept(self) -> Any:
+        """Return the sampled rows in the order of their sort keys."""
+        return pa.concat_tables(self._kept).sort_by([(key, "ascending") for key in KEYS])
 
 
-def analyze(given: AnalyzedRows, *, keep: int, batch: int, json: bool, quiet: bool) -> dict[str, Any]:
-    """Read all rows once, and return the result of the command.
-
-    **Arguments**
-
-    - `given`: the rows.
-    - `keep`: bytes of rows to keep in the sample.
-    - `batch`: samples per batch.
-    - `json`: show progress on stderr, since the result goes to stdout.
-    - `quiet`: show no progress.
-    """
-    sample, shape = Sample(keep, STRETCH), given.shape
+def analyze(
+    tables: Iterator[Any], columns: Columns, *, keep: int, batch: int, json: bool, quiet: bool
+) -> dict[str, Any]:
+    """Read all rows once, `keyed`, and return the result of the command. keep: bytes of rows to keep in the sample."""
+    sample = Sample(keep)
     with Progress("analyze", steps=None, to=sys.stderr if json else sys.stdout, quiet=quiet) as progress:
-        for table in given.tables:
+        for table in tables:
             sample.add(table)
             facts = {"rows": f"{sample.rows:,}", "sampled": f"1 in {1 << sample.level} sessions"}
             progress(sample.rows, lambda facts=facts: facts)
     if not sample.rows:
         raise ValueError("there are no rows to look at: set data to files that have some")
-    table, hashes, times = sample.kept()
-    order = by_session(hashes, times)
-    hashes, times, table = hashes[order], times[order], table.take(pa.array(order)).combine_chunks()
-    new = begins(hashes, times, shape.gap)
-    stretch = sample.stretch()
-    if shape.named:
-        named = pa.array(sessions_named(hashes, times, new))
-        table = table.append_column(shape.named, named)
-        stretch = stretch.append_column(shape.named, pa.array(np.zeros(len(stretch), np.int64)))
-    schema = shape.schema
-    columns = [column_of(c.name, one(table.column(c.name)), new) for c in (*schema.dense, *schema.ids)]
-    of_ids = columns[len(schema.dense) :]
-    per_session = len(new) / max(1, int(new.sum()))
+    groups = list(row_groups([sample.kept()], columns, columns.starts()))
+    table = pa.concat_tables([group.table for group in groups]).combine_chunks()
+    new, schema = np.concatenate([group.new for group in groups]), columns.schema
+    figures, own = {}, {}
+    for column in (*schema.dense, *schema.ids):
+        figures[column.name], own[column.name] = figures_of(one(table.column(column.name)), new)
+    first = pa.concat_tables(sample.first).drop_columns(list(KEYS)).combine_chunks()
+    sessions = int(new.sum())
     found: dict[str, Any] = {
         "samples": sample.rows,
-        "sessions": round(sample.rows / per_session),
-        "per_session": round(per_session, 3),
-        "sampled": {"samples": len(new), "sessions": int(new.sum()), "one_in": 1 << sample.level, "cut": sample.cut},
-        "columns": {column.name: _told(column, len(new)) for column in columns},
-        "groups": together(columns),
+        "sessions": round(sample.rows * sessions / len(new)),
+        "per_session": round(len(new) / sessions, 3),
+        "sampled": {"samples": len(new), "sessions": sessions, "one_in": 1 << sample.level, "cut": sample.cut},
+        "columns": figures,
     }
-    with tempfile.TemporaryDirectory(prefix="skirl-") as folder:
-        projected = Projected(
-            table, new, stretch, schema, sample.rows, given.unit, shape.compression, Path(folder)
-        )  # fmt: skip
-        found["left_out"] = projected.groups
-        found["projected"] = {
-            "bytes": projected.bytes(columns),
-            "lookup": projected.lookup(of_ids, batch),
-            "least_cache": projected.least_cache(_tables(schema), batch),
-            "reader": projected.reader(batch),
-        }
-    return found | verdict(found, of_ids)
+    if columns.named:
+        first = first.append_column(columns.named, pa.array(np.zeros(len(first), np.int64)))
+    of = with_runs(schema)
+    sides = {"as_it_is": (schema, [first]), "once": (of, [once(group.table, of, group.new) for group in groups])}
+    found["bytes"] = {name: round(sample.rows * _written(*side)) for name, side in sides.items()}
+    found["lookup"] = _lookup(table, own, schema, batch)
+    return found | verdict(found, schema)
 
 
-def _tables(schema: FileSchema) -> dict[str, str]:
-    return {column.name: column.table or column.name for column in schema.ids}
+def figures_of(array: Any, new: np.ndarray) -> tuple[dict[str, Any], np.ndarray]:
+    """Return the figures of a column in order, and its rows that differ from the row above or begin a session."""
+    sizes, lists = np.ones(len(new), np.int64), pa.types.is_list(array.type)
+    if lists:
+        own, sizes = changed(array, new), np.diff(array.offsets.to_numpy()).astype(np.int64)
+    else:
+        values, own = array.to_numpy(zero_copy_only=False), new.copy()
+        own[1:] |= values[1:] != values[:-1]
+    within = max(1, len(new) - int(new.sum()))
+    ids, left = int(sizes.sum()), int(sizes[own].sum())
+    figures = {"list": lists, "ids": round(ids / len(new), 3), "change": round(float((own & ~new).sum() / within), 4)}
+    return figures | {"factor": round(ids / max(1, left), 3)}, own
 
 
-def _told(column: Column, rows: int) -> dict[str, Any]:
-    windows = column.window_factor
-    return {
-        "list": column.lists,
-        "ids": round(column.ids / max(1, rows), 3),
-        "change": round(column.change, 4),
-        "factor": round(column.factor, 3),
-        "shifts": column.windows is not None,
-        "window_factor": None if windows is None else round(windows, 3),
-    }
+def _written(of: FileSchema, tables: list[Any]) -> float:
+    """Return the bytes of a row in a file of these tables."""
+    out = pa.BufferOutputStream()
+    with Writer(out, tables[0].schema, of, "none", dictionaries_for(tables[0], "none")) as file:
+        for table in tables:
+            file.write_table(table, row_group_size=SLICE)
+    meta = pq.ParquetFile(pa.BufferReader(out.getvalue())).metadata
+    pages = [meta.row_group(g).column(c) for g in range(meta.num_row_groups) for c in range(meta.num_columns)]
+    return sum(page.total_compressed_size for page in pages) / sum(map(len, tables))
 
 
-def verdict(found: Mapping[str, Any], ids: Sequence[Column]) -> dict[str, Any]:
-    """Return the advice, as a word and as a sentence, with the factors it is based on.
+def _lookup(table: Any, own: Mapping[str, np.ndarray], schema: FileSchema, batch: int) -> dict[str, Any]:
+    """Return the average number of ids in a batch by session, and of those that are looked up: each list once."""
+    batch = min(batch, len(table))
+    begins = np.arange(0, len(table) - batch + 1, batch)
+    ids = left = 0
+    for column in schema.ids:
+        array, rows = one(table.column(column.name)), len(begins) * batch
+        sizes = np.diff(array.offsets.to_numpy()) if pa.types.is_list(array.type) else np.ones(len(table), np.int64)
+        total = few = np.add.reduceat(sizes[:rows].astype(np.int64), begins)
+        if column.list:
+            kept = own[column.name][:rows].copy()
+            kept[begins] = True
+            few = np.add.reduceat(sizes[:rows] * kept, begins)
+        ids += int(total.sum())
+        left += sum(b if pays(a, b, batch) else a for a, b in zip(total.tolist(), few.tolist(), strict=True))
+    count = len(begins)
+    return {"batch": batch, "ids": ids // count, "ids_once": left // count, "x": round(ids / max(1, left), 2)}
 
-    **Arguments**
 
-    - `found`: the figures of the sample.
-    - `ids`: the id columns.
-    """
-    lists = [column for column in ids if column.lists]
-    total, once = sum(c.ids for c in lists), sum(c.once for c in lists)
-    windows = sum(c.once if c.windows is None else min(c.once, len(c.windows.values)) for c in lists)
-    exact, best = total / max(1, once), total / max(1, windows)
-    facts = {"factor": round(exact, 3), "window_factor": round(best, 3)}
-    size = found["projected"]["bytes"]
+def verdict(found: Mapping[str, Any], schema: FileSchema) -> dict[str, Any]:
+    """Return the advice as a word and as a sentence, with the factor that it is based on."""
+    lists = [found["columns"][column.name] for column in schema.ids if column.list]
+    total, left = sum(of["ids"] for of in lists), sum(of["ids"] / of["factor"] for of in lists if of["factor"])
+    factor = total / left if left else 1.0
     if not lists:
-        return facts | _advice("don't bother", "no column holds lists, and only lists are left out where they repeat")
-    if max(exact, best) < LEAST:
-        rows = found["per_session"]
-        why = f"with {rows:.1f} samples a session, a list comes {exact:.1f} times in one"
-        return facts | _advice("don't bother", f"{why}; {LEAST:g} times would be worth it")
-    if best >= BETTER * exact and best >= LEAST:
-        shifting = ", ".join(c.name for c in lists if c.windows is not None)
-        smaller, fewer = size["as_it_is"] / max(1, size["window"]), once / max(1, windows)
-        return facts | _advice(
-            "windows",
-            f"cluster by session, with windows: {shifting} shift, so ids come {best:.1f} times in buffers and "
-            f"{exact:.1f} times in equal lists; files get {smaller:.1f} times as small, and reading decodes and "
-            f"hashes fewer ids; din and dcat look up {fewer:.1f} times fewer than with equal lists once, and models that "
-            "pool as many",
-            bare=True,
-        )
-    smaller = size["as_it_is"] / max(1, size["once"])
-    return facts | _advice(
-        "cluster",
-        f"cluster by session: a list comes {exact:.1f} times in one, files get {smaller:.1f} times as small, and a batch "
-        f"looks up {found['projected']['lookup']['x']:.1f} times fewer ids",
-        bare=True,
-    )
+        return advice("no column holds lists, and only lists are left out where they repeat", factor)
+    if factor < LEAST:
+        why = f"with {found['per_session']:.1f} samples a session, a list comes {factor:.1f} times in one"
+        return advice(f"{why}; {LEAST:g} times would be worth it", factor)
+    smaller, fewer = found["bytes"]["as_it_is"] / max(1, found["bytes"]["once"]), found["lookup"]["x"]
+    return advice("", factor) | {
+        "advice": "cluster",
+        "verdict": f"cluster by session: a list comes {factor:.1f} times in one, files get {smaller:.1f} times as small, "
+        f"and a batch looks up {fewer:.1f} times fewer ids",
+    }
 
 
-def _advice(word: str, why: str, *, bare: bool = False) -> dict[str, Any]:
-    return {"advice": word, "verdict": why if bare else f"{word}: {why}"}
-
-
-NO_SESSION = _advice("don't bother", "no session column")
-"""The result if nothing says which rows belong together."""
-AS_IT_IS = _advice("don't bother", "lists that repeat are left out of these files already")
+def advice(why: str, factor: float | None = None) -> dict[str, Any]:
+    """Return the advice to leave the files as they are."""
+    found = {"advice": "don't bother", "verdict": f"don't bother: {why}"}
+    return found if factor is None else found | {"factor": round(factor, 3)}

@@ -1,170 +1,164 @@
-"""Writes data files as a folder of Parquet files by session: sorts each load of rows, spills it, then writes the files."""
+"""Writes data files as a folder of Parquet files by session. DuckDB sorts the rows; `OUT` appears whole or not at all."""
 
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from skirl.data.files.stream import Files
-from skirl.dedup.folders import check_outside, folders_of
-from skirl.dedup.how_far import HowFar
-from skirl.dedup.local import Local
-from skirl.dedup.spark import Spark
-from skirl.dedup.wanted import Wanted, shaped
+from skirl.dedup import spark
+from skirl.dedup.layout import row_groups, write_files
+from skirl.dedup.sessions import KEYS, Columns, Sessions, keyed, physical, restored, shaped
 from skirl.store.disk.os_files import NAME, Lock
 from skirl.tools.flags import WrongFlags
 from skirl.tools.os_errors import writing
-from skirl.tools.progress import Progress
-from skirl.tools.sealed_json import CheckpointError, read_sealed, skirl_version, sync_folder, write_sealed
+from skirl.tools.progress import Progress, size
+from skirl.tools.sealed_json import sync_folder
 
-FORMAT, VERSION = "skirl convert", 2
-"""Those of the JSON files of an unfinished convert, which data/files/README.md describes."""
-_TOLD = (
-    "samples", "sessions", "cut_at_borders", "cut_as_too_long", "bad_rows_skipped", "first_bad_row", "groups",
-    "spilled_bytes",
-)  # fmt: skip
+OF_A_THREAD = 128 << 20
+"""Bytes of memory that a thread of DuckDB needs: with less, it fails where fewer threads would not."""
+
+
+class CannotSort(RuntimeError):
+    """Raised if DuckDB cannot sort the rows; the message says why, and what to do."""
 
 
 def convert_by_session(
-    files: Files, out: str, wanted: Wanted, engine: Local | Spark | None = None, *, force: bool, json: bool, quiet: bool
+    files: Files,
+    out: str,
+    request: Sessions,
+    *,
+    memory: int = 1 << 30,
+    session: Any = None,
+    force: bool = False,
+    json: bool = False,
+    quiet: bool = False,
 ) -> dict[str, Any]:
-    """Write the folder, resuming an interrupted command, and return the result.
-
-    **Arguments**
-
-    - `files`: the rows.
-    - `out`: the folder to write; it appears only when complete.
-    - `wanted`: how to write it.
-    - `engine`: what moves the rows; None for this process. The files are the same with any engine.
-    - `force`: replace an existing folder.
-    - `json`: show progress on stderr, since the result goes to stdout.
-    - `quiet`: show no progress.
-    """
-    files, shape = shaped(files, wanted)
-    check_outside(files.dataset.paths, out)
+    """Write the rows of files to the folder `out`, and return the result."""
+    files, columns = shaped(files, request)
     folder, work = folders_of(out)
+    check_outside(files.dataset.paths, (folder, work), out)
     to = sys.stderr if json else sys.stdout
-    with _alone(folder, work, force):
-        of = _identity(files, wanted, engine := engine or Local())
-        manifest = _read(work, of)
-        if manifest is None:
-            shutil.rmtree(work / "parts", ignore_errors=True)
-            with writing(work):
-                (work / "parts").mkdir()
-        with engine:
-            if manifest is None:
-                here = isinstance(engine, Local)
-                with HowFar("convert", files, here=here, to=to, quiet=quiet) as progress:
-                    manifest = _noted(engine.spill(files, shape, wanted, work, progress), work)
-            units = manifest["units"]
-            with Progress("write", steps=len(units), to=to, quiet=quiet) as progress:
-                for number, rows in engine.finish(work, shape, manifest):
-                    facts = {"rows": f"{rows:,} of {manifest['samples']:,}", "buckets": f"{number:,} of {len(units):,}"}
-                    progress(number, lambda facts=facts: facts)
+    with _working(folder, work, force):
+        with writing(work):
+            (work / "parts").mkdir()
+        with Progress("convert", steps=None, to=to, quiet=quiet) as progress:
+            if session is None:
+                found = _sorted(files, columns, work, memory, progress)
+            else:
+                found = spark.write_by_session(session, files, columns, work)
         sync_folder(work / "parts")
-        _put_in_place(work, folder, force)
-        shutil.rmtree(work, ignore_errors=True)
+        with writing(folder):
+            if folder.exists():
+                os.rename(folder, work / "replaced")
+            os.rename(work / "parts", folder)
+            sync_folder(folder.absolute().parent)
     parts = sorted(folder.iterdir())
-    return {name: manifest[name] for name in _TOLD} | {
-        "files": len(parts),
-        "bytes": sum(part.stat().st_size for part in parts),
-    }
+    return found | {"files": len(parts), "bytes": sum(part.stat().st_size for part in parts)}
+
+
+def _sorted(files: Files, columns: Columns, work: Path, memory: int, progress: Progress) -> dict[str, Any]:
+    """Have DuckDB sort the rows, and write them. Return counts."""
+    read, written, facts = 0, 0, {"read": "no rows"}
+
+    def tables() -> Iterator[pa.Table]:
+        nonlocal read
+        for table in keyed(files, columns):
+            yield table
+            read += len(table)
+            facts["read"] = f"{read:,} rows"
+            progress(read + written, lambda: facts)
+        if not read:
+            raise ValueError(f"{files.dataset.paths[0]}: there are no rows to write: set data to files that have some")
+
+    starts = columns.starts()
+    groups = row_groups(in_order(tables(), work, memory), columns, starts)
+    for _, _, rows in write_files(groups, columns, work / "parts"):
+        written += rows
+        facts["written"] = f"{written:,} rows"
+        progress(read + written, lambda: facts)
+    if written != read:
+        raise CannotSort(f"DuckDB was given {read:,} rows and returned {written:,}: please report it")
+    bad = {"bad_rows_skipped": files.bad_rows, "first_bad_row": files.first_bad_row}
+    return {"samples": read, "sessions": starts.count, **bad}
+
+
+def in_order(tables: Iterator[pa.Table], folder: Path, memory: int) -> Iterator[pa.Table]:
+    """Yield tables in the order of their sort keys. What does not fit in `memory` bytes DuckDB writes to `folder`."""
+    import duckdb
+
+    given: list[BaseException] = []
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        try:
+            for table in chain([first], tables):
+                yield from physical(table).to_batches()
+        except BaseException as error:  # DuckDB passes on only its text
+            given.append(error)
+            raise
+
+    first = next(tables)
+    reader = pa.RecordBatchReader.from_batches(physical(first).schema, batches())
+    threads = max(1, min(os.cpu_count() or 1, memory // OF_A_THREAD))
+    config = {"memory_limit": f"{memory}B", "temp_directory": str(folder / "spill"), "threads": threads}
+    try:
+        with duckdb.connect(config=config) as database:
+            database.register("rows", reader)
+            order = ", ".join(f'"{key}"' for key in KEYS)
+            rows = database.execute(f"SELECT * FROM rows ORDER BY {order}")
+            to_reader = getattr(rows, "to_arrow_reader", None) or rows.fetch_record_batch
+            for batch in to_reader(2048):
+                yield restored(pa.Table.from_batches([batch]), first.schema)
+    except duckdb.OutOfMemoryException:
+        raise CannotSort(f"DuckDB cannot sort the rows in {size(memory)}: set memory higher") from None
+    except duckdb.Error as error:
+        if given:
+            raise given[0] from None
+        with writing(folder):
+            why = str(error).splitlines()[0][:300].rstrip(".")
+            raise CannotSort(f"DuckDB cannot sort the rows ({why})") from error
+
+
+def folders_of(out: str) -> tuple[Path, Path]:
+    """Return the folder to write, and the one to work in, next to it.
+
+    >>> [str(folder) for folder in folders_of("to/sessions/")]
+    ['to/sessions', 'to/sessions.unfinished']
+    """
+    folder = Path(out)
+    if folder.name in ("", ".."):  # . and ..
+        folder = folder.resolve()
+    if not folder.name:
+        raise ValueError(f"out is {out!r}: name a folder in it")
+    return folder, folder.with_name(f"{folder.name}.unfinished")
+
+
+def check_outside(paths: Iterable[str], folders: tuple[Path, Path], out: str) -> None:
+    """Raise if files are read from the output folder, or from what a killed command has left of it."""
+    for path in map(Path, paths):
+        if any(folder.resolve() in path.resolve().parents for folder in folders):
+            raise ValueError(f"out is {out!r}, the folder that {path} is read from: name another")
 
 
 @contextmanager
-def _alone(folder: Path, work: Path, force: bool) -> Iterator[None]:
-    """Lock the command's working folder for this process. Clean up after a command that ended between putting its files in
-    place and removing the working folder."""
-    is_there = f"out is {folder}, which already exists: name another folder, or add --force to replace it"
-    if folder.exists() and not force and not work.exists():
-        raise WrongFlags(is_there)
-    lock = _locked(work)
+def _working(folder: Path, work: Path, force: bool) -> Iterator[None]:
+    """Have an empty folder to work in, for this process alone. It is removed at the end, unless the process is killed."""
+    if folder.exists() and not force:
+        raise WrongFlags(f"out is {folder}, which already exists: name another folder, or add --force to replace it")
+    with writing(work):
+        work.mkdir(exist_ok=True)
+    lock = Lock(work)
     try:
-        if (work / "begun.json").is_file() and not (work / "parts").exists():
-            for left in work.iterdir():
-                if left.is_dir():
-                    shutil.rmtree(left, ignore_errors=True)
-                elif left.name != NAME:
-                    left.unlink()
-        if folder.exists() and not force:
-            if not (work / "parts").exists():
-                with suppress(OSError):  # the folder holds other files
-                    (work / NAME).unlink()
-                    work.rmdir()
-            raise WrongFlags(is_there)
+        for left in work.iterdir():
+            if left.name != NAME:
+                shutil.rmtree(left, ignore_errors=True)
         yield
     finally:
+        shutil.rmtree(work, ignore_errors=True)
         lock.release()
-
-
-def _locked(work: Path) -> Lock:
-    while True:
-        with writing(work):
-            work.mkdir(exist_ok=True)
-        with suppress(FileNotFoundError):  # the process that held the folder has just removed it
-            lock = Lock(work)
-            if lock.is_there:
-                return lock
-            lock.release()
-
-
-def _identity(files: Files, wanted: Wanted, engine: Local | Spark) -> dict[str, Any]:
-    stats = [(path, os.stat(path)) for path in files.dataset.paths]
-    return asdict(wanted) | {
-        "engine": type(engine).__name__.lower(),
-        "files": [f"{path} ({stat.st_size} bytes, {stat.st_mtime_ns})" for path, stat in stats],
-        "schema": files.encoder.schema.toml(),
-        "ids": f"{files.encoder.rows_of.described} {dict(files.encoder.rows) if wanted.as_rows else ''}",
-        "bad_rows": "skip" if files.encoder.skip else "refuse",
-        "skirl": skirl_version(),
-    }
-
-
-def _read(work: Path, of: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the manifest of an earlier command's spill, or None if there is none. Raise if that command was different."""
-    begun, path = work / "begun.json", work / "spilled.json"
-    then = f"run the command as it was, or remove {work} to start over"
-    if begun.is_file():
-        try:
-            was = read_sealed(begun, format=FORMAT, version=VERSION, what="convert")["of"]
-        except CheckpointError:
-            raise ValueError(f"{begun} is damaged: remove {work}, and run the command again") from None
-        for name, value in of.items():
-            if was.get(name) != value:
-                raise ValueError(f"{work} is of a convert with {_differs(name, was.get(name), value)}: {then}")
-        if path.is_file():
-            try:
-                return read_sealed(path, format=FORMAT, version=VERSION, what="convert")
-            except CheckpointError:
-                raise ValueError(f"{path} is damaged: remove {work}, and run the command again") from None
-    else:
-        write_sealed(begun, {"format": FORMAT, "format_version": VERSION, "skirl": skirl_version(), "of": of}, "begun")
-    return None
-
-
-def _differs(name: str, was: Any, now: Any) -> str:
-    if name == "files" and isinstance(was, list):
-        mine = next((f for f in now if f not in was), None)
-        gone = next((f for f in was if f not in now), None)
-        return f"other files ({gone or 'without ' + str(mine)}, not {mine or 'without it'})"
-    return "another schema" if name == "schema" else f"{name.replace('_', '-')} {was}, not {now}"
-
-
-def _noted(manifest: Mapping[str, Any], work: Path) -> dict[str, Any]:
-    """Write the manifest: what has been spilled, and the files to make from it. Return it."""
-    body = {"format": FORMAT, "format_version": VERSION, "skirl": skirl_version(), **manifest}
-    write_sealed(work / "spilled.json", body, "spilled")
-    return body
-
-
-def _put_in_place(work: Path, out: Path, force: bool) -> None:
-    """Move the finished folder to `out`, atomically."""
-    with writing(out):
-        if out.exists() and force:
-            os.rename(out, work / "replaced")
-        os.rename(work / "parts", out)
-        sync_folder(out.absolute().parent)

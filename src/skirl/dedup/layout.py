@@ -1,9 +1,11 @@
-"""Writes a sorted bucket as a Parquet file: finds the lists to leave out and the encodings of columns, and makes writers."""
+"""Files of rows in order by session: row groups, lists that equal the row above's left out, encodings, and writers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -12,27 +14,67 @@ import pyarrow.parquet as pq
 from skirl.data.files.columnar import KEY, SLICE
 from skirl.data.files.columns import one
 from skirl.data.files.schema import FileSchema
+from skirl.dedup.sessions import KEYS, Columns, SessionStarts, keys_of
 from skirl.tools.jit import kernel
+from skirl.tools.os_errors import writing
+from skirl.tools.sealed_json import to_disk
 
-LIKELY = 1.1
-"""Leave out the repeated lists of a column if it then has fewer ids by at least this factor, in the first bucket."""
-RUN = "run"
 DICTIONARY = 16 << 20
 """Most bytes of a column's dictionary: enough for the distinct ids of most row groups of 65,536 rows, unlike the 1 MiB at
 which writers stop by default."""
+GROUP_BYTES = 64 << 20
+"""Most bytes of a row group before lists are left out, give or take what arrives at once,"""
+FILE_BYTES = 256 << 20
+"""and bytes after which a file ends."""
+_BEGINS = "~begins"
+
+
+class Group(NamedTuple):
+    """A row group."""
+
+    table: Any
+    """Its rows without sort keys."""
+    new: np.ndarray
+    """bool: where sessions begin."""
+    partition: int
+
+
+def row_groups(tables: Iterable[Any], columns: Columns, starts: SessionStarts) -> Iterator[Group]:
+    """Yield the row groups of rows in order, which begin at sessions. Only a session too large for a group is divided."""
+    left, partition = None, 0
+    for table in tables:
+        keys = keys_of(table)
+        new = starts.begun(keys)
+        rows = table.drop_columns(list(KEYS))
+        if columns.named:
+            rows = rows.append_column(columns.named, pa.array(starts.named(keys, new)))
+        rows = rows.append_column(_BEGINS, pa.array(new))
+        borders = [0, *(np.flatnonzero(np.diff(keys[0])) + 1).tolist(), len(rows)]
+        for low, high in pairwise(borders):
+            if left is not None and keys[0][low] != partition:
+                yield _group(left, partition)
+                left = None
+            partition, more = int(keys[0][low]), rows.slice(low, high - low)
+            left = more if left is None else pa.concat_tables([left, more])
+            while len(left) > SLICE or (left.nbytes > GROUP_BYTES and len(left) > 1):
+                begins = np.flatnonzero(left.column(_BEGINS).to_numpy()[: SLICE + 1])
+                end = (int(begins[-1]) if len(begins) else 0) or min(SLICE, len(left) - 1)
+                yield _group(left.slice(0, end), partition)
+                left = left.slice(end)
+    if left is not None:
+        yield _group(left, partition)
+
+
+def _group(rows: Any, partition: int) -> Group:
+    new = rows.column(_BEGINS).to_numpy().copy()
+    new[:1] = True  # a group begins with a whole row
+    return Group(rows.drop_columns([_BEGINS]).combine_chunks(), new, partition)
 
 
 def changed(column: Any, new: np.ndarray) -> np.ndarray:
-    """Return where a list differs from the one in the row above, or a session begins (bool [n]).
-
-    **Arguments**
-
-    - `column`: an Arrow list array without nulls.
-    - `new`: bool [n]: where sessions begin.
-    """
+    """Return where a list differs from the one in the row above, or a session begins (bool [n]). new: the latter alone."""
     out = new.copy()
-    offsets = column.offsets.to_numpy()
-    _compare(offsets, column.values.to_numpy(zero_copy_only=False), out)
+    _compare(column.offsets.to_numpy(), column.values.to_numpy(zero_copy_only=False), out)
     return out
 
 
@@ -50,61 +92,31 @@ def _compare(offsets, values, out):
             k += 1
 
 
-def groups_found(table: Any, schema: FileSchema, new: np.ndarray) -> dict[str, list[str]]:
-    """Return groups of list columns to leave out where they repeat: those that change together, by their column of runs.
+def with_runs(schema: FileSchema) -> FileSchema:
+    """Return the schema of a file that leaves lists out: with a column of runs for each column of lists."""
+    taken = {column.name for column in (*schema.labels, *schema.dense, *schema.ids)} | {schema.session, schema.time}
+    ids = []
+    for column in schema.ids:
+        run = f"run of {column.name}"
+        while run in taken:
+            run += "_"
+        ids.append(replace(column, run=run) if column.list else column)
+    return replace(schema, ids=tuple(ids))
 
-    **Arguments**
 
-    - `table`: rows in order.
-    - `schema`: schema of the file.
-    - `new`: bool: where sessions begin.
-    """
-    patterns: dict[bytes, list[str]] = {}
+def once(table: Any, schema: FileSchema, new: np.ndarray) -> Any:
+    """Return a row group with null in place of lists that equal those of the row above, if they have a column of runs."""
     for spec in schema.ids:
-        if not spec.list:
+        if not spec.run:
             continue
         column = one(table.column(spec.name))
-        own = changed(column, new)
-        sizes = np.diff(column.offsets.to_numpy())
-        if sizes.sum() >= LIKELY * max(1, sizes[own].sum()):
-            patterns.setdefault(np.packbits(own).tobytes(), []).append(spec.name)
-    taken = set(table.column_names)
-    free = (name for n in range(1, 1 << 20) if (name := f"{RUN}_{n}" if n > 1 else RUN) not in taken)
-    return {next(free): names for names in patterns.values()}
-
-
-def with_runs(schema: FileSchema, groups: Mapping[str, Sequence[str]]) -> FileSchema:
-    """Return the schema of a file that leaves lists out.
-
-    **Arguments**
-
-    - `schema`: schema of the rows.
-    - `groups`: columns that are left out together, by the name of their column of runs.
-    """
-    runs = {name: run for run, names in groups.items() for name in names}
-    return replace(schema, ids=tuple(replace(spec, run=runs.get(spec.name, "")) for spec in schema.ids))
-
-
-def once(table: Any, groups: Mapping[str, Sequence[str]], new: np.ndarray) -> Any:
-    """Return the rows with null in place of lists that equal those of the row above, and with columns of runs.
-
-    **Arguments**
-
-    - `table`: a row group in order; it begins with a session.
-    - `groups`: columns that are left out together, by the name of their column of runs.
-    - `new`: bool: where sessions begin.
-    """
-    for run, names in groups.items():
-        columns = {name: one(table.column(name)) for name in names}
-        written = np.logical_or.reduce([changed(column, new) for column in columns.values()])
-        for name, column in columns.items():
-            sizes = np.diff(column.offsets.to_numpy()) * written
-            offsets = np.zeros(len(sizes) + 1, np.int32)
-            np.cumsum(sizes, out=offsets[1:])
-            values = column.filter(pa.array(written)).flatten()
-            some = pa.ListArray.from_arrays(pa.array(offsets), values, mask=pa.array(~written))
-            table = table.set_column(table.column_names.index(name), pa.field(name, some.type), some)
-        table = table.append_column(pa.field(run, pa.int32()), pa.array(runs_of(written)))
+        written = changed(column, new)
+        offsets = np.zeros(len(written) + 1, np.int32)
+        np.cumsum(np.diff(column.offsets.to_numpy()) * written, out=offsets[1:])
+        values = column.filter(pa.array(written)).flatten()
+        some = pa.ListArray.from_arrays(pa.array(offsets), values, mask=pa.array(~written))
+        table = table.set_column(table.column_names.index(spec.name), pa.field(spec.name, some.type), some)
+        table = table.append_column(pa.field(spec.run, pa.int32()), pa.array(runs_of(written)))
     return table
 
 
@@ -118,63 +130,79 @@ def runs_of(written: np.ndarray) -> np.ndarray:
     return (rows - np.maximum.accumulate(np.where(written, rows, 0))).astype(np.int32)
 
 
-def measured(table: Any, compression: str, folder: Path) -> list[str]:
-    """Return the columns that are smaller with a dictionary than without.
-
-    **Arguments**
-
-    - `table`: the first rows, in the form in which they are written.
-    - `compression`: compression of the file.
-    - `folder`: folder for trial files.
-    """
-    sizes = []
-    path = folder / "trial.parquet"
+def dictionaries_for(table: Any, compression: str) -> list[str]:
+    """Return the columns of rows, in the form in which they are written, that are smaller with a dictionary."""
+    sizes: list[dict[str, int]] = []
     for dictionary in (True, False):
-        given = {"compression": compression, "dictionary_pagesize_limit": DICTIONARY, "use_dictionary": dictionary}
-        with pq.ParquetWriter(path, table.schema, **given) as writer:
+        out = pa.BufferOutputStream()
+        given: Any = {"compression": compression, "dictionary_pagesize_limit": DICTIONARY, "use_dictionary": dictionary}
+        with pq.ParquetWriter(out, table.schema, **given) as writer:
             writer.write_table(table, row_group_size=SLICE)
-        meta = pq.ParquetFile(path).metadata
-        sizes.append({})
-        for group in range(meta.num_row_groups):
-            for k in range(meta.num_columns):
-                chunk = meta.row_group(group).column(k)
-                of = chunk.path_in_schema
-                sizes[-1][of] = sizes[-1].get(of, 0) + chunk.total_compressed_size
-    path.unlink()
+        group = pq.ParquetFile(pa.BufferReader(out.getvalue())).metadata.row_group(0)
+        chunks = [group.column(k) for k in range(group.num_columns)]
+        sizes.append({chunk.path_in_schema: chunk.total_compressed_size for chunk in chunks})
     return [of for of, size in sizes[0].items() if size < sizes[1][of]]
 
 
 class Writer(pq.ParquetWriter):
-    """Writes tables, cast to the schema of its file."""
+    """Writes tables with the columns `schema` to a file that says how to read them, `of`."""
+
+    def __init__(
+        self, path: Any, schema: pa.Schema, of: FileSchema, compression: str, dictionaries: Sequence[str]
+    ) -> None:
+        schema = pa.schema([_all_there(field) for field in schema], {KEY: of.toml().encode()})
+        given: Any = {"compression": compression, "dictionary_pagesize_limit": DICTIONARY}
+        super().__init__(path, schema, **given, use_dictionary=list(dictionaries) or False)  # type: ignore[arg-type]
 
     def write_table(self, table: Any, row_group_size: int | None = None) -> None:
         """Write one or more row groups."""
         super().write_table(table.cast(self.schema), row_group_size)
 
 
-def writer_of(path: Path, schema: pa.Schema, of: FileSchema, compression: str, dictionaries: list[str]) -> Any:
-    """Return the writer of a file; `with` closes it.
-
-    **Arguments**
-
-    - `path`: path of the file.
-    - `schema`: Arrow schema of the rows.
-    - `of`: schema to store in the file.
-    - `compression`: compression of pages.
-    - `dictionaries`: columns to write with a dictionary.
-    """
-    schema = pa.schema([_all_there(field) for field in schema], {KEY: of.toml().encode()})
-    given = {
-        "compression": compression,
-        "dictionary_pagesize_limit": DICTIONARY,
-        "use_dictionary": dictionaries or False,
-    }
-    return Writer(path, schema, **given)
-
-
 def _all_there(field: Any) -> Any:
     """Declare the ids of a list field non-null: pages then store less per id, and are read in five sixths of the time."""
     kind = field.type
-    if not pa.types.is_list(kind):
-        return field
-    return field.with_type(pa.list_(kind.value_field.with_nullable(False)))
+    return field.with_type(pa.list_(kind.value_field.with_nullable(False))) if pa.types.is_list(kind) else field
+
+
+def write_files(
+    groups: Iterator[Group], columns: Columns, folder: Path, stem: str = "part"
+) -> Iterator[tuple[Path, int, int]]:
+    """Write row groups to files named `stem`-NUMBER.parquet. Yield the path, partition and rows of each group written.
+
+    A file has rows of one partition of time, and is on the disk when the next one begins.
+    """
+    of = with_runs(columns.schema) if columns.request.layout == "once" else columns.schema
+    compression, dictionaries, writer = columns.request.compression, None, None
+    path, partition, held, number = folder, 0, 0, 0
+    try:
+        for group in groups:
+            table = once(group.table, of, group.new)
+            if dictionaries is None:
+                dictionaries = dictionaries_for(table, compression)
+            if writer is not None and (group.partition != partition or held >= FILE_BYTES):
+                _close(writer, path)
+                writer = None
+            if writer is None:
+                path, partition, held = folder / f"{stem}-{number:05}.parquet", group.partition, 0
+                number += 1
+                with writing(path):
+                    writer = Writer(path, table.schema, of, compression, dictionaries)
+            with writing(path):
+                writer.write_table(table, row_group_size=max(1, len(table)))
+            held += group.table.nbytes
+            yield path, partition, len(table)
+        if writer is not None:
+            _close(writer, path)
+            writer = None
+    finally:
+        if writer is not None:
+            with suppress(OSError):  # the error that matters has been raised already
+                writer.close()
+
+
+def _close(writer: Writer, path: Path) -> None:
+    with writing(path):
+        writer.close()
+        with path.open("rb+") as file:
+            to_disk(file)

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from skirl.core.ids import BankIds, Captured, Resolver
-from skirl.core.item import Item
+from skirl.core.ids import BankIds, Captured, Item, Resolver
 from skirl.core.positions import Positions
 from skirl.core.tree import leaves
 from skirl.engine.capacity import CacheSplit

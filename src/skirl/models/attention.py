@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skirl.models.samples_by_bag import TILE, SamplesByBag
+from skirl.models.history import TILE, SamplesByBag
 from skirl.tools.jit import kernel
 from skirl.tools.lanes import filled, load, store, total, zeros
 from skirl.tools.threads import run
@@ -17,12 +17,8 @@ def attend(own: Tensor, of_ids: Tensor, by_bag: SamplesByBag, heads: int) -> Ten
 
     Gradients of a bag's ids are summed over its samples in ascending order, whatever torch's number of threads.
 
-    **Arguments**
-
     - `own`: [batch, 3 * width], each sample's query, key and value.
     - `of_ids`: [ids, 2 * width], the key and the value of each id; or more columns, of which the last are taken.
-    - `by_bag`: which samples have which ids; no two bags share ids.
-    - `heads`: attention heads, which divide `width`.
     """
     return _Attention.apply(own, of_ids, by_bag, heads)
 

@@ -8,13 +8,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from skirl.core.batch import Batch
-from skirl.core.once import Distinct, Windowed
+from skirl.core.once import Distinct, expand
 from skirl.models.attention import attend
 from skirl.models.base import Embeddings, last, linear, mlp
-from skirl.models.history import OfHistory
+from skirl.models.history import OfHistory, SamplesByBag, Seats
 from skirl.models.loops import fit
-from skirl.models.samples_by_bag import SamplesByBag
-from skirl.models.seats import Seats
 
 
 class DCAT(OfHistory):
@@ -97,21 +95,13 @@ class DCAT(OfHistory):
             samples, length, _ = others.shape
             ends = torch.arange(samples + 1, device=others.device)
             bags = Distinct(others.flatten(0, 1), ends * length, ends[:-1])
-            states = [self.encoders[0](_newest(Windowed.of(bags), self.newest), target.squeeze(1))]
+            states = [self.encoders[0](_newest(bags, self.newest), target.squeeze(1))]
         seen = torch.cat([vectors.flatten(1), *states], dim=1)
         return self.head(self.deep(torch.cat([dense, seen], dim=1))).squeeze(1)
 
 
 class Transformer(nn.Module):
-    """Layers over histories, and over targets that attend to them.
-
-    **Arguments**
-
-    - `dim`: length of a row.
-    - `width`: length of a state.
-    - `heads`: attention heads of each layer.
-    - `layers`: number of layers.
-    """
+    """Layers over histories, and over targets that attend to them."""
 
     def __init__(self, dim: int, width: int, heads: int, layers: int) -> None:
         super().__init__()
@@ -121,11 +111,10 @@ class Transformer(nn.Module):
         self.layers = nn.ModuleList(Layer(width, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
 
-    def forward(self, lists: Windowed, target: Tensor) -> Tensor:
+    def forward(self, bags: Distinct, target: Tensor) -> Tensor:
         """Take histories and a target per sample, [batch, dim]. Return the targets' last states, [batch, width]."""
-        if not lists.plain and fit(lists.rows, target):
-            return self._by_id(lists, target)
-        bags = lists.distinct()
+        if not bags.plain and fit(bags.rows, target):
+            return self._by_id(bags, target)
         rows, mask = bags.padded()
         lengths = mask.sum(dim=1, keepdim=True)
         ages = sines(rows.shape[1] + 1, self.enter.out_features, rows)
@@ -141,15 +130,12 @@ class Transformer(nn.Module):
                 x = layer.rest(x, joined(seen))
         return self.norm(t)
 
-    def _by_id(self, lists: Windowed, target: Tensor) -> Tensor:
-        """Return the same without padding and without copies of shared bags: what is not attention runs by id.
-
-        States enter once for each row. From then on they differ between windows, by the ages of ids.
-        """
-        bags = lists.distinct(self.enter(lists.rows))
-        ages = sines(int(bags.offsets.diff().max()) + 1, self.enter.out_features, bags.rows)
-        ids, by_bag = Ids.of(bags), SamplesByBag.of(Windowed.of(bags))
-        x = bags.rows + ages[ids.ages]
+    def _by_id(self, bags: Distinct, target: Tensor) -> Tensor:
+        """Return the same without padding and without copies of shared bags: what is not attention runs by id."""
+        states = self.enter(bags.rows)
+        ages = sines(int(bags.offsets.diff().max()) + 1, self.enter.out_features, states)
+        ids, by_bag = Ids.of(bags), SamplesByBag.of(bags)
+        x = states + ages[ids.ages]
         t = self.enter(target) + ages[0]
         *before, last = cast(list[Layer], list(self.layers))
         for layer in before:
@@ -162,13 +148,7 @@ class Transformer(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention, then two linear layers, each of the two blocks after a norm.
-
-    **Arguments**
-
-    - `width`: length of a state.
-    - `heads`: attention heads.
-    """
+    """Attention, then two linear layers, each of the two blocks after a norm."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -244,7 +224,12 @@ def sines(ages: int, width: int, like: Tensor) -> Tensor:
     return torch.cat([angles.sin(), angles.cos()], dim=1)
 
 
-def _newest(lists: Windowed, most: int) -> Windowed:
+def _newest(bags: Distinct, most: int) -> Distinct:
     """Return at most the last `most` ids of each list."""
-    found = lists._replace(begins=torch.maximum(lists.begins, lists.ends - most))
-    return Windowed.of(found.distinct()) if lists.apart else found
+    ends, lengths = bags.offsets[1:], bags.offsets.diff()
+    if not bool((lengths > most).any()):
+        return bags
+    lengths = lengths.clamp(max=most)
+    offsets = torch.cat([ends.new_zeros(1), lengths.cumsum(0)])
+    shift = (ends - lengths - offsets[:-1]).repeat_interleave(lengths)
+    return Distinct(expand(bags.rows, torch.arange(len(shift), device=shift.device) + shift), offsets, bags.inverse)

@@ -15,12 +15,6 @@ Structure = Literal["stacked", "parallel"]
 class CrossNetwork(nn.Module):
     """Cross layers over vectors of one width.
 
-    **Arguments**
-
-    - `width`: length of a vector.
-    - `layers`: number of cross layers.
-    - `rank`: rank of each layer's matrix; None: full.
-
     >>> CrossNetwork(width=6, layers=2, rank=3)(torch.ones(5, 6)).shape
     torch.Size([5, 6])
     """

@@ -8,13 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from skirl.core.batch import Batch
-from skirl.core.once import Windowed
+from skirl.core.once import Distinct
 from skirl.models.base import Embeddings, last, linear
-from skirl.models.history import OfHistory
+from skirl.models.history import OfHistory, SamplesByBag, Seats, owners, sums
 from skirl.models.loops import fit
-from skirl.models.samples_by_bag import SamplesByBag
-from skirl.models.seats import Seats
-from skirl.models.sums import owners, sums
 from skirl.models.weighing import interests
 
 
@@ -111,7 +108,7 @@ class ActivationUnit(nn.Module):
         """Return A + C t, [.., width, dim], of targets, [.., dim]."""
         return self.of_behaviour.weight + self.of_product.weight * t[..., None, :]
 
-    def interests(self, bags: Windowed, t: Tensor) -> Tensor:
+    def interests(self, bags: Distinct, t: Tensor) -> Tensor:
         """Return the interests, [batch, dim], of targets, [batch, dim], in their lists, by our own loops."""
         prelu, last = cast(nn.PReLU, self.rest[0]), cast(nn.Linear, self.rest[1])
         hidden = self.of_target(t) + self.of_behaviour.bias
@@ -131,17 +128,16 @@ class ActivationUnit(nn.Module):
         return (last.weight @ hidden).squeeze(2) + last.bias
 
 
-def _interest(unit: ActivationUnit, lists: Windowed, target: Tensor) -> Tensor:
+def _interest(unit: ActivationUnit, lists: Distinct, target: Tensor) -> Tensor:
     """Sum each sample's history, weighted by how much each id counts for the sample's target: [batch, dim]."""
     if lists.plain:
-        lengths, h = lists.ends - lists.begins, lists.rows
+        lengths, h = lists.offsets.diff(), lists.rows
         sample = owners(lengths, h.device)
         return sums(unit(h, target.index_select(0, sample)) * h, sample, len(lengths))
     if fit(lists.rows, target):
         return unit.interests(lists, target)
-    bags = lists.distinct()
-    rows, _ = bags.padded()  # padding is zeros, so its activations add nothing
-    seats = Seats.of(bags, 0.5)  # a seat costs more than copying a bag
+    rows, _ = lists.padded()  # padding is zeros, so its activations add nothing
+    seats = Seats.of(lists, 0.5)  # a seat costs more than copying a bag
     h = seats.for_tables(rows)
     return seats.leave(unit.of_tables(h, seats.take(target)) @ h)
 

@@ -1,16 +1,105 @@
-"""The base of models in which a target attends to a history: finds which feature is which, and takes each list once."""
+"""Histories of a user: seats in a sequence, sums, and samples that share one."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from skirl.core.batch import KeyedJagged, Sparse, moved
-from skirl.core.once import Windowed
+from skirl.core.once import Distinct, expand
 from skirl.core.tables import Table
 from skirl.models.base import Embeddings, Model
-from skirl.models.sums import list_sums
+
+TILE = 16
+"""Number of ids of a bag that are beside each other in registers."""
+
+
+class SamplesByBag(NamedTuple):
+    """The samples of each bag, and where the ids of each bag are."""
+
+    begins: np.ndarray
+    """int64 [bags]: where the ids of each bag begin,"""
+    ends: np.ndarray
+    """and where they end."""
+    first: np.ndarray
+    """int64 [bags + 1]: where the samples of each bag begin in `order`."""
+    order: np.ndarray
+    """int64 [batch]: the samples, by bag, those of a bag ascending."""
+    wide: int
+    """Ids of the longest bag, rounded up to whole tiles."""
+
+    @classmethod
+    def of(cls, bags: Distinct) -> "SamplesByBag":
+        """Sort the samples of a batch by bag."""
+        offsets, inverse = bags.offsets.numpy(), bags.inverse.numpy()
+        begins, ends = offsets[:-1], offsets[1:]
+        first = np.concatenate([[0], np.cumsum(np.bincount(inverse, minlength=bags.bags))])
+        longest = int((ends - begins).max(initial=0))
+        return cls(begins, ends, first, np.argsort(inverse, kind="stable"), -(-longest // TILE) * TILE)
+
+
+class Seats(NamedTuple):
+    """Samples that share a bag, side by side at tables of a few seats each; one product serves a table.
+
+    Copying a bag's values to every sample instead would often cost more than computing with them.
+    """
+
+    bag: Tensor
+    """int64 [tables]: the bag of each table. The first tables are one per bag; further tables follow for bags with more
+    samples than seats."""
+    at: Tensor
+    """int64 [batch]: the seat of each sample, numbered over all tables."""
+    bags: int
+    size: int
+    """Number of seats at a table."""
+
+    @classmethod
+    def of(cls, bags: Distinct, roomy: float = 1.0) -> "Seats":
+        """Seat the samples of a batch, those of a bag in their order."""
+        inverse, samples, count = bags.inverse, len(bags.inverse), bags.bags
+        if bags.plain:
+            return cls(inverse, inverse, count, 1)
+        size = max(1, int(roomy * samples / max(1, count)))
+        guests = inverse.bincount(minlength=count)
+        order = inverse.argsort(stable=True)
+        rank = torch.empty_like(order)  # each sample's index among those of its bag
+        rank[order] = torch.arange(samples, device=order.device) - (guests.cumsum(0) - guests)[inverse[order]]
+        more = ((guests - 1).clamp(min=0) // size).to(torch.int64)  # tables after the first
+        own = torch.arange(count, device=inverse.device)
+        behind = count + (more.cumsum(0) - more)[inverse] + rank // size - 1
+        table = torch.where(rank < size, inverse, behind)
+        return cls(torch.cat([own, own.repeat_interleave(more)]), table * size + rank % size, count, size)
+
+    def take(self, of_samples: Tensor) -> Tensor:
+        """Seat the values of samples: [batch, ..] -> [tables, seats, ..], with zeros at empty seats."""
+        room = of_samples.new_zeros(len(self.bag) * self.size, *of_samples.shape[1:])
+        return room.index_copy(0, self.at, of_samples).unflatten(0, (len(self.bag), self.size))
+
+    def leave(self, seated: Tensor) -> Tensor:
+        """Undo `take`: [tables, seats, ..] -> [batch, ..]."""
+        return seated.flatten(0, 1).index_select(0, self.at)
+
+    def for_tables(self, of_bags: Tensor) -> Tensor:
+        """Copy the values of bags to their tables: [bags, ..] -> [tables, ..]."""
+        return of_bags if len(self.bag) == self.bags else expand(of_bags, self.bag)
+
+
+def list_sums(lists: Distinct) -> Tensor:
+    """Return the sum of each list's rows, [lists, dim]."""
+    lengths = lists.offsets.diff()
+    return sums(lists.rows, owners(lengths, lists.rows.device), len(lengths))
+
+
+def owners(lengths: Tensor, at: torch.device) -> Tensor:
+    """Return the sample (or bag) of each id, on device `at`; lengths may be on the host."""
+    return moved(torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths), at)
+
+
+def sums(rows: Tensor, sample: Tensor, samples: int) -> Tensor:
+    """Sum rows by sample, in the order of the ids."""
+    return rows.new_zeros(samples, rows.shape[1]).index_add(0, sample, rows)
 
 
 class OfHistory(Model):
@@ -21,15 +110,6 @@ class OfHistory(Model):
     Criteo and Avazu, one feature is the target and the others are its history.
 
     If samples share bags, what depends on a bag alone is computed once per bag.
-
-    **Arguments**
-
-    - `embeddings`: looks up ids. If a list shares its table with a single feature, an `EmbeddingCollection`, which does
-      not pool; otherwise an `EmbeddingBagCollection`.
-    - `dense_features`: columns of `Batch.dense`; 13 by default, as Criteo has.
-    - `lists`: the features with any number of ids per sample.
-    - `target`: without such a list, the feature that attends to the others; None: that of the largest table, which says
-      most about the item shown.
     """
 
     def __init__(
@@ -54,12 +134,7 @@ class OfHistory(Model):
 
     @staticmethod
     def pairs(tables: Sequence[Table], lists: Sequence[str]) -> dict[str, str]:
-        """Return each list that is a history, with its target: the first single feature of the same table.
-
-        **Arguments**
-
-        - `tables`, `lists`: as for `pools`.
-        """
+        """Return each list that is a history, with its target: the first single feature of the same table."""
         pairs = {}
         for table in tables:
             single = [name for name in table.features if name not in lists]
@@ -73,13 +148,7 @@ class OfHistory(Model):
 
     @classmethod
     def target_of(cls, tables: Sequence[Table], lists: Sequence[str], wanted: str | None) -> str | None:
-        """Return the one feature that attends to the others, or None if lists have targets of their own.
-
-        **Arguments**
-
-        - `tables`, `lists`: as for `pools`.
-        - `wanted`: the feature that a flag or an argument names; None: that of the largest table.
-        """
+        """Return the one feature that attends to the others, or None if lists have targets of their own."""
         if pairs := cls.pairs(tables, lists):
             if wanted is not None:
                 by_table = ", ".join(f"{name} has {target}" for name, target in pairs.items())
@@ -105,7 +174,7 @@ class OfHistory(Model):
         before, target, behind = vectors.tensor_split([self.target, self.target + 1], dim=1)
         return vectors, target, torch.cat([before, behind], dim=1)
 
-    def _of_lists(self, sparse: Sparse) -> tuple[dict[str, Tensor], dict[str, Windowed]]:
+    def _of_lists(self, sparse: Sparse) -> tuple[dict[str, Tensor], dict[str, Distinct]]:
         """Return a vector per sample, [B, dim], of each feature that is not a history, and the lists of each history."""
         if sparse.weights_or_none() is not None:
             raise ValueError(f"{self.name} weighs the ids of a list itself: pass a batch without weights")
@@ -114,27 +183,26 @@ class OfHistory(Model):
         vectors = {name: self._pooled(name, of) for name, of in bags.items() if name not in self.history}
         return vectors, {name: bags[name] for name in self.history}
 
-    def _pooled(self, name: str, bags: Windowed) -> Tensor:
+    def _pooled(self, name: str, bags: Distinct) -> Tensor:
         """Return one vector per sample for a feature."""
-        lengths = bags.ends - bags.begins
+        lengths = bags.offsets.diff()
         if name not in self.lists:
             if not bool((lengths == 1).all()):
                 raise ValueError(
                     f"{self.name}: feature {name!r} has {len(bags.rows)} ids for {bags.bags} samples and is not among the "
                     "lists: give it one for each sample, or add it to lists"
                 )
-            return bags.for_samples(bags.distinct().rows)
+            return bags.for_samples(bags.rows)
         pooled = list_sums(bags)
         if name in self.means:
             pooled = pooled / moved(lengths.clamp(min=1)[:, None], pooled.device)
         return bags.for_samples(pooled)
 
 
-def _once(rows: Any, name: str, lengths: Tensor) -> Windowed:
+def _once(rows: Any, name: str, lengths: Tensor) -> Distinct:
     """Return the distinct lists of a feature, or a list for each sample if the embeddings do not say which are shared."""
-    if hasattr(rows, "windows"):
-        return rows.windows(name)
     if hasattr(rows, "distinct"):
-        return Windowed.of(rows.distinct(name))
+        return rows.distinct(name)
     ends = lengths.cumsum(0)
-    return Windowed(rows[name], ends - lengths, ends, torch.arange(len(ends), device=ends.device))
+    offsets = torch.cat([ends.new_zeros(1), ends])
+    return Distinct(rows[name], offsets, torch.arange(len(ends), device=ends.device))

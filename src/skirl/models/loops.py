@@ -10,12 +10,7 @@ from skirl.tools.lanes import check
 
 
 def fit(*tensors: Tensor) -> bool:
-    """Return whether our loops can take these tensors: on a CPU, of one dtype, and while no graph is captured.
-
-    **Arguments**
-
-    - `tensors`: what the loops read.
-    """
+    """Return whether our loops can take these tensors: on a CPU, of one dtype, and while no graph is captured."""
     dtype = tensors[0].dtype
     return (
         all(type(each) is Tensor and each.device.type == "cpu" and each.dtype == dtype for each in tensors)

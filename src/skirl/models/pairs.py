@@ -24,11 +24,8 @@ def pairs(x: Tensor, vectors: Tensor, places: Tensor) -> Tensor:
     The pairs are ordered (1, 0), (2, 0), (2, 1), (3, 0) ..., where 0 is x. On a CPU, each product is summed in the
     order of the vectors' numbers, starting from 0, with torch's number of threads.
 
-    **Arguments**
-
     - `x`: [batch, dim].
     - `vectors`: [batch, n, dim].
-    - `places`: `places(n + 1)` on the device of x, which `by_torch` needs.
 
     >>> pairs(torch.tensor([[1.0, 2.0]]), torch.tensor([[[3.0, 4.0], [5.0, 6.0]]]), places(3))
     tensor([[ 1.,  2., 11., 17., 39.]])
@@ -37,24 +34,14 @@ def pairs(x: Tensor, vectors: Tensor, places: Tensor) -> Tensor:
 
 
 def by_torch(x: Tensor, vectors: Tensor, places: Tensor) -> Tensor:
-    """Do the same with torch's operations: on a GPU, while a graph is captured, and for other dtypes.
-
-    **Arguments**
-
-    - `x`, `vectors`, `places`: as for `pairs`.
-    """
+    """Do the same with torch's operations: on a GPU, while a graph is captured, and for other dtypes."""
     whole = torch.cat([x[:, None], vectors], dim=1)
     products = torch.bmm(whole, whole.transpose(1, 2)).flatten(1)
     return torch.cat([x, products.index_select(1, places)], dim=1)
 
 
 def places(n: int) -> Tensor:
-    """Return the indices of the pairs of n vectors among all n * n products.
-
-    **Arguments**
-
-    - `n`: number of vectors.
-    """
+    """Return the indices of the pairs of n vectors among all n * n products."""
     first, second = torch.tril_indices(n, n, offset=-1)
     return first * n + second
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skirl.models.samples_by_bag import TILE, SamplesByBag, by_stretch
+from skirl.models.history import TILE, SamplesByBag
 from skirl.tools.jit import kernel
 from skirl.tools.lanes import above, filled, load, store, total, zeros
 from skirl.tools.threads import run
@@ -20,17 +20,13 @@ def interests(
 ) -> Tensor:
     """Return each sample's sum of its bag's rows, weighted by `last . prelu(matrix h + hidden) + bias`: [batch, dim].
 
-    Gradients of a bag's rows are summed over its samples in ascending order, whatever torch's number of threads. Those of
-    rows that several bags share are then summed over these bags in ascending order, starting from 0.
+    Gradients of a bag's rows are summed over its samples in ascending order, whatever torch's number of threads.
 
-    **Arguments**
-
-    - `h`: [ids, dim], the rows of all bags. Bags may be windows of rows, and share some.
+    - `h`: [ids, dim], the rows of all bags.
     - `matrices`: [batch, width, dim], a matrix of each sample.
     - `hidden`: [batch, width], what its product is added to.
     - `slope`: [1], that of PReLU below 0.
     - `last`, `bias`: [width] and [1], of the last layer.
-    - `by_bag`: which samples have which rows.
     """
     return _Interests.apply(h, matrices, hidden, slope, last, bias, by_bag)
 
@@ -56,12 +52,10 @@ class _Interests(torch.autograd.Function):
         of_h, of_matrices, of_hidden = torch.zeros_like(h), torch.empty_like(matrices), torch.empty_like(hidden)
         of_last, of_both = torch.empty_like(hidden), hidden.new_empty(len(hidden), 2)
         by_bag = ctx.by_bag
-        stretches, members = by_stretch(by_bag.begins, by_bag.ends)  # one thread adds to the rows of a stretch
-        work = np.concatenate([[0], np.cumsum(np.diff(by_bag.first)[members])])[stretches]
         run(
-            _backward, len(stretches) - 1, *(each.numpy() for each in tensors), *by_bag, stretches, members,
+            _backward, len(by_bag.begins), *(each.numpy() for each in tensors), *by_bag,
             grad.contiguous().numpy(), of_h.numpy(), of_matrices.numpy(), of_hidden.numpy(), of_last.numpy(),
-            of_both.numpy(), threads=torch.get_num_threads(), work=work,
+            of_both.numpy(), threads=torch.get_num_threads(), work=by_bag.first,
         )  # fmt: skip
         of_slope, of_bias = of_both.sum(0).split(1)
         return of_h, of_matrices, of_hidden, of_slope, of_last.sum(0), of_bias, None
@@ -141,10 +135,10 @@ def _forward(h, matrices, hidden, slope, last, bias, begins, ends, first, order,
 
 @kernel
 def _backward(
-    h, matrices, hidden, slope, last, bias, begins, ends, first, order, wide, stretches, members, grad, of_h, of_matrices,
-    of_hidden, of_last, of_both, lo, hi,
+    h, matrices, hidden, slope, last, bias, begins, ends, first, order, wide, grad, of_h, of_matrices, of_hidden,
+    of_last, of_both, lo, hi,
 ):  # fmt: skip
-    """Fill the gradients of the samples of stretches lo to hi, and add those of their rows to of_h, which is zeros.
+    """Fill the gradients of the samples of bags lo to hi, and add those of their rows to of_h, which is zeros.
 
     The hidden layer is made again.
     """
@@ -155,7 +149,7 @@ def _backward(
     acts, of_acts = np.empty((1, wide), h.dtype), np.empty((1, wide), h.dtype)
     of_matrix, of_turned = np.empty((most, broad), h.dtype), np.empty((dim, wide), h.dtype)
     nothing_more = np.zeros(most, h.dtype)
-    for bag in members[stretches[lo] : stretches[hi]]:
+    for bag in range(lo, hi):
         if first[bag] == first[bag + 1]:
             continue
         n = ends[bag] - begins[bag]

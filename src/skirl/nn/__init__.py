@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from skirl.core.once import Distinct, OncePerBag, Windowed
+    from skirl.core.once import Distinct, OncePerBag
 
-__all__ = ["Distinct", "OncePerBag", "Windowed"]
+__all__ = ["Distinct", "OncePerBag"]
 
 
 def __getattr__(name: str) -> Any:

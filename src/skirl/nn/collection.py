@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from skirl.core.batch import Sparse
-from skirl.core.groups import RowOptimizers, matching
-from skirl.core.handle import TorchHandle
+from skirl.core.handle import RowOptimizers, TorchHandle, matching
 from skirl.core.optim import RowOptimizer
 from skirl.core.tables import Pooling, Table
 from skirl.engine.access import Remembered, weights_of_all
@@ -18,11 +17,10 @@ from skirl.engine.capacity import CacheSize
 from skirl.engine.engine import Engine
 from skirl.engine.work import Micro
 from skirl.nn.alone import StepByStep
-from skirl.nn.anchor import Anchor
 from skirl.nn.by_id import Ids, described, replacement, weights_of
 from skirl.nn.current_step import CurrentStep, Loop, Ticket
-from skirl.nn.looked_up import Early, FoundRows, LookedUp
-from skirl.nn.lookup import Lookup, shaped
+from skirl.nn.lookup import Early, FoundRows, LookedUp, Lookup, shaped
+from skirl.nn.optimizers import Anchor
 from skirl.nn.output import Pooled, Unpooled, uncompiled
 from skirl.nn.part import Part
 from skirl.nn.same_batch import SameBatch
@@ -92,12 +90,7 @@ class Collection(nn.Module):
         self.current.grad_scaler = scaler
 
     def freeze(self, *tables: str) -> None:
-        """Stop training the rows of these tables from the next forward on. To freeze all, use `requires_grad_(False)`.
-
-        **Arguments**
-
-        - `tables`: their names, or patterns such as "user_*".
-        """
+        """Stop training the rows of these tables from the next forward on. To freeze all, use `requires_grad_(False)`."""
         self._set_frozen(tables, True)
 
     def unfreeze(self, *tables: str) -> None:
@@ -128,9 +121,6 @@ class Collection(nn.Module):
         Parts share tables: if one module takes bags and another sequences, a step looks up the rows once, sums their
         gradients and updates the rows once. Pass each part the batch as it was yielded.
 
-        **Arguments**
-
-        - `features`: names of features of the collection's tables.
         - `pooled`: for an `EmbeddingCollection`: "sum" or "mean" returns bags, [batch, dim]; None, one row per id.
 
         >>> import skirl
@@ -149,12 +139,7 @@ class Collection(nn.Module):
 
     @uncompiled
     def forward(self, sparse: Sparse) -> Pooled:
-        """Look up the ids of one batch, of all features or only some, as often as a step needs.
-
-        **Arguments**
-
-        - `sparse`: the ids: a `KeyedJagged`, or anything with the methods of a TorchRec KeyedJaggedTensor.
-        """
+        """Look up the ids of one batch, of all features or only some, as often as a step needs."""
         self.engine.check()
         if not (self.training and torch.is_grad_enabled()):
             return self._peek(sparse)
@@ -203,13 +188,7 @@ class Collection(nn.Module):
         return self.output(self.engine.schema, list(both[::2]), tickets, micro.ids, list(both[1::2]))
 
     def looked_up(self, sparse: Sparse, remembered: Remembered | None = None) -> LookedUp:
-        """Look up rows as the executed steps left them, by bank. Any thread may call it while no step is running.
-
-        **Arguments**
-
-        - `sparse`: as for `forward`.
-        - `remembered`: rows of previous batches, to which these are added and pooled here. None: look up all, do not pool.
-        """
+        """Look up rows as the executed steps left them, by bank. Any thread may call it while no step is running."""
         with self._looking:
             return self._look(sparse, remembered)
 
@@ -287,11 +266,6 @@ class Collection(nn.Module):
         In a lookahead, rows are as after the last `backward`. A row that was never used has its initial value. With
         several trainers, all must call this at once for the same table, each with the ids that it wants.
 
-        **Arguments**
-
-        - `table`: the name of the table.
-        - `ids`: row numbers: a list, or a one-dimensional array or tensor. Their order is kept, and ids may repeat.
-
         >>> import skirl
         >>> tables = [Table("item", 10, 2, init=skirl.Constant(1.0))]
         >>> embeddings = EmbeddingBagCollection(tables, optimizer=skirl.SGD(lr=0.5), cache=5)
@@ -311,12 +285,7 @@ class Collection(nn.Module):
         This ends a step that has had no backward yet; its backward is then refused. With several trainers, all must
         call this at once with the same ids and values.
 
-        **Arguments**
-
-        - `table`: the name of the table.
-        - `ids`: row numbers, without repeats.
         - `values`: `[n, dim]`, in the dtype of the rows.
-        - `state`: of their optimizer: "keep", as a write to `nn.Embedding.weight` does; "reset", for rows of a new meaning.
         """
         self.engine.check()
         if self.lookahead is not None and self.lookahead.iterating:
@@ -352,12 +321,7 @@ class Collection(nn.Module):
         self.alone.forget()
 
     def opened(self, loop: Loop | None) -> None:
-        """Note that a lookahead begins or ends; called by the lookahead.
-
-        **Arguments**
-
-        - `loop`: the lookahead; None when it ends.
-        """
+        """Note that a lookahead begins or ends; called by the lookahead."""
         self.current.opened(loop)
         self.alone.forget()
 

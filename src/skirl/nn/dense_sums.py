@@ -25,14 +25,6 @@ class DenseSums:
     """What the backward of each micro-batch leaves in `weight.grad` is taken from there, until the step is complete.
 
     So a loop may call `step()` and `zero_grad()` for each micro-batch: there is nothing to step by, but after the last one.
-
-    **Arguments**
-
-    - `model`: has all weights that are trained by the loop.
-    - `shards`: of a step, whose gradient is the mean over them.
-    - `accumulate`: micro-batches of a shard, whose gradient is the sum over them.
-    - `mine`: the shards of this trainer; all by default.
-    - `peers`: all trainers, where there are several.
     """
 
     def __init__(
@@ -257,12 +249,7 @@ def _hear_of_steps() -> None:
 
 
 def check_sharded(model: nn.Module) -> None:
-    """Refuse a model whose results depend on who computes which shard.
-
-    **Arguments**
-
-    - `model`: given to a lookahead with shards.
-    """
+    """Refuse a model whose results depend on who computes which shard."""
     for name, module in model.named_modules():
         what = f"{type(module).__name__} {name!r}" if name else f"the {type(module).__name__}"
         if isinstance(module, DistributedDataParallel):

@@ -1,7 +1,4 @@
-"""The output of a collection for a batch: tensors by feature, or all of them stacked.
-
-Both share one node of the autograd graph. The split by feature is made on first use.
-"""
+"""What a collection returns: pooled vectors or rows by feature, cut when asked for."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import copy
@@ -13,12 +10,40 @@ import torch
 from torch import Tensor
 
 from skirl.core.ids import BadIds, BankIds
-from skirl.core.once import Distinct, Windowed, expand, padded
-from skirl.core.stretches import indices
+from skirl.core.once import Distinct, expand, padded
 from skirl.core.tables import Pooling, Schema
 from skirl.nn.current_step import Ticket
 from skirl.nn.lookup import Split, Unbind, Whole
-from skirl.nn.sequences import nested, pooled
+
+
+def nested(flat: Tensor, offsets: np.ndarray) -> Tensor:
+    """Return the rows of all samples, `[ids, dim]`, as a nested tensor of torch's jagged layout, `[batch, (ids), dim]`.
+
+    offsets: int [batch + 1], where each sample begins.
+
+    >>> nested(torch.tensor([[1.0], [2.0], [3.0]]), np.array([0, 1, 3])).unbind()[1].tolist()
+    [[2.0], [3.0]]
+    """
+    lengths = np.diff(offsets)
+    begins = torch.from_numpy((offsets - offsets[0]).astype(np.int64)).to(flat.device)
+    return torch.nested.nested_tensor_from_jagged(
+        flat, begins, min_seqlen=int(lengths.min(initial=0)), max_seqlen=int(lengths.max(initial=0))
+    )
+
+
+def pooled(flat: Tensor, offsets: np.ndarray, mode: Pooling) -> Tensor:
+    """Sum or average the rows of all samples, `[ids, dim]`, by sample: `[batch, dim]`, zeros for a sample without ids.
+
+    offsets: int [batch + 1], where each sample begins.
+
+    >>> pooled(torch.tensor([[1.0], [2.0], [4.0]]), np.array([0, 1, 1, 3]), "mean").squeeze(1).tolist()
+    [1.0, 0.0, 3.0]
+    """
+    lengths = torch.from_numpy(np.diff(offsets).astype(np.int64)).to(flat.device)
+    # Sums in order, so that a run repeats bit for bit on a GPU. The lengths need no check.
+    sums = torch.segment_reduce(flat, "sum", lengths=lengths, initial=0.0, unsafe=True)
+    return sums if mode == "sum" else sums / lengths.clamp(min=1).unsqueeze(1)
+
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -242,39 +267,6 @@ class Unpooled(Pooled):
         return nested(self[name], self._offsets(name))
 
     @uncompiled
-    def distinct(self, name: str) -> Distinct:
-        if name in self._names and self._window(*self._all[name]) is not None:
-            return self.windows(name).distinct()
-        return super().distinct(name)
-
-    @uncompiled
-    def windows(self, name: str) -> Windowed:
-        """Return a feature's distinct lists as windows of its rows, where each id of a buffer has one row.
-
-        Lists of a feature without windows do not overlap.
-
-        **Arguments**
-
-        - `name`: the feature.
-
-        >>> import skirl, torch
-        >>> embeddings = skirl.EmbeddingCollection([skirl.Table("item", 10, 2)], optimizer=skirl.SGD(lr=0.1), cache=10)
-        >>> ids = skirl.KeyedJagged(["item"], torch.tensor([1, 2, 3]), lengths=torch.tensor([3]), strides=[1],
-        ...                         windows={"item": (torch.tensor([0, 1]), torch.tensor([2, 2]))})
-        >>> found = embeddings(ids).windows("item")
-        >>> found.rows.shape, found.begins.tolist(), found.ends.tolist(), found.inverse.tolist()
-        (torch.Size([3, 2]), [0, 1], [2, 3], [0, 1])
-        """
-        if name not in self._names or (window := self._window(*self._all[name])) is None:
-            return Windowed.of(super().distinct(name))
-        bank, column = self._all[name]
-        rows = self._passing(bank, column, self._distinct_rows(bank)[column])
-        begins, lengths = (torch.from_numpy(of).to(rows.device) for of in window)
-        inverse = self._inverse(bank, column)
-        assert inverse is not None
-        return Windowed(rows, begins, begins + lengths, torch.from_numpy(inverse.astype(np.int64)).to(rows.device))
-
-    @uncompiled
     def pooled(self, name: str, mode: Pooling = "sum") -> Tensor:
         """Return a feature's rows summed or averaged by sample, [batch, dim], for a table with both bags and sequences.
 
@@ -295,19 +287,7 @@ class Unpooled(Pooled):
         inverse = self._inverse(bank, column)
         if inverse is None:
             return self._offsets_of_bags(bank, column)
-        return np.concatenate([[0], np.cumsum(self._lists(bank, column)[1][inverse])])
-
-    def _window(self, bank: int, column: int) -> np.ndarray | None:
-        """Return a feature's windows, int64 [2, windows]; None if it has none."""
-        shared = self._ids[bank].shared
-        return None if shared is None or not shared.windows else shared.windows[column]
-
-    def _lists(self, bank: int, column: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return where each distinct list of a feature begins in its rows, and its length."""
-        if (window := self._window(bank, column)) is not None:
-            return window[0], window[1]
-        starts = self._offsets_of_bags(bank, column)
-        return starts[:-1] - starts[0], np.diff(starts)
+        return np.concatenate([[0], np.cumsum(np.diff(self._offsets_of_bags(bank, column))[inverse])])
 
     def _distinct_rows(self, bank: int) -> dict[int, Tensor]:
         if bank not in self._once:
@@ -329,9 +309,11 @@ class Unpooled(Pooled):
         inverse = self._inverse(bank, column)
         if inverse is None:
             return rows
-        begins, lengths = self._lists(bank, column)
-        at = torch.from_numpy(indices(begins[inverse].astype(np.int64), lengths[inverse])).to(rows.device)
-        return expand(rows, at)
+        starts = self._offsets_of_bags(bank, column).astype(np.int64)
+        begins, lengths = (starts[:-1] - starts[0])[inverse], np.diff(starts)[inverse]
+        ends = np.cumsum(lengths)
+        at = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(begins - (ends - lengths), lengths)
+        return expand(rows, torch.from_numpy(at).to(rows.device))
 
     def stacked(self) -> Tensor:
         """Raise, since unpooled features have different lengths."""

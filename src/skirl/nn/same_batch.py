@@ -53,10 +53,6 @@ class SameBatch:
     """Checks that forwards of one collection get the batch in the loop.
 
     Ids on a GPU are compared there without waiting for it, so a mismatch is raised in a later step.
-
-    **Arguments**
-
-    - `features`: those of the collection; other features that forward gets are not compared.
     """
 
     def __init__(self, features: Sequence[str]) -> None:
@@ -73,14 +69,7 @@ class SameBatch:
         self._before = captured.hashes
 
     def check(self, sparse: Sparse, captured: Captured, coming: Callable[[], Iterable[Captured]]) -> bool:
-        """Raise if ids are not those of the current batch. Return whether the weights are.
-
-        **Arguments**
-
-        - `sparse`: the ids that forward got: all features of the batch, or some.
-        - `captured`: the current batch, as it was read.
-        - `coming`: returns the batches after it, as far as they are known.
-        """
+        """Raise if ids are not those of the current batch. Return whether the weights are."""
         check_form(sparse)
         weights = sparse.weights_or_none()
         if weights is None and captured.weights is not None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from skirl.core.item import Item
+from skirl.core.ids import Item
 from skirl.engine.work import Flight
 from skirl.nn.collection import Collection
 from skirl.pipeline.agree import ShardsInLoop

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from skirl.core.item import Item
+from skirl.core.ids import Item
 from skirl.engine.capacity import CacheSplit
 from skirl.engine.engine import Engine, Leaving
 from skirl.engine.work import Flight

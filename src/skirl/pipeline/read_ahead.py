@@ -12,7 +12,7 @@ from torch import nn
 from skirl.core.batch import Batch, Sparse
 from skirl.engine.access import Remembered
 from skirl.nn.collection import Collection, collection_of
-from skirl.nn.looked_up import Found
+from skirl.nn.lookup import Found
 from skirl.pipeline.batch_copy import own
 
 

@@ -15,8 +15,7 @@ import numpy as np
 
 from skirl.core.batch import Sparse
 from skirl.core.id_hash import hashes_of
-from skirl.core.ids import BadIds, Captured, Resolver, capture
-from skirl.core.item import Item
+from skirl.core.ids import BadIds, Captured, Item, Resolver, capture
 from skirl.core.positions import Positions
 from skirl.oracle.options import Vote
 from skirl.oracle.together import Together

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from skirl.core.ids import BadIds, distinct
-from skirl.core.item import Item
+from skirl.core.ids import BadIds, Item, distinct
 from skirl.core.positions import Positions
 from skirl.engine.capacity import CacheSplit, DoesNotFit
 from skirl.engine.engine import Engine
@@ -41,8 +40,8 @@ class Entry:
 
     @property
     def nbytes(self) -> int:
-        """Memory that it holds: the user's batch, windows as bags, and at most 16 bytes per id in the planner."""
-        return sum(item.nbytes + item.captured.copied for item in self.items) + 16 * sum(map(len, self.banks))
+        """Memory that it holds: the user's batch, and at most 16 bytes per id in the planner."""
+        return sum(item.nbytes for item in self.items) + 16 * sum(map(len, self.banks))
 
 
 class Window:

@@ -10,8 +10,7 @@ import pyarrow.parquet as pq
 from safetensors import SafetensorError, safe_open
 
 from skirl.data.files.columnar import KEY, KEY_OF_PREDICTIONS
-from skirl.data.files.errors import BadSchema
-from skirl.data.files.find import kind_of
+from skirl.data.files.find import BadSchema, kind_of
 from skirl.data.files.schema import FileSchema
 from skirl.data.vocabulary.vocabulary import FIRST, facts_of
 

@@ -12,8 +12,7 @@ from typing import Any
 
 from skirl.checkpoint import folder as checkpoints
 from skirl.checkpoint.of_sweep import OF_SWEEP
-from skirl.data.files.errors import BadFile
-from skirl.data.files.find import ENDINGS, kind_of
+from skirl.data.files.find import ENDINGS, BadFile, kind_of
 from skirl.sizing import checkpoint, files
 from skirl.store.disk.manifest import NAME as MANIFEST
 from skirl.tools.sealed_json import COUNT, TEXT, CheckpointError, misfit

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from skirl.tools.lazily import lazily
 
 if TYPE_CHECKING:
-    from skirl.core.placement_plan import PlacementPlan, Site
+    from skirl.core.placement import PlacementPlan, Site
     from skirl.core.tables import Table
     from skirl.store.base import Layout, Record, Store
     from skirl.store.checkpoint_rows import CheckpointRows
@@ -130,7 +130,7 @@ def check_sites(sites: "Iterable[Site]") -> None:
 
 def plan_of(spec: str) -> "tuple[PlacementPlan, str | None]":
     """Return the plan that "placed:PLAN.json" names, and the folder inside each store's own if the spec ends in one."""
-    from skirl.core.placement_plan import PlacementPlan
+    from skirl.core.placement import PlacementPlan
 
     named = re.fullmatch(r"placed:(.+?\.json)(?:/(.+))?", spec)
     if named is None:

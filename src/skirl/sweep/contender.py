@@ -11,9 +11,8 @@ from torch import Tensor
 from skirl.core.batch import Sparse
 from skirl.engine.engine import Engine
 from skirl.engine.work import Work
-from skirl.nn.accumulation import DenseGradients
 from skirl.nn.collection import Collection, EmbeddingBagCollection, EmbeddingCollection
-from skirl.nn.current_step import Loop
+from skirl.nn.current_step import DenseGradients, Loop
 from skirl.nn.output import Pooled
 from skirl.sweep.dropout import Watched, drawn_from, dropouts
 from skirl.sweep.variants import Variant

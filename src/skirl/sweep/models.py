@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from skirl.nn.anchor import Anchor
 from skirl.nn.collection import Collection
+from skirl.nn.optimizers import Anchor
 from skirl.sweep.contender import Contender
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import combinations
 from typing import Any, TypeVar
 
-from skirl.core.groups import Groups, RowOptimizers
+from skirl.core.handle import Groups, RowOptimizers
 from skirl.core.optim import RowOptimizer, RowwiseAdagrad
 from skirl.core.tables import Table
 from skirl.store import Store

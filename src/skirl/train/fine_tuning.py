@@ -11,7 +11,7 @@ from torch import nn
 
 from skirl.checkpoint.import_rows import copy_rows
 from skirl.checkpoint.without_model import opened
-from skirl.data.files.hashing import BY_OPEN
+from skirl.data.files.columns import BY_OPEN
 from skirl.data.source import Source
 from skirl.models.flags import LayerFlags, ModelFlags
 from skirl.nn.collection import TablePlace, collections_of, tables_of

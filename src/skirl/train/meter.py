@@ -20,6 +20,10 @@ from skirl.train.repeats import Repeats
 class Meter:
     """Measures a run. All but the speed is part of its checkpoint.
 
+    **Arguments**
+
+    - `lists`: features with any number of ids per sample, whose repeats are counted.
+
     >>> import torch
     >>> meter = Meter()
     >>> meter.add(torch.tensor(0.5), torch.tensor([1.0, -1.0]), torch.tensor([1.0, 0.0]))
@@ -27,9 +31,9 @@ class Meter:
     (1.0, 0.5)
     """
 
-    def __init__(self, lists: Sequence[str] = (), *, pooled: bool = False) -> None:
+    def __init__(self, lists: Sequence[str] = ()) -> None:
         self._metrics = Metrics()
-        self.repeats = Repeats(lists, pooled=pooled)
+        self.repeats = Repeats(lists)
         self._late: deque[tuple[Callable[[], tuple[Tensor, ...]], int, bool]] = deque()
         self._counted: dict[str, Any] = {"steps": 0, "samples": 0, "first": nan, "last": nan, "sum": 0.0, "digest": ""}
         self.not_finite: tuple[int, str] | None = None

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from skirl.data import DataFlags
-from skirl.data.files.errors import BadFile, BadRow, BadSchema
+from skirl.data.files.find import BadFile, BadRow, BadSchema
 
 CLEAN = (BadFile, BadRow, BadSchema)
 INTS = '[[label]]\nname = "y"\nkind = "number"\n[[id]]\nname = "item"\ntype = "int"\n[file]\ncolumns = ["y", "item"]\n'

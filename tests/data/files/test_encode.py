@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from skirl.data import DataFlags
 from skirl.data.files.encode import ByHash, Encoder, Raw
 from skirl.data.files.encoded import Encoded, taken
-from skirl.data.files.errors import BadRow
+from skirl.data.files.find import BadRow
 from skirl.data.files.schema import FileSchema
 from tests.cases import cases
 from tests.data import logs

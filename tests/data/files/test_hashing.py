@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skirl.data.files.hashing import BAD, DIGITS, GOOD, NONE, hash_numbers, hash_texts, parse_hex, rows_by_hash, seed_of
+from skirl.data.files.columns import BAD, DIGITS, GOOD, NONE, hash_numbers, hash_texts, parse_hex, rows_by_hash, seed_of
 from tests.cases import cases
 from tests.data import logs
 

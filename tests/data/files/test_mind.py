@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from skirl.data.files.errors import BadRow
+from skirl.data.files.find import BadRow
 from skirl.data.files.mind import MIND, MindFile
 from skirl.data.flags import DataFlags
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skirl.data.files.errors import BadSchema
+from skirl.data.files.find import BadSchema
 from skirl.data.files.schema import BUILT_IN, DEFAULT_ROWS, Dense, FileSchema, Id, Label, Text
 from tests.cases import cases
 from tests.data.corpus import SCHEMAS

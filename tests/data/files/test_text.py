@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl.data import DataFlags
-from skirl.data.files.errors import BadRow
+from skirl.data.files.find import BadRow
 from skirl.data.files.schema import FileSchema
 from skirl.data.files.text import TextFile
 from tests.cases import cases

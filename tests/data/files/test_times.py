@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl.data.convert import convert
-from skirl.data.files.errors import BadRow, BadSchema
-from skirl.data.files.hashing import BAD, GOOD, NONE
+from skirl.data.files.columns import BAD, GOOD, NONE
+from skirl.data.files.find import BadRow, BadSchema
 from skirl.data.files.times import hours_of, seconds_of, since_1970
 from skirl.data.flags import DataFlags
 

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from skirl.core.placement import Cut
-from skirl.core.placement_plan import PlacedTable, PlacementPlan, Site
+from skirl.core.placement import Cut, PlacedTable, PlacementPlan, Site
 from skirl.core.tables import Table
 from skirl.store import DiskStore, Layout, Link, LinkStore, MemoryStore, Record, Store, check_plan, open_store
 from skirl.store.base import at_once

@@ -11,7 +11,7 @@ import pyarrow.types as pt
 
 from skirl.data.files.columns import is_list, is_number, is_text
 from skirl.data.files.encode import Raw
-from skirl.data.files.errors import BadFile, BadSchema, no_column
+from skirl.data.files.find import BadFile, BadSchema, OldLayout, no_column
 from skirl.data.files.repeats import share
 from skirl.data.files.schema import FileSchema
 from skirl.data.files.times import is_date
@@ -264,23 +264,16 @@ def check_runs(path: str, stored: pa.Schema, schema: FileSchema) -> None:
         return
     try:
         written = {column.name: column for column in FileSchema.parse(embedded.decode("utf-8", "replace")).ids}
+    except OldLayout as error:
+        raise BadSchema(f"{path}: its schema {error}") from None
     except BadSchema:
         return
     for column in schema.ids:
-        theirs = written.get(column.column or column.name, column)
-        run, window = theirs.run, (theirs.start, theirs.length)
-        lacks = [name for name, of in ((column.run, run), (column.start, theirs.start)) if name and not of]
-        if any(name not in stored.names for name in lacks):
+        run = written.get(column.column or column.name, column).run
+        if column.run and not run and column.run not in stored.names:
             raise BadSchema(
                 f"{path}: lists of column {column.name!r} are stored otherwise than the schema or the first file says: "
                 "convert all files of the data with one command"
-            )
-        if theirs.start and (run, *window) != (column.run, column.start, column.length):
-            raise BadSchema(
-                f"{path}: lists of column {column.name!r} are windows, as {theirs.start!r} and {theirs.length!r} say, and "
-                f"the schema does not say so: write run = {run!r}, start = {theirs.start!r} and length = "
-                f"{theirs.length!r} under its [[id]], or leave schema out for the one in the file; if files were converted "
-                "apart, convert them with one command"
             )
         if run and run != column.run:
             raise BadSchema(

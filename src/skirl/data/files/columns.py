@@ -1,5 +1,6 @@
-"""Turns Arrow columns into NumPy arrays: numbers and texts, and which values are missing or malformed."""
+"""Columns of files as Arrow gives them, and hashes of their values."""
 
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,8 +9,133 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.types as pt
 
-from skirl.data.files.hashing import BAD, DIGITS, GOOD, NONE, parse_hex
-from skirl.tools.jit import read_only
+from skirl.core.initial import _MIX1, _MIX2, mix
+from skirl.data.skew import GOLDEN, fold
+from skirl.tools.jit import kernel, read_only
+
+BY_HASH, BY_OPEN = "by hash", "by an open vocabulary"
+"""How ids become rows, as a stream's state stores it and an export reads it."""
+
+_SALT = 0x736B69726C6461
+_S8, _S32 = np.uint64(8), np.uint64(32)
+_LOW = np.uint64(0xFFFFFFFF)
+_ONE, _FOUR, _FIFTEEN = np.uint64(1), np.uint64(4), np.uint64(15)
+
+_UNMIX1, _UNMIX2 = (np.uint64(pow(int(factor), -1, 1 << 64)) for factor in (_MIX1, _MIX2))
+"""Factors that undo the two multiplications of `mix`."""
+
+GOOD, BAD, NONE = 0, 1, 2
+"""Kinds of values: good, malformed, missing."""
+
+
+def seed_of(table: str) -> np.uint64:
+    """Return the seed of a table's hash, which depends only on its name.
+
+    >>> int(seed_of("C1")) != int(seed_of("C2"))
+    True
+    """
+    raw = table.encode()
+    return np.uint64(((zlib.crc32(raw) << 32) | zlib.crc32(raw, 0x5EED)) ^ _SALT)
+
+
+@kernel
+def hash_numbers(values, seed, out):
+    """Fill `out` with the fingerprints of int64 numbers. None of them is 0."""
+    for i in range(values.size):
+        mixed = mix(np.uint64(values[i]) ^ seed)
+        out[i] = mixed if mixed != 0 else _ONE
+
+
+def numbers_of(fingerprints: np.ndarray, seed: np.uint64) -> np.ndarray:
+    """Return the int64 numbers that have these uint64 fingerprints, which is possible as the hash of numbers is a bijection.
+
+    >>> out = np.empty(3, np.uint64)
+    >>> hash_numbers(np.array([7, -1, 2**62]), seed_of("C1"), out)
+    >>> numbers_of(out, seed_of("C1")).tolist() == [7, -1, 2**62]
+    True
+    """
+    z = _unshifted(fingerprints, 31) * _UNMIX2
+    z = _unshifted(z, 27) * _UNMIX1
+    return (_unshifted(z, 30) ^ seed).view(np.int64)
+
+
+def _unshifted(z: np.ndarray, by: int) -> np.ndarray:
+    """Return the x of z = x ^ (x >> by), for `by` above 64 / 3."""
+    return z ^ (z >> np.uint64(by)) ^ (z >> np.uint64(2 * by))  # a shift by 3 * by would leave nothing
+
+
+@kernel
+def hash_texts(offsets, data, seed, out):
+    """Fill `out` with the fingerprints of texts: bytes data[offsets[i]:offsets[i + 1]].
+
+    They are hashed in little-endian words of 8 bytes, the last one padded with zeros.
+    """
+    for i in range(out.size):
+        begin, end = offsets[i], offsets[i + 1]
+        state = mix(seed ^ (np.uint64(end - begin) * GOLDEN))
+        at = begin
+        while at < end:
+            word = np.uint64(0)
+            for j in range(min(8, end - at)):
+                word |= np.uint64(data[at + j]) << (_S8 * np.uint64(j))
+            state = fold(state, word)
+            at += 8
+        out[i] = state if state != 0 else _ONE
+
+
+@kernel
+def parse_hex(offsets, data, digits, out, kind):
+    """Parse hexadecimal numbers of 1 to 16 digits into the bits of int64. Sets kind[i] to BAD where a GOOD one is none."""
+    for i in range(out.size):
+        begin, end = offsets[i], offsets[i + 1]
+        number, wrong = np.uint64(0), np.uint64(0)
+        for at in range(begin, min(end, begin + 16)):
+            digit = np.uint64(digits[data[at]])
+            wrong |= digit
+            number = (number << _FOUR) | (digit & _FIFTEEN)
+        out[i] = np.int64(number)
+        if kind[i] == GOOD and (wrong > _FIFTEEN or end == begin or end > begin + 16):
+            kind[i] = BAD
+
+
+def _digits() -> np.ndarray:
+    table = np.full(256, 0x10, np.uint8)
+    for value, digit in enumerate("0123456789abcdef"):
+        table[ord(digit)] = table[ord(digit.upper())] = value
+    return table
+
+
+DIGITS = _digits()
+"""The value of each byte as a hexadecimal digit; 16 for all other bytes."""
+
+
+@kernel
+def rows_by_hash(fingerprints, kind, rows, out):
+    """Fill `out` with rows 1 .. rows - 1 for fingerprints, and row 0 for missing values; at most 2**48 rows.
+
+    kind: the kind of each value; None if those with fingerprint 0 are missing, and no others.
+    """
+    places = np.uint64(rows - 1)
+    if places <= _LOW:
+        for i in range(out.size):
+            row = ((fingerprints[i] >> _S32) * places) >> _S32
+            out[i] = 0 if _is_missing(fingerprints, kind, i) else np.int64(row) + 1
+    else:  # the upper 64 bits of a 64 x 64 bit product, from products of 32-bit halves
+        high = places >> _S32
+        for i in range(out.size):
+            a, b = fingerprints[i] >> _S32, fingerprints[i] & _LOW
+            cross = a * (places & _LOW) + ((b * (places & _LOW)) >> _S32)
+            more = b * high + (cross & _LOW)
+            row = a * high + (cross >> _S32) + (more >> _S32)
+            out[i] = 0 if _is_missing(fingerprints, kind, i) else np.int64(row) + 1
+
+
+@kernel
+def _is_missing(fingerprints, kind, i):
+    if kind is None:
+        return fingerprints[i] == 0
+    return kind[i] == NONE
+
 
 pc: Any = pyarrow.compute
 """`Any`, because Arrow creates its functions at import, where type checkers do not see them."""

@@ -11,7 +11,14 @@ import numpy as np
 import pyarrow as pa
 
 from skirl.data.files.columns import (
+    BAD,
+    BY_HASH,
+    BY_OPEN,
+    GOOD,
+    NONE,
     floats_of,
+    hash_numbers,
+    hash_texts,
     hex_of,
     ints_of,
     is_list,
@@ -21,13 +28,14 @@ from skirl.data.files.columns import (
     one,
     pc,
     plain,
+    rows_by_hash,
+    seed_of,
     texts_of,
     value_at,
 )
 from skirl.data.files.encoded import Encoded, taken
-from skirl.data.files.errors import BadRow, BadSchema, shown
-from skirl.data.files.hashing import BAD, BY_HASH, BY_OPEN, GOOD, NONE, hash_numbers, hash_texts, rows_by_hash, seed_of
-from skirl.data.files.repeats import is_shared, is_views, shared_lists
+from skirl.data.files.find import BadRow, BadSchema, shown
+from skirl.data.files.repeats import is_shared, shared_lists
 from skirl.data.files.schema import Dense, FileSchema, Id, Label
 from skirl.data.files.session_order import sessions_of
 from skirl.data.files.times import (
@@ -199,18 +207,17 @@ class Encoder:
         k = 0
         for column in schema.dense:
             k += self._dense(raw, seen[column.column or column.name], column, dense, k, marks)
-        ids, lengths, inverses, starts = [], [], [], []
+        ids, lengths, inverses = [], [], []
         for column in schema.ids:
-            source, inverse, start = seen[column.column or column.name], None, None
+            source, inverse = seen[column.column or column.name], None
             if column.list:
                 source, inverse = shared_lists(source)
-                values, sizes, start = self._lists(raw, source, column, marks, inverse)
+                values, sizes = self._lists(raw, source, column, marks, inverse)
             else:
                 values, sizes = self._ids(raw, source, column, marks), None
             ids.append(values)
             lengths.append(sizes)
             inverses.append(inverse)
-            starts.append(start)
         wanted = np.ones(raw.rows, bool)
         if self.keep is not None:
             wanted = self._in_time(raw, seen[self.keep.column], self.keep, marks)
@@ -238,7 +245,6 @@ class Encoder:
             marks.at,
             kept=kept,
             inverses=inverses,
-            starts=starts,
             sessions=sessions,
         )
         wanted &= ~marks.bad
@@ -294,30 +300,23 @@ class Encoder:
 
     def _lists(
         self, raw: Raw, column: Any, spec: Id, marks: Marks, inverse: np.ndarray | None
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Return the ids of all lists, the length of each, and where each begins if lists may overlap (else None).
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids of all lists, and the length of each.
 
         A missing list is an empty one. inverse: the list of each row.
         """
-        if not is_list(column.type) and not is_views(column.type):
+        if not is_list(column.type):
             if not is_text(column.type) or not spec.separator:
                 raise BadSchema(
                     f"{raw.file}: column {spec.name!r} holds no lists: set its separator in the schema, or list to false"
                 )
             column = pc.split_pattern(column, spec.separator)
         column = one(column)
-        starts = None
-        if is_views(column.type):
-            starts, sizes = (of.to_numpy().astype(np.int64) for of in (column.offsets, column.sizes))
-            low, high = (int(starts.min()), int((starts + sizes).max())) if len(sizes) else (0, 0)
-            starts -= low
-            items = plain(column.values.slice(low, high - low), self.schema.missing)
-        else:
-            sizes = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
-            items = plain(column.flatten(), self.schema.missing)
+        sizes = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+        items = plain(column.flatten(), self.schema.missing)
         values, wrong, why = self.rows_in(raw.file, items, spec)
         if wrong is not None and wrong.any():
-            begins = np.cumsum(sizes) - sizes if starts is None else starts
+            begins = np.cumsum(sizes) - sizes
             before = np.append(0, np.cumsum(wrong))
             rows = before[begins + sizes] > before[begins]
             of = np.arange(raw.rows) if inverse is None else inverse
@@ -332,7 +331,7 @@ class Encoder:
                     spec,
                 ),
             )
-        return values, sizes, starts
+        return values, sizes
 
     def rows_in(self, file: str, column: pa.Array, spec: Id) -> tuple[np.ndarray, np.ndarray | None, str]:
         """Return the row of each value, a mask of malformed values (None if there are none), and what was expected of

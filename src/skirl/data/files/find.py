@@ -1,13 +1,88 @@
-"""Finds the files that a path means, in order, and tells the format of each from its first bytes."""
+"""The files that a user names, and errors that say where in them."""
 
+import difflib
 import fnmatch
 import glob
-import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from skirl.data.files.errors import BadFile
+from skirl.tools.flags import WrongFlags
+
+MOST_NAMES = 40
+"""Most columns of a file that an error lists."""
+LONGEST = 60
+"""Most characters of a found value that an error shows."""
+MEND = "fix it, or skip such rows with --bad-rows skip"
+
+
+class BadFile(ValueError):
+    """Raised if a file cannot be read in the format that it should have."""
+
+    def __init__(self, file: str, found: str, then: str) -> None:
+        super().__init__(f"{file}{' ' if found.startswith('is ') else ': '}{found}: {then}")
+        self.file, self.found, self.then = file, found, then
+
+    def __reduce__(self) -> tuple[type, tuple[str, ...]]:
+        return type(self), (self.file, self.found, self.then)
+
+
+class BadRow(ValueError):
+    """Raised if a value in a row is not what its column should hold.
+
+    >>> print(BadRow("day_0", "line 17", "column I3 is 'x'", "a number, or nothing"))
+    day_0, line 17: column I3 is 'x', expected a number, or nothing: fix it, or skip such rows with --bad-rows skip
+    """
+
+    def __init__(self, file: str, where: str, found: str, expected: str) -> None:
+        super().__init__(f"{file}, {where}: {found}, expected {expected}: {MEND}")
+        self.file, self.where, self.found, self.expected = file, where, found, expected
+
+    def __reduce__(self) -> tuple[type, tuple[str, ...]]:  # worker processes send it
+        return type(self), (self.file, self.where, self.found, self.expected)
+
+
+class BadSchema(ValueError):
+    """Raised if a schema is invalid, or does not fit the data."""
+
+
+class OldLayout(BadSchema):
+    """Raised if a file's schema names a layout of lists that cannot be read."""
+
+
+class WrongTime(BadSchema, WrongFlags):
+    """Raised if the time to hold out from is a number and the time column holds dates, or the other way round."""
+
+
+def no_column(name: str, there: Sequence[str]) -> str:
+    """Return a message with the column that a file lacks, a name that may have been meant, and the columns it has.
+
+    >>> no_column("appid", ["app_id", "site_id"])
+    "no column 'appid', did you mean 'app_id'? (there are app_id, site_id)"
+    """
+    near = difflib.get_close_matches(name, there, n=1)
+    hint = f", did you mean {near[0]!r}?" if near else ""
+    more = f" and {len(there) - MOST_NAMES:,} more" if len(there) > MOST_NAMES else ""
+    names = ", ".join(name[:LONGEST].encode("unicode_escape").decode() for name in there[:MOST_NAMES])
+    return f"no column {name!r}{hint} (there are {names}{more})"
+
+
+def shown(value: object) -> str:
+    """Return a value as an error shows it.
+
+    >>> shown(b"a\\xff"), shown("x" * 100)[-5:], shown(None)
+    ("'a\\\\xff'", 'x ...', 'nothing')
+    """
+    if value is None:
+        return "nothing"
+    if isinstance(value, bytes | bytearray):
+        value = bytes(value).decode("utf-8", "backslashreplace").replace("\\\\x", "\\x")
+        text = "'" + value.encode("unicode_escape").decode().replace("\\\\x", "\\x") + "'"
+    else:
+        text = repr(value)
+    return text if len(text) <= LONGEST else text[:LONGEST] + " ..."
+
 
 Kind = Literal["text", "gzip", "parquet", "arrow"]
 ENDINGS = {"", ".tsv", ".csv", ".txt", ".gz", ".parquet", ".pq", ".arrow", ".feather", ".ipc"}
@@ -30,7 +105,7 @@ def find(paths: str) -> list[str]:
 
     >>> find("/no/such/file")
     Traceback (most recent call last):
-    skirl.data.files.errors.BadFile: /no/such/file: there is no such file or folder: set data to one that exists
+    skirl.data.files.find.BadFile: /no/such/file: there is no such file or folder: set data to one that exists
     """
     files: list[str] = []
     for path in paths.split(","):
@@ -58,24 +133,6 @@ def find(paths: str) -> list[str]:
             raise BadFile(path, f"there is no such file or folder{here}", "set data to one that exists")
         files += sorted(matches, key=natural)
     return files
-
-
-def would_find(pattern: str, file: Path) -> bool:
-    """Return whether a pattern matches a file, which need not exist yet.
-
-    **Arguments**
-
-    - `pattern`: a pattern, as for `find`.
-    - `file`: an absolute path without links.
-
-    >>> would_find("/in/**/*.parquet", Path("/in/x/1.parquet")), would_find("/in/*.parquet", Path("/in/x/1.parquet"))
-    (True, False)
-    """
-    if not glob.has_magic(pattern) or Path(pattern).exists():
-        return False
-    parts = Path(os.path.abspath(pattern)).parts
-    begin = next(k for k, part in enumerate(parts) if glob.has_magic(part))
-    return _matches((*Path(*parts[:begin]).resolve().parts, *parts[begin:]), file.parts)
 
 
 def _matches(pattern: tuple[str, ...], path: tuple[str, ...]) -> bool:

@@ -1,4 +1,4 @@
-"""Reads lists that a file leaves out because they equal those of the row above, or are windows of a list above.
+"""Reads lists that a file leaves out because they equal those of the row above.
 
 They are null in the file. A column of runs says how many rows above each list is stored.
 """
@@ -9,8 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from skirl.data.files.columns import is_list, kinds_of, one, pc
-from skirl.data.files.hashing import GOOD
+from skirl.data.files.columns import GOOD, is_list, kinds_of, one, pc
 from skirl.data.files.schema import FileSchema
 from skirl.tools.jit import kernel
 
@@ -42,56 +41,8 @@ def share(columns: dict[str, Any], schema: FileSchema) -> tuple[int, str] | None
             return row, f"has {said[row]} in column {spec.run!r}, but the list of column {name!r} is stored {is_there}"
         kept = pa.array(begins[: count + 1])
         there = lists.drop_null() if hidden else type(lists).from_arrays(kept, lists.values)
-        if spec.start:
-            starts, lengths = (one(columns[of]) for of in (spec.start, spec.length))
-            found = _windows(there, inverse, starts, lengths)
-            if isinstance(found, tuple):
-                row, said = found
-                return row, f"{said} in columns {spec.start!r} and {spec.length!r}, of the list of column {name!r}"
-            columns[name] = found
-            continue
         columns[name] = pa.DictionaryArray.from_arrays(pa.array(inverse), there, safe=False)
     return None
-
-
-def _windows(there: Any, inverse: np.ndarray, starts: Any, lengths: Any) -> Any:
-    """Return lists that are views into the stored ones; or, if a window is outside its buffer, its row and a message."""
-    if not (pt.is_integer(starts.type) and pt.is_integer(lengths.type)):
-        return 0, "has no whole numbers"
-    begin, size = (pc.fill_null(of, -1).to_numpy().astype(np.int64) for of in (starts, lengths))
-    offsets = there.offsets.to_numpy().astype(np.int64)
-    which, first = np.empty(len(inverse), np.int32), np.empty(len(inverse), np.int64)
-    count = _number_windows(inverse, begin, size, np.diff(offsets), which, first)
-    if count < 0:
-        row = -1 - count
-        ids = int(np.diff(offsets)[inverse[row]])
-        return row, f"has a window outside its buffer: {starts[row]} + {lengths[row]} of {ids:,} ids"
-    first = first[:count]
-    begins = (offsets[:-1][inverse[first]] + begin[first]).astype(offsets.dtype)
-    large = pt.is_large_list(there.type)
-    kind, number = (pa.LargeListViewArray, pa.int64()) if large else (pa.ListViewArray, pa.int32())
-    views = kind.from_arrays(pa.array(begins, number), pa.array(size[first], number), there.values)
-    return pa.DictionaryArray.from_arrays(pa.array(which), views, safe=False)
-
-
-@kernel
-def _number_windows(inverse, begin, size, ids, which, first):
-    """Number the windows that differ from the one above, and fill `first` with the first row of each.
-
-    Return how many there are, or -1 - row if that row's window is outside its buffer.
-    """
-    count = 0
-    for row in range(len(inverse)):
-        if begin[row] < 0 or size[row] < 0 or size[row] > ids[inverse[row]] - begin[row]:
-            return -1 - row
-        same = (
-            row > 0 and inverse[row] == inverse[row - 1] and begin[row] == begin[row - 1] and size[row] == size[row - 1]
-        )
-        if not same:
-            first[count] = row
-            count += 1
-        which[row] = count - 1
-    return count
 
 
 @kernel
@@ -117,12 +68,7 @@ def _follow(written, said, offsets, inverse, begins):
 
 def is_shared(column: Any) -> bool:
     """Return whether a column stores each list once for all rows that share it."""
-    return pt.is_dictionary(column.type) and (is_list(column.type.value_type) or is_views(column.type.value_type))
-
-
-def is_views(kind: Any) -> bool:
-    """Return whether values of this type are lists that may overlap."""
-    return pt.is_list_view(kind) or pt.is_large_list_view(kind)
+    return pt.is_dictionary(column.type) and is_list(column.type.value_type)
 
 
 def shared_lists(column: Any) -> tuple[Any, np.ndarray | None]:
@@ -134,10 +80,4 @@ def shared_lists(column: Any) -> tuple[Any, np.ndarray | None]:
     there[inverse] = True
     if there.all():
         return column.dictionary, inverse
-    lists, kept = column.dictionary, np.flatnonzero(there)
-    if is_views(lists.type):
-        parts = (pa.array(of.to_numpy()[kept]) for of in (lists.offsets, lists.sizes))
-        some = type(lists).from_arrays(*parts, lists.values)
-    else:
-        some = lists.take(pa.array(kept))
-    return some, (np.cumsum(there) - 1)[inverse]
+    return column.dictionary.take(pa.array(np.flatnonzero(there))), (np.cumsum(there) - 1)[inverse]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar, get_args, get_type_hints
 
 from skirl.core.tables import MAX_ROWS, Table
-from skirl.data.files.errors import BadSchema
+from skirl.data.files.find import BadSchema, OldLayout
 
 DEFAULT_ROWS = 1_000_000
 LARGEST_FILE = 1 << 20
@@ -71,10 +71,6 @@ class Id:
     run: str = ""
     """For lists that are left out (null) where they equal the row above's: the column that says how many rows above each
     row's list is stored. If not set, no list is left out."""
-    start: str = ""
-    """For lists that are windows of the stored one: the column that says where in it each window begins,"""
-    length: str = ""
-    """and the column that says how many ids each window has."""
 
     @property
     def kind(self) -> str:
@@ -172,11 +168,6 @@ class FileSchema:
                 raise BadSchema(
                     f"id column {column.name!r}: run is for list columns, without a separator: leave it out"
                 )
-            if bool(column.start) != bool(column.length) or (column.start and not column.run):
-                raise BadSchema(
-                    f"id column {column.name!r}: start, length and run say together where a window is: set all "
-                    "three, or run alone"
-                )
             if column.separator and not column.list:
                 raise BadSchema(f"id column {column.name!r}: it has a separator, so write list = true")
             if len(column.separator) > 1:
@@ -204,7 +195,7 @@ class FileSchema:
         named = [label.name for label in self.labels]
         named += [column.column or column.name for column in (*self.dense, *self.ids)]
         named += [self.time] if self.time is not None else []
-        named += [of for column in self.ids for of in (column.run, column.start, column.length) if of]
+        named += [column.run for column in self.ids if column.run]
         named += self.also
         return tuple(dict.fromkeys(named))
 
@@ -290,7 +281,7 @@ class FileSchema:
                 lines += [
                     f"{f.name} = {_toml(v)}"
                     for f in fields(column)
-                    if (v := getattr(column, f.name)) is not None and (v or f.name not in _LAID)  # likewise
+                    if (v := getattr(column, f.name)) is not None and (v or f.name != "run")  # likewise
                 ]
         return "\n".join(lines) + "\n"
 
@@ -303,6 +294,12 @@ def _parsed(text: str) -> FileSchema:
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise BadSchema(f"is not valid TOML ({error}): fix it; docs/data.md has an example") from None
     layout = read.pop("file", {})
+    for column in read.get("id", ()):
+        if isinstance(column, dict) and {"start", "length"} & column.keys():
+            raise OldLayout(
+                f"says that lists of column {column.get('name')!r} are windows of longer ones, which cannot be read: "
+                "convert the original files again"
+            )
     columns = {kind: _columns(kind, read.pop(kind, [])) for kind in FileSchema.KINDS}
     top = {name: read.pop(name) for name in _TOP if name in read}
     if read:
@@ -323,7 +320,6 @@ def _parsed(text: str) -> FileSchema:
 
 
 _TOP = ("session", "time", "time_unit", "missing", "nan_is_missing")
-_LAID = ("run", "start", "length")
 
 
 def _toml(value: Any) -> str:

@@ -5,8 +5,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from skirl.data.files.columns import floats_of, ints_of, is_text, kinds_of, plain, texts_of
-from skirl.data.files.hashing import hash_texts, seed_of
+from skirl.data.files.columns import floats_of, hash_texts, ints_of, is_text, kinds_of, plain, seed_of, texts_of
 from skirl.data.files.times import is_date, seconds_of
 from skirl.tools.jit import kernel
 
@@ -42,10 +41,7 @@ def session_numbers(column: Any) -> tuple[np.ndarray, np.ndarray]:
 def chunks_of(sessions: np.ndarray, most: int) -> np.ndarray:
     """Return where each chunk of consecutive rows of one session begins, followed by the end of the last one (int64).
 
-    **Arguments**
-
     - `sessions`: int64 [n], a number for each row's session.
-    - `most`: most rows of a chunk; 0 for no limit.
 
     >>> chunks_of(np.array([5, 5, 5, 7, 7, 5]), 2).tolist()
     [0, 2, 3, 5, 6]
@@ -56,11 +52,6 @@ def chunks_of(sessions: np.ndarray, most: int) -> np.ndarray:
 
 def laid(begins: np.ndarray, order: np.ndarray) -> np.ndarray:
     """Return the rows in the order of their chunks (int64 [n]).
-
-    **Arguments**
-
-    - `begins`: where each chunk begins, followed by the end of the last one.
-    - `order`: the chunks in their new order.
 
     >>> laid(np.array([0, 2, 3, 5]), np.array([2, 0, 1])).tolist()
     [3, 4, 0, 1, 2]

@@ -12,11 +12,9 @@ import numpy as np
 from skirl.core.batch import Batch
 from skirl.core.find import find
 from skirl.core.tables import Table
-from skirl.data.files.batches import batch_of
-from skirl.data.files.dataset import START, Dataset, FilePart, RowPosition
+from skirl.data.files.dataset import START, Dataset, FilePart, RowPosition, check_identity, identity_of
 from skirl.data.files.encode import Encoder
-from skirl.data.files.encoded import Encoded
-from skirl.data.files.identity import check_identity, identity_of
+from skirl.data.files.encoded import Encoded, batch_of
 from skirl.data.files.windows import Windows, partial_windows, whole_windows
 from skirl.data.files.workers import Range, pieces
 from skirl.data.share import WHOLE, Shards, Share, Turn, shards
@@ -58,8 +56,6 @@ class Files:
 
     bad_rows: int = field(default=0, init=False)
     """Number of malformed rows that this process has left out so far. Counts the first epoch only: all have the same."""
-    reached: FilePart | None = field(default=None, init=False)
-    """The last part that `pieces` has reached."""
     left_out: int = field(default=0, init=False)
     """Samples left out at the end of the last epoch that ended: with shards, those that do not fill a whole batch."""
     _first_bad: tuple[FilePart, int] | None = field(default=None, init=False, repr=False)
@@ -176,7 +172,6 @@ class Files:
         try:
             for found in iter(lambda: next(source), None):
                 self._count_bad(*found)
-                self.reached = found[1]
                 yield found[0].expanded() if expanded else found[0]
         finally:
             source.close()

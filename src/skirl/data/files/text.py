@@ -12,8 +12,7 @@ import pyarrow as pa
 import pyarrow.csv as csv
 
 from skirl.data.files.encode import Raw
-from skirl.data.files.errors import BadFile, BadSchema, no_column, shown
-from skirl.data.files.find import HEAD, check_text
+from skirl.data.files.find import HEAD, BadFile, BadSchema, check_text, no_column, shown
 from skirl.data.files.schema import FileSchema
 
 PART = 1 << 21

@@ -6,9 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from skirl.data.files.columns import floats_of, is_text, kinds_of
-from skirl.data.files.errors import WrongTime
-from skirl.data.files.hashing import BAD, GOOD
+from skirl.data.files.columns import BAD, GOOD, floats_of, is_text, kinds_of
+from skirl.data.files.find import WrongTime
 
 NUMBER = "a finite number"
 DATE = "a date such as 2026-03-01, 2026-03-01T18:30:00 or 2026-03-01T18:30:00+01:00"
@@ -90,10 +89,7 @@ def seconds_of(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 def since_1970(numbers: np.ndarray, unit: str) -> np.ndarray:
     """Return the seconds from 1970 to each time (float64 [n]); NaN for a number that is no time in its unit.
 
-    **Arguments**
-
     - `numbers`: float64 [n], finite.
-    - `unit`: the unit of the numbers, as in a schema; "" means unknown and returns them unchanged.
 
     >>> since_1970(np.array([14102100.0, 14102123, 14132100]), "YYMMDDHH").tolist()
     [1413849600.0, 1413932400.0, nan]

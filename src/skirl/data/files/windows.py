@@ -178,17 +178,16 @@ def cut(rows: Encoded, low: int, high: int) -> Encoded:
     """Return rows low .. high - 1: views, but copies of shared lists that have unused ones between them."""
     if low == 0 and high == len(rows):
         return rows
-    ids, lengths, inverses, starts = [], [], [], []
+    ids, lengths, inverses = [], [], []
     for f, (values, sizes) in enumerate(zip(rows.ids, rows.lengths)):
-        inverse, start = rows.inverse(f), rows.start(f)
+        inverse = rows.inverse(f)
         if sizes is None:
             values = values[low:high]
         elif inverse is None:
             begin = int(sizes[:low].sum())
             values, sizes = values[begin : begin + int(sizes[low:high].sum())], sizes[low:high]
         else:
-            values, sizes, inverse, start = used(values, sizes, inverse[low:high], start)
-        starts.append(start)
+            values, sizes, inverse = used(values, sizes, inverse[low:high])
         ids.append(values)
         lengths.append(sizes)
         inverses.append(inverse)
@@ -202,7 +201,6 @@ def cut(rows: Encoded, low: int, high: int) -> Encoded:
         kept=[column.slice(low, high - low) for column in rows.kept],
         inverses=inverses,
         sessions=None if rows.sessions is None else rows.sessions[low:high],
-        starts=starts,
     )
 
 
@@ -221,21 +219,7 @@ def joined(pieces: list[Encoded]) -> Encoded:
         kept=[_one([p.kept[c] for p in pieces]) for c in range(len(pieces[0].kept))],
         inverses=[_joined_inverse(pieces, f) for f in features],
         sessions=_all_or_none([p.sessions for p in pieces]),
-        starts=[_joined_starts(pieces, f) for f in features],
     )
-
-
-def _joined_starts(pieces: list[Encoded], feature: int) -> np.ndarray | None:
-    """Return where each list of all pieces begins. In a piece without starts, lists are contiguous."""
-    if all(piece.start(feature) is None for piece in pieces):
-        return None
-    parts, before = [], 0
-    for piece in pieces:
-        starts, sizes = piece.start(feature), piece.lengths[feature]
-        assert sizes is not None
-        parts.append(before + (np.cumsum(sizes) - sizes if starts is None else starts))
-        before += len(piece.ids[feature])
-    return np.concatenate(parts)
 
 
 def _joined_inverse(pieces: list[Encoded], feature: int) -> np.ndarray | None:

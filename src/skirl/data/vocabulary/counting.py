@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from skirl.data.vocabulary.probing import SMALLEST, places_for, probe
+from skirl.data.vocabulary.vocabulary import SMALLEST, places_for, probe
 from skirl.tools.jit import kernel
 from skirl.tools.os_errors import writing
 

@@ -13,8 +13,7 @@ from skirl.core.inverse import is_shared
 from skirl.core.tables import Table
 from skirl.data.files.stream import Files
 from skirl.data.share import WHOLE, Shards, Share, part_of, shards
-from skirl.data.vocabulary.probing import SMALLEST, look_up, places_for, probe
-from skirl.data.vocabulary.vocabulary import FIRST
+from skirl.data.vocabulary.vocabulary import FIRST, SMALLEST, look_up, places_for, probe
 from skirl.tools.jit import kernel
 from skirl.tools.sealed_json import ANY, COUNT, misfit
 

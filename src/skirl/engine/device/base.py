@@ -10,7 +10,7 @@ import torch
 
 from skirl.core.ids import BankIds
 from skirl.core.initial import InitialTable
-from skirl.core.shared import Shared
+from skirl.core.inverse import Shared
 from skirl.engine.kernels.tree import Parts
 from skirl.engine.work import Work
 from skirl.store.changes import Records

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from skirl.core.ids import BankIds
-from skirl.core.shared import Shared
+from skirl.core.inverse import Shared
 from skirl.engine.device.base import BankFacts, BankRows, Device, joined_bags, joined_scales
 from skirl.engine.device.gpu_moves import GpuMoves
 from skirl.engine.device.streams import CudaStreams, Streams, no_streams

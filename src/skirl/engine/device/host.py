@@ -7,7 +7,7 @@ import torch
 
 from skirl.core.ids import BankIds
 from skirl.core.initial import fill
-from skirl.core.shared import Shared
+from skirl.core.inverse import Shared
 from skirl.engine.device.base import BankFacts, BankRows, Device, Sums, Update, joined_bags, joined_scales
 from skirl.engine.kernels import choice, cpu, shares
 from skirl.engine.kernels.buffers import Reused, empty

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from skirl.core.placement_plan import PlacementPlan
+from skirl.core.placement import PlacementPlan
 from skirl.store import cut
 from skirl.store.base import DISK_ROWS, MEMORY_ROWS, Facts, Frozen, FrozenPart, Layout, Record, Rows, Store, at_once
 from skirl.store.disk.frozen import point_of

@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from skirl.core.placement import AtSite, AtSites, Placement
-from skirl.core.placement_plan import PlacementPlan
+from skirl.core.placement import AtSite, AtSites, Placement, PlacementPlan
 from skirl.store import cut
 from skirl.store.base import MEMORY_ROWS, Facts, Frozen, FrozenPart, Layout, Mine
 from skirl.store.disk.frozen import rows_of

@@ -1,0 +1,253 @@
+"""Claim: lists that repeat are read, looked up and trained on once ("Lists that repeat" in docs/benchmarks.md).
+
+`lookup`, `mixed`: the embedding step of batches with each list once, all rows resident, against the same expanded (`x`) and
+against FBGEMM's operator on these (`vs_fbgemm`) and on each list once (`vs_vbe`). `train`: from the file to the updated row,
+on files with lists once and with all lists. `reader`: from the file to batches with hashed ids. Ratios are of CPU time on
+one core, medians over rounds in which the sides take turns; above 1, lists once are faster.
+"""
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from itertools import cycle
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from common import Stopwatch, child, fbgemm, has_fbgemm, main, result
+from skirl.core.batch import KeyedJagged
+from skirl.core.find import find
+from skirl.core.optim import RowwiseAdagrad
+from skirl.core.tables import Table
+from skirl.data.convert import convert
+from skirl.data.files.columnar import KEY
+from skirl.data.files.schema import Dense, FileSchema, Id, Label
+from skirl.data.flags import DataFlags
+from skirl.data.sessions import ITEMS, Sessions
+from skirl.data.synthetic import Synthetic
+from skirl.dedup.by_session import convert_by_session
+from skirl.dedup.sessions import Sessions as by_session
+from skirl.nn.collection import EmbeddingBagCollection
+from skirl.train.recipe import Recipe
+from skirl.train.train import steps
+
+Part = Literal["lookup", "mixed", "train", "reader"]
+MODELS = {"dcat": ("dcat", 3, 1), "dlrm": ("dlrm-tiny", 6, 5), "din": ("din", 3, 2)}
+"""By model: its --model, the lists of a sample (dcat and din attend to one), and a factor on rounds, for short passes."""
+
+
+@dataclass(frozen=True)
+class Dedup:
+    """Measures the gain from storing repeated lists once."""
+
+    part: tuple[Part, ...] = ("lookup", "mixed", "train", "reader")
+    """What to measure, each in processes of its own."""
+    factor: tuple[float, ...] = (1.0, 1.2, 4.0, 8.0)
+    """Average number of times that a list occurs in a batch; the reader has 4 and 9."""
+    batch: int = 2048
+    """Samples in a batch of lookup, with six lists, and of mixed, with one list and 26 single ids."""
+    ids: int = 75
+    """Ids in a list, on average."""
+    dim: int = 64
+    """Numbers in a row."""
+    rows: int = 200_000
+    """Rows in each list's table."""
+    rounds: int = 9
+    """Timed steps or passes per side; training has a third of them."""
+    train_batch: int = 1024
+    """Samples in a batch of train; a file has three batches."""
+    samples: int = 60_000
+    """For reader: samples in a file."""
+    json: bool = False
+    """Print one line of JSON."""
+
+    def run(self) -> dict[str, Any]:
+        """Measure each part, each model in a process of its own."""
+        flags = {field.name: getattr(self, field.name) for field in fields(Dedup)}
+        found: dict[str, Any] = {}
+        for part in self.part:
+            models = MODELS if part == "train" else (None,)
+            each = {model: child([__file__, "--child", json.dumps([flags, part, model])]) for model in models}
+            found[part] = each if part == "train" else each[None]
+        return result("dedup", self, " ".join(flags), **found, fbgemm=has_fbgemm())
+
+    def measure(self, part: Part, model: str | None) -> dict[str, Any]:
+        """Measure a part in this process. Return figures by name and factor."""
+        torch.set_num_threads(1)
+        factors = (4.0, 9.0) if part == "reader" else self.factor
+        found = {}
+        for factor in factors:
+            print(part, model or "", f"factor {factor:g}", file=sys.stderr, flush=True)
+            if part in ("lookup", "mixed"):
+                facts = Step(self, factor, part == "mixed").measure()
+            else:
+                facts = read(self, factor) if model is None else trained(self, factor, *MODELS[model])
+            found[f"{factor:g}"] = facts
+        names = next(iter(found.values()))
+        return {name: {factor: facts[name] for factor, facts in found.items()} for name in names}
+
+
+def sessions(factor: float, batch: int, lists: int, ids: int, rows_scale: float = 1.0) -> Sessions:
+    """Return a stream of sessions whose lists repeat `factor` times on average, all of them in full."""
+    per_session = 16.5 if factor > 1 else 1.0
+    change = (per_session / factor - 1) / (per_session - 1) if factor > 1 else 0.0
+    return Sessions(
+        batch_size=batch, pooling_factor=ids, histories=lists, per_session=per_session, change=change, once=False,
+        rows_scale=rows_scale,
+    )  # fmt: skip
+
+
+class Step:
+    """The embedding step: planner, forward and backward of a collection with all rows resident."""
+
+    def __init__(self, bench: Dedup, factor: float, mixed: bool) -> None:
+        data = sessions(factor, bench.batch, 1 if mixed else 6, bench.ids, bench.rows / ITEMS)
+        singles = Synthetic("criteo-kaggle", bench.batch, rows_scale=0.02)
+        self.rounds, self.tables = bench.rounds, singles.tables(bench.dim) if mixed else []
+        self.tables += [Table(name, data.rows["item"], bench.dim) for name in data.lists]
+        self.plain = [data.batch(number).sparse.select(data.lists) for number in range(3)]
+        if mixed:
+            self.plain = [KeyedJagged.concat([singles.batch(n).sparse, ids]) for n, ids in enumerate(self.plain)]
+        find(self.plain[0])  # compiles
+        took = []
+        for _ in range(self.rounds):
+            with Stopwatch() as watch:
+                self.once = [find(ids) for ids in self.plain]
+            took.append(watch.cpu)
+        self.find_ns = median(took) * 1e9 / sum(len(ids.values()) for ids in self.plain)
+        cache = sum(table.rows for table in self.tables)
+        self.ours = [EmbeddingBagCollection(self.tables, optimizer=RowwiseAdagrad(lr=0.01), cache=cache) for _ in "ab"]
+        self.others = [fbgemm(self.tables, lr=0.01, rowwise=True, eps=1e-8) for _ in "ab"] if has_fbgemm() else []
+        draw = torch.Generator().manual_seed(0)
+        self.grad = torch.empty(bench.batch, len(self.tables), bench.dim).uniform_(-1, 1, generator=draw)
+
+    def measure(self) -> dict[str, Any]:
+        """Return medians over rounds, after a step on each batch that compiles, makes the rows and is compared."""
+        sides = [
+            (side, batches) for kind in (self.ours, self.others) for side, batches in zip(kind, (self.plain, self.once))
+        ]
+        for at in range(len(self.plain)):
+            outs = [self._step(side, batches[at]) for side, batches in sides]
+            for full, few in zip(outs[::2], outs[1::2], strict=True):
+                torch.testing.assert_close(full, few, rtol=1e-3, atol=1e-4)
+        turns = {k: cycle(batches) for k, (_, batches) in enumerate(sides)}
+        took = in_turns({k: lambda k=k: self._step(sides[k][0], next(turns[k])) for k in turns}, self.rounds)
+        facts = {"x": ratio(took, 0, 1), "find_ns": round(self.find_ns, 2)}
+        for place, name in enumerate(("vs_fbgemm", "vs_vbe"), start=2):
+            facts[name] = ratio(took, place, 1) if self.others else None
+        return facts | {"ids": len(self.once[0].values()), "ids_expanded": len(self.plain[0].values())}
+
+    def _step(self, side: Any, ids: KeyedJagged) -> torch.Tensor:
+        out = self._out(side, ids)
+        out.backward(self.grad if out.dim() == 3 else self.grad.flatten(1))
+        return out.detach()
+
+    def _out(self, side: Any, ids: KeyedJagged) -> torch.Tensor:
+        if isinstance(side, EmbeddingBagCollection):
+            return side(ids).stacked()
+        values, offsets = ids.values(), ids.offsets().long()
+        if not ids.groups:
+            return side(values, offsets)
+        sizes = ids.stride_per_key()
+        flat = side(values, offsets, batch_size_per_feature_per_rank=ids.stride_per_key_per_rank()).flatten()
+        of = {name: inverse for names, inverse in ids.groups.items() for name in names}
+        outs = zip(ids.keys(), flat.split([n * table.dim for n, table in zip(sizes, self.tables)]), self.tables)
+        keyed = ((name, out.view(-1, table.dim)) for name, out, table in outs)
+        return torch.cat([out.index_select(0, of[name]) if name in of else out for name, out in keyed], 1)
+
+
+def files(folder: Path, data: Sessions, tables: str = "") -> dict[str, Path]:
+    """Write the first batch of a stream as `skirl convert` does: shuffled, and by session with lists once and in full."""
+    batch = next(iter(data))
+    columns: dict[str, Any] = {"label": pa.array(batch.labels.numpy())}
+    columns |= {f"dense_{k}": pa.array(np.ascontiguousarray(batch.dense[:, k])) for k in range(batch.dense.shape[1])}
+    dense, ids = tuple(Dense(name) for name in list(columns)[1:]), []
+    for name in list(batch.sparse.keys()):
+        own, lists = batch.sparse.select([name]), name in data.lists
+        offsets = own.offsets().numpy().astype(np.int32)
+        columns[name] = pa.ListArray.from_arrays(offsets, own.values().numpy()) if lists else own.values().numpy()
+        ids.append(Id(name, type="int", list=lists, table=tables if name == data.lists[0] else ""))
+    users = columns["user"]
+    columns |= {"session": np.cumsum(np.append(True, users[1:] != users[:-1])), "time": np.arange(len(users))}
+    schema = FileSchema((Label("label"),), dense, tuple(ids), session="session", time="time")
+    table = pa.table(columns).take(np.random.default_rng(0).permutation(len(users)))
+    whole, paths = folder / "whole.parquet", {name: folder / name for name in ("once", "rows", "shuffled")}
+    pq.write_table(table.replace_schema_metadata({KEY: schema.toml().encode()}), whole)
+    source = DataFlags(f"parquet:{whole}")
+    convert(source.files(), str(paths["shuffled"]), "none", as_rows=False, json=True, quiet=True)
+    for name in ("once", "rows"):
+        convert_by_session(source.files(), str(paths[name]), by_session(layout=name), quiet=True)
+    return paths
+
+
+def read(bench: Dedup, factor: float) -> dict[str, Any]:
+    """Return how fast files of the same samples are read, after a first read that compiles and compares them."""
+
+    def stream(path: Path) -> Any:
+        return DataFlags(f"parquet:{path}", batch=2048, rows="2000000").stream()
+
+    with tempfile.TemporaryDirectory() as folder:
+        paths = files(Path(folder), sessions(factor, bench.samples, 3, bench.ids, 100.0))
+        first = [next(iter(stream(paths[name]))).sparse.expanded().values() for name in ("once", "rows")]
+        assert torch.equal(*first), "the files do not hold the same rows: no ratio is given"
+        took = in_turns(
+            {name: lambda path=path: sum(1 for _ in stream(path)) for name, path in paths.items()}, bench.rounds
+        )
+    rates = {name: round(bench.samples / median(of)) for name, of in took.items()}
+    return {f"vs_{name}": ratio(took, name, "once") for name in ("rows", "shuffled")} | {"rows_a_second": rates}
+
+
+def trained(bench: Dedup, factor: float, model: str, lists: int, often: int) -> dict[str, Any]:
+    """Return how fast a model trains on both files: reading, planning, lookups, the model and updates."""
+    losses: dict[str, list[float]] = {}
+
+    def side(path: Path) -> Callable[[], Any]:
+        recipe = Recipe.of(
+            data=f"parquet:{path}", model=model, dim=bench.dim, batch=bench.train_batch, rows=str(bench.rows),
+            cache="100%", depth=2, threads=1,
+        )  # fmt: skip
+        of, dense = recipe.model_over(recipe.embeddings("100%"))
+
+        def once_over() -> None:
+            with recipe.lookahead(of) as batches:
+                losses.setdefault(path.stem, [done.loss for done in steps(of, dense, batches)])
+
+        return once_over
+
+    with tempfile.TemporaryDirectory() as folder:
+        paths = files(Path(folder), sessions(factor, 3 * bench.train_batch, lists, bench.ids), "item")
+        sides = {name: side(paths[name]) for name in ("rows", "once")}
+        took = in_turns(sides, max(1, bench.rounds // 3) * often)
+    np.testing.assert_allclose(*losses.values(), rtol=1e-3)
+    return {"x": ratio(took, "rows", "once")}
+
+
+def in_turns(sides: Mapping[Any, Callable[[], Any]], rounds: int) -> dict[Any, list[float]]:
+    """Return the CPU seconds of each side in each round, after a call of each that compiles."""
+    took: dict[Any, list[float]] = {name: [] for name in sides}
+    for number in range(-1, rounds):
+        for name in list(sides)[:: 1 if number % 2 else -1]:
+            with Stopwatch() as watch:
+                sides[name]()
+            took[name] += [watch.cpu] if number >= 0 else []
+    return took
+
+
+def ratio(took: Mapping[Any, list[float]], slow: Any, fast: Any) -> float:
+    """Return the median over rounds of one side's time over another's."""
+    return round(median(a / b for a, b in zip(took[slow], took[fast], strict=True)), 3)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        given, part, model = json.loads(sys.argv[2])
+        print(json.dumps(Dedup(**given).measure(part, model)))
+    else:
+        main(Dedup)
