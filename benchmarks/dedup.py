@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from skirl.train.loop import steps
 
 from common import Stopwatch, child, fbgemm, has_fbgemm, main, result
 from skirl.core.batch import KeyedJagged
@@ -36,7 +37,6 @@ from skirl.dedup.by_session import convert_by_session
 from skirl.dedup.sessions import Sessions as by_session
 from skirl.nn.collection import EmbeddingBagCollection
 from skirl.train.recipe import Recipe
-from skirl.train.train import steps
 
 Part = Literal["lookup", "mixed", "train", "reader"]
 MODELS = {"dcat": ("dcat", 3, 1), "dlrm": ("dlrm-tiny", 6, 5), "din": ("din", 3, 2)}
