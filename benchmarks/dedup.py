@@ -20,7 +20,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from skirl.train.loop import steps
 
 from common import Stopwatch, child, fbgemm, has_fbgemm, main, result
 from skirl.core.batch import KeyedJagged
@@ -37,6 +36,7 @@ from skirl.dedup.by_session import convert_by_session
 from skirl.dedup.sessions import Sessions as by_session
 from skirl.nn.collection import EmbeddingBagCollection
 from skirl.train.recipe import Recipe
+from skirl.train.train import steps
 
 Part = Literal["lookup", "mixed", "train", "reader"]
 MODELS = {"dcat": ("dcat", 3, 1), "dlrm": ("dlrm-tiny", 6, 5), "din": ("din", 3, 2)}

@@ -17,7 +17,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from skirl.train.loop import Done, keys_of, steps
 from torch import nn
 
 from common import at_least_one, fbgemm, has_fbgemm, main, result
@@ -42,7 +41,10 @@ from skirl.pipeline.lookahead import Lookahead, lookahead
 from skirl.store import Link, LinkStore, Record, open_store
 from skirl.store.remote.started import family
 from skirl.tools.machine import cores
+from skirl.train.done import Done
 from skirl.train.recipe import Recipe
+from skirl.train.touched import keys_of
+from skirl.train.train import steps
 
 FAMILY = ("skirl", "serial", "resident", "lru", "on_demand")
 """Modes that use skirl's own kernels; their losses agree to the last bit."""

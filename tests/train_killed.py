@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from skirl.train.loop import run_folder
 
 from skirl.checkpoint import folder as folders
 from skirl.checkpoint import load, numbers
@@ -30,6 +29,7 @@ from skirl.tools.sealed_json import CheckpointError
 from skirl.train.commands import Train
 from skirl.train.evaluation import Evaluation
 from skirl.train.meter import Meter
+from skirl.train.train import run_folder
 from tests.killed import ended, forked, imported
 from tests.processes import alone
 from tests.resume import plain

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import skirl.train.loop as loop
 import torch
 from safetensors import SafetensorError
 
 import skirl
+import skirl.train.train as loop
 from skirl.checkpoint import dense, numbers
 from skirl.cli import main
 from skirl.tools.os_errors import NotWritten

@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import skirl.train.loop as loop
 import torch
-from skirl.train.resume import told
 
 import skirl
+import skirl.train.train as loop
 from skirl.checkpoint import best, folder, numbers
 from skirl.cli import main
 from skirl.train.commands import Train
 from skirl.train.recipe import Recipe
+from skirl.train.resumed import told
 from tests.warm import COMMAND, Python
 
 SMALL: dict[str, Any] = {

@@ -8,7 +8,6 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from skirl.train.loop import steps
 
 from skirl.models import DIN
 from skirl.models.by_name import MODELS
@@ -17,6 +16,7 @@ from skirl.models.history import OfHistory
 from skirl.nn.collection import EmbeddingCollection
 from skirl.train.commands import Verify
 from skirl.train.recipe import Recipe
+from skirl.train.train import steps
 
 TINY = [f"{name}-tiny" for name in MODELS]
 

@@ -19,8 +19,9 @@ from skirl import cli
 from skirl.checkpoint.saving import Saving
 from skirl.sweep import checkpoint, crews
 from skirl.sweep.command import Export, SweepCommand
-from skirl.sweep.crew import Crew, Duty, Entrant
+from skirl.sweep.crew import Crew, Duty
 from skirl.sweep.crews import CrewDied, Crews, dealt, duties, how_many
+from skirl.sweep.entrant import Entrant
 from skirl.sweep.keeping import KeepFlags
 from skirl.sweep.race import Race
 from skirl.sweep.sweep import Sweep

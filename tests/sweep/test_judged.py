@@ -20,7 +20,8 @@ from skirl.checkpoint import best, dense, folder
 from skirl.checkpoint.decoding import decode
 from skirl.checkpoint.without_model import opened
 from skirl.sizing.info import Info
-from skirl.sweep.checkpoint import Bests, of_one
+from skirl.sweep.best import Bests
+from skirl.sweep.checkpoint import of_one
 from skirl.sweep.command import Export, SweepCommand
 from skirl.sweep.crew import Crew
 from skirl.sweep.names import HEADER

@@ -14,7 +14,7 @@ from skirl.data import Synthetic
 from skirl.models import DLRM
 from skirl.train.evaluation import predicted
 from skirl.train.forked import ProcessDied, _packed, _unpacked, forked
-from skirl.train.predict import scored
+from skirl.train.scored import scored
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from skirl.train.loop import steps
 
 from skirl.train.commands import Train, Verify
 from skirl.train.recipe import Recipe
 from skirl.train.schedule import Rates, Schedule
+from skirl.train.train import steps
 from tests.cases import cases
 
 TINY: dict[str, Any] = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 8, "batch": 32, "cache": "400"}
@@ -93,9 +93,9 @@ def cut(recipe: Train, after: int) -> None:
     class Killed(Exception):
         pass
 
-    import skirl.train.loop
+    import skirl.train.train
 
-    real = skirl.train.loop.steps
+    real = skirl.train.train.steps
 
     def killed(*args: Any, **kwargs: Any) -> Any:
         for number, done in enumerate(real(*args, **kwargs), start=1):

@@ -6,13 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from skirl.train.loop import Touched, steps
 
 import skirl
 from skirl.data import Synthetic
 from skirl.models import DLRM
 from skirl.train.commands import Train
 from skirl.train.recipe import Recipe
+from skirl.train.touched import Touched
+from skirl.train.train import steps
 
 TINY: dict[str, Any] = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 8, "batch": 64}
 

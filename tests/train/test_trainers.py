@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from skirl.train.loop import Done
 
 import skirl.checkpoint.without_model as reading
 from skirl.checkpoint import best, folder, numbers
@@ -27,6 +26,7 @@ from skirl.peers.job import using
 from skirl.peers.processes import BEGINS_AGAIN
 from skirl.tools.sealed_json import CheckpointError
 from skirl.train.commands import Train
+from skirl.train.done import Done
 from skirl.train.meter import Meter
 from skirl.train.recipe import Recipe
 from skirl.train.trainers import TrainerShare

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import settings
-from skirl.train.loop import keys_of
 
 from skirl import cli
 from skirl.core.optim import ROW_OPTIMIZERS
@@ -19,7 +18,9 @@ from skirl.engine.engine import Engine
 from skirl.engine.kernels import cpu
 from skirl.store.memory.store import MemoryStore
 from skirl.train.commands import Verify
-from skirl.train.verify import Trace, compare, in_plain_python
+from skirl.train.fingerprints import Trace, compare
+from skirl.train.touched import keys_of
+from skirl.train.verify import in_plain_python
 from skirl.train.verify_expanded import verify_expanded
 
 SMALL: dict[str, Any] = {

@@ -10,7 +10,7 @@ from skirl.cli import main
 from skirl.store.remote import part
 from skirl.train import verify_trainers as module
 from skirl.train.commands import Verify
-from skirl.train.verify import Trace
+from skirl.train.fingerprints import Trace
 from tests.store.remote.nodes import leave, served
 
 TINY = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 16, "steps": 6, "quiet": True, "threads": 1}

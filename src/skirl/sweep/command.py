@@ -145,7 +145,8 @@ class SweepCommand(Composed):
         """Return the facts in the checkpoint that the sweep resumes from; None if it starts afresh."""
         if not self.save.goes_on or self.save.save is None:
             return None
-        from skirl.sweep.checkpoint import check_same, saved_with
+        from skirl.sweep.checkpoint import saved_with
+        from skirl.sweep.resumed import check_same
 
         saved = saved_with(self.save.save)
         check_same(saved, self.flat())

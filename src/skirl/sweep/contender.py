@@ -14,7 +14,7 @@ from skirl.engine.work import Work
 from skirl.nn.collection import Collection, EmbeddingBagCollection, EmbeddingCollection
 from skirl.nn.current_step import DenseGradients, Loop
 from skirl.nn.output import Pooled
-from skirl.sweep.dense import Watched, drawn_from, dropouts
+from skirl.sweep.dropout import Watched, drawn_from, dropouts
 from skirl.sweep.variants import Variant
 
 

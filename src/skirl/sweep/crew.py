@@ -15,16 +15,17 @@ from skirl.core.batch import Batch
 from skirl.pipeline.lookahead import Lookahead, lookahead
 from skirl.sweep.checkpoint import SweepSaving, load_all, save_all, save_one
 from skirl.sweep.contender import Contender
-from skirl.sweep.crew import Entrant, loss_of
+from skirl.sweep.diverged import Diverged
+from skirl.sweep.entrant import Entrant, loss_of
 from skirl.sweep.judged import Judged, evaluate
-from skirl.sweep.sweep import Diverged, Sweep
+from skirl.sweep.sweep import Sweep
 from skirl.sweep.variants import Variant, Varied
 from skirl.tools.machine import peak_bytes
 from skirl.tools.os_errors import NotWritten
 from skirl.train.fine_tuning import begin_from
 from skirl.train.flags import EvaluationFlags
+from skirl.train.origin import Origin, note, read
 from skirl.train.recipe import Recipe
-from skirl.train.resume import Origin, note, read
 from skirl.train.verify import touched_rows
 
 log = logging.getLogger("skirl")

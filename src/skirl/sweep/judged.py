@@ -8,10 +8,10 @@ from math import isfinite
 from typing import Any, Self
 
 from skirl.core.batch import Batch
-from skirl.sweep.crew import Entrant
+from skirl.sweep.entrant import Entrant
 from skirl.tools import rng_state
 from skirl.train.evaluation import Evaluation
-from skirl.train.predict import Fresh
+from skirl.train.scored import Fresh
 
 BROKEN = "predictions for the samples held out are not finite"
 """The reason that is given for a variant whose predictions diverge."""

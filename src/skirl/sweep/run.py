@@ -11,9 +11,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from skirl.sweep.checkpoint import Bests, begun, check_variants, forget, header_of, read_header, write_header
-from skirl.sweep.crew import Crew, Duty, check_pooled, facts
+from skirl.sweep.best import Bests
+from skirl.sweep.checkpoint import forget, header_of, read_header, write_header
+from skirl.sweep.crew import Crew, Duty, check_pooled
 from skirl.sweep.crews import Crews, duties, how_many
+from skirl.sweep.diverged import Diverged
+from skirl.sweep.entrant import facts
 from skirl.sweep.flags import RaceFlags, points
 from skirl.sweep.folder import SweepFolder
 from skirl.sweep.judged import BROKEN, Judged, best_of, why_stopped
@@ -21,17 +24,17 @@ from skirl.sweep.keeping import KeepFlags, Told, plain
 from skirl.sweep.planned import most_steps
 from skirl.sweep.race import Left, Race, VariantPlace
 from skirl.sweep.report import report
+from skirl.sweep.resumed import begun, check_variants
 from skirl.sweep.shown import Shown
 from skirl.sweep.study import Search
-from skirl.sweep.sweep import Diverged
 from skirl.sweep.variants import Varied, hyperparameters, seeds_of_one
 from skirl.tools.machine import machine
 from skirl.tools.os_errors import NotWritten
 from skirl.tools.progress import Progress
 from skirl.train.flags import EvaluationFlags, LogFlags, ShowFlags
-from skirl.train.loop import ratio_failure
+from skirl.train.origin import note
 from skirl.train.recipe import Recipe
-from skirl.train.resume import note
+from skirl.train.train import ratio_failure
 
 log = logging.getLogger("skirl")
 

@@ -22,11 +22,13 @@ from skirl.nn.same_batch import Known
 from skirl.pipeline.lookahead import Lookahead
 from skirl.store import Store
 from skirl.sweep.checkpoint import Parts, SweepSaving, load_all, optimizers_of, read_header, save_all
-from skirl.sweep.contender import Contender, VariantBags, VariantRows, check_apart, made_of
+from skirl.sweep.contender import Contender, VariantBags, VariantRows
 from skirl.sweep.dense import LANES, LOOP, Choice, JobThreads, alike_in_threads
+from skirl.sweep.diverged import Diverged
 from skirl.sweep.fleet import Fleet, shared_banks
-from skirl.sweep.sweep import Diverged
-from skirl.sweep.variants import Variant, check_variants, of_variant, optimizer_of, store_of, tables_of
+from skirl.sweep.models import check_apart, made_of
+from skirl.sweep.overrides import check_variants, of_variant, optimizer_of, store_of, tables_of
+from skirl.sweep.variants import Variant
 from skirl.tools.interrupts import uninterrupted
 from skirl.tools.machine import cores
 

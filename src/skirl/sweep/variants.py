@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from skirl.sweep.variants import read_file
+from skirl.sweep.variants_file import read_file
 from skirl.tools.flags import Flag, expected, flags_of, is_list, read_as, read_text
 from skirl.train.recipe import Recipe
 

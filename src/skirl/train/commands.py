@@ -63,7 +63,7 @@ class Train(Composed):
 
     def run(self) -> dict[str, Any]:
         """Train, showing progress, and return the result."""
-        from skirl.train.loop import train
+        from skirl.train.train import train
 
         with self.recipe.naming_cache():
             return train(self.recipe, self.evaluation, self.save, self.log, self.show, self.flat())

@@ -16,7 +16,8 @@ from skirl.data.source import Source
 from skirl.models.flags import LayerFlags, ModelFlags
 from skirl.nn.collection import TablePlace, collections_of, tables_of
 from skirl.peers.base import Alone
-from skirl.train.resume import Origin, check_flags, note, saved_flags
+from skirl.train.origin import Origin, note
+from skirl.train.resumed import check_flags, saved_flags
 from skirl.train.trainers import TrainerShare
 
 log = logging.getLogger("skirl")

@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from skirl.core.batch import Batch
 from skirl.core.tables import MAX_ROWS, ROW_BITS, Schema
-from skirl.train.loop import Done, keys_of, steps
+from skirl.train.done import Done
 from skirl.train.schedule import Rates
+from skirl.train.touched import keys_of
+from skirl.train.train import steps
 
 ReadRows = Callable[[np.ndarray], np.ndarray]
 """Returns the records of distinct, ascending keys."""

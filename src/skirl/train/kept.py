@@ -8,7 +8,8 @@ from skirl.checkpoint import best, numbers
 from skirl.train.evaluation import Evaluation
 from skirl.train.fine_tuning import check_model
 from skirl.train.flags import SaveFlags
-from skirl.train.resume import FREE, Origin, check_flags, origin_of, saved_flags, told
+from skirl.train.origin import Origin, origin_of
+from skirl.train.resumed import FREE, check_flags, saved_flags, told
 from skirl.train.trainers import TrainerShare
 
 

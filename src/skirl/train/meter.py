@@ -13,8 +13,8 @@ from torch import Tensor
 from skirl.pipeline.lookahead import Lookahead
 from skirl.tools.progress import Facts, figure
 from skirl.tools.speed import Speed
-from skirl.train.meter import Repeats
 from skirl.train.metrics import Metrics
+from skirl.train.repeats import Repeats
 
 
 class Meter:

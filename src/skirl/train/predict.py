@@ -20,13 +20,14 @@ from skirl.core.batch import Batch
 from skirl.data.files.columnar import KEY_OF_PREDICTIONS
 from skirl.data.files.find import find
 from skirl.data.flags import FILE_KINDS
+from skirl.tools.in_thread import in_thread
 from skirl.tools.machine import machine, peak_bytes
 from skirl.tools.progress import Progress
-from skirl.tools.side_by_side import in_thread
-from skirl.train.commands import Chosen
+from skirl.train.chosen import Chosen
 from skirl.train.forked import Forked, able, forked
 from skirl.train.metrics import Metrics
-from skirl.train.predict import Fresh, SavedRun, saved_run, scored
+from skirl.train.saved_run import SavedRun, saved_run
+from skirl.train.scored import Fresh, scored
 
 GROUP = 1 << 17
 """Rows in a Parquet row group."""

@@ -4,7 +4,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
-from skirl.train.commands import Chosen
+from skirl.train.chosen import Chosen
 
 
 @dataclass(frozen=True)

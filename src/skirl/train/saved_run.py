@@ -26,10 +26,11 @@ from skirl.nn.collection import collections_of
 from skirl.tools.config import read_config
 from skirl.tools.flags import WrongFlags, flags_of
 from skirl.tools.sealed_json import CheckpointError, OtherVersion
-from skirl.train.commands import Chosen
+from skirl.train.chosen import Chosen
 from skirl.train.flags import CacheFlags, MovementFlags, PeerFlags, RateFlags, StepFlags
 from skirl.train.recipe import Recipe
-from skirl.train.resume import check_same_data, run_of
+from skirl.train.resumed import run_of
+from skirl.train.same_data import check_same_data
 
 log = logging.getLogger("skirl")
 

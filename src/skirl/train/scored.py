@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from skirl.core.batch import Batch
 from skirl.nn.collection import collections_of
-from skirl.tools.side_by_side import in_thread, side_by_side
+from skirl.tools.in_thread import in_thread
+from skirl.tools.side_by_side import side_by_side
 from skirl.train.evaluation import evaluating, predicted
 from skirl.train.forked import Forked
 

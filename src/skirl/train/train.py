@@ -19,18 +19,21 @@ from skirl.peers.processes import launchers_elsewhere
 from skirl.pipeline.lookahead import Lookahead
 from skirl.tools.machine import machine, peak_bytes
 from skirl.tools.progress import Progress
+from skirl.train.diverged import sentence
+from skirl.train.done import Done, whole
 from skirl.train.evaluation import Evaluation
 from skirl.train.fine_tuning import begin_from
 from skirl.train.flags import EvaluationFlags, LogFlags, SaveFlags, ShowFlags
 from skirl.train.kept import agreed_start, best_of, not_saved
-from skirl.train.loop import Done, Touched, sentence, whole
 from skirl.train.meter import Meter
 from skirl.train.metrics import NotFinite
+from skirl.train.origin import note
 from skirl.train.recipe import Recipe
 from skirl.train.report.lanes import gathered
 from skirl.train.report.run_folder import RunFolder
-from skirl.train.resume import LEARNING, note, told
+from skirl.train.resumed import LEARNING, told
 from skirl.train.schedule import Rates
+from skirl.train.touched import Touched
 from skirl.train.trainers import TrainerShare
 
 logger = logging.getLogger("skirl")

@@ -23,11 +23,13 @@ from skirl.engine.capacity import CacheSize
 from skirl.engine.device import torch_device
 from skirl.tools import rng_state
 from skirl.tools.progress import Progress
+from skirl.train.done import Done, whole
+from skirl.train.fingerprints import Trace, compare
 from skirl.train.flags import ShowFlags
-from skirl.train.loop import Done, Touched, steps, whole
 from skirl.train.recipe import Recipe
 from skirl.train.schedule import Rates
-from skirl.train.verify import Trace, compare
+from skirl.train.touched import Touched
+from skirl.train.train import steps
 
 
 def touched_rows(recipe: Recipe) -> int:

@@ -16,8 +16,8 @@ from skirl.core.optim import SGD
 from skirl.engine.access import peek_distinct
 from skirl.nn.collection import Collection, EmbeddingBagCollection, EmbeddingCollection
 from skirl.pipeline.lookahead import lookahead
+from skirl.train.fingerprints import rows_of
 from skirl.train.recipe import Recipe
-from skirl.train.verify import rows_of
 
 MOST_GRADIENT = 1e-6
 """Maximum difference of gradients relative to the largest gradient, for sums of floats in another order."""

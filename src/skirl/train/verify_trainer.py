@@ -16,10 +16,10 @@ import numpy as np
 from skirl.engine.access import peek
 from skirl.engine.engine import Engine
 from skirl.peers.job import fail
-from skirl.train.loop import steps
+from skirl.train.fingerprints import digest, fingerprints, rows_of
 from skirl.train.recipe import Recipe
+from skirl.train.train import steps
 from skirl.train.trainers import TrainerShare
-from skirl.train.verify import digest, fingerprints, rows_of
 
 JOB = "job.json"
 REFUSED = 3

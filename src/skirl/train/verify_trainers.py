@@ -17,9 +17,10 @@ import numpy as np
 
 from skirl.core.placement import Placement
 from skirl.core.tables import Schema
+from skirl.train.fingerprints import Trace, compare, digest, rows_of
 from skirl.train.flags import ShowFlags
 from skirl.train.recipe import Recipe
-from skirl.train.verify import Trace, compare, digest, in_plain_python, rows_of
+from skirl.train.verify import in_plain_python
 from skirl.train.verify_trainer import JOB, REFUSED, looks_of, recipe_of
 
 DEPTHS = (1, 20, "auto")

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from skirl.train.loop import keys_of
 
 from skirl.cli import main
 from skirl.core.placement import Placement
@@ -16,6 +15,7 @@ from skirl.data.share import part_of
 from skirl.peers.job import using
 from skirl.train.commands import Report, Train
 from skirl.train.recipe import Recipe
+from skirl.train.touched import keys_of
 from tests.pages import NONE, mistakes
 from tests.threads_as_trainers import InProcess
 

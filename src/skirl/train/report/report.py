@@ -14,7 +14,7 @@ from skirl.train.report.lanes import FORM, as_lines, check, draw, of_all
 from skirl.train.report.page import Page
 from skirl.train.report.plot import Chart
 from skirl.train.report.run_folder import CONFIG, METRICS, RESULT, lines_of
-from skirl.train.resume import told
+from skirl.train.resumed import told
 
 Line = Mapping[str, Any]
 

@@ -17,9 +17,10 @@ from skirl.checkpoint.starts import Superseded
 from skirl.tools.machine import machine
 from skirl.tools.sealed_json import COUNT, TEXT, misfit, put_whole
 from skirl.train.flags import RUNS
-from skirl.train.report.run_folder import Missing
-from skirl.train.report.sinks import Lines, Table, TensorBoard, WandB
-from skirl.train.resume import Change, changes_between
+from skirl.train.report.hyperparameters import Table
+from skirl.train.report.missing import Missing
+from skirl.train.report.sinks import Lines, TensorBoard, WandB
+from skirl.train.resumed import Change, changes_between
 
 if TYPE_CHECKING:
     from skirl.pipeline.lookahead import Lookahead
@@ -58,7 +59,7 @@ class RunFolder:
 
         trainers: the number of trainers. table: the values that differ between this run and others, by name of the run.
         """
-        from skirl.train.report.run_folder import Since
+        from skirl.train.report.since import Since
 
         self.folder: Path | None = None if folder in ("none", "auto") else Path(folder)
         self.every = every

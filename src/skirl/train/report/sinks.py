@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from skirl.train.report.sinks import Hyperparameters, Table
+from skirl.train.report.hyperparameters import Hyperparameters, Table
 
 GROUPS = {
     "rows": ("fetched", "new", "written", "forwarded", "touched", "filled", "window"),
