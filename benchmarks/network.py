@@ -1,15 +1,13 @@
 """Claim: trainers exchange little more than the vectors that they need ("Several trainers" in docs/benchmarks.md).
 
 `wire_overhead`: all bytes of rows and ids over those of the vectors alone, which must be the vectors that were planned.
-`dense_vs_allreduce`: the tree's sum of dense gradients over the backend's own. `rows_vs_...`, `critical_vs_...`: vectors
-that other schemes would move in a step, over those of owners by key, counted without processes: a ring all-reduce of the
-rows that BagPipe's rule synchronises (`critical`: at once), and pooled vectors there and back.
+`dense_vs_allreduce`: the tree's sum of dense gradients over the backend's own.
 """
 
 import json
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,20 +16,13 @@ import torch
 import torch.distributed as dist
 
 from common import Stopwatch, at_least_one, main, processes, result
-from oracle import Owner, parts_of
-from skirl.core.keys import ROW_BITS
 from skirl.core.optim import SGD, RowwiseAdagrad
 from skirl.core.placement import Placement
-from skirl.core.positions import Positions
 from skirl.core.tables import Schema, Table
 from skirl.core.tree import block_of
 from skirl.data.synthetic import Synthetic
 from skirl.nn.collection import EmbeddingBagCollection
 from skirl.nn.dense_sums import DenseSums
-from skirl.oracle.halves import critical_gradients, critical_values
-from skirl.oracle.options import Plan
-from skirl.oracle.step import Step
-from skirl.oracle.together import Joined
 from skirl.peers.job import trainers, using
 from skirl.peers.start import join
 from skirl.pipeline.lookahead import lookahead
@@ -41,9 +32,6 @@ VECTORS = ("rows", "moves")
 """Channels of values and gradients: those that the loop waits for, and those that travel while it computes."""
 CHANNELS = (*VECTORS, "ids", "links")
 """All channels that training rows needs; the others carry ids of the batches ahead, and which vectors are critical."""
-NEVER, BIT = np.iinfo(np.int32).max, np.uint64(1)
-WARM, COUNTED = 5, 10
-"""Steps that fill the caches before others are counted, and steps that are."""
 
 
 @dataclass(frozen=True)
@@ -62,28 +50,16 @@ class Network:
     """Steps whose rows are counted."""
     dim: int = 16
     """Numbers in a row."""
-    counted: tuple[int, ...] = (8, 16, 32, 64)
-    """Numbers of trainers, up to 64, for which to count each scheme's vectors; this starts no processes."""
-    windows: tuple[int, ...] = (200, 20, 20, 20)
-    """Batches known in advance, for each number of --counted."""
-    samples: int = 2048
-    """Samples in a step for each trainer of --counted."""
-    cache: int = 675_000
-    """Slots of each trainer of --counted; 8 times the default is what BagPipe's rule holds with a window of 200."""
     seed: int = 0
     """Seed of the ids, whose skew is that of Criteo Kaggle."""
     json: bool = False
     """Print one line of JSON."""
 
     def __post_init__(self) -> None:
-        at_least_one(self, "numbers", "rounds", "steps", "dim", "samples")
-        if len(self.windows) != len(self.counted) or max(self.counted, default=0) > 64:
-            raise ValueError(
-                f"windows is {self.windows} for counted {self.counted}: set one for each, up to 64 trainers"
-            )
+        at_least_one(self, "numbers", "rounds", "steps", "dim")
 
     def run(self) -> dict[str, Any]:
-        """Measure with each number of processes in sequence, then count."""
+        """Measure with each number of processes in sequence."""
         dense, wire = {}, {}
         for count in self.trainers:
             words = [
@@ -93,12 +69,11 @@ class Network:
             ]
             ranks = processes(count, words)
             dense[str(count)], wire[str(count)] = ranks[0]["dense"], self._overhead([rank["wire"] for rank in ranks])
-        moved = [self._schemes(count, window) for count, window in zip(self.counted, self.windows, strict=True)]
         return result(
-            "network", self, "trainers numbers rounds batch steps dim counted windows samples cache seed",
+            "network", self, "trainers numbers rounds batch steps dim seed",
             wire_overhead={count: figures["ratio"] for count, figures in wire.items()},
             dense_vs_allreduce={count: figures["ratio"] for count, figures in dense.items()},
-            wire=wire, dense=dense, movement={str(facts["trainers"]): facts for facts in moved},
+            wire=wire, dense=dense,
         )  # fmt: skip
 
     def _overhead(self, ranks: list[dict[str, Any]]) -> dict[str, Any]:
@@ -124,138 +99,6 @@ class Network:
             "as_planned": bool((sent == planned).all() and (planned == received.T).all()),
             "bytes": by_channel,
         }
-
-    def _schemes(self, ranks: int, window: int) -> dict[str, Any]:
-        """Count vectors per step with owners by key and with the other schemes, and compute the ratios."""
-        batches = WARM + COUNTED + window + 1
-        source = Synthetic("criteo-kaggle", batch_size=ranks * self.samples, batches=batches, seed=self.seed)
-        schema = Schema.of([Table(name, rows, self.dim) for name, rows in source.rows.items()])
-        steps, rows, owned, critical = range(WARM, WARM + COUNTED), list[StepRows](), 0, 0
-        for number, halves in enumerate(halves_of(schema, source, ranks, self.cache, Plan(window, ramp=False))):
-            rows.append(StepRows.of(halves))
-            if number in steps:
-                owned += sum(2 * int(half.remote.sum()) for half in halves)
-                critical += sum(
-                    int((half.remote & way).sum()) for half in halves for way in (half.values, half.gradients)
-                )
-        now, later = published(schema, rows, window, steps)
-        ring = 2 * (ranks - 1)
-        vectors = {
-            "owners": owned,
-            "owners_critical": critical,
-            "allreduce": ring * (now + later),
-            "allreduce_now": ring * now,
-            "alltoall": 2 * len(source.rows) * self.samples * (ranks - 1) * COUNTED,
-        }
-        return {
-            "trainers": ranks,
-            "window": window,
-            "rows_vs_allreduce": vectors["allreduce"] / owned,
-            "critical_vs_allreduce": vectors["allreduce_now"] / critical if critical else None,
-            "rows_vs_alltoall": vectors["alltoall"] / owned,
-            "vectors": {name: count / COUNTED for name, count in vectors.items()},
-        }
-
-
-@dataclass
-class Half:
-    """An owner's half of a step: by request, whether it crosses the network, and which of its vectors are critical."""
-
-    step: Step
-    joined: Joined
-    ids: np.ndarray
-    """How many ids each request stands for."""
-    remote: np.ndarray
-    values: np.ndarray
-    """Whether the step before changed the row, so that the loop waits for its value."""
-    gradients: np.ndarray
-    """Whether the next step uses the row, or its owner evicts it by then, so that the loop waits for its gradient."""
-
-
-def halves_of(schema: Schema, source: Synthetic, ranks: int, capacity: int, plan: Plan) -> Iterator[list[Half]]:
-    """Yield the halves of all owners for each step, as soon as the step after it is planned.
-
-    All ranks take turns in this thread; the production code does all the planning.
-    """
-    owners, near = [Owner(schema, rank, ranks, capacity, plan) for rank in range(ranks)], list[list[Half]]()
-    tables, batch = np.arange(len(source.rows)), source.batch_size
-    parts, counts = (
-        np.stack([tables, tables * batch, (tables + 1) * batch, 0 * tables], axis=1),
-        list[list[np.ndarray]](),
-    )
-
-    def planned() -> Iterator[list[Half]]:
-        while None not in (steps := [owner.next() for owner in owners]):
-            after, ids = [], counts.pop(0)
-            for rank, (joined, step) in enumerate(filter(None, steps)):
-                serve, none = joined.serve[0], np.zeros(len(step.slots), np.bool_)
-                remote = np.ones(int(serve[-1]), np.bool_)
-                remote[serve[rank] : serve[rank + 1]] = False
-                before = near[-1][rank].step if near else None
-                values = none if before is None else critical_values(before, step, capacity)
-                after.append(Half(step, joined, ids[rank], remote, values, none))
-                if before is not None:
-                    near[-1][rank].gradients = critical_gradients(before, step, capacity)
-            near.append(after)
-            if len(near) > 1:
-                yield near.pop(0)
-
-    for drawn in source:
-        split = parts_of(Positions(drawn.sparse.values().numpy(), parts), ranks)
-        letters = [owner.ask(part) for owner, part in zip(owners, split, strict=True)]
-        answers = [
-            owner.together.answer(given) for owner, given in zip(owners, zip(*letters, strict=True), strict=True)
-        ]
-        reads = [answer.reads[0] for answer in answers]
-        counts.append(
-            [np.concatenate([np.diff(r.group_start[r.ask[n] : r.ask[n + 1] + 1]) for r in reads]) for n in range(ranks)]
-        )
-        for owner, answer in zip(owners, answers, strict=True):
-            owner.add(answer)
-        yield from planned()
-    for owner in owners:
-        owner.end()
-    yield from planned()
-    yield from near
-
-
-@dataclass(slots=True)
-class StepRows:
-    """The distinct rows of one step: their keys, and whether exactly one id of the global batch uses each."""
-
-    keys: np.ndarray
-    once: np.ndarray
-
-    @classmethod
-    def of(cls, halves: list[Half]) -> "StepRows":
-        """Return the rows of all owners."""
-        keys, once = [], []
-        for half in halves:
-            begin = half.step.group_start[:-1]
-            ids = half.ids[half.step.group_pos]
-            keys.append(half.step.keys)
-            once.append(np.add.reduceat(ids, begin) == 1 if len(begin) else np.empty(0, np.bool_))
-        return cls(np.concatenate(keys), np.concatenate(once))
-
-
-def published(schema: Schema, rows: list[StepRows], window: int, steps: range) -> tuple[int, int]:
-    """Count the rows that BagPipe's rule synchronises now and later, if every trainer holds every row.
-
-    now: the next batch uses the row. Not at all: one sample uses it, and no batch in the window after it. later: the rest.
-    """
-    first = np.cumsum([0, *(table.rows for table in schema.tables)])
-    following = np.full(int(first[-1]), NEVER, np.int32)
-    now = later = 0
-    for step in reversed(range(len(rows))):
-        keys = rows[step].keys
-        mine = first[keys >> ROW_BITS] + (keys & ((1 << ROW_BITS) - 1))
-        if step in steps:
-            use = following[mine]
-            soon, none = use == step + 1, rows[step].once & (use > step + window)
-            now += int(soon.sum())
-            later += int((~soon & ~none).sum())
-        following[mine] = step
-    return now, later
 
 
 def wire(peers: Any, batch: int, steps: int, dim: int, seed: int) -> dict[str, Any]:
