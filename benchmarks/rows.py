@@ -187,7 +187,7 @@ class RowsSpeed:
     """The allocator of all sides: system is malloc as it is, kept never returns memory to the system. The first one
     named gives the overall figures."""
     threads: int = 1
-    """Threads of every side. With more than 1, skirl is also timed with 1 thread."""
+    """Threads of every side."""
     json: bool = False
     """Print one line of JSON."""
 
@@ -236,8 +236,7 @@ def _overall(cases: list[dict[str, Any]]) -> dict[str, float | None]:
             ratios = [case[key] for case in cases if case[key] is not None]
             facts[f"{key}_geomean"] = round(geometric_mean(ratios), 3) if ratios else None
             facts[f"{key}_min"] = min(ratios) if ratios else None
-    scaling = [case["thread_scaling"] for case in cases if case["thread_scaling"] is not None]
-    return facts | {"thread_scaling_geomean": round(geometric_mean(scaling), 3) if scaling else None}
+    return facts
 
 
 class _Case:
@@ -276,12 +275,6 @@ class _Case:
                 took[name] = took[f"{name}_forward"] + took[f"{name}_backward"]
                 outs[name] = side.output(out) if number < 0 else None
                 del out
-            if self.bench.threads > 1:
-                torch.set_num_threads(1)
-                took["one_thread"], _ = _time(_step, self.sides["skirl"], given)
-                torch.set_num_threads(self.bench.threads)
-                for name in names[1:]:  # the others take this step as well, so that rows stay equal
-                    _step(self.sides[name], given)
             if number < 0:
                 self._compare("outputs", outs)
             else:
@@ -299,8 +292,6 @@ class _Case:
                 round(median(r[other] / (r["skirl"] + r["group"]) for r in rounds), 3) if has else None
             )
             facts[f"kernels_vs_{other}"] = round(median(r[other] / r["skirl"] for r in rounds), 3) if has else None
-        scales = self.bench.threads > 1
-        facts["thread_scaling"] = round(median(r["one_thread"] / r["skirl"] for r in rounds), 3) if scales else None
         return facts
 
     def _compare(self, what: str, outs: dict[str, Tensor]) -> None:
@@ -343,10 +334,6 @@ def _grouping(given: SidesBatch, tables: list[Table]) -> Callable[[], Any]:
         loops.group(whole, layout.parts, layout.first, layout.at, distinct.first, distinct.row_of, rows, *out, 0, 1)
 
     return group
-
-
-def _step(side: Side, given: SidesBatch) -> None:
-    side.backward(side.forward(given))
 
 
 def _time(call: Callable[..., Any], *args: Any) -> tuple[float, Any]:

@@ -66,14 +66,10 @@ MODELS = {"tiny": DLRM.tiny, "dlrm": DLRM.paper}
 class ModeSettings:
     """What all modes share."""
 
-    model: str
+    flags: "TrainSpeed"
     tables: Sequence[Table]
     dense_features: int
     batches: Sequence[Batch]
-    lr: float
-    seed: int
-    depth: int
-    prefetch: int
     cache: int
     """Cache size in rows, in modes that have a cache."""
     touched: int
@@ -81,29 +77,15 @@ class ModeSettings:
     largest: int
     """The most rows that any one batch uses."""
     link: Link
-    store: str
-    """memory, disk:FOLDER (each mode gets a folder of its own in it), or memory nodes."""
-    device: str = "cpu"
     wire: Link | None = None
     """The real network to memory nodes, not emulated."""
     beside: int = 0
     """A process on this machine that serves rows, 0 for none. Its CPU time and its children's count as the mode's own."""
 
-    @property
-    def dim(self) -> int:
-        """Numbers in a row's vector; SGD's records hold nothing else."""
-        return self.tables[0].dim
-
     def embeddings(self, kind: type[EmbeddingBagCollection], cache: int, store: LinkStore) -> EmbeddingBagCollection:
         """Return the embeddings of a mode."""
-        return kind(
-            self.tables, optimizer=SGD(lr=self.lr), cache=cache, store=store, seed=self.seed, device=self.device
-        )  # fmt: skip
-
-    @property
-    def layout(self) -> dict[int, Record]:
-        """The records of the store, by table."""
-        return {t: Record(self.dim) for t in range(len(self.tables))}
+        optimizer, seed = SGD(lr=self.flags.lr), self.flags.seed
+        return kind(self.tables, optimizer=optimizer, cache=cache, store=store, seed=seed, device=self.flags.device)
 
 
 @dataclass
@@ -139,12 +121,12 @@ class Mode:
     """A way to hold the rows: a model over some embeddings, and its training loop."""
 
     def __init__(self, setting: ModeSettings, embeddings: Embeddings) -> None:
-        torch.manual_seed(setting.seed)
-        self._at = torch_device(setting.device)
-        self.model = MODELS[setting.model](embeddings, dense_features=setting.dense_features).to(self._at)
+        torch.manual_seed(setting.flags.seed)
+        self._at = torch_device(setting.flags.device)
+        self.model = MODELS[setting.flags.model](embeddings, dense_features=setting.dense_features).to(self._at)
         self.setting = setting
         self.store: LinkStore | None = None
-        self._optimizer = torch.optim.SGD(self.model.parameters(), lr=setting.lr)
+        self._optimizer = torch.optim.SGD(self.model.parameters(), lr=setting.flags.lr)
         self._loop: Iterator[Done] | None = None
 
     def batches(self) -> Iterable[Batch]:
@@ -220,8 +202,8 @@ class WithLookahead(Mode):
         self.ahead: Lookahead = lookahead(
             RepeatedBatches(setting.batches),
             self.model,
-            depth=setting.depth,
-            prefetch=0 if serial else setting.prefetch,
+            depth=setting.flags.depth,
+            prefetch=0 if serial else setting.flags.prefetch,
         ).__enter__()
 
     def batches(self) -> Iterator[Batch]:
@@ -350,9 +332,9 @@ def machine_busy() -> float:
 
 def store_of(setting: ModeSettings, name: str, resident: bool = False) -> LinkStore:
     """Open a mode's store behind the link. If all rows are resident, it is in memory and never asked."""
-    spec = setting.store
+    spec = setting.flags.store
     own = spec if spec == "memory" or spec.startswith("rpc:") else f"{spec}/{name}"
-    inner = open_store("memory" if resident else own, setting.layout)
+    inner = open_store("memory" if resident else own, {t: Record(table.dim) for t, table in enumerate(setting.tables)})
     return LinkStore(inner, setting.link)
 
 
@@ -452,9 +434,9 @@ class TrainSpeed:
         finally:
             for mode in made.values():
                 mode.close()
-            if setting.store.startswith("disk:"):
+            if self.store.startswith("disk:"):
                 for name in made:
-                    shutil.rmtree(Path(setting.store.removeprefix("disk:")) / name, ignore_errors=True)
+                    shutil.rmtree(Path(self.store.removeprefix("disk:")) / name, ignore_errors=True)
         losses = {name: warm_losses[name] + [x for s in slices[name] for x in s.losses] for name in made}
         measured = rows_a_batch[self.warm : self.warm + self.slice * self.rounds]
         figures = self._figures(setting, slices, losses, round(sum(measured) / len(measured)))
@@ -481,20 +463,19 @@ class TrainSpeed:
         distinct = [np.unique(keys_of(batch.sparse, schema)) for batch in batches]
         touched, rows_a_batch = len(np.unique(np.concatenate(distinct))), [len(keys) for keys in distinct]
         setting = ModeSettings(
-            model=self.model, tables=recipe.tables(), dense_features=stream.dense_features, batches=batches, lr=self.lr,
-            seed=self.seed, depth=self.depth, prefetch=self.prefetch, cache=int(recipe.cache_size(touched)),
-            touched=touched, largest=max(rows_a_batch), link=Link.parse(self.link) if self.link else Link(),
-            store=self.store, device=self.device,
+            flags=self, tables=recipe.tables(), dense_features=stream.dense_features, batches=batches,
+            cache=int(recipe.cache_size(touched)), touched=touched, largest=max(rows_a_batch),
+            link=Link.parse(self.link) if self.link else Link(),
         )  # fmt: skip
         return setting, rows_a_batch
 
     def _make(self, name: str, setting: ModeSettings) -> Mode | None:
         match name:
             case "torch":
-                return Mode(setting, TorchTables(setting.tables, setting.seed))
+                return Mode(setting, TorchTables(setting.tables, self.seed))
             case "fbgemm":
                 there = self.device == "cpu" and has_fbgemm()
-                return Mode(setting, FbgemmTables(setting.tables, setting.seed, setting.lr)) if there else None
+                return Mode(setting, FbgemmTables(setting.tables, self.seed, self.lr)) if there else None
             case "lru":
                 return WithoutLookahead(setting, name)
             case "on_demand":

@@ -112,8 +112,14 @@ def test_a_wrong_command_is_exit_code_2(capsys, args, said):
 
 
 def test_a_word_that_begins_several_commands_lists_these(capsys):
-    assert exit_code("place", "--help") == 0
-    assert "skirl place calibrate, skirl place tables" in one_line(capsys.readouterr().out)
+    assert exit_code("bench", "--help") == 0
+    shown = capsys.readouterr().out
+    assert "\n  bench train " in shown and "\n  bench faults " in shown and "\n  train " not in shown
+    assert exit_code("bench", "trafic") == 2
+    assert "\n  bench traffic " in capsys.readouterr().err
+    for words in ("calibrate", "tables", "list", "score", "costs"):
+        assert exit_code("place", words) == 2
+        assert f"skirl: 'place {words}' is not a command: " in capsys.readouterr().err
 
 
 def test_keep_means_checkpoints_to_train_and_configurations_to_a_sweep(tmp_path):
@@ -289,8 +295,9 @@ def test_help_is_grouped_and_begins_with_the_flags_that_are_used_most(capsys):
         ("convert", "SESSION FILES OUTPUT"),
         ("analyze", "FILES SYNTHETIC OUTPUT"),
         ("sweep", "SWEEP DATA MODEL LEARNING CACHE DEVICE EVALUATION SAVE OUTPUT"),
-        ("place", "DATA LEARNING CACHE SITES OUTPUT"),
-        ("place tables", "COSTS CUTS SEARCH OUTPUT"),
+        ("place", "DATA LEARNING OUTPUT PLAN COSTS"),
+        ("bench train", "TRAINING TIMING OUTPUT"),
+        ("bench dedup", "FILES TRAINING OUTPUT"),
     ],
 )
 def test_help_of_a_long_command_begins_with_its_common_flags(name, groups, capsys):
@@ -298,11 +305,10 @@ def test_help_of_a_long_command_begins_with_its_common_flags(name, groups, capsy
     names, kind = order_of_help(capsys.readouterr().out), cli._command(name)
     common = [option(flag).removeprefix("--") for flag in getattr(kind, "common", ())]
     first = names[: next(n for n, title in enumerate(names) if title.isupper())]
-    assert [flag for flag in first if flag != "config"][: len(common)] == [flag for flag in common if flag != "tables"]
+    assert [flag for flag in first if flag != "config"][: len(common)] == common
     assert [title for title in names if title.isupper()] == groups.split()
     assert sorted(option(flag) for flag in flags_of(kind) if flag not in getattr(kind, "hidden", ())) == sorted(
-        [f"--{flag}" for flag in names if not flag.isupper() and flag != "config"]
-        + ["--tables"] * (name == "place tables")
+        f"--{flag}" for flag in names if not flag.isupper() and flag != "config"
     )
 
 

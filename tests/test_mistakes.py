@@ -640,10 +640,15 @@ MISTAKES = [
         "skirl verify: --dtype is 'bfloat16': the reference rounds nothing to 16 bits, leave --dtype out",
     ),
     M(
-        "costs of tables asked of a store's command",
-        "skirl place calibrate --minutes 1",
-        "skirl place calibrate: there is no flag --minutes: write skirl place costs --minutes 1 for the costs of tables; "
-        "this command measures a store",
+        "a trace without a batch",
+        "skirl bench traffic --trace ids.npy",
+        "skirl bench traffic: --batch is missing: add --batch INT (accesses in a batch; a last, shorter batch is dropped)",
+    ),
+    M(
+        "rows over several stores asked of the plan of tables",
+        "skirl place --stores memory disk:rows",
+        "skirl place: there is no flag --stores: skirl place plans tables for TorchRec; rows over several stores: write a "
+        "plan for --store placed:PLAN.json by hand",
     ),
     M(
         "a benchmark asked of the command",

@@ -31,25 +31,8 @@ COMMANDS = {
         "show how much cache a run needs: traffic against cache size, and what to choose",
     ),
     "place": (
-        "skirl.placement.commands:Place",
-        "plan where rows live among several stores, from what each would move",
-    ),
-    "place calibrate": ("skirl.placement.commands:Calibrate", "measure how fast a store moves rows"),
-    "place tables": (
-        "skirl.placement.tables.commands:PlaceTables",
-        "plan where tables live among trainers that keep all their rows, from what each would compute",
-    ),
-    "place score": (
-        "skirl.placement.tables.score:ScoreTables",
-        "predict what a plan of tables costs, made by skirl or by TorchRec's planner",
-    ),
-    "place list": (
-        "skirl.placement.tables.commands:ListTables",
-        "list the tables of a model and what batches look up in them, for `skirl place tables`",
-    ),
-    "place costs": (
-        "skirl.placement.tables.commands:MeasureCosts",
-        "measure what parts of tables cost on this machine, for `skirl place tables`",
+        "skirl.placement.command:Place",
+        "plan which trainer of TorchRec keeps which tables, or parts of tables, from what each would compute",
     ),
     "sweep": (
         "skirl.sweep.command:SweepCommand",
@@ -93,6 +76,12 @@ COMMANDS = {
     ),
 }
 GONE = {
+    "place calibrate": "a store's rate is not measured by itself: `python benchmarks/disk.py` measures a disk, memory nodes "
+    "`python benchmarks/serve.py`",
+    "place tables": "write `skirl place` and the list of tables",
+    "place list": "`skirl place --data ... --model ...` counts the tables itself",
+    "place costs": "`skirl place` measures costs itself, and keeps them in the file that --costs names",
+    "place score": "`skirl place` measures the best plans itself",
     "bench": "benchmarks are scripts: run `python benchmarks/NAME.py` in a checkout of skirl's repository",
     "simulate": "measure trainers over a link: run `python benchmarks/link.py` in a checkout of skirl's repository",
 }
@@ -305,7 +294,7 @@ def _command(name: str) -> Any:
 def _family(word: str) -> list[str]:
     """Return the commands of two words that begin with this one.
 
-    >>> _family("place")[:2], _family("train")
+    >>> _family("train")
     (['place calibrate', 'place tables'], [])
     """
     return [name for name in COMMANDS if name.startswith(f"{word} ")]

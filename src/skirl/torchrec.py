@@ -1,10 +1,9 @@
 """Support for TorchRec: `swap` replaces a collection with skirl's, and `SkirlPlanner` replaces TorchRec's planner."""
 
 from skirl.nn.torchrec import swap
-from skirl.placement.torchrec.fitted import cache_statistics, hardware_config
-from skirl.placement.torchrec.kernel import measure_costs
 from skirl.placement.torchrec.planner import SkirlPlanner
 from skirl.placement.torchrec.sharding import sharding_plan, table_plan
+from skirl.placement.torchrec.statistics import cache_statistics, hardware_config, measure_costs
 
 __all__ = [
     "SkirlPlanner",

@@ -139,10 +139,11 @@ class Job:
                 for pid in self._stopped:
                     send(pid, signal.SIGCONT)
                 self._stopped = []
-            if self._begun != begun and self.ignored is None:
-                since = json.loads((self._folder / "run" / "config.json").read_text())["begun_at"]
-                self.ignored = (whole, since) if since < whole else None
-                begun = self._begun
+            if self._begun not in (0, begun) and self.ignored is None:
+                with suppress(OSError, ValueError):  # a run that begins again is just replacing it
+                    changed = self._begun
+                    since = json.loads((self._folder / "run" / "config.json").read_text())["begun_at"]
+                    self.ignored, begun = ((whole, since) if since < whole else None), changed
             self._tick()
 
     def end(self) -> None:
@@ -182,7 +183,7 @@ class Job:
         )
         more = {"store": store, "resume": True, "peer_patience": PATIENCE}
         pause = 0.4 if self._fault.what == "gain" else 0.1
-        self.nodes.append(Node(self._flags | more, self._port, self._folder / f"node-{number}.log", pause))
+        self.nodes.append(Node(self._flags | more, self._port, self._folder / f"trainer-{number}.log", pause))
 
     def _hit(self, fault: Fault) -> None:
         alive, number = [node for node in self.nodes if not node.lost], signal.SIGSTOP

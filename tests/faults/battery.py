@@ -364,24 +364,10 @@ def crashes(shift: int, scripts: Sequence[str], kinds: Sequence[type[Hooked]] = 
 
 
 def placement(sound: bool) -> dict[str, Callable[[], object]]:
-    """Return checks of plans, shares, loads and stores of several sites, as their own tests run them."""
-    from skirl.placement.tables.measure import MeasuredTables
+    """Return checks of plans of tables and of rows, and of stores of several sites, as their own tests run them."""
     from tests.core import test_placement, test_placement_plan
-    from tests.placement import test_commands, test_exchange, test_exchange_bound, test_moves, test_shares
-    from tests.placement.tables import (
-        test_backends,
-        test_check,
-        test_evenly,
-        test_gpu,
-        test_measure,
-        test_nets,
-        test_published,
-        test_search,
-        test_sums_sent,
-        test_tables,
-        test_timed,
-    )
-    from tests.placement.torchrec import test_laid_out
+    from tests.placement import test_command, test_measure, test_nets, test_search
+    from tests.placement.torchrec import test_sharding
     from tests.store.placed import test_store
     from tests.tools import test_sealed_json
 
@@ -406,7 +392,7 @@ def placement(sound: bool) -> dict[str, Callable[[], object]]:
         return run
 
     def wrong_table_plans() -> None:
-        check: Any = test_tables.test_a_plan_that_does_not_cover_is_refused
+        check: Any = test_command.test_a_plan_that_does_not_cover_is_refused
         [mark] = check.pytestmark
         for pieces, says in mark.args[1]:
             check(pieces, says)
@@ -418,86 +404,42 @@ def placement(sound: bool) -> dict[str, Callable[[], object]]:
 
         return run
 
-    def in_the_interpreter(_: Path, patch: pytest.MonkeyPatch) -> None:
-        arena = test_gpu.small_arena(patch)
-        test_gpu.test_what_is_timed_is_a_step(arena, patch, "sgd")
-
-    def nobodys(_: Path, patch: pytest.MonkeyPatch) -> None:
-        test_commands.test_what_memory_nodes_hold_for_a_measurement_is_bounded(patch)
-
     of_fbgemm: dict[str, Callable[[], object]] = {}
     if find_spec("fbgemm_gpu") is not None:
-        from tests.placement.tables import test_fbgemm
+        from tests.placement import test_fbgemm
 
         arena = test_fbgemm.FbgemmArena(1 << 19)
         of_fbgemm["FBGEMM's operator"] = in_folder(
             patched(lambda _, patch: test_fbgemm.check_step(arena, patch, "rowwise-adagrad"))
         )
 
-    def disturbed(_: Path, patch: pytest.MonkeyPatch) -> None:
-        test_measure.test_a_disturbed_round_is_measured_again(MeasuredTables(1 << 12), patch, False)
-
-    def wrong_nets(folder: Path) -> None:
-        check: Any = test_nets.test_wrong_nets_are_refused
-        [mark] = check.pytestmark
-        for change, says in mark.args[1]:
-            check(folder, change, says)
-
     checks: dict[str, Callable[[], object]] = {
         "wrong plans": in_folder(wrong_files),
-        "moves": test_commands.test_moves_come_back_as_they_were,
-        "scores": test_commands.test_scores_are_counts_by_hand,
-        "memory": lambda: [test_commands.test_no_site_is_over_its_memory_by_a_byte(seed) for seed in range(4)],
         "where rows are": where_rows_are,
-        "a small fast site": test_shares.test_a_small_fast_site_takes_what_moves_most,
         "counts of sites": test_store.test_every_row_is_where_the_plan_says_and_is_counted,
         "wrong plans of tables": wrong_table_plans,
-        "even rows": test_evenly.test_small_tables_are_cut_as_they_have_to_be,
-        "blocks": test_evenly.test_blocks_together_take_what_each_takes,
-        "TorchRec's names": test_laid_out.test_ways_have_torchrecs_names_and_order,
-        "what TorchRec cannot run": test_laid_out.test_what_torchrec_would_run_otherwise_is_refused,
-        "every cell": lambda: [test_search.every_cell(seed, 0.95) for seed in range(3)],
-        "halves": lambda: test_search.test_no_placement_of_halves_is_much_better(*test_search.SMALL[0]),
-        "pins and groups": test_search.test_what_may_not_move_or_be_cut_stays,
+        "even rows": test_search.test_small_tables_are_cut_as_they_have_to_be,
+        "blocks": test_search.test_blocks_together_take_what_each_takes,
+        "TorchRec's names": test_sharding.test_ways_have_torchrecs_names_and_order,
+        "what TorchRec cannot run": test_sharding.test_what_torchrec_would_run_otherwise_is_refused,
+        "every cell": lambda: [test_search.every_cell(seed, 0.9) for seed in range(6)],
+        "all placements": lambda: [test_search.test_no_placement_is_much_better(*of) for of in test_search.SMALL[:3]],
+        "pins": test_search.test_what_may_not_move_or_be_cut_stays,
         "nets": test_nets.test_what_a_net_says_is_what_it_is_by_hand,
         "a search by a net": test_nets.test_a_search_goes_by_what_ranks_have_together,
-        "ties": test_nets.test_ties_go_to_the_sum,
-        "noise": test_nets.test_no_net_is_trained_on_noise,
-        "exchanges": test_nets.test_an_exchange_waits_for_the_last_and_for_the_most,
-        "wrong nets": in_folder(wrong_nets),
         "a plan that stays": in_folder(lambda folder: test_sealed_json.plan_stays(folder, pytest.MonkeyPatch())),
-        "changed costs": in_folder(test_nets.test_costs_that_were_changed_or_cut_are_refused),
+        "changed plans": in_folder(test_search.test_a_plan_file_comes_back_and_knows_its_tables),
         "costs of a piece": test_search.test_costs_and_cuts_are_those_of_the_piece,
         "every bit": test_store.TestPlacedStore().test_every_bit_comes_back,
         "half loaded": in_folder(test_store.half_loaded),
         "a lost site": in_folder(test_store.lost_site),
         "rows that move": in_folder(lambda folder: test_store.rows_move(folder, test_store.CUTS[::-1])),
         "sites on disk": in_folder(test_store.test_sites_on_disk_take_all_or_nothing_and_know_their_placement),
-        "forbidden": test_check.test_what_tables_forbid_is_told,
-        "measured": test_check.test_the_best_measured_is_given_out_and_climbed_from,
-        "shares": test_moves.some_shares,
-        "a bound": lambda: test_moves.test_no_more_moves_than_may_and_more_time_is_won_the_more_may(0),
-        "where rows will be": test_moves.test_memory_is_kept_to_where_rows_will_be,
-        "left out": test_moves.test_sites_that_are_left_out_are_emptied_and_memory_is_kept_to,
-        "vectors": lambda: test_exchange.some_vectors(0),
-        "shared bags": test_exchange.test_samples_that_share_a_bag_ask_for_its_rows_once,
-        "sums": test_sums_sent.test_rows_at_three_ranks_send_sums_where_they_have_ids,
-        "no plan below": test_exchange_bound.some_bounds,
-        "halves of rounds": test_timed.test_halves_of_the_rounds_and_the_least_round_are_told_beside,
+        "measured": test_measure.measured,
         "mixed": in_folder(test_store.test_sites_of_mixed_kinds_are_frozen_as_on_disk_and_taken_by_any),
         "gone": in_folder(test_store.test_rows_on_disk_whose_neighbours_were_in_memory_are_not_trained_further),
-        "disturbed rounds": in_folder(patched(disturbed)),
-        "backends": in_folder(
-            lambda folder: test_backends.test_costs_of_one_backend_are_not_taken_for_anothers(folder, "skirl-cpu")
-        ),
-        "killed": in_folder(patched(test_backends.test_a_killed_measurement_does_not_go_on_with_another_backend)),
-        "a plan's backend": in_folder(patched(test_backends.test_plans_are_measured_with_the_backend_of_their_costs)),
-        "the Triton kernels": in_folder(patched(in_the_interpreter)),
+        "kernels": in_folder(test_nets.kernels),
         **of_fbgemm,
-        "nobody's rows": in_folder(patched(nobodys)),
-        "ids of samples": lambda: test_published.test_each_sample_has_its_ids("criteo-kaggle", [1] * 26),
-        "empty ranks": test_timed.test_ranks_without_tables_do_not_count,
-        "several ids for one": test_published.test_an_id_brings_the_same_rows_whenever_it_comes,
     }
     return dict(list(checks.items())[:3]) if sound else checks
 

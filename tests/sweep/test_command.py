@@ -15,8 +15,9 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 import skirl
 from skirl import cli
+from skirl.core.placement import Cut
+from skirl.core.placement_plan import PlacedTable, PlacementPlan, Site
 from skirl.data import Synthetic
-from skirl.placement.commands import Place
 from skirl.sweep import checkpoint
 from skirl.sweep import flags as sweep_flags
 from skirl.sweep.checkpoint import of_one
@@ -28,6 +29,7 @@ from skirl.sweep.report import as_text, report
 from skirl.tools.progress import listed
 from skirl.tools.sealed_json import CheckpointError, write_sealed
 from skirl.train.commands import Train
+from skirl.train.recipe import Recipe
 
 FLAGS: dict[str, Any] = {
     "data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 16, "steps": 40, "cache": "20%", "valid": "10%",
@@ -139,7 +141,7 @@ def test_rows_placed_in_several_stores_are_those_of_one(processes: int, tmp_path
     flags = {n: v for n, v in FLAGS.items() if n not in ("valid", "rungs")} | {"steps": 12, "run": "none", "alpha": 0.0}
     own = {n: flags[n] for n in ("data", "model", "dim", "batch", "steps", "cache")}
     plan = tmp_path / "plan.json"
-    Place.of(**own, stores=(f"disk:{tmp_path / 'rows'}", "memory"), out=plan, quiet=True).run()
+    write_plan(plan, Recipe.of(**own), f"disk:{tmp_path / 'rows'}", "memory")
     told = ("standing", "winner", "variant_steps")
     flags |= {"vary": ("lr=0.02,0.5", "optimizer=sgd,adagrad"), "processes": processes}
     one, placed = SweepCommand.of(**flags).run(), SweepCommand.of(**flags, store=f"placed:{plan}").run()
@@ -147,10 +149,17 @@ def test_rows_placed_in_several_stores_are_those_of_one(processes: int, tmp_path
     assert len([*(tmp_path / "rows").iterdir()]) == 4, "each variant has a folder of its own"
 
 
+def write_plan(path: Path, recipe: Recipe, *stores: str) -> None:
+    """Write a plan of rows, evenly over some stores."""
+    sites, cut = tuple(Site(f"site-{n}", store) for n, store in enumerate(stores)), Cut.even(range(len(stores)))
+    tables = (PlacedTable(table.name, table.rows, table.dim, cut) for table in recipe.tables())
+    PlacementPlan(sites, tuple(tables)).save(path)
+
+
 def test_memory_nodes_are_refused_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert "and a sweep keeps its rows in memory or on disk" in wrong(capsys, "--store", "rpc://127.0.0.1:29400")
     plan, nodes = tmp_path / "plan.json", "rpc://127.0.0.1:29400"
-    Place.of(data="synthetic:tiny", model="dlrm-tiny", steps=4, stores=(nodes, "memory"), out=plan, quiet=True).run()
+    write_plan(plan, Recipe.of(data="synthetic:tiny", model="dlrm-tiny"), nodes, "memory")
     said = wrong(capsys, "--store", f"placed:{plan}")
     assert f"store is 'placed:{plan}', which has {nodes}, and a sweep keeps its rows in memory or on disk" in said
     with pytest.raises(ValueError, match="a sweep keeps its rows in memory or on disk"):

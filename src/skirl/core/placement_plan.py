@@ -23,7 +23,7 @@ _FORM = {
 _BY = ("hash", "rows", "whole")
 _NO_SITE = re.compile(r"(link:[^:]*:)*(checkpoint|placed:.*)")
 """Stores that no site can have: the rows of a checkpoint cannot be written, and a plan has sites of its own."""
-PLANS = Readable(FORMAT, VERSION, "plan of a placement", "skirl place", _FORM)
+PLANS = Readable(FORMAT, VERSION, "plan of a placement", "PlacementPlan.save", _FORM)
 """Reads and writes the files."""
 
 

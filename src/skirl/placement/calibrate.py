@@ -1,124 +1,208 @@
-"""A measurement of how fast one store moves rows."""
+"""Costs of this machine: random combinations of parts of tables are timed, a sum of terms is fitted to the times, and a
+net that corrects it is kept if it is better on other tables."""
 
-import os
-import shutil
-import sys
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TextIO
 
 import numpy as np
 
-from skirl.store import Record, open_store
-from skirl.store.link import without_links
-from skirl.store.own_folder import inside
-from skirl.store.remote.wire import Address
-from skirl.tools.processes import patience_of
-from skirl.tools.progress import size
+from skirl.placement.costs import KERNELS, Costs, Kernel, Part, load_costs, save_costs, shipped, terms_of
+from skirl.placement.lookups import Lookups, generate
+from skirl.placement.measure import Arena, arena_of, noise_of, rounds_of
+from skirl.placement.nets import Sets, features_of, train_net
+from skirl.placement.pieces import Piece
+from skirl.placement.spec import TableSpec
+from skirl.tools.machine import machine
+from skirl.tools.progress import Progress
 
-_FOLDER = "skirl-calibrate"
-_MOST_BYTES, _MOST_ROWS = 1 << 30, 1 << 22
-"""Most bytes and rows that the store holds; beyond that, the same keys are written again."""
-_ON_NODES = 64 << 20
-"""The same on memory nodes: bytes of theirs are taken from those who train."""
-_FLOAT = 4
-_SILENT = 2.0
-"""Seconds that it waits for memory nodes before it says so."""
-_NOBODY = "rank-999999999"
-"""The trainer whose rows they are on memory nodes: no job has so many, so none of its rows is touched."""
+DIMS = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+BATCHES, OTHER_BATCHES = (256, 512, 1024), (384, 768)
+"""Batch sizes that costs are fitted to, and those that judge them."""
+TABLES, MOST_PARTS, ROUNDS, LEAST, COMBINATIONS = 120, 15, 12, 10, 60
+"""Generated tables of a batch size, most parts of a combination, most rounds, least and usual combinations to fit to."""
+_BEFORE = 0.25
+"""Weight of a time predicted by another machine's costs, compared with a measured one."""
+_CHANCE = 2.0
+"""Standard errors within which the gain of a net counts as chance."""
+_FAR = 0.5
+"""Larger errors count as this."""
+_CYCLES, _TURNS, _CLOSE = 1000, 12, 0.01
+"""Most cycles and turns of a fit; errors up to the last have the same weight."""
 
 
-def calibrated(spec: str, width: int, rows: int, seconds: float) -> dict[str, Any]:
-    """Return the bytes per second that a store takes and gives, in calls of `rows` rows, read in random order.
+def check_measuring(minutes: float, combinations: int, seed: int, out: Path | None) -> None:
+    """Raise if costs cannot be measured as asked."""
+    if not 0 < minutes < float("inf"):
+        raise ValueError(f"minutes is {minutes}: set it above 0")
+    if combinations < LEAST:
+        raise ValueError(f"combinations is {combinations}: set it to {LEAST} or more")
+    if seed < 0:
+        raise ValueError(f"seed is {seed}: set it to 0 or more")
+    if out is not None and out.suffix != ".json":
+        raise ValueError(f"out is {str(out)!r}: name a file that ends in .json")
 
-    **Arguments**
 
-    - `spec`: the store's spec.
-    - `width`: numbers in a record.
-    - `rows`: rows in a call.
-    - `seconds`: how long to write, and then how long to read.
+@dataclass(frozen=True)
+class Combination:
+    """Parts of tables on one rank, all with one optimizer; `numbers` are those of the tables, which draw their ids."""
+
+    parts: tuple[Part, ...]
+    numbers: tuple[int, ...]
+
+    def ready(self, arena: Arena) -> list[object]:
+        """Return the parts with their ids, ready to be run."""
+        return [
+            arena.ready(Lookups(replace(spec, dim=dim), number), Piece(0, 0, rows, 0, dim))
+            for (spec, rows, dim), number in zip(self.parts, self.numbers, strict=True)
+        ]
+
+
+def combinations_of(tables: Sequence[TableSpec], count: int, rng: np.random.Generator) -> list[Combination]:
+    """Return random combinations: 1 to 15 tables with other dims, and with all, half or a quarter of their rows."""
+    found = []
+    for _ in range(count):
+        numbers = rng.choice(len(tables), int(rng.integers(1, MOST_PARTS + 1))).tolist()
+        parts = []
+        for n in numbers:
+            rows = max(1, tables[n].rows >> int(rng.integers(0, 3)))
+            parts.append((tables[n], rows, int(rng.choice(DIMS))))
+        found.append(Combination(tuple(parts), tuple(numbers)))
+    return found
+
+
+def training(optimizer: str, count: int, seed: int, batches: Sequence[int]) -> list[Combination]:
+    """Return combinations of generated tables of several batch sizes, to fit costs to or to judge them."""
+    rng, found = np.random.default_rng([seed, 1]), list[Combination]()
+    for n, batch in enumerate(batches):
+        tables = generate(TABLES, batch=batch, max_dim=max(DIMS), seed=seed + 100 + n, optimizer=optimizer)
+        found += combinations_of(tables, -(-count // len(batches)), rng)
+    return found[:count]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Combinations, and the milliseconds that were measured for each."""
+
+    combinations: Sequence[Combination]
+    ms: np.ndarray
+
+    def sets(self, numbers: Mapping[str, tuple[float, ...]]) -> Sets:
+        """Return the sets for a net to learn from, based on sums of terms with these numbers."""
+        parts = [(n, part) for n, of in enumerate(self.combinations) for part in of.parts]
+        base = [float(np.dot(numbers[part[0].optimizer], terms_of(*part))) for _, part in parts]
+        features = np.array([features_of(*part) for _, part in parts])
+        return Sets(features, np.array(base), np.array([n for n, _ in parts]), self.ms)
+
+    def fitted(self, start: Costs | None = None) -> dict[str, tuple[float, ...]]:
+        """Fit the numbers of the terms for each optimizer; `start` says, up to one factor, what was not measured well."""
+        of = np.array([combination.parts[0][0].optimizer for combination in self.combinations])
+        terms = np.array([np.sum([terms_of(*part) for part in c.parts], axis=0) for c in self.combinations])
+        found = {}
+        for name in dict.fromkeys(of.tolist()):
+            x, ms = terms[of == name], self.ms[of == name]
+            counts = np.ones(len(ms))
+            if start is not None and name in start.ms:
+                before = x @ np.array(start.ms[name])
+                x, ms = np.concatenate([x, x]), np.concatenate([ms, before * np.median(ms / before)])
+                counts = np.repeat([1.0, _BEFORE], len(before))
+            found[name] = fit(x, ms, counts)
+        return found
+
+
+def fit(terms: np.ndarray, ms: np.ndarray, counts: np.ndarray | None = None) -> tuple[float, ...]:
+    """Fit coefficients of 0 or more to terms [measurements, terms], with about the least sum of relative errors.
+
+    This repeats least squares with less weight on what was far off: a busy neighbour of the machine makes measurements
+    too long, never too short, and plain squares would follow it.
+
+    >>> terms = np.array([[1, 2.0], [1, 3], [1, 5]])
+    >>> [round(x, 3) for x in fit(terms, terms @ [0.5, 2])]
+    [0.5, 2.0]
     """
-    inner = without_links(spec)
-    nodes, disk, path = inner.startswith("rpc:"), inner.startswith("disk:"), inner.removeprefix("disk:")
-    most = min(_MOST_BYTES, _ON_NODES) if nodes else _MOST_BYTES
-    _check_size(rows, width, most, "on memory nodes" if nodes else "in a store")
-    if nodes:
-        _check_nodes(inner)
-    folder = Path(path) / _FOLDER
-    if disk and folder.exists():
-        raise ValueError(f"{folder} exists: remove it, a calibration that was killed has left it")
-    new = not disk or not Path(path).exists()
-    rng = np.random.default_rng(0)
-    values = rng.random((rows, width), np.float32)
-    calls = max(1, min(most // values.nbytes, _MOST_ROWS // rows))
-    keys = np.arange(calls * rows).reshape(calls, rows)
-    try:
-        with open_store(inside(spec, _NOBODY if nodes else _FOLDER), {0: Record(width)}) as store:
-            store.write(keys[0], values)  # compiles the loops before the clock starts
-            store.read(keys[0], values)
-            began = time.perf_counter()
-            wrote = _called(lambda some: store.write(some, values), keys, seconds)
-            store.flush()
-            written = wrote * values.nbytes / (time.perf_counter() - began)
-            held = rng.permutation(min(wrote, calls) * rows).reshape(-1, rows)
-            began = time.perf_counter()
-            asked = _called(lambda some: store.read(some, values), held, seconds)
-            read = asked * values.nbytes / (time.perf_counter() - began)
-    finally:
-        if disk:
-            shutil.rmtree(folder, ignore_errors=True)
-            if new:
-                shutil.rmtree(path, ignore_errors=True)
-    slower = min(read, written)
-    return {
-        "command": "place calibrate",
-        "store": spec,
-        "read": read,
-        "written": written,
-        "bytes_a_second": slower,
-        "rate": f"{slower * 8 / 1e6:.0f}Mbit",
-    }
+    scaled = terms / ms[:, None]
+    sizes = np.maximum(np.linalg.norm(scaled, axis=0), 1e-300)
+    scaled, out = scaled / sizes, np.zeros(terms.shape[1])
+    counts = np.ones(len(ms)) if counts is None else counts
+    weights = counts / counts.mean()
+    for _ in range(_TURNS):
+        products, wanted = (scaled * weights[:, None]).T @ scaled, scaled.T @ weights
+        for _ in range(_CYCLES):  # set one coefficient after the other to where it is best, or to 0
+            before = out.copy()
+            for n in range(len(out)):
+                if products[n, n] > 0:
+                    out[n] = max(0.0, out[n] + (wanted[n] - products[n] @ out) / products[n, n])
+            if np.abs(out - before).max() <= 1e-9 * out.max():
+                break
+        weights = counts / np.maximum(np.abs(scaled @ out - 1), _CLOSE)
+        weights /= weights.mean()
+    return tuple((out / sizes).tolist())
 
 
-def _check_size(rows: int, width: int, most: int, where: str) -> None:
-    """Raise if a single call has more bytes than a measurement may hold."""
-    if (nbytes := rows * width * _FLOAT) > most:
-        held = f"a call has {size(nbytes)}, and a measurement holds at most {size(most)} {where}"
-        if width * _FLOAT > most:
-            raise ValueError(f"width is {width}: {held}: set it to at most {most // _FLOAT}")
-        raise ValueError(f"rows is {rows}: {held}: set it to at most {most // (width * _FLOAT)}")
+def fit_costs(
+    learned: Measured, judges: Measured, seed: int, start: Costs | None = None, kernel: Kernel = KERNELS[0]
+) -> Costs:
+    """Fit a sum of terms and a net to measurements, from another machine's costs if there are any.
+
+    The net is kept if it predicts the judges, which neither has seen, better by more than chance.
+    """
+    numbers = learned.fitted(start)
+    net = train_net(learned.sets(numbers), seed, None if start is None else start.net)
+    by_net = Costs(numbers, 1.0, 1, kernel, net=net)
+    by_sum, sets = replace(by_net, net=None), [of.parts for of in judges.combinations]
+    off = [np.abs(costs.together(sets) / judges.ms - 1) for costs in (by_sum, by_net)]
+    gains = np.minimum(off[0], _FAR) - np.minimum(off[1], _FAR)
+    better = float(gains.mean()) > _CHANCE * float(gains.std()) / len(gains) ** 0.5
+    report = {
+        "learned": len(learned.ms), "held_out": len(judges.ms),
+        "sum_error": float(np.round(np.median(off[0]), 4)), "net_error": float(np.round(np.median(off[1]), 4)),
+    }  # fmt: skip
+    return replace(by_net if better else by_sum, report=report)
 
 
-def _check_nodes(spec: str) -> None:
-    """Raise if memory nodes keep rows on disk: what a measurement writes would stay there."""
-    from skirl.store.remote.connection import PATIENCE
-    from skirl.store.remote.meeting import Meeting
-
-    address = Address.parse(spec)
-    patience = patience_of(os.environ, PATIENCE)
-    said = f"waiting for memory nodes at {address}, for at most {patience:g} s"
-    waiting = threading.Timer(_SILENT, lambda: print(said, file=sys.stderr, flush=True))
-    waiting.start()
-    try:
-        meeting, began = Meeting(address, seconds=patience), time.monotonic()
-        while (about := meeting.note("node/0")) is None and time.monotonic() - began < patience:
-            time.sleep(0.02)  # it has just been started
-    finally:
-        waiting.cancel()
-        waiting.join()
-    if about is not None and about["rows"] != "memory":
-        raise ValueError(
-            f"the nodes at {address} keep rows on disk, where those of a measurement would stay: measure disk:FOLDER on the "
-            "machine of a node, or nodes with rows in memory"
+def measure_machine(
+    kernel: Kernel, optimizers: Sequence[str], *, minutes: float, combinations: int, seed: int = 0,
+    out: Path | None = None, quiet: bool = True, to: TextIO | None = None,
+) -> Costs:  # fmt: skip
+    """Measure costs of this machine, and write them if there is a file to write."""
+    arena = arena_of(kernel)
+    start = shipped(1.0, 1) if kernel == "skirl-cpu" else None
+    learned = [c for name in optimizers for c in training(name, combinations, seed, BATCHES)]
+    some = max(4, combinations // 4)
+    judges = [c for name in optimizers for c in training(name, some, seed + 5000, OTHER_BATCHES)]
+    with Progress("prepare", steps=len(learned) + len(judges), to=to, quiet=quiet) as progress:
+        ready = []
+        for done, combination in enumerate([*learned, *judges], start=1):
+            ready.append(combination.ready(arena))
+            progress(done, dict)
+    until = time.monotonic() + 60 * minutes
+    with Progress("measure", steps=ROUNDS, to=to, quiet=quiet) as progress:
+        rounds = rounds_of(
+            arena, ready, ROUNDS, seed, late=lambda: time.monotonic() >= until, seen=lambda done: progress(done, dict)
         )
+    ms = rounds.min(axis=0)
+    parts = Measured(learned, ms[: len(learned)]), Measured(judges, ms[len(learned) :])
+    where = {name: value for name, value in machine().items() if name != "threads"} | {"device": arena.device}
+    costs = replace(fit_costs(*parts, seed, start, kernel), noise=noise_of(rounds), machine=where)
+    if out is not None:
+        save_costs(costs, out)
+    return costs
 
 
-def _called(call: Callable[[np.ndarray], Any], keys: np.ndarray, seconds: float) -> int:
-    """Call until the time is up, at least once, and return the number of calls. The keys are drawn beforehand."""
-    calls, began = 0, time.perf_counter()
-    while not calls or time.perf_counter() - began < seconds:
-        call(keys[calls % len(keys)])
-        calls += 1
-    return calls
+def costs_for(
+    kernel: Kernel, optimizers: Collection[str], path: Path, *, link: float, ranks: int, minutes: float | None, quiet: bool,
+    to: TextIO,
+) -> Costs:  # fmt: skip
+    """Return the costs that a file keeps, or measure and keep them. Without minutes, take those that come with skirl."""
+    if path.is_file():
+        return load_costs(path, link=link, ranks=ranks, kernels=(kernel,))
+    if minutes is not None:
+        costs = measure_machine(
+            kernel, sorted(optimizers), minutes=minutes, combinations=COMBINATIONS, out=path, quiet=quiet, to=to
+        )
+        return replace(costs, link=link, ranks=ranks)
+    if kernel != KERNELS[0]:
+        raise ValueError(f"skirl comes with no costs of kernel {kernel}: leave --no-measure out, or name --costs")
+    return shipped(link, ranks)

@@ -51,7 +51,7 @@ def open_store(
     **Arguments**
 
     - `spec`: "memory", "disk:FOLDER", "rpc://HOST:PORT" (memory nodes that meet there), "placed:PLAN.json" (several of
-      these, as planned by `skirl place`), "link:RATE,DELAY:STORE", "checkpoint" (the rows that `skirl.load` finds,
+      these, by a plan), "link:RATE,DELAY:STORE", "checkpoint" (the rows that `skirl.load` finds,
       read-only), or a `Store`, which is checked and used.
     - `layout`: the records of each table.
     - `rows`: number of rows of each table, which halves the memory of a disk store's index. None: not known.
@@ -134,7 +134,7 @@ def plan_of(spec: str) -> "tuple[PlacementPlan, str | None]":
 
     named = re.fullmatch(r"placed:(.+?\.json)(?:/(.+))?", spec)
     if named is None:
-        raise ValueError(f"store is {spec!r}: write it placed:PLAN.json, the file that `skirl place` wrote")
+        raise ValueError(f"store is {spec!r}: write it placed:PLAN.json, a plan of where rows live")
     plan = PlacementPlan.load(named[1])
     try:
         check_sites(plan.sites)

@@ -57,7 +57,7 @@ class StoreFlags(CacheFlags):
 
     store: str = "memory"
     """Where the rows outside the cache are: memory, disk:FOLDER, in which each variant has a folder of its name, or
-    placed:PLAN.json for several of these (`skirl place`)."""
+    placed:PLAN.json for several of these."""
 
     def __post_init__(self) -> None:
         check_store(self.store)

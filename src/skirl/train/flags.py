@@ -76,7 +76,7 @@ class CacheFlags:
     """Which rows the cache evicts: min is optimal, the others are for comparison."""
     store: str = "memory"
     """Where the rows outside the cache are: memory, disk:FOLDER, rpc://HOST:PORT for memory nodes (`skirl serve`), or
-    placed:PLAN.json for several of these (`skirl place`)."""
+    placed:PLAN.json for several of these."""
 
     def __post_init__(self) -> None:
         stores = [self.store]

@@ -1,9 +1,9 @@
 """Plans for TorchRec: every number of every table once, refusal of what TorchRec would run differently, and reading its
 plans."""
 
-import time
+import json
+import sys
 from collections import OrderedDict
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -13,11 +13,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skirl.placement.tables.costs import shipped
-from skirl.placement.tables.pieces import Piece
-from skirl.placement.tables.plan_file import TablePlan
-from skirl.placement.torchrec import fitted, models, theirs
+from skirl.placement.costs import shipped
+from skirl.placement.lookups import generate
+from skirl.placement.pieces import Piece
+from skirl.placement.plan_file import TablePlan
+from skirl.placement.torchrec import planner as planner_module
+from skirl.placement.torchrec import statistics, tables
 from skirl.torchrec import SkirlPlanner, cache_statistics, hardware_config, sharding_plan, table_plan
+from tests.placement.torchrec.model import sharder
+from tests.warm import PIPE, Python
 
 torchrec = pytest.importorskip("torchrec", reason="not installed: constraints/others.txt")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -77,16 +81,16 @@ def test_every_number_is_at_one_rank(sizes, world, optimizer, columns):
     assert "above the mean" in planner.summary()
 
 
-def test_memory_constraints_pins_and_groups_are_kept(tmp_path):
+def test_memory_constraints_and_pins_are_kept(tmp_path):
     sizes = [(1000, 8, 1), (1000, 8, 1), (600, 16, 1), (64, 4, 1)]
     held = sum(rows * (dim + 1) * 4 for rows, dim, _ in sizes)
     model = model_of(*sizes)
     planner = SkirlPlanner(
         topology(2, int(held / 2 * 1.06)), constraints=constraint(sharding_types=["row_wise"], pooling_factors=[3.0]),
-        optimizer="rowwise-adagrad", pins={"t3": 1}, groups={"t1": "g", "t3": "g"}, seconds=2.0,
+        optimizer="rowwise-adagrad", pins={"t3": 1}, seconds=2.0,
     )  # fmt: skip
     plan = planner.plan(model).plan["inner.ebc"]
-    assert plan["t0"].sharding_type == "row_wise" and plan["t1"].ranks == plan["t3"].ranks == [1]
+    assert plan["t0"].sharding_type == "row_wise" and plan["t3"].ranks == [1]
     assert planner._found is not None and max(planner._found[0].placed.used) <= int(held / 2 * 1.06)
     assert planner.table_plan is not None
     planner.table_plan.save(tmp_path / "p.json")
@@ -125,7 +129,7 @@ def test_batches_of_all_ranks_are_counted_together():
     model = model_of((50, 8, 2), (60, 4, 1))
     batches = [batch(n) for n in range(4)]
     sharders = [torchrec.distributed.embeddingbag.EmbeddingBagCollectionSharder()]
-    one, other = (t.spec for t in models.tables_of(model, sharders, models.PlanRequest(2, batches=batches)))
+    one, other = (t.spec for t in tables.tables_of(model, sharders, tables.PlanRequest(2, batches=batches)))
     steps = [
         [
             *batches[n]["f0"].values(),
@@ -139,12 +143,10 @@ def test_batches_of_all_ranks_are_counted_together():
     assert (one.batch, other.batch, one.optimizer) == (2 * 2 * 8, 2 * 8, "sgd")
     [expected, _] = (
         t.spec
-        for t in models.tables_of(model, sharders, models.PlanRequest(2, 8, constraint(pooling_factors=[1.0, 2.0])))
+        for t in tables.tables_of(model, sharders, tables.PlanRequest(2, 8, constraint(pooling_factors=[1.0, 2.0])))
     )
     assert (expected.batch, expected.ids) == (32, 48) and 20 < expected.distinct < 48
-    from skirl.placement.torchrec.trained import sharder
-
-    assert models.optimizer_of("t0", object(), sharder("rowwise-adagrad")) == "rowwise-adagrad"
+    assert tables.optimizer_of("t0", object(), sharder("rowwise-adagrad")) == "rowwise-adagrad"
 
 
 CASES: list[tuple[dict[str, Any], str]] = [
@@ -169,7 +171,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"constraints": {"pooling_factors": [0.0]}}, "table 't0' has 0 ids a batch"),
     ({"batches": [0]}, "there are 1 batches for 2 ranks: give one of each rank at least"),
     ({"optimizer": "lamb"}, "has optimizer 'lamb': set it to one of"),
-    ({"costs": "none.json"}, "none.json is not a file: name costs"),
+    ({"costs": "none.json"}, "none.json is missing: give a folder that holds a finished file of costs"),
     ({"cap": 1000}, " too little: set --memory higher"),
 ]
 
@@ -221,7 +223,7 @@ def test_whatever_the_first_rank_meets_every_rank_is_told(monkeypatch, fails):
         said.append(mine)
         return said[0]
 
-    monkeypatch.setattr("skirl.placement.torchrec.planner.told", heard)
+    monkeypatch.setattr("skirl.placement.torchrec.planner.from_first", heard)
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     monkeypatch.setattr("torch.distributed.get_rank", lambda pg=None: next(ranks))
     no_room = "^the storage reservation leaves no memory for tables: The reserved topology has negative memory.$"
@@ -232,8 +234,6 @@ def test_whatever_the_first_rank_meets_every_rank_is_told(monkeypatch, fails):
 
 
 def test_without_torchrec_it_is_one_sentence(monkeypatch):
-    import sys
-
     monkeypatch.setitem(sys.modules, "torchrec.distributed", None)
     with pytest.raises(ValueError, match="torchrec is not installed: pip install torchrec"):
         SkirlPlanner(None)
@@ -260,36 +260,25 @@ def test_plans_of_theirs_that_are_no_partition_are_refused():
         table_plan(ShardingPlan({}), model, ranks=2)
 
 
-def test_torchrecs_planner_is_asked_and_its_estimates_are_fitted():
-    from skirl.placement.tables.bench_search import problem_of
-    from skirl.placement.tables.pool import pool, task
+def test_fitted_coefficients_estimate_what_costs_say():
+    from torchrec.distributed.planner.constants import DDR_MEM_BW, HBM_MEM_BW, HBM_TO_DDR_MEM_BW, SSD_MEM_BW
+    from torchrec.distributed.planner.estimator.estimator import get_embedding_perf_sharding_evaluator
+    from torchrec.distributed.planner.estimator.types import ShardPerfContext
 
-    made = pool(20, batch=64, max_dim=64, seed=0)
-    of = task(made, 6, 2, np.random.default_rng(0), full=0.5)
-    problem, config = problem_of(of), hardware_config()
-    for asked in (theirs.PlannerSettings("rows", "perf", config), theirs.PlannerSettings("whole")):
-        placed, seconds = theirs.planned(problem, asked)
-        assert placed is not None and placed.score[0] == 0 and seconds > 0
-    assert theirs.timed(problem, 60.0)[2]
-    parts = [[(m.spec, m.spec.rows, m.spec.dim)] for m in made]
-    numbers = fitted.coefficients(parts, np.array([shipped(1.0, 1).compute(*p[0]) for p in parts]))
-    said = theirs.estimated(parts, fitted.config_of(numbers))
-    assert np.allclose(said, [fitted.sizes_of(p) @ numbers for p in parts], rtol=1e-3)
-    assert not np.allclose(theirs.estimated(parts, None), said, rtol=0.5)
-    both = theirs.said_of(parts, 2 * said, fitted.config_of(numbers))
-    assert np.allclose(both["torchrec_fitted_"], 2 * said) and np.median(2 * said / both["torchrec_"]) == pytest.approx(
-        1
-    )
-
-
-def test_a_planner_that_takes_too_long_is_cut_off(monkeypatch: pytest.MonkeyPatch):
-    def slow(*_: object) -> None:
-        for _ in range(600):
-            with suppress(Exception):  # as a planner that tries again
-                time.sleep(0.1)
-
-    monkeypatch.setattr(theirs, "planned", slow)
-    assert theirs.timed(None, 0.05) == (None, 0.05, False)
+    made = generate(20, batch=64, max_dim=64, seed=0, optimizer="rowwise-adagrad")
+    parts = [[(s, s.rows, s.dim)] for s in made]
+    numbers = statistics.coefficients(parts, np.array([shipped(1.0, 1).part(*p[0])[0] for p in parts]))
+    config = statistics.config_of(numbers)
+    evaluator = get_embedding_perf_sharding_evaluator("table_wise", is_inference=False)
+    for s, part in zip(made, parts, strict=True):
+        context = ShardPerfContext(
+            sharding_type="table_wise", compute_kernel="fused", hash_size=s.rows, emb_dim=s.dim, batch_sizes=[s.batch],
+            num_poolings=[1.0], input_lengths=[s.ids / s.batch],
+            device_bw=config.get_device_bw("cpu", "fused", HBM_MEM_BW, DDR_MEM_BW, SSD_MEM_BW, HBM_TO_DDR_MEM_BW),
+        )  # fmt: skip
+        said = evaluator.compute_fwd_comp(context, config) + evaluator.compute_bwd_comp(context, config)
+        assert said == pytest.approx(float(statistics.sizes_of(part) @ numbers), rel=1e-3)
+    assert hardware_config().name == "skirl"
 
 
 def test_cache_statistics_are_those_of_an_lru_cache():
@@ -331,32 +320,24 @@ def test_ids_that_are_no_rows_are_refused(wrong):
 
 
 def test_costs_of_the_operator_that_torchrec_runs_are_measured_and_used(tmp_path, monkeypatch):
-    from skirl.placement.tables import calibrate, fbgemm
-    from skirl.placement.tables import training as training_of_nets
-    from skirl.placement.tables.costs import load_costs, save_costs
-    from skirl.placement.tables.fbgemm import FbgemmArena
-    from skirl.placement.torchrec.kernel import BACKEND
+    from skirl.placement import calibrate, nets
+    from skirl.placement.costs import load_costs, save_costs
+    from skirl.placement.fbgemm import FbgemmArena
     from skirl.torchrec import measure_costs
 
-    for name, value in (("DIMS", (4, 8)), ("BATCHES", (16,)), ("OTHER_BATCHES", (24,)), ("_TABLES", 4)):
+    for name, value in (("DIMS", (4, 8)), ("BATCHES", (16,)), ("OTHER_BATCHES", (24,)), ("TABLES", 4)):
         monkeypatch.setattr(calibrate, name, value)
-    monkeypatch.setattr(training_of_nets, "EPOCHS", 2)
-    monkeypatch.setattr(fbgemm, "FbgemmArena", lambda: FbgemmArena(1 << 16))
-    costs = measure_costs("sgd", combinations=10, minutes=1e-9, out=tmp_path / "a.json")
-    assert (
-        costs.backend == BACKEND == "fbgemm-cpu"
-        and sum(costs.ms["sgd"]) > 0
-        and costs.net is not None
-        and costs.noise is not None
-    )
-    again = load_costs(tmp_path / "a.json", link=1.0, ranks=1, backends=["fbgemm-cpu"])
-    assert again.ms == costs.ms and [path.name for path in tmp_path.iterdir()] == ["a.json"]
-    save_costs(costs, tmp_path / "c.json")
+    monkeypatch.setattr(nets, "EPOCHS", 2)
+    with monkeypatch.context() as smaller:
+        smaller.setattr(calibrate, "arena_of", lambda kernel: FbgemmArena(1 << 16))
+        costs = measure_costs("sgd", combinations=10, minutes=1e-9, out=tmp_path / "a.json")
+    assert costs.kernel == "fbgemm-cpu" and sum(costs.ms["sgd"]) > 0 and costs.noise is not None
+    assert load_costs(tmp_path / "a.json", link=1.0, ranks=1, kernels=["fbgemm-cpu"]).ms == costs.ms
     model = model_of((50, 8, 1), (60, 4, 1))
-    plans = [SkirlPlanner(topology(2), costs=of, seconds=0.2).plan(model) for of in (costs, tmp_path / "c.json")]
+    plans = [SkirlPlanner(topology(2), costs=of, seconds=0.2).plan(model) for of in (costs, tmp_path / "a.json")]
     assert str(plans[0]) == str(plans[1])
-    save_costs(replace(costs, backend="cuda"), tmp_path / "c.json")
-    with pytest.raises(ValueError, match="for backend 'cuda', not for 'fbgemm-cpu' or 'skirl-cpu'"):
+    save_costs(replace(costs, kernel="cuda"), tmp_path / "c.json")
+    with pytest.raises(ValueError, match="for kernel 'cuda', not for 'fbgemm-cpu' or 'skirl-cpu'"):
         SkirlPlanner(topology(2), costs=tmp_path / "c.json").plan(model)
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"optimizer": "ftrl"}, "optimizer is 'ftrl', which FBGEMM's CPU operator lacks: set it to one of sgd, "),
@@ -366,20 +347,59 @@ def test_costs_of_the_operator_that_torchrec_runs_are_measured_and_used(tmp_path
         ({"seed": -1}, "seed is -1: set it to 0 or more"),
         ({"minutes": float("nan")}, "minutes is nan: set it above 0"),
     ]
-    for said, text in wrong:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    for said, text in [*wrong, ({"device": "cuda"}, r"kernel fbgemm-cuda runs on a GPU, and torch .* sees none")]:
         with pytest.raises(ValueError, match=text):
             measure_costs(**said)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(ValueError, match=r"backend fbgemm-cuda runs on a GPU, and torch .* sees none"):
-        measure_costs("adam", device="cuda")
-    save_costs(costs, tmp_path / "c.json")
-    with pytest.raises(ValueError, match="for backend 'fbgemm-cpu', not for 'fbgemm-cuda' or 'skirl-cuda'"):
-        SkirlPlanner(topology(2, device="cuda"), costs=tmp_path / "c.json").plan(model)
     for device, of, wanted in (
-        ("cuda", costs, "'fbgemm-cuda' or 'skirl-cuda'"),
-        ("cpu", replace(costs, backend="fbgemm-cuda"), "'fbgemm-cpu' or 'skirl-cpu'"),
-    ):
-        with pytest.raises(ValueError, match=f"^the costs are for backend '{of.backend}', not for {wanted}: measure"):
+        ("cuda", costs, "'fbgemm-cuda'"), ("cpu", replace(costs, kernel="fbgemm-cuda"), "'fbgemm-cpu' or 'skirl-cpu'"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=f"^the costs are for kernel '{of.kernel}', not for {wanted}: measure"):
             SkirlPlanner(topology(2, device=device), costs=of).plan(model)
-    on_gpu = SkirlPlanner(topology(2, device="cuda"), costs=replace(costs, backend="fbgemm-cuda"), seconds=0.1)
+    on_gpu = SkirlPlanner(topology(2, device="cuda"), costs=replace(costs, kernel="fbgemm-cuda"), seconds=0.1)
     assert len(on_gpu.plan(model).plan["inner.ebc"]) == 2
+
+
+PLANNED = """
+import json, sys, warnings
+warnings.simplefilter("ignore")
+import torch, torchrec
+import torch.distributed as dist
+from torchrec.distributed.planner.types import Topology
+from skirl.torchrec import SkirlPlanner
+
+folder, rank = sys.argv[1], int(sys.argv[2])
+dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+configs = [torchrec.EmbeddingBagConfig(name=f"t{n}", num_embeddings=50 + n, embedding_dim=8, feature_names=[f"f{n}"])
+           for n in range(3)]
+model = torchrec.EmbeddingBagCollection(tables=configs, device=torch.device("meta"))
+said = []
+for cap in (1 << 30, 100):
+    planner = SkirlPlanner(Topology(2, "cpu", ddr_cap=cap, local_world_size=2), 16, seconds=0.2)
+    try:
+        said += [str(planner.collective_plan(model)), planner.table_plan.body(), planner.summary()]
+    except ValueError as error:
+        said.append(str(error))
+print(json.dumps(said))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow  # two processes import TorchRec
+def test_all_ranks_have_the_plan_of_the_first_or_its_error(python: Python, tmp_path):
+    team = [python.start(PLANNED, str(tmp_path), str(rank), stdout=PIPE) for rank in range(2)]
+    first, second = (json.loads(process.communicate(250)[0].splitlines()[-1]) for process in team)
+    assert first[:2] == second[:2] and "busiest" in first[2] and "nothing was planned here" in second[2]
+    assert first[3] == second[3] and "set --memory higher" in first[3]
+
+
+def test_too_many_bytes_are_refused_before_there_is_room_for_them(monkeypatch):
+    def huge(tensor: torch.Tensor, src: int, group: Any = None) -> None:
+        assert tensor.numel() == 1, "room was made"
+        tensor.fill_(1 << 40)
+
+    monkeypatch.setattr("torch.distributed.get_rank", lambda group=None: 1)
+    monkeypatch.setattr("torch.distributed.get_backend", lambda group=None: "gloo")
+    monkeypatch.setattr("torch.distributed.broadcast", huge)
+    with pytest.raises(ValueError, match=r"sends 1,099,511,627,776 bytes, and at most"):
+        planner_module.from_first(None)

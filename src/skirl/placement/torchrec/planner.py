@@ -1,26 +1,25 @@
 """`SkirlPlanner`, which takes the place of TorchRec's EmbeddingShardingPlanner."""
 
+import json
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from skirl.placement.tables.costs import BACKEND as OURS
-from skirl.placement.tables.costs import Costs, check_backend, load_costs, shipped
-from skirl.placement.tables.place import planned
-from skirl.placement.tables.plan_file import PLANS, TablePlan
-from skirl.placement.tables.plan_report import parts_of
-from skirl.placement.tables.problem import Columns, Problem, Ranks
-from skirl.placement.tables.search import SearchResult
-from skirl.placement.torchrec.kernel import BACKEND, ON_GPU
-from skirl.placement.torchrec.models import BATCH, PlanRequest, TheirTable, needed, tables_of
+from skirl.placement.check import exchange_of
+from skirl.placement.costs import KERNELS, Costs, check_kernel, load_costs, shipped
+from skirl.placement.plan_file import PLANS, TablePlan
+from skirl.placement.problem import Columns, Problem
+from skirl.placement.search import SearchResult, plan_tables
 from skirl.placement.torchrec.sharding import exported, sharders_of
-from skirl.placement.torchrec.telling import told
+from skirl.placement.torchrec.tables import BATCH, ModelTable, PlanRequest, needed, tables_of
 from skirl.tools.progress import size
 
 HBM_RESERVED = 0.15
 """Share of a GPU's memory that is left free if no reservation is given, as TorchRec's planner does."""
+MOST = 256 << 20
+"""Most bytes of a message from the first rank."""
 _SHOWN = 8
 
 
@@ -37,20 +36,17 @@ class SkirlPlanner:
     - `storage_reservation`: TorchRec's; if not given, 15% of a GPU's memory is left free, and nothing on a CPU.
     - `constraints`: TorchRec's, by table: sharding types, pooling factors, batch sizes. What cannot be followed is
       refused, such as types without table_wise, unless row_wise is the only one.
-    - `batches`: KeyedJaggedTensors of single ranks, at least one for each: ids and distinct rows are counted in them. Not
-      needed by default, as in TorchRec, whose pooling factors are used then.
+    - `batches`: KeyedJaggedTensors of single ranks, at least one for each: ids and distinct rows are counted in them. If
+      there are none, TorchRec's pooling factors are used.
     - `optimizer`: the row optimizer, by skirl's name; if not given, the one applied in backward or in the sharder's
       `fused_params`, else SGD, which is what TorchRec's kernel falls back to.
-    - `costs`: costs of parts of tables, from `measure_costs` or a file of `skirl place costs`; if not given, those that
+    - `costs`: costs of parts of tables, from `measure_costs` or a file of `skirl place --costs`; if not given, those that
       come with skirl, which are of its own kernels.
     - `columns`: "exact" cuts no table by columns whose optimizer keeps one number per row, since that would train
       another model; "always" and "never" do as they say.
-    - `rows`: whether tables may be cut by rows. True by default, since such a cut trains the same model and lets a table
-      exceed the memory of a rank.
-    - `pins`: ranks of pinned tables, by name; none by default, so that the search decides.
-    - `groups`: group names by table; the tables of a group stay on one rank. None by default: few models need it.
-    - `seconds`: most seconds to search, 30: short compared with any training; the search ends earlier if it can.
-    - `seed`: seed of the random parts of the search, 0: fixed so that a plan can be made again.
+    - `rows`: whether tables may be cut by rows.
+    - `pins`: ranks of pinned tables, by name.
+    - `seconds`: most seconds to search; the search ends earlier if it can.
     """
 
     def __init__(
@@ -66,9 +62,7 @@ class SkirlPlanner:
         columns: Columns = "exact",
         rows: bool = True,
         pins: Mapping[str, int] | None = None,
-        groups: Mapping[str, str] | None = None,
         seconds: float = 30.0,
-        seed: int = 0,
     ) -> None:
         needed()
         if not 0 < seconds < float("inf"):
@@ -76,11 +70,9 @@ class SkirlPlanner:
         if columns not in ("exact", "always", "never"):
             raise ValueError(f"columns is {columns!r}: set it to exact, always or never")
         self.topology, self.reservation, self.constraints = topology, storage_reservation, constraints
-        self.asked = PlanRequest(
-            topology.world_size, batch_size or BATCH, constraints, batches, optimizer, pins, groups
-        )
+        self.request = PlanRequest(topology.world_size, batch_size or BATCH, constraints, batches, optimizer, pins)
         self.columns: Columns = columns
-        self.costs, self.rows, self.seconds, self.seed = costs, rows, seconds, seed
+        self.costs, self.rows, self.seconds = costs, rows, seconds
         self.table_plan: TablePlan | None = None
         """The last plan, in the form that skirl writes to a file."""
         self._found: tuple[SearchResult, Problem] | None = None
@@ -94,12 +86,10 @@ class SkirlPlanner:
         - `sharders`: TorchRec's sharders; the one for EmbeddingBagCollections if not given.
         """
         sharders = sharders_of(sharders)
-        tables = tables_of(module, sharders, self.asked)
-        ranks = Ranks.like(self.topology.world_size)
-        ranks = Ranks(tuple(self._caps(module, sharders)), ranks.speeds, ranks.links)
-        self.table_plan, found, problem = planned(
-            [table.spec for table in tables], ranks, self._costs(), columns=self.columns, rows=self.rows,
-            seconds=self.seconds, seed=self.seed, even_rows=True, forced=[t.spec.name for t in tables if t.forced],
+        tables = tables_of(module, sharders, self.request)
+        self.table_plan, found, problem = plan_tables(
+            [table.spec for table in tables], self._caps(module, sharders), self._costs(), columns=self.columns,
+            rows=self.rows, seconds=self.seconds, forced=[t.spec.name for t in tables if t.forced],
         )  # fmt: skip
         self._found = found, problem
         return self._exported(tables)
@@ -116,22 +106,22 @@ class SkirlPlanner:
 
         if pg is None and not dist.is_initialized():
             raise ValueError("there is no process group: call torch.distributed.init_process_group first, or use plan")
-        found, said, why = None, None, None
+        found, message, why = None, None, None
         if dist.get_rank(pg) == 0:
             try:
                 found = self.plan(module, sharders)
                 assert self.table_plan is not None
-                said = {"plan": PLANS.text(self.table_plan.body())}
-            except Exception as error:  # whatever it is: the others wait to be told
+                message = {"plan": PLANS.text(self.table_plan.body())}
+            except Exception as error:  # whatever it is: the others wait for a message
                 named = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-                said, why = {"wrong": f"{named}{error}"}, error
-        said = told(said, pg)
-        if "wrong" in said:
-            raise ValueError(said["wrong"]) from why
+                message, why = {"wrong": f"{named}{error}"}, error
+        message = from_first(message, pg)
+        if "wrong" in message:
+            raise ValueError(message["wrong"]) from why
         if found is None:
             self._found = None
-            self.table_plan = TablePlan.parsed(said["plan"])
-            found = self._exported(tables_of(module, sharders_of(sharders), self.asked))
+            self.table_plan = TablePlan.parsed(message["plan"])
+            found = self._exported(tables_of(module, sharders_of(sharders), self.request))
         return found
 
     def summary(self) -> str:
@@ -139,28 +129,24 @@ class SkirlPlanner:
         if self.table_plan is None or self._found is None:
             return "nothing was planned here yet"
         (found, problem), plan, lines = self._found, self.table_plan, []
-        placed = found.placed
-        for rank, part in enumerate(parts_of(problem, placed, None, None)):
-            names = [plan.said(n) for n, pieces in enumerate(plan.pieces) if any(r == rank for _, r in pieces)]
+        placed, exchange, load = found.placed, exchange_of(problem, found.placed), found.placed.load
+        for rank, cap in enumerate(problem.caps):
+            names = plan.at(rank)
             more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-            exchange = part["forward_ms"] + part["backward_ms"]
             lines.append(
-                f"rank {rank}: {size(part['bytes'])} of {size(problem.ranks.caps[rank])}, computes "
-                f"{part['compute_ms']:.3f} ms, exchanges {exchange:.3f} ms: {', '.join(names[:_SHOWN])}{more}"
+                f"rank {rank}: {size(int(placed.used[rank]))} of {size(cap)}, computes {load[rank] - exchange[rank]:.3f} "
+                f"ms, exchanges {exchange[rank]:.3f} ms: {', '.join(names[:_SHOWN])}{more}"
             )
-        load = placed.load
-        lines.append(
-            f"busiest: rank {int(load.argmax())}, {load.max():.3f} ms predicted, {load.max() / load.mean() - 1:.1%} above "
-            "the mean"
-        )
+        above = load.max() / load.mean() - 1
+        lines.append(f"busiest: rank {int(load.argmax())}, {load.max():.3f} ms predicted, {above:.1%} above the mean")
         return "\n".join(lines)
 
-    def _exported(self, tables: Sequence[TheirTable]) -> Any:
+    def _exported(self, tables: Sequence[ModelTable]) -> Any:
         assert self.table_plan is not None
         local = self.topology.local_world_size
         return exported(self.table_plan, tables, self.topology.compute_device, local, self.constraints or {})
 
-    def _caps(self, module: Any, sharders: Sequence[Any]) -> list[int]:
+    def _caps(self, module: Any, sharders: Sequence[Any]) -> tuple[int, ...]:
         """Return the bytes that tables may take at each rank."""
         gpu, topology = self.topology.compute_device != "cpu", self.topology
         if self.reservation is not None:
@@ -168,26 +154,26 @@ class SkirlPlanner:
 
             try:
                 topology = self.reservation.reserve(
-                    topology=topology, batch_size=self.asked.batch_size, module=module, sharders=sharders,
+                    topology=topology, batch_size=self.request.batch_size, module=module, sharders=sharders,
                     constraints=self.constraints,
                 )  # fmt: skip
             except PlannerError as error:  # its text goes on for paragraphs
                 first = str(error).partition("\n")[0].strip()
                 raise ValueError(f"the storage reservation leaves no memory for tables: {first}") from error
         elif gpu:
-            return [int(device.storage.hbm * (1 - HBM_RESERVED)) for device in topology.devices]
-        return [int(device.storage.hbm if gpu else device.storage.ddr) for device in topology.devices]
+            return tuple(int(device.storage.hbm * (1 - HBM_RESERVED)) for device in topology.devices)
+        return tuple(int(device.storage.hbm if gpu else device.storage.ddr) for device in topology.devices)
 
     def _costs(self) -> Costs:
         topology = self.topology
         far = topology.world_size > topology.local_world_size
         link = 1e3 * (topology.inter_host_bw if far else topology.intra_host_bw)
-        backends = (BACKEND, OURS) if topology.compute_device == "cpu" else (ON_GPU, "skirl-cuda")
+        kernels = ("fbgemm-cpu", KERNELS[0]) if topology.compute_device == "cpu" else ("fbgemm-cuda",)
         if isinstance(self.costs, Costs):
-            check_backend(self.costs.backend, backends)
+            check_kernel(self.costs.kernel, kernels)
             return replace(self.costs, link=link, ranks=topology.world_size)
         if self.costs is not None:
-            return load_costs(Path(self.costs), link=link, ranks=topology.world_size, backends=backends)
+            return load_costs(Path(self.costs), link=link, ranks=topology.world_size, kernels=kernels)
         if topology.compute_device != "cpu":
             warnings.warn(
                 f"tables are planned for {topology.compute_device} with costs of skirl's CPU kernels: set costs to "
@@ -195,3 +181,22 @@ class SkirlPlanner:
                 stacklevel=3,
             )
         return shipped(link, topology.world_size)
+
+
+def from_first(message: Any, group: Any = None) -> Any:
+    """Return, at every rank, the message of the first rank: JSON, so that nothing is unpickled."""
+    import torch
+    import torch.distributed as dist
+
+    first = 0 if group is None else dist.get_global_rank(group, 0)
+    sends = dist.get_rank(group) == 0
+    on = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend(group) == "nccl" else "cpu"
+    data = json.dumps(message).encode() if sends else b""
+    length = torch.tensor([len(data)], device=on)
+    dist.broadcast(length, first, group=group)
+    if not 0 < (count := int(length)) <= MOST:
+        raise ValueError(f"the first rank sends {count:,} bytes, and at most {MOST:,} are taken")
+    sent = torch.frombuffer(bytearray(data), dtype=torch.uint8) if sends else torch.empty(count, dtype=torch.uint8)
+    sent = sent.to(on)
+    dist.broadcast(sent, first, group=group)
+    return json.loads(bytes(sent.cpu().numpy()))

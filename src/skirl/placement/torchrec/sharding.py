@@ -4,22 +4,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from skirl.placement.tables.evenly import blocks
-from skirl.placement.tables.pieces import Piece
-from skirl.placement.tables.plan_file import TablePlan
-from skirl.placement.torchrec.models import COLUMNS, ROWS, WHOLE, PlanRequest, TheirTable, needed, tables_of
+from skirl.placement.pieces import Piece, blocks
+from skirl.placement.plan_file import TablePlan
+from skirl.placement.torchrec.tables import COLUMNS, ROWS, WHOLE, ModelTable, PlanRequest, needed, tables_of
 
 _PASSED = ("enforce_hbm", "stochastic_rounding", "bounds_check_mode", "output_dtype")
 """Attributes of constraints that a ShardingPlan hands on to the kernel."""
 
 
 def sharders_of(sharders: Iterable[Any] | None) -> list[Any]:
-    """Return the given sharders, or else the one for EmbeddingBagCollections.
-
-    **Arguments**
-
-    - `sharders`: TorchRec's sharders.
-    """
+    """Return the given sharders, or else the one for EmbeddingBagCollections."""
     needed()
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 
@@ -41,11 +35,11 @@ def sharding_plan(
 
     **Arguments**
 
-    - `plan`: from `SkirlPlanner`, or from a file: `skirl place tables --even-rows` writes one, `TablePlan.load` reads it.
+    - `plan`: from `SkirlPlanner`, or from a file: `skirl place` writes one, `TablePlan.load` reads it.
     - `module`: the model, or any module that contains its EmbeddingBagCollections.
     - `sharders`: TorchRec's sharders; the one for EmbeddingBagCollections if not given.
-    - `device`: "cpu", which every machine has, "cuda" or "mtia".
-    - `local_world_size`: number of ranks on one machine; all of them if not given.
+    - `device`: "cpu", "cuda" or "mtia".
+    - `local_world_size`: number of ranks on one host; all of them if not given.
     - `constraints`: TorchRec's, by table; None allows all. Sharding types that they do not allow are refused; their
       rounding, bounds check and output type are handed on.
     """
@@ -53,15 +47,8 @@ def sharding_plan(
     return exported(plan, tables, device, local_world_size or plan.ranks, constraints or {})
 
 
-def exported(plan: TablePlan, tables: Sequence[TheirTable], device: str, local: int, constraints: Any) -> Any:
-    """Return the same for tables that are already known.
-
-    **Arguments**
-
-    - `plan`: a plan of skirl.
-    - `tables`: tables of the model.
-    - `device`, `local`, `constraints`: as for `sharding_plan`.
-    """
+def exported(plan: TablePlan, tables: Sequence[ModelTable], device: str, local: int, constraints: Any) -> Any:
+    """Return the same for tables that are already known."""
     needed()
     from torch.distributed._shard.sharding_spec import ShardMetadata
     from torchrec.distributed.sharding_plan import placement
@@ -106,14 +93,7 @@ def exported(plan: TablePlan, tables: Sequence[TheirTable], device: str, local: 
 def laid_out(
     name: str, rows: int, dim: int, pieces: Sequence[tuple[Piece, int]], ranks: int
 ) -> tuple[str, list[tuple[Piece, int]]]:
-    """Return TorchRec's name for this way to cut a table, and its shards in TorchRec's order.
-
-    **Arguments**
-
-    - `name`, `rows`, `dim`: of the table.
-    - `pieces`: pieces of the table, with the rank of each.
-    - `ranks`: number of ranks.
-    """
+    """Return TorchRec's name for this way to cut a table, and its shards in TorchRec's order."""
     ordered = sorted(pieces)
     if len(ordered) == 1:
         return WHOLE, ordered
@@ -121,9 +101,9 @@ def laid_out(
         for rank in {rank for _, rank in ordered}:
             widths = [p.dim for p, at in ordered if at == rank]
             if len(set(widths)) > 1:  # its kernel assumes that all parts of a table at a rank have one width
-                said = " and ".join(map(str, widths))
+                unlike = " and ".join(map(str, widths))
                 raise ValueError(
-                    f"table {name!r} has parts of {said} columns at rank {rank}: make them equally wide for TorchRec"
+                    f"table {name!r} has parts of {unlike} columns at rank {rank}: make them equally wide for TorchRec"
                 )
         return COLUMNS, sorted(ordered, key=lambda of: of[0].col)
     even = [(Piece(ordered[0][0].table, a, b, 0, dim), r) for r, (a, b) in enumerate(blocks(rows, ranks))]
@@ -132,20 +112,18 @@ def laid_out(
     how = "both ways" if any(p.dim < dim for p, _ in ordered) else "unevenly, or not over all ranks"
     raise ValueError(
         f"table {name!r} is cut by rows {how}; TorchRec looks rows up as if they were cut evenly over all ranks: plan with "
-        "`skirl place tables --even-rows`"
+        "`skirl place`"
     )
 
 
 def table_plan(
     sharding: Any, module: Any, sharders: Iterable[Any] | None = None, *, ranks: int, optimizer: str | None = None
 ) -> TablePlan:
-    """Return TorchRec's ShardingPlan as a plan of skirl, to save and to score. It must cover each row and column once.
+    """Return TorchRec's ShardingPlan as a plan of skirl, for `ranks` ranks. It must cover each row and column once.
 
     **Arguments**
 
-    - `sharding`: the ShardingPlan.
-    - `module`: the model that it is for.
-    - `sharders`: TorchRec's sharders; the one for EmbeddingBagCollections if not given.
+    - `sharding`, `module`, `sharders`: the ShardingPlan, its model and sharders.
     - `ranks`: number of ranks.
     - `optimizer`: the row optimizer; the one that model or sharder name if not given.
     """

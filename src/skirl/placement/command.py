@@ -1,0 +1,235 @@
+"""`skirl place`: flags and printed output. The work itself is imported when it runs."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from skirl.data.flags import DataFlags
+from skirl.models.flags import ModelFlags
+from skirl.tools.flags import Composed
+from skirl.tools.progress import Progress, size
+from skirl.tools.units import parse_bytes
+from skirl.train.flags import OptimizerFlags, ShowFlags
+
+MOST_RANKS = 1024
+BALANCED, FAR_OFF = 0.02, 0.1
+"""Shares: by how much the busiest rank is above the mean if the ranks are busy alike, and measured times off the costs."""
+_SHOWN = 8
+"""Most tables of a rank that are printed."""
+_SITES = (
+    "skirl place plans tables for TorchRec; rows over several stores: write a plan for --store placed:PLAN.json by hand"
+)
+
+
+@dataclass(frozen=True)
+class Place(Composed):
+    """Plan which rank keeps which tables, or parts of tables.
+
+    >>> flags = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 64, "steps": 3, "quiet": True}
+    >>> result = Place.of(**flags, seconds=0.1, no_measure=True, out=None).run()
+    >>> len(result["ranks"]), result["check"]
+    (2, None)
+    """
+
+    group: ClassVar[str] = "output"
+    common: ClassVar[tuple[str, ...]] = (
+        "tables", "data", "model", "dim", "batch", "steps", "ranks", "memory", "link", "out",
+    )  # fmt: skip
+    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "plan": ("columns", "no_rows", "seconds"),
+        "costs": ("kernel", "costs", "minutes", "no_measure"),
+    }
+    defaults: ClassVar[Mapping[str, Any]] = {"steps": 20}
+    positional: ClassVar[str] = "tables"
+    elsewhere: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("sites", "stores", "rates", "cache", "depth", "prefetch", "step-ms", "move-at-most", "from", "trainers"),
+        _SITES,
+    )
+
+    data: DataFlags = field(default_factory=DataFlags)
+    model: ModelFlags = field(default_factory=ModelFlags)
+    optimizer: OptimizerFlags = field(default_factory=OptimizerFlags)
+    show: ShowFlags = field(default_factory=ShowFlags)
+    tables: Path | None = None
+    """A JSON file that lists the tables; if not given, they are those of --model, counted in batches of --data."""
+    ranks: int = 2
+    """The number of ranks."""
+    memory: tuple[str, ...] | None = None
+    """The most memory that the tables of each rank may take with their optimizer state, such as 16GB; one value applies
+    to all ranks. No limit if not given."""
+    link: str = "10Gbit"
+    """The rate at which each rank exchanges pooled rows, in each direction."""
+    kernel: Literal["skirl-cpu", "fbgemm-cpu", "fbgemm-cuda"] = "skirl-cpu"
+    """The kernels that will run the plan, and that are measured: skirl's, or FBGEMM's operator, which TorchRec runs; on a
+    GPU it is unproven."""
+    columns: Literal["exact", "always", "never"] = "exact"
+    """Cut tables by columns. exact: except where the optimizer keeps a single number for each row, since a
+    cut would then train another model."""
+    no_rows: bool = False
+    """Do not cut tables by rows."""
+    seconds: float = 30.0
+    """The most seconds to search; the best plan so far is used."""
+    costs: Path = Path("costs.json")
+    """The file that keeps costs of parts of tables; if there is none, they are measured, and it is written."""
+    minutes: float = 0.5
+    """Minutes to measure costs once everything is prepared."""
+    no_measure: bool = False
+    """Measure nothing here: take --costs, or costs that come with skirl, and the plan that is predicted to be best."""
+    out: Path | None = Path("tables-plan.json")
+    """The file to write the plan to."""
+    force: bool = False
+    """Replace the file if it exists."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.ranks <= MOST_RANKS:
+            raise ValueError(f"ranks is {self.ranks}: set it to 1 to {MOST_RANKS}")
+        if self.memory is not None and len(self.memory) not in (1, self.ranks):
+            text = " ".join(self.memory)
+            raise ValueError(f"memory is {text}, and there are {self.ranks} ranks: name one for each")
+        for name in ("seconds", "minutes"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} is {getattr(self, name)}: set it above 0")
+        for name in ("out", "costs"):
+            if (path := getattr(self, name)) is not None and path.suffix != ".json":
+                raise ValueError(f"{name} is {str(path)!r}: name a file that ends in .json")
+        if self.out is not None and self.out.exists() and not self.force:
+            raise ValueError(
+                f"out is {self.out}, which already exists: name another file, or add --force to replace it"
+            )
+        self.caps()
+        self.rate()
+
+    def caps(self) -> tuple[int, ...]:
+        """Return the bytes that each rank may hold."""
+        from skirl.placement.problem import UNBOUND
+
+        for text in self.memory or ():
+            try:
+                enough = parse_bytes(text) > 0
+            except ValueError:
+                enough = False
+            if not enough:
+                raise ValueError(f"memory is {text!r}: set it to a size like 16GB")
+        caps = [UNBOUND] if self.memory is None else list(map(parse_bytes, self.memory))
+        return tuple(caps if len(caps) == self.ranks else caps * self.ranks)
+
+    def rate(self) -> float:
+        """Return the bytes a second of --link."""
+        from skirl.store.link import Link
+
+        try:
+            return Link.parse(f"{self.link},0us").rate
+        except ValueError:
+            raise ValueError(f"link is {self.link!r}: write a rate like 10Gbit") from None
+
+    def run(self) -> dict[str, Any]:
+        """Count, measure, search, measure the best plans, and write the best of them."""
+        import numpy as np
+
+        from skirl.placement.calibrate import costs_for
+        from skirl.placement.check import check_plans, exchange_of
+        from skirl.placement.lookups import count_tables
+        from skirl.placement.measure import arena_of, check_specs
+        from skirl.placement.plan_file import TablePlan
+        from skirl.placement.problem import UNBOUND
+        from skirl.placement.search import plan_tables
+        from skirl.placement.spec import canonical, read_specs
+        from skirl.train.recipe import Recipe
+
+        shown: dict[str, Any] = {"to": sys.stderr if self.show.json else sys.stdout, "quiet": self.show.quiet}
+        if self.tables is not None:
+            specs = read_specs(self.tables)
+        else:
+            specs = count_tables(Recipe(data=self.data, model=self.model, optimizer=self.optimizer), **shown)
+        check_specs(self.kernel, specs, self.no_measure)  # before the search, which may take long
+        costs = costs_for(
+            self.kernel, {spec.optimizer for spec in specs}, self.costs, link=self.rate(), ranks=self.ranks,
+            minutes=None if self.no_measure else self.minutes, **shown,
+        )  # fmt: skip
+        plan, found, problem = plan_tables(
+            specs, self.caps(), costs, columns=self.columns, rows=not self.no_rows, seconds=self.seconds
+        )
+        placed, checked = found.placed, None
+        if not self.no_measure:
+            with Progress("measure plans", steps=None, **shown):
+                checked = check_plans(problem, found, arena_of(self.kernel), self.data.seed)
+            placed = checked.placed
+            plan = TablePlan.of(specs, canonical(specs), placed)
+        if self.out is not None:
+            plan.save(self.out)
+        exchange = exchange_of(problem, placed)
+        round_robin = problem.at(problem.root(), np.array(canonical(specs), np.int64) % self.ranks)
+        ranks = [
+            {
+                "rank": rank, "bytes": int(placed.used[rank]), "memory": None if cap >= UNBOUND else cap,
+                "compute_ms": float(placed.load[rank] - exchange[rank]), "exchange_ms": float(exchange[rank]),
+                "measured_ms": None if checked is None else float(checked.compute[rank]),
+                "tables": plan.at(rank),
+            }
+            for rank, cap in enumerate(problem.caps)
+        ]  # fmt: skip
+        load = placed.load if checked is None else checked.compute + exchange
+        result = {
+            "tables": len(specs), "cut": sum(len(of) > 1 for of in plan.pieces), "ranks": ranks, "kernel": self.kernel,
+            "busiest": int(load.argmax()), "busiest_ms": float(load.max()), "predicted_ms": float(placed.load.max()),
+            "balance": float(load.max() / load.mean()), "round_robin_ms": float(round_robin.load.max()),
+            "seconds": found.seconds, "in_time": found.in_time, "noise": costs.noise, "check": None,
+            "out": None if self.out is None else str(self.out),
+        }  # fmt: skip
+        if checked is not None:
+            result["check"] = {"busiest_ms": checked.busiest, "chosen": checked.chosen, "noise": checked.noise}
+        return result | {"sentence": self._advice(result)}
+
+    def _advice(self, result: dict[str, Any]) -> str:
+        busiest, fewer = result["ranks"][result["busiest"]], max(1, self.ranks - 1)
+        measured, computed = busiest["measured_ms"], max(busiest["compute_ms"], 1e-9)
+        if not result["in_time"]:
+            return f"The search ran out of time: set --seconds {max(2, round(4 * self.seconds))}."
+        if result["balance"] - 1 <= BALANCED:
+            if computed <= busiest["exchange_ms"]:
+                return (
+                    "The ranks are busy alike and exchange more than they compute: a faster --link, or fewer --ranks."
+                )
+            return f"The ranks are busy alike: for a shorter step set --ranks {2 * self.ranks}."
+        if measured is not None and abs(measured / computed - 1) > FAR_OFF:
+            return "Measured times are far from the costs: measure these again, with a new file for --costs."
+        if self.no_rows:
+            return "A table that is not cut keeps one rank busy: leave --no-rows out."
+        if len(busiest["tables"]) == 1 and " (" in busiest["tables"][0]:
+            name = busiest["tables"][0].partition(" (")[0]
+            return f"{name} is cut, and no other cut that fits makes the ranks more alike: set --ranks {fewer}."
+        return (
+            "Tables that are pinned, too small to cut or not allowed to be cut keep one rank busy: set "
+            f"--ranks {fewer}, or unpin them."
+        )
+
+    def summary(self, result: dict[str, Any]) -> dict[str, str]:
+        """Return the plan as printed lines, by name."""
+        lines, checked = {"tables": f"{result['tables']:,}, {result['cut']:,} of them cut"}, result["check"]
+        for rank in result["ranks"]:
+            names = rank["tables"]
+            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            memory = "" if rank["memory"] is None else f" of {size(rank['memory'])}"
+            measured = "" if checked is None else f" (measured {rank['measured_ms']:.3f})"
+            lines[f"rank {rank['rank']}"] = (
+                f"{size(rank['bytes'])}{memory}; a step computes {rank['compute_ms']:.3f} ms{measured} and exchanges "
+                f"{rank['exchange_ms']:.3f} ms\n{', '.join(names[:_SHOWN])}{more}"
+            )
+        how, above = "predicted" if checked is None else "measured", result["balance"] - 1
+        lines["busiest"] = (
+            f"rank {result['busiest']}, {result['busiest_ms']:.3f} ms {how}, {above:.1%} above perfect balance; dealing "
+            f"tables in turn would take {result['round_robin_ms'] / result['predicted_ms']:.2f} times as long"
+        )
+        if checked is not None:
+            times = ", ".join(f"{ms:.3f}" for ms in checked["busiest_ms"])
+            lines["check"] = (
+                f"the best plans take {times} ms, number {checked['chosen'] + 1} is used; measuring again differs by "
+                f"{checked['noise']:.1%}"
+            )
+        lines["exchange"] = f"bytes over --link {self.link}, not measured"
+        lines["search"] = f"{result['seconds']:.1f} s" + ("" if result["in_time"] else "; stopped by --seconds")
+        if result["out"] is not None:
+            lines["plan"] = result["out"]
+        return lines | {"advice": result["sentence"]}

@@ -1,0 +1,137 @@
+"""The file of a plan of tables: every table's pieces and their ranks, checked to cover it once when it is read."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from skirl.placement.pieces import Piece, check_cover
+from skirl.placement.problem import Placed, Problem
+from skirl.placement.spec import TableSpec
+from skirl.tools.sealed_json import COUNT, TEXT, Readable
+
+FORMAT, VERSION = "skirl-table-plan", 1
+_PIECE = {"rank": COUNT, "rows": [COUNT], "columns": [COUNT]}
+_FORM = {
+    "ranks": COUNT,
+    "tables": [{"name": TEXT, "rows": COUNT, "dim": COUNT, "optimizer": TEXT, "pieces": [_PIECE]}],
+}
+PLANS = Readable(FORMAT, VERSION, "plan of tables", "skirl place", _FORM, most=256 << 20)
+"""The format of plan files."""
+
+
+@dataclass(frozen=True)
+class TablePlan:
+    """A plan of where every row and column of some tables is to be."""
+
+    ranks: int
+    tables: tuple[tuple[str, int, int, str], ...]
+    pieces: tuple[tuple[tuple[Piece, int], ...], ...]
+
+    def __post_init__(self) -> None:
+        if self.ranks < 1:
+            raise ValueError(f"the plan has {self.ranks} ranks: set it to 1 or more")
+        twice = next((name for name, n in Counter(name for name, *_ in self.tables).items() if n > 1), None)
+        if twice is not None:
+            raise ValueError(f"table {twice!r} is in the plan twice: remove one of them")
+        if not self.tables:
+            raise ValueError("the plan has no table: name at least one")
+        for (name, *_), pieces in zip(self.tables, self.pieces, strict=True):
+            for _, rank in pieces:
+                if not 0 <= rank < self.ranks:
+                    raise ValueError(
+                        f"table {name!r} has a piece at rank {rank}: there are ranks 0 to {self.ranks - 1}"
+                    )
+        specs = [
+            TableSpec(name, rows, dim, 1, 1.0, 1.0, optimizer=optimizer) for name, rows, dim, optimizer in self.tables
+        ]
+        check_cover(specs, [piece for pieces in self.pieces for piece, _ in pieces])
+
+    @classmethod
+    def of(cls, specs: Sequence[TableSpec], order: Sequence[int], placed: Placed) -> "TablePlan":
+        """Make a plan of what a search found."""
+        pieces: list[list[tuple[Piece, int]]] = [[] for _ in specs]
+        for piece, rank in zip(placed.items, placed.at.tolist(), strict=True):
+            number = order[piece.table]
+            pieces[number].append((piece._replace(table=number), rank))
+        tables = tuple((spec.name, spec.rows, spec.dim, spec.optimizer) for spec in specs)
+        return cls(len(placed.caps), tables, tuple(tuple(sorted(of)) for of in pieces))
+
+    def body(self) -> dict[str, Any]:
+        """Return what the file stores, except its format and its digest."""
+        tables = [
+            {
+                "name": name, "rows": rows, "dim": dim, "optimizer": optimizer,
+                "pieces": [
+                    {"rank": rank, "rows": [p.row, p.row_end], "columns": [p.col, p.col_end]} for p, rank in pieces
+                ],
+            }
+            for (name, rows, dim, optimizer), pieces in zip(self.tables, self.pieces, strict=True)
+        ]  # fmt: skip
+        return {"ranks": self.ranks, "tables": tables}
+
+    def save(self, path: Path) -> None:
+        """Write the file."""
+        PLANS.write(path, self.body())
+
+    @classmethod
+    def load(cls, path: Path) -> "TablePlan":
+        """Read a file. Raise a ValueError that names it if it is wrong."""
+        return PLANS.load(path, cls.parsed)
+
+    @classmethod
+    def parsed(cls, text: str) -> "TablePlan":
+        """Parse a plan. Raise a ValueError if it is wrong."""
+        body = PLANS.body(text)
+        tables, pieces = [], []
+        for number, table in enumerate(body["tables"]):
+            tables.append((table["name"], table["rows"], table["dim"], table["optimizer"]))
+            pieces.append(tuple(_piece(number, table["name"], piece) for piece in table["pieces"]))
+        return cls(body["ranks"], tuple(tables), tuple(pieces))
+
+    def check(self, specs: Sequence[TableSpec]) -> None:
+        """Raise a ValueError, with what was found and expected, unless the plan is for these tables."""
+        known = {name: of for name, *of in self.tables}
+        names = {spec.name for spec in specs}
+        if missing := [spec.name for spec in specs if spec.name not in known]:
+            raise ValueError(
+                f"the plan has no table {missing[0]!r}, it has {', '.join(list(known)[:5])}: make it again"
+            )
+        if over := [name for name in known if name not in names]:
+            raise ValueError(f"the plan has a table {over[0]!r} that the tables do not include: make the plan again")
+        for spec in specs:
+            for what, planned, found in zip(
+                ("rows", "dim", "optimizer"), known[spec.name], (spec.rows, spec.dim, spec.optimizer), strict=True
+            ):
+                if planned != found:
+                    raise ValueError(
+                        f"table {spec.name!r} has {what} {planned} in the plan and {found} now: make the plan again"
+                    )
+
+    def placed(self, problem: Problem) -> Placed:
+        """Return the plan as a placement of a problem's tables, in the problem's order."""
+        numbers = {name: number for number, (name, *_) in enumerate(self.tables)}
+        items, at = [], []
+        for table, spec in enumerate(problem.specs):
+            for piece, rank in self.pieces[numbers[spec.name]]:
+                items.append(piece._replace(table=table))
+                at.append(rank)
+        return problem.at(tuple(items), np.array(at, np.int64))
+
+    def at(self, rank: int) -> list[str]:
+        """Return the tables of a rank, each with how it is cut."""
+        found = []
+        for (name, _, dim, _), pieces in zip(self.tables, self.pieces, strict=True):
+            if any(at == rank for _, at in pieces):
+                how = "columns" if pieces[0][0].dim < dim else "rows"
+                found.append(name if len(pieces) == 1 else f"{name} ({len(pieces)} parts by {how})")
+        return found
+
+
+def _piece(number: int, name: str, body: Mapping[str, Any]) -> tuple[Piece, int]:
+    if len(body["rows"]) != 2 or len(body["columns"]) != 2:
+        raise ValueError(f"table {name!r} has a piece that is not of two ends of rows and of columns: correct it")
+    return Piece(number, *body["rows"], *body["columns"]), body["rank"]

@@ -1,0 +1,419 @@
+"""The search for a plan that TorchRec can run. It chooses which tables are cut by rows, evenly over all ranks; the others
+stay whole or are cut by columns, by a beam over halvings, each of whose states is placed greedily and then improved."""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+import numpy as np
+
+from skirl.core.optim import ROW_OPTIMIZERS
+from skirl.placement.costs import TERMS, Costs
+from skirl.placement.nets import SUMS
+from skirl.placement.pieces import Piece, blocks, halves, whole
+from skirl.placement.plan_file import TablePlan
+from skirl.placement.problem import Columns, Placed, Problem, over_caps
+from skirl.placement.spec import TableSpec, canonical
+from skirl.tools.progress import size
+
+BEST = 4
+"""Choices of tables to cut by rows that are searched in full."""
+FEW = 7
+"""Up to this many tables, every choice is tried."""
+TRIED = 40
+"""Tables, longest first, that are moved in and out of the best choice."""
+QUICK, SPARED = 0.5, 0.05
+"""Shares of the time: what the choices may take, and what is left for putting the plan together."""
+_NAMED = 3
+WIDTH, WIDEST, TOGETHER = 3, 60, 8000
+"""States that a beam keeps: `WIDTH`, or more for few tables, up to `WIDEST`, so that states times the square of the
+number of items are about `TOGETHER`. Few tables on many ranks need cuts of several of them at once, which a narrow beam
+drops on the way."""
+CANDIDATES, MORE_CANDIDATES, FEW_ITEMS = 10, 20, 24
+"""Items of a state that are cut: `CANDIDATES`, or `MORE_CANDIDATES` where there are at most `FEW_ITEMS` tables."""
+PATIENCE = 3
+"""Depths without gain after which the beam ends."""
+MEMORY_WEIGHTS = (0.0, 0.5, 2.0, 8.0)
+"""The greedy grid: weights of bytes relative to time, in the orders in which items are placed."""
+SMALL = 150
+"""Up to this many items, each state is also placed from nothing."""
+_LEAST_GAIN = 1e-6
+BEAM = 0.8
+"""Share of the time by which the beam ends."""
+
+
+@dataclass
+class SearchResult:
+    """The best placement, whether the search ended by itself, and the next best ones."""
+
+    placed: Placed
+    seconds: float = 0.0
+    in_time: bool = True
+    others: list[Placed] = field(default_factory=list)
+
+
+def plan_tables(
+    specs: Sequence[TableSpec], caps: tuple[int, ...], costs: Costs, *, columns: Columns = "exact", rows: bool = True,
+    seconds: float = 30.0, forced: Sequence[str] = (),
+) -> tuple[TablePlan, SearchResult, Problem]:  # fmt: skip
+    """Return a plan within memory, what the search found, and the problem that it searched.
+
+    Tables named in `forced` have to be cut by rows. Raise a ValueError if no plan fits.
+    """
+    order = canonical(specs)
+    problem = Problem([specs[n] for n in order], caps, costs, columns, rows)
+    held = [spec.nbytes(spec.rows, spec.dim) for spec in specs]
+    if sum(held) > sum(caps):
+        lacks, largest = sum(held) - sum(caps), sorted(range(len(held)), key=lambda n: -held[n])[:_NAMED]
+        names = ", ".join(f"{specs[n].name} {size(held[n])}" for n in largest)
+        more = math.ceil(lacks / (sum(caps) / len(caps)))
+        raise ValueError(
+            f"the tables take {size(sum(held))} with their optimizer state ({names}), the ranks hold {size(sum(caps))}, "
+            f"{size(lacks)} too little: set --memory higher, or --ranks to {len(caps) + more}"
+        )
+    if forced and not rows:
+        raise ValueError(f"table {forced[0]!r} has to be cut by rows, and rows is False: leave one of the two out")
+    numbers = [n for n, spec in enumerate(problem.specs) if spec.name in set(forced)]
+    found = search(problem, forced=numbers, seconds=seconds)
+    over = over_caps(problem, found.placed)
+    if max(over) > 0:
+        raise ValueError(_no_plan(problem, found, over))
+    return TablePlan.of(specs, order, found.placed), found, problem
+
+
+def _no_plan(problem: Problem, found: SearchResult, over: Sequence[int]) -> str:
+    worst = max(range(len(over)), key=lambda r: over[r])
+    specs = [problem.specs[piece.table] for piece in found.placed.pieces(worst)]
+    names = sorted({spec.name for spec in specs if not (problem.by_rows(spec) or problem.by_columns(spec))})[:_NAMED]
+    why = f" ({', '.join(names)} may not be cut)" if names else ""
+    cuts = "let tables be cut by rows, " if names or not problem.rows else ""
+    more = "set --memory" if found.in_time else "set --seconds higher, since the search ran out of time, or --memory"
+    return (
+        f"found no plan that fits: rank {worst} exceeds its memory by {size(over[worst])}{why}: {cuts}{more} higher, or "
+        "--ranks"
+    )
+
+
+def search(
+    problem: Problem, *, forced: Iterable[int] = (), seconds: float = 30.0,
+    now: Callable[[], float] = time.perf_counter,
+) -> SearchResult:  # fmt: skip
+    """Search for a placement in which each table is whole, cut by columns, or cut into `blocks` of rows at the ranks."""
+    warm()
+    return _RowCuts(problem, frozenset(forced), seconds, now).run()
+
+
+@dataclass
+class _RowCuts:
+    problem: Problem
+    forced: frozenset[int]
+    seconds: float
+    now: Callable[[], float]
+    tried: dict[frozenset[int], tuple[int, float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.began = self.now()
+        ranks, specs = len(self.problem.caps), self.problem.specs
+        may = (n for n, spec in enumerate(specs) if spec.rows >= ranks and self.problem.by_rows(spec))
+        self.may = [n for n in may if n not in self.forced]
+        self.blocks = _Blocks(self.problem, [*self.forced, *self.may])
+
+    def late(self, share: float) -> bool:
+        return self.now() - self.began >= self.seconds * share
+
+    def run(self) -> SearchResult:
+        self.choose()
+        sets = sorted(self.tried, key=lambda cut: (self.tried[cut], sorted(cut)))[:BEST]
+        found = list[Placed]()
+        in_time = not self.late(QUICK)
+        for number, cut in enumerate(sets):
+            left = max(0.0, (1 - SPARED) * self.seconds - (self.now() - self.began)) / (len(sets) - number)
+            if found and left == 0.0:
+                in_time = False
+                break
+            rest = _Rest(self.problem, cut, self.blocks)
+            result = beam_search(rest, seconds=left, now=self.now)
+            in_time = in_time and result.in_time
+            found.append(rest.whole_of(rest.side_by_side(result.placed)))
+        best, *others = sorted(found, key=lambda placed: placed.score)
+        fitting = [placed for placed in others if placed.score[0] == 0]
+        return SearchResult(best, self.now() - self.began, in_time, fitting)
+
+    def rate(self, cut: frozenset[int]) -> None:
+        """Score a choice of tables to cut, with the others whole, by moves and swaps alone."""
+        if cut in self.tried:
+            return
+        rest = _Rest(self.problem, cut, self.blocks)
+        root = rest.root()
+        compute, exchange, nbytes, *_ = rest.arrays(root)
+        ms, best = compute + exchange, list[tuple[int, float]]()
+        for sizes in (ms, nbytes / nbytes.sum() * ms.sum() + ms / 2):
+            greedy = rest.greedy(root, np.argsort(-sizes, kind="stable"))
+            best.append(rest.improved(greedy, clock=lambda: self.late(QUICK)).score)
+            if best[-1][0] == 0:
+                break
+        self.tried[cut] = min(best)
+
+    def choose(self) -> None:
+        """Try every choice of a few tables.
+
+        Of many, try the longest and the largest ones, then put single ones in and out as long as that gains.
+        """
+        cost = [self.problem.cost(whole(n, spec)) for n, spec in enumerate(self.problem.specs)]
+        self.rate(self.forced)
+        self.rate(self.forced | frozenset(self.may))  # it fits wherever all tables do
+        if len(self.may) <= FEW:
+            for n in range(1 << len(self.may)):
+                if self.late(QUICK):
+                    break
+                self.rate(self.forced | {table for k, table in enumerate(self.may) if n >> k & 1})
+            return
+        by_ms = sorted(self.may, key=lambda n: -(cost[n][0] + cost[n][1]))
+        for order in (by_ms, sorted(self.may, key=lambda n: -cost[n][2])):
+            for count in _counts(len(order)):
+                if self.late(QUICK / 2):
+                    break
+                self.rate(self.forced | frozenset(order[:count]))
+        best = min(self.tried, key=lambda cut: (self.tried[cut], sorted(cut)))
+        while not self.late(QUICK):
+            before = self.tried[best]
+            for n in by_ms[:TRIED]:
+                if self.late(QUICK):
+                    break
+                self.rate(best ^ {n})
+            best = min(self.tried, key=lambda cut: (self.tried[cut], sorted(cut)))
+            if self.tried[best] >= before:
+                break
+
+
+def _counts(tables: int) -> Sequence[int]:
+    """Return the numbers of tables to try: every one up to 16, then fewer and fewer."""
+    counts = [*range(1, min(tables, 16) + 1)]
+    while counts and counts[-1] < tables:
+        counts.append(min(tables, counts[-1] + max(1, counts[-1] // 4)))
+    return counts
+
+
+class _Blocks:
+    """Costs of blocks at each rank, without a look at each: all blocks of a table but the last have the same rows."""
+
+    def __init__(self, problem: Problem, tables: Iterable[int]) -> None:
+        self.ranks, count = len(problem.caps), len(problem.specs)
+        self.full, self.last = np.zeros((count, 3 + SUMS)), np.zeros((count, 3 + SUMS))
+        self.of_full = np.zeros(count, np.int64)
+        """For each table, the number of blocks with as many rows as a block may have."""
+        for n in tables:
+            spec = problem.specs[n]
+            size = -(-spec.rows // self.ranks)
+            self.of_full[n] = spec.rows // size
+            for into, rows in ((self.full, size), (self.last, spec.rows % size)):
+                if rows:
+                    piece = Piece(n, 0, rows, 0, spec.dim)
+                    into[n] = (*problem.cost(piece), *problem.adds(piece))
+
+    def of(self, tables: Sequence[int]) -> np.ndarray:
+        """Return the compute ms, exchange ms, bytes and sums for a net of each rank's blocks: [ranks, 3 + SUMS]."""
+        full, last = (np.zeros((self.ranks + 1, 3 + SUMS)) for _ in range(2))
+        np.add.at(full, self.of_full[tables], self.full[tables])
+        np.add.at(last, self.of_full[tables], self.last[tables])
+        return (
+            np.cumsum(full[::-1], axis=0)[::-1][1:] + last[:-1]
+        )  # rank r has a full block of each table with more than r of them
+
+
+class _Rest(Problem):
+    """The problem that is left when some tables are cut: a rank's blocks of them are one item, which stays there."""
+
+    def __init__(self, of: Problem, cut: frozenset[int], row_blocks: _Blocks) -> None:
+        self.of, self.cut, tables = of, cut, len(of.specs)
+        known, adds, stay = dict(of._known), dict(of._adds), list[TableSpec]()
+        for rank, (compute, exchange, nbytes, *sums) in enumerate(row_blocks.of(sorted(cut)).tolist()):
+            if nbytes:
+                key = (tables + len(stay), 1, 1)
+                known[key], adds[key] = (compute, exchange, int(nbytes)), np.array(sums)
+                stay.append(TableSpec(f"\0{rank}", 1, 1, 1, 1.0, 1.0, (), of.specs[0].optimizer, rank, "no"))
+        super().__init__([*of.specs, *stay], of.caps, of.costs, of.columns, False, known, adds)
+
+    def root(self) -> tuple[Piece, ...]:
+        """Return the tables that are not cut, and for each rank the item that stays there."""
+        return tuple(piece for piece in super().root() if piece.table not in self.cut)
+
+    def side_by_side(self, placed: Placed) -> Placed:
+        """Return the placement with each rank's columns of a table side by side.
+
+        TorchRec cannot run parts of one table with different widths at one rank.
+        """
+        columns: dict[int, dict[int, int]] = {}
+        items, at = list[Piece](), list[int]()
+        for piece, rank in zip(placed.items, placed.at.tolist(), strict=True):
+            if piece.dim < self.specs[piece.table].dim:
+                of = columns.setdefault(piece.table, {})
+                of[rank] = of.get(rank, 0) + piece.dim
+            else:
+                items.append(piece)
+                at.append(rank)
+        for table, by_rank in columns.items():
+            end = 0
+            for rank, width in sorted(by_rank.items()):
+                items.append(whole(table, self.specs[table])._replace(col=end, col_end=end + width))
+                at.append(rank)
+                end += width
+        return self.at(tuple(items), np.array(at, np.int64))
+
+    def whole_of(self, placed: Placed) -> Placed:
+        """Return the placement of the whole problem that this one stands for, with the blocks of cut tables."""
+        kept = [n for n, piece in enumerate(placed.items) if piece.table < len(self.of.specs)]
+        items, at = [placed.items[n] for n in kept], [int(placed.at[n]) for n in kept]
+        for table in sorted(self.cut):
+            spec = self.of.specs[table]
+            for rank, (begin, end) in enumerate(blocks(spec.rows, len(self.caps))):
+                if begin < end:
+                    items.append(Piece(table, begin, end, 0, spec.dim))
+                    at.append(rank)
+        return Placed(tuple(items), np.array(at, np.int64), placed.load, placed.used, placed.caps, placed.slow)
+
+
+# Cuts by columns
+
+
+def beam_search(
+    problem: Problem, *, seconds: float = 30.0, now: Callable[[], float] = time.perf_counter
+) -> SearchResult:
+    """Search for a placement of tables, whole or cut by columns, whose busiest rank is hardly busier than it has to be.
+
+    It exceeds a cap only if no placement within the caps is found. The plan of a search that ends by itself depends only
+    on the problem.
+    """
+    warm()
+    return _Beam(problem, seconds, now).run()
+
+
+@cache
+def warm() -> None:
+    """Search two small tables, once in a process, so that no later search compiles or loads a loop on its own time."""
+    optimizer = next(iter(ROW_OPTIMIZERS))
+    specs = [TableSpec(name, 64, 8, 4, 8.0, 8.0, optimizer=optimizer) for name in ("a", "b")]
+    problem = Problem(specs, (1 << 20,) * 2, Costs({optimizer: (1.0,) * len(TERMS)}, 1e9, 2))
+    _Beam(problem, 1.0, lambda: 0.0).run()
+
+
+class _Beam:
+    def __init__(self, problem: Problem, seconds: float, now: Callable[[], float]) -> None:
+        self.problem = problem
+        self.now, self.began, self.seconds = now, now(), seconds
+        self.ended = False
+        self.memo: dict[frozenset[Piece], Placed] = {}
+        self.best: Placed | None = None
+        self.root = problem.root()
+        self.whole = set(self.root)
+        self.may = {n for n, spec in enumerate(problem.specs) if problem.by_columns(spec)}
+
+    def late(self, share: float = 1.0) -> bool:
+        """Return whether this share of the time is over."""
+        late = self.now() - self.began >= self.seconds * share
+        self.ended = self.ended or late
+        return late
+
+    def run(self) -> SearchResult:
+        first = self.placed_anew(self.root)
+        self.take(first)
+        if any(piece.table in self.may for piece in self.root):
+            self.beam([first])
+        assert self.best is not None
+        if self.ended and self.best.score[0]:
+            self.fit()
+        return SearchResult(self.best, self.now() - self.began, not self.ended)
+
+    def fit(self) -> None:
+        """Look for a placement within memory although time is up: a moment, in which nothing is made faster."""
+        for order in self.orders(self.root):
+            placed = self.problem.improved(self.problem.greedy(self.root, order), most=4 * len(self.root))
+            self.take(placed)
+            if placed.score[0] == 0:
+                return
+
+    def take(self, placed: Placed) -> None:
+        """Keep a placement if it is the best so far."""
+        if self.best is None or placed.score < self.best.score:
+            self.best = placed
+
+    def key(self, items: Sequence[Piece]) -> frozenset[Piece]:
+        """Identify a state by the pieces of cut tables, whatever way led to it."""
+        return frozenset(piece for piece in items if piece not in self.whole)
+
+    def orders(self, items: tuple[Piece, ...]) -> list[np.ndarray]:
+        compute, exchange, nbytes, *_ = self.problem.arrays(items)
+        ms = compute + exchange
+        bound = self.problem.bytes_of.sum() < 4 * nbytes.sum()
+        weights = MEMORY_WEIGHTS if bound else MEMORY_WEIGHTS[:1]
+        share = nbytes / nbytes.sum() * ms.sum()
+        return [np.argsort(-(ms + weight * share), kind="stable") for weight in weights]
+
+    def placed_anew(self, items: tuple[Piece, ...]) -> Placed:
+        best = None
+        for order in self.orders(items):
+            placed = self.problem.improved(self.problem.greedy(items, order), clock=self.late)
+            if best is None or placed.score < best.score:
+                best = placed
+            if self.late():
+                break
+        assert best is not None
+        return best
+
+    def beam(self, states: list[Placed]) -> None:
+        best, waited = min(state.score for state in states), 0
+        width = max(WIDTH, min(WIDEST, TOGETHER // len(states[0].items) ** 2))
+        while waited < PATIENCE and not self.late(BEAM):
+            children = list[Placed]()
+            for state in states:
+                key = self.key(state.items)
+                for item in self.largest(state):
+                    if self.late(BEAM):
+                        break
+                    child = self.child(state, key, item)
+                    if child is not None:
+                        self.take(child)
+                        children.append(child)
+            if not children:
+                return
+            states = sorted([*states, *children] if waited == 0 else children, key=lambda placed: placed.score)[:width]
+            gained = states[0].score < (best[0], best[1] * (1 - _LEAST_GAIN))
+            best, waited = min(best, states[0].score), 0 if gained else waited + 1
+
+    def largest(self, state: Placed) -> list[int]:
+        """Return items to cut: of the busiest rank, of the one most over its cap, and the largest anywhere."""
+        compute, exchange, nbytes, *_ = self.problem.arrays(state.items)
+        ms = compute + exchange
+        over = state.used - state.caps
+        picked = list[int]()
+        most = MORE_CANDIDATES if len(self.root) <= FEW_ITEMS else CANDIDATES
+
+        def pick(sizes: np.ndarray, which: np.ndarray, most: int) -> None:
+            order = np.argsort(-np.where(which, sizes, -1), kind="stable")
+            may = [i for i in order.tolist() if which[i] and i not in picked and state.items[i].table in self.may]
+            picked.extend(may[:most])
+
+        if over.max() > 0:
+            pick(nbytes, state.at == over.argmax(), most // 3)
+        pick(ms, state.at == state.load.argmax(), most // 2)
+        pick(ms, np.ones(len(ms), bool), most - len(picked))
+        return picked
+
+    def child(self, state: Placed, key: frozenset[Piece], item: int) -> Placed | None:
+        """Return a state with one item halved, or None if that state is known. `key` is the key of `state`."""
+        problem, pair = self.problem, halves(state.items[item])
+        if pair is None:
+            return None
+        key = key - {state.items[item]} | set(pair)
+        if key in self.memo:
+            return None
+        items = problem.with_cut(state.items, item, pair)
+        at = np.delete(state.at, item)
+        start = problem.at(items, np.concatenate([at, [state.at[item], state.load.argmin()]]))
+        best = problem.improved(start, clock=self.late)
+        if len(items) <= SMALL:
+            best = min(best, self.placed_anew(items), key=lambda placed: placed.score)
+        self.memo[key] = best
+        return best

@@ -1,0 +1,179 @@
+"""Tables before they are placed: the size of each and what a batch looks up in it; and the file with these."""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import isfinite
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from skirl.core.optim import ROW_OPTIMIZERS, row_optimizer
+from skirl.tools.sealed_json import AMOUNT, ANY, TEXT, misfit
+
+FORMAT, VERSION = "skirl-tables", 1
+BINS = 17
+"""Bins of reuse: rows that a batch looks up once, twice, up to 4, 8, ... 32,768 times, and more often."""
+MULTIPLE = 4
+"""Columns are cut at multiples of this."""
+_MOST = 64 << 20
+_FLOAT = 4
+Split = Literal["any", "rows", "columns", "no"]
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """A table, with all that its cost depends on.
+
+    `batch` is the samples of a step over all ranks, `ids` and `distinct` the lookups and distinct rows of a batch on
+    average, `reuse` the shares of these rows in each of `BINS` (() if not known), `rank` where it has to be (None: any).
+
+    >>> TableSpec("user", rows=1000, dim=16, batch=64, ids=64.0, distinct=40.0).nbytes(1000, 16)
+    68000
+    """
+
+    name: str
+    rows: int
+    dim: int
+    batch: int
+    ids: float
+    distinct: float
+    reuse: tuple[float, ...] = ()
+    optimizer: str = "rowwise-adagrad"
+    rank: int | None = None
+    split: Split = "any"
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("a table has no name: give it one")
+        who = f"table {self.name!r}"
+        for what in ("rows", "dim", "batch"):
+            value = getattr(self, what)
+            if type(value) is not int or not 0 < value < 1 << 48:
+                raise ValueError(f"{who} has {what} {value!r}: set it to a whole number of 1 or more")
+        if not (isfinite(self.ids) and self.ids > 0):
+            raise ValueError(f"{who} has {self.ids:g} ids a batch: set it above 0, or leave the table out")
+        if not 0 < self.distinct <= min(self.ids, self.rows):
+            raise ValueError(
+                f"{who} has {self.distinct:g} distinct rows a batch: set it above 0, to no more than its "
+                f"{self.ids:g} ids and {self.rows:,} rows"
+            )
+        if self.reuse and (len(self.reuse) != BINS or min(self.reuse) < 0 or abs(sum(self.reuse) - 1) > 1e-3):
+            raise ValueError(f"{who} has a reuse that is not {BINS} shares whose sum is 1: correct it, or leave it out")
+        if not isinstance(self.optimizer, str) or self.optimizer not in ROW_OPTIMIZERS:
+            raise ValueError(f"{who} has optimizer {self.optimizer!r}: set it to one of {', '.join(ROW_OPTIMIZERS)}")
+        if self.rank is not None and (type(self.rank) is not int or self.rank < 0):
+            raise ValueError(f"{who} has rank {self.rank!r}: set it to the number of a rank, from 0 on")
+        if self.split not in ("any", "rows", "columns", "no"):
+            raise ValueError(f"{who} has split {self.split!r}: set it to any, rows, columns or no")
+
+    def nbytes(self, rows: int, dim: int) -> int:
+        """Return the bytes of a part's rows and columns with their optimizer state."""
+        return rows * _width(self.optimizer, dim) * _FLOAT
+
+    @property
+    def one_state(self) -> bool:
+        """True if the row optimizer keeps one number per row, so that a table cut by columns trains another model."""
+        return 2 * _width(self.optimizer, MULTIPLE) != _width(self.optimizer, 2 * MULTIPLE)
+
+
+@lru_cache(4096)
+def _width(optimizer: str, dim: int) -> int:
+    """Return the floats of a row with its state. Cached, since a search asks tens of thousands of times."""
+    return row_optimizer(optimizer)().width(dim)
+
+
+def reuse_of(counts: np.ndarray) -> tuple[float, ...]:
+    """Return the share of rows in each bin of reuse, from the lookups of each distinct row, 1 or more.
+
+    >>> reuse_of(np.array([1, 2, 4, 3]))[:4]
+    (0.25, 0.25, 0.5, 0.0)
+    """
+    at = np.minimum(np.ceil(np.log2(counts)).astype(int), BINS - 1)
+    return tuple((np.bincount(at, minlength=BINS) / len(counts)).tolist())
+
+
+def canonical(specs: Sequence[TableSpec]) -> list[int]:
+    """Return the numbers of tables in an order that does not depend on how they are listed. Names break ties.
+
+    >>> a, b = (TableSpec(name, rows, 4, 8, 8.0, 4.0) for name, rows in (("a", 9), ("b", 99)))
+    >>> canonical([a, b]), canonical([b, a])
+    ([1, 0], [0, 1])
+    """
+
+    def key(n: int) -> tuple[Any, ...]:
+        s, pin = specs[n], -1 if specs[n].rank is None else specs[n].rank
+        facts = (s.batch, s.optimizer, s.split, pin, s.reuse, s.name)
+        return (-s.ids * s.dim, -s.rows, -s.dim, -s.ids, -s.distinct, *facts)
+
+    return sorted(range(len(specs)), key=key)
+
+
+def check_specs(specs: Sequence[TableSpec]) -> None:
+    """Raise if tables cannot be placed together."""
+    if not specs:
+        raise ValueError("there is no table: name at least one")
+    twice = next((name for name, count in Counter(spec.name for spec in specs).items() if count > 1), None)
+    if twice is not None:
+        raise ValueError(f"table {twice!r} is listed twice: remove one of them")
+
+
+# The file
+
+
+def read_specs(path: Path) -> list[TableSpec]:
+    """Read the tables of a JSON file."""
+    if not path.is_file():
+        raise ValueError(f"{path} is not a file: name one that lists tables, as docs/howto/placing.md shows")
+    if path.stat().st_size > _MOST:
+        raise ValueError(f"{path} is too large for a list of tables: name another file")
+    try:
+        body = json.loads(path.read_bytes().decode(), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is cut short, or is not JSON ({error}): write it again") from None
+    try:
+        return parse_specs(body)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def parse_specs(body: Any) -> list[TableSpec]:
+    """Parse the tables that a file's JSON lists."""
+    if not isinstance(body, dict) or body.get("format") != FORMAT:
+        raise ValueError(f'it is not a list of tables: begin it with "format": "{FORMAT}"')
+    if body.get("format_version") != VERSION:
+        raise ValueError(f"its format is {body.get('format_version')!r}, skirl reads {VERSION}: write it again")
+    form = {"batch": ANY, "tables": [{"name": TEXT, "rows": ANY, "dim": ANY, "ids": AMOUNT, "distinct": AMOUNT}]}
+    if (wrong := misfit(body, form)) is not None:
+        raise ValueError(f"{wrong}: correct it")
+    specs = []
+    for table in body["tables"]:
+        fields = {"batch": body["batch"], **table}
+        if unknown := fields.keys() - TableSpec.__dataclass_fields__.keys():
+            raise ValueError(f"table {table['name']!r} has {min(unknown)!r}, which skirl does not know: leave it out")
+        reuse = fields.get("reuse", [])
+        if not isinstance(reuse, list) or any(not AMOUNT.fits(share) for share in reuse):
+            raise ValueError(
+                f"table {table['name']!r} has a reuse that is not a list of numbers: correct it, or leave it out"
+            )
+        specs.append(TableSpec(**{**fields, "reuse": tuple(reuse)}))
+    check_specs(specs)
+    return specs
+
+
+def specs_text(specs: Sequence[TableSpec]) -> str:
+    """Return the text of a file that lists tables of one batch size."""
+    plain = {name: field.default for name, field in TableSpec.__dataclass_fields__.items()}
+    tables = [
+        {k: list(v) if k == "reuse" else v for k, v in vars(spec).items() if k != "batch" and v != plain[k]}
+        for spec in specs
+    ]
+    body = {"format": FORMAT, "format_version": VERSION, "batch": specs[0].batch, "tables": tables}
+    return json.dumps(body, indent=1)
+
+
+def _refuse_constant(text: str) -> float:
+    raise ValueError(f"it has {text}, which is not a number")

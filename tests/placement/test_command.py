@@ -1,0 +1,213 @@
+"""`skirl place`: what it reads, prints and refuses, and which costs it goes by."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from skirl.cli import main
+from skirl.placement import calibrate
+from skirl.placement.costs import save_costs, shipped
+from skirl.placement.measure import Arena
+from skirl.placement.plan_file import TablePlan
+from skirl.placement.spec import BINS, TableSpec, read_specs, reuse_of, specs_text
+from skirl.train.recipe import Recipe
+
+HEAD = {"format": "skirl-tables", "format_version": 1, "batch": 64}
+TABLE = {"name": "a", "rows": 1000, "dim": 8, "ids": 64, "distinct": 40}
+PLAN_HEAD = {"format": "skirl-table-plan", "format_version": 1, "ranks": 2}
+ROWS_OF = {"name": "a", "rows": 10, "dim": 8, "optimizer": "sgd"}
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    monkeypatch.setattr("skirl.placement.measure.arena_of", lambda kernel: Arena(1 << 16, plain=True))
+
+
+def written(tmp_path, tables, **head):
+    path = tmp_path / "tables.json"
+    path.write_text(json.dumps({**HEAD, **head, "tables": tables}))
+    return path
+
+
+def test_a_plan_is_printed_and_written(tmp_path, capsys):
+    path, out = written(tmp_path, [{**TABLE, "name": f"t{n}", "dim": 4 * n} for n in range(1, 9)]), tmp_path / "p.json"
+    flags = ["--ranks", "3", "--memory", "250KB", "--link", "1Gbit", "--out", str(out), "--no-measure"]
+    assert main(["place", str(path), *flags]) == 0
+    said = capsys.readouterr().out
+    for text in ("rank 0", "rank 2", "KiB of 244.1 KiB", "above perfect balance", "not measured", "advice", str(out)):
+        assert text in said
+    plan = TablePlan.load(out)
+    assert [name for name, *_ in plan.tables] == [f"t{n}" for n in range(1, 9)]
+    plan.check(read_specs(path))
+    assert main(["place", "--tables", str(path), *flags]) == 2
+    assert f"--out is {out}, which already exists: name another file, or add --force" in capsys.readouterr().err
+    assert main(["place", str(path), *flags, "--force", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert sum(rank["bytes"] for rank in found["ranks"]) == sum(1000 * (4 * n + 1) * 4 for n in range(1, 9))
+    parts = [rank["compute_ms"] + rank["exchange_ms"] for rank in found["ranks"]]
+    assert max(parts) == pytest.approx(found["busiest_ms"]) and found["check"] is None
+
+
+def test_the_best_plans_are_measured(tmp_path, capsys):
+    path, out = written(tmp_path, [{**TABLE, "name": f"t{n}", "dim": 4 * n} for n in range(1, 5)]), tmp_path / "p.json"
+    save_costs(shipped(1.0, 1), tmp_path / "c.json")
+    flags = ["--costs", str(tmp_path / "c.json"), "--seconds", "2", "--quiet", "--force", "--out", str(out)]
+    assert main(["place", str(path), *flags]) == 0
+    said = capsys.readouterr().out
+    for text in ("(measured ", " ms measured, ", "the best plans take ", "measuring again differs by"):
+        assert text in said
+    assert main(["place", str(path), *flags, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    ranks = [of["measured_ms"] + of["exchange_ms"] for of in found["ranks"]]
+    assert max(ranks) == pytest.approx(found["check"]["busiest_ms"][found["check"]["chosen"]]) == found["busiest_ms"]
+    TablePlan.load(out).check(read_specs(path))
+
+
+def test_a_table_that_is_larger_than_a_rank_is_cut(tmp_path, capsys):
+    path = written(tmp_path, [TABLE])
+    assert main(["place", str(path), "--memory", "20KB", "--out", str(tmp_path / "p.json"), "--no-measure"]) == 0
+    assert "a (2 parts by rows)" in capsys.readouterr().out
+
+
+BAD = [
+    ([TABLE, TABLE], [], "table 'a' is listed twice: remove one of them"),
+    ([], [], "there is no table: name at least one"),
+    ([{**TABLE, "ids": 0}], [], "table 'a' has 0 ids a batch"),
+    ([{**TABLE, "distinct": 65}], [], "has 65 distinct rows a batch: set it above 0, to no more than its 64 ids"),
+    ([{**TABLE, "dim": 0}], [], "has dim 0: set it to a whole number of 1 or more"),
+    ([{**TABLE, "colour": 1}], [], "has 'colour', which skirl does not know"),
+    ([{**TABLE, "reuse": [1]}], [], "has a reuse that is not 17 shares"),
+    ([{**TABLE, "optimizer": "lion"}], [], "has optimizer 'lion': set it to one of"),
+    ([{**TABLE, "optimizer": ["sgd"]}], [], "has optimizer ['sgd']: set it to one of"),
+    ([{**TABLE, "rank": 2}], [], "table 'a' has rank 2, there are ranks 0 to 1: name one"),
+    ([{**TABLE, "optimizer": "ftrl"}], [], "the costs have no ftrl, which table 'a' has"),
+    ([TABLE], ["--memory", "1KB"], "(a 35.2 KiB), the ranks hold 2.0 KiB, 33.2 KiB too little"),
+    ([{**TABLE, "split": "no"}], ["--memory", "20KB"], "rank 0 exceeds its memory by 15.6 KiB (a may not be cut)"),
+    ([{**TABLE, "rows": 1, "distinct": 1}], [], "there are 2 ranks for 1 rows: set fewer ranks than rows"),
+    ([TABLE], ["--memory", "1KB", "2KB", "3KB"], "--memory is 1KB 2KB 3KB, and there are 2 ranks: name one for each"),
+    ([TABLE], ["--memory", "much"], "--memory is 'much': set it to a size like 16GB"),
+    ([TABLE], ["--link", "fast"], "--link is 'fast': write a rate like 10Gbit"),
+    ([TABLE], ["--ranks", "0"], "--ranks is 0: set it to 1 to 1024"),
+    ([TABLE], ["--seconds", "0"], "--seconds is 0.0: set it above 0"),
+    ([TABLE], ["--costs", "c.txt"], "--costs is 'c.txt': name a file that ends in .json"),
+    ([TABLE], ["--kernel", "fbgemm-cpu"], "skirl comes with no costs of kernel fbgemm-cpu: leave --no-measure out"),
+    (
+        [{**TABLE, "dim": 6}],
+        ["--kernel", "fbgemm-cpu"],
+        "table 'a' has dim 6, and FBGEMM's operator takes multiples of 4",
+    ),
+    ([TABLE], ["--stores", "memory"], "there is no flag --stores: skirl place plans tables for TorchRec"),
+]
+
+
+@pytest.mark.parametrize(("tables", "flags", "text"), BAD, ids=[text[:40] for *_, text in BAD])
+def test_bad_input_is_one_sentence_and_no_file(tmp_path, capsys, tables, flags, text):
+    path, out = written(tmp_path, tables), tmp_path / "p.json"
+    try:
+        code = main(["place", str(path), "--out", str(out), "--no-measure", *flags])
+    except SystemExit as left:
+        code = left.code
+    said = capsys.readouterr().err.strip()
+    assert code in (1, 2) and text in said and said.startswith("skirl place: ") and not out.exists()
+    assert "\n" not in said
+
+
+def test_a_gpu_that_is_not_there_is_one_sentence(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    path, out = written(tmp_path, [TABLE]), tmp_path / "p.json"
+    assert main(["place", str(path), "--kernel", "fbgemm-cuda", "--out", str(out)]) == 1
+    error = capsys.readouterr().err
+    assert "kernel fbgemm-cuda runs on a GPU, and torch " in error and "or plan with --no-measure" in error
+    save_costs(replace(shipped(1.0, 1), kernel="fbgemm-cuda"), tmp_path / "c.json")
+    flags = ["--kernel", "fbgemm-cuda", "--costs", str(tmp_path / "c.json"), "--out", str(out), "--no-measure"]
+    assert main(["place", str(path), *flags]) == 0  # a plan needs no GPU, only to measure it does
+
+
+def test_costs_are_measured_once_and_kept(tmp_path, capsys, monkeypatch):
+    asked = []
+
+    def measure(kernel, optimizers, *, out, **how):
+        asked.append((kernel, optimizers, str(out)))
+        save_costs(shipped(1.0, 1), out)
+        return shipped(1.0, 1)
+
+    monkeypatch.setattr(calibrate, "measure_machine", measure)
+    monkeypatch.chdir(tmp_path)
+    path = written(
+        tmp_path, [{**TABLE, "name": name, "optimizer": of} for name, of in (("a", "sgd"), ("b", "adagrad"))]
+    )
+    for _ in range(2):
+        assert main(["place", str(path), "--quiet", "--seconds", "1", "--force"]) == 0
+    assert asked == [("skirl-cpu", ["adagrad", "sgd"], "costs.json")]
+    assert main(["place", str(path), "--quiet", "--seconds", "1", "--force", "--kernel", "fbgemm-cpu"]) == 1
+    error = capsys.readouterr().err
+    assert "fbgemm" in error and len(asked) == 1  # costs.json is for other kernels, or FBGEMM is not there
+
+
+def test_tables_of_a_run_are_counted_and_placed(tmp_path, capsys):
+    flags = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 64, "steps": 3}
+    recipe = Recipe.of(**flags)
+    from skirl.placement.lookups import count_tables
+
+    found = count_tables(recipe, quiet=True, to=None)  # type: ignore[arg-type]
+    batches = []
+    for sparse in (batch.sparse for batch in recipe.stream()):
+        sizes = [int(lengths.sum()) for lengths in sparse.lengths().split(sparse.stride())]
+        batches.append(dict(zip(sparse.keys(), sparse.values().split(sizes), strict=True)))
+    for table, spec in zip(recipe.tables(), found, strict=True):
+        counts = [np.unique(of[table.features[0]].numpy(), return_counts=True)[1] for of in batches]
+        assert (spec.name, spec.rows, spec.dim, spec.batch) == (table.name, table.rows, table.dim, 64)
+        assert (spec.ids, spec.distinct) == (sum(map(sum, counts)) / 3, sum(map(len, counts)) / 3)
+        assert np.allclose(spec.reuse, reuse_of(np.concatenate(counts))) and len(spec.reuse) == BINS
+    words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    out = tmp_path / "p.json"
+    assert main(["place", *words, "--no-measure", "--quiet", "--seconds", "1", "--out", str(out)]) == 0
+    assert len(TablePlan.load(out).tables) == len(found) and "advice" in capsys.readouterr().out
+
+
+# Files by hand
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[]", "it is not a list of tables"),
+        ('{"format": "skirl-tables"', "cut short"),
+        ('{"format": "skirl-tables", "format_version": 9}', "its format is 9, skirl reads 1"),
+        ('{"format": "skirl-tables", "format_version": 1, "batch": 2, "tables": [{"name": "a"}]}', "rows is missing"),
+        (json.dumps({**HEAD, "tables": [TABLE]}).replace("64,", "NaN,", 1), "it has NaN, which is not a number"),
+    ],
+)
+def test_a_wrong_list_is_refused(tmp_path, text, says):
+    (tmp_path / "t.json").write_text(text)
+    with pytest.raises(ValueError, match=says):
+        read_specs(tmp_path / "t.json")
+
+
+def test_a_list_comes_back(tmp_path):
+    reuse = reuse_of(np.array([1, 2, 4, 3]))
+    specs = [TableSpec("a", 60, 12, 8, 16.0, 9.0, reuse), TableSpec("b", 9, 4, 8, 8.0, 5.0, rank=1, split="no")]
+    (tmp_path / "t.json").write_text(specs_text(specs))
+    assert read_specs(tmp_path / "t.json") == specs
+
+
+@pytest.mark.parametrize(
+    ("pieces", "says"),
+    [
+        ([], "is at no rank"),
+        ([(0, 0, 9, 0, 8)], "no piece has rows 9 to 10"),
+        ([(0, 0, 6, 0, 8), (1, 5, 10, 0, 8)], "two pieces have rows 5 to 6"),
+        ([(0, 0, 10, 0, 4)], "no piece has columns 4 to 8"),
+        ([(0, 0, 10, 0, 4), (1, 0, 10, 0, 8)], "two pieces have columns 0 to 4"),
+        ([(0, 0, 10, 0, 6), (1, 0, 10, 6, 8)], "cut columns at multiples of 4"),
+        ([(0, 0, 10, 0, 4), (1, 0, 5, 4, 8), (1, 5, 10, 4, 8)], "is cut by rows and columns: cut it one way"),
+        ([(0, 0, 11, 0, 8)], "has a piece of rows 0 to 11"),
+        ([(2, 0, 10, 0, 8)], "at rank 2: there are ranks 0 to 1"),
+    ],
+)
+def test_a_plan_that_does_not_cover_is_refused(pieces, says):
+    said = [{"rank": rank, "rows": [a, b], "columns": [c, d]} for rank, a, b, c, d in pieces]
+    with pytest.raises(ValueError, match=says):
+        TablePlan.parsed(json.dumps({**PLAN_HEAD, "tables": [{**ROWS_OF, "pieces": said}]}))

@@ -1,0 +1,211 @@
+"""Costs are measured on the engine's kernels: they compute the right results, costs are fitted, and plans are compared."""
+
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from skirl.core.optim import row_optimizer
+from skirl.placement import calibrate, measure, nets
+from skirl.placement.calibrate import Measured, fit, fit_costs, measure_machine, training
+from skirl.placement.check import check_plans, exchange_of
+from skirl.placement.costs import TERMS, Costs, load_costs, shipped
+from skirl.placement.lookups import Lookups, draw_ids, generate
+from skirl.placement.measure import Arena, Ready, missing, noise_of, rounds_of
+from skirl.placement.pieces import Piece
+from skirl.placement.problem import Problem
+from skirl.placement.search import SearchResult
+from skirl.placement.spec import TableSpec, reuse_of
+from skirl.tools.machine import machine
+
+
+@pytest.fixture(scope="module")
+def arena() -> Arena:
+    return Arena(1 << 20)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Few and small tables, and nets that are trained briefly."""
+    for name, value in (("DIMS", (4, 8)), ("BATCHES", (16,)), ("OTHER_BATCHES", (24,)), ("TABLES", 4), ("ROUNDS", 2)):
+        monkeypatch.setattr(calibrate, name, value)
+    for name in ("EPOCHS", "TUNED"):
+        monkeypatch.setattr(nets, name, 3)
+    monkeypatch.setattr(calibrate, "arena_of", lambda kernel: Arena(1 << 14, plain=True))
+
+
+@pytest.mark.parametrize(("optimizer", "plain"), [("sgd", False), ("rowwise-adagrad", True)])
+def test_what_is_timed_is_a_step(arena, monkeypatch, optimizer, plain):
+    monkeypatch.setattr(arena, "plain", plain)
+    spec = TableSpec("a", 3000, 8, 32, 400.0, 300.0, optimizer=optimizer)
+    lookups = Lookups(spec, 0)
+    part = Ready(arena, lookups, Piece(0, 1000, 2500, 0, 8))
+    ids, bags = lookups.of(Piece(0, 1000, 2500, 0, 8))
+    assert len(ids) and ids.min() >= 0 and ids.max() < 1500
+    part.cache[:] = np.random.default_rng(0).random(part.cache.shape)
+    part.grads[:] = 1.0
+    before = part.cache.copy()
+    part.forward()
+    wanted = np.zeros((32, 8))
+    np.add.at(wanted, bags, before[ids, :8])  # this piece begins where the arena begins
+    assert np.allclose(part.out, wanted, rtol=1e-4)
+    part.backward()
+    changed = np.flatnonzero((part.cache != before).any(axis=1))
+    assert set(changed) <= set(ids) and len(changed) > 0.9 * len(set(ids))
+    assert part.cache.shape[1] == row_optimizer(optimizer)().width(8)
+
+
+def test_batches_that_are_larger_than_the_arena_get_room(monkeypatch):
+    monkeypatch.setattr(measure, "OUTPUTS", 1 << 9)
+    arena, spec = Arena(1 << 12, plain=True), TableSpec("a", 3000, 20, 100, 400.0, 300.0)
+    few, large = (Ready(arena, Lookups(spec, 0), Piece(0, 0, 3000, 0, dim)) for dim in (4, 20))
+    assert few.out.shape == (100, 4) and large.out.shape == large.grads.shape == (100, 20)
+    assert not np.shares_memory(large.out, large.grads) and arena.run_ms([few, large]) > 0
+
+
+def test_rounds_are_as_many_as_time_allows(arena):
+    ready = [c.ready(arena) for c in training("sgd", 2, 0, (16,))]
+    assert rounds_of(arena, ready, 3, 0).shape == (3, 2)
+    rounds = rounds_of(arena, ready, 9, 0, late=lambda: True)
+    assert rounds.shape == (2, 2) and (rounds > 0).all() and noise_of(rounds) >= 0
+
+
+@pytest.mark.parametrize("distinct", [1.0, 3.0, 400.0, 640.0])
+@pytest.mark.parametrize("known", [True, False])
+def test_ids_are_drawn_as_a_table_is_known(distinct, known):
+    counts = np.minimum(2 ** (np.arange(int(distinct)) % 4), 640)
+    spec = TableSpec("a", 5000, 8, 64, 640.0, distinct, reuse_of(counts) if known else ())
+    ids = draw_ids(spec, np.random.default_rng(5))
+    assert len(ids) == 640 and ids.min() >= 0 and ids.max() < 5000
+    found, often = np.unique(ids, return_counts=True)
+    assert len(found) == distinct and (not known or distinct != 400 or (often == 1).mean() > 0.2)
+    lookups = Lookups(spec, 1)
+    parts = [lookups.of(Piece(0, *ends, 0, 8)) for ends in ((0, 1700), (1700, 5000))]
+    assert sum(len(part) for part, _ in parts) == len(lookups.ids) == 640
+
+
+def test_generated_tables_are_of_all_sizes():
+    made = generate(90, batch=64, max_dim=128, seed=0, optimizer="adam")
+    assert {s.dim for s in made} == {4, 8, 16, 32, 64, 128} and sum(s.ids == 64 for s in made) >= 30
+    assert min(s.rows for s in made) < 100 < 1e6 < max(s.rows for s in made) and {s.optimizer for s in made} == {"adam"}
+    assert all(s.distinct <= s.ids and sum(s.reuse) == pytest.approx(1) for s in made)
+
+
+def test_a_fit_finds_what_times_were_made_of():
+    rng = np.random.default_rng(0)
+    terms = rng.random((40, len(TERMS)))
+    ms = np.array([0.1, 0, 2, 0, 0.5, 1, 0, 0, 3, 0.2])
+    assert np.allclose(fit(terms, terms @ ms), ms, atol=1e-6)
+    longer = np.where(np.arange(40) % 5 == 2, 1.5, 1.0)  # disturbed: least squares would be off by a tenth
+    assert np.median(np.abs(terms @ fit(terms, terms @ ms * longer) / (terms @ ms) - 1)) < 0.01
+    assert min(fit(terms, terms @ np.array([1, -0.3, 2, 0, 0.5, 1, 0, 0, 0, 0]))) >= 0
+
+
+def test_few_measurements_go_on_from_costs_of_another_machine(monkeypatch):
+    """On average over twenty measurements: by chance, some are good enough by themselves."""
+    monkeypatch.setattr(calibrate, "TABLES", 20)
+    combinations = training("sgd", 25, 0, (16,))
+    costs, off = shipped(1e9, 2), np.zeros(2)
+    true = 3 * replace(costs, net=None).together([c.parts for c in combinations])
+    for seed in range(20):
+        noise = np.exp(abs(np.random.default_rng(seed).normal(0, 0.4, 12)))
+        few = Measured(combinations[:12], true[:12] * noise)
+        for n, start in enumerate((None, costs)):
+            by_few = Costs(few.fitted(start), 1e9, 2).together([c.parts for c in combinations[12:]])
+            ratios = by_few / true[12:]
+            off[n] += np.abs(ratios / np.median(ratios) - 1).mean()
+    assert off[1] < 0.8 * off[0]
+
+
+def test_a_net_is_kept_only_if_it_is_better_by_more_than_chance(small):
+    few, judges = (training("sgd", 40, seed, (16,)) for seed in (0, 9))
+    true = replace(shipped(1e9, 1), net=None)
+    sums, others = (true.together([c.parts for c in of]) for of in (few, judges))
+    assert fit_costs(Measured(few, sums), Measured(judges, others), 0).net is None
+    start = shipped(1.0, 1)
+    assert start.net is not None
+    bent = start.together([c.parts for c in few]), start.together([c.parts for c in judges])
+    found = fit_costs(Measured(few, bent[0]), Measured(judges, bent[1]), 0, start)
+    assert found.report["net_error"] < found.report["sum_error"] and found.net is not None
+
+
+def test_costs_are_measured_and_written(small, tmp_path):
+    out = tmp_path / "c.json"
+    made = measure_machine("skirl-cpu", ["sgd"], minutes=1e-9, combinations=10, out=out)
+    costs = load_costs(out, link=1e9, ranks=2)
+    assert costs.ms == made.ms and set(costs.ms) == {"sgd"} and sum(costs.ms["sgd"]) > 0
+    assert costs.noise is not None and (costs.report["learned"], costs.report["held_out"]) == (10, 4)
+    assert costs.machine is not None and costs.machine["processor"] == machine()["processor"]
+    assert [path.name for path in tmp_path.iterdir()] == ["c.json"]
+
+
+def test_what_is_missing_is_one_sentence(monkeypatch):
+    monkeypatch.setitem(sys.modules, "fbgemm_gpu", None)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert missing("skirl-cpu") is None
+    assert missing("fbgemm-cuda") == (
+        f"kernel fbgemm-cuda runs on a GPU, and torch {torch.__version__} sees none: measure on a machine that has one, or "
+        "set kernel to fbgemm-cpu"
+    )
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    for name in ("fbgemm-cpu", "fbgemm-cuda"):
+        why = str(missing(name))
+        assert f"kernel {name} needs FBGEMM, which does not load (" in why and "pip install" in why and "\n" not in why
+
+
+# The best few plans
+
+SPECS = [TableSpec(f"t{n}", 400 * n + 60, 16, 32, 32.0 * n + 32, 9.0 * n + 9, optimizer="sgd") for n in range(4)]
+
+
+class Fake(Arena):
+    """A machine on which a rank takes what its tables say, and half the rounds take longer."""
+
+    def __init__(self, noise: float) -> None:
+        super().__init__(1 << 10, plain=True)
+        self.noise, self.turns = noise, 0
+
+    def ready(self, lookups, piece):
+        return {"t0": 1.0, "t1": 1.0, "t2": 5.0, "t3": 5.0}[lookups.spec.name]
+
+    def run_ms(self, parts) -> float:
+        self.turns += 1
+        return sum(parts)
+
+
+def three_plans() -> tuple[Problem, SearchResult]:
+    problem = Problem(SPECS, (1 << 40,) * 3, replace(shipped(1e9, 3), net=None))
+    plans = [
+        problem.at(problem.root(), np.array(at)) for at in ([0, 0, 1, 1], [0, 1, 0, 1], [0, 0, 0, 0], [0, 1, 2, 0])
+    ]
+    return problem, SearchResult(plans[0], others=plans[1:])
+
+
+def test_the_best_of_three_measured_plans_is_used():
+    measured()
+
+
+def measured() -> None:
+    problem, found = three_plans()
+    arena = Fake(0.0)
+    checked = check_plans(problem, found, arena)
+    ms = [[2, 10, 0], [6, 6, 0], [12, 0, 0]]
+    wanted = [max(of + exchange_of(problem, plan)) for of, plan in zip(ms, [found.placed, *found.others])]
+    assert checked.busiest == pytest.approx(wanted) and checked.chosen == 1 and checked.noise == 0
+    assert checked.placed is found.others[0] and checked.compute.tolist() == [6, 6, 0]
+    assert arena.turns == 5 * 9  # once to begin with, then in four rounds
+
+
+def test_what_is_within_the_noise_changes_nothing(monkeypatch):
+    monkeypatch.setattr("skirl.placement.check.noise_of", lambda rounds: 0.9)
+    problem, found = three_plans()
+    checked = check_plans(problem, found, Fake(0.0))
+    assert checked.chosen == 0 and checked.placed is found.placed
+
+
+def test_plans_are_measured_on_the_kernels(arena):
+    problem, found = three_plans()
+    checked = check_plans(problem, found, arena)
+    assert (checked.compute >= 0).all() and checked.compute.max() > 0 and min(checked.busiest) > 0

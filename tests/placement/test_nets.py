@@ -1,0 +1,184 @@
+"""Nets that predict costs: what they compute, learn and refuse; a search that uses one; and the file of costs."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from skirl.placement import nets
+from skirl.placement.costs import KERNELS, TERMS, Costs, load_costs, save_costs, shipped
+from skirl.placement.nets import BINS, FEATURES, HEAD, HIDDEN, SUMS, ComputeNet, Mlp, Sets, features_of, train_net
+from skirl.placement.problem import Problem, over_caps
+from skirl.placement.search import plan_tables
+from skirl.placement.spec import TableSpec, canonical
+
+MS = (0.01, *(1e-6 for _ in TERMS[1:]))
+
+
+def net(seed: int = 0, size: float = 0.3) -> ComputeNet:
+    rng = np.random.default_rng(seed)
+
+    def drawn(inputs: int, units: int, outputs: int) -> Mlp:
+        shapes = ((units, inputs), (units,), (outputs, units), (outputs,))
+        return Mlp(*(rng.normal(0, size, shape) for shape in shapes))
+
+    mean, deviation = rng.random(len(FEATURES)), rng.random(len(FEATURES)) + 0.5
+    return ComputeNet(mean, deviation, drawn(len(FEATURES), HIDDEN, 1 + SUMS), drawn(SUMS, HEAD, 1))
+
+
+def costs(ranks: int, seed: int = 0) -> Costs:
+    return Costs(dict.fromkeys(("sgd", "adagrad"), MS), 1e8, ranks, net=net(seed), report={"why": "drawn"})
+
+
+def spec(n: int, rows: int = 3000, dim: int = 16, pooling: float = 6.0, **more) -> TableSpec:
+    reuse = tuple(np.random.default_rng(n).dirichlet(np.ones(BINS)).tolist())
+    return TableSpec(f"t{n}", rows, dim, 32, 32 * pooling, 20 * pooling, reuse, "sgd", **more)
+
+
+def by_hand(net: ComputeNet, parts: list[tuple[TableSpec, int, int]]) -> float:
+    """Return the milliseconds of parts on one rank, in plain Python."""
+
+    def layers(mlp: Mlp, x: list[float]) -> list[float]:
+        hidden = [max(0.0, sum(a * b for a, b in zip(w, x)) + c) for w, c in zip(mlp.first, mlp.first_bias)]
+        return [sum(a * b for a, b in zip(w, hidden)) + c for w, c in zip(mlp.last, mlp.last_bias)]
+
+    def factor(x: float) -> float:
+        return math.exp(math.log(4) * math.tanh(x / math.log(4)))
+
+    total, sums = 0.0, [0.0] * SUMS
+    for s, rows, dim in parts:
+        share, names = rows / s.rows, ("sgd", "sgd-momentum", "adagrad", "rowwise-adagrad", "adam", "ftrl")
+        said = {
+            "log rows": math.log(rows), "log dim": math.log(dim), "log batch": math.log(s.batch),
+            "log ids": math.log(s.ids * share), "log distinct": math.log(s.distinct * share),
+            "log pooling": math.log(s.ids * share / s.batch), "no multiple of 16": float(dim % 16 > 0),
+            "no multiple of 8": float(dim % 8 > 0), **{f"is {name}": float(name == s.optimizer) for name in names},
+            **{f"reuse {n}": s.reuse[n] if s.reuse else None for n in range(BINS)},
+        }  # fmt: skip
+        x = []
+        for name, mean, deviation in zip(FEATURES, net.mean, net.deviation):
+            of = said[name]
+            x.append(0.0 if of is None else min(4.0, max(-4.0, (of - mean) / deviation)))
+        out = layers(net.each, x)
+        total += replace(costs(1), net=None).part(s, rows, dim)[0] * factor(out[0])
+        sums = [a + math.log1p(math.exp(b)) for a, b in zip(sums, out[1:])]
+    return total * factor(layers(net.head, [math.log1p(a) for a in sums])[0])
+
+
+def test_what_a_net_says_is_what_it_is_by_hand():
+    made = costs(1)
+    sets = [[(spec(0), 3000, 16)], [(spec(1), 500, 12), (replace(spec(2), reuse=()), 3000, 64), (spec(3), 7, 4)]]
+    assert made.net is not None
+    assert made.together(sets) == pytest.approx([by_hand(made.net, of) for of in sets])
+    assert made.together([sets[1][:1], sets[1][1:]]).sum() != pytest.approx(made.together(sets)[1], rel=1e-3)
+    plain = replace(made, net=None)
+    assert plain.together(sets[1:])[0] == pytest.approx(sum(plain.part(*part)[0] for part in sets[1]))
+
+
+def test_a_search_goes_by_what_ranks_have_together():
+    specs = [spec(n, 500 * n + 400, (4, 16, 24)[n % 3], 2.0 + n) for n in range(5)]
+    caps, made = (1 << 30,) * 2, costs(2, seed=3)
+    plan, found, problem = plan_tables(specs, caps, made, seconds=5)
+    assert made.net is not None
+    for rank in range(2):
+        parts = [(specs[n], p.rows, p.dim) for n, of in enumerate(plan.pieces) for p, at in of if at == rank]
+        exchange = sum(2e3 * s.batch * dim * 4 / 2 / 1e8 for s, _, dim in parts)
+        assert found.placed.load[rank] == pytest.approx(by_hand(made.net, parts) + exchange)
+    assert over_caps(problem, found.placed) == [0, 0]
+    whole = Problem([specs[n] for n in canonical(specs)], caps, made)
+    best = min(whole.at(whole.root(), np.array(at)).score for at in itertools.product(range(2), repeat=5))
+    assert found.placed.score[1] <= best[1] * 1.001
+
+
+def known(sets: int, seed: int) -> Sets:
+    """Return sets whose time is the sum of their parts times a known function of their number and dims."""
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(1, 8, sets)
+    of = np.repeat(np.arange(sets), sizes)
+    dims = rng.choice([4, 16, 64], len(of)).tolist()
+    features = np.array([features_of(spec(n % 9, dim=16), 3000, dim) for n, dim in enumerate(dims)])
+    base = rng.random(len(of)) + 0.5
+    ms = np.bincount(of, base * (1 + 0.4 * (np.array(dims) == 4))) * (1 + 0.08 * sizes)
+    return Sets(features, base, of, ms)
+
+
+def test_a_net_learns_what_a_sum_cannot_say(monkeypatch):
+    for name, value in (("EPOCHS", 60), ("RATE", 1e-2), ("DROPPED", 0.0), ("TUNED", 5)):
+        monkeypatch.setattr(nets, name, value)
+    learned, other = known(120, 0), known(60, 1)
+    made = train_net(learned, 0)
+
+    def off(net: ComputeNet | None) -> float:
+        ms = np.bincount(other.of, other.base)
+        if net is not None:
+            factors, adds = net.parts(other.features)
+            sums = np.stack([np.bincount(other.of, column) for column in adds.T], axis=1)
+            ms = np.bincount(other.of, other.base * factors) * net.factors(sums)
+        return float(np.median(np.abs(ms / other.ms - 1)))
+
+    assert off(made) < 0.03 < 0.15 < off(None)
+    assert off(train_net(known(40, 2), 0, made)) < 0.04  # training continues rather than starting over
+
+
+# The file
+
+
+def test_costs_come_back(tmp_path):
+    made = replace(costs(2), noise=0.1, machine={"processor": "Z80", "device": "cpu"})
+    save_costs(made, tmp_path / "c.json")
+    found = load_costs(tmp_path / "c.json", link=1e8, ranks=2)
+    sets = [[(spec(1), 500, 12), (spec(2), 3000, 64)]]
+    assert found.together(sets) == pytest.approx(made.together(sets), rel=1e-5)
+    assert replace(found, net=None) == replace(made, net=None)
+    assert shipped(1.0, 2).net is not None and {"sgd", "adagrad", "rowwise-adagrad"} <= shipped(1.0, 2).ms.keys()
+
+
+def test_costs_of_another_skirl_are_refused(tmp_path, monkeypatch):
+    path = tmp_path / "c.json"
+    for name, value, says in (
+        ("TERMS", ("ids",), "has other terms than those of this skirl: measure again"),
+        ("VERSION", 2, "in format 2, skirl .* reads format 3"),
+    ):
+        with monkeypatch.context() as other:
+            other.setattr(f"skirl.placement.costs.{name}", value)
+            save_costs(costs(2), path)
+        with pytest.raises(ValueError, match=says):
+            load_costs(path, link=1e8, ranks=2)
+    with monkeypatch.context() as other:
+        other.setattr("skirl.placement.nets.FEATURES", ("dim",))
+        save_costs(costs(2), path)
+    with pytest.raises(ValueError, match="its net has other features"):
+        load_costs(path, link=1e8, ranks=2)
+
+
+def test_costs_that_were_changed_or_cut_are_refused(tmp_path):
+    changed(tmp_path)
+
+
+def changed(folder) -> None:
+    path = folder / "c.json"
+    save_costs(costs(2), path)
+    text = path.read_text()
+    for wrong in (text.replace('"drawn"', '"changed"'), text[:-900], "[]", ""):
+        path.write_text(wrong)
+        with pytest.raises(ValueError, match=r"c\.json is damaged, or not a file of costs of skirl: use another"):
+            load_costs(path, link=1e8, ranks=2)
+
+
+def test_costs_of_one_kernel_are_not_taken_for_anothers(tmp_path):
+    kernels(tmp_path)
+
+
+def kernels(folder) -> None:
+    for name in KERNELS:
+        save_costs(replace(costs(2), kernel=name), folder / "c.json")
+        for other in KERNELS:
+            if other == name:
+                assert load_costs(folder / "c.json", link=1.0, ranks=2, kernels=(other,)).kernel == name
+                continue
+            with pytest.raises(
+                ValueError, match=f"is for kernel '{name}', not for '{other}': measure costs for '{other}'"
+            ):
+                load_costs(folder / "c.json", link=1.0, ranks=2, kernels=(other,))
