@@ -7,8 +7,6 @@ import pytest
 
 from skirl.cli import main
 from skirl.data.sessions import Sessions
-from skirl.train.commands import Train
-from tests.dedup.test_window_layout import both, shifting
 
 FLAGS = [
     "--data", "synthetic:sessions", "--model", "dlrm-tiny", "--dim", "4", "--batch", "32", "--pooling-factor", "9",
@@ -44,13 +42,3 @@ def test_the_factor_of_a_run_in_two_goes(tmp_path, capsys):
     assert main(["report", str(run)]) == 0
     assert f"{result['factor']:.1f} times as many ids in lists as were looked up" in capsys.readouterr().out
     assert "ids in lists, over those looked up" in (run / "report.html").read_text()
-
-
-def test_windows_count_as_what_the_model_looks_up(tmp_path):
-    found = {}
-    for layout, data in zip(("window", "once"), both(tmp_path, shifting(400, 20), ("window", "once")), strict=True):
-        for model in ("dlrm-tiny", "din-tiny"):
-            flags = {"data": data, "model": model, "dim": 4, "batch": 64, "cache": "touched:100%", "quiet": True}
-            found[model, layout] = Train.of(**flags).run()["factor"]
-    lists, buffers = found["dlrm-tiny", "window"], found["din-tiny", "window"]
-    assert lists == found["dlrm-tiny", "once"] == found["din-tiny", "once"] < buffers

@@ -14,8 +14,6 @@ from skirl import cli
 from skirl.core.optim import ROW_OPTIMIZERS
 from skirl.core.reference import Reference
 from skirl.core.tables import MAX_ROWS, ROW_BITS, Schema
-from skirl.data.sessions import Sessions
-from skirl.dedup.training import written
 from skirl.engine.engine import Engine
 from skirl.engine.kernels import cpu
 from skirl.store.memory.store import MemoryStore
@@ -284,26 +282,6 @@ def test_dense_parameters_rows_and_losses_are_all_compared():
     assert "in step 2: the losses are" in difference(loss)
     assert "only reference has it at the end" in difference(missing)
     assert "equal after it, but not at the end of the run" in difference(sign_of_zero)
-
-
-@pytest.fixture(scope="module")
-def windows(tmp_path_factory) -> str:
-    """A file whose lists shift, as windows."""
-    folder = tmp_path_factory.mktemp("windows")
-    data = Sessions(batch_size=96, batches=1, pooling_factor=8, change=0.5, drift="shift", once=False, rows_scale=0.01)
-    written(folder, data, 96, ["window"])
-    return f"parquet:{folder / 'window.parquet'}"
-
-
-@pytest.mark.parametrize("model", ["dlrm-tiny", "din-tiny", "dcat-tiny"])
-def test_batches_of_windows(model, windows):
-    small = {**SMALL, "data": windows, "rows": "500", "batch": 48, "steps": 2, "cache": "touched:95%", "epochs": 2}
-    batch = next(iter(Verify.of(**small, model=model).recipe.stream()))
-    assert len(batch.sparse.windows) == 3
-    report = Verify.of(**small, model=model).run()
-    assert report["runs"][0]["difference"] is None and report["failed"] is None
-    found = report["expanded"]
-    assert found["forward_equal"] is True and found["integer_equal"] is True and found["gradient_rel"] <= 1e-6
 
 
 @pytest.mark.parametrize("model", ["dlrm-tiny", "din-tiny", "dcat-tiny"])

@@ -199,8 +199,7 @@ def _packed(batch: Batch) -> tuple[Any, ...]:
     shares = None
     if is_shared(sparse):
         own = KeyedJagged.of(sparse)
-        windows = {name: (begins.numpy(), lengths.numpy()) for name, (begins, lengths) in own.windows.items()}
-        shares = own.stride_per_key(), {names: inverse.numpy() for names, inverse in own.groups.items()}, windows
+        shares = own.stride_per_key(), {names: inverse.numpy() for names, inverse in own.groups.items()}
     return (list(sparse.keys()), shares, *(None if tensor is None else tensor.numpy() for tensor in tensors))
 
 
@@ -211,7 +210,4 @@ def _unpacked(keys: list[str], shares: Any, *arrays: np.ndarray | None) -> Batch
     if shares is not None:
         options["strides"] = shares[0]
         options["inverse"] = {names: torch.from_numpy(inverse) for names, inverse in shares[1].items()}
-        options["windows"] = {
-            name: (torch.from_numpy(begins), torch.from_numpy(lengths)) for name, (begins, lengths) in shares[2].items()
-        }
     return Batch(dense, KeyedJagged(keys, values, offsets=offsets, weights=weights, **options), labels)

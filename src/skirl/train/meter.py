@@ -27,9 +27,9 @@ class Meter:
     (1.0, 0.5)
     """
 
-    def __init__(self, lists: Sequence[str] = (), *, pooled: bool = False) -> None:
+    def __init__(self, lists: Sequence[str] = ()) -> None:
         self._metrics = Metrics()
-        self.repeats = Repeats(lists, pooled=pooled)
+        self.repeats = Repeats(lists)
         self._late: deque[tuple[Callable[[], tuple[Tensor, ...]], int, bool]] = deque()
         self._counted: dict[str, Any] = {"steps": 0, "samples": 0, "first": nan, "last": nan, "sum": 0.0, "digest": ""}
         self.not_finite: tuple[int, str] | None = None

@@ -3,11 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from skirl.core.shared import pays
-
 
 class Repeats:
-    """Counts of ids in samples, and of those that are looked up: once for each list, or each buffer of windows.
+    """Counts of ids in samples, and of those that are looked up: once for each list.
 
     >>> import torch
     >>> from skirl import KeyedJagged
@@ -18,8 +16,8 @@ class Repeats:
     2.33
     """
 
-    def __init__(self, lists: Sequence[str] = (), *, pooled: bool = False) -> None:
-        self._lists, self._pooled = frozenset(lists), pooled
+    def __init__(self, lists: Sequence[str] = ()) -> None:
+        self._lists = frozenset(lists)
         self.ids = self.held = 0
         """ids: those of samples; held: those looked up, where repeated lists occur once."""
 
@@ -28,17 +26,12 @@ class Repeats:
         if not self._lists or not hasattr(sparse, "groups"):
             return
         inverse = {name: of for names, of in sparse.groups.items() for name in names}
-        windows = getattr(sparse, "windows", {})
         offsets, first = sparse.offsets(), 0
         for name, bags in zip(sparse.keys(), sparse.stride_per_key(), strict=True):
             if name in self._lists:
                 ids = held = int(offsets[first + bags] - offsets[first])
                 if name in inverse:
-                    sizes = windows[name][1] if name in windows else offsets[first : first + bags + 1].diff()
-                    ids = int(sizes[inverse[name].long()].sum())
-                    if name in windows and self._pooled:
-                        once = int(sizes[inverse[name].unique().long()].sum())
-                        held = once if pays(ids, once, len(inverse[name])) else ids
+                    ids = int(offsets[first : first + bags + 1].diff()[inverse[name].long()].sum())
                 self.ids += ids
                 self.held += held
             first += bags

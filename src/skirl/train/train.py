@@ -100,7 +100,7 @@ class _Run:
         model, dense = recipe.model_over(embeddings)
         rates, stream = recipe.rates_of(embeddings, dense), share.of(recipe.stream(), recipe.step.shards)
         judge = Evaluation(every=evaluation.eval_every, patience=evaluation.patience)
-        meter = Meter(stream.lists, pooled=recipe.pooled)
+        meter = Meter(stream.lists)
         return cls(recipe, share, folder, embeddings, model, dense, rates, stream, meter, judge)
 
     def saved(self, saving: SaveFlags) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from skirl.core.batch import Batch, Sparse, moved
 from skirl.core.groups import Groups
 from skirl.core.handle import TorchHandle
-from skirl.core.once import Distinct, Windowed
+from skirl.core.once import Distinct
 from skirl.core.reference import Bags, Reference, over_tree
 from skirl.core.tables import Schema
 from skirl.engine.access import peek
@@ -166,29 +166,23 @@ class PlainEmbeddings(nn.Module):
         self.optimizer = TorchHandle(groups, at)  # the learning rate of the next backward
 
     def forward(self, sparse: Sparse) -> "PlainRows":
-        whole = _bags(sparse)
-        bags, windows = whole, {}
+        bags = whole = _bags(sparse)
         if not self.pooled:
-            windows = getattr(sparse, "windows", {})
-            bags = {name: _one_by_one(of) for name, of in whole.items()} | _of_buffers(sparse)
+            bags = {name: _one_by_one(of) for name, of in whole.items()}
         names = [name for table in self.tables for name in table.features]
         rows = zip(names, _Plain.apply(self.anchor, self, bags, names), strict=True)
-        return PlainRows(rows, whole, self.pooled, {name: (*of, bags[name]) for name, of in windows.items()})
+        return PlainRows(rows, whole, self.pooled)
 
 
 class PlainRows(dict[str, Tensor]):
     """The output of the plain embeddings: a tensor for each feature, by name."""
 
-    def __init__(
-        self, rows: Iterable[tuple[str, Tensor]], bags: dict[str, Bags], pooled: bool, windows: dict[str, Any]
-    ) -> None:
+    def __init__(self, rows: Iterable[tuple[str, Tensor]], bags: dict[str, Bags], pooled: bool) -> None:
         super().__init__(rows)
-        self._bags, self._pooled, self._windows = bags, pooled, windows
+        self._bags, self._pooled = bags, pooled
 
     def distinct(self, name: str) -> Distinct:
         """Return a feature with each bag once, with the rows of the first sample that has it."""
-        if name in self._windows:
-            return self.windows(name).distinct()
         _, ends, _, *inverse = self._bags[name]
         sizes = [1 if self._pooled else end - begin for begin, end in pairwise(ends)]
         samples = [*inverse[0]] if inverse else [*range(len(sizes))]
@@ -199,19 +193,6 @@ class PlainRows(dict[str, Tensor]):
         return Distinct(
             self[name][torch.tensor(rows, dtype=torch.int64, device=at)], offsets, torch.tensor(samples, device=at)
         )
-
-    def windows(self, name: str) -> Windowed:
-        """Return a feature with each id of a buffer once, with the first row of it that some sample has."""
-        if name not in self._windows:
-            return Windowed.of(self.distinct(name))
-        begins, lengths, (ids, _, _, of_samples) = self._windows[name]
-        first: dict[int, int] = {}
-        for place, i in enumerate(of_samples):
-            first.setdefault(i, place)
-        at = self[name].device
-        rows = torch.tensor([first[i] for i in range(len(ids))], dtype=torch.int64, device=at)
-        begins, inverse = begins.to(at, torch.int64), torch.tensor(self._bags[name][-1], device=at)
-        return Windowed(self[name][rows], begins, begins + lengths.to(at), inverse)
 
     def stacked(self) -> Tensor:
         """Return all features as one [batch, features, dim] tensor."""
@@ -254,7 +235,7 @@ def _bags(sparse: Sparse) -> dict[str, Bags]:
     """Return ids, offsets and weights of each feature as lists, and each sample's bag if samples share bags."""
     names, values, weights = sparse.keys(), sparse.values().tolist(), sparse.weights_or_none()
     offsets = sparse.offsets().tolist()
-    windows, of = getattr(sparse, "windows", {}), _inverse(sparse)
+    of = _inverse(sparse)
     strides = [(len(offsets) - 1) // len(names)] * len(names)
     if of is not None:
         strides = sparse.stride_per_key()  # type: ignore[attr-defined]
@@ -266,32 +247,10 @@ def _bags(sparse: Sparse) -> dict[str, Bags]:
         own = None if weights is None else weights[part].tolist()
         plain = values[part], [end - ends[0] for end in ends], own
         bags[name] = plain if of is None else (*plain, of[name].tolist())
-        if name in windows:
-            each = zip(*(tensor.tolist() for tensor in windows[name]), strict=True)
-            lists = [values[part][begin : begin + length] for begin, length in each]
-            ends = [*accumulate(map(len, lists), initial=0)]
-            bags[name] = [i for ids in lists for i in ids], ends, None, (of or {})[name].tolist()
     return bags
 
 
 def _inverse(sparse: Sparse) -> dict[str, Tensor] | None:
-    """Return the bag or the window of each sample, by feature; None for a plain batch."""
-    if getattr(sparse, "windows", None):
-        names = {name: inverse for group, inverse in sparse.groups.items() for name in group}  # type: ignore[attr-defined]
-        own = torch.arange(len(next(iter(names.values()))))
-        return {name: names.get(name, own) for name in list(sparse.keys())}
+    """Return the bag of each sample, by feature; None for a plain batch."""
     shares = getattr(sparse, "inverse_indices_or_none", lambda: None)()
     return None if shares is None else dict(zip(*shares, strict=True))
-
-
-def _of_buffers(sparse: Sparse) -> dict[str, Bags]:
-    """Return the ids of buffers, each a bag, of features with windows. The ids of a sample are those of its window."""
-    found: dict[str, Bags] = {}
-    for name, (begins, lengths) in getattr(sparse, "windows", {}).items():
-        place, strides = list(sparse.keys()).index(name), sparse.stride_per_key()  # type: ignore[attr-defined]
-        first = sum(strides[:place])
-        low, high = sparse.offsets()[first], sparse.offsets()[first + strides[place]]
-        ids, inverse = sparse.values()[low:high].tolist(), (_inverse(sparse) or {})[name].tolist()
-        of_samples = [int(begins[w]) + i for w in inverse for i in range(int(lengths[w]))]
-        found[name] = ids, range(len(ids) + 1), None, of_samples
-    return found
