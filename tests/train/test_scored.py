@@ -12,7 +12,7 @@ from skirl.core.batch import Batch
 from skirl.data import Synthetic
 from skirl.models import DLRM
 from skirl.train.evaluation import predicted
-from skirl.train.scored import scored
+from skirl.train.predict import scored
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import settings
+from skirl.train.verify_expanded import verify_expanded
 
 from skirl import cli
 from skirl.core.optim import ROW_OPTIMIZERS
@@ -21,7 +22,6 @@ from skirl.train.commands import Verify
 from skirl.train.fingerprints import Trace, compare
 from skirl.train.touched import keys_of
 from skirl.train.verify import in_plain_python
-from skirl.train.verify_expanded import verify_expanded
 
 SMALL: dict[str, Any] = {
     "data": "synthetic:tiny",

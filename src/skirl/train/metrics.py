@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,14 +15,7 @@ Values = torch.Tensor | np.ndarray
 
 
 class NotFinite(ValueError):
-    """Predictions are not finite. Has how many, of how many."""
-
-    def __init__(self, found: int, of: int) -> None:
-        super().__init__(f"{found} of {of} logits are not finite: has training diverged?")
-        self.found, self.of = found, of
-
-    def __reduce__(self) -> tuple[type, tuple[int, int]]:
-        return type(self), (self.found, self.of)
+    """Predictions are not finite."""
 
 
 @dataclass(frozen=True)
@@ -111,15 +104,6 @@ class StreamingAUC:
             logits, labels = (np.concatenate([_flat(part) for part in parts]) for parts in zip(*batches))
             self.update(logits, labels)
 
-    def counted(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the bins that have samples, and their int64 [2, bins] counts of non-clicks and clicks."""
-        bins = np.flatnonzero(self._counts.any(axis=0))
-        return bins, self._counts[:, bins]
-
-    def add(self, bins: np.ndarray, counts: np.ndarray) -> None:
-        """Add the counts of another one."""
-        self._counts[:, bins] += counts
-
     def value(self) -> float:
         """Return the AUC of all samples so far; nan until there are both clicks and non-clicks."""
         others, clicks = self._counts.astype(np.float64)
@@ -140,24 +124,6 @@ class StreamingAUC:
         self._counts[:] = state["counts"].numpy()
 
 
-class MetricSums(NamedTuple):
-    """The sums of a batch."""
-
-    samples: int
-    clicks: int
-    loss: float
-    predicted: float
-    """Expected clicks: the sum of the predicted probabilities."""
-
-
-def sums_of(logits: Values, labels: Values) -> MetricSums:
-    """Sum over a batch, in float64."""
-    x, clicks = _checked(logits, labels)
-    tail = np.exp(-np.abs(x))  # never overflows
-    loss = float(np.sum(np.maximum(x, 0) - x * clicks + np.log1p(tail)))
-    return MetricSums(x.size, int(clicks.sum()), loss, float(np.sum(np.where(x >= 0, 1.0, tail) / (1 + tail))))
-
-
 class LogLoss:
     """Mean binary cross-entropy in nats, and the metrics that come from the same sums.
 
@@ -173,14 +139,12 @@ class LogLoss:
 
     def update(self, logits: Values, labels: Values) -> None:
         """Add a batch, summed in float64."""
-        self.add(sums_of(logits, labels))
-
-    def add(self, sums: MetricSums) -> None:
-        """Add the sums of a batch."""
-        self._loss += sums.loss
-        self._predicted += sums.predicted
-        self._samples += sums.samples
-        self._clicks += sums.clicks
+        x, clicks = _checked(logits, labels)
+        tail = np.exp(-np.abs(x))  # never overflows
+        self._loss += float(np.sum(np.maximum(x, 0) - x * clicks + np.log1p(tail)))
+        self._predicted += float(np.sum(np.where(x >= 0, 1.0, tail) / (1 + tail)))
+        self._samples += x.size
+        self._clicks += int(clicks.sum())
 
     def value(self) -> float:
         """Return the mean over all samples so far; nan before the first."""
@@ -236,7 +200,9 @@ def _checked(logits: Values, labels: Values) -> tuple[np.ndarray, np.ndarray]:
     if x.size != y.size:
         raise ValueError(f"{x.size} logits for {y.size} labels: pass one label for each logit")
     if not np.isfinite(x).all():
-        raise NotFinite(int(np.count_nonzero(~np.isfinite(x))), x.size)
+        raise NotFinite(
+            f"{np.count_nonzero(~np.isfinite(x))} of {x.size} logits are not finite: has training diverged?"
+        )
     if not ((y == 0) | (y == 1)).all():
         raise ValueError("labels have other values than 0 and 1: set each to one of the two")
     return x, y

@@ -145,7 +145,7 @@ class _Run:
                 self.judge.run(batches.step, self.model, held_out or ())
                 return
             own = held_out.dealt(share.rank, share.size)
-            self.judge.run(batches.step, self.model, own, rank=share.rank, ranks=share.size, exchange=share.exchange)
+            self.judge.run(batches.step, self.model, own, exchange=share.exchange)
 
     def result(self, batches: Lookahead, flags: Mapping[str, Any]) -> dict[str, Any]:
         """Return the result of the run, without what checkpoints add."""
