@@ -38,9 +38,11 @@ from skirl.nn.current_step import CurrentStep
 from skirl.nn.same_batch import SameBatch
 from skirl.oracle.step import Step
 from skirl.pipeline.lookahead import Lookahead, lookahead
-from skirl.store import Link, LinkStore, Record, open_store
+from skirl.store import Record, open_store
+from skirl.store.link import LinkStore
 from skirl.store.remote.started import family
 from skirl.tools.machine import cores
+from skirl.tools.units import Link
 from skirl.train.done import Done
 from skirl.train.recipe import Recipe
 from skirl.train.touched import keys_of

@@ -336,8 +336,8 @@ MISTAKES = [
     ),
     M(
         "a link without delay",
-        "skirl train --link fast",
-        "skirl train: --link is 'fast': write it RATE,DELAY, such as 1Gbit,100us",
+        "skirl size synthetic:tiny --link fast",
+        "skirl size: --link is 'fast': write it RATE,DELAY, such as 1Gbit,100us",
     ),
     M(
         "a configuration that is not there",

@@ -137,8 +137,7 @@ class Recipe(Composed):
 
     def embeddings(self, cache: "CacheSize", *, store: str | None = None, resume: bool = False) -> "Collection":
         """The embeddings, their rows where `store` or else the flag says; the store has to be empty but to resume."""
-        store, link = store or self.cache.store, self.movement.link
-        return self._over(self.tables(), cache, store if link is None else f"link:{link}:{store}", resume)
+        return self._over(self.tables(), cache, store or self.cache.store, resume)
 
     def described(self) -> "tuple[Model, Collection]":
         """The model and its embeddings, with nothing allocated: weights have a shape alone, and each table has one row."""

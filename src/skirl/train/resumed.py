@@ -17,7 +17,7 @@ OF_A_START = frozenset(
 )  # fmt: skip
 """Flags that say what a start of a run writes and shows, not what it trains."""
 FREE = frozenset(
-    ("lr", "dense_lr", "threads", "steps", "epochs", "cache", "depth", "policy", "store", "prefetch", "link", "device",
+    ("lr", "dense_lr", "threads", "steps", "epochs", "cache", "depth", "policy", "store", "prefetch", "device",
      "workers", "eval_every", "patience", "peer_patience")
 )  # fmt: skip
 """Flags that may change when a run goes on; the new values apply from there on."""
