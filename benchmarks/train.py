@@ -43,10 +43,8 @@ from skirl.store.link import LinkStore
 from skirl.store.remote.started import family
 from skirl.tools.machine import cores
 from skirl.tools.units import Link
-from skirl.train.done import Done
+from skirl.train.loop import Done, keys_of, steps
 from skirl.train.recipe import Recipe
-from skirl.train.touched import keys_of
-from skirl.train.train import steps
 
 FAMILY = ("skirl", "serial", "resident", "lru", "on_demand")
 """Modes that use skirl's own kernels; their losses agree to the last bit."""

@@ -726,7 +726,7 @@ MISTAKES = [
         "a store that is none in Python",
         'rows(store="redis://host")',
         "store 'redis://host' is not known, set it to 'memory', 'disk:FOLDER', 'rpc://HOST:PORT', 'placed:PLAN.json', "
-        "'link:RATE,DELAY:STORE', 'checkpoint' or pass a skirl.store.Store",
+        "'checkpoint' or pass a skirl.store.Store",
     ),
     M(
         "a folder of another kind as a store",

@@ -10,9 +10,8 @@ import torch
 
 from skirl.data.files.numbered import numbered
 from skirl.data.flags import DataFlags
-from skirl.train.commands import Train
+from skirl.train.commands import Evaluate, Predict, Train
 from skirl.train.metrics import Metrics
-from skirl.train.predict_commands import Evaluate, Predict
 from tests.data import logs
 
 FLAGS: dict[str, Any] = {"model": "dlrm-tiny", "dim": 8, "batch": 512, "rows": "2000", "cache": "40%", "quiet": True}

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl.train.commands import Train, Verify
+from skirl.train.loop import steps
 from skirl.train.recipe import Recipe
 from skirl.train.schedule import Rates, Schedule
-from skirl.train.train import steps
 from tests.cases import cases
 
 TINY: dict[str, Any] = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 8, "batch": 32, "cache": "400"}
@@ -93,9 +93,9 @@ def cut(recipe: Train, after: int) -> None:
     class Killed(Exception):
         pass
 
-    import skirl.train.train
+    import skirl.train.loop
 
-    real = skirl.train.train.steps
+    real = skirl.train.loop.steps
 
     def killed(*args: Any, **kwargs: Any) -> Any:
         for number, done in enumerate(real(*args, **kwargs), start=1):
@@ -104,7 +104,7 @@ def cut(recipe: Train, after: int) -> None:
                 raise Killed
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(skirl.train.train, "steps", killed)
+        patch.setattr(skirl.train.loop, "steps", killed)
         recipe.run()
 
 

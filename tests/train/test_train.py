@@ -11,9 +11,8 @@ import skirl
 from skirl.data import Synthetic
 from skirl.models import DLRM
 from skirl.train.commands import Train
+from skirl.train.loop import Touched, steps
 from skirl.train.recipe import Recipe
-from skirl.train.touched import Touched
-from skirl.train.train import steps
 
 TINY: dict[str, Any] = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 8, "batch": 64}
 

@@ -26,7 +26,7 @@ from skirl.peers.job import using
 from skirl.peers.processes import BEGINS_AGAIN
 from skirl.tools.sealed_json import CheckpointError
 from skirl.train.commands import Train
-from skirl.train.done import Done
+from skirl.train.loop import Done
 from skirl.train.meter import Meter
 from skirl.train.recipe import Recipe
 from skirl.train.trainers import TrainerShare

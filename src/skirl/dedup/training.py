@@ -112,7 +112,7 @@ class _Side:
 
     def trained(self) -> tuple[list[float], float]:
         """Train on the file once. Return the losses and the CPU seconds."""
-        from skirl.train.train import steps
+        from skirl.train.loop import steps
 
         with Stopwatch() as watch, self.recipe.lookahead(self.model) as batches:
             losses = [done.loss for done in steps(self.model, self.dense, batches)]

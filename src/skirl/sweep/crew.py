@@ -24,8 +24,8 @@ from skirl.tools.machine import peak_bytes
 from skirl.tools.os_errors import NotWritten
 from skirl.train.fine_tuning import begin_from
 from skirl.train.flags import EvaluationFlags
-from skirl.train.origin import Origin, note, read
 from skirl.train.recipe import Recipe
+from skirl.train.resume import Origin, note, read
 from skirl.train.verify import touched_rows
 
 log = logging.getLogger("skirl")

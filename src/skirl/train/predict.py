@@ -36,13 +36,12 @@ from skirl.tools.machine import machine, peak_bytes
 from skirl.tools.progress import Progress
 from skirl.tools.sealed_json import CheckpointError, OtherVersion
 from skirl.tools.side_by_side import in_thread, side_by_side
-from skirl.train.chosen import Chosen
+from skirl.train.commands import Chosen
 from skirl.train.evaluation import Fresh, evaluating
 from skirl.train.flags import CacheFlags, MovementFlags, PeerFlags, RateFlags, StepFlags
 from skirl.train.metrics import Metrics
 from skirl.train.recipe import Recipe
-from skirl.train.resumed import run_of
-from skirl.train.same_data import check_same_data
+from skirl.train.resume import check_same_data, run_of
 
 log = logging.getLogger("skirl")
 

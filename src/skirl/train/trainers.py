@@ -16,8 +16,8 @@ from skirl.peers.message import pack, unpack
 
 if TYPE_CHECKING:
     from skirl.data.source import Source
-    from skirl.train.done import Done
     from skirl.train.flags import LogFlags, ShowFlags
+    from skirl.train.loop import Done
     from skirl.train.recipe import Recipe
 
 T = TypeVar("T")

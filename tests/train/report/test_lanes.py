@@ -14,8 +14,8 @@ from skirl.core.tables import Schema
 from skirl.data.share import part_of
 from skirl.peers.job import using
 from skirl.train.commands import Report, Train
+from skirl.train.loop import keys_of
 from skirl.train.recipe import Recipe
-from skirl.train.touched import keys_of
 from tests.threads_as_trainers import InProcess
 
 SMALL: dict[str, Any] = {

@@ -12,7 +12,7 @@ from skirl.tools.progress import clock, course, figure, hidden
 from skirl.tools.sealed_json import AMOUNT, ANY, COUNT, NUMBER, SCORE, TEXT, finite, misfit
 from skirl.train.report import lanes
 from skirl.train.report.run_folder import CONFIG, METRICS, RESULT, lines_of
-from skirl.train.resumed import told
+from skirl.train.resume import told
 
 Line = Mapping[str, Any]
 Points = list[tuple[float, float]]

@@ -21,7 +21,7 @@ from skirl.tools.os_errors import why
 from skirl.tools.sealed_json import COUNT, TEXT, misfit, put_whole
 from skirl.train.flags import RUNS
 from skirl.train.report.sinks import Lines, Table, TensorBoard, WandB
-from skirl.train.resumed import Change, changes_between
+from skirl.train.resume import Change, changes_between
 
 if TYPE_CHECKING:
     from skirl.pipeline.lookahead import Lookahead
