@@ -230,6 +230,7 @@ def _parse(name: str, args: list[str]) -> tuple[Any, bool]:
         flags,
         joined(flags, args, getattr(kind, "repeated", ())),
         common=getattr(kind, "common", ()),
+        usual=getattr(kind, "usual", ()),
         hidden=getattr(kind, "hidden", ()),
         positional=positional,
         example=example,

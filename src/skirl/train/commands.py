@@ -38,6 +38,11 @@ class Train(Composed):
     common: ClassVar[tuple[str, ...]] = (
         "data", "model", "dim", "batch", "steps", "optimizer", "lr", "cache", "save", "resume",
     )  # fmt: skip
+    usual: ClassVar[tuple[str, ...]] = (
+        "schema", "rows", "vocab", "valid", "epochs", "seed", "dense_lr", "schedule", "warmup", "store", "device", "threads",
+        "eval_every", "patience", "save_every", "keep_best", "from_", "run", "json",
+    )  # fmt: skip
+    """Flags that help shows besides the common ones."""
     of_one_run: ClassVar[tuple[str, ...]] = (
         "run", "trace", "save", "save_every", "save_minutes", "keep", "keep_best", "resume", "json", "quiet",
     )  # fmt: skip
