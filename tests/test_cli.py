@@ -270,7 +270,9 @@ def test_help_of_train_is_short_and_says_how_to_see_all(capsys):
     assert exit_code("train", "--help") == 0
     shown = capsys.readouterr().out
     names = [name for name in order_of_help(shown) if not name.isupper()]
-    assert len(names) == 30 and "prefetch" not in names and "`skirl train --help all` lists all flags" in one_line(shown)
+    assert (
+        len(names) == 30 and "prefetch" not in names and "`skirl train --help all` lists all flags" in one_line(shown)
+    )
 
 
 def test_help_shows_what_a_flag_takes_and_nothing_of_python(capsys):

@@ -68,14 +68,12 @@ class Train(Composed):
         check_evaluated(self.evaluation, valid=self.recipe.data.valid, keep_best=self.save.keep_best)
 
     def run(self) -> dict[str, Any]:
-        """Train, showing progress, and return the result."""
         from skirl.train.loop import train
 
         with self.recipe.naming_cache():
             return train(self.recipe, self.evaluation, self.save, self.log, self.show, self.flat())
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """Return the result as text for a reader, by label."""
         from skirl.train.report.lanes import as_lines
 
         rows, moved = result["rows"], result["counters"]
@@ -99,13 +97,6 @@ class Train(Composed):
             "hidden": hidden(result["movement"]["hidden"], moved["fetched"] + moved["written"]),
             "memory": f"{size(result['peak_bytes'])} at its peak, the whole process",
         }
-        if network := result["network"]:
-            rows = network["rows"]
-            lines["network"] = (
-                f"{size(sum(of['bytes'] for of in network.values()))} between {result['trainers']} trainers, "
-                f"{size(rows['bytes'])} of it {rows['vectors']:,} values and gradients of rows; "
-                f"they waited {clock(rows['seconds'])} for these"
-            )
         lines |= as_lines(result["by_trainer"])
         if "test_samples" in result:
             lines["test"] = f"{described(result, 'test_')} on {result['test_samples']:,} samples held out"
@@ -247,7 +238,6 @@ class Verify(Composed):
         ]
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """Return the result as text for a reader, by label."""
         lines = {}
         if self.trainers is not None:
             equal = "equal, bit for bit" if not result["differences"] else f"{result['differences']:,} DIFFERENT"
@@ -282,13 +272,11 @@ class Report:
     """Print the facts as one line of JSON."""
 
     def run(self) -> dict[str, Any]:
-        """Read the folder and write the page."""
         from skirl.train.report.report import report
 
         return report(self.folder, self.page, {name: flag.default for name, flag in flags_of(Train).items()})
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """Return the facts as text for a reader, by label."""
         from skirl.train.report.report import as_text
 
         return {**as_text(result), "page": result["page"]}
@@ -359,7 +347,6 @@ class Chosen:
             )
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """Return the result as text for a reader, by label."""
         lines = {
             "checkpoint": f"{result['checkpoint']}, after step {result['step']:,}",
             "samples": f"{result['samples']:,} of {result['data']}"
@@ -384,7 +371,6 @@ class Evaluate(Chosen):
     """Compare the predictions of a trained model with labels."""
 
     def run(self) -> dict[str, Any]:
-        """Predict, compare with the labels, and return the result."""
         from skirl.train.predict import evaluate
 
         return evaluate(self)
@@ -406,7 +392,6 @@ class Predict(Chosen):
             raise ValueError(f"--into is {self.into}: its folder does not exist, make it first")
 
     def run(self) -> dict[str, Any]:
-        """Predict, write the file, and return the result."""
         from skirl.train.predict import predict
 
         return predict(self, self.into)

@@ -151,7 +151,6 @@ class Evaluation:
         return {f"test_{name}": value for name, value in asdict(self.scores).items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
         scores = None if self.scores is None else asdict(self.scores)
         return {
             "step": self.step,
@@ -162,7 +161,6 @@ class Evaluation:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state of a checkpoint."""
         self.step, self.best, self.best_step = state["step"], state["best"], state["best_step"]
         self.since = state["since"]
         self.scores = None if state["scores"] is None else Scores(**state["scores"])

@@ -87,11 +87,9 @@ class Touched:
 
     @property
     def rows(self) -> int:
-        """Number of distinct rows so far."""
         return len(self._seen)
 
     def add(self, sparse: Sparse) -> None:
-        """Add a batch."""
         self._seen.add(keys_of(sparse, self.schema))
 
 
@@ -259,7 +257,6 @@ class _Run:
             "steps": batches.step,
             "begun_at": self.folder.begun_at,
             **_of_engine(batches, self.share),
-            "network": self.share.network(),
             "by_trainer": gathered(batches, self.meter, self.share),
             "peak_bytes": peak_bytes(),
             "machine": machine(),

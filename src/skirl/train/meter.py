@@ -60,11 +60,9 @@ class Repeats:
         return self.ids, self.held
 
     def state_dict(self) -> dict[str, int]:
-        """Return the state for a checkpoint."""
         return {"ids": self.ids, "held": self.held}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Restore the state of a checkpoint."""
         self.ids, self.held = state["ids"], state["held"]
 
 
@@ -134,12 +132,10 @@ class Meter:
 
     @property
     def steps(self) -> int:
-        """Number of steps so far."""
         return self._so_far["steps"]
 
     @property
     def samples(self) -> int:
-        """Number of samples so far."""
         return self._so_far["samples"]
 
     @property
@@ -159,7 +155,6 @@ class Meter:
         return self.not_finite is not None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
         return {
             "metrics": self.metrics.state_dict(),
             "so_far": dict(self._so_far),
@@ -167,7 +162,6 @@ class Meter:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state of a checkpoint."""
         self._late.clear()
         self._metrics.load_state_dict(state["metrics"])
         self._so_far.update(state["so_far"])
@@ -198,7 +192,6 @@ class Meter:
         }
 
     def result(self) -> dict[str, Any]:
-        """Return the figures of the whole run."""
         here = self._so_far
         return {
             "samples": here["samples"],

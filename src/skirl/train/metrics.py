@@ -48,7 +48,6 @@ class Metrics:
         """The last scores, cached because they take a millisecond."""
 
     def update(self, logits: Values, labels: Values) -> None:
-        """Add a batch."""
         self.loss.update(logits, labels)
         self._waiting.append((logits, labels))
         if len(self._waiting) * len(labels) >= TOGETHER:
@@ -64,12 +63,10 @@ class Metrics:
         return self._scored
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
         self._settle()
         return {"auc": self.auc.state_dict(), "loss": self.loss.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state of a checkpoint."""
         self._waiting.clear()
         self._scored = None
         self.auc.load_state_dict(state["auc"])
@@ -110,17 +107,10 @@ class StreamingAUC:
         below = np.cumsum(others) - others
         return _ratio(float(np.sum(clicks * (below + others / 2))), float(clicks.sum() * others.sum()))
 
-    def error_bound(self) -> float:
-        """Return the maximum distance of `value()` from the true AUC: half the share of pairs that fell into one bin."""
-        others, clicks = self._counts.astype(np.float64)
-        return _ratio(float(np.sum(clicks * others)) / 2, float(clicks.sum() * others.sum()))
-
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return the counts for a checkpoint."""
         return {"counts": torch.from_numpy(self._counts.copy())}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Restore the counts of a checkpoint."""
         self._counts[:] = state["counts"].numpy()
 
 
@@ -152,7 +142,6 @@ class LogLoss:
 
     @property
     def samples(self) -> int:
-        """Number of samples so far."""
         return self._samples
 
     def click_rate(self) -> float:
@@ -171,7 +160,6 @@ class LogLoss:
         return self.value() / -(p * math.log(p) + (1 - p) * math.log(1 - p))
 
     def state_dict(self) -> dict[str, int | float]:
-        """Return the sums for a checkpoint."""
         return {
             "samples": self._samples,
             "clicks": self._clicks,
@@ -180,7 +168,6 @@ class LogLoss:
         }
 
     def load_state_dict(self, state: dict[str, int | float]) -> None:
-        """Restore the sums of a checkpoint."""
         self._samples, self._clicks = int(state["samples"]), int(state["clicks"])
         self._loss, self._predicted = float(state["loss"]), float(state["predicted"])
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import TracebackType
@@ -354,10 +354,8 @@ class Predictions:
     def __enter__(self) -> Self:
         if self._path is not None:
             self._draft = self._path.with_name(f"{self._path.name}.{os.getpid()}.part")
-            try:
+            with self._writing():
                 self._writer = pq.ParquetWriter(self._draft, self._schema, use_dictionary=False)
-            except OSError as error:
-                raise self._unwritable(error) from None
         return self
 
     def write(self, numbers: np.ndarray, logits: np.ndarray, labels: Any) -> None:
@@ -365,27 +363,26 @@ class Predictions:
         if self._writer is None:
             return
         columns = [numbers, probability(logits), logits]
-        if self._labelled:
-            columns.append(labels.numpy())
-        self._kept.append(columns)
+        self._kept.append([*columns, labels.numpy()] if self._labelled else columns)
         self._rows += len(numbers)
         if self._rows >= GROUP:
             self._group()
 
     def _group(self) -> None:
-        arrays = [
-            _array(np.concatenate(column), of.type) for column, of in zip(zip(*self._kept, strict=True), self._schema)
-        ]
-        table = pa.Table.from_arrays(arrays, schema=self._schema)
-        try:
+        columns = zip(zip(*self._kept, strict=True), self._schema)
+        table = pa.Table.from_arrays([_array(np.concatenate(c), of.type) for c, of in columns], schema=self._schema)
+        with self._writing():
             self._writer.write_table(table, row_group_size=self._rows)
-        except OSError as error:
-            raise self._unwritable(error) from None
         self._kept, self._rows = [], 0
 
-    def _unwritable(self, error: OSError) -> OSError:
-        why = os.strerror(error.errno) if error.errno else " ".join(str(error).split())
-        return OSError(f"{self._path} could not be written ({why}): nothing of it is kept, so name another place")
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            why = os.strerror(error.errno) if error.errno else " ".join(str(error).split())
+            text = f"{self._path} could not be written ({why}): nothing of it is kept, so name another place"
+            raise OSError(text) from None
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -396,13 +393,10 @@ class Predictions:
         try:
             if kind is None and self._rows:
                 self._group()
-            try:
+            with self._writing() if kind is None else suppress(OSError):
                 self._writer.close()
                 if kind is None:
                     os.replace(self._draft, self._path)
-            except OSError as failed:
-                if kind is None:
-                    raise self._unwritable(failed) from None
         finally:
             self._draft.unlink(missing_ok=True)
 

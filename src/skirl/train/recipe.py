@@ -83,7 +83,6 @@ class Recipe(Composed):
             )
 
     def stream(self) -> "Source":
-        """The batches of the run."""
         return self.data.stream()
 
     def in_shards(self) -> "Source":
@@ -182,7 +181,6 @@ class Recipe(Composed):
         return make(embeddings, dense_features=stream.dense_features, **sizes)
 
     def schedule(self) -> "Schedule":
-        """Return the schedule of both learning rates."""
         from skirl.train.schedule import Schedule
 
         kind = self.rates.schedule

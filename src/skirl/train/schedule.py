@@ -79,7 +79,6 @@ class Rates:
             each.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
         kept = {name: each.state_dict() for name, each in self._torch.items()}
         return {"kind": self.schedule.kind, "warmup": self.schedule.warmup, **kept}
 

@@ -3,11 +3,9 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from skirl.checkpoint.folder import header, numbers
 from skirl.checkpoint.starts import Superseded
 from skirl.train.commands import Train
 from skirl.train.report import run_folder
@@ -56,31 +54,6 @@ def test_lines_are_on_disk_when_a_checkpoint_is_made(tmp_path, monkeypatch):
         monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_ino))
         run.state_dict()
     assert synced == [(tmp_path / METRICS).stat().st_ino]
-
-
-FLAGS: dict[str, Any] = {
-    "data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 32, "steps": 12, "cache": "300", "threads": 1,
-    "quiet": True, "log_every": 4, "save_every": 6, "keep": 9,
-}  # fmt: skip
-
-
-def test_a_line_that_begins_before_a_checkpoint_and_ends_behind_it_is_of_all_its_steps(tmp_path):
-    run, saves = tmp_path / "run", tmp_path / "saves"
-    flags = {**FLAGS, "run": str(run), "save": saves}
-    assert not Train.of(**flags).run()["missing"]
-    whole = lines_of(run)
-    for lost in (False, True):
-        header(saves, numbers(saves)[-1]).unlink()  # the checkpoint at the end: the run resumes from step 6
-        if lost:
-            (run / METRICS).write_bytes(b"")  # as after a crash of the machine
-        result = Train.of(**flags, resume=True).run()
-        assert result["begun_at"] == 6
-        found = [(line["step"], line["loss"]) for line in lines_of(run)]
-        assert found == [(line["step"], line["loss"]) for line in whole[lost:]]
-        line = lines_of(run)[-2]
-        assert line["samples_per_second"] * line["seconds"] == pytest.approx(4 * 32)
-        said = "metrics.jsonl after step 0, up to 4, is missing: the file ends before the checkpoint"
-        assert result["missing"] == [said] * lost
 
 
 @pytest.mark.parametrize("run", ["auto", "named", "there"])

@@ -59,7 +59,6 @@ class RunContents:
 
     @classmethod
     def of(cls, folder: Path) -> "RunContents":
-        """Read a run's folder."""
         if not (folder / CONFIG).is_file():
             raise ValueError(f"{folder} has no {CONFIG}: name the folder of a run, such as runs/dlrm-synthetic-...")
         by_kind: dict[str, list[Line]] = {kind: [] for kind in FORMS}
@@ -137,7 +136,6 @@ def facts(left: RunContents) -> dict[str, Any]:
 
 
 def as_text(run: Mapping[str, Any]) -> dict[str, str]:
-    """Return the facts as text for a reader, by label."""
     flags, steps = run["flags"], max(1, run["steps"])
     state = f"stopped by {run['stopped_by']}" if run["stopped_by"] else "ended"
     state = state if run["ended"] else "still going on, killed, or failed"

@@ -79,8 +79,6 @@ class RunFolder:
         self._lines: Lines | None = None
         self._check: Callable[[], None] = lambda: None
         self._since = Since()
-        self._saved_in: str | None = None
-        """The folder of the saved run."""
         if self.folder is None:
             return
         if self.folder.exists() and not self.folder.is_dir():
@@ -181,7 +179,6 @@ class RunFolder:
         return self._missing.told()
 
     def finish(self, result: Mapping[str, Any]) -> None:
-        """Write the result of the run."""
         if self.folder is not None:
             with self._missing.tried(RESULT, self.folder):
                 put_json(self.folder / RESULT, result)
@@ -191,15 +188,12 @@ class RunFolder:
         if self._lines is not None:  # lines are to be as durable as the checkpoint
             with self._missing.tried(f"the sync of {METRICS}", self.folder, of=OSError):
                 self._lines.sync()
-        since = self._since.state_dict()
-        return {"folder": self.path, "flags": self._flags, "changes": self._changes, "since": since}
+        return {"folder": self.path, "flags": self._flags, "changes": self._changes}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state of a checkpoint. Go on in its folder, unless another one is named or it is gone."""
         if self._auto and state["folder"] is not None and Path(state["folder"]).is_dir():
             self.folder = Path(state["folder"])
-        self._saved_in = state["folder"]
-        self._since.load_state_dict(state["since"])
         self._changes = list(state["changes"])
         self.changed = changes_between(state["flags"], self._flags)
 
@@ -212,10 +206,6 @@ class RunFolder:
         path, there = folder / METRICS, lines_of(folder)
         kept = sum(1 for line in there if self.begun_at and line["step"] <= self.begun_at)
         whole = b"".join(line + b"\n" for line in path.read_bytes().split(b"\n")[:kept]) if kept else b""
-        last = max((line["step"] for line in there[:kept] if line["kind"] == "train"), default=0)
-        if last < self._since.step <= self.begun_at and self._saved_in == self.path:
-            lacks = f"{METRICS} after step {last:,}, up to {self._since.step:,},"
-            self._missing.add(lacks, "the file ends before the checkpoint")
         try:
             put_whole(path, whole, "new", self._check)
         except OSError:
@@ -239,64 +229,35 @@ class RunFolder:
 
 
 class Since:
-    """Makes lines of what happened since the previous one. Part of a checkpoint, which may lie between two lines."""
+    """Makes lines of what happened since the previous one, or since the start in this process."""
 
     def __init__(self) -> None:
-        self.step = 0
-        """The step of the previous line; 0 if there is none."""
-        self._of: tuple[Lookahead, Meter] | None = None
-        self._loaded: Mapping[str, Any] = {}
-        self._counts: dict[str, Any] = {}
-        """What the meter, which is part of the checkpoint, had counted at the previous line."""
-        self._seconds: dict[str, float] = {}
-        """Times of this process at the previous line."""
+        self._before: dict[str, float] = {}
 
     def begin(self, batches: "Lookahead", meter: "Meter") -> None:
-        """Count the next line from here, or from where the loaded run began to count it."""
-        self._of = batches, meter
-        self._seconds, self._counts = _seconds(batches, meter), _counts(meter)
-        if self._loaded:
-            self.step, self._counts = self._loaded["step"], dict(self._loaded["counts"])
-            for name, spent in self._loaded["spent"].items():
-                self._seconds[name] = self._seconds.get(name, 0.0) - spent
-            self._loaded = {}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint: where the next line begins, and the seconds in it so far."""
-        return {} if self._of is None else {"step": self.step, "counts": self._counts, "spent": self._spent(*self._of)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the line during which the checkpoint was saved, or with a new one if the state is empty."""
-        self._loaded = state
-
-    def _spent(self, batches: "Lookahead", meter: "Meter") -> dict[str, float]:
-        return {name: now - self._seconds.get(name, 0.0) for name, now in _seconds(batches, meter).items()}
+        """Count the next line from here."""
+        self._before = _sums(batches, meter)
 
     def line(self, batches: "Lookahead", meter: "Meter") -> dict[str, Any]:
-        """Return the next line."""
-        spent, before, counts, engine = self._spent(batches, meter), self._counts, _counts(meter), batches.engine
-        steps, seconds = counts["steps"] - before["steps"], spent["seconds"]
-        factor = meter.repeats.factor((before["ids"], before["held"]))
-        busy, blame = (
-            {stage: spent[f"{kind} {stage}"] for stage in getattr(batches.times, kind)} for kind in ("busy", "blame")
-        )
-        self.begin(batches, meter)
-        self.step = batches.step
-        total = sum(busy.values())
+        before, now, engine, times = self._before, _sums(batches, meter), batches.engine, batches.times
+        since = {name: value - before.get(name, 0.0) for name, value in now.items()}
+        busy, blame = ({s: since[f"{kind} {s}"] for s in getattr(times, kind)} for kind in ("busy", "blame"))
+        factor, total = meter.repeats.factor((int(before["ids"]), int(before["held"]))), sum(busy.values())
+        self._before = now
         return {
             "kind": "train",
             "step": batches.step,
             "samples": meter.samples,
-            "seconds": seconds,
-            "samples_per_second": (counts["samples"] - before["samples"]) / max(seconds, 1e-9),
-            "loss": (counts["losses"] - before["losses"]) / max(1, steps),
+            "seconds": since["seconds"],
+            "samples_per_second": since["samples"] / max(since["seconds"], 1e-9),
+            "loss": since["losses"] / max(1, since["steps"]),
             **{name: value for name, value in asdict(meter.metrics.scores()).items() if name != "samples"},
             **{name: getattr(engine.counters, name) for name in ("fetched", "new", "written", "forwarded")},
             "touched": len(engine.seen),
             "filled": sum(c.filled for c in engine.caches) / max(1, sum(len(c) for c in engine.caches)),
-            "hidden": max(0.0, 1.0 - (spent["stall"] + busy["load"]) / total) if total else 1.0,
-            "stall": spent["stall"],
-            "read": spent["read"],
+            "hidden": max(0.0, 1.0 - (since["stall"] + busy["load"]) / total) if total else 1.0,
+            "stall": since["stall"],
+            "read": since["read"],
             "busy": busy,
             "blame": blame,
             "window": batches.window,
@@ -304,15 +265,11 @@ class Since:
         }
 
 
-def _counts(meter: "Meter") -> dict[str, Any]:
-    ids, held = meter.repeats.counted
-    return {"steps": meter.steps, "samples": meter.samples, "losses": meter.losses, "ids": ids, "held": held}
-
-
-def _seconds(batches: "Lookahead", meter: "Meter") -> dict[str, float]:
-    times = batches.times
+def _sums(batches: "Lookahead", meter: "Meter") -> dict[str, float]:
+    times, (ids, held) = batches.times, meter.repeats.counted
+    counts = {"steps": meter.steps, "samples": meter.samples, "losses": meter.losses, "ids": ids, "held": held}
     stages = {f"{kind} {stage}": s for kind in ("busy", "blame") for stage, s in getattr(times, kind).items()}
-    return {"seconds": meter.seconds, "stall": times.stall, "read": times.read} | stages
+    return counts | {"seconds": meter.seconds, "stall": times.stall, "read": times.read} | stages
 
 
 class Missing:
@@ -344,11 +301,6 @@ class Missing:
                 log.warning("%s could not be written, %s. Training goes on, and its end says what is missing", at, text)
             steps, _ = self._parts.setdefault(what, ([], text))
             steps += [] if step is None else [step]
-
-    def add(self, what: str, why: str) -> None:
-        """Record a part as missing without a failed attempt to write it."""
-        log.warning("%s is missing: %s", what, why)
-        self._parts[what] = ([], why)
 
     def told(self) -> list[str]:
         """Return a sentence for each incomplete part."""

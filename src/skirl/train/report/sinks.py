@@ -50,7 +50,6 @@ class Appended:
             raise
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
@@ -62,7 +61,6 @@ class Lines(Appended):
         self.name = path.name
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Write a line."""
         self.add((json.dumps(line) + "\n").encode())
 
 
@@ -150,7 +148,6 @@ class WandB:
         self._run.log(dict(tagged(line)), step=line["step"])
 
     def close(self) -> None:
-        """Finish the run."""
         self._run.finish()
 
 
