@@ -106,7 +106,7 @@ def svg(chart: Chart) -> str:
     from matplotlib.ticker import LogFormatter
 
     inked = ("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color")
-    style: dict[str, Any] = {
+    style: Any = {
         **dict.fromkeys(inked, INK),
         "svg.fonttype": "none", "svg.hashsalt": chart.title, "text.parse_math": False, "font.size": 11,
         "axes.spines.top": False, "axes.spines.right": False,

@@ -199,7 +199,6 @@ class Verify(Composed):
         return replace(self, recipe=replace(self.recipe, device=device))
 
     def sizes(self) -> list[int]:
-        """Return the numbers of trainers, none if they were not given."""
         words = [] if self.trainers is None else self.trainers.split(",")
         if not all(word.strip().isdecimal() and 0 < int(word) <= 64 for word in words):
             raise ValueError(
@@ -398,7 +397,6 @@ class Predict(Chosen):
 
 
 def saved_line(saving: SaveFlags, result: Mapping[str, Any]) -> str:
-    """Return what the summary says of checkpoints."""
     kept, folder = result["checkpoints"], saving.save
     newest = kept["newest"]
     first = "nothing" if newest is None else f"step {newest:,} in {folder}; more --steps and --resume go on from there"
@@ -419,7 +417,6 @@ def nothing_left(result: Mapping[str, Any], steps: int | None) -> str | None:
 
 
 def origin_line(begun: Mapping[str, Any]) -> str:
-    """Return what a summary says of the run that another began from."""
     state = "with their optimizer's state" if begun["row_state"] else "whose optimizer's state starts from zero"
     return f"with {begun['rows']:,} rows out of {begun['folder']}, {state}"
 

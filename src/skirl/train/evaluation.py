@@ -135,7 +135,6 @@ class Evaluation:
         return scores
 
     def add(self, step: int, scores: Scores, seconds: float) -> None:
-        """Add the scores of an evaluation."""
         self.step, self.scores = step, scores
         self.seconds, self.last_seconds = self.seconds + seconds, seconds
         loss = math.inf if scores.logloss is None or math.isnan(scores.logloss) else scores.logloss

@@ -17,8 +17,6 @@ _TOUCHED = re.compile(r"\s*touched:(.*)", re.DOTALL)
 
 @dataclass(frozen=True)
 class OptimizerFlags:
-    """The optimizer of the rows."""
-
     group: ClassVar[str] = "learning"
 
     optimizer: OptimizerName = "rowwise-adagrad"

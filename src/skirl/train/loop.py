@@ -59,12 +59,10 @@ class Done:
 
     @property
     def loss(self) -> float:
-        """The mean loss over the samples."""
         return self.loss_tensor.item()
 
 
 def whole(batches: list[Batch], logits: list[Tensor], losses: list[Tensor]) -> Done:
-    """Return a step made of its shards, whose loss is their mean."""
     if len(batches) == 1:
         return Done(batches, logits[0], batches[0].labels, losses[0].reshape(1), losses[0], len(batches[0].labels))
     each, labels = torch.stack(losses), torch.cat([batch.labels for batch in batches])
@@ -94,7 +92,6 @@ class Touched:
 
 
 def keys_of(sparse: Sparse, schema: Schema) -> np.ndarray:
-    """Return the key of every id of a batch."""
     captured = capture(sparse, schema.features, copy=False)
     return np.concatenate([positions_of(captured, schema, bank).keys() for bank in range(len(schema.banks))])
 
@@ -348,7 +345,6 @@ def _said(recipe: Recipe, steps: int | None) -> str:
 
 
 def _count(recipe: Recipe, show: ShowFlags) -> int:
-    """A pass over the ids: how many rows the run will touch."""
     touched = Touched(recipe.tables())
     with _progress("count rows", recipe, show) as progress:
         for number, batch in enumerate(recipe.stream(), start=1):

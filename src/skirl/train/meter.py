@@ -34,7 +34,6 @@ class Repeats:
         """ids: those of samples; held: those looked up, where repeated lists occur once."""
 
     def add(self, sparse: Any) -> None:
-        """Count the ids of a batch."""
         if not self._lists or not hasattr(sparse, "groups"):
             return
         inverse = {name: of for names, of in sparse.groups.items() for name in names}
@@ -140,7 +139,6 @@ class Meter:
 
     @property
     def losses(self) -> float:
-        """The sum of the steps' losses so far."""
         return self._so_far["sum"]
 
     @property

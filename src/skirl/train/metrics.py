@@ -54,7 +54,6 @@ class Metrics:
             self._settle()
 
     def scores(self) -> Scores:
-        """Return the scores over all samples so far."""
         loss = self.loss
         if self._scored is None or self._scored.samples != loss.samples:
             self._settle()
@@ -96,7 +95,6 @@ class StreamingAUC:
             self._counts[clicked] += np.bincount(bins[clicks == clicked], minlength=1 << _BITS)
 
     def update_all(self, batches: Sequence[tuple[Values, Values]]) -> None:
-        """Add batches, each a pair of logits and labels."""
         if batches:
             logits, labels = (np.concatenate([_flat(part) for part in parts]) for parts in zip(*batches))
             self.update(logits, labels)
@@ -128,7 +126,6 @@ class LogLoss:
         self._loss = self._predicted = 0.0
 
     def update(self, logits: Values, labels: Values) -> None:
-        """Add a batch, summed in float64."""
         x, clicks = _checked(logits, labels)
         tail = np.exp(-np.abs(x))  # never overflows
         self._loss += float(np.sum(np.maximum(x, 0) - x * clicks + np.log1p(tail)))
@@ -145,7 +142,6 @@ class LogLoss:
         return self._samples
 
     def click_rate(self) -> float:
-        """Return the share of clicks."""
         return _ratio(self._clicks, self._samples)
 
     def calibration(self) -> float:
@@ -173,7 +169,6 @@ class LogLoss:
 
 
 def _bins_of(logits: Values, labels: Values) -> tuple[np.ndarray, np.ndarray]:
-    """Return the bin of each sample, and which are clicks."""
     scores, clicks = _checked(logits, labels)
     bits = (scores.astype(np.float32) + np.float32(0)).view(np.int32)  # + 0 turns -0 into +0
     # Floats order like their bits, negative ones in reverse: invert those, then shift all above zero.

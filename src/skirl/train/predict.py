@@ -67,7 +67,6 @@ class SavedRun:
 
     @property
     def labelled(self) -> bool:
-        """True if the samples have labels."""
         return bool(self.source.labels)
 
     def batches(self) -> Generator[tuple[Batch, np.ndarray], None, None]:
@@ -134,7 +133,6 @@ def _opened(header: Path, chosen: Chosen, labelled: bool) -> SavedRun:
 
 
 def _flags(header: Path, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the run's flags from its checkpoint."""
     known = flags_of(Recipe)
     state = run_of(body)
     if state is None:
@@ -216,7 +214,6 @@ GROUP = 1 << 17
 
 
 def evaluate(chosen: Chosen) -> dict[str, Any]:
-    """Return the metrics of a saved run."""
     return _result("evaluate", chosen, None)
 
 
@@ -247,9 +244,9 @@ def _result(command: str, chosen: Chosen, into: Path | None) -> dict[str, Any]:
                 out.write(numbers, logits, batch.labels)
                 samples += len(numbers)
                 if done == 1:  # the first batch loads kernels, so its time says nothing about the others
-                    first, began, cpu = samples, time.monotonic(), _cpu_seconds()
+                    first, began, cpu = samples, time.monotonic(), time.process_time()
                 progress(done, lambda n=samples: {"samples": f"{n:,}"})
-        ended, cpu = time.monotonic(), _cpu_seconds() - cpu
+        ended, cpu = time.monotonic(), time.process_time() - cpu
         scores = {} if metrics is None else asdict(metrics.scores())
     return {
         "command": command,
@@ -266,12 +263,6 @@ def _result(command: str, chosen: Chosen, into: Path | None) -> dict[str, Any]:
         "machine": machine(),
         "failed": None,
     }
-
-
-def _cpu_seconds() -> float:
-    """Return the CPU seconds of this process and of the child processes that have ended."""
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
 
 
 def _scored(run: SavedRun) -> Generator[tuple[Batch, np.ndarray, np.ndarray], None, None]:
@@ -359,7 +350,6 @@ class Predictions:
         return self
 
     def write(self, numbers: np.ndarray, logits: np.ndarray, labels: Any) -> None:
-        """Add the predictions of a batch."""
         if self._writer is None:
             return
         columns = [numbers, probability(logits), logits]

@@ -95,11 +95,9 @@ class Recipe(Composed):
         return iter(lambda: list(islice(shards, self.step.shards)), [])
 
     def tables(self) -> "list[Table]":
-        """The tables that the data looks rows up in."""
         return self.data.stream().tables(self.model.row_dim)
 
     def row_optimizer(self) -> "RowOptimizer":
-        """The optimizer of the rows."""
         from skirl.core.optim import row_optimizer
 
         return row_optimizer(self.optimizer.optimizer)(lr=self.rates.lr)
@@ -188,7 +186,6 @@ class Recipe(Composed):
         return Schedule(kind, self.rates.warmup, total)
 
     def rates_of(self, embeddings: Any, dense: "torch.optim.Optimizer") -> "Rates":
-        """The learning rates of both optimizers, as the schedule has them."""
         from skirl.train.schedule import Rates
 
         return Rates(self.schedule(), rows=embeddings.optimizer, dense=dense)
@@ -204,7 +201,6 @@ class Recipe(Composed):
         return lookahead(loader, model, **plan, shards=self.step.shards, trace=trace)
 
     def use_threads(self) -> None:
-        """Compute with as many threads as the recipe says."""
         import torch
 
         if self.device.threads is not None:

@@ -41,7 +41,6 @@ class Origin(NamedTuple):
 
     @classmethod
     def of(cls, given: str, header: Path) -> Self:
-        """Return the origin of an existing header."""
         return cls(given, header, _digest(header))
 
 

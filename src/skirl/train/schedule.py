@@ -70,11 +70,9 @@ class Rates:
 
     @property
     def now(self) -> dict[str, float]:
-        """The learning rates of the next step."""
         return {name: float(each.optimizer.param_groups[0]["lr"]) for name, each in self._torch.items()}
 
     def step(self) -> None:
-        """Move the rates on to the next step."""
         for each in self._torch.values():
             each.step()
 

@@ -44,7 +44,6 @@ class TrainerShare:
 
     @property
     def alone(self) -> bool:
-        """True if there is only one trainer."""
         return self.size == 1
 
     @property

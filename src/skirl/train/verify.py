@@ -159,7 +159,6 @@ def fingerprints(rows: np.ndarray) -> np.ndarray:
 
 
 def digest(weights: Tensor | bytes) -> bytes:
-    """Return a digest of 16 bytes."""
     of = weights if isinstance(weights, bytes) else weights.detach().cpu().numpy().tobytes()
     return hashlib.blake2b(of, digest_size=16).digest()
 
@@ -169,7 +168,6 @@ def _bits(loss: float) -> bytes:
 
 
 def rows_of(batches: Sequence[Batch], schema: Schema) -> np.ndarray:
-    """Return the distinct keys of some batches, ascending."""
     return np.unique(np.concatenate([keys_of(batch.sparse, schema) for batch in batches]))
 
 
@@ -335,7 +333,6 @@ class PlainRows(dict[str, Tensor]):
         )
 
     def stacked(self) -> Tensor:
-        """Return all features as one [batch, features, dim] tensor."""
         return torch.stack(list(self.values()), dim=1)
 
 

@@ -53,7 +53,6 @@ def gathered(batches: "Lookahead", meter: "Meter", share: "TrainerShare") -> dic
 
 
 def waited(lane: Mapping[str, Any]) -> float:
-    """Return the seconds that a trainer's loop waited for other trainers."""
     return sum(lane["waited"].get(name, 0.0) for name in OF_LOOP)
 
 
@@ -81,7 +80,6 @@ def of_all(found: Mapping[str, Any] | None, names: Sequence[str]) -> dict[str, i
 
 
 def as_lines(found: Mapping[str, Any] | None) -> dict[str, str]:
-    """Return a line for each trainer, for a summary."""
     if found is None:
         return {}
     lines = {}

@@ -74,7 +74,6 @@ class RunContents:
         return cls(config, by_kind["train"], by_kind["eval"], result)
 
     def sum(self, name: str) -> float:
-        """Return the sum of a field over the whole run."""
         return sum(line[name] for line in self.lines)
 
     def sums(self, name: str) -> dict[str, float]:
@@ -103,7 +102,6 @@ def report(folder: Path, page: Path | None, defaults: Mapping[str, Any]) -> dict
 
 
 def facts(left: RunContents) -> dict[str, Any]:
-    """Return the run in numbers."""
     last: Line = left.lines[-1] if left.lines else {}
     seconds, stall, busy, result = left.sum("seconds"), left.sum("stall"), left.sums("busy"), left.result
     samples = sum(line["samples_per_second"] * line["seconds"] for line in left.lines)

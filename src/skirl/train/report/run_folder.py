@@ -151,7 +151,6 @@ class RunFolder:
 
     @property
     def path(self) -> str | None:
-        """The folder; None if there is none."""
         return None if self.folder is None else str(self.folder)
 
     def after_step(
@@ -168,14 +167,12 @@ class RunFolder:
             self.write(line | evaluation.result() | {"best_step": evaluation.best_step})
 
     def write(self, line: dict[str, Any]) -> None:
-        """Write a line to all files and services."""
         for sink in self._sinks:
             with self._missing.tried(sink.name, self.folder, line["step"]):
                 sink.write(line)
 
     @property
     def missing(self) -> list[str]:
-        """A sentence for each part that could not be written."""
         return self._missing.told()
 
     def finish(self, result: Mapping[str, Any]) -> None:
@@ -235,7 +232,6 @@ class Since:
         self._before: dict[str, float] = {}
 
     def begin(self, batches: "Lookahead", meter: "Meter") -> None:
-        """Count the next line from here."""
         self._before = _sums(batches, meter)
 
     def line(self, batches: "Lookahead", meter: "Meter") -> dict[str, Any]:
@@ -303,7 +299,6 @@ class Missing:
             steps += [] if step is None else [step]
 
     def told(self) -> list[str]:
-        """Return a sentence for each incomplete part."""
         lines = []
         for what, (steps, text) in self._parts.items():
             lack = f"{len(steps):,} lines, of steps {steps[0]:,} to {steps[-1]:,}" if steps else ""
@@ -352,5 +347,4 @@ def new_folder(runs: Path, name: str) -> Path:
 
 
 def put_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a file with one JSON object, whole or not at all."""
     put_whole(path, (json.dumps(value, indent=1, default=str) + "\n").encode(), "new")

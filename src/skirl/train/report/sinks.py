@@ -88,12 +88,10 @@ class TensorBoard:
         self._add(b"")
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Write the numbers of a line."""
         values = [self._summary.Value(tag=tag, simple_value=float(value)) for tag, value in tagged(line)]
         self._add(self._of(step=line["step"], summary=self._summary(value=values)))
 
     def close(self) -> None:
-        """Write the end of the run and close the file."""
         try:
             self._file.add(self._end)
         finally:
@@ -144,7 +142,6 @@ class WandB:
         self._run = module.init(project=project, name=name, config=dict(flags))
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Log the numbers of a line."""
         self._run.log(dict(tagged(line)), step=line["step"])
 
     def close(self) -> None:
