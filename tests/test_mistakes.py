@@ -1049,7 +1049,7 @@ MISTAKES = [
         "shuffle, "
         "session_order, most_rows, mix, repeats, workers, bad_rows, model, dim, bottom, top, deep, rows_in_deep, dropout, "
         "cross, rank, structure, activation, width, heads, layers, newest, target, optimizer, lr, dense_lr, "
-        "schedule, warmup, shards, cache, depth, policy, store, prefetch, link, peer_patience, device, dtype, "
+        "schedule, warmup, shards, cache, depth, policy, store, prefetch, peer_patience, device, dtype, "
         "threads",
     ),
     M(
