@@ -449,7 +449,7 @@ class TrainSpeed:
         model: Any = {"tiny": "dlrm-tiny"}.get(self.model, self.model)
         return Recipe.of(
             data=self.data, model=model, optimizer="sgd", lr=self.lr, dim=self.dim, batch=self.batch, steps=batches,
-            cache=self.cache, depth=self.depth, prefetch=self.prefetch, store=self.store, link=self.link, seed=self.seed,
+            cache=self.cache, depth=self.depth, prefetch=self.prefetch, store=self.store, seed=self.seed,
             threads=self.threads, rows_scale=self.rows_scale, device=self.device,
         )  # fmt: skip
 
