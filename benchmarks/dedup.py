@@ -35,8 +35,8 @@ from skirl.data.synthetic import Synthetic
 from skirl.dedup.by_session import convert_by_session
 from skirl.dedup.sessions import Sessions as by_session
 from skirl.nn.collection import EmbeddingBagCollection
+from skirl.train.loop import steps
 from skirl.train.recipe import Recipe
-from skirl.train.train import steps
 
 Part = Literal["lookup", "mixed", "train", "reader"]
 MODELS = {"dcat": ("dcat", 3, 1), "dlrm": ("dlrm-tiny", 6, 5), "din": ("din", 3, 2)}

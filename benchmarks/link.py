@@ -30,8 +30,8 @@ from skirl.nn.collection import EmbeddingBagCollection
 from skirl.peers.base import Alone, Peers
 from skirl.peers.job import trainers, using
 from skirl.pipeline.lookahead import lookahead
-from skirl.store import Link
 from skirl.tools.machine import cores
+from skirl.tools.units import Link
 from train import TrainSpeed
 
 WAYS = ("hidden", "all_critical")

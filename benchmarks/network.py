@@ -26,7 +26,7 @@ from skirl.nn.dense_sums import DenseSums
 from skirl.peers.job import trainers, using
 from skirl.peers.start import join
 from skirl.pipeline.lookahead import lookahead
-from skirl.train.fingerprints import rows_of
+from skirl.train.verify import rows_of
 
 VECTORS = ("rows", "moves")
 """Channels of values and gradients: those that the loop waits for, and those that travel while it computes."""

@@ -27,14 +27,14 @@ import torch
 
 from common import Stopwatch, at_least_one, child, main, result
 from link import ADDRESS, two_namespaces, why_not
-from skirl.store import Link, Record, Store, open_store
+from skirl.store import Record, Store, open_store
 from skirl.store.remote import group, part
 from skirl.store.remote.meeting import Meeting
 from skirl.store.remote.node import TICK, Node
 from skirl.store.remote.started import SERVE, StartedNodes, family, free_port
 from skirl.store.remote.wire import Address
 from skirl.tools.progress import size
-from skirl.tools.units import parse_bytes
+from skirl.tools.units import Link, parse_bytes
 from train import ModeSettings, TrainSpeed, cpu_of
 
 BOUND = 4.5

@@ -38,13 +38,13 @@ from skirl.nn.current_step import CurrentStep
 from skirl.nn.same_batch import SameBatch
 from skirl.oracle.step import Step
 from skirl.pipeline.lookahead import Lookahead, lookahead
-from skirl.store import Link, LinkStore, Record, open_store
+from skirl.store import Record, open_store
+from skirl.store.link import LinkStore
 from skirl.store.remote.started import family
 from skirl.tools.machine import cores
-from skirl.train.done import Done
+from skirl.tools.units import Link
+from skirl.train.loop import Done, keys_of, steps
 from skirl.train.recipe import Recipe
-from skirl.train.touched import keys_of
-from skirl.train.train import steps
 
 FAMILY = ("skirl", "serial", "resident", "lru", "on_demand")
 """Modes that use skirl's own kernels; their losses agree to the last bit."""
@@ -449,7 +449,7 @@ class TrainSpeed:
         model: Any = {"tiny": "dlrm-tiny"}.get(self.model, self.model)
         return Recipe.of(
             data=self.data, model=model, optimizer="sgd", lr=self.lr, dim=self.dim, batch=self.batch, steps=batches,
-            cache=self.cache, depth=self.depth, prefetch=self.prefetch, store=self.store, link=self.link, seed=self.seed,
+            cache=self.cache, depth=self.depth, prefetch=self.prefetch, store=self.store, seed=self.seed,
             threads=self.threads, rows_scale=self.rows_scale, device=self.device,
         )  # fmt: skip
 

@@ -239,7 +239,7 @@ def test_a_flag_that_takes_no_value_can_be_set_and_unset_over_one_that_is_set(ca
 
 @pytest.mark.parametrize("name", ["train", "verify", "size"])
 def test_every_flag_is_explained(capsys, name):
-    assert exit_code(name, "--help") == 0
+    assert exit_code(name, "--help", "all") == 0
     shown = one_line(capsys.readouterr().out)
     owner = {"train": Train, "verify": Verify, "size": Size}[name]
     for flag in flags_of(owner).values():
@@ -255,8 +255,17 @@ def test_help_writes_names_as_they_are(capsys, name, shown):
     assert shown in one_line(capsys.readouterr().out)
 
 
-def test_help_shows_what_a_flag_takes_and_nothing_of_python(capsys):
+def test_help_of_train_is_short_and_says_how_to_see_all(capsys):
     assert exit_code("train", "--help") == 0
+    shown = capsys.readouterr().out
+    names = [name for name in order_of_help(shown) if not name.isupper()]
+    assert (
+        len(names) == 30 and "prefetch" not in names and "`skirl train --help all` lists all flags" in one_line(shown)
+    )
+
+
+def test_help_shows_what_a_flag_takes_and_nothing_of_python(capsys):
+    assert exit_code("train", "--help", "all") == 0
     shown = one_line(capsys.readouterr().out)
     assert "--depth INT|{auto,epoch} " in shown and "--steps INT " in shown and "--top INT [INT ...] " in shown
     assert not re.search(r"None|default: False|<class", shown)
@@ -269,7 +278,7 @@ def order_of_help(shown: str) -> list[str]:
 
 
 def test_help_is_grouped_and_begins_with_the_flags_that_are_used_most(capsys):
-    assert exit_code("train", "--help") == 0
+    assert exit_code("train", "--help", "all") == 0
     names = order_of_help(capsys.readouterr().out)
     assert names[:11] == [*Train.common, "config"]
     assert [name for name in names if name.isupper()] == [
@@ -325,7 +334,7 @@ def test_a_sweep_takes_the_flags_of_a_run_and_shows_none_of_other_trainers(capsy
     assert exit_code("sweep", "--help") == 0
     shown = capsys.readouterr().out
     assert "--prefetch " in shown and "--shards" not in shown and "--peer-patience" not in shown
-    assert exit_code("train", "--help") == 0
+    assert exit_code("train", "--help", "all") == 0
     shown = capsys.readouterr().out
     assert "--shards " in shown and "--peer-patience " in shown
     (tmp_path / "config.json").write_text(json.dumps({"command": "train", "flags": Train.of(peer_patience=5).flat()}))

@@ -28,8 +28,8 @@ from skirl.checkpoint import load, numbers
 from skirl.tools.sealed_json import CheckpointError
 from skirl.train.commands import Train
 from skirl.train.evaluation import Evaluation
+from skirl.train.loop import run_folder
 from skirl.train.meter import Meter
-from skirl.train.train import run_folder
 from tests.killed import ended, forked, imported
 from tests.processes import alone
 from tests.resume import plain

@@ -51,10 +51,10 @@ COMMANDS = {
         "keep rows for trainers on other machines, as one of several memory nodes",
     ),
     "evaluate": (
-        "skirl.train.predict_commands:Evaluate",
+        "skirl.train.commands:Evaluate",
         "compute the metrics of a trained model on the data that you name",
     ),
-    "predict": ("skirl.train.predict_commands:Predict", "write the predictions of a trained model as Parquet"),
+    "predict": ("skirl.train.commands:Predict", "write the predictions of a trained model as Parquet"),
     "vocab": (
         "skirl.data.commands:Vocab",
         "give the ids in data files rows of their own, in one pass and bounded memory",
@@ -223,6 +223,7 @@ def _parse(name: str, args: list[str]) -> tuple[Any, bool]:
         flags,
         joined(flags, args, getattr(kind, "repeated", ())),
         common=getattr(kind, "common", ()),
+        usual=getattr(kind, "usual", ()),
         hidden=getattr(kind, "hidden", ()),
         positional=positional,
         example=example,

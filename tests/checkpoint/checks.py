@@ -22,6 +22,7 @@ from skirl.checkpoint import numbers, saving, starts
 from skirl.checkpoint.keeper import Keeper
 from skirl.engine.access import peek
 from tests.resume import ROWS, Run, Setup, assert_same
+from tests.store.links import behind_a_link
 
 
 @contextmanager
@@ -150,7 +151,9 @@ def slow_writes() -> None:
     setup = Setup(batches=6, passes=1)
     whole = Run(setup).train()
     with scratch() as folder:
-        saves(Run(replace(setup, store="link:1Gbit,30ms:memory")), folder, [5])
+        with behind_a_link("1Gbit,30ms"):
+            slow = Run(setup)
+        saves(slow, folder, [5])
         assert_same(Run(setup).load(folder).train(), whole)
 
 

@@ -53,8 +53,15 @@ def test_a_folder_that_holds_another_run_is_refused(tmp_path, capsys):
 
 def test_a_second_one_ends_the_run_at_once(python: Python, tmp_path):
     saves = tmp_path / "saves"
-    flags = ["--steps", "100000", "--save", str(saves), "--link", "1kbit,100ms"]
-    with python.start(COMMAND, "train", *FLAGS, *flags, stdout=PIPE, stderr=PIPE) as run:
+    flags = ["--steps", "100000", "--save", str(saves)]
+    slowly = """
+import sys
+from skirl.cli import main
+from tests.store.links import behind_a_link
+with behind_a_link("1kbit,100ms"):
+    main()
+"""
+    with python.start(slowly, "train", *FLAGS, *flags, stdout=PIPE, stderr=PIPE) as run:
         wait_for_a_checkpoint(saves, 1)
         run.send_signal(signal.SIGTERM)
         time.sleep(0.2)

@@ -132,14 +132,6 @@ def other_inverse() -> None:
     test_an_epoch_sees_the_inverse()
 
 
-def lines_of_two_starts() -> None:
-    """Check that the log of a run that two starts write to keeps all lines of the newer one."""
-    from tests.train.report.test_run_folder import test_an_older_start_that_puts_its_lines_there_late_takes_none_away
-
-    with tempfile.TemporaryDirectory() as folder:
-        test_an_older_start_that_puts_its_lines_there_late_takes_none_away(Path(folder))
-
-
 def found() -> None:
     """Check that the bags found to repeat really do: with few different bags, and with equal hashes."""
     from tests.core.test_find import check
@@ -447,7 +439,6 @@ def run_battery(
         checks = dict(
             list(CHECKS.items())[: 1 if third is not None else None]
         )  # tests/checkpoint/test_saving.py runs all
-        checks |= {} if third is not None else {"lines of two starts": lines_of_two_starts}
     if area == "placement":
         checks = placement(sound)
     if area == "trainers":

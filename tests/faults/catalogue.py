@@ -513,8 +513,6 @@ CHECKPOINTS = [
           "max([0, *there]) > start", "False"),
     Fault("a start has no number before it saves", "checkpoint.keeper:Keeper._go_on",
           "None if votes.rank else _claim(folder)", "None", by="two that resume"),
-    Fault("lines of metrics stay in a file that an older start has replaced", "train.report.run_folder:RunFolder._hold",
-          "self._lines.again()", "True", by="lines of two starts"),
     Fault("what a resumed run found damaged stays until it saves", "checkpoint.keeper:Keeper._go_on",
           "drop_newer(folder, number, self._start)", "pass", by="two that resume"),
     Fault("a process that resumes takes the number of the start before", "checkpoint.saving:Saving.begin",

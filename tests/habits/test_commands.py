@@ -17,8 +17,7 @@ from skirl import cli
 from skirl.data.commands import ConvertToFile, Vocab
 from skirl.data.flags import DataFlags
 from skirl.sizing.info import Info
-from skirl.train.commands import Train
-from skirl.train.predict_commands import Evaluate, Predict
+from skirl.train.commands import Evaluate, Predict, Train
 
 SCHEMA = """
 session = "visit"

@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError
 
 import skirl
-import skirl.train.train as loop
+import skirl.train.loop as loop
 from skirl.checkpoint import dense, numbers
 from skirl.cli import main
 from skirl.tools.os_errors import NotWritten

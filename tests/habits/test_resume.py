@@ -12,12 +12,12 @@ import pytest
 import torch
 
 import skirl
-import skirl.train.train as loop
+import skirl.train.loop as loop
 from skirl.checkpoint import best, folder, numbers
 from skirl.cli import main
 from skirl.train.commands import Train
 from skirl.train.recipe import Recipe
-from skirl.train.resumed import told
+from skirl.train.resume import told
 from tests.warm import COMMAND, Python
 
 SMALL: dict[str, Any] = {

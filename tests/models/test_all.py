@@ -15,8 +15,8 @@ from skirl.models.flags import LayerFlags, ModelName
 from skirl.models.history import OfHistory
 from skirl.nn.collection import EmbeddingCollection
 from skirl.train.commands import Verify
+from skirl.train.loop import steps
 from skirl.train.recipe import Recipe
-from skirl.train.train import steps
 
 TINY = [f"{name}-tiny" for name in MODELS]
 

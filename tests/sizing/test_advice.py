@@ -11,7 +11,7 @@ from skirl.oracle.options import Plan
 from skirl.sizing.advice import CLOSE, FEW, Conditions, advise, goal, smallest
 from skirl.sizing.curve import LEAST, Point, cache_sizes, curves, least_cache, with_cache
 from skirl.sizing.curve import point as measured
-from skirl.store.link import Link
+from skirl.tools.units import Link
 from tests.cases import cases
 from tests.oracle import brute
 from tests.oracle.traces import traces

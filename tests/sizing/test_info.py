@@ -11,7 +11,7 @@ from skirl import cli
 from skirl.pipeline.timeline import Timeline
 from skirl.sizing.look import made
 from skirl.sweep.command import SweepCommand
-from skirl.train import origin
+from skirl.train import resume
 from tests.dedup.rows import Row, schema, write
 
 
@@ -104,11 +104,11 @@ def test_a_run_that_began_from_another_and_saved_nothing(tmp_path: Path, capsys)
     header = tmp_path / "other" / "checkpoint-000003.json"
     header.parent.mkdir()
     header.write_text("{}")
-    origin.note(tmp_path / "run", origin.Origin.of("other", header))
+    resume.note(tmp_path / "run", resume.Origin.of("other", header))
     assert cli.main(["info", str(tmp_path / "run")]) == 0
     said = capsys.readouterr().out
     assert "run before its first checkpoint" in said and str(header) in said
-    (tmp_path / "run" / origin.NAME).write_text("{}")
+    (tmp_path / "run" / resume.NAME).write_text("{}")
     assert cli.main(["info", str(tmp_path / "run")]) == 1
     assert "is damaged" in capsys.readouterr().err
 

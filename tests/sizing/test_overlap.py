@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl.sizing.advice import overlap, step_that_hides
-from skirl.store.link import Link
+from skirl.tools.units import Link
 from tests.cases import cases
 
 BYTES = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=12)

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from skirl.sweep.report import as_text, drawn, report, speed
 from skirl.train.report.plot import OTHER
+
+from skirl.sweep.report import as_text, drawn, report, speed
 from tests.pages import NONE, mistakes
 
 

@@ -71,18 +71,6 @@ def test_threads_of_trainers_are_those_of_the_environment(text, threads, monkeyp
         command._with_threads_of_trainers()
 
 
-def test_a_wrong_file_is_one_sentence_and_exit_code_2(tmp_path, capsys):
-    file = tmp_path / "run.toml"
-    for text, said in (
-        ("batchs = 3", f"skirl train: {file}: batchs is not a flag of this command: did you mean batch?"),
-        ("batch = 0.5", f"skirl train: {file}: batch is 0.5: set it to a whole number"),
-        ("batch = 0", "skirl train: --batch is 0: set it to 1 or more"),
-    ):
-        file.write_text(text)
-        assert main(["train", "--config", str(file)]) == 2
-        assert capsys.readouterr().err == f"{said}\n"
-
-
 def test_a_run_says_what_it_trains_and_a_resumed_one_that_nothing_was_left(tmp_path, capsys):
     flags = ["--data", "synthetic:tiny", "--model", "dlrm-tiny", "--dim", "4", "--batch", "64", "--cache", "60000"]
     flags += ["--save", str(tmp_path / "saved"), "--run", str(tmp_path / "run"), "--log-every", "3", "--valid", "20%"]

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import skirl.train.fine_tuning as taking
-import skirl.train.train as loop
+import skirl.train.loop as loop
 from skirl.checkpoint import numbers
 from skirl.train.commands import Train
-from skirl.train.origin import NAME
+from skirl.train.resume import NAME
 
 SMALL: dict[str, Any] = {
     "data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 32, "steps": 6, "cache": "300", "threads": 1,

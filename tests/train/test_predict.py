@@ -1,5 +1,6 @@
-"""Predictions of saved runs on real click logs, and on numbered batches."""
+"""Predictions of saved runs on real click logs, on numbered batches, and by several threads at once."""
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,18 +8,24 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from torch import Tensor, nn
 
+import skirl
+from skirl.core.batch import Batch
+from skirl.data import Synthetic
 from skirl.data.files.numbered import numbered
 from skirl.data.flags import DataFlags
-from skirl.train.commands import Train
+from skirl.models import DLRM
+from skirl.train.commands import Evaluate, Predict, Train
+from skirl.train.evaluation import predicted
 from skirl.train.metrics import Metrics
-from skirl.train.predict_commands import Evaluate, Predict
+from skirl.train.predict import scored
 from tests.data import logs
 
 FLAGS: dict[str, Any] = {"model": "dlrm-tiny", "dim": 8, "batch": 512, "rows": "2000", "cache": "40%", "quiet": True}
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def threads() -> Iterator[int]:
     before = torch.get_num_threads()
     yield 2
@@ -66,3 +73,58 @@ def test_numbered_batches_are_the_batches_and_number_all_rows_of_all_files(tmp_p
     assert numbers.tolist() == [i for i in range(first, 700) if rows[i][0] != "7"]
     labels = np.concatenate([batch.labels.numpy() for batch, _ in pairs])
     assert labels.tolist() == [float(rows[i][0]) for i in numbers]
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    rows = skirl.EmbeddingBagCollection(Synthetic("tiny").tables(4), optimizer=skirl.SGD(lr=0.1), cache=100)
+    return DLRM.tiny(rows, dense_features=4)
+
+
+class Told(nn.Module):
+    """Adds to the logits, where `when` says so, the number of threads in use."""
+
+    def __init__(self, model: nn.Module, when: str) -> None:
+        super().__init__()
+        self.model, self.when = model, when
+        self.by: set[str] = set()
+
+    def forward(self, batch: Batch) -> Tensor:
+        self.by.add(threading.current_thread().name)
+        told = self.when == "always" or (self.when == "odd" and len(batch.labels) != 64)
+        return self.model(batch) + (1000 * torch.get_num_threads() if told else 0)
+
+
+def batches() -> list[Batch]:
+    """Return ten batches of one size, and a smaller one."""
+    return [*Synthetic("tiny", batch_size=64, batches=10), *Synthetic("tiny", batch_size=17, batches=1, seed=1)]
+
+
+@pytest.mark.parametrize("when", ["never", "odd", "always"])
+def test_logits_are_those_of_one_batch_after_the_other(model: nn.Module, when: str) -> None:
+    expected = [logits for _, logits in predicted(model, batches())]
+    told = Told(model, when)
+    found = list(scored(told, batches(), 2))
+    assert [batch.labels.tolist() for batch, _ in found] == [batch.labels.tolist() for batch in batches()]
+    for (batch, logits), plain in zip(found, expected, strict=True):
+        said = 2000 if when == "always" or (when == "odd" and len(batch.labels) == 17) else 0
+        assert torch.equal(logits, plain + said)
+    apart = {name for name in told.by if name.startswith("skirl-side")}
+    assert bool(apart) == (when != "always")
+
+
+def test_a_model_of_other_ids_than_the_batch_and_one_thread(model: nn.Module) -> None:
+    class Copied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, batch: Batch) -> Tensor:
+            ids = batch.sparse
+            again = skirl.KeyedJagged(ids.keys(), ids.values().clone(), offsets=ids.offsets())
+            return self.model(Batch(batch.dense, again, batch.labels))
+
+    expected = [logits for _, logits in predicted(model, batches())]
+    for count, inner in ((2, Copied()), (1, model)):
+        found = [logits for _, logits in scored(inner, batches(), count)]
+        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))

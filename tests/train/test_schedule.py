@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl.train.commands import Train, Verify
+from skirl.train.loop import steps
 from skirl.train.recipe import Recipe
 from skirl.train.schedule import Rates, Schedule
-from skirl.train.train import steps
 from tests.cases import cases
 
 TINY: dict[str, Any] = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 8, "batch": 32, "cache": "400"}
@@ -68,13 +68,6 @@ def test_a_scheduled_run_is_verified_bit_by_bit(optimizer):
     assert found["failed"] is None
 
 
-def test_rates_change_what_is_trained():
-    def mean(**flags: Any) -> float:
-        return Train.of(**TINY, steps=12, quiet=True, **flags).run()["loss"]["mean"]
-
-    assert len({mean(), mean(warmup=4), mean(schedule="linear"), mean(schedule="cosine"), mean(schedule="step")}) == 5
-
-
 def test_a_resumed_run_goes_on_with_the_schedule(tmp_path):
     def train(steps: int, **flags: Any) -> dict[str, Any]:
         return Train.of(**TINY, steps=20, quiet=True, schedule="cosine", warmup=3, **flags).run() | {"asked": steps}
@@ -93,9 +86,9 @@ def cut(recipe: Train, after: int) -> None:
     class Killed(Exception):
         pass
 
-    import skirl.train.train
+    import skirl.train.loop
 
-    real = skirl.train.train.steps
+    real = skirl.train.loop.steps
 
     def killed(*args: Any, **kwargs: Any) -> Any:
         for number, done in enumerate(real(*args, **kwargs), start=1):
@@ -104,7 +97,7 @@ def cut(recipe: Train, after: int) -> None:
                 raise Killed
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(skirl.train.train, "steps", killed)
+        patch.setattr(skirl.train.loop, "steps", killed)
         recipe.run()
 
 
@@ -123,10 +116,3 @@ def test_another_schedule_than_the_saved_one_is_refused(tmp_path):
     longer = rates(kind="linear", warmup=3, total=20)
     longer.load_state_dict(saved)
     assert longer.now == pytest.approx({"rows": 0.1 / 3, "dense": 0.2 / 3})
-
-
-def test_a_schedule_needs_the_number_of_steps():
-    with pytest.raises(ValueError, match="schedule is linear, which has to know the number of steps in advance"):
-        Schedule("linear")
-    with pytest.raises(ValueError, match="warmup is -1"):
-        Schedule(warmup=-1)

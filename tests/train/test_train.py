@@ -10,10 +10,9 @@ import torch
 import skirl
 from skirl.data import Synthetic
 from skirl.models import DLRM
-from skirl.train.commands import Train
+from skirl.train.commands import Train, Verify
+from skirl.train.loop import Touched, steps
 from skirl.train.recipe import Recipe
-from skirl.train.touched import Touched
-from skirl.train.train import steps
 
 TINY: dict[str, Any] = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 8, "batch": 64}
 
@@ -125,24 +124,11 @@ def test_training_learns():
     assert report["loss"]["mean"] < 0.56  # always predicting the click rate of 1/4 gives 0.562
 
 
-def test_touched_counts_distinct_rows_over_batches():
-    touched = Touched([skirl.Table("a", 100, 2), skirl.Table("b", 100, 2)])
-    ids = torch.tensor([[1, 1], [2, 1]])
-    touched.add(skirl.KeyedJagged.one_hot(["a", "b"], ids))
-    touched.add(skirl.KeyedJagged.one_hot(["a", "b"], ids + 1))
-    assert touched.rows == 3 + 2
-
-
 @pytest.mark.parametrize(
     ("cache", "size"), [("1000", 1000), ("10%", "10%"), ("4GiB", "4GiB"), ("touched:1%", 12), ("touched:0.01%", 1)]
 )
 def test_cache_size(cache, size):
     assert Recipe.of(cache=cache).cache_size(touched=1234) == size
-
-
-def test_threads_are_used():
-    train(steps=2, cache="1000", threads=2)
-    assert torch.get_num_threads() == 2
 
 
 @pytest.mark.parametrize(
@@ -151,3 +137,25 @@ def test_threads_are_used():
 def test_the_summary_says_how_wide_rows_are(model: Any, said: str) -> None:
     command = Train.of(**{**TINY, "model": model, "steps": 3, "quiet": True, "cache": "1000", "run": "none"})
     assert said in command.summary(command.run())["tables"]
+
+
+SHARDED: dict[str, Any] = {**TINY, "dim": 4, "batch": 32, "quiet": True}
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rowwise-adagrad"])
+def test_shards_have_the_bits_of_the_plain_reference(optimizer):
+    result = Verify.of(**SHARDED, steps=6, cache="touched:25%", shards=4, optimizer=optimizer).run()
+    assert result["runs"][0]["losses"] == 6 and result["failed"] is None
+
+
+def test_a_run_goes_on_with_its_shards(tmp_path):
+    """It has the bits of a run that never stopped. Another number of shards is refused before anything is read."""
+    run = {**SHARDED, "run": "none", "shards": 2, "cache": "touched:50%"}
+    whole = Train.of(**run, steps=6).run()
+    first = Train.of(**run, steps=3, save=tmp_path).run()
+    assert (first["steps"], first["checkpoints"]["newest"], first["failed"]) == (3, 3, None)
+    then = Train.of(**run, steps=6, save=tmp_path, resume=True).run()
+    assert then["loss"]["digest"] == whole["loss"]["digest"] and then["checkpoints"]["newest"] == 6
+    assert whole["samples"] == 6 * 32
+    with pytest.raises(ValueError, match="--shards is 4, the run was saved with 2"):
+        Train.of(**(run | {"shards": 4}), steps=8, save=tmp_path, resume=True).run()

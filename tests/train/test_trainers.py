@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -26,7 +25,7 @@ from skirl.peers.job import using
 from skirl.peers.processes import BEGINS_AGAIN
 from skirl.tools.sealed_json import CheckpointError
 from skirl.train.commands import Train
-from skirl.train.done import Done
+from skirl.train.loop import Done
 from skirl.train.meter import Meter
 from skirl.train.recipe import Recipe
 from skirl.train.trainers import TrainerShare
@@ -85,22 +84,6 @@ def same(results: list[dict[str, Any]], one: dict[str, Any], *but: str) -> None:
         for name in METRICS:
             if name not in but:
                 assert result.get(name) == (None if rank and name in OF_FIRST else one.get(name)), name
-
-
-def test_what_travelled_is_that_of_all_trainers() -> None:
-    def work(peers):
-        peers.channel("votes").exchange([np.zeros(100 * (to != peers.rank)) for to in range(3)])
-        return TrainerShare(peers).network()
-
-    first, *others = InProcess.run(3, work)
-    assert all(other == first for other in others)
-    # For each of 6 pairs of ranks, a header of 128 bytes and 100 floats.
-    assert first["votes"]["bytes"] == 6 * (128 + 800) and first["votes"]["vectors"] == 0
-    assert first["rows"]["bytes"] == 0 and first["votes"]["seconds"] > 0
-
-
-def test_one_trainer_has_no_network() -> None:
-    assert TrainerShare(Alone()).network() == {}
 
 
 def steps_of(first: int, last: int) -> list[Done]:

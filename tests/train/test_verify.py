@@ -18,10 +18,8 @@ from skirl.engine.engine import Engine
 from skirl.engine.kernels import cpu
 from skirl.store.memory.store import MemoryStore
 from skirl.train.commands import Verify
-from skirl.train.fingerprints import Trace, compare
-from skirl.train.touched import keys_of
-from skirl.train.verify import in_plain_python
-from skirl.train.verify_expanded import verify_expanded
+from skirl.train.loop import keys_of
+from skirl.train.verify import Trace, compare, in_plain_python
 
 SMALL: dict[str, Any] = {
     "data": "synthetic:tiny",
@@ -285,7 +283,7 @@ def test_dense_parameters_rows_and_losses_are_all_compared():
 
 
 @pytest.mark.parametrize("model", ["dlrm-tiny", "din-tiny", "dcat-tiny"])
-def test_batches_that_share_bags(model, monkeypatch):
+def test_batches_that_share_bags(model):
     small = {
         **SMALL,
         "data": "synthetic:sessions",
@@ -294,18 +292,5 @@ def test_batches_that_share_bags(model, monkeypatch):
         "cache": "touched:60%",
         "shards": 2,
     }
-    command = Verify.of(**small, model=model)
-    report = command.run()
+    report = Verify.of(**small, model=model).run()
     assert report["runs"][0]["difference"] is None and report["failed"] is None
-    said = command.summary(report)["expanded"]
-    assert "of rows that rowwise-adagrad trains, equal, bit for bit;\nby SGD: gradients within" in said
-    found = report["expanded"]
-    assert found["forward_equal"] is True and found["integer_equal"] is True and found["gradient_rel"] <= 1e-6
-    if model != "dlrm-tiny":
-        return
-    assert verify_expanded(Verify.of(**SMALL).recipe) is None
-    monkeypatch.setattr("skirl.engine.kernels.shares.expand", lambda *args: None)
-    assert (
-        "the outputs of a batch and of the same batch expanded differ"
-        in Verify.of(**small, model="dlrm-tiny").run()["failed"]
-    )

@@ -291,7 +291,7 @@ _FORM = {
     "tables": [{"name": TEXT, "rows": ANY, "dim": ANY, "by": TEXT, "pieces": [{"site": TEXT}]}],
 }
 _BY = ("hash", "rows", "whole")
-_NO_SITE = re.compile(r"(link:[^:]*:)*(checkpoint|placed:.*)")
+_NO_SITE = re.compile(r"(checkpoint|placed:.*)")
 """Stores that no site can have: the rows of a checkpoint cannot be written, and a plan has sites of its own."""
 PLANS = Readable(FORMAT, VERSION, "plan of a placement", "PlacementPlan.save", _FORM)
 """Reads and writes the files."""
@@ -311,8 +311,7 @@ class Site:
             raise ValueError("a site has no name: give it one")
         if not self.store or _NO_SITE.fullmatch(self.store):
             raise ValueError(
-                f"site {self.name!r} has store {self.store!r}: set it to memory, disk:FOLDER, rpc://HOST:PORT or "
-                "link:RATE,DELAY:STORE"
+                f"site {self.name!r} has store {self.store!r}: set it to memory, disk:FOLDER, rpc://HOST:PORT"
             )
         if self.memory is not None and not (type(self.memory) is int and 0 < self.memory < 1 << 63):
             raise ValueError(f"site {self.name!r} has memory {self.memory!r}: set it to bytes above 0, or leave it out")

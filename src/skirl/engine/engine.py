@@ -189,10 +189,6 @@ class Engine:
                 "inherit. Make the embeddings in the child, or start it with the 'spawn' method"
             )
 
-    def adopt(self) -> None:
-        """Let a forked child use its copy. It may only look rows up, and the store must be `in_any_process`."""
-        self._pid = os.getpid()
-
     def lose(self, what: str, cause: BaseException | None = None) -> None:
         """Record that rows are lost: from now on, every use raises this sentence. Only the first loss is recorded."""
         if self.damage is None:

@@ -29,48 +29,37 @@ class Ahead:
     True
     """
 
-    def __init__(self, collection: Collection, *, thread: bool = True) -> None:
+    def __init__(self, collection: Collection) -> None:
         self._collection = collection
         engine = collection.engine
         self._remembered = Remembered(engine) if engine.device.by_any_thread else None
         self._asked: SimpleQueue[tuple[Sparse, Found] | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-        if thread:
-            self._thread = threading.Thread(target=self._work, daemon=True, name="skirl-evaluation")
-            self._thread.start()
+        self._thread = threading.Thread(target=self._work, daemon=True, name="skirl-evaluation")
+        self._thread.start()
 
     def ask(self, sparse: Sparse) -> Found:
         """Begin to look ids up. The result is there later."""
         found = Found(sparse)
-        if self._thread is None:
-            self._answer(sparse, found)
-        else:
-            self._asked.put((sparse, found))
+        self._asked.put((sparse, found))
         return found
 
     def close(self) -> None:
         """End the thread, once it has finished its work."""
-        if self._thread is not None:
-            self._asked.put(None)
-            self._thread.join()
+        self._asked.put(None)
+        self._thread.join()
 
     def _work(self) -> None:
         while (asked := self._asked.get()) is not None:
-            self._answer(*asked)
-
-    def _answer(self, sparse: Sparse, found: Found) -> None:
-        try:
-            found.give(self._collection.looked_up(sparse, self._remembered))
-        except BaseException as error:
-            found.fail(error)
+            sparse, found = asked
+            try:
+                found.give(self._collection.looked_up(sparse, self._remembered))
+            except BaseException as error:
+                found.fail(error)
 
 
 @contextmanager
-def read_ahead(model: nn.Module, batches: Iterable[Batch], *, thread: bool = True) -> Iterator[Iterator[Batch]]:
-    """Yield the same batches. The rows come early if the model has one collection and gives it `batch.sparse` unchanged.
-
-    Without `thread`, they come no earlier, but rows of earlier batches are still remembered.
-    """
+def read_ahead(model: nn.Module, batches: Iterable[Batch]) -> Iterator[Iterator[Batch]]:
+    """Yield the same batches. The rows come early if the model has one collection and gives it `batch.sparse` unchanged."""
     if sum(isinstance(module, Collection) for module in model.modules()) != 1:
         yield iter(batches)
         return
@@ -80,7 +69,7 @@ def read_ahead(model: nn.Module, batches: Iterable[Batch], *, thread: bool = Tru
         return
     if collection.lookahead is not None:
         collection.lookahead.drain()
-    ahead = Ahead(collection, thread=thread)
+    ahead = Ahead(collection)
     try:
         yield _in_turn(collection, ahead, batches)
     finally:

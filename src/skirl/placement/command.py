@@ -117,7 +117,7 @@ class Place(Composed):
 
     def rate(self) -> float:
         """Return the bytes a second of --link."""
-        from skirl.store.link import Link
+        from skirl.tools.units import Link
 
         try:
             return Link.parse(f"{self.link},0us").rate

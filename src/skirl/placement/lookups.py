@@ -10,8 +10,8 @@ from skirl.core.tables import Schema
 from skirl.placement.pieces import Piece
 from skirl.placement.spec import BINS, TableSpec, reuse_of
 from skirl.tools.progress import Progress
+from skirl.train.loop import keys_of
 from skirl.train.recipe import Recipe
-from skirl.train.touched import keys_of
 
 _ODD = 2654435761
 _ACTIVE, _HEAD = 0.08, 2.5

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from skirl.sizing.curve import LEAST, Point
-from skirl.store.link import Link
 from skirl.tools.progress import size
+from skirl.tools.units import Link
 
 FEW = 0.05
 """A cache brings in few rows again if they are at most this share of the rows used."""

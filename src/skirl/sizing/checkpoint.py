@@ -21,7 +21,7 @@ from skirl.store.frozen_keys import frozen_keys, segment_keys
 from skirl.store.placed.taking import MARK
 from skirl.tools.sealed_json import CheckpointError
 from skirl.tools.tensor_file import TensorReader
-from skirl.train.resumed import run_of
+from skirl.train.resume import run_of
 
 
 def describe(path: Path, *, check: bool) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from skirl.data.flags import DataFlags
 from skirl.models.flags import ModelFlags
 from skirl.tools.flags import Composed
 from skirl.tools.progress import size
+from skirl.tools.units import Link
 from skirl.train.flags import MovementFlags, OptimizerFlags, ShowFlags
 
 
@@ -34,11 +35,15 @@ class Size(Composed):
     optimizer: OptimizerFlags = field(default_factory=OptimizerFlags)
     movement: MovementFlags = field(default_factory=MovementFlags)
     show: ShowFlags = field(default_factory=ShowFlags)
+    link: str | None = None
+    """Rate and delay of the way between cache and store, such as 1Gbit,100us."""
     step_ms: float | None = None
     """Milliseconds that a step computes; with --link, the result says how much of the movement would be hidden."""
 
     def __post_init__(self) -> None:
         self.data.stream().tables(self.model.row_dim)  # checks dim
+        if self.link is not None:
+            Link.parse(self.link)
         if self.step_ms is not None and not 0 < self.step_ms < float("inf"):
             raise ValueError(f"step_ms is {self.step_ms}: set it to milliseconds above 0")
 
@@ -46,7 +51,7 @@ class Size(Composed):
         """Read the ids once, then plan over them with every cache."""
         from skirl.sizing.size import Sizing
 
-        return Sizing(self.data, self.model, self.optimizer, self.movement, self.show, self.step_ms).answer()
+        return Sizing(self.data, self.model, self.optimizer, self.movement, self.show, self.link, self.step_ms).answer()
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """Return the result as text for a reader, by label."""
@@ -69,7 +74,7 @@ class Size(Composed):
         )
         if result["hidden"] is not None:
             lines["hidden"] = (
-                f"{result['hidden']:.0%} of the movement, estimated, over {self.movement.link} at {self.step_ms:g} ms"
+                f"{result['hidden']:.0%} of the movement, estimated, over {self.link} at {self.step_ms:g} ms"
             )
         if result["step_ms_that_hides"] is not None:
             lines["link"] = f"keeps up if a step computes for {result['step_ms_that_hides']:.2f} ms or more"

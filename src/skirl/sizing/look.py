@@ -16,7 +16,7 @@ from skirl.data.files.find import ENDINGS, BadFile, kind_of
 from skirl.sizing import checkpoint, files
 from skirl.store.disk.manifest import NAME as MANIFEST
 from skirl.tools.sealed_json import COUNT, TEXT, CheckpointError, misfit
-from skirl.train import origin
+from skirl.train import resume
 
 KINDS = "a checkpoint, a disk store, a vocabulary, a run, a plan, data files, predictions or exported rows"
 TIMELINE = b'[\n{"name":"process_name","ph":"M","pid":1,"args":{"name":"skirl"}}'
@@ -52,7 +52,7 @@ def _of_folder(path: Path, check: bool) -> dict[str, Any]:
         holds.append(lambda: checkpoint.describe_store(path))
     if (path / "config.json").is_file() or (path / "metrics.jsonl").is_file():
         holds.append(lambda: _run(path))
-    if not holds and (path / origin.NAME).is_file():
+    if not holds and (path / resume.NAME).is_file():
         holds.append(lambda: _begun(path))
     if not holds:
         data = sorted(p for p in path.iterdir() if p.is_file() and p.suffix in ENDINGS and p.name[0] not in "._")
@@ -206,12 +206,12 @@ def _sweep(path: Path, check: bool) -> dict[str, Any]:
 
 def _begun(path: Path) -> dict[str, Any]:
     """Describe the folder of a run that began from another's rows and has not saved a checkpoint yet."""
-    noted = origin.read(path)
+    noted = resume.read(path)
     assert noted is not None
     return {
         "kind": "run before its first checkpoint",
         "from": str(noted.header),
-        "bytes": (path / origin.NAME).stat().st_size,
+        "bytes": (path / resume.NAME).stat().st_size,
     }
 
 

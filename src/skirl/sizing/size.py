@@ -27,8 +27,8 @@ from skirl.sizing.curve import (
     with_cache,
 )
 from skirl.sizing.survey import Survey
-from skirl.store.link import Link
 from skirl.tools.progress import Progress
+from skirl.tools.units import Link
 from skirl.train.flags import MovementFlags, OptimizerFlags, ShowFlags
 
 ON_DISK = 1.5
@@ -48,6 +48,7 @@ class Sizing:
     optimizer: OptimizerFlags
     movement: MovementFlags
     show: ShowFlags
+    link: str | None
     step_ms: float | None
 
     def answer(self) -> dict[str, Any]:
@@ -78,7 +79,7 @@ class Sizing:
         records = [4 * optimizer.width(bank.dim) for bank in survey.schema.banks]
         touched, used = sum(survey.touched), int(survey.used.sum())
         average = float(np.dot(records, survey.touched)) / max(1, touched)
-        link = None if self.movement.link is None else Link.parse(self.movement.link)
+        link = None if self.link is None else Link.parse(self.link)
         step = None if self.step_ms is None else self.step_ms / 1e3
         conditions = Conditions(average, self.movement.prefetch, link, step)
         found = self._searched(survey, found, used, conditions)
@@ -95,7 +96,7 @@ class Sizing:
             "dim": self.model.dim,
             "batch": self.data.batch,
             "prefetch": self.movement.prefetch,
-            "link": self.movement.link,
+            "link": self.link,
             "step_ms": self.step_ms,
             "ids": survey.ids,
             "steps": survey.steps,

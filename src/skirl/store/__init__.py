@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from skirl.store.base import Layout, Record, Store
     from skirl.store.checkpoint_rows import CheckpointRows
     from skirl.store.disk.store import DiskError, DiskFull, DiskStore
-    from skirl.store.link import Link, LinkStore
     from skirl.store.memory.store import MemoryStore
 
 __all__ = [
@@ -22,8 +21,6 @@ __all__ = [
     "DiskFull",
     "DiskStore",
     "Layout",
-    "Link",
-    "LinkStore",
     "MemoryStore",
     "Record",
     "Store",
@@ -37,7 +34,6 @@ __getattr__ = lazily(
         "base": ("Layout", "Record", "Store"),
         "checkpoint_rows": ("CheckpointRows",),
         "disk.store": ("DiskError", "DiskFull", "DiskStore"),
-        "link": ("Link", "LinkStore"),
         "memory.store": ("MemoryStore",),
     },
 )
@@ -51,7 +47,7 @@ def open_store(
     **Arguments**
 
     - `spec`: "memory", "disk:FOLDER", "rpc://HOST:PORT" (memory nodes that meet there), "placed:PLAN.json" (several of
-      these, by a plan), "link:RATE,DELAY:STORE", "checkpoint" (the rows that `skirl.load` finds,
+      these, by a plan), "checkpoint" (the rows that `skirl.load` finds,
       read-only), or a `Store`, which is checked and used.
     - `layout`: the records of each table.
     - `rows`: number of rows of each table, which halves the memory of a disk store's index. None: not known.
@@ -70,7 +66,7 @@ def open_store(
     if not known(spec):
         raise ValueError(
             f"store {spec!r} is not known, set it to 'memory', 'disk:FOLDER', 'rpc://HOST:PORT', 'placed:PLAN.json', "
-            "'link:RATE,DELAY:STORE', 'checkpoint' or pass a skirl.store.Store"
+            "'checkpoint' or pass a skirl.store.Store"
         )
     if spec == "memory":
         from skirl.store.memory.store import MemoryStore
@@ -88,30 +84,20 @@ def open_store(
         from skirl.store.remote.store import RemoteStore
 
         return RemoteStore(spec, layout, rows=rows)
-    if spec.startswith("placed:"):
-        return _placed(spec, layout, rows)
-    from skirl.store.link import LinkStore, split_spec
-
-    link, inner = split_spec(spec)
-    return LinkStore(open_store(inner, layout, rows=rows), link)
+    return _placed(spec, layout, rows)
 
 
 def known(spec: str) -> bool:
-    """Return whether a spec names a store that can be opened. Raise if its link or its address is wrong.
+    """Return whether a spec names a store that can be opened. Raise if its address is wrong.
 
     >>> known("disk:rows"), known("disk:"), known("foo:rows")
     (True, False, False)
     """
-    inner = spec
-    if spec.startswith("link:"):
-        from skirl.store.link import without_links
-
-        inner = without_links(spec)
-    if inner.startswith("rpc:"):
+    if spec.startswith("rpc:"):
         from skirl.store.remote.wire import Address
 
-        Address.parse(inner)
-    return inner in ("memory", "checkpoint") or re.match("(disk|rpc|placed):.", inner) is not None
+        Address.parse(spec)
+    return spec in ("memory", "checkpoint") or re.match("(disk|rpc|placed):.", spec) is not None
 
 
 def check_sites(sites: "Iterable[Site]") -> None:
@@ -123,8 +109,7 @@ def check_sites(sites: "Iterable[Site]") -> None:
             raise ValueError(f"site {site.name!r}: {error}") from None
         if not there:
             raise ValueError(
-                f"site {site.name!r} has store {site.store!r}: set it to memory, disk:FOLDER, rpc://HOST:PORT or "
-                "link:RATE,DELAY:STORE"
+                f"site {site.name!r} has store {site.store!r}: set it to memory, disk:FOLDER or rpc://HOST:PORT"
             )
 
 
@@ -145,11 +130,9 @@ def plan_of(spec: str) -> "tuple[PlacementPlan, str | None]":
 
 def check_plan(store: Any, tables: "Sequence[Table]", records: "Mapping[int, Record]") -> None:
     """Raise if a store is a plan's and the plan is for other tables, or for smaller rows. Nothing is opened."""
-    from skirl.store.link import without_links
-
-    if not isinstance(store, str) or not (inner := without_links(store)).startswith("placed:"):
+    if not isinstance(store, str) or not store.startswith("placed:"):
         return
-    plan, _ = plan_of(inner)
+    plan, _ = plan_of(store)
     try:
         plan.check([(t.name, t.rows, t.dim) for t in tables], [records[n].nbytes for n in range(len(tables))])
     except ValueError as error:

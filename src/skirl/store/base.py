@@ -246,8 +246,6 @@ class Store(ABC):
     """False while the rows that it is to serve are not loaded yet."""
     frozen_kind = MEMORY_ROWS
     """Value of `kind` in the facts of its frozen rows."""
-    in_any_process = False
-    """True if a forked copy of this process can read its rows, because reading needs no thread and no lock."""
 
     def __init__(self, layout: Layout | Mapping[int, Record]) -> None:
         self.layout = layout if isinstance(layout, Layout) else Layout(layout)

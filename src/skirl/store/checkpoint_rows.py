@@ -43,11 +43,6 @@ class CheckpointRows(Store):
         """True once a checkpoint has been loaded."""
         return self._mapped is not None or self._disk is not None
 
-    @property
-    def in_any_process(self) -> bool:
-        """True if the rows are mapped into memory."""
-        return self._mapped is not None
-
     def __repr__(self) -> str:
         return "the rows of a checkpoint"
 

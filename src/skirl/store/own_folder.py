@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-from skirl.store.link import without_links
-
 
 def own_folder(store: str, rank: int, *, among_others: bool) -> str:
     """Return the spec of one trainer's own folder in a store on disk or on nodes. Other stores' specs stay as they are.
@@ -16,7 +14,7 @@ def own_folder(store: str, rank: int, *, among_others: bool) -> str:
     >>> own_folder("rpc://127.0.0.1:29400", 1, among_others=True)
     'rpc://127.0.0.1:29400/rank-1'
     """
-    if without_links(store).startswith("placed:"):
+    if store.startswith("placed:"):
         return f"{store}/rank-{rank}" if among_others else store
     if "rpc://" in store:
         return f"{store}/rank-{rank}"

@@ -232,8 +232,8 @@ def _warm_up(run: _Run, steps: int) -> None:
 @contextmanager
 def _alone(recipe: Recipe) -> Iterator[_Run]:
     """A lone run as `skirl train` has it, metrics included."""
+    from skirl.train.loop import steps
     from skirl.train.meter import Meter
-    from skirl.train.train import steps
 
     recipe.use_threads()
     embeddings = recipe.embeddings(recipe.cache_size(0))

@@ -171,7 +171,7 @@ class SweepCommand(Composed):
         from skirl.sweep.race import VariantPlace
         from skirl.sweep.report import SAME
         from skirl.sweep.table import MEANS, as_text, best_line
-        from skirl.train.kept import origin_line
+        from skirl.train.commands import origin_line
 
         count = result["processes_used"]
         shared = "once for all variants" if count == 1 else f"once in each of {count} processes for its variants"

@@ -24,8 +24,8 @@ from skirl.tools.machine import peak_bytes
 from skirl.tools.os_errors import NotWritten
 from skirl.train.fine_tuning import begin_from
 from skirl.train.flags import EvaluationFlags
-from skirl.train.origin import Origin, note, read
 from skirl.train.recipe import Recipe
+from skirl.train.resume import Origin, note, read
 from skirl.train.verify import touched_rows
 
 log = logging.getLogger("skirl")
@@ -365,13 +365,12 @@ def sweep_of(recipe: Recipe, variants: Sequence[Varied], *, form: str = "auto", 
         )
         for v in variants
     ]
-    store, link = recipe.cache.store, recipe.movement.link
     return Sweep(
         lambda contender: recipes[contender.name].model_over(contender.embeddings),
         shared,
         recipe.tables(),
         cache=recipe.cache_size(touched_rows(recipe) if recipe.counts_first else 0),
-        store=store if link is None else f"link:{link}:{store}",
+        store=recipe.cache.store,
         loss=loss_of,
         pooled=variants[0].recipe.pooled,
         dtype=getattr(torch, recipe.device.dtype),

@@ -10,8 +10,7 @@ from typing import Any, Self
 from skirl.core.batch import Batch
 from skirl.sweep.entrant import Entrant
 from skirl.tools import rng_state
-from skirl.train.evaluation import Evaluation
-from skirl.train.scored import Fresh
+from skirl.train.evaluation import Evaluation, Fresh
 
 BROKEN = "predictions for the samples held out are not finite"
 """The reason that is given for a variant whose predictions diverge."""

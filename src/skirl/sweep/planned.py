@@ -15,8 +15,8 @@ from skirl.sweep.timed import TRIED, Pack, seconds_a_step
 from skirl.sweep.variants import Varied, seeds_of_one
 from skirl.tools.machine import machine
 from skirl.tools.progress import clock, size
+from skirl.train.loop import keys_of
 from skirl.train.recipe import Recipe
-from skirl.train.touched import keys_of
 from skirl.train.verify import touched_rows
 
 _OF_A_ROW = 19

@@ -6,9 +6,7 @@ from typing import Any
 
 from skirl.sweep.keeping import KeepFlags, plain
 from skirl.sweep.variants import Variant, Varied
-from skirl.train.fine_tuning import check_model
-from skirl.train.origin import Origin, origin_of
-from skirl.train.resumed import FREE, check_flags, shown
+from skirl.train.resume import FREE, Origin, check_flags, check_model, origin_of, shown
 
 MAY = (FREE - {"lr", "dense_lr"}) | {"vary", "variants", "plan", "processes"}
 """Flags that may differ from the checkpoint's. Variants are compared themselves. Learning rates may not change, because

@@ -32,9 +32,9 @@ from skirl.tools.machine import machine
 from skirl.tools.os_errors import NotWritten
 from skirl.tools.progress import Progress
 from skirl.train.flags import EvaluationFlags, LogFlags, ShowFlags
-from skirl.train.origin import note
+from skirl.train.loop import ratio_failure
 from skirl.train.recipe import Recipe
-from skirl.train.train import ratio_failure
+from skirl.train.resume import note
 
 log = logging.getLogger("skirl")
 

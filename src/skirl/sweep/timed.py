@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from skirl.train.loop import steps
 from skirl.train.recipe import Recipe
-from skirl.train.train import steps
 from skirl.train.verify import touched_rows
 
 TRIED = 6

@@ -22,9 +22,8 @@ from skirl.sweep.crew import sweep_of
 from skirl.sweep.dense import LANES, LOOP
 from skirl.sweep.sweep import Sweep
 from skirl.sweep.variants import Varied
-from skirl.train.fingerprints import Trace, compare, digest, fingerprints, rows_of
 from skirl.train.recipe import Recipe
-from skirl.train.verify import PlainEmbeddings, touched_rows
+from skirl.train.verify import PlainEmbeddings, Trace, compare, digest, fingerprints, rows_of, touched_rows
 
 FORMS, DEPTHS, STORES = (LOOP, LANES), (1, "auto"), ("memory", "disk")
 LATE = 0.002

@@ -32,9 +32,8 @@ class VerifyVariants(Verify):
             raise ValueError(
                 "optimizer is 'all', which does not go with vary: list the optimizers there, as --vary optimizer=sgd,adam"
             )
-        for name, given in (("trainers", self.trainers), ("nodes", self.nodes)):
-            if given is not None:
-                raise ValueError(f"{name} is {given!r} and vary is given: set one of the two")
+        if self.trainers is not None:
+            raise ValueError(f"trainers is {self.trainers!r} and vary is given: set one of the two")
         if self.recipe.step.shards > 1:
             raise ValueError(
                 f"shards is {self.recipe.step.shards}, but a sweep's steps have one shard: leave shards out"

@@ -18,12 +18,20 @@ def read_flags(
     args: Sequence[str],
     *,
     common: Collection[str] = (),
+    usual: Collection[str] = (),
     hidden: Collection[str] = (),
     positional: str | None = None,
     example: str | None = None,
     elsewhere: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Return the value of each flag by name. Exit with code 2 if the command line is wrong."""
+    """Return the value of each flag by name. Exit with code 2 if the command line is wrong.
+
+    usual: the flags that `--help` shows besides the common ones, all if empty; `--help all` shows all.
+    """
+    args, everything = [arg for arg, before in zip(args, ["", *args]) if (before, arg) != ("--help", "all")], list(args)
+    if usual and len(args) == len(everything) and _asks(args):
+        text += f" `{prog} --help all` lists all flags; these are the ones that are used most."
+        hidden = {*hidden, *(n for n in flags if flags[n].group and n not in common and n not in usual)}
     for arg in args:
         name = arg.removeprefix("--").partition("=")[0]
         if arg.startswith("--") and name in elsewhere and name not in flags:

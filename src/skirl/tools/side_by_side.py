@@ -1,9 +1,9 @@
 """Working on the items of an iterator in several threads, with the results in the order of the items."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from queue import Empty, Full, Queue
 from typing import TypeVar
 
@@ -77,3 +77,15 @@ def side_by_side(work: Callable[[T], R], items: Iterator[T], threads: int) -> It
                 with suppress(Empty):
                     ready.get_nowait()  # a thread that waits for room goes on, and sees that it is over
                 thread.join(_GLANCE)
+        if (close := getattr(items, "close", None)) is not None:
+            close()
+
+
+def in_thread(items: Iterable[T]) -> AbstractContextManager[Iterator[T]]:
+    """Read items ahead in a thread. When the block has ended, so has the thread, and a generator that it read is closed.
+
+    >>> with in_thread(range(5)) as numbers:
+    ...     print(list(numbers))
+    [0, 1, 2, 3, 4]
+    """
+    return side_by_side(lambda item: item, iter(items), 1)

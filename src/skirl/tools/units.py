@@ -1,6 +1,8 @@
-"""Sizes in bytes and lengths of time, as people write them."""
+"""Sizes in bytes, lengths of time and links, as people write them."""
 
+import math
 import re
+from dataclasses import dataclass
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
@@ -31,3 +33,36 @@ def parse_seconds(text: str) -> float:
     if not match or float(match[1]) == 0:
         raise ValueError(f"{text!r} is not a length of time: write it like 90s, 30m, 2h or 1d")
     return float(match[1]) * _SECONDS[match[2]]
+
+
+_RATE = re.compile(r"([0-9]*\.?[0-9]+)\s*([kMG]?)bit(?:/s)?")
+_DELAY = re.compile(r"([0-9]*\.?[0-9]+)\s*(us|ms|s)")
+_BITS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
+_DELAYS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+@dataclass(frozen=True)
+class Link:
+    """Rate and delay of a link.
+
+    >>> Link.parse("1Gbit,100us")
+    Link(rate=125000000.0, delay=0.0001)
+    """
+
+    rate: float = math.inf
+    """Bytes a second, in each direction."""
+    delay: float = 0.0
+    """Seconds that a call takes in addition to the transfer of its bytes."""
+
+    @classmethod
+    def parse(cls, text: str) -> "Link":
+        """Return the link that a flag describes as RATE,DELAY."""
+        rate, _, delay = text.partition(",")
+        bits, wait = _RATE.fullmatch(rate.strip()), _DELAY.fullmatch(delay.strip())
+        if not bits or not wait or float(bits[1]) == 0:
+            raise ValueError(f"link is {text!r}: write it RATE,DELAY, such as 1Gbit,100us")
+        return cls(float(bits[1]) * _BITS[bits[2]] / 8, round(float(wait[1]) * _DELAYS[wait[2]], 12))
+
+    def seconds(self, nbytes: int) -> float:
+        """Return how many seconds one call takes when the link is idle."""
+        return self.delay + nbytes / self.rate

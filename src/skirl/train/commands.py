@@ -1,8 +1,8 @@
 """The commands of training: their flags and their output. The code that does the work is imported when they run."""
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
@@ -21,6 +21,7 @@ from skirl.train.flags import (
     check_ratio,
 )
 from skirl.train.recipe import Recipe
+from skirl.train.resume import told
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,11 @@ class Train(Composed):
     common: ClassVar[tuple[str, ...]] = (
         "data", "model", "dim", "batch", "steps", "optimizer", "lr", "cache", "save", "resume",
     )  # fmt: skip
+    usual: ClassVar[tuple[str, ...]] = (
+        "schema", "rows", "vocab", "valid", "epochs", "seed", "dense_lr", "schedule", "warmup", "store", "device", "threads",
+        "eval_every", "patience", "save_every", "keep_best", "from_", "run", "json",
+    )  # fmt: skip
+    """Flags that help shows besides the common ones."""
     of_one_run: ClassVar[tuple[str, ...]] = (
         "run", "trace", "save", "save_every", "save_minutes", "keep", "keep_best", "resume", "json", "quiet",
     )  # fmt: skip
@@ -62,15 +68,12 @@ class Train(Composed):
         check_evaluated(self.evaluation, valid=self.recipe.data.valid, keep_best=self.save.keep_best)
 
     def run(self) -> dict[str, Any]:
-        """Train, showing progress, and return the result."""
-        from skirl.train.train import train
+        from skirl.train.loop import train
 
         with self.recipe.naming_cache():
             return train(self.recipe, self.evaluation, self.save, self.log, self.show, self.flat())
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """Return the result as text for a reader, by label."""
-        from skirl.train.kept import nothing_left, outcome, saved_line
         from skirl.train.report.lanes import as_lines
 
         rows, moved = result["rows"], result["counters"]
@@ -94,13 +97,6 @@ class Train(Composed):
             "hidden": hidden(result["movement"]["hidden"], moved["fetched"] + moved["written"]),
             "memory": f"{size(result['peak_bytes'])} at its peak, the whole process",
         }
-        if network := result["network"]:
-            rows = network["rows"]
-            lines["network"] = (
-                f"{size(sum(of['bytes'] for of in network.values()))} between {result['trainers']} trainers, "
-                f"{size(rows['bytes'])} of it {rows['vectors']:,} values and gradients of rows; "
-                f"they waited {clock(rows['seconds'])} for these"
-            )
         lines |= as_lines(result["by_trainer"])
         if "test_samples" in result:
             lines["test"] = f"{described(result, 'test_')} on {result['test_samples']:,} samples held out"
@@ -156,9 +152,6 @@ class Verify(Composed):
     trainers: str | None = None
     """Numbers of trainers, such as 1,2,4: train with each, with three caches and depths, with both stores, and with
     late trainers."""
-    nodes: str | None = None
-    """Numbers of memory nodes, such as 1,3: start that many here to hold the rows. For nodes that already run, give
-    --store rpc://HOST:PORT instead."""
 
     def __post_init__(self) -> None:
         most = max(self.sizes(), default=1)
@@ -172,10 +165,6 @@ class Verify(Composed):
                 f"dtype is {self.recipe.device.dtype!r}: the reference rounds nothing to 16 bits, leave dtype out"
             )
         self.recipe.check_labels()
-        if len(self.node_counts()) > 1 and self.trainers is None:
-            raise ValueError(f"nodes is {self.nodes!r}: set it to one number, or set trainers too, as --trainers 1")
-        if self.nodes is not None and self.recipe.cache.store != "memory":
-            raise ValueError(f"nodes is {self.nodes!r} and store is {self.recipe.cache.store!r}: set one of the two")
 
     def run(self) -> dict[str, Any]:
         """Train three times with each optimizer. Return what was compared, and the first difference if there is one."""
@@ -183,30 +172,19 @@ class Verify(Composed):
             return self._with_threads_of_trainers().run()
         from skirl.tools.machine import machine
         from skirl.train.verify import touched_rows, verify
-        from skirl.train.verify_expanded import failed, verify_expanded
-        from skirl.train.verify_nodes import started
 
         self.recipe.use_threads()
         touched = touched_rows(self.recipe)
-        with self.recipe.naming_cache(), started(self.node_counts()) as specs:
+        with self.recipe.naming_cache():
             if self.trainers is not None:
-                return self._with_trainers(touched, specs)
-            store = specs[0] if specs else self.recipe.cache.store
-            runs = [
-                verify(
-                    replace(recipe, cache=replace(recipe.cache, store=store)) if specs else recipe, touched, self.show
-                )
-                for recipe in self.recipes()
-            ]
+                return self._with_trainers(touched)
+            runs = [verify(recipe, touched, self.show) for recipe in self.recipes()]
         differences = [f"{run['optimizer']}: {run['difference']['text']}" for run in runs if run["difference"]]
-        expanded = verify_expanded(self.recipes()[0])
-        differences += failed(expanded)
         return {
             "command": "verify",
             **self.flat(),
             "touched": touched,
             "runs": runs,
-            "expanded": expanded,
             "machine": machine(),
             "failed": "\n".join(differences) or None,
         }
@@ -221,30 +199,27 @@ class Verify(Composed):
         return replace(self, recipe=replace(self.recipe, device=device))
 
     def sizes(self) -> list[int]:
-        """Return the numbers of trainers, none if they were not given."""
-        return _numbers("trainers", self.trainers, "1,2,4")
+        words = [] if self.trainers is None else self.trainers.split(",")
+        if not all(word.strip().isdecimal() and 0 < int(word) <= 64 for word in words):
+            raise ValueError(
+                f"trainers is {self.trainers!r}: set it to numbers from 1 to 64 with commas between, as 1,2,4"
+            )
+        return [int(word) for word in words]
 
-    def node_counts(self) -> list[int]:
-        """Return the numbers of memory nodes to start, none if they were not given."""
-        return _numbers("nodes", self.nodes, "1,3")
-
-    def _with_trainers(self, touched: int, specs: Sequence[str]) -> dict[str, Any]:
+    def _with_trainers(self, touched: int) -> dict[str, Any]:
         from skirl.tools.machine import machine
         from skirl.train.verify_trainers import STORES, verify_trainers
 
-        least = self.recipe.cache_size(touched)
+        least, store = self.recipe.cache_size(touched), self.recipe.cache.store
         if not isinstance(least, int):
             raise ValueError(f"cache is {least!r}: with trainers, set it to rows or a share of the touched rows")
         names = [recipe.optimizer.optimizer for recipe in self.recipes()]
-        stores = [(spec,) for spec in specs or [self.recipe.cache.store] if spec.startswith("rpc:")] or [STORES]
+        stores = (store,) if store.startswith("rpc:") else STORES
         caches = [least, 2 * least, max(touched, least)]
         found = verify_trainers(self.recipe, self.sizes(), names, caches, self.show, stores)
-        said = (
-            None
-            if found["first"] is None
-            else f"{found['differences']} of {found['runs']} runs differ: {found['first']}"
-        )
-        return {"command": "verify", **self.flat(), "touched": touched, **found, "machine": machine(), "failed": said}
+        first = found["first"]
+        failed = None if first is None else f"{found['differences']} of {found['runs']} runs differ: {first}"
+        return {"command": "verify", **self.flat(), "touched": touched, **found, "machine": machine(), "failed": failed}
 
     def recipes(self) -> list[Recipe]:
         """Return a recipe for each optimizer. On disk, each has a folder of its own if there are several."""
@@ -262,12 +237,10 @@ class Verify(Composed):
         ]
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """Return the result as text for a reader, by label."""
         lines = {}
         if self.trainers is not None:
             equal = "equal, bit for bit" if not result["differences"] else f"{result['differences']:,} DIFFERENT"
-            where = "" if self.nodes is None else f" over {self.nodes} memory nodes"
-            return {f"{self.trainers} trainers{where}": f"{equal}: {result['runs']:,} runs of {result['steps']:,} steps, "
+            return {f"{self.trainers} trainers": f"{equal}: {result['runs']:,} runs of {result['steps']:,} steps, "
                     f"{result['fetched']:,} rows fetched again ({clock(result['seconds'])})"}  # fmt: skip
         for run in result["runs"]:
             moved, dense = run["moved"], run["dense"]
@@ -283,22 +256,7 @@ class Verify(Composed):
                 ]
                 + ([] if moved["fetched"] else ["no row was fetched again: use a smaller --cache or more --steps"])
             )
-        if found := result["expanded"]:
-            equal = {True: "equal, bit for bit", False: "DIFFERENT"}
-            lines["expanded"] = (
-                f"the same batches with repeated lists again: outputs, of rows that {found['optimizer']} trains, "
-                f"{equal[found['forward_equal']]};\n"
-                f"by SGD: gradients within {found['gradient_rel']:.1e} of the largest; whole runs with whole numbers as "
-                f"gradients {equal[found['integer_equal']]}"
-            )
         return lines
-
-
-def _numbers(name: str, text: str | None, example: str) -> list[int]:
-    words = [] if text is None else text.split(",")
-    if not all(word.strip().isdecimal() and 0 < int(word) <= 64 for word in words):
-        raise ValueError(f"{name} is {text!r}: set it to numbers from 1 to 64 with commas between, as {example}")
-    return [int(word) for word in words]
 
 
 @dataclass(frozen=True)
@@ -313,13 +271,11 @@ class Report:
     """Print the facts as one line of JSON."""
 
     def run(self) -> dict[str, Any]:
-        """Read the folder and write the page."""
         from skirl.train.report.report import report
 
         return report(self.folder, self.page, {name: flag.default for name, flag in flags_of(Train).items()})
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """Return the facts as text for a reader, by label."""
         from skirl.train.report.report import as_text
 
         return {**as_text(result), "page": result["page"]}
@@ -334,3 +290,148 @@ def described(result: Mapping[str, Any], prefix: str = "") -> str:
     names = {"auc": "AUC", "logloss": "log loss", "ne": "NE", "calibration": "calibration"}
     values = {text: result[prefix + name] for name, text in names.items()}
     return ", ".join(f"{text} " + ("none yet" if v is None else figure(v)) for text, v in values.items())
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A saved run, and what it is to predict. Flags that are not given are as in the run."""
+
+    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "files": ("schema", "vocab", "workers", "bad_rows"),
+        "device": ("device", "threads"),
+        "output": ("json", "quiet"),
+    }
+
+    common: ClassVar[tuple[str, ...]] = ("data", "save", "into", "held_out", "valid")
+
+    _: KW_ONLY
+    save: Path
+    """The folder that `skirl train --save` wrote, to use its newest whole checkpoint, or the header of one
+    checkpoint."""
+    data: str | None = None
+    """The data to predict, as for `skirl train`: criteo:, avazu:, mind:, csv: or parquet:PATH; the run's data if not
+    given."""
+    held_out: bool = False
+    """Use only the part that the run held out of its training."""
+    valid: str | None = None
+    """Use only the part that this would hold out: 20% (the last rows in order), or a time: time>=14102900,
+    time>=2026-03-01."""
+    schema: str | None = None
+    """A TOML file that names the columns; if not given, the run's, or the one inside a converted file."""
+    vocab: str | None = None
+    """Where the run's vocabulary is now, if it has moved."""
+    batch: int | None = None
+    """Samples in a batch; as in the run if not given, since the last bits of a prediction may depend on it."""
+    workers: int | None = None
+    """Processes that read files; as in the run if not given."""
+    bad_rows: Literal["refuse", "skip"] | None = None
+    """Treatment of malformed rows: refuse the data, or leave the row out; as in the run if not given."""
+    device: str | None = None
+    """Where the model computes: cpu, cuda or cuda:N; as in the run if not given."""
+    threads: int | None = None
+    """Compute threads; as in the run if not given, since the last bits of a prediction may depend on it."""
+    json: bool = False
+    """Print the results as one line of JSON; progress goes to standard error."""
+    quiet: bool = False
+    """Show no progress."""
+
+    def __post_init__(self) -> None:
+        if self.held_out and self.valid is not None:
+            raise ValueError(
+                "--held-out is the part that the run held out, and --valid another one: set one of the two"
+            )
+        if self.data is None and not self.held_out and self.valid is None:
+            raise ValueError(
+                "nothing says what to predict: set --data, or --held-out for the samples that the run held out"
+            )
+
+    def summary(self, result: dict[str, Any]) -> dict[str, str]:
+        lines = {
+            "checkpoint": f"{result['checkpoint']}, after step {result['step']:,}",
+            "samples": f"{result['samples']:,} of {result['data']}"
+            + (f", those that --valid {result['part']} holds out" if result["part"] else ""),
+        }
+        if "auc" in result:
+            lines["metrics"] = described(result)
+        if (rate := result["samples_per_second"]) is not None:
+            lines["speed"] = (
+                f"{rate:,.0f} samples/s and {result['cpu_us_per_sample']:.1f} us of CPU each after the first batch, "
+                f"{clock(result['seconds'])} in all"
+            )
+        if result["bad_rows_skipped"]:
+            lines["skipped"] = f"{result['bad_rows_skipped']:,} malformed rows"
+        if result["into"] is not None:
+            lines["written"] = f"{result['into']}, {size(result['bytes'])}"
+        return lines
+
+
+@dataclass(frozen=True)
+class Evaluate(Chosen):
+    """Compare the predictions of a trained model with labels."""
+
+    def run(self) -> dict[str, Any]:
+        from skirl.train.predict import evaluate
+
+        return evaluate(self)
+
+
+@dataclass(frozen=True)
+class Predict(Chosen):
+    """Write the predictions of a trained model to a Parquet file."""
+
+    _: KW_ONLY
+    into: Path
+    """The file to write; an existing one is replaced when the new one is complete."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.into.suffix not in (".parquet", ".pq"):
+            raise ValueError(f"--into is {self.into}: name a file that ends with .parquet")
+        if not self.into.absolute().parent.is_dir():
+            raise ValueError(f"--into is {self.into}: its folder does not exist, make it first")
+
+    def run(self) -> dict[str, Any]:
+        from skirl.train.predict import predict
+
+        return predict(self, self.into)
+
+
+def saved_line(saving: SaveFlags, result: Mapping[str, Any]) -> str:
+    kept, folder = result["checkpoints"], saving.save
+    newest = kept["newest"]
+    first = "nothing" if newest is None else f"step {newest:,} in {folder}; more --steps and --resume go on from there"
+    lines = [first]
+    if kept["failed"]:
+        lines.append(f"{kept['failed']} more could not be written: {kept['last_failure']}")
+    return "\n".join(lines)
+
+
+def nothing_left(result: Mapping[str, Any], steps: int | None) -> str | None:
+    """Return what the summary says of a resumed run that had no step left to train; None if it trained."""
+    at = result["steps"]
+    if not at or result["begun_at"] < at:
+        return None
+    past = steps is not None and at > steps
+    how = f"is past --steps {steps}," if past else "had stopped early" if result["stopped_early"] else "had ended"
+    return f"the run {how} at step {at:,}: nothing was left to train"
+
+
+def origin_line(begun: Mapping[str, Any]) -> str:
+    state = "with their optimizer's state" if begun["row_state"] else "whose optimizer's state starts from zero"
+    return f"with {begun['rows']:,} rows out of {begun['folder']}, {state}"
+
+
+def outcome(result: Mapping[str, Any]) -> dict[str, str]:
+    """Return the summary's lines on the best checkpoint, the run's origin, changed flags, and what is missing."""
+    lines = {}
+    if (best_one := result["best"]) is not None:
+        loss = best_one["test_logloss"]
+        scored = "" if loss is None else f", log loss {loss:.4f} on the samples held out"
+        lines["best"] = f"step {best_one['step']:,}{scored}, in {best_one['folder']}"
+    if (begun := result["from"]) is not None:
+        lines["begun"] = origin_line(begun)
+    if result["changes"]:
+        lines["changed"] = "\n".join(told(result["changes"]))
+    if result["missing"]:
+        lines["missing"] = "\n".join(result["missing"])
+    return lines

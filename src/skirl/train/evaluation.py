@@ -15,15 +15,12 @@ from skirl.core.batch import Batch
 from skirl.pipeline.read_ahead import read_ahead
 from skirl.tools import rng_state
 from skirl.train.metrics import Metrics, Scores
-from skirl.train.parts import MetricsPart, merged
 
 Exchange = Callable[[list[np.ndarray]], Sequence[Sequence[np.ndarray]]]
 """Sends arrays to all trainers and returns each trainer's, in order of rank."""
 
 
-def evaluate(
-    model: nn.Module, batches: Iterable[Batch], *, rank: int = 0, ranks: int = 1, exchange: Exchange | None = None
-) -> Scores:
+def evaluate(model: nn.Module, batches: Iterable[Batch], *, exchange: Exchange | None = None) -> Scores:
     """Score a model on these batches, without changing it. Several trainers share the work and get the scores of one.
 
     >>> import skirl
@@ -34,18 +31,19 @@ def evaluate(
     >>> evaluate(DLRM.tiny(embeddings, dense_features=4), data).samples, embeddings.engine.counters.new
     (192, 0)
     """
-    if exchange is None:
-        metrics = Metrics()
-        with closing(predicted(model, batches)) as found:
-            for batch, logits in found:
-                metrics.update(logits, batch.labels)
-        return metrics.scores()
-    part = MetricsPart()
+    metrics = Metrics()
     with closing(predicted(model, batches)) as found:
-        for turn, (batch, logits) in enumerate(found):
-            if len(batch.labels):  # an empty batch is predicted as well, since lookups need all trainers
-                part.update(turn * ranks + rank, logits, batch.labels)
-    return merged(exchange(part.arrays())).scores()
+        for (
+            batch,
+            logits,
+        ) in found:  # lookups need all trainers, so those without a batch in a turn predict an empty one
+            pairs: Sequence[Sequence[Any]] = [(logits, batch.labels)]
+            if exchange is not None:
+                pairs = exchange([logits.float().cpu().numpy().reshape(-1), batch.labels.cpu().numpy().reshape(-1)])
+            for each, labels in pairs:
+                if len(labels):
+                    metrics.update(each, labels)
+    return metrics.scores()
 
 
 def predicted(model: nn.Module, batches: Iterable[Batch]) -> Generator[tuple[Batch, torch.Tensor], None, None]:
@@ -58,16 +56,28 @@ def predicted(model: nn.Module, batches: Iterable[Batch]) -> Generator[tuple[Bat
 
 
 @contextmanager
-def evaluating(model: nn.Module, batches: Iterable[Batch], *, thread: bool = True) -> Iterator[Iterator[Batch]]:
+def evaluating(model: nn.Module, batches: Iterable[Batch]) -> Iterator[Iterator[Batch]]:
     """Put the model in eval mode and provide the same batches, with the rows of the next ones looked up in a thread."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        with rng_state.unchanged(), read_ahead(model, batches, thread=thread) as found:  # a DataLoader draws its order
+        with rng_state.unchanged(), read_ahead(model, batches) as found:  # a DataLoader draws its order
             yield found
     finally:
         for module, training in modes:
             module.training = training
+
+
+class Fresh:
+    """Batches that have memory of their own and say so, so that looking ids up early needs no copy."""
+
+    yields_fresh = True
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._batches)
 
 
 class Evaluation:
@@ -116,18 +126,15 @@ class Evaluation:
         model: nn.Module,
         batches: Iterable[Batch],
         *,
-        rank: int = 0,
-        ranks: int = 1,
         exchange: Exchange | None = None,
     ) -> Scores:
         """Evaluate after a step; the other arguments are those of `evaluate`."""
         started = time.monotonic()
-        scores = evaluate(model, batches, rank=rank, ranks=ranks, exchange=exchange)
+        scores = evaluate(model, batches, exchange=exchange)
         self.add(step, scores, time.monotonic() - started)
         return scores
 
     def add(self, step: int, scores: Scores, seconds: float) -> None:
-        """Add the scores of an evaluation."""
         self.step, self.scores = step, scores
         self.seconds, self.last_seconds = self.seconds + seconds, seconds
         loss = math.inf if scores.logloss is None or math.isnan(scores.logloss) else scores.logloss
@@ -143,7 +150,6 @@ class Evaluation:
         return {f"test_{name}": value for name, value in asdict(self.scores).items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
         scores = None if self.scores is None else asdict(self.scores)
         return {
             "step": self.step,
@@ -154,7 +160,6 @@ class Evaluation:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state of a checkpoint."""
         self.step, self.best, self.best_step = state["step"], state["best"], state["best_step"]
         self.since = state["since"]
         self.scores = None if state["scores"] is None else Scores(**state["scores"])

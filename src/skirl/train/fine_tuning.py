@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +12,12 @@ from skirl.checkpoint.import_rows import copy_rows
 from skirl.checkpoint.without_model import opened
 from skirl.data.files.hashing import BY_OPEN
 from skirl.data.source import Source
-from skirl.models.flags import LayerFlags, ModelFlags
 from skirl.nn.collection import TablePlace, collections_of, tables_of
 from skirl.peers.base import Alone
-from skirl.train.origin import Origin, note
-from skirl.train.resumed import check_flags, saved_flags
+from skirl.train.resume import Origin, note
 from skirl.train.trainers import TrainerShare
 
 log = logging.getLogger("skirl")
-
-OF_MODEL = frozenset(field.name for part in (ModelFlags, LayerFlags) for field in fields(part))
-
-
-def check_model(path: Path, header: Path, flags: Mapping[str, Any]) -> None:
-    """Raise if the flags make another model than the one whose weights are taken."""
-    then = f"its weights fit no other model, so set what {path} has"
-    check_flags(saved_flags(header), flags, may=frozenset(flags) - OF_MODEL, then=then)
 
 
 def begin_from(

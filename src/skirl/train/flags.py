@@ -17,8 +17,6 @@ _TOUCHED = re.compile(r"\s*touched:(.*)", re.DOTALL)
 
 @dataclass(frozen=True)
 class OptimizerFlags:
-    """The optimizer of the rows."""
-
     group: ClassVar[str] = "learning"
 
     optimizer: OptimizerName = "rowwise-adagrad"
@@ -125,16 +123,10 @@ class MovementFlags:
 
     prefetch: int = 2
     """Number of steps ahead that rows are fetched; this changes when they move, never the result."""
-    link: str | None = None
-    """Emulate a link between cache and store: RATE,DELAY such as 1Gbit,100us."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.prefetch <= 1024:
             raise ValueError(f"prefetch is {self.prefetch}: set it between 0 and 1024 steps")
-        if self.link is not None:
-            from skirl.store.link import Link
-
-            Link.parse(self.link)
 
 
 @dataclass(frozen=True, kw_only=True)

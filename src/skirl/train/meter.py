@@ -14,7 +14,55 @@ from skirl.pipeline.lookahead import Lookahead
 from skirl.tools.progress import Facts, figure
 from skirl.tools.speed import Speed
 from skirl.train.metrics import Metrics
-from skirl.train.repeats import Repeats
+
+
+class Repeats:
+    """Counts of ids in samples, and of those that are looked up: once for each list.
+
+    >>> import torch
+    >>> from skirl import KeyedJagged
+    >>> repeats = Repeats(["seen"])
+    >>> repeats.add(KeyedJagged(["seen"], torch.tensor([1, 2, 3]), lengths=torch.tensor([2, 1]), strides=[2],
+    ...                         inverse={"seen": torch.tensor([0, 0, 0, 1])}))
+    >>> round(repeats.factor(), 2)
+    2.33
+    """
+
+    def __init__(self, lists: Sequence[str] = ()) -> None:
+        self._lists = frozenset(lists)
+        self.ids = self.held = 0
+        """ids: those of samples; held: those looked up, where repeated lists occur once."""
+
+    def add(self, sparse: Any) -> None:
+        if not self._lists or not hasattr(sparse, "groups"):
+            return
+        inverse = {name: of for names, of in sparse.groups.items() for name in names}
+        offsets, first = sparse.offsets(), 0
+        for name, bags in zip(sparse.keys(), sparse.stride_per_key(), strict=True):
+            if name in self._lists:
+                ids = held = int(offsets[first + bags] - offsets[first])
+                if name in inverse:
+                    ids = int(offsets[first : first + bags + 1].diff()[inverse[name].long()].sum())
+                self.ids += ids
+                self.held += held
+            first += bags
+
+    def factor(self, since: tuple[int, int] = (0, 0)) -> float | None:
+        """Return the ratio of ids in samples to those looked up, or None if no list has ever repeated."""
+        if self.ids == self.held:
+            return None
+        return (self.ids - since[0]) / max(1, self.held - since[1])
+
+    @property
+    def counted(self) -> tuple[int, int]:
+        """`ids` and `held`, for `since`."""
+        return self.ids, self.held
+
+    def state_dict(self) -> dict[str, int]:
+        return {"ids": self.ids, "held": self.held}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.ids, self.held = state["ids"], state["held"]
 
 
 class Meter:
@@ -87,17 +135,14 @@ class Meter:
 
     @property
     def steps(self) -> int:
-        """Number of steps so far."""
         return self._so_far["steps"]
 
     @property
     def samples(self) -> int:
-        """Number of samples so far."""
         return self._so_far["samples"]
 
     @property
     def losses(self) -> float:
-        """The sum of the steps' losses so far."""
         return self._so_far["sum"]
 
     @property
@@ -112,7 +157,6 @@ class Meter:
         return self.not_finite is not None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
         return {
             "metrics": self.metrics.state_dict(),
             "so_far": dict(self._so_far),
@@ -120,7 +164,6 @@ class Meter:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state of a checkpoint."""
         self._late.clear()
         self._metrics.load_state_dict(state["metrics"])
         self._so_far.update(state["so_far"])
@@ -151,7 +194,6 @@ class Meter:
         }
 
     def result(self) -> dict[str, Any]:
-        """Return the figures of the whole run."""
         here = self._so_far
         return {
             "samples": here["samples"],

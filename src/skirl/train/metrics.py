@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,14 +15,7 @@ Values = torch.Tensor | np.ndarray
 
 
 class NotFinite(ValueError):
-    """Predictions are not finite. Has how many, of how many."""
-
-    def __init__(self, found: int, of: int) -> None:
-        super().__init__(f"{found} of {of} logits are not finite: has training diverged?")
-        self.found, self.of = found, of
-
-    def __reduce__(self) -> tuple[type, tuple[int, int]]:
-        return type(self), (self.found, self.of)
+    """Predictions are not finite."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +48,12 @@ class Metrics:
         """The last scores, cached because they take a millisecond."""
 
     def update(self, logits: Values, labels: Values) -> None:
-        """Add a batch."""
         self.loss.update(logits, labels)
         self._waiting.append((logits, labels))
         if len(self._waiting) * len(labels) >= TOGETHER:
             self._settle()
 
     def scores(self) -> Scores:
-        """Return the scores over all samples so far."""
         loss = self.loss
         if self._scored is None or self._scored.samples != loss.samples:
             self._settle()
@@ -71,12 +62,10 @@ class Metrics:
         return self._scored
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
         self._settle()
         return {"auc": self.auc.state_dict(), "loss": self.loss.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state of a checkpoint."""
         self._waiting.clear()
         self._scored = None
         self.auc.load_state_dict(state["auc"])
@@ -106,19 +95,9 @@ class StreamingAUC:
             self._counts[clicked] += np.bincount(bins[clicks == clicked], minlength=1 << _BITS)
 
     def update_all(self, batches: Sequence[tuple[Values, Values]]) -> None:
-        """Add batches, each a pair of logits and labels."""
         if batches:
             logits, labels = (np.concatenate([_flat(part) for part in parts]) for parts in zip(*batches))
             self.update(logits, labels)
-
-    def counted(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the bins that have samples, and their int64 [2, bins] counts of non-clicks and clicks."""
-        bins = np.flatnonzero(self._counts.any(axis=0))
-        return bins, self._counts[:, bins]
-
-    def add(self, bins: np.ndarray, counts: np.ndarray) -> None:
-        """Add the counts of another one."""
-        self._counts[:, bins] += counts
 
     def value(self) -> float:
         """Return the AUC of all samples so far; nan until there are both clicks and non-clicks."""
@@ -126,36 +105,11 @@ class StreamingAUC:
         below = np.cumsum(others) - others
         return _ratio(float(np.sum(clicks * (below + others / 2))), float(clicks.sum() * others.sum()))
 
-    def error_bound(self) -> float:
-        """Return the maximum distance of `value()` from the true AUC: half the share of pairs that fell into one bin."""
-        others, clicks = self._counts.astype(np.float64)
-        return _ratio(float(np.sum(clicks * others)) / 2, float(clicks.sum() * others.sum()))
-
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return the counts for a checkpoint."""
         return {"counts": torch.from_numpy(self._counts.copy())}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Restore the counts of a checkpoint."""
         self._counts[:] = state["counts"].numpy()
-
-
-class MetricSums(NamedTuple):
-    """The sums of a batch."""
-
-    samples: int
-    clicks: int
-    loss: float
-    predicted: float
-    """Expected clicks: the sum of the predicted probabilities."""
-
-
-def sums_of(logits: Values, labels: Values) -> MetricSums:
-    """Sum over a batch, in float64."""
-    x, clicks = _checked(logits, labels)
-    tail = np.exp(-np.abs(x))  # never overflows
-    loss = float(np.sum(np.maximum(x, 0) - x * clicks + np.log1p(tail)))
-    return MetricSums(x.size, int(clicks.sum()), loss, float(np.sum(np.where(x >= 0, 1.0, tail) / (1 + tail))))
 
 
 class LogLoss:
@@ -172,15 +126,12 @@ class LogLoss:
         self._loss = self._predicted = 0.0
 
     def update(self, logits: Values, labels: Values) -> None:
-        """Add a batch, summed in float64."""
-        self.add(sums_of(logits, labels))
-
-    def add(self, sums: MetricSums) -> None:
-        """Add the sums of a batch."""
-        self._loss += sums.loss
-        self._predicted += sums.predicted
-        self._samples += sums.samples
-        self._clicks += sums.clicks
+        x, clicks = _checked(logits, labels)
+        tail = np.exp(-np.abs(x))  # never overflows
+        self._loss += float(np.sum(np.maximum(x, 0) - x * clicks + np.log1p(tail)))
+        self._predicted += float(np.sum(np.where(x >= 0, 1.0, tail) / (1 + tail)))
+        self._samples += x.size
+        self._clicks += int(clicks.sum())
 
     def value(self) -> float:
         """Return the mean over all samples so far; nan before the first."""
@@ -188,11 +139,9 @@ class LogLoss:
 
     @property
     def samples(self) -> int:
-        """Number of samples so far."""
         return self._samples
 
     def click_rate(self) -> float:
-        """Return the share of clicks."""
         return _ratio(self._clicks, self._samples)
 
     def calibration(self) -> float:
@@ -207,7 +156,6 @@ class LogLoss:
         return self.value() / -(p * math.log(p) + (1 - p) * math.log(1 - p))
 
     def state_dict(self) -> dict[str, int | float]:
-        """Return the sums for a checkpoint."""
         return {
             "samples": self._samples,
             "clicks": self._clicks,
@@ -216,13 +164,11 @@ class LogLoss:
         }
 
     def load_state_dict(self, state: dict[str, int | float]) -> None:
-        """Restore the sums of a checkpoint."""
         self._samples, self._clicks = int(state["samples"]), int(state["clicks"])
         self._loss, self._predicted = float(state["loss"]), float(state["predicted"])
 
 
 def _bins_of(logits: Values, labels: Values) -> tuple[np.ndarray, np.ndarray]:
-    """Return the bin of each sample, and which are clicks."""
     scores, clicks = _checked(logits, labels)
     bits = (scores.astype(np.float32) + np.float32(0)).view(np.int32)  # + 0 turns -0 into +0
     # Floats order like their bits, negative ones in reverse: invert those, then shift all above zero.
@@ -236,7 +182,9 @@ def _checked(logits: Values, labels: Values) -> tuple[np.ndarray, np.ndarray]:
     if x.size != y.size:
         raise ValueError(f"{x.size} logits for {y.size} labels: pass one label for each logit")
     if not np.isfinite(x).all():
-        raise NotFinite(int(np.count_nonzero(~np.isfinite(x))), x.size)
+        raise NotFinite(
+            f"{np.count_nonzero(~np.isfinite(x))} of {x.size} logits are not finite: has training diverged?"
+        )
     if not ((y == 0) | (y == 1)).all():
         raise ValueError("labels have other values than 0 and 1: set each to one of the two")
     return x, y

@@ -1,40 +1,219 @@
-"""Metrics and predictions of a saved run."""
+"""Metrics and predictions of a saved run, over any data of the same kind."""
 
 import json
+import logging
 import os
 import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import asdict
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self, get_type_hints
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
+from torch import nn
 
+from skirl.checkpoint import dense, folder, load
+from skirl.checkpoint.decoding import decode
 from skirl.core.batch import Batch
-from skirl.data.files.columnar import KEY_OF_PREDICTIONS
-from skirl.data.files.find import find
-from skirl.data.flags import FILE_KINDS
-from skirl.tools.in_thread import in_thread
+from skirl.data.files.columnar import KEY_OF_PREDICTIONS, embedded_schema
+from skirl.data.files.find import find, kind_of
+from skirl.data.files.numbered import numbered
+from skirl.data.files.stream import Files
+from skirl.data.flags import FILE_KINDS, OF_ORDER, DataFlags, Unlabelled
+from skirl.data.source import Source
+from skirl.data.vocabulary.growing import Growing
+from skirl.nn.collection import collections_of
+from skirl.tools.flags import WrongFlags, flags_of
 from skirl.tools.machine import machine, peak_bytes
 from skirl.tools.progress import Progress
-from skirl.train.chosen import Chosen
-from skirl.train.forked import Forked, able, forked
+from skirl.tools.sealed_json import CheckpointError, OtherVersion
+from skirl.tools.side_by_side import in_thread, side_by_side
+from skirl.train.commands import Chosen
+from skirl.train.evaluation import Fresh, evaluating
+from skirl.train.flags import CacheFlags, MovementFlags, PeerFlags, RateFlags, StepFlags
 from skirl.train.metrics import Metrics
-from skirl.train.saved_run import SavedRun, saved_run
-from skirl.train.scored import Fresh, scored
+from skirl.train.recipe import Recipe
+from skirl.train.resume import check_same_data, run_of
+
+log = logging.getLogger("skirl")
+
+
+@dataclass
+class SavedRun:
+    """A model with the rows of a checkpoint, and the batches to predict."""
+
+    yields_fresh: ClassVar[bool] = True
+
+    checkpoint: Path
+    """The checkpoint's header."""
+    step: int
+    """The step after which the checkpoint was saved."""
+    recipe: Recipe
+    model: nn.Module
+    source: Source
+    """The samples to predict."""
+    look_up: Callable[[Batch], Batch] | None
+    """Gives ids their rows, with an open vocabulary."""
+    threads: int
+    """Number of compute threads."""
+
+    @property
+    def labelled(self) -> bool:
+        return bool(self.source.labels)
+
+    def batches(self) -> Generator[tuple[Batch, np.ndarray], None, None]:
+        """Yield the batches, each with the numbers of its samples among all rows of the data."""
+        if isinstance(self.source, Files):
+            for batch, numbers in numbered(self.source):
+                yield batch if self.look_up is None else self.look_up(batch), numbers
+            return
+        done = 0
+        for batch in self.source:
+            yield batch, np.arange(done, done + len(batch.labels))
+            done += len(batch.labels)
+
+
+@contextmanager
+def saved_run(chosen: Chosen, *, labelled: bool) -> Iterator[SavedRun]:
+    """Open the newest whole checkpoint of a run for the length of a block. labelled: refuse data without labels."""
+    first: CheckpointError | None = None
+    for header in folder.headers(chosen.save):
+        try:
+            run = _opened(header, chosen, labelled)
+        except OtherVersion:
+            raise
+        except CheckpointError as error:
+            first = first or folder.naming(header, error)
+            log.warning("%s", folder.naming(header, error))
+            continue
+        try:
+            yield run
+        finally:
+            for collection in collections_of(run.model).values():
+                collection.engine.store.close()
+        return
+    assert first is not None
+    raise first
+
+
+def _opened(header: Path, chosen: Chosen, labelled: bool) -> SavedRun:
+    body = folder.read(header)
+    flags = _flags(header, body)
+    device = {"device": chosen.device, "threads": chosen.threads}
+    try:
+        recipe = _recipe(flags | {name: v for name, v in device.items() if v is not None}, _data(flags, chosen))
+        recipe.check_labels()
+    except ValueError as error:  # flags that skirl train would refuse
+        raise error if type(error).__module__.startswith("skirl.") else WrongFlags(str(error)) from None
+    stream, state = recipe.stream(), _place(header, body)
+    if labelled and not stream.labels:
+        raise ValueError(
+            f"data {recipe.data.data} has no labels to compare predictions with: use skirl predict, which needs none"
+        )
+    source: Any = stream.inner if isinstance(stream, Growing) else stream
+    if isinstance(source, Files) and state is not None:
+        of_files = state["files"] if isinstance(stream, Growing) else state
+        check_same_data(of_files["stream"], source)
+    look_up = _vocabulary(stream, state, flags).look_up if isinstance(stream, Growing) else None
+    if recipe.data.valid is not None:
+        source = source.held_out
+    recipe.use_threads()
+    embeddings = recipe.embeddings(1, store="checkpoint")
+    model, _ = recipe.model_over(embeddings)
+    load(header, model=model)
+    return SavedRun(header, embeddings.engine.counters.steps, recipe, model, source, look_up, torch.get_num_threads())
+
+
+def _flags(header: Path, body: Mapping[str, Any]) -> dict[str, Any]:
+    known = flags_of(Recipe)
+    state = run_of(body)
+    if state is None:
+        raise ValueError(
+            f"{header} was saved by a loop that is not skirl train's, so it does not say what its model is: load it there, "
+            "with skirl.load"
+        )
+    return {name: value for name, value in state["flags"].items() if name in known}
+
+
+def _data(flags: Mapping[str, Any], chosen: Chosen) -> DataFlags:
+    """Return the run's data flags with the chosen ones. Flags that do not concern the rows to predict are reset."""
+    given = {field.name: flags[field.name] for field in fields(DataFlags) if field.name in flags}
+    for name in ("data", "valid", "schema", "vocab", "batch", "workers", "bad_rows"):
+        if (value := getattr(chosen, name)) is not None:
+            given[name] = value
+    kind, was = given["data"].partition(":")[0], flags["data"].partition(":")[0]
+    if chosen.data is not None and (kind in FILE_KINDS) != (was in FILE_KINDS):
+        raise ValueError(
+            f"data is {given['data']}, but the run was trained on {flags['data']}: set data to the same kind"
+        )
+    if kind in FILE_KINDS:
+        given |= {"epochs": 1, "steps": None, "shuffle": 0}
+        given |= {name: getattr(DataFlags, name) for name in OF_ORDER}
+        if chosen.data is not None and chosen.schema is None:
+            first = find(given["data"].partition(":")[2])[0]
+            if kind_of(first) == "parquet" and embedded_schema(first) is not None:
+                given["schema"] = None
+    if chosen.held_out and flags.get("valid") is None:
+        raise ValueError("the run held nothing out: set data to what to predict, or valid to a part of it")
+    if not chosen.held_out and chosen.valid is None:
+        given["valid"] = None
+    return Unlabelled(**given)
+
+
+def _recipe(flags: Mapping[str, Any], data: DataFlags) -> Recipe:
+    """Return the run's recipe over this data. What only training needs stays at its default."""
+    made: dict[str, Any] = {"data": data, "rates": RateFlags(), "step": StepFlags()}
+    made |= {"cache": CacheFlags(), "movement": MovementFlags(), "peers": PeerFlags()}
+    hints = get_type_hints(Recipe)
+    for part in fields(Recipe):
+        if part.name not in made:
+            kind = hints[part.name]
+            made[part.name] = kind(**{f.name: flags[f.name] for f in fields(kind) if f.name in flags})
+    return Recipe(**made)
+
+
+def _place(header: Path, body: Mapping[str, Any]) -> Any:
+    """Return the state of the run's data when it was saved; None if no batch had been read."""
+    state = decode(body["run"]["data"], dense.read(header.parent, body["dense"]))
+    return state["loader"] if isinstance(state, dict) and "loader" in state else state
+
+
+def _vocabulary(stream: Growing, state: Any, flags: Mapping[str, Any]) -> Growing:
+    """Return a stream with the open vocabulary as it was when the run was saved."""
+    if state is None:
+        return stream
+    if stream.stale is None:
+        for table, growth in stream.growths.items():
+            if table not in state["admitted"]:
+                raise ValueError(
+                    f"the run had no vocabulary for table {table!r}: set data and schema to those with the run's tables"
+                )
+            growth.give(state["admitted"][table])
+        return stream
+    try:  # the state has an older copy of the vocabulary; only the batches since then tell what was forgotten
+        then = DataFlags(**{f.name: flags[f.name] for f in fields(DataFlags) if f.name in flags}).stream()
+    except (ValueError, OSError) as error:
+        raise ValueError(
+            "an open vocabulary that forgets (--stale) is made again from the run's data up to the checkpoint, "
+            f"{flags['data']}: {error}"
+        ) from None
+    assert isinstance(then, Growing)
+    return then.at(state)
+
 
 GROUP = 1 << 17
 """Rows in a Parquet row group."""
 
 
 def evaluate(chosen: Chosen) -> dict[str, Any]:
-    """Return the metrics of a saved run."""
     return _result("evaluate", chosen, None)
 
 
@@ -55,10 +234,9 @@ def _result(command: str, chosen: Chosen, into: Path | None) -> dict[str, Any]:
         show = {"to": sys.stderr if chosen.json else sys.stdout, "quiet": chosen.quiet}
         samples, first, began, cpu = 0, 0, started, 0.0
         with (
-            _processes(run) as team,
             Progress(command, steps=run.source.steps, **show) as progress,
             Predictions(into, labelled=run.labelled, about=about) as out,
-            in_thread(_scored(run, team)) as scored,
+            in_thread(_scored(run)) as scored,
         ):
             for done, (batch, logits, numbers) in enumerate(scored, start=1):
                 if metrics is not None:
@@ -66,9 +244,9 @@ def _result(command: str, chosen: Chosen, into: Path | None) -> dict[str, Any]:
                 out.write(numbers, logits, batch.labels)
                 samples += len(numbers)
                 if done == 1:  # the first batch loads kernels, so its time says nothing about the others
-                    first, began, cpu = samples, time.monotonic(), _cpu_seconds()
+                    first, began, cpu = samples, time.monotonic(), time.process_time()
                 progress(done, lambda n=samples: {"samples": f"{n:,}"})
-        ended, cpu = time.monotonic(), _cpu_seconds() - cpu
+        ended, cpu = time.monotonic(), time.process_time() - cpu
         scores = {} if metrics is None else asdict(metrics.scores())
     return {
         "command": command,
@@ -87,19 +265,8 @@ def _result(command: str, chosen: Chosen, into: Path | None) -> dict[str, Any]:
     }
 
 
-def _cpu_seconds() -> float:
-    """Return the CPU seconds of this process and of the child processes that have ended."""
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
-
-
-def _processes(run: SavedRun) -> AbstractContextManager[Forked | None]:
-    """Return the processes that compute, if they can, or None. They must begin before any thread does."""
-    return forked(run.model, run.threads) if run.threads > 1 and able(run.model) else nullcontext()
-
-
-def _scored(run: SavedRun, team: Forked | None) -> Iterator[tuple[Batch, np.ndarray, np.ndarray]]:
-    """Yield each batch with its logits and the numbers of its rows."""
+def _scored(run: SavedRun) -> Generator[tuple[Batch, np.ndarray, np.ndarray], None, None]:
+    """Yield each batch with its logits and the numbers of its rows. One thread reads, one looks rows up, others compute."""
     ahead: deque[np.ndarray] = deque()
 
     def batches(read: Iterable[tuple[Batch, np.ndarray]]) -> Iterator[Batch]:
@@ -107,11 +274,56 @@ def _scored(run: SavedRun, team: Forked | None) -> Iterator[tuple[Batch, np.ndar
             ahead.append(numbers)
             yield batch
 
-    # One thread reads, one looks rows up, others compute, one writes. With processes: one reads, they compute, one writes.
-    reading = in_thread(run.batches()) if team is None else closing(run.batches())
-    with reading as read, closing(scored(run.model, Fresh(batches(read)), run.threads, team)) as found:
+    with in_thread(run.batches()) as read, closing(scored(run.model, Fresh(batches(read)), run.threads)) as found:
         for batch, logits in found:
             yield batch, logits.float().cpu().numpy(), ahead.popleft()
+
+
+def scored(
+    model: nn.Module, batches: Iterable[Batch], threads: int
+) -> Generator[tuple[Batch, torch.Tensor], None, None]:
+    """Yield each batch with its logits, as `predicted` does.
+
+    Threads that share a batch of a thousand samples wait for each other at each small layer. So each computes a batch of
+    its own, if the first batch gets the same bits either way. A batch of another size uses all threads, as does any batch
+    of a sequence model, whose shapes depend on more than the size.
+    """
+    apart = all(each.engine.device.by_any_thread and each.pooled for each in collections_of(model).values())
+    before, odd = torch.get_num_threads(), threading.Lock()
+
+    def computed(batch: Batch) -> torch.Tensor:
+        with torch.no_grad():
+            return model(batch)
+
+    try:
+        with evaluating(model, batches) as found:
+            torch.set_num_threads(1 if apart else threads)
+            if (first := next(found, None)) is None:
+                return
+            alone = logits = computed(first)
+            if apart and threads > 1:
+                torch.set_num_threads(threads)
+                logits = computed(first)
+            yield first, logits
+            if threads == 1 or not apart or not torch.equal(alone, logits):
+                yield from ((batch, computed(batch)) for batch in found)
+                return
+            torch.set_num_threads(1)  # for each of the threads that begin now
+
+            def one(batch: Batch) -> tuple[Batch, torch.Tensor]:
+                if len(batch.labels) == len(logits):
+                    return batch, computed(batch)
+                with odd:
+                    torch.set_num_threads(threads)
+                    try:
+                        return batch, computed(batch)
+                    finally:
+                        torch.set_num_threads(1)
+
+            with side_by_side(one, found, threads) as results:
+                yield from results
+    finally:
+        torch.set_num_threads(before)
 
 
 class Predictions:
@@ -133,38 +345,34 @@ class Predictions:
     def __enter__(self) -> Self:
         if self._path is not None:
             self._draft = self._path.with_name(f"{self._path.name}.{os.getpid()}.part")
-            try:
+            with self._writing():
                 self._writer = pq.ParquetWriter(self._draft, self._schema, use_dictionary=False)
-            except OSError as error:
-                raise self._unwritable(error) from None
         return self
 
     def write(self, numbers: np.ndarray, logits: np.ndarray, labels: Any) -> None:
-        """Add the predictions of a batch."""
         if self._writer is None:
             return
         columns = [numbers, probability(logits), logits]
-        if self._labelled:
-            columns.append(labels.numpy())
-        self._kept.append(columns)
+        self._kept.append([*columns, labels.numpy()] if self._labelled else columns)
         self._rows += len(numbers)
         if self._rows >= GROUP:
             self._group()
 
     def _group(self) -> None:
-        arrays = [
-            _array(np.concatenate(column), of.type) for column, of in zip(zip(*self._kept, strict=True), self._schema)
-        ]
-        table = pa.Table.from_arrays(arrays, schema=self._schema)
-        try:
+        columns = zip(zip(*self._kept, strict=True), self._schema)
+        table = pa.Table.from_arrays([_array(np.concatenate(c), of.type) for c, of in columns], schema=self._schema)
+        with self._writing():
             self._writer.write_table(table, row_group_size=self._rows)
-        except OSError as error:
-            raise self._unwritable(error) from None
         self._kept, self._rows = [], 0
 
-    def _unwritable(self, error: OSError) -> OSError:
-        why = os.strerror(error.errno) if error.errno else " ".join(str(error).split())
-        return OSError(f"{self._path} could not be written ({why}): nothing of it is kept, so name another place")
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            why = os.strerror(error.errno) if error.errno else " ".join(str(error).split())
+            text = f"{self._path} could not be written ({why}): nothing of it is kept, so name another place"
+            raise OSError(text) from None
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -175,13 +383,10 @@ class Predictions:
         try:
             if kind is None and self._rows:
                 self._group()
-            try:
+            with self._writing() if kind is None else suppress(OSError):
                 self._writer.close()
                 if kind is None:
                     os.replace(self._draft, self._path)
-            except OSError as failed:
-                if kind is None:
-                    raise self._unwritable(failed) from None
         finally:
             self._draft.unlink(missing_ok=True)
 

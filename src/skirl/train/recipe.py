@@ -83,7 +83,6 @@ class Recipe(Composed):
             )
 
     def stream(self) -> "Source":
-        """The batches of the run."""
         return self.data.stream()
 
     def in_shards(self) -> "Source":
@@ -96,11 +95,9 @@ class Recipe(Composed):
         return iter(lambda: list(islice(shards, self.step.shards)), [])
 
     def tables(self) -> "list[Table]":
-        """The tables that the data looks rows up in."""
         return self.data.stream().tables(self.model.row_dim)
 
     def row_optimizer(self) -> "RowOptimizer":
-        """The optimizer of the rows."""
         from skirl.core.optim import row_optimizer
 
         return row_optimizer(self.optimizer.optimizer)(lr=self.rates.lr)
@@ -137,8 +134,7 @@ class Recipe(Composed):
 
     def embeddings(self, cache: "CacheSize", *, store: str | None = None, resume: bool = False) -> "Collection":
         """The embeddings, their rows where `store` or else the flag says; the store has to be empty but to resume."""
-        store, link = store or self.cache.store, self.movement.link
-        return self._over(self.tables(), cache, store if link is None else f"link:{link}:{store}", resume)
+        return self._over(self.tables(), cache, store or self.cache.store, resume)
 
     def described(self) -> "tuple[Model, Collection]":
         """The model and its embeddings, with nothing allocated: weights have a shape alone, and each table has one row."""
@@ -183,7 +179,6 @@ class Recipe(Composed):
         return make(embeddings, dense_features=stream.dense_features, **sizes)
 
     def schedule(self) -> "Schedule":
-        """Return the schedule of both learning rates."""
         from skirl.train.schedule import Schedule
 
         kind = self.rates.schedule
@@ -191,7 +186,6 @@ class Recipe(Composed):
         return Schedule(kind, self.rates.warmup, total)
 
     def rates_of(self, embeddings: Any, dense: "torch.optim.Optimizer") -> "Rates":
-        """The learning rates of both optimizers, as the schedule has them."""
         from skirl.train.schedule import Rates
 
         return Rates(self.schedule(), rows=embeddings.optimizer, dense=dense)
@@ -207,7 +201,6 @@ class Recipe(Composed):
         return lookahead(loader, model, **plan, shards=self.step.shards, trace=trace)
 
     def use_threads(self) -> None:
-        """Compute with as many threads as the recipe says."""
         import torch
 
         if self.device.threads is not None:

@@ -70,16 +70,13 @@ class Rates:
 
     @property
     def now(self) -> dict[str, float]:
-        """The learning rates of the next step."""
         return {name: float(each.optimizer.param_groups[0]["lr"]) for name, each in self._torch.items()}
 
     def step(self) -> None:
-        """Move the rates on to the next step."""
         for each in self._torch.values():
             each.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
         kept = {name: each.state_dict() for name, each in self._torch.items()}
         return {"kind": self.schedule.kind, "warmup": self.schedule.warmup, **kept}
 

@@ -16,8 +16,8 @@ from skirl.peers.message import pack, unpack
 
 if TYPE_CHECKING:
     from skirl.data.source import Source
-    from skirl.train.done import Done
     from skirl.train.flags import LogFlags, ShowFlags
+    from skirl.train.loop import Done
     from skirl.train.recipe import Recipe
 
 T = TypeVar("T")
@@ -44,7 +44,6 @@ class TrainerShare:
 
     @property
     def alone(self) -> bool:
-        """True if there is only one trainer."""
         return self.size == 1
 
     @property
@@ -113,27 +112,6 @@ class TrainerShare:
             finite=bool(finite.all()),
         )  # fmt: skip
         return of_all, Asked(stop=bool(stop.any()), save=bool(save[0]))
-
-    def network(self) -> dict[str, dict[str, float]]:
-        """Return, by channel, the bytes and vectors that all trainers sent, and the longest time that one waited."""
-        if self.alone:
-            return {}
-        mine = self.peers.counted()
-        numbers = [
-            [float(sum(mine[name]["bytes_sent"])), float(sum(mine[name]["sent"])), mine[name]["seconds"]]
-            for name in mine
-        ]
-        come = np.stack([part for (part,) in self.exchange([np.array(numbers).reshape(-1)])]).reshape(
-            self.size, len(mine), 3
-        )
-        return {
-            name: {
-                "bytes": int(come[:, n, 0].sum()),
-                "vectors": int(come[:, n, 1].sum()),
-                "seconds": float(come[:, n, 2].max()),
-            }
-            for n, name in enumerate(mine)
-        }
 
     def total(self, counts: dict[str, Any]) -> dict[str, Any]:
         """Return the counts with each whole number summed over all trainers."""

@@ -1,7 +1,11 @@
-"""Compares the same run by several trainers, with any number, cache, depth, store and timing, with the plain reference."""
+"""Compares the same run by several trainers, with any number, cache, depth, store and timing, with the plain reference.
+
+Each trainer is a process, `python -m skirl.train.verify_trainers FOLDER`, that does all runs of the job in a folder.
+"""
 
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -15,17 +19,20 @@ from typing import Any
 
 import numpy as np
 
-from skirl.core.placement import Placement
 from skirl.core.tables import Schema
-from skirl.train.fingerprints import Trace, compare, digest, rows_of
+from skirl.peers.job import fail
 from skirl.train.flags import ShowFlags
+from skirl.train.loop import steps
 from skirl.train.recipe import Recipe
-from skirl.train.verify import in_plain_python
-from skirl.train.verify_trainer import JOB, REFUSED, looks_of, recipe_of
+from skirl.train.trainers import TrainerShare
+from skirl.train.verify import Trace, compare, digest, in_plain_python
 
 DEPTHS = (1, 20, "auto")
 STORES = ("memory", "disk")
 PATIENCE = 1800.0
+JOB = "job.json"
+REFUSED = 3
+"""The exit code of a trainer whose last line of stderr is a message for the user."""
 
 
 def verify_trainers(
@@ -34,40 +41,36 @@ def verify_trainers(
     optimizers: Sequence[str],
     caches: Sequence[int],
     show: ShowFlags,
-    stores: Sequence[Sequence[str]] = (STORES,),
+    stores: Sequence[str] = STORES,
 ) -> dict[str, Any]:
     """Train with each number of trainers and each cache, depth and store. Return the number of runs, and what differs."""
     started = time.monotonic()
     plain = replace(recipe, cache=replace(recipe.cache, depth=1, store="memory"))
-    expected = {name: _with_digests(in_plain_python(recipe_of(plain, {"optimizer": name, "depth": 1}), show))
-                for name in optimizers}  # fmt: skip
+    expected = {name: _of_run(in_plain_python(_with(plain, name, 1), show)) for name in optimizers}
     schema, batches = Schema.of(recipe.tables()), list(recipe.in_steps())
-    keys = [rows_of(batch, schema) for batch in batches]
     differences: list[str] = []
     fetched = done = 0
-    for size, together in product(sizes, stores):
-        cases = [
-            {"optimizer": optimizer, "cache": cache, "depth": depth, "store": store}
-            for optimizer, cache, depth, store in product(optimizers, caches, DEPTHS, together)
-        ]
+    cases = [
+        {"optimizer": optimizer, "cache": cache, "depth": depth, "store": store}
+        for optimizer, cache, depth, store in product(optimizers, caches, DEPTHS, stores)
+    ]
+    flags = {name: str(value) if isinstance(value, Path) else value for name, value in recipe.flat().items()}
+    for size in sizes:
         # Owners need unequal parts of a batch's rows, so each gets its share of the cache and a tenth more.
         runs = [case | {"cache": -(-case["cache"] * 11 // (10 * size))} for case in cases]
         with tempfile.TemporaryDirectory(prefix="skirl-verify-") as folder:
-            (Path(folder) / JOB).write_text(json.dumps({"flags": _flags(recipe), "runs": runs}))
+            (Path(folder) / JOB).write_text(json.dumps({"flags": flags, "runs": runs}))
             _run(size, Path(folder))
             for number, case in enumerate(cases):
-                ours, moved = _joined(Path(folder), number, size, keys)
+                trace, moved = _joined(Path(folder), number, size)
                 fetched += moved
-                reference = expected[case["optimizer"]]
-                _leave_out(ours, reference, looks_of(case))
-                found = compare(ours, reference, schema, batches)
+                found = compare(trace, expected[case["optimizer"]], schema, batches)
                 if found is not None:
-                    said = ", ".join(f"{name} {value}" for name, value in case.items())
-                    differences.append(f"{size} trainers, {said}: {found}")
+                    named = ", ".join(f"{name} {value}" for name, value in case.items())
+                    differences.append(f"{size} trainers, {named}: {found}")
         done += len(cases)
         if not show.quiet and not show.json:
-            where = ", ".join(together)
-            print(f"{size} trainers, {where}: {len(cases)} runs, {len(differences)} differences so far", flush=True)
+            print(f"{size} trainers: {len(cases)} runs, {len(differences)} differences so far", flush=True)
     return {
         "trainers": list(sizes),
         "runs": done,
@@ -79,17 +82,21 @@ def verify_trainers(
     }
 
 
-def _flags(recipe: Recipe) -> dict[str, Any]:
-    flags = recipe.flat()
-    return {name: str(value) if isinstance(value, Path) else value for name, value in flags.items()}
+def _with(recipe: Recipe, optimizer: Any, depth: Any) -> Recipe:
+    return replace(
+        recipe,
+        optimizer=replace(recipe.optimizer, optimizer=optimizer),
+        cache=replace(recipe.cache, depth=depth),
+    )
 
 
-def _with_digests(trace: Trace) -> Trace:
-    """Return a trace with one digest per step for all dense weights."""
-    return replace(trace, dense=[{"dense weights": digest(b"".join(step.values()))} for step in trace.dense])
+def _of_run(trace: Trace) -> Trace:
+    """Return a trace of what trainers compare: losses, one digest per step for all dense weights, and rows at the end."""
+    dense = [{"dense weights": digest(b"".join(step.values()))} for step in trace.dense]
+    return replace(trace, dense=dense, before=[], after=[])
 
 
-def _joined(folder: Path, number: int, size: int, keys: list[np.ndarray]) -> tuple[Trace, int]:
+def _joined(folder: Path, number: int, size: int) -> tuple[Trace, int]:
     """Join the traces that all trainers saved of a run. Return it, and how many rows they fetched."""
     parts = [np.load(folder / f"{number}-{rank}.npz") for rank in range(size)]
     trace = Trace(f"{size} trainers", losses=parts[0]["losses"].tolist())
@@ -97,26 +104,9 @@ def _joined(folder: Path, number: int, size: int, keys: list[np.ndarray]) -> tup
     for rank, part in enumerate(parts[1:], start=1):
         if part["losses"].tobytes() != parts[0]["losses"].tobytes() or (part["dense"] != parts[0]["dense"]).any():
             raise RuntimeError(f"rank {rank} has other losses or dense weights than rank 0: this is a bug in skirl")
-    owner = [Placement.even(size).site_of(of) for of in keys]
-    for name in ("before", "after"):
-        ends = [np.concatenate([[0], np.cumsum([(o == rank).sum() for o in owner])]) for rank in range(size)]
-        for step, of in enumerate(owner):
-            whole = np.empty(len(of), np.uint64)
-            for rank, part in enumerate(parts):
-                whole[of == rank] = part[name][ends[rank][step] : ends[rank][step + 1]]
-            getattr(trace, name).append(whole)
     order = np.argsort(every := np.concatenate([part["keys"] for part in parts]), kind="stable")
     trace.keys, trace.rows = every[order], np.concatenate([part["rows"] for part in parts])[order]
-    return trace, sum(int(part["moved"][0]) for part in parts)
-
-
-def _leave_out(ours: Trace, reference: Trace, looks: int) -> None:
-    """Make the fingerprints of steps that were not looked at equal. The next look compares their rows."""
-    for step in range(len(ours.after)):
-        if step % looks:
-            ours.before[step] = reference.before[step]
-        if (step + 1) % looks:
-            ours.after[step] = reference.after[step]
+    return trace, sum(int(part["fetched"]) for part in parts)
 
 
 def _run(size: int, folder: Path) -> None:
@@ -126,7 +116,7 @@ def _run(size: int, folder: Path) -> None:
     common = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "MASTER_ADDR": "127.0.0.1"}
     team = [
         subprocess.Popen(
-            [sys.executable, "-m", "skirl.train.verify_trainer", str(folder)],
+            [sys.executable, "-m", "skirl.train.verify_trainers", str(folder)],
             env=common | {"MASTER_PORT": str(port), "WORLD_SIZE": str(size), "RANK": str(rank), "LOCAL_RANK": str(rank),
                           "LOCAL_WORLD_SIZE": str(size)},
             stderr=subprocess.PIPE, text=True,
@@ -145,3 +135,47 @@ def _run(size: int, folder: Path) -> None:
     for rank, (process, text) in enumerate(zip(team, said, strict=True)):
         if process.returncode:
             raise RuntimeError(f"trainer {rank} of {size} ended with {process.returncode}:\n{text[-4000:]}")
+
+
+def main(folder: Path) -> None:
+    """Do all runs of the job in a folder, as one of its trainers."""
+    job = json.loads((folder / JOB).read_text())
+    share = TrainerShare.of_job()
+    for number, run in enumerate(job["runs"]):
+        recipe = _with(Recipe.of(**job["flags"]), run["optimizer"], run["depth"])
+        recipe.use_threads()
+        store: str = f"disk:{folder / str(number)}" if run["store"] == "disk" else run["store"]
+        naps = random.Random(number * share.size + share.rank)
+        np.savez(folder / f"{number}-{share.rank}.npz", **_trained(recipe, run["cache"], store, share, naps))
+
+
+def _trained(recipe: Recipe, cache: int, store: str, share: TrainerShare, naps: random.Random) -> dict[str, Any]:
+    """Train, with pauses at random stages. Return losses, digests of dense weights, and this trainer's rows at the end."""
+    embeddings = recipe.embeddings(cache, store=store)
+    model, dense = recipe.model_over(embeddings)
+    rates, engine = recipe.rates_of(embeddings, dense), embeddings.engine
+    losses: list[float] = []
+    weights: list[bytes] = []
+    with recipe.lookahead(model, share.of(recipe.stream(), recipe.step.shards)) as batches:
+        batches.hook = lambda stage, step: time.sleep(naps.random() * 0.002)
+        for done in steps(model, dense, batches, rates, batches.micros):
+            losses.append(share.whole(done)[0].loss)
+            weights.append(digest(b"".join(digest(w) for w in model.parameters() if w.numel())))
+    embeddings.flush()
+    keys = np.sort(np.concatenate([np.empty(0, np.int64), *engine.store.keys()]))
+    rows = np.empty((len(keys), engine.widths[0]), engine.dtype)
+    engine.store.read(keys, rows)
+    embeddings.close()
+    return {
+        "losses": np.array(losses), "dense": np.frombuffer(b"".join(weights), np.uint8), "keys": keys, "rows": rows,
+        "fetched": engine.counters.fetched,
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    try:
+        main(Path(sys.argv[1]))
+    except ValueError as error:
+        fail(error)
+        print(error, file=sys.stderr)
+        sys.exit(REFUSED)

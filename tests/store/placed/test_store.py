@@ -13,12 +13,14 @@ import pytest
 
 from skirl.core.placement import Cut, PlacedTable, PlacementPlan, Site
 from skirl.core.tables import Table
-from skirl.store import DiskStore, Layout, Link, LinkStore, MemoryStore, Record, Store, check_plan, open_store
+from skirl.store import DiskStore, Layout, MemoryStore, Record, Store, check_plan, open_store
 from skirl.store.base import at_once
 from skirl.store.disk.os_files import DiskFull, OsFiles
+from skirl.store.link import LinkStore
 from skirl.store.placed import taking
 from skirl.store.placed.store import PlacedStore
 from skirl.tools.progress import size
+from skirl.tools.units import Link
 from tests.store import frozen
 from tests.store.conformance import LAYOUT, TABLES, StoreConformance, contents, filled, random_rows, table_keys
 from tests.store.remote.nodes import served
@@ -190,8 +192,8 @@ def test_a_plan_of_other_tables_makes_no_folder(tmp_path):
         (Table("x", 1 << 40, 5), "no table 'x'"),
         (Table("t0", 1 << 40, 4), "'t0' has dim 5 in the plan"),
     ):
-        with pytest.raises(ValueError, match=rf"^store is 'link:1Gbit,0us:placed:.*': .*{says}"):
-            check_plan(f"link:1Gbit,0us:placed:{tmp_path}/plan.json", [table], {0: Record(9)})
+        with pytest.raises(ValueError, match=rf"^store is 'placed:.*': .*{says}"):
+            check_plan(f"placed:{tmp_path}/plan.json", [table], {0: Record(9)})
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
 
 
@@ -360,9 +362,9 @@ def test_rows_on_disk_whose_neighbours_were_in_memory_are_not_trained_further(tm
 
 
 @pytest.mark.slow
-def test_a_plan_of_memory_disk_a_link_and_memory_nodes(tmp_path):
+def test_a_plan_of_memory_disk_and_memory_nodes(tmp_path):
     with served(1) as nodes:
-        specs = ("memory", f"disk:{tmp_path}/disk", "link:100Gbit,0us:memory", nodes.spec)
+        specs = ("memory", f"disk:{tmp_path}/disk", "memory", nodes.spec)
         plan_for(LAYOUT, [Cut.even(range(4))], specs).save(tmp_path / "plan.json")
         spec = f"placed:{tmp_path}/plan.json"
         with open_store(spec, LAYOUT) as store:
@@ -445,8 +447,6 @@ def test_the_file_opens_the_stores(tmp_path):
     with open_store(f"{spec}/rank-1", layout) as store:
         assert len(store) == 0
     assert sorted(p.name for p in (tmp_path / "0").iterdir() if p.is_dir()) == ["rank-1"]
-    with open_store(f"link:1Gbit,0us:{spec}", layout) as store:
-        assert len(store) == 60
 
 
 @pytest.mark.parametrize(

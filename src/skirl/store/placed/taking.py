@@ -20,7 +20,6 @@ from skirl.store.disk.manifest import NAME, Manifest
 from skirl.store.disk.os_files import OsFiles, Unusable
 from skirl.store.disk.store import DiskStore
 from skirl.store.frozen_keys import frozen_keys
-from skirl.store.link import without_links
 from skirl.store.memory.frozen import frozen_rows
 
 MARK = "~placement"
@@ -57,7 +56,7 @@ def check_layout(plan: PlacementPlan, layout: Layout, rows: Mapping[int, int] | 
 def check_folders(plan: PlacementPlan, stores: Sequence[str]) -> None:
     """Raise if a site has no folder although another one has rows that this plan placed."""
     digest = plan.placement.digest
-    folders = [Path(disk) if disk else None for _, _, disk in (without_links(s).partition("disk:") for s in stores)]
+    folders = [Path(disk) if disk else None for _, _, disk in (s.partition("disk:") for s in stores)]
     kept = next((n for n, at in enumerate(folders) if at is not None and _has_rows(at, mark_of(digest, n))), None)
     gone = next((n for n, at in enumerate(folders) if at is not None and not at.exists()), None)
     if kept is not None and gone is not None:

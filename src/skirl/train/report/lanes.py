@@ -5,9 +5,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from skirl.tools.machine import peak_bytes
+from skirl.tools.page import Table
 from skirl.tools.progress import clock, size
 from skirl.tools.sealed_json import AMOUNT, COUNT
-from skirl.train.report.page import Page
 
 if TYPE_CHECKING:
     from skirl.pipeline.lookahead import Lookahead
@@ -53,7 +53,6 @@ def gathered(batches: "Lookahead", meter: "Meter", share: "TrainerShare") -> dic
 
 
 def waited(lane: Mapping[str, Any]) -> float:
-    """Return the seconds that a trainer's loop waited for other trainers."""
     return sum(lane["waited"].get(name, 0.0) for name in OF_LOOP)
 
 
@@ -81,7 +80,6 @@ def of_all(found: Mapping[str, Any] | None, names: Sequence[str]) -> dict[str, i
 
 
 def as_lines(found: Mapping[str, Any] | None) -> dict[str, str]:
-    """Return a line for each trainer, for a summary."""
     if found is None:
         return {}
     lines = {}
@@ -96,19 +94,6 @@ def as_lines(found: Mapping[str, Any] | None) -> dict[str, str]:
     return lines
 
 
-def most_read(rows: Mapping[str, Sequence[Sequence[int]]], most: int = 30) -> list[tuple[str, int, int]]:
-    """Return, for each table, the rows that trainers read from their own part and from others', most from others first.
-
-    >>> most_read({"a": [[1, 2], [3, 4]], "b": [[0, 9], [0, 0]]})
-    [('b', 0, 9), ('a', 5, 5)]
-    """
-    found = []
-    for name, each in rows.items():
-        own = sum(of[rank] for rank, of in enumerate(each))
-        found.append((name, own, sum(map(sum, each)) - own))
-    return sorted(found, key=lambda table: -table[2])[:most]
-
-
 def check(where: str, found: Mapping[str, Any]) -> None:
     """Raise if other numbers are for more or fewer trainers than there are lanes."""
     size = len(found["lanes"])
@@ -119,38 +104,28 @@ def check(where: str, found: Mapping[str, Any]) -> None:
             )
 
 
-def draw(page: Page, found: Mapping[str, Any]) -> None:
-    """Draw a lane for each trainer, and tables of who sent what to whom."""
+def tables(found: Mapping[str, Any]) -> list[Table]:
+    """Return where each trainer's time went, the rows that it owns, and who sent what to whom."""
     lanes, ranks = found["lanes"], range(len(found["lanes"]))
-    page.heading("Trainers")
-    page.lanes(
-        {f"trainer {rank}": parts(lane) for rank, lane in enumerate(lanes)},
-        {f"trainer {rank}": f"{lane['seconds']:,.1f} s" for rank, lane in enumerate(lanes)},
-    )
-    page.note(
-        "Where the time of each trainer's loop went. One that waits little for the others is the one that they wait for."
-    )
-    page.table(
-        ["trainer", "touched", "in its cache", "fetched again", "made", "written", "memory"],
-        [
-            [str(rank), *(f"{lane[name]:,}" for name in ("touched", "cache", "fetched", "new", "written")),
-             size(lane["peak_bytes"])]
-            for rank, lane in enumerate(lanes)
-        ],
-    )  # fmt: skip
-    page.note("Rows that each trainer owns.")
-    page.heading("Who sent what to whom")
-    page.table(
-        ["bytes", *(f"to {rank}" for rank in ranks)],
-        [[f"from {rank}", *("-" if to == rank else size(found["bytes"][rank][to]) for to in ranks)] for rank in ranks],
-    )
-    tables = most_read(found["rows"])
-    page.table(
-        ["rows of table", "read by their owners", "read by others", "share of others"],
-        [[name, f"{own:,}", f"{others:,}", f"{others / max(1, own + others):.0%}"] for name, own, others in tables],
-    )
-    more = f", and {len(found['rows']) - len(tables)} more tables" if len(found["rows"]) > len(tables) else ""
-    page.note(
-        "A row counts once for each step and trainer that reads it: its value comes from its owner, and its gradient goes "
-        f"back. result.json has the numbers of each pair of trainers{more}."
-    )
+    counts = ("touched", "cache", "fetched", "new", "written")
+    spent = [parts(lane) for lane in lanes]
+    return [
+        Table(
+            ["trainer", *spent[0], "all"],
+            [[str(rank), *(f"{s:,.1f} s" for s in of.values()), f"{lanes[rank]['seconds']:,.1f} s"]
+             for rank, of in enumerate(spent)],
+            "Where the time of each trainer went: the others wait for one that waits little for them",
+        ),
+        Table(
+            ["trainer", "touched", "in its cache", "fetched again", "made", "written", "memory"],
+            [[str(rank), *(f"{lane[name]:,}" for name in counts), size(lane["peak_bytes"])]
+             for rank, lane in enumerate(lanes)],
+            "Rows that each trainer owns",
+        ),
+        Table(
+            ["bytes", *(f"to {rank}" for rank in ranks)],
+            [[f"from {rank}", *("-" if to == rank else size(found["bytes"][rank][to]) for to in ranks)]
+             for rank in ranks],
+            "Who sent what to whom",
+        ),
+    ]  # fmt: skip

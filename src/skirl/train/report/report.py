@@ -1,23 +1,21 @@
 """`skirl report RUN`: the contents of a run folder as text and as a page, also if the run still goes on or was killed."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from skirl.tools.flags import option
-from skirl.tools.os_errors import writing
+from skirl.tools.page import Chart, Table, write_page
 from skirl.tools.progress import clock, course, figure, hidden
 from skirl.tools.sealed_json import AMOUNT, ANY, COUNT, NUMBER, SCORE, TEXT, finite, misfit
-from skirl.train.report.lanes import FORM, as_lines, check, draw, of_all
-from skirl.train.report.page import Page
-from skirl.train.report.plot import Chart
+from skirl.train.report import lanes
 from skirl.train.report.run_folder import CONFIG, METRICS, RESULT, lines_of
-from skirl.train.resumed import told
+from skirl.train.resume import told
 
 Line = Mapping[str, Any]
-
+Points = list[tuple[float, float]]
 
 FORMS: dict[str, Any] = {
     "train": dict.fromkeys(("step", "samples", "fetched", "new", "written", "touched"), COUNT)
@@ -32,20 +30,19 @@ OF_CONFIG: dict[str, Any] = {
     "flags": {...: ANY}, "started": TEXT, "begun_at": COUNT, "versions": {...: TEXT},
     "machine": {"processor": ANY, "cores": ANY},
 }  # fmt: skip
+OF_RESULT: dict[str, Any] = {
+    "checkpoints": {"stopped_by": ANY}, "loss": dict.fromkeys(("first", "last", "mean"), NUMBER)
+}  # fmt: skip
+OPTIONAL: dict[str, Any] = {
+    "by_trainer": lanes.FORM, "factor": NUMBER,
+    "failed": TEXT, "trainers": COUNT, "best": {"folder": TEXT, "step": COUNT}, "missing": [TEXT],
+    "changes": [{"flag": TEXT, "was": ANY, "is": ANY, "step": COUNT}],
+}  # fmt: skip
+"""Fields of a config or a result that may be null or absent."""
 STAGES = {
     "plan": "planning", "fetch": "fetching rows", "write": "writing rows", "load": "loading into the cache",
     "move": "moving rows between trainers",
 }  # fmt: skip
-"""Names of the stages on the page."""
-OF_RESULT: dict[str, Any] = {
-    "checkpoints": {"stopped_by": ANY}, "loss": dict.fromkeys(("first", "last", "mean"), NUMBER)
-}  # fmt: skip
-LATER: dict[str, Any] = {
-    "by_trainer": FORM, "factor": NUMBER,
-    "failed": TEXT, "trainers": COUNT, "best": {"folder": TEXT, "step": COUNT}, "missing": [TEXT],
-    "changes": [{"flag": TEXT, "was": ANY, "is": ANY, "step": COUNT}],
-}  # fmt: skip
-"""Optional fields of a config or a result; null counts as absent."""
 MOVED = ("touched", "fetched", "new", "written")
 
 
@@ -57,96 +54,91 @@ class RunContents:
     lines: Sequence[Line]
     """One line per logged interval."""
     evaluations: Sequence[Line]
-    result: Mapping[str, Any] | None
-    """None if the run did not end."""
+    result: Mapping[str, Any]
+    """Empty if the run did not end."""
 
     @classmethod
     def of(cls, folder: Path) -> "RunContents":
-        """Read a run's folder."""
         if not (folder / CONFIG).is_file():
             raise ValueError(f"{folder} has no {CONFIG}: name the folder of a run, such as runs/dlrm-synthetic-...")
-        path, result = folder / METRICS, folder / RESULT
         by_kind: dict[str, list[Line]] = {kind: [] for kind in FORMS}
         for number, line in enumerate(lines_of(folder), start=1):
             if line["kind"] in FORMS:
-                _checked(f"{path}, line {number}", line, FORMS[line["kind"]])
+                _checked(f"{folder / METRICS}, line {number}", line, FORMS[line["kind"]])
                 by_kind[line["kind"]].append(line)
-        ended = _checked(str(result), _read(result), OF_RESULT) if result.is_file() else None
-        if ended is not None and (found := ended.get("by_trainer")) is not None:
-            check(str(result), found)
-        return cls(
-            config=_checked(str(folder / CONFIG), _read(folder / CONFIG), OF_CONFIG),
-            lines=by_kind["train"],
-            evaluations=by_kind["eval"],
-            result=ended,
-        )
-
-    def sums(self, name: str) -> dict[str, float]:
-        """Return the seconds of the whole run by stage, added up over the lines' values of this name."""
-        sums: dict[str, float] = {}
-        for line in self.lines:
-            for stage, seconds in line.get(name, {}).items():
-                sums[stage] = sums.get(stage, 0.0) + seconds
-        return sums
+        path = folder / RESULT
+        result = _checked(str(path), _read(path), OF_RESULT) if path.is_file() else {}
+        if result.get("by_trainer") is not None:
+            lanes.check(str(path), result["by_trainer"])
+        config = _checked(str(folder / CONFIG), _read(folder / CONFIG), OF_CONFIG)
+        return cls(config, by_kind["train"], by_kind["eval"], result)
 
     def sum(self, name: str) -> float:
-        """Return the sum of a field over the whole run."""
         return sum(line[name] for line in self.lines)
+
+    def sums(self, name: str) -> dict[str, float]:
+        """Return the sums over the whole run of a field that has seconds by stage."""
+        stages = dict.fromkeys(stage for line in self.lines for stage in line[name])
+        return {stage: sum(line[name].get(stage, 0.0) for line in self.lines) for stage in stages}
 
 
 def report(folder: Path, page: Path | None, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Read the folder of a run, write a page, and return the facts."""
     left = RunContents.of(folder)
-    page = page or folder / "report.html"
-    numbers = facts(left)
-    with writing(page):
-        page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(drawn(folder.name, left, numbers, defaults).html(), encoding="utf-8", errors="replace")
-    return {"command": "report", "run": str(folder), "page": str(page), **numbers}
+    page, run = page or folder / "report.html", facts(left)
+    text = as_text(run)
+    flags = {n: v for n, v in run["flags"].items() if n not in defaults or v != _as_read(defaults[n])}
+    write_page(
+        page,
+        title=f"Run {folder.name}",
+        lead=[*_lead(run), f"{text['speed']}.", *([f"The loop waited {text['waited']}."] if "waited" in text else [])],
+        tables=[
+            *_tables(left, run),
+            Table(["flag", "value"], [[option(n), _value(v)] for n, v in flags.items()], "Set"),
+        ],
+        charts=list(_charts(left)),
+    )
+    return {"command": "report", "run": str(folder), "page": str(page), **run}
 
 
 def facts(left: RunContents) -> dict[str, Any]:
-    """Return the run in numbers."""
     last: Line = left.lines[-1] if left.lines else {}
-    seconds, stall = left.sum("seconds"), left.sum("stall")
+    seconds, stall, busy, result = left.sum("seconds"), left.sum("stall"), left.sums("busy"), left.result
+    samples = sum(line["samples_per_second"] * line["seconds"] for line in left.lines)
     return {
-        "ended": left.result is not None,
-        "stopped_by": None if left.result is None else left.result["checkpoints"]["stopped_by"],
-        "run_failed": (left.result or {}).get("failed"),
-        "missing": (left.result or {}).get("missing"),
-        "kept": (left.result or {}).get("best"),
-        "losses": (left.result or {}).get("loss"),
-        "by_trainer": (left.result or {}).get("by_trainer"),
+        "ended": bool(result),
+        "stopped_by": result["checkpoints"]["stopped_by"] if result else None,
+        "run_failed": result.get("failed"),
+        "missing": result.get("missing"),
+        "kept": result.get("best"),
+        "losses": result.get("loss"),
+        "by_trainer": result.get("by_trainer"),
         "changes": left.config.get("changes") or [],
         "flags": left.config["flags"],
         "steps": last.get("step", 0),
         "samples": last.get("samples", 0),
         "seconds": seconds,
-        "samples_per_second": sum(line["samples_per_second"] * line["seconds"] for line in left.lines)
-        / max(seconds, 1e-9),
+        "samples_per_second": samples / max(seconds, 1e-9),
         **{name: last.get(name) for name in ("loss", "auc", "ne", *MOVED)},
-        **of_all((left.result or {}).get("by_trainer"), MOVED),
-        "factor": (left.result or last).get("factor"),
+        **lanes.of_all(result.get("by_trainer"), MOVED),
+        "factor": (result or last).get("factor"),
         "trainers": left.config.get("trainers") or 1,
         "best": min(left.evaluations, key=lambda line: line["test_logloss"], default=None),
+        "last": left.evaluations[-1] if left.evaluations else None,
         "stall": stall,
         "read": left.sum("read"),
-        "busy": left.sums("busy"),
+        "busy": busy,
         "blame": left.sums("blame"),
-        "hidden": max(
-            0.0, 1.0 - (stall + left.sums("busy").get("load", 0.0)) / max(sum(left.sums("busy").values()), 1e-9)
-        ),
+        "hidden": max(0.0, 1.0 - (stall + busy.get("load", 0.0)) / max(sum(busy.values()), 1e-9)),
     }
 
 
 def as_text(run: Mapping[str, Any]) -> dict[str, str]:
-    """Return the facts as text for a reader, by label."""
     flags, steps = run["flags"], max(1, run["steps"])
     state = f"stopped by {run['stopped_by']}" if run["stopped_by"] else "ended"
     state = state if run["ended"] else "still going on, killed, or failed"
-    state = "failed" if run["run_failed"] else state
     lines = {
-        "run": f"{flags.get('model')} on {flags.get('data')}, {state}",
+        "run": f"{flags.get('model')} on {flags.get('data')}, {'failed' if run['run_failed'] else state}",
         "steps": f"{run['steps']:,}, {run['samples']:,} samples in {clock(run['seconds'])}",
         "speed": f"{run['samples_per_second']:,.0f} samples/s with the first step, evaluations and checkpoints left out",
     }
@@ -158,131 +150,88 @@ def as_text(run: Mapping[str, Any]) -> dict[str, str]:
     lines["loss"] = course(run["losses"]) if run["losses"] else f"{figure(run['loss'])} over the last interval"
     if run["auc"] is not None:
         lines["AUC"] = f"{run['auc']:.4f} of all predictions, each made before its batch was trained on"
-    if run["best"] is not None:
-        best = run["best"]
-        lines["test"] = (
-            f"log loss {best['test_logloss']:.4f}, AUC {_number(best['test_auc'])} at step {best['step']:,}, its best"
-            + (f"; step {run['kept']['step']:,} is kept in {run['kept']['folder']}" if run["kept"] else "")
-        )
+    if (best := run["best"]) is not None:
+        kept = f"; step {run['kept']['step']:,} is kept in {run['kept']['folder']}" if run["kept"] else ""
+        auc = _number(best["test_auc"])
+        lines["test"] = f"log loss {best['test_logloss']:.4f}, AUC {auc} at step {best['step']:,}, its best{kept}"
     whose = "" if run["trainers"] == 1 or run["by_trainer"] else "of trainer 0: "
     lines["rows"] = (
-        f"{whose}{run['touched']:,} touched; {run['fetched'] / steps:,.0f} brought in again, {run['new'] / steps:,.0f} made "
+        f"{whose}{run['touched']:,} touched; {run['fetched'] / steps:,.0f} fetched again, {run['new'] / steps:,.0f} made "
         f"and {run['written'] / steps:,.0f} written a step"
     )
     if run["factor"]:
         lines["factor"] = f"{run['factor']:.1f} times as many ids in lists as were looked up"
     lines["hidden"] = hidden(run["hidden"], run["fetched"] + run["written"])
-    lines["waited"] = f"{run['stall']:.2f} s for rows, {run['read']:.2f} s for the loader" + _culprits(run["blame"])
-    return lines | as_lines(run["by_trainer"])
+    blame = run["blame"]
+    worst = max(blame, key=lambda stage: blame[stage], default="")
+    culprit = (
+        f"; {worst} was at work for {blame[worst]:.2f} s of the wait for rows" if blame.get(worst, 0) >= 0.005 else ""
+    )
+    lines["waited"] = f"{run['stall']:.2f} s for rows, {run['read']:.2f} s for the loader{culprit}"
+    return lines | lanes.as_lines(run["by_trainer"])
 
 
-def drawn(name: str, left: RunContents, numbers: Mapping[str, Any], defaults: Mapping[str, Any]) -> Page:
-    """Return the page of a run."""
-    page = Page(f"Run {name}")
-    page.facts(as_text(numbers))
+def _lead(run: Mapping[str, Any]) -> list[str]:
+    """Return what came of the run, and whether it overfits."""
+    text, best, last = as_text(run), run["best"], run["last"]
+    if best is None:
+        return [f"{text['run']}: {text.get('loss', text.get('metrics'))}."]
+    result = f"{text['run']}: held-out {text['test']}."
+    if best["step"] == last["step"]:
+        return [result]
+    grown = f"from {best['test_logloss']:.4f} to {last['test_logloss']:.4f} by step {last['step']:,}"
+    return [result, f"It overfits: after step {best['step']:,}, held-out log loss rose {grown}."]
+
+
+def _tables(left: RunContents, run: Mapping[str, Any]) -> Iterator[Table]:
+    yield Table(["", ""], [[name, text] for name, text in as_text(run).items()])
     if left.lines:
-        page.heading("Learning")
-        page.charts(_learning(left))
-        page.heading("Speed and movement")
-        page.charts(_moving(left))
-        if numbers["trainers"] > 1:
-            page.note("Rows, and the time that the loop waited, are those of trainer 0.")
-        page.heading("Where time went")
-        blame = left.sums("blame")
-        page.bars(
-            {
-                STAGES.get(n, n): (seconds, _seconds(seconds, blame.get(n)))
-                for n, seconds in left.sums("busy").items()
-                if seconds or n != "move"
-            }
-            | {
-                name: (left.sum(what), _seconds(left.sum(what)))
-                for name, what in (("waiting for rows", "stall"), ("waiting for the loader", "read"))
-            }
-        )
-        page.note(
-            "Planning, fetching and writing run in parallel with the training loop; loading and waiting take its own time. "
-            "A stage is to blame for the seconds that it was at work while the loop waited."
-        )
-    if left.result is not None and left.result.get("by_trainer"):
-        draw(page, left.result["by_trainer"])
-    if left.evaluations:
-        page.heading("Evaluations")
-        page.table(
-            ["step", "AUC", "log loss", "normalised entropy", "calibration", "seconds"],
-            [
-                [f"{line['step']:,}", *(_number(line[f"test_{n}"]) for n in ("auc", "logloss", "ne", "calibration")),
-                 f"{line['seconds']:.1f}"]
-                for line in left.evaluations
-            ],
-        )  # fmt: skip
-    page.heading("Flags")
-    flags = left.config["flags"]
-    usual = {name for name, value in flags.items() if name in defaults and value == _as_read(defaults[name])}
-    page.facts({option(name): _value(value) for name, value in flags.items() if name not in usual})
-    page.hidden(
-        f"{len(usual)} more at their defaults", {option(name): _value(flags[name]) for name in flags if name in usual}
-    )
-    page.note(
-        f"Begun {left.config['started']}, at step {left.config['begun_at']}. "
-        + ", ".join(f"{package} {version}" for package, version in left.config["versions"].items())
-        + f". {left.config['machine']['processor']}, {left.config['machine']['cores']} cores."
-    )
-    return page
-
-
-def _learning(left: RunContents) -> list[Chart]:
-    auc = {"training, so far": _points(left.lines, "auc"), "held out": _points(left.evaluations, "test_auc")}
-    loss = {
-        "training, each interval": _points(left.lines, "loss"),
-        "held out": _points(left.evaluations, "test_logloss"),
-    }
-    return [_chart("log loss", loss), _chart("AUC", auc)]
-
-
-def _moving(left: RunContents) -> list[Chart]:
-    steps = [0, *(line["step"] for line in left.lines)]
-    moved = {}
-    for name, what in (("fetched", "brought in again"), ("new", "made"), ("written", "written")):
-        counts = [0, *(line[name] for line in left.lines)]
-        moved[what] = [
-            (float(steps[i + 1]), (counts[i + 1] - counts[i]) / (steps[i + 1] - steps[i]))
-            for i in range(len(left.lines))
-            if steps[i + 1] > steps[i]
+        times = [
+            [STAGES.get(n, n), f"{s:,.2f}", f"{run['blame'].get(n, 0.0):,.2f}"] for n, s in run["busy"].items() if s
         ]
-    waits = {
-        "for rows": [(float(x["step"]), 100 * x["stall"] / max(x["seconds"], 1e-9)) for x in left.lines],
-        "for the loader": [(float(x["step"]), 100 * x["read"] / max(x["seconds"], 1e-9)) for x in left.lines],
+        waits = (("waiting for rows", run["stall"]), ("waiting for the loader", run["read"]))
+        times += [[name, f"{seconds:,.2f}", "-"] for name, seconds in waits]
+        whose = " of trainer 0" if run["trainers"] > 1 else ""
+        yield Table(["", "seconds", "of them while the loop waited"], times, f"Where the time went{whose}")
+    if run["by_trainer"]:
+        yield from lanes.tables(run["by_trainer"])
+    if left.evaluations:
+        scores = ("auc", "logloss", "ne", "calibration")
+        rows = [[f"{e['step']:,}", *(_number(e[f"test_{n}"]) for n in scores)] for e in left.evaluations]
+        yield Table(["step", "AUC", "log loss", "normalised entropy", "calibration"], rows, "Evaluations")
+    config = left.config
+    about = [[package, version] for package, version in config["versions"].items()]
+    about += [["processor", f"{config['machine']['processor']}, {config['machine']['cores']} cores"]]
+    yield Table(["", ""], [*about, ["begun", f"{config['started']}, at step {config['begun_at']}"]], "Where it ran")
+
+
+def _charts(left: RunContents) -> Iterator[Chart]:
+    lines, evaluations = left.lines, left.evaluations
+    loss = {"training, each interval": _points(lines, "loss"), "held out": _points(evaluations, "test_logloss")}
+    yield Chart("Log loss", loss, "step", "")
+    auc = {"training, so far": _points(lines, "auc"), "held out": _points(evaluations, "test_auc")}
+    yield Chart("AUC", auc, "step", "")
+    yield Chart("Samples a second", {"samples": _points(lines, "samples_per_second")}, "step", "")
+    steps = [0, *(line["step"] for line in lines)]
+    moved: dict[str, Points] = {}
+    for name, label in (("fetched", "fetched again"), ("new", "made"), ("written", "written")):
+        counts = [0, *(line[name] for line in lines)]
+        since = [(steps[i], counts[i] - counts[i - 1], steps[i] - steps[i - 1]) for i in range(1, len(steps))]
+        moved[label] = [(step, count / of) for step, count, of in since if of > 0]
+    yield Chart("Rows a step", moved, "step", "")
+    waits: dict[str, Points] = {
+        label: [(line["step"], 100 * line[name] / max(line["seconds"], 1e-9)) for line in lines]
+        for label, name in (("for rows", "stall"), ("for the loader", "read"))
     }
-    rates = {"rows": _points(left.lines, "lr"), "dense": _points(left.lines, "dense_lr")}
-    shared = [line for line in left.lines if line.get("factor")]
-    return [
-        _chart("samples a second", {"samples": _points(left.lines, "samples_per_second")}),
-        _chart("rows a step", moved),
-        _chart("% of the time that the loop waited", waits),
-        _chart("learning rate", rates),
-        *([_chart("ids in lists, over those looked up", {"factor": _points(shared, "factor")})] if shared else []),
-    ]
+    yield Chart("Time that the loop waited", waits, "step", "%")
+    yield Chart("Learning rate", {"rows": _points(lines, "lr"), "dense": _points(lines, "dense_lr")}, "step", "")
 
 
-def _chart(title: str, lines: Mapping[str, Sequence[tuple[float, float]]]) -> Chart:
-    drawn_lines = {name: points for name, points in lines.items() if points}
-    return Chart(title, "step", drawn_lines or {"none yet": [(0.0, 0.0)]}, log=(False, False), dots=False)
-
-
-def _points(lines: Sequence[Line], name: str) -> list[tuple[float, float]]:
-    return [(float(line["step"]), float(line[name])) for line in lines if finite(line[name])]
-
-
-def _culprits(blame: Mapping[str, float]) -> str:
-    worst = max(blame, key=lambda stage: blame[stage], default=None)
-    if worst is None or blame[worst] < 0.005:
-        return ""
-    return f"; {worst} was at work for {blame[worst]:.2f} s of the wait for rows"
+def _points(lines: Sequence[Line], name: str) -> Points:
+    return [(line["step"], line[name]) for line in lines if finite(line[name])]
 
 
 def _value(value: Any) -> str:
-    """Return a flag's value as text."""
     if isinstance(value, list):
         return " ".join(map(str, value))
     if isinstance(value, bool):
@@ -293,12 +242,6 @@ def _value(value: Any) -> str:
 def _as_read(value: Any) -> Any:
     """Return a default as it would be read from config.json."""
     return json.loads(json.dumps(value, default=str))
-
-
-def _seconds(seconds: float, blamed: float | None = None) -> str:
-    return f"{seconds:,.2f} s" + (
-        f", {blamed:,.2f} s of them while the loop waited" if blamed and blamed >= 0.005 else ""
-    )
 
 
 def _number(value: float | None) -> str:
@@ -315,8 +258,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _checked(where: str, read: Any, expected: Any) -> Any:
     wrong = misfit(read, expected)
     if wrong is None and isinstance(read, Mapping):
-        there = {name: form for name, form in LATER.items() if read.get(name) is not None}
-        wrong = misfit(read, there)
+        wrong = misfit(read, {name: form for name, form in OPTIONAL.items() if read.get(name) is not None})
     if wrong is not None:
         raise ValueError(f"{where} is damaged, or was written by another version of skirl ({wrong}): name another run")
     return read

@@ -1,11 +1,13 @@
 """The run folder: a run's flags, progress and result, in files that outlive it. README.md here describes the format."""
 
 import json
+import logging
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -15,19 +17,22 @@ from typing import TYPE_CHECKING, Any
 
 from skirl.checkpoint.starts import Superseded
 from skirl.tools.machine import machine
+from skirl.tools.os_errors import why
 from skirl.tools.sealed_json import COUNT, TEXT, misfit, put_whole
 from skirl.train.flags import RUNS
-from skirl.train.report.hyperparameters import Table
-from skirl.train.report.missing import Missing
-from skirl.train.report.sinks import Lines, TensorBoard, WandB
-from skirl.train.resumed import Change, changes_between
+from skirl.train.report.sinks import Lines, Table, TensorBoard, WandB
+from skirl.train.resume import Change, changes_between
 
 if TYPE_CHECKING:
     from skirl.pipeline.lookahead import Lookahead
     from skirl.train.evaluation import Evaluation
     from skirl.train.meter import Meter
 
+log = logging.getLogger("skirl")
+
 CONFIG, METRICS, RESULT = "config.json", "metrics.jsonl", "result.json"
+LINE = {"kind": TEXT, "step": COUNT}
+"""The fields of every line."""
 
 
 class RunFolder:
@@ -57,10 +62,8 @@ class RunFolder:
     ) -> None:
         """Check the folder. "none" writes nothing, "auto" makes a new one named after `name` and the time.
 
-        trainers: the number of trainers. table: the values that differ between this run and others, by name of the run.
+        table: the values that differ between this run and others, by name of the run.
         """
-        from skirl.train.report.since import Since
-
         self.folder: Path | None = None if folder in ("none", "auto") else Path(folder)
         self.every = every
         self.begun_at = 0
@@ -68,18 +71,14 @@ class RunFolder:
         self.changed: list[Change] = []
         """The flags that differ from those of the saved run, from this step on."""
         self._changes: list[Change] = []
-        self._auto = folder == "auto"
-        self._new = False
-        """Whether the folder was made here."""
+        self._auto, self._new = folder == "auto", False
         self._name, self._flags = name, dict(flags)
         self._wandb, self._trainers, self._table = wandb, trainers, table
         self._missing = Missing()
-        self._sinks: list[Any] = []
+        self._sinks: list[Lines | TensorBoard | WandB] = []
         self._lines: Lines | None = None
         self._check: Callable[[], None] = lambda: None
         self._since = Since()
-        self._saved_in: str | None = None
-        """The folder of the saved run."""
         if self.folder is None:
             return
         if self.folder.exists() and not self.folder.is_dir():
@@ -133,17 +132,11 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        overtaken = kind is not None and issubclass(kind, Superseded)
-        try:
-            if not overtaken:
-                self._hold()
-        except Superseded:
-            overtaken = True
         for sink in self._sinks:
             with self._missing.tried(sink.name, self.folder):
                 sink.close()
         self._lines = None
-        if kind is None or not issubclass(kind, Exception) or self.folder is None or overtaken:
+        if kind is None or not issubclass(kind, Exception) or issubclass(kind, Superseded) or self.folder is None:
             return
         metrics = self.folder / METRICS
         if metrics.is_file() and not metrics.stat().st_size:  # no line was written: free the folder for another try
@@ -157,45 +150,32 @@ class RunFolder:
                     self.folder.rmdir()
 
     @property
-    def on(self) -> bool:
-        """True if anything is written anywhere."""
-        return bool(self._sinks)
-
-    @property
     def path(self) -> str | None:
-        """The folder; None if there is none."""
         return None if self.folder is None else str(self.folder)
 
     def after_step(
         self, batches: "Lookahead", meter: "Meter", rates: Mapping[str, float], *, last: bool, evaluation: "Evaluation"
     ) -> None:
         """Write what is due after a step. last: whether it is the last step of the run."""
-        if not self.on:
+        if not self._sinks:
             return
         step = batches.step
         if last or step % self.every == 0:
             self.write(self._since.line(batches, meter) | {"lr": rates["rows"], "dense_lr": rates["dense"]})
         if evaluation.step == step:
-            self.write(
-                {"kind": "eval", "step": step, "seconds": evaluation.last_seconds}
-                | evaluation.result()
-                | {"best_step": evaluation.best_step}
-            )
+            line = {"kind": "eval", "step": step, "seconds": evaluation.last_seconds}
+            self.write(line | evaluation.result() | {"best_step": evaluation.best_step})
 
     def write(self, line: dict[str, Any]) -> None:
-        """Write a line to all files and services."""
-        self._hold()
         for sink in self._sinks:
             with self._missing.tried(sink.name, self.folder, line["step"]):
                 sink.write(line)
 
     @property
     def missing(self) -> list[str]:
-        """A sentence for each part that could not be written."""
         return self._missing.told()
 
     def finish(self, result: Mapping[str, Any]) -> None:
-        """Write the result of the run."""
         if self.folder is not None:
             with self._missing.tried(RESULT, self.folder):
                 put_json(self.folder / RESULT, result)
@@ -203,66 +183,33 @@ class RunFolder:
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint, with the flags from which the model can be made again."""
         if self._lines is not None:  # lines are to be as durable as the checkpoint
-            self._hold()
             with self._missing.tried(f"the sync of {METRICS}", self.folder, of=OSError):
                 self._lines.sync()
-        since = self._since.state_dict()
-        return {"folder": self.path, "flags": self._flags, "changes": self._changes, "since": since}
+        return {"folder": self.path, "flags": self._flags, "changes": self._changes}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state of a checkpoint. Go on in its folder, unless another one is named or it is gone."""
         if self._auto and state["folder"] is not None and Path(state["folder"]).is_dir():
             self.folder = Path(state["folder"])
-        self._saved_in = state["folder"]
-        self._since.load_state_dict(state.get("since", {}))
-        self._changes = list(state.get("changes", []))
-        self.changed = changes_between(state.get("flags", {}), self._flags)
+        self._changes = list(state["changes"])
+        self.changed = changes_between(state["flags"], self._flags)
 
     def _cut(self, folder: Path) -> Lines:
         """Drop the lines after the step that the run goes on from, and a half line that a kill left.
 
-        Puts a new file in place, so that an older start of the run that is still alive cannot write to it. If the disk is
-        full, it truncates the old file instead.
+        The rest goes to a new file, so that an older start of the run that is still alive cannot write to it; if the disk
+        is full, the old file is cut.
         """
         path, there = folder / METRICS, lines_of(folder)
         kept = sum(1 for line in there if self.begun_at and line["step"] <= self.begun_at)
         whole = b"".join(line + b"\n" for line in path.read_bytes().split(b"\n")[:kept]) if kept else b""
-        last = max((line["step"] for line in there[:kept] if line["kind"] == "train"), default=0)
-        if last < self._since.step <= self.begun_at and self._saved_in == self.path:
-            lacks = f"{METRICS} after step {last:,}, up to {self._since.step:,},"
-            self._missing.add(lacks, "the file ends before the checkpoint")
-        self._check()
-        for draft in folder.glob(f"{METRICS}-*.new"):  # of a start that was killed or is superseded
-            draft.unlink(missing_ok=True)
         try:
-            lines = Lines(path, whole)
+            put_whole(path, whole, "new", self._check)
         except OSError:
             self._check()
             with suppress(FileNotFoundError):
                 os.truncate(path, len(whole))
-            lines = Lines(path)
-        try:
-            self._check()
-        except Superseded:
-            lines.close()
-            raise
-        return lines
-
-    def _hold(self) -> None:
-        """Make sure that lines go to the file that can be read.
-
-        If the file was replaced, either a newer start of the run did it, and this one ends, or an older one did, just before
-        it found out that it is superseded. Then this puts the file back with all its lines.
-        """
-        if self._lines is None or not self._lines.gone:
-            return
-        self._check()
-        with suppress(OSError):  # writing the next line reports it
-            if not self._lines.again():
-                self._missing.add(
-                    f"a part of {METRICS}", "an older start of the run on another machine has replaced it"
-                )
-        self._check()
+        return Lines(path)
 
     def _config(self) -> dict[str, Any]:
         packages = ("torch", "numpy", "numba")
@@ -276,6 +223,88 @@ class RunFolder:
             "trainers": self._trainers,
             "changes": self._changes,
         }
+
+
+class Since:
+    """Makes lines of what happened since the previous one, or since the start in this process."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, float] = {}
+
+    def begin(self, batches: "Lookahead", meter: "Meter") -> None:
+        self._before = _sums(batches, meter)
+
+    def line(self, batches: "Lookahead", meter: "Meter") -> dict[str, Any]:
+        before, now, engine, times = self._before, _sums(batches, meter), batches.engine, batches.times
+        since = {name: value - before.get(name, 0.0) for name, value in now.items()}
+        busy, blame = ({s: since[f"{kind} {s}"] for s in getattr(times, kind)} for kind in ("busy", "blame"))
+        factor, total = meter.repeats.factor((int(before["ids"]), int(before["held"]))), sum(busy.values())
+        self._before = now
+        return {
+            "kind": "train",
+            "step": batches.step,
+            "samples": meter.samples,
+            "seconds": since["seconds"],
+            "samples_per_second": since["samples"] / max(since["seconds"], 1e-9),
+            "loss": since["losses"] / max(1, since["steps"]),
+            **{name: value for name, value in asdict(meter.metrics.scores()).items() if name != "samples"},
+            **{name: getattr(engine.counters, name) for name in ("fetched", "new", "written", "forwarded")},
+            "touched": len(engine.seen),
+            "filled": sum(c.filled for c in engine.caches) / max(1, sum(len(c) for c in engine.caches)),
+            "hidden": max(0.0, 1.0 - (since["stall"] + busy["load"]) / total) if total else 1.0,
+            "stall": since["stall"],
+            "read": since["read"],
+            "busy": busy,
+            "blame": blame,
+            "window": batches.window,
+            **({} if factor is None else {"factor": factor}),
+        }
+
+
+def _sums(batches: "Lookahead", meter: "Meter") -> dict[str, float]:
+    times, (ids, held) = batches.times, meter.repeats.counted
+    counts = {"steps": meter.steps, "samples": meter.samples, "losses": meter.losses, "ids": ids, "held": held}
+    stages = {f"{kind} {stage}": s for kind in ("busy", "blame") for stage, s in getattr(times, kind).items()}
+    return counts | {"seconds": meter.seconds, "stall": times.stall, "read": times.read} | stages
+
+
+class Missing:
+    """The parts that are missing from the files in a folder. Errors in its `tried` blocks do not end the run.
+
+    >>> missing = Missing()
+    >>> for step in (10, 20):
+    ...     with missing.tried("metrics.jsonl", Path("runs/a"), step):
+    ...         raise OSError(28, "No space left on device")
+    >>> missing.told()
+    ['metrics.jsonl lacks 2 lines, of steps 10 to 20: the disk is full']
+    """
+
+    def __init__(self) -> None:
+        self._parts: dict[str, tuple[list[int], str]] = {}
+        """Steps of the lines that each part lacks, and the first reason."""
+
+    @contextmanager
+    def tried(
+        self, what: str, where: Path | None, step: int | None = None, *, of: type[Exception] = Exception
+    ) -> Iterator[None]:
+        """Record an error of type `of` in this block, which writes `what` or its line of a step, instead of raising it."""
+        try:
+            yield
+        except of as error:
+            text = why(error)
+            if not self._parts:
+                at = what if where is None else f"{what} in {where}"
+                log.warning("%s could not be written, %s. Training goes on, and its end says what is missing", at, text)
+            steps, _ = self._parts.setdefault(what, ([], text))
+            steps += [] if step is None else [step]
+
+    def told(self) -> list[str]:
+        lines = []
+        for what, (steps, text) in self._parts.items():
+            lack = f"{len(steps):,} lines, of steps {steps[0]:,} to {steps[-1]:,}" if steps else ""
+            lack = f"the line of step {steps[0]:,}" if len(steps) == 1 else lack
+            lines.append(f"{what} lacks {lack}: {text}" if steps else f"{what} is missing: {text}")
+        return lines
 
 
 def lines_of(folder: str | Path) -> list[dict[str, Any]]:
@@ -304,10 +333,6 @@ def lines_of(folder: str | Path) -> list[dict[str, Any]]:
     return lines
 
 
-LINE = {"kind": TEXT, "step": COUNT}
-"""The fields of every line."""
-
-
 def new_folder(runs: Path, name: str) -> Path:
     """Make a new folder, named after the run and the time."""
     stem = f"{re.sub(r'[^A-Za-z0-9.]+', '-', name).strip('-')}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -322,5 +347,4 @@ def new_folder(runs: Path, name: str) -> Path:
 
 
 def put_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a file with one JSON object, whole or not at all."""
     put_whole(path, (json.dumps(value, indent=1, default=str) + "\n").encode(), "new")

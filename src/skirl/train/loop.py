@@ -5,36 +5,132 @@ import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from skirl.checkpoint import best
+from skirl.checkpoint.best import headers_with_steps
 from skirl.checkpoint.keeper import Keeper
-from skirl.core.batch import Batch, moved
+from skirl.core.batch import Batch, Sparse, moved
+from skirl.core.ids import capture, positions_of
+from skirl.core.tables import Schema, Table
 from skirl.data.source import Source
 from skirl.nn.collection import Collection
+from skirl.oracle.seen import Seen
 from skirl.peers.processes import launchers_elsewhere
 from skirl.pipeline.lookahead import Lookahead
 from skirl.tools.machine import machine, peak_bytes
 from skirl.tools.progress import Progress
-from skirl.train.diverged import sentence
-from skirl.train.done import Done, whole
 from skirl.train.evaluation import Evaluation
 from skirl.train.fine_tuning import begin_from
 from skirl.train.flags import EvaluationFlags, LogFlags, SaveFlags, ShowFlags
-from skirl.train.kept import agreed_start, best_of, not_saved
 from skirl.train.meter import Meter
 from skirl.train.metrics import NotFinite
-from skirl.train.origin import note
 from skirl.train.recipe import Recipe
 from skirl.train.report.lanes import gathered
 from skirl.train.report.run_folder import RunFolder
-from skirl.train.resumed import LEARNING, told
+from skirl.train.resume import RULES, agreed_start, note, told
 from skirl.train.schedule import Rates
-from skirl.train.touched import Touched
 from skirl.train.trainers import TrainerShare
+
+
+@dataclass(slots=True)
+class Done:
+    """A training step after its update."""
+
+    batches: list[Batch]
+    """This trainer's batches, one for each of its shards."""
+    logits: Tensor
+    labels: Tensor
+    """Logits and labels of all trainers, on the first of them; empty on the others."""
+    losses: Tensor
+    """The loss of each shard, over all trainers."""
+    loss_tensor: Tensor
+    """The mean of the losses, on the device. Reading its value waits until the step is done there."""
+    samples: int
+    """Number of samples, over all trainers."""
+    finite: bool = True
+    """False if another trainer has said that some of its logits are not finite."""
+
+    @property
+    def loss(self) -> float:
+        return self.loss_tensor.item()
+
+
+def whole(batches: list[Batch], logits: list[Tensor], losses: list[Tensor]) -> Done:
+    if len(batches) == 1:
+        return Done(batches, logits[0], batches[0].labels, losses[0].reshape(1), losses[0], len(batches[0].labels))
+    each, labels = torch.stack(losses), torch.cat([batch.labels for batch in batches])
+    return Done(batches, torch.cat(logits), labels, each, each.mean(), len(labels))
+
+
+class Touched:
+    """Counts the distinct rows of the batches that are added.
+
+    >>> import skirl, torch
+    >>> touched = Touched([Table("a", rows=10, dim=2)])
+    >>> touched.add(skirl.KeyedJagged.one_hot(["a"], torch.tensor([[3], [4], [3]])))
+    >>> touched.rows
+    2
+    """
+
+    def __init__(self, tables: Iterable[Table]) -> None:
+        self.schema = Schema.of(list(tables))
+        self._seen = Seen(self.schema)
+
+    @property
+    def rows(self) -> int:
+        return len(self._seen)
+
+    def add(self, sparse: Sparse) -> None:
+        self._seen.add(keys_of(sparse, self.schema))
+
+
+def keys_of(sparse: Sparse, schema: Schema) -> np.ndarray:
+    captured = capture(sparse, schema.features, copy=False)
+    return np.concatenate([positions_of(captured, schema, bank).keys() for bank in range(len(schema.banks))])
+
+
+def why_diverged(step: int, what: str, folder: Path | None, kept: Mapping[str, Any]) -> str:
+    """Say why the run stopped, what to try, and which checkpoint to go on from."""
+    then = "start over"
+    saved = [] if folder is None or kept["newest"] is None else headers_with_steps(folder)
+    sound = [each for each in saved if each[0] < step - 1]  # a state whose next loss is not finite is useless, too
+    if sound:
+        late = ", ".join(str(header) for at, header in saved if at >= step - 1)
+        then += f", or go on from step {sound[0][0]:,} in {folder} with --resume"
+        then += f" once {late} is removed, which is as broken" if late else ""
+    return (
+        f"{what} at step {step:,}, for the first time, so training stopped there: "
+        f"set --lr and --dense-lr lower, or --warmup higher, and {then}"
+    )
+
+
+def best_of(kept: Mapping[str, Any], judge: Evaluation) -> dict[str, Any] | None:
+    """Return facts about the checkpoint that --keep-best kept: folder, step, held-out log loss. None if there is none."""
+    found = kept["best"]
+    if found is None:
+        return None
+    return {**found, "test_logloss": judge.best if judge.best_step == found["step"] else None}
+
+
+def not_saved(saving: SaveFlags, kept: Mapping[str, Any], step: int) -> str | None:
+    """Say why a promised checkpoint, that of the run's end or the best, is not there. Return None if all are."""
+    if saving.save is None:
+        return None
+    if kept["newest"] != step:
+        newest = kept["newest"]
+        then = "no step of this run is saved" if newest is None else f"the newest that is saved is step {newest:,}"
+        return f"{kept['last_failure'] or f'step {step:,} is not saved'}; {then}"
+    if saving.keep_best and kept["best_failure"] is not None:
+        return f"{kept['best_failure']} in {saving.save / best.NAME}"
+    return None
+
 
 logger = logging.getLogger("skirl")
 
@@ -145,7 +241,7 @@ class _Run:
                 self.judge.run(batches.step, self.model, held_out or ())
                 return
             own = held_out.dealt(share.rank, share.size)
-            self.judge.run(batches.step, self.model, own, rank=share.rank, ranks=share.size, exchange=share.exchange)
+            self.judge.run(batches.step, self.model, own, exchange=share.exchange)
 
     def result(self, batches: Lookahead, flags: Mapping[str, Any]) -> dict[str, Any]:
         """Return the result of the run, without what checkpoints add."""
@@ -158,7 +254,6 @@ class _Run:
             "steps": batches.step,
             "begun_at": self.folder.begun_at,
             **_of_engine(batches, self.share),
-            "network": self.share.network(),
             "by_trainer": gathered(batches, self.meter, self.share),
             "peak_bytes": peak_bytes(),
             "machine": machine(),
@@ -194,7 +289,7 @@ def train(
         _progress("train", recipe, show, said=True) as progress,
         folder.begin(batches, run.meter, keeper.check),
     ):
-        for line in told([change for change in folder.changed if change["flag"] in LEARNING]):
+        for line in told([change for change in folder.changed if change["flag"] in RULES["warned"]]):
             logger.warning("%s", line)
         if origin is None and saving.resume and share.first and keeper.found_none:
             logger.warning("%s holds no checkpoint: the run begins, at step 0", saving.save)
@@ -213,7 +308,7 @@ def train(
             "from": begun_from,
         }
         result["failed"] = (
-            (sentence(*broken, saving.save, kept) if broken else None)
+            (why_diverged(*broken, saving.save, kept) if broken else None)
             or not_saved(saving, kept, batches.step)
             or ratio_failure(flags["assert_ratio"], result["rows"], result["counters"]["fetched"])
         )
@@ -250,7 +345,6 @@ def _said(recipe: Recipe, steps: int | None) -> str:
 
 
 def _count(recipe: Recipe, show: ShowFlags) -> int:
-    """A pass over the ids: how many rows the run will touch."""
     touched = Touched(recipe.tables())
     with _progress("count rows", recipe, show) as progress:
         for number, batch in enumerate(recipe.stream(), start=1):

@@ -1,0 +1,384 @@
+"""What a run goes on with, or begins from: which flags may change, which checkpoint and data it is, and what is refused."""
+
+import hashlib
+import logging
+import secrets
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+
+from skirl.checkpoint.of_sweep import refuse_sweep
+from skirl.models.flags import LayerFlags, ModelFlags
+from skirl.tools.flags import option
+from skirl.tools.os_errors import why
+from skirl.tools.sealed_json import TEXT, CheckpointError, misfit, read_sealed, skirl_version, write_sealed
+from skirl.train.flags import SaveFlags
+
+if TYPE_CHECKING:
+    from skirl.data.files.schema import Dense, FileSchema
+    from skirl.data.files.stream import Files
+    from skirl.train.trainers import TrainerShare
+
+log = logging.getLogger("skirl")
+# torch and the readers take a second to import, which reports and help do without: they are imported where they are used.
+
+NAME = "begun-from.json"
+FORMAT, VERSION = "skirl-begun-from", 1
+_OTHER = "begin a new run with another --save"
+
+
+class Origin(NamedTuple):
+    """A checkpoint that a run begins from."""
+
+    given: str
+    """The path as --from gave it."""
+    header: Path
+    digest: str
+    """The SHA-256 of the header, which holds those of all its files."""
+    again: bool = False
+    """True if the run began from this checkpoint before, so that no other will do."""
+
+    @classmethod
+    def of(cls, given: str, header: Path) -> Self:
+        return cls(given, header, _digest(header))
+
+
+class Begins(Protocol):
+    """The flags that say where a run begins."""
+
+    @property
+    def save(self) -> Path | None: ...
+
+    @property
+    def resume(self) -> bool: ...
+
+    @property
+    def from_(self) -> Path | None: ...
+
+
+def origin_of(saving: Begins, *, saved: bool | None = None) -> Origin | None:
+    """Return the checkpoint that the run takes rows and weights from. None if it goes on with its own, or takes none."""
+    from skirl.checkpoint import folder
+
+    save, from_ = saving.save, saving.from_
+    if save is None:
+        return _newest(from_)
+    if not saving.resume:
+        from skirl.checkpoint.keeper import refuse_checkpoints  # needs torch, which reading a note does not
+
+        refuse_checkpoints(save)
+        return _newest(from_)
+    if saved is None:
+        refuse_sweep(save)
+        if save.exists() and not save.is_dir():
+            raise ValueError(f"save is {save}, which is a file: a checkpoint is a folder, name another")
+    noted = read(save)
+    if folder.holds_some(save) if saved is None else saved:
+        if from_ is not None and not (noted is not None and _means(from_, noted)):
+            began = "from no other run" if noted is None else f"from {noted.header}"
+            raise ValueError(
+                f"--from is {from_}, and the run in {save} began {began}: leave --from out to go on with it, or {_OTHER}"
+            )
+        return None
+    if noted is None:
+        if from_ is None and saved is not None:  # `train` says so itself, once nothing else is refused
+            log.warning("%s holds no checkpoint: the run begins, at step 0", save)
+        return _newest(from_)
+    if from_ is not None and not _means(from_, noted):
+        raise ValueError(
+            f"--from is {from_}, and the run in {save} began from {noted.header}: leave --from out to begin it from there "
+            "again, or leave --resume out to begin another one"
+        )
+    for header in [noted.header, *(_headers(from_) if from_ is not None else [])]:
+        if header.is_file() and _digest(header) == noted.digest:
+            log.warning("%s holds no checkpoint: the run begins again, from %s", save, header)
+            return noted._replace(header=header, again=True)
+    raise ValueError(
+        f"the run in {save} began from {noted.header}, which is gone or has been replaced: give the folder that it is in "
+        "now with --from, or begin another run with --from and without --resume"
+    )
+
+
+def note(save: Path, origin: Origin | None) -> None:
+    """Note what the run in a folder begins from, or remove the note of an earlier run if there is no origin."""
+    path = save / NAME
+    try:
+        if origin is None:
+            if path.exists():
+                path.unlink()
+            return
+        save.mkdir(parents=True, exist_ok=True)
+        body = {"format": FORMAT, "format_version": VERSION, "skirl": skirl_version()}
+        body |= {"from": origin.given, "checkpoint": str(origin.header.absolute()), "sha256": origin.digest}
+        write_sealed(path, body, secrets.token_hex(8))
+    except OSError as error:
+        log.warning(
+            "%s could not be written, %s: should the run be killed before its first checkpoint, begin it with --from again",
+            path,
+            why(error, save),
+        )
+
+
+def read(save: Path) -> Origin | None:
+    """Return the origin noted in a folder. None if there is none, or one that a checkpoint replaces."""
+    from skirl.checkpoint import folder
+
+    path = save / NAME
+    if not path.exists():
+        return None
+    try:
+        body = read_sealed(path, format=FORMAT, version=VERSION, what="note of what a run began from")
+        if (wrong := misfit(body, {"from": TEXT, "checkpoint": TEXT, "sha256": TEXT})) is not None:
+            raise CheckpointError(f"{path} is wrong: {wrong}")
+    except CheckpointError:
+        if folder.holds_some(save):  # the note is no longer needed
+            return None
+        raise CheckpointError(
+            f"{path} says what the run began from, and is damaged: begin it with --from and without --resume"
+        ) from None
+    return Origin(body["from"], Path(body["checkpoint"]), body["sha256"])
+
+
+def _means(from_: Path, noted: Origin) -> bool:
+    """Return whether --from names the place that was noted, or one where the same checkpoint is now."""
+    if from_.absolute() in (noted.header, noted.header.parent):
+        return True
+    return any(_digest(header) == noted.digest for header in _headers(from_) if header.is_file())
+
+
+def _headers(path: Path) -> list[Path]:
+    from skirl.checkpoint import folder
+
+    try:
+        return folder.headers(path)
+    except CheckpointError:
+        return []
+
+
+def _newest(from_: Path | None) -> Origin | None:
+    """Return the newest checkpoint with a readable header. Other damage shows when it is opened."""
+    from skirl.checkpoint import folder
+
+    if from_ is None:
+        return None
+    headers = folder.headers(from_)
+    for header in headers:
+        try:
+            folder.read(header)
+        except CheckpointError:
+            continue
+        return Origin.of(str(from_), header)
+    folder.read(headers[0])
+    raise AssertionError
+
+
+def _digest(header: Path) -> str:
+    return hashlib.sha256(header.read_bytes()).hexdigest()
+
+
+Change = dict[str, Any]
+"""A flag with another value from a step on: `flag`, `was`, `is` and `step`."""
+
+RULES: Mapping[str, frozenset[str]] = {
+    "unseen": frozenset(
+        ("run", "trace", "save", "save_every", "save_minutes", "keep", "keep_best", "resume", "from_", "json", "quiet",
+         "wandb", "log_every", "assert_ratio")
+    ),
+    "free": frozenset(
+        ("steps", "epochs", "cache", "depth", "policy", "store", "prefetch", "device", "workers", "eval_every", "patience",
+         "peer_patience")
+    ),
+    "warned": frozenset(("lr", "dense_lr", "threads")),
+    "files": frozenset(("data", "schema", "rows", "vocab", "valid")),
+}  # fmt: skip
+"""What becomes of a flag whose value is not that of the saved run.
+
+unseen: it says what a start writes and shows. free: it applies from there on, and the result lists it. warned: the same,
+with a warning, since it changes what is learned. files: a path may be spelled differently, and the stream of batches
+itself checks that it is the same. All others are refused.
+"""
+FREE = RULES["free"] | RULES["warned"]
+
+
+def run_of(body: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the state of a checkpoint's run folder: `folder`, `flags`, `changes`. None if `skirl train` did not save it."""
+    from skirl.checkpoint.codec import decode
+
+    for part in body["run"]["optimizers"]:
+        if part["type"] == "RunFolder":
+            return decode(part["state"], {})
+    return None
+
+
+def saved_flags(path: Path) -> dict[str, Any]:
+    """Return the flags that a folder's newest readable checkpoint was saved with; empty if it does not say."""
+    from skirl.checkpoint import folder
+
+    for header in folder.headers(path):
+        try:
+            return dict((run_of(folder.read(header)) or {}).get("flags", {}))
+        except CheckpointError:  # loading it reports what is wrong with it
+            continue
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return {}
+    return {}
+
+
+def changes_between(saved: Mapping[str, Any], here: Mapping[str, Any]) -> list[Change]:
+    """Return the flags that may change and differ from the saved ones.
+
+    >>> changes_between({"lr": 0.1, "dim": 4, "quiet": True}, {"lr": 0.2, "dim": 4, "quiet": False})
+    [{'flag': 'lr', 'was': 0.1, 'is': 0.2}]
+    """
+    names = [name for name in here if name in saved and name in FREE | RULES["files"]]
+    return [
+        {"flag": name, "was": saved[name], "is": here[name]}
+        for name in names
+        if _plain(saved[name]) != _plain(here[name])
+    ]
+
+
+def check_flags(saved: Mapping[str, Any], here: Mapping[str, Any], *, may: frozenset[str], then: str) -> None:
+    """Raise if flags differ from those of the saved run, naming them with both values.
+
+    >>> check_flags({"dim": 16, "lr": 0.1}, {"dim": 32, "lr": 0.2}, may=FREE, then="set it to that")
+    Traceback (most recent call last):
+    ValueError: --dim is 32, the run was saved with 16: set it to that
+    """
+    may = may | RULES["unseen"] | (RULES["files"] if _of_files(saved) and _of_files(here) else frozenset())
+    others = [n for n in here if n in saved and n not in may and _plain(saved[n]) != _plain(here[n])]
+    if others:
+        texts = [f"{option(n)} is {shown(here[n])}, the run was saved with {shown(saved[n])}" for n in others[:4]]
+        more = f" (and {len(others) - 4} more)" if len(others) > 4 else ""
+        raise ValueError("; ".join(texts) + more + f": {then}")
+
+
+def told(changes: list[Change]) -> list[str]:
+    """Return a sentence for each change.
+
+    >>> told([{"flag": "dense_lr", "was": 0.1, "is": 0.01, "step": 40}])
+    ['--dense-lr is 0.01 from step 40 on, it was 0.1']
+    """
+    return [
+        f"{option(c['flag'])} is {shown(c['is'])} from step {c['step']:,} on, it was {shown(c['was'])}" for c in changes
+    ]
+
+
+def shown(value: Any) -> str:
+    """Return a flag's value as text, as it is given on the command line."""
+    if value is None:
+        return "not set"
+    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _of_files(flags: Mapping[str, Any]) -> bool:
+    return not str(flags.get("data", "synthetic:")).startswith("synthetic:")
+
+
+OF_MODEL = frozenset(field.name for part in (ModelFlags, LayerFlags) for field in fields(part))
+
+
+def check_model(path: Path, header: Path, flags: Mapping[str, Any]) -> None:
+    """Raise if the flags make another model than the one whose weights are taken."""
+    then = f"its weights fit no other model, so set what {path} has"
+    check_flags(saved_flags(header), flags, may=frozenset(flags) - OF_MODEL, then=then)
+
+
+def check_start(saving: SaveFlags, flags: Mapping[str, Any]) -> Origin | None:
+    """Raise if the flags do not fit the checkpoint that the run begins from. Read nothing of it but its flags.
+
+    Returns the checkpoint if it is another run's.
+    """
+    from skirl.checkpoint import folder
+
+    origin = origin_of(saving)
+    if origin is not None:
+        check_model(Path(origin.given), origin.header, flags)
+    elif saving.resume and saving.save is not None and folder.numbers(saving.save):
+        then = "set it to that to go on, or begin a new run with another --save (and --from, to take rows along)"
+        may = FREE - {"lr"} if flags["optimizer"] == "ftrl" else FREE  # its rows are computed from their state and lr
+        check_flags(saved_flags(saving.save), flags, may=may, then=then)
+    return origin
+
+
+def agreed_start(share: "TrainerShare", saving: SaveFlags, flags: Mapping[str, Any]) -> Origin | None:
+    """Do `check_start` on the first trainer for all of them, since files of the run appear as soon as one begins."""
+
+    def found() -> list[Any] | None:
+        origin = check_start(saving, flags)
+        return None if origin is None else [origin.given, str(origin.header), origin.digest, origin.again]
+
+    told_of = share.of_first(found, "where the run begins")
+    if told_of is None:
+        return None
+    given, header, digest, again = told_of
+    return Origin(given, Path(header), digest, again)
+
+
+def check_same_data(stream: Mapping[str, Any], files: "Files") -> None:
+    """Raise if the features of files are not those of a run, saying what differs. stream: the state of the run's own files.
+
+    Converted files are compared by names, and by how their ids were read: their dense columns are already as the model
+    takes them, and their ids may be rows already.
+    """
+    from skirl.data.files.schema import FileSchema
+
+    there, here = FileSchema.parse(stream["schema"]), files.encoder.schema
+    _same("id columns", [column.name for column in there.ids], [column.name for column in here.ids])
+    _same("dense columns", _dense(there), _dense(here))
+    for was, now in zip(there.ids, here.ids):
+        if was.list != now.list:
+            kinds = ["lists" if column.list else "single ids" for column in (was, now)]
+            raise ValueError(f"id column {was.name!r} held {kinds[0]} in the run's data, and holds {kinds[1]} here")
+        table = was.table or was.name
+        if table != (now.table or now.name):
+            raise ValueError(f"id column {was.name!r} was of table {table!r}, and is of {now.table or now.name!r} here")
+        if was.rows is not None and was.rows != (rows := files.encoder.rows[table]):
+            raise ValueError(
+                f"table {table!r} had {was.rows:,} rows in the run, and has {rows:,} with this data: set schema and vocab "
+                "to the run's"
+            )
+    kinds = here.kinds
+    for table, kind in there.kinds.items():
+        if kinds.get(table, "") not in ("", kind) and kind:
+            raise ValueError(
+                f"the ids of table {table!r} were read as {kind} in the run, and are read as {kinds[table]} here"
+            )
+    if there.kinds and kinds and stream["rows_of"] != (mine := files.encoder.rows_of.described):
+        raise ValueError(
+            f"the run's ids became rows {stream['rows_of']}, and these would {mine}: set vocab to the run's vocabulary"
+        )
+    if not (_converted(there) or _converted(here)):
+        for was, now in zip(there.dense, here.dense):
+            for what in ("transform", "fill"):
+                if (before := getattr(was, what)) != (after := getattr(now, what)):
+                    raise ValueError(
+                        f"dense column {was.name!r} had {what} {before!r} in the run, and has {after!r} here: set schema to "
+                        "the run's"
+                    )
+
+
+def _same(what: str, were: list[str], are: list[str]) -> None:
+    if were != are:
+        raise ValueError(
+            f"the run's {what} are {', '.join(were) or 'none'}, and these are {', '.join(are) or 'none'}: set data and "
+            "schema so that they are the same"
+        )
+
+
+def _dense(schema: "FileSchema") -> list[str]:
+    """Return the names of a model's dense features. In a converted file, indicators are columns of their own."""
+
+    def names(column: "Dense") -> list[str]:
+        return [column.name, f"{column.name} is missing"] if column.indicator else [column.name]
+
+    return [name for column in schema.dense for name in names(column)]
+
+
+def _converted(schema: "FileSchema") -> bool:
+    return all(column.type == "fingerprint" or column.encode == "row" for column in schema.ids)
