@@ -122,7 +122,7 @@ FLAGS: dict[str, Any] = {
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("info")
     where = {"run": str(folder / "run"), "save": folder / "saved"}
-    SweepCommand.of(**FLAGS, vary=("lr=0.1,0.2,0.3",), rungs="3", alpha=0.0, **where).run()
+    SweepCommand.of(**FLAGS, vary=("lr=0.1,0.2,0.3",), rungs="3", **where).run()
     return folder
 
 

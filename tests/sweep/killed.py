@@ -20,9 +20,9 @@ from typing import Any
 import torch
 
 from skirl.sweep import checkpoint
+from skirl.sweep.checkpoint import HEADER
 from skirl.sweep.command import SweepCommand
 from skirl.sweep.crews import Crews
-from skirl.sweep.names import HEADER
 from skirl.sweep.sweep import Sweep
 from tests.killed import ended, forked
 
@@ -33,7 +33,7 @@ def command(folder: Path, kills: int, processes: int) -> SweepCommand:
     more = kills - 1  # the first one comes before all steps
     return SweepCommand.of(
         data="synthetic:tiny", model="dlrm-tiny", dim=4, batch=16, steps=RUNG + 16 * more, cache="300", depth=3, threads=1,
-        quiet=True, log_every=2, vary=("lr=0.02,0.3", "dense-lr=0.001,0.01"), rungs=f"{RUNG},{RUNG + 10 * more}", alpha=0.0,
+        quiet=True, log_every=2, vary=("lr=0.02,0.3", "dense-lr=0.001,0.01"), rungs=f"{RUNG},{RUNG + 10 * more}",
         run=str(folder / "run"), save=folder / "saves", save_every=2, resume=True, processes=processes,
         store=f"disk:{folder / 'rows'}",
     )  # fmt: skip

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from skirl import cli
 from skirl.checkpoint.saving import Saving
+from skirl.cli.commands import Export
 from skirl.sweep import checkpoint, crews
-from skirl.sweep.command import Export, SweepCommand
-from skirl.sweep.crew import Crew, Duty
+from skirl.sweep.command import SweepCommand
+from skirl.sweep.crew import Crew, Duty, Entrant
 from skirl.sweep.crews import CrewDied, Crews, dealt, duties, how_many
-from skirl.sweep.entrant import Entrant
-from skirl.sweep.keeping import KeepFlags
+from skirl.sweep.flags import KeepFlags
 from skirl.sweep.race import Race
 from skirl.sweep.sweep import Sweep
 from skirl.sweep.variants import seeds_of_one, variants_of
@@ -32,7 +32,7 @@ from tests.cases import cases
 
 FLAGS: dict[str, Any] = {
     "data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 16, "steps": 24, "cache": "300", "valid": "10%",
-    "quiet": True, "log_every": 4, "rungs": "25%,75%", "alpha": 0.0, "threads": 1,
+    "quiet": True, "log_every": 4, "rungs": "25%,75%", "threads": 1,
 }  # fmt: skip
 VARY = ("lr=0.02,0.5", "dim=4,8", "seed=0,1")
 DIVERGES = "dense-lr=0.001,1e30"
@@ -314,8 +314,6 @@ def test_how_many(monkeypatch: pytest.MonkeyPatch):
     small, large = (Recipe.of(data="synthetic:tiny", steps=steps, batch=512) for steps in (10, 4096))
     assert [how_many("auto", small, n, trace=False) for n in (1, 8)] == [1, 1]
     assert [how_many("auto", large, n, trace=False) for n in (1, 4, 8, 32)] == [1, 2, 4, 6]
-    assert [how_many("auto", large, 32, trace=False, racing=n) for n in (3.9, 4, 40)] == [1, 2, 6]
-    assert how_many("auto", large, 3, trace=False, racing=16.0) == 1  # those that go on, and all of the run
     assert how_many("auto", large, 8, trace=True) == 1 and how_many(20, small, 8, trace=False) == 8
     threads = Recipe.of(data="synthetic:tiny", steps=4096, batch=512, threads=3)
     assert how_many("auto", threads, 8, trace=False) == 2

