@@ -8,7 +8,6 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
@@ -19,15 +18,15 @@ from skirl.core.placement import Cut
 from skirl.core.placement_plan import PlacedTable, PlacementPlan, Site
 from skirl.data import Synthetic
 from skirl.sweep import checkpoint
-from skirl.sweep.checkpoint import of_one
+from skirl.sweep.checkpoint import checkpoint_of
 from skirl.sweep.command import SweepCommand
-from skirl.sweep.crew import Crew
-from skirl.sweep.flags import KeepFlags, RaceFlags
+from skirl.sweep.flags import KeepFlags
 from skirl.sweep.report import as_text, report
 from skirl.tools.progress import listed
 from skirl.tools.sealed_json import CheckpointError, write_sealed
 from skirl.train.commands import Train
 from skirl.train.recipe import Recipe
+from tests.sweep.folders import race_lines, rows_of
 
 FLAGS: dict[str, Any] = {
     "data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 16, "steps": 40, "cache": "20%", "valid": "10%",
@@ -75,7 +74,7 @@ def test_what_is_held_out_is_read_once_for_all(monkeypatch: pytest.MonkeyPatch):
 def test_what_diverges_leaves_and_so_do_those_below_the_rung(ran: tuple):
     _, result, folder = ran
     assert result["failed"] is None
-    lines = [json.loads(line) for line in (folder / "race.jsonl").read_text().splitlines()]
+    lines = race_lines(folder)
     left = {line["variant"]: line for line in lines if line["event"] == "left"}
     assert len(left) == 6
     for name, line in left.items():
@@ -123,7 +122,7 @@ def test_a_run_that_all_leave_fails_and_says_so(tmp_path: Path):
     assert "all 2 variants have diverged" in result["failed"]
     assert result["winner"] is None
     assert json.loads((tmp_path / "s" / "result.json").read_text())["failed"] == result["failed"]
-    lines = [json.loads(line) for line in (tmp_path / "s" / "race.jsonl").read_text().splitlines()]
+    lines = race_lines(tmp_path / "s")
     *_, one, other, last = lines
     assert [(line["event"], line["kind"], line["step"]) for line in (one, other)] == [("left", "diverged", 2)] * 2
     assert (last["event"], last["step"], result["steps"]) == ("standing", 2, 2)
@@ -182,11 +181,6 @@ def test_wrong_flags_are_refused_in_a_sentence(capsys: pytest.CaptureFixture[str
     assert "which already holds a sweep" in wrong(capsys, "--vary", "lr=1,2", "--steps", "2", "--run", str(tmp_path))
 
 
-def test_rungs_are_steps_or_shares():
-    assert RaceFlags(rungs="5%, 10%,700").rules(1000).rungs == (50, 100, 700)
-    assert RaceFlags(rungs="1,2").rules(None).rungs == (1, 2)
-
-
 def test_the_page_of_a_sweep_has_all_of_them(ran: tuple, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     _, result, folder = ran
     page = tmp_path / "page.html"
@@ -202,14 +196,6 @@ def test_the_page_of_a_sweep_has_all_of_them(ran: tuple, tmp_path: Path, capsys:
     (tmp_path / "sweep.json").write_bytes((folder / "sweep.json").read_bytes())
     assert cli.main(["report", str(tmp_path)]) == 1
     assert "race.jsonl, line 1 is not a line of a race" in capsys.readouterr().err
-
-
-def raced(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "race.jsonl").read_text().splitlines()]
-
-
-def without_times(line: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in line.items() if name not in ("seconds", "begun_at")}
 
 
 @pytest.mark.parametrize("store", ["memory", pytest.param("disk", marks=pytest.mark.slow)])
@@ -243,9 +229,9 @@ def test_a_sweep_that_was_told_to_stop_goes_on_with_the_same_race(store: str, tm
         assert again[name] == whole[name]
     for name, of in whole["by_variant"].items():
         assert again["by_variant"][name] | {"run": None} == of | {"run": None}
-    lines = [[without_times(line) for line in raced(tmp_path / name / "run")] for name in runs]
+    lines = [race_lines(tmp_path / name / "run") for name in runs]
     assert lines[0] == lines[1]
-    first, second = (line for line in raced(tmp_path / "part" / "run") if line["event"] == "standing")
+    first, second = race_lines(tmp_path / "part" / "run", "standing", times=True)
     assert 0 < first["begun_at"] < first["step"] == 10 and (second["begun_at"], second["step"]) == (12, 20)
     goes_on_alone(tmp_path, store, [n for n, of in again["by_variant"].items() if of["left"] is None])
 
@@ -263,17 +249,8 @@ def goes_on_alone(folder: Path, store: str, stayed: list[str]) -> None:
     assert (own["seed"], own["data_seed"]) == (1, 0)
     lone = own | {"save": str(folder / "lone"), "store": "memory"}
     Train.of(**lone).run()
-    for name, words in (
-        ("a", (str(folder / "lone"),)),
-        ("b", (str(part / "saved"), "--variant", first)),
-        ("c", (str(part / "run"), "--variant", first)),
-    ):
-        source, *more = words
-        assert cli.main(["export", source, str(folder / f"{name}.parquet"), *more]) == 0
-    tables = [
-        pq.read_table(folder / f"{name}.parquet").sort_by([("table", "ascending"), ("row", "ascending")])
-        for name in "abc"
-    ]
+    of = ((folder / "lone", None), (part / "saved", first), (part / "run", first))
+    tables = [rows_of(path, variant) for path, variant in of]
     assert tables[0].num_rows > 100 and tables[0] == tables[1] == tables[2]
     where = {} if store == "memory" else {"store": f"disk:{part / 'rows' / first}"}
     alone = Train.of(**own | {"save": str(part / "saved" / first), "resume": True, "steps": 24} | where).run()
@@ -282,23 +259,9 @@ def goes_on_alone(folder: Path, store: str, stayed: list[str]) -> None:
     assert alone["loss"] == never["loss"] and alone["auc"] == never["auc"]
 
 
-def test_a_sweep_is_saved_by_the_clock(tmp_path: Path):
-    flags = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 16, "steps": 12, "quiet": True}
-    flags |= {"vary": ("lr=0.1,0.2",), "run": "none", "rungs": None}
-    saved: dict[str, list[int]] = {}
-    for name, minutes in (("often", 1e-9), ("never", 1e9)):
-        steps: list[int] = []
-        save = Crew.save
-
-        def noted(self: Crew, path: Path, steps: list[int] = steps, save: Any = save) -> dict[str, str]:
-            steps.append(self.batches.step)
-            return save(self, path)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Crew, "save", noted)
-            SweepCommand.of(**flags, save=tmp_path / name, save_minutes=minutes).run()
-        saved[name] = steps
-    assert saved["often"] == list(range(13)) and saved["never"] == [0, 12]
+def test_a_sweep_is_saved_by_steps_and_by_the_clock(tmp_path: Path):
+    flags = KeepFlags(save=tmp_path, save_every=5, save_minutes=2)
+    assert [flags.due(*at) for at in ((4, 119.0), (5, 0.0), (6, 120.0))] == [False, True, True]
     with pytest.raises(ValueError, match="save_minutes is 0: set it to minutes above 0"):
         KeepFlags(save=tmp_path / "new", save_minutes=0)
 
@@ -341,19 +304,14 @@ def test_a_variant_that_left_is_saved_as_it_was_then_unless_it_diverged(processe
     lr = float(below.split(",")[0].removeprefix("lr="))
     alone = {**flags, "lr": lr, "dense_lr": 0.001, "steps": 6, "save": tmp_path / "alone"}
     assert Train.of(**alone).run()["failed"] is None
-    tables = []
-    for name, words in (("a", (str(save), "--variant", below)), ("b", (str(tmp_path / "alone"),))):
-        source, *more = words
-        assert cli.main(["export", source, str(tmp_path / f"{name}.parquet"), *more]) == 0
-        table = pq.read_table(tmp_path / f"{name}.parquet")
-        tables.append(table.sort_by([("table", "ascending"), ("row", "ascending")]))
+    tables = [rows_of(save, below), rows_of(tmp_path / "alone")]
     assert tables[0].num_rows > 100 and tables[0] == tables[1]
     broken = next(name for name, why in left.items() if "diverged" in why)
     says = (
         f"left at step 2 (diverged at step 2), and its last checkpoint is of step 0: name {save / broken} if you want"
     )
     with pytest.raises(CheckpointError, match=re.escape(says)):
-        of_one(save, broken)
+        checkpoint_of(save, broken)
 
 
 def test_tensorboard_has_a_table_of_what_differs(ran: tuple):

@@ -13,6 +13,7 @@ from skirl.checkpoint.best import headers_with_steps
 from skirl.sweep.checkpoint import HEADER
 from skirl.sweep.command import SweepCommand
 from skirl.train.commands import Train
+from tests.sweep.folders import race_lines
 
 ROWS, BATCH = 150, 16
 SCHEMA = """
@@ -75,7 +76,7 @@ def check_end(folder: Path, kind: str, name: str, processes: int) -> None:
     result = command.run()
     assert (result["failed"], result["steps"], result["saved_step"]) == (None, steps, steps)
     assert json.loads((folder / "saved" / HEADER).read_text())["step"] == steps
-    lines = [json.loads(line) for line in (folder / "run" / "race.jsonl").read_text().splitlines()]
+    lines = race_lines(folder / "run")
     assert (lines[-1]["event"], lines[-1]["step"]) == ("standing", steps)
     assert "The best of 2 variants is lr=" in (folder / "run" / "report.html").read_text()
     assert command.summary(result)["saved"].startswith(f"step {steps} in ")

@@ -2,7 +2,6 @@
 
 import errno
 import json
-import os
 import re
 import shutil
 import signal
@@ -11,8 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -21,7 +18,7 @@ from skirl.checkpoint.codec import decode
 from skirl.checkpoint.without_model import opened
 from skirl.cli.commands import Export
 from skirl.sizing.info import Info
-from skirl.sweep.checkpoint import HEADER, Bests, of_one
+from skirl.sweep.checkpoint import HEADER, Bests, checkpoint_of
 from skirl.sweep.command import SweepCommand
 from skirl.sweep.crew import Crew
 from skirl.sweep.race import Race
@@ -29,6 +26,7 @@ from skirl.sweep.report import MEANS, as_text, report
 from skirl.tools.sealed_json import CheckpointError
 from skirl.train.commands import Train
 from tests.killed import ended, forked
+from tests.sweep.folders import kill_before, race_lines, rows_of
 
 FLAGS: dict[str, Any] = {
     "data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 16, "cache": "300", "valid": "5%", "quiet": True,
@@ -50,12 +48,6 @@ def evaluations(run: Path) -> list[dict[str, Any]]:
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     kept = re.compile("kind|step|best_step|loss|(test_)?(auc|logloss|ne|samples)")
     return [{name: value for name, value in line.items() if kept.fullmatch(name)} for line in lines]
-
-
-def rows_of(checkpoint: Path) -> pa.Table:
-    out = checkpoint.parent / "rows.parquet"
-    Export(checkpoint, out, force=True).run()
-    return pq.read_table(out).sort_by([("table", "ascending"), ("row", "ascending")])
 
 
 def same_dense(ours: Path, theirs: Path) -> None:
@@ -84,7 +76,7 @@ def same_as_alone(name: str, of: Path, first: Path, into: Path) -> None:
     kept, saved = of / "saved" / name, into / "save"
     assert found["best"] | {"folder": ""} == alone["best"] | {"folder": ""}
     assert found["best"]["folder"] == str(kept / best.NAME) and found["best"]["step"] == found["steps"] - 8
-    for ours, theirs in ((kept / best.NAME, saved / best.NAME), (of_one(of / "saved", name), saved)):
+    for ours, theirs in ((kept / best.NAME, saved / best.NAME), (checkpoint_of(of / "saved", name), saved)):
         assert rows_of(ours).num_rows > 300 and rows_of(ours) == rows_of(theirs)
         same_dense(ours, theirs)
     assert found["rows"]["cache"] == alone["rows"]["cache"] == 300
@@ -118,7 +110,7 @@ def test_who_stops_leaves_with_a_sentence_and_the_last_ends_the_sweep(whole: tup
     of, result = whole
     stops = {name: own["steps"] for name, own in result["by_variant"].items()}
     assert len(set(stops.values())) > 1, "all stop at once: vary something else"
-    lines = [json.loads(line) for line in (of / "run" / "race.jsonl").read_text().splitlines()]
+    lines = race_lines(of / "run")
     left = {line["variant"]: line for line in lines if line["event"] == "left"}
     assert {n: (line["step"], line["kind"]) for n, line in left.items()} == {
         n: (step, "patience") for n, step in stops.items()
@@ -158,17 +150,14 @@ def test_who_stops_leaves_with_a_sentence_and_the_last_ends_the_sweep(whole: tup
 
 def left_behind(of: Path, result: dict[str, Any]) -> dict[str, Any]:
     """All that a sweep leaves behind that does not depend on where and when."""
-    lines = [json.loads(line) for line in (of / "run" / "race.jsonl").read_text().splitlines()]
-    told: dict[str, Any] = {
-        "race": [{k: v for k, v in line.items() if k not in ("seconds", "begun_at")} for line in lines]
-    }
+    told: dict[str, Any] = {"race": race_lines(of / "run")}
     for name, own in result["by_variant"].items():
         kept = of / "saved" / name / best.NAME
         [(step, header)] = best.headers_with_steps(kept)
         assert own["best"]["folder"] == str(kept) and own["best"]["step"] == step
         told[name] = {
             "result": {n: value for n, value in own.items() if n not in ("run", "best")},
-            "lines": evaluations(of / "run" / name), "best": rows_of(header), "rows": rows_of(of_one(of / "saved", name)),
+            "lines": evaluations(of / "run" / name), "best": rows_of(header), "rows": rows_of(of / "saved", name),
         }  # fmt: skip
     return told | {name: result[name] for name in ("steps", "winner", "variant_steps", "failed", "standing")}
 
@@ -179,26 +168,14 @@ def same(of: Path, result: dict[str, Any], whole: tuple[Path, dict[str, Any]]) -
         assert ours[name] == value, name
 
 
-def before(owner: type, name: str, when: Callable[..., bool]) -> None:
-    """From here on, this process is killed before a method is called, the first time that a condition holds."""
-    method = getattr(owner, name)
-
-    def killing(self: Any, *args: Any, **more: Any) -> Any:
-        if when(self, *args):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return method(self, *args, **more)
-
-    setattr(owner, name, killing)
-
-
 def killed(of: Path, first: Path) -> None:
     """Kill a sweep as it starts, before a best is kept, and as variants stop: in one process, and in two."""
     kills: tuple[Callable[[], None], ...] = (
-        lambda: before(Crew, "begin", lambda self, *_: True),  # its start is noted, and nothing is saved
-        lambda: before(
+        lambda: kill_before(Crew, "begin", lambda self, *_: True),  # its start is noted, and nothing is saved
+        lambda: kill_before(
             Bests, "keep", lambda self, names, *_: len(names) > 0
         ),  # the checkpoint is there, its best is not
-        lambda: before(Race, "retire", lambda self, *_: True),
+        lambda: kill_before(Race, "retire", lambda self, *_: True),
     )
     for number, kill in enumerate(kills):
 
@@ -246,8 +223,7 @@ def test_a_sweep_that_has_stopped_goes_on_with_more_patience_alone(whole: tuple,
     more = before["steps"] + 4
     result = command(tmp_path, first, resume=True, patience=4, steps=more).run()
     assert result["steps"] == more and not result["by_variant"][last]["stopped_early"]
-    lines = map(json.loads, (tmp_path / "run" / "race.jsonl").read_text().splitlines())
-    assert {line["variant"] for line in lines if line["event"] == "left"} == {
+    assert {line["variant"] for line in race_lines(tmp_path / "run", "left")} == {
         name for name, own in result["by_variant"].items() if own["left"] is not None
     }
     assert evaluations(tmp_path / "run" / last)[-1]["step"] == more
@@ -268,11 +244,7 @@ def test_the_noise_is_that_of_held_out_losses_also_of_a_seed_that_stopped(tmp_pa
     losses = {place["variant"]: place["held_out"] for place in result["standing"]}
     apart = [losses[f"lr={lr},seed=0"] - losses[f"lr={lr},seed=1"] for lr in (0.02, 0.1, 0.5)]
     assert result["seed_noise"] == pytest.approx(statistics.mean(each**2 / 2 for each in apart) ** 0.5)
-    [gone] = (
-        line
-        for line in map(json.loads, (tmp_path / "run" / "race.jsonl").read_text().splitlines())
-        if line["event"] == "left"
-    )
+    [gone] = race_lines(tmp_path / "run", "left")
     assert gone["kind"] == "patience" and gone["variant"].startswith(f"lr={part[0]},")
     assert command.summary(result)["noise"].endswith("a lead below that may be the seed's")
     assert command.summary(result)["race"].endswith(f"\n{MEANS}")
@@ -352,14 +324,14 @@ def test_a_variant_whose_predictions_are_not_finite_diverges(tmp_path: Path):
         "run": str(tmp_path / "r"),
     }
     result = SweepCommand.of(**flags).run()
-    left = json.loads((tmp_path / "r" / "race.jsonl").read_text().splitlines()[0])
+    left = race_lines(tmp_path / "r")[0]
     why = "diverged at step 1: predictions for the samples held out are not finite"
     assert (left["kind"], left["why"], left["variant"]) == ("diverged", why, "dense_lr=1e+30")
     assert (result["failed"], result["winner"], result["best"]["variant"]) == (None, "dense_lr=0.001", "dense_lr=0.001")
     result = SweepCommand.of(**flags | {"vary": ("dense-lr=1e29,1e30",), "run": str(tmp_path / "all")}).run()
     says = "all 2 variants have diverged, the last ones at step 1, where predictions for the samples held out are not finite"
     assert (result["failed"], result["winner"], result["best"]) == (says, None, None)
-    lines = [json.loads(line) for line in (tmp_path / "all" / "race.jsonl").read_text().splitlines()]
+    lines = race_lines(tmp_path / "all")
     assert [line["event"] for line in lines] == ["left", "left", "standing"]
     assert {place["state"] for place in result["standing"]} == {why}
 

@@ -51,11 +51,11 @@ class Export:
     def run(self) -> dict[str, Any]:
         """Write the file."""
         from skirl.checkpoint.other_formats import write_rows
-        from skirl.sweep.checkpoint import of_one, refuse_whole
+        from skirl.sweep.checkpoint import checkpoint_of, refuse_whole
 
         if self.variant is None:
             refuse_whole(self.checkpoint)
-        checkpoint = self.checkpoint if self.variant is None else of_one(self.checkpoint, self.variant)
+        checkpoint = self.checkpoint if self.variant is None else checkpoint_of(self.checkpoint, self.variant)
         write_rows(
             checkpoint, self.out, self.table, state_dict=self.state_dict, prefix=self.prefix, dense=self.dense,
             limit=self.limit,

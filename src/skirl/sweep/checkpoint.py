@@ -210,7 +210,7 @@ def saved_with(path: Path) -> dict[str, Any]:
         raise OtherVersion(f"{error}, or begin another sweep in another --save") from None
 
 
-def of_one(path: Path, name: str) -> Path:
+def checkpoint_of(path: Path, name: str) -> Path:
     """Return the path of the header of a variant's checkpoint, as `skirl.load` takes it."""
     saves = _saves_of(path)
     header = header_at(saves)
@@ -269,7 +269,7 @@ def load_all(
     torch.set_rng_state(torch.from_numpy(state.copy()))
 
 
-MAY = (FREE - {"lr", "dense_lr"}) | {"vary", "variants", "plan", "processes"}
+MAY = (FREE - {"lr", "dense_lr"}) | {"vary", "variants", "processes"}
 """Flags that may differ from the checkpoint's. Variants are compared themselves. Learning rates may not change, because
 losses from before and after the resume are summed."""
 _THEN = "go on with that, or begin another sweep in another --save"

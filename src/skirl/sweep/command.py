@@ -14,7 +14,7 @@ from skirl.train.flags import LogFlags, ShowFlags, check_evaluated, check_ratio
 
 @dataclass(frozen=True)
 class SweepCommand(Composed):
-    """Train several variants of a model on one stream, and drop those that are surely behind.
+    """Train several variants of a model on one stream, and drop the worse half at each rung.
 
     >>> flags = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 64, "steps": 20, "quiet": True}
     >>> result = SweepCommand.of(**flags, vary=("lr=0.01,0.02", "seed=0,1"), run="none").run()

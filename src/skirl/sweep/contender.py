@@ -214,7 +214,7 @@ def _seeded(seed: int) -> State:
         _put(others)
 
 
-def made_of(
+def make_variant(
     contender: Contender, make_model: Callable[[Contender], Any]
 ) -> tuple[nn.Module, torch.optim.Optimizer | None]:
     """Make a variant's model and the optimizer of its weights: Adam by default, None if it has no weights."""

@@ -6,10 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.table import Table as Grid
-from rich.text import Text
-
 from skirl.sweep.checkpoint import SWEEP
 from skirl.sweep.folder import RACE, RESULT
 from skirl.sweep.race import VariantPlace
@@ -21,14 +17,8 @@ from skirl.train.report.run_folder import lines_of
 
 HEAD = ("rank", "variant", "held out", "loss", "to rank 1", "AUC", "state")
 """The columns; held out only while ranks are by that."""
-LEFT = ("state", "variant")
-"""Columns of words, in the order in which they are cut; all others are numbers."""
 MEANS = "ranks are by the mean over the seeds of each configuration, then by each seed"
 """The note under a table in which seeds are pooled: a rank may have a higher loss than the next one."""
-LEAST_WIDTH = 8
-"""Fewest characters that a name or a state is cut to."""
-MOST_ROWS = 24
-"""Most rows of the live table: more do not fit most terminals. Variants that have left come last, and are cut first."""
 AUCS_EVERY = 2.0
 """Seconds between two computations of the AUCs, which take a millisecond per variant."""
 SAME = "; but all seeds began with the same rows and weights, out of --from, so other ones may differ by more"
@@ -99,34 +89,6 @@ def best_line(place: VariantPlace, best: Mapping[str, Any] | None = None) -> str
     return f"{place.variant}, log loss {figure(place.held_out, 5)} on the samples held out{at}"
 
 
-class Standing:
-    """The table for a terminal, as wide as that: names and states are cut before any number is."""
-
-    def __init__(self, places: Sequence[VariantPlace], aucs: Mapping[str, float | None], rate: float) -> None:
-        self._places, self._aucs, self._rate = places, aucs, rate
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        places, shown = self._places, self._places[:MOST_ROWS]
-        racing = sum(place.state in ("leads", "races") for place in places)
-        head, *lines = rows(shown, self._aucs)
-        widths = [max(map(len, column)) for column in zip(head, *lines, strict=True)]
-        for name in LEFT:
-            over = sum(widths) + 2 * (len(widths) - 1) - options.max_width
-            at = head.index(name)
-            widths[at] -= max(0, min(over, widths[at] - LEAST_WIDTH))
-        table = Grid.grid(padding=(0, 2, 0, 0))
-        for name, width in zip(head, widths, strict=True):
-            justify = "left" if name in LEFT else "right"
-            table.add_column(width=width, justify=justify, no_wrap=True, overflow="ellipsis")
-        table.add_row(*(Text(name, "dim") for name in head))
-        for place, line in zip(shown, lines, strict=True):
-            style = "bold cyan" if place.state == "leads" else "" if place.state == "races" else "dim"
-            table.add_row(*(Text(cell, style) for cell in line))
-        yield table
-        more = f"{len(places) - MOST_ROWS} more, " if len(places) > MOST_ROWS else ""
-        yield Text(f"{more}{racing} of {len(places)} race, {self._rate:,.0f} samples/s", "dim italic")
-
-
 def facts_line(places: Sequence[VariantPlace], aucs: Mapping[str, float | None], rate: float) -> Facts:
     """Return the standing as the facts of one line.
 
@@ -160,7 +122,7 @@ def table_text(places: Sequence[VariantPlace], aucs: Mapping[str, float | None])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(
-            cell.ljust(width) if name in LEFT else cell.rjust(width)
+            cell.ljust(width) if name in ("state", "variant") else cell.rjust(width)
             for name, cell, width in zip(lines[0], line, widths, strict=True)
         ).rstrip()
         for line in lines
@@ -194,12 +156,8 @@ class Shown:
         """Samples of the stream per second since the first step."""
         return self.speed.rate(self._samples)
 
-    def table(self) -> Any:
-        """Return the table for a terminal."""
-        return Standing(self._standing(), self.aucs(), self.rate())
-
-    def facts(self) -> Any:
-        """Return the facts for one line, shown where there is no terminal."""
+    def facts(self) -> Facts:
+        """Return the facts for one line."""
         return facts_line(self._standing(), self.aucs(), self.rate())
 
 

@@ -49,29 +49,31 @@ def run(
     processes: int | str = 1,
 ) -> dict[str, Any]:
     """Train the variants, showing progress, and return the result."""
-    going = _Going(recipe, variants, race_flags, keeping, logged, flags, evaluation or EvaluationFlags(), processes)
+    sweep_run = SweepRun(
+        recipe, variants, race_flags, keeping, logged, flags, evaluation or EvaluationFlags(), processes
+    )
     to = sys.stderr if show.json else sys.stdout
-    progress = Progress("sweep", steps=going.stream.steps, to=to, quiet=show.quiet, below=going.shown.table)
-    with going, going.crew, Told(keeping.save is not None) as told, progress:
-        going.begin()
-        while not going.over and going.step():
-            progress(going.steps, going.shown.facts)
-            if going.keep(told):
+    progress = Progress("sweep", steps=sweep_run.stream.steps, to=to, quiet=show.quiet)
+    with sweep_run, sweep_run.crew, Signals(keeping.save is not None) as signals, progress:
+        sweep_run.begin()
+        while not sweep_run.over and sweep_run.step():
+            progress(sweep_run.steps, sweep_run.shown.facts)
+            if sweep_run.keep(signals):
                 break
-        result = going.end(told)
-    if told.by == "Ctrl-C":
+        result = sweep_run.end(signals)
+    if signals.came == "Ctrl-C":
         log.warning("step %s is saved in %s: --resume goes on from there", f"{result['steps']:,}", keeping.save)
         raise KeyboardInterrupt
     return result
 
 
-class Told:
+class Signals:
     """Catches SIGTERM and Ctrl-C inside its block, so that the sweep is saved first; a second signal ends it at once."""
 
     def __init__(self, on: bool) -> None:
         self._on = on and threading.current_thread() is threading.main_thread()
         self._before: dict[int, Any] = {}
-        self.by: str | None = None
+        self.came: str | None = None
         """The signal that came, SIGTERM or Ctrl-C; None so far."""
 
     def __enter__(self) -> Self:
@@ -87,8 +89,8 @@ class Told:
             signal.signal(number, before)
 
     def _stop(self, number: int, frame: Any) -> None:
-        if self.by is None:
-            self.by = _NAMES[number]
+        if self.came is None:
+            self.came = _NAMES[number]
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
         else:
@@ -96,7 +98,7 @@ class Told:
             os.kill(os.getpid(), number)
 
 
-class _Going:
+class SweepRun:
     """A sweep in progress. If it fails before its first batch, it leaves no checkpoint."""
 
     def __init__(
@@ -169,7 +171,7 @@ class _Going:
         """The header of the checkpoint that is being written, and the names of its variants' checkpoints."""
         self._began = self._saved_at = time.monotonic()
 
-    def __enter__(self) -> "_Going":
+    def __enter__(self) -> "SweepRun":
         self.folder.__enter__()
         return self
 
@@ -292,9 +294,9 @@ class _Going:
         for one in left:
             self.folder.left(one)
 
-    def keep(self, told: Told) -> bool:
-        """Save if it is time to. Return whether the sweep was told to stop."""
-        stop, step = told.by is not None, self.race.step
+    def keep(self, signals: Signals) -> bool:
+        """Save if it is time to. Return whether a signal ends the sweep."""
+        stop, step = signals.came is not None, self.race.step
         if self.keeping.save is not None:
             written = self._saving is not None and not self._still_saving
             last, best = self._last or self.over, self.bests.on and bool(self._best)
@@ -309,7 +311,7 @@ class _Going:
                 self._settle()
         return stop
 
-    def end(self, told: Told) -> dict[str, Any]:
+    def end(self, signals: Signals) -> dict[str, Any]:
         """Write down the end of the sweep, and return its result."""
         race, results = self.race, self.results
         if self.failed is None:
@@ -345,7 +347,7 @@ class _Going:
             **self.crew.facts(),
             "machine": machine() | {"threads": self.recipe.device.threads},
             "run": self.folder.name,
-            "stopped_by": told.by,
+            "stopped_by": signals.came,
             "missing": self.folder.missing + of_variants,
             "failed": self.failed or self.not_saved or self.bests.missed or self._short_of_ratio(),
         }

@@ -22,7 +22,7 @@ from skirl.nn.same_batch import Known
 from skirl.pipeline.lookahead import Lookahead
 from skirl.store import Store
 from skirl.sweep.checkpoint import Parts, SweepSaving, load_all, optimizers_of, read_header, save_all
-from skirl.sweep.contender import Contender, VariantBags, VariantRows, check_apart, made_of
+from skirl.sweep.contender import Contender, VariantBags, VariantRows, check_apart, make_variant
 from skirl.sweep.dense import LANES, LOOP, Choice, JobThreads, alike_in_threads
 from skirl.sweep.fleet import Fleet, shared_banks
 from skirl.sweep.variants import Variant, check_variants, of_variant, optimizer_of, store_of, tables_of
@@ -150,7 +150,7 @@ class Sweep:
                 raise ValueError("a sweep is of one trainer: start it without skirl launch or torchrun")
             for contender in self.variants:
                 with contender.drawing():
-                    contender.model, contender.dense = made_of(contender, make_model)
+                    contender.model, contender.dense = make_variant(contender, make_model)
                     contender.embeddings.current.dense.of = [contender.dense] if contender.dense is not None else []
             check_apart(self.variants)
             known = Known()
