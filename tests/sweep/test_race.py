@@ -73,6 +73,9 @@ def test_seeds_of_a_configuration_are_averaged_and_leave_together():
         assert {left.variant[0] for left in gone} == {left.variant for left in alone.see(pooled)}
         if any(left.variant[0] == "b" for left in gone):
             assert [left.variant for left in gone if left.variant[0] == "b"] == ["b0", "b1"]
+        apart = {place.variant: (place.difference, place.error) for place in alone.standing()}
+        for place in race.standing() if 1 < step < 20 else ():
+            assert (place.difference, place.error) == pytest.approx(apart[place.variant[0]], abs=1e-12)
     assert race.racing == ["a0", "a1"]
     assert race.winner() == "a0"
     assert race.seed_noise() == pytest.approx(0.04 / math.sqrt(2), rel=0.1)

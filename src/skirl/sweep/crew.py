@@ -431,13 +431,12 @@ def sweep_of(recipe: Recipe, variants: Sequence[Varied], *, form: str = "auto", 
         )
         for v in variants
     ]
-    store, link = recipe.cache.store, recipe.movement.link
     return Sweep(
         lambda contender: recipes[contender.name].model_over(contender.embeddings),
         shared,
         recipe.tables(),
         cache=recipe.cache_size(touched_rows(recipe) if recipe.counts_first else 0),
-        store=store if link is None else f"link:{link}:{store}",
+        store=recipe.cache.store,
         loss=loss_of,
         pooled=variants[0].recipe.pooled,
         dtype=getattr(torch, recipe.device.dtype),
