@@ -18,6 +18,7 @@ TINY = {
     "readers": "--samples 2000 --peer-samples 300 --batch 256 --rounds 1 --stream-gb 0",
     "rows": "--batch 64 --dim 8 --data tiny --rows-scale 1 --rounds 2 --pooling 1 --memory system",
     "serve": "--rows 100 --held 1000 --calls 5",
+    "sweep": "--part speed --data synthetic:tiny --dim 4 --batch 16 --together 2 --timed 2 --repeats 1",
     "traffic": "--trace zipf --accesses 20000 --rows 2000 --batch 256 --capacity 400",
     "train": "--data synthetic:tiny --batch 32 --dim 8 --warm 4 --slice 2 --rounds 2 --depth 4 --threads 1",
 }

@@ -43,6 +43,15 @@ def test_parts_of_a_grid_go_to_machines(python: Python) -> None:
     assert " with {'model': " in done.stdout
 
 
+def test_optuna_draws_two_sweeps_of_eight(python: Python) -> None:
+    pytest.importorskip("optuna")
+    done = python.run(
+        "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')", str(EXAMPLES / "with_optuna.py")
+    )
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["8", "16"]
+
+
 TRAINERS = """
 import os, runpy, sys, torch
 torch.set_num_threads(1)

@@ -386,7 +386,6 @@ def sweep(shift: int) -> dict[str, Callable[[], object]]:
         test_epochs,
         test_files,
         test_judged,
-        test_paired,
         test_race,
         test_refused,
         test_variants,
@@ -401,7 +400,7 @@ def sweep(shift: int) -> dict[str, Callable[[], object]]:
         "other banks": Case(wide, seed=shift, steps=4),
         "micro-batches": Case(few[:2], seed=shift, steps=3, accumulate=2, own_loop=True),
     }
-    race = (test_paired, test_race, test_epochs)
+    race = (test_race, test_epochs)
     [bodies, *_] = (mark for mark in test_refused.test_a_wrong_loop.pytestmark if mark.name == "parametrize")
     return {
         "race": lambda: [each() for module in race for each in module.FOR_FAULTS],

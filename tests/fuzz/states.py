@@ -352,7 +352,7 @@ class RunFolder(Target):
                 (folder / "run" / name).write_bytes(data)
 
     def judge(self, folder: Path) -> str:
-        from skirl.train.commands import Report
+        from skirl.cli.commands import Report
 
         run = folder / "run"
         report = Report(run, page=folder / "page.html")

@@ -122,7 +122,7 @@ FLAGS: dict[str, Any] = {
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("info")
     where = {"run": str(folder / "run"), "save": folder / "saved"}
-    SweepCommand.of(**FLAGS, vary=("lr=0.1,0.2,0.3",), rungs="3", alpha=0.0, **where).run()
+    SweepCommand.of(**FLAGS, vary=("lr=0.1,0.2,0.3",), rungs="3", **where).run()
     return folder
 
 
@@ -135,7 +135,7 @@ def test_checkpoints_of_a_sweep(folder: Path, capsys: pytest.CaptureFixture[str]
         "checksums",
     )
     assert sorted(found["variants"]) == ["lr=0.1", "lr=0.2", "lr=0.3"]
-    left = "below the rung at step 3, saved at step 3"
+    left = "dropped at step 3 by loss, saved at step 3"
     assert sorted(found["variants"].values()) == [left, "in the race", "in the race"]
     same = told(folder / "saved" / "sweep-checkpoint.json", capsys)
     assert same["variants"] == found["variants"] and same["checked"] == "sizes"

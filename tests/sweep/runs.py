@@ -23,8 +23,8 @@ from skirl.core.reference import Reference
 from skirl.store import Record, Store
 from skirl.store.memory.store import MemoryStore
 from skirl.sweep import checkpoint
-from skirl.sweep.diverged import Diverged
-from skirl.sweep.names import HEADER
+from skirl.sweep.checkpoint import HEADER
+from skirl.sweep.sweep import Diverged
 from skirl.train.verify import PlainEmbeddings
 from tests.killed import ended, forked
 from tests.runs import same_bits

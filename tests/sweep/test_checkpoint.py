@@ -1,6 +1,5 @@
 """A sweep saved at any step resumes with the bits of one that never stopped, and a variant of it can resume alone."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,10 @@ import torch
 
 import skirl
 from skirl import Adam
-from skirl.sweep.checkpoint import of_one
+from skirl.sweep.checkpoint import checkpoint_of
 from skirl.tools.sealed_json import CheckpointError
 from tests.streams import stored_rows
 from tests.sweep.runs import TABLES, Case, Of, batches_of, make
-from tests.warm import Python
 
 FOUR = (Of(lr=0.3), Of(dropout=0.5, seed=1), Of(rule=Adam(), dim=6, seed=2), Of(seed=3))
 CASE = Case(FOUR, steps=10)
@@ -128,7 +126,7 @@ def test_a_variant_that_goes_on_alone_takes_nothing_from_its_sweep_nor_the_sweep
     train(tmp_path, save_at=4, stop=True)
     goes_on_alone(tmp_path / "v1", 3)
     held = sorted(tmp_path.rglob("*"))
-    assert of_one(tmp_path, "v1").is_file()
+    assert checkpoint_of(tmp_path, "v1").is_file()
     says = (
         "variant v1 has gone on alone to step 7, and the sweep would go on from step 4 and remove that: go on alone, or "
         f"keep a copy of {tmp_path / 'v1'} elsewhere and remove checkpoint-000004.json from it"
@@ -139,7 +137,7 @@ def test_a_variant_that_goes_on_alone_takes_nothing_from_its_sweep_nor_the_sweep
     (tmp_path / "v1" / "checkpoint-000004.json").unlink()
     resumed, *_ = train(tmp_path, resume=True, save_at=6)
     assert resumed["v1"] == {at: loss for at, loss in train(tmp_path / "whole")[0]["v1"].items() if at > 4}
-    assert [path.name for path in (tmp_path / "v1").glob("checkpoint-*")] == [of_one(tmp_path, "v1").name]
+    assert [path.name for path in (tmp_path / "v1").glob("checkpoint-*")] == [checkpoint_of(tmp_path, "v1").name]
 
 
 def test_the_checkpoint_of_another_sweep_is_refused(tmp_path):
@@ -152,33 +150,3 @@ def test_the_checkpoint_of_another_sweep_is_refused(tmp_path):
             CheckpointError, match=re.escape("holds no checkpoint of a sweep: give a folder that sweep.save")
         ):
             sweep.load(tmp_path / "v0")
-
-
-def killed(python: Python, folder: Path, kills: int, seed: int, processes: int) -> None:
-    code = "from tests.sweep.killed import main; main()"
-    done = python.run(code, str(folder), str(kills), str(seed), str(processes), timeout=1800)
-    assert done.returncode == 0, done.stdout + done.stderr
-    *told, resumed, whole = done.stdout.splitlines()
-    assert len(told) == kills
-    assert told[0] == "killed after step -1"
-    assert told[1] in (
-        "killed after step 2",
-        "killed after step 4",
-    )  # the rung is at 6; step 4 may be on its way to disk
-    ours, theirs = json.loads(resumed.split(" ", 1)[1]), json.loads(whole.split(" ", 1)[1])
-    assert [name for name in theirs if ours[name] != theirs[name]] == []
-    assert sorted(ours["steps"].values())[:2] == [6, 6]
-
-
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_sweep_that_was_killed_as_it_began_and_in_a_rung_goes_on(
-    processes: int, python: Python, tmp_path: Path, campaign_seed: int
-):
-    killed(python, tmp_path, 3, campaign_seed, processes)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("processes", [1, 2])
-def test_many_kills(processes: int, python: Python, tmp_path: Path, campaign_seed: int):
-    killed(python, tmp_path, 40, campaign_seed, processes)

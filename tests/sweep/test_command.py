@@ -8,7 +8,6 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
@@ -18,17 +17,15 @@ from skirl import cli
 from skirl.core.placement import Cut, PlacedTable, PlacementPlan, Site
 from skirl.data import Synthetic
 from skirl.sweep import checkpoint
-from skirl.sweep import flags as sweep_flags
-from skirl.sweep.checkpoint import of_one
+from skirl.sweep.checkpoint import checkpoint_of
 from skirl.sweep.command import SweepCommand
-from skirl.sweep.crew import Crew
-from skirl.sweep.flags import RaceFlags
-from skirl.sweep.keeping import KeepFlags
+from skirl.sweep.flags import KeepFlags
 from skirl.sweep.report import as_text, report
 from skirl.tools.progress import listed
 from skirl.tools.sealed_json import CheckpointError, write_sealed
 from skirl.train.commands import Train
 from skirl.train.recipe import Recipe
+from tests.sweep.folders import race_lines, rows_of
 
 FLAGS: dict[str, Any] = {
     "data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 16, "steps": 40, "cache": "20%", "valid": "10%",
@@ -76,7 +73,7 @@ def test_what_is_held_out_is_read_once_for_all(monkeypatch: pytest.MonkeyPatch):
 def test_what_diverges_leaves_and_so_do_those_below_the_rung(ran: tuple):
     _, result, folder = ran
     assert result["failed"] is None
-    lines = [json.loads(line) for line in (folder / "race.jsonl").read_text().splitlines()]
+    lines = race_lines(folder)
     left = {line["variant"]: line for line in lines if line["event"] == "left"}
     assert len(left) == 6
     for name, line in left.items():
@@ -124,7 +121,7 @@ def test_a_run_that_all_leave_fails_and_says_so(tmp_path: Path):
     assert "all 2 variants have diverged" in result["failed"]
     assert result["winner"] is None
     assert json.loads((tmp_path / "s" / "result.json").read_text())["failed"] == result["failed"]
-    lines = [json.loads(line) for line in (tmp_path / "s" / "race.jsonl").read_text().splitlines()]
+    lines = race_lines(tmp_path / "s")
     *_, one, other, last = lines
     assert [(line["event"], line["kind"], line["step"]) for line in (one, other)] == [("left", "diverged", 2)] * 2
     assert (last["event"], last["step"], result["steps"]) == ("standing", 2, 2)
@@ -137,7 +134,7 @@ def test_a_run_that_all_leave_fails_and_says_so(tmp_path: Path):
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_rows_placed_in_several_stores_are_those_of_one(processes: int, tmp_path: Path):
-    flags = {n: v for n, v in FLAGS.items() if n not in ("valid", "rungs")} | {"steps": 12, "run": "none", "alpha": 0.0}
+    flags = {n: v for n, v in FLAGS.items() if n not in ("valid", "rungs")} | {"steps": 12, "run": "none"}
     own = {n: flags[n] for n in ("data", "model", "dim", "batch", "steps", "cache")}
     plan = tmp_path / "plan.json"
     write_plan(plan, Recipe.of(**own), f"disk:{tmp_path / 'rows'}", "memory")
@@ -177,66 +174,27 @@ def wrong(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def test_wrong_flags_are_refused_in_a_sentence(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     assert "a sweep has no variant: set --vary, such as lr=0.01,0.02" in wrong(capsys)
     assert "batch cannot vary" in wrong(capsys, "--vary", "batch=1,2")
-    assert "--alpha is 1.5" in wrong(capsys, "--vary", "lr=1,2", "--alpha", "1.5")
     assert "rungs is '5%,x'" in wrong(capsys, "--vary", "lr=1,2", "--rungs", "5%,x")
     assert "--keep is 0" in wrong(capsys, "--vary", "lr=1,2", "--keep", "0")
     (tmp_path / "sweep.json").write_text("{}")
     assert "which already holds a sweep" in wrong(capsys, "--vary", "lr=1,2", "--steps", "2", "--run", str(tmp_path))
 
 
-def test_rungs_are_steps_or_shares():
-    assert RaceFlags(rungs="5%, 10%,700").rules(1000).rungs == (50, 100, 700)
-    assert RaceFlags(rungs="1,2").rules(None).rungs == (1, 2)
-
-
-def test_a_plan_says_rows_and_bytes_and_trains_nothing(tmp_path: Path):
-    flags = FLAGS | {"cache": "64KiB", "run": str(tmp_path / "s")}
-    command = SweepCommand.of(**flags, vary=("dim=4,8", "optimizer=sgd,adam"), rungs="10,20", plan=True)
-    plan = command.run()
-    assert not (tmp_path / "s").exists()
-    assert [one["record_bytes"] for one in plan["packs"]] == [16, 48, 32, 96]  # adam keeps two more numbers for each
-    assert plan["rows"] == 64 * 1024 // (16 + 48 + 32 + 96)
-    assert plan["cache_bytes"] == plan["rows"] * (16 + 48 + 32 + 96)
-    assert plan["store_bytes"] == plan["rows_of_all"] * (16 + 48 + 32 + 96 + 4 * 19)
-    assert " of stores, if every row is used" in listed(command.summary(plan))
-    assert plan["variant_steps"] == 4 * 10 + 2 * 10 + 1 * 20
-    assert plan["failed"] is None
-    assert "80 of variants at most (50% of all)" in listed(command.summary(plan))
-    half = SweepCommand.of(
-        **flags, vary=("dim=4,8", "optimizer=sgd,adam"), dtype="bfloat16", device="interpret", plan=True
-    ).run()
-    assert [one["record_bytes"] for one in half["packs"]] == [8, 24, 16, 48]
-    small = SweepCommand.of(
-        **flags | {"cache": "1KiB", "store": f"disk:{tmp_path}/rows"}, vary=("dim=4,8",), plan=True
-    ).run()
-    assert small["store_bytes"] is None and not (tmp_path / "rows").exists()
-    assert "set cache to" in small["failed"]
-
-
 def test_the_page_of_a_sweep_has_all_of_them(ran: tuple, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     _, result, folder = ran
     page = tmp_path / "page.html"
     assert cli.main(["report", str(folder), "--page", str(page)]) == 0
-    said, text = capsys.readouterr().out, page.read_text().replace("<wbr>", "")
+    said, text = capsys.readouterr().out, page.read_text()
     assert result["winner"] in said
     for name in result["by_variant"]:
         assert name in text
-    assert text.count("<polygon") == 3  # variants there at the first line, except the winner
-    assert "diverged at step" in text and "steps a second" in text
+    assert "diverged at step" in text and text.count("<svg") == 3
     assert cli.main(["report", str(folder / result["winner"]), "--page", str(page)]) == 0
     capsys.readouterr()
     (tmp_path / "race.jsonl").write_bytes(b'{"event": "left"}\n')
     (tmp_path / "sweep.json").write_bytes((folder / "sweep.json").read_bytes())
     assert cli.main(["report", str(tmp_path)]) == 1
     assert "race.jsonl, line 1 is not a line of a race" in capsys.readouterr().err
-
-
-def raced(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "race.jsonl").read_text().splitlines()]
-
-
-def without_times(line: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in line.items() if name not in ("seconds", "begun_at")}
 
 
 @pytest.mark.parametrize("store", ["memory", pytest.param("disk", marks=pytest.mark.slow)])
@@ -270,9 +228,9 @@ def test_a_sweep_that_was_told_to_stop_goes_on_with_the_same_race(store: str, tm
         assert again[name] == whole[name]
     for name, of in whole["by_variant"].items():
         assert again["by_variant"][name] | {"run": None} == of | {"run": None}
-    lines = [[without_times(line) for line in raced(tmp_path / name / "run")] for name in runs]
+    lines = [race_lines(tmp_path / name / "run") for name in runs]
     assert lines[0] == lines[1]
-    first, second = (line for line in raced(tmp_path / "part" / "run") if line["event"] == "standing")
+    first, second = race_lines(tmp_path / "part" / "run", "standing", times=True)
     assert 0 < first["begun_at"] < first["step"] == 10 and (second["begun_at"], second["step"]) == (12, 20)
     goes_on_alone(tmp_path, store, [n for n, of in again["by_variant"].items() if of["left"] is None])
 
@@ -290,17 +248,8 @@ def goes_on_alone(folder: Path, store: str, stayed: list[str]) -> None:
     assert (own["seed"], own["data_seed"]) == (1, 0)
     lone = own | {"save": str(folder / "lone"), "store": "memory"}
     Train.of(**lone).run()
-    for name, words in (
-        ("a", (str(folder / "lone"),)),
-        ("b", (str(part / "saved"), "--variant", first)),
-        ("c", (str(part / "run"), "--variant", first)),
-    ):
-        source, *more = words
-        assert cli.main(["export", source, str(folder / f"{name}.parquet"), *more]) == 0
-    tables = [
-        pq.read_table(folder / f"{name}.parquet").sort_by([("table", "ascending"), ("row", "ascending")])
-        for name in "abc"
-    ]
+    of = ((folder / "lone", None), (part / "saved", first), (part / "run", first))
+    tables = [rows_of(path, variant) for path, variant in of]
     assert tables[0].num_rows > 100 and tables[0] == tables[1] == tables[2]
     where = {} if store == "memory" else {"store": f"disk:{part / 'rows' / first}"}
     alone = Train.of(**own | {"save": str(part / "saved" / first), "resume": True, "steps": 24} | where).run()
@@ -309,23 +258,9 @@ def goes_on_alone(folder: Path, store: str, stayed: list[str]) -> None:
     assert alone["loss"] == never["loss"] and alone["auc"] == never["auc"]
 
 
-def test_a_sweep_is_saved_by_the_clock(tmp_path: Path):
-    flags = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 16, "steps": 12, "quiet": True}
-    flags |= {"vary": ("lr=0.1,0.2",), "run": "none", "rungs": None}
-    saved: dict[str, list[int]] = {}
-    for name, minutes in (("often", 1e-9), ("never", 1e9)):
-        steps: list[int] = []
-        save = Crew.save
-
-        def noted(self: Crew, path: Path, steps: list[int] = steps, save: Any = save) -> dict[str, str]:
-            steps.append(self.batches.step)
-            return save(self, path)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Crew, "save", noted)
-            SweepCommand.of(**flags, save=tmp_path / name, save_minutes=minutes).run()
-        saved[name] = steps
-    assert saved["often"] == list(range(13)) and saved["never"] == [0, 12]
+def test_a_sweep_is_saved_by_steps_and_by_the_clock(tmp_path: Path):
+    flags = KeepFlags(save=tmp_path, save_every=5, save_minutes=2)
+    assert [flags.due(*at) for at in ((4, 119.0), (5, 0.0), (6, 120.0))] == [False, True, True]
     with pytest.raises(ValueError, match="save_minutes is 0: set it to minutes above 0"):
         KeepFlags(save=tmp_path / "new", save_minutes=0)
 
@@ -346,10 +281,11 @@ def test_the_variant_to_export_is_one_of_the_sweep(ran: tuple, tmp_path: Path, c
     assert "holds no checkpoint of a sweep" in said(tmp_path, "a")
     body = {
         "format": "skirl-sweep-checkpoint",
-        "format_version": 1,
+        "format_version": 3,
         "skirl": "1",
         "variants": {},
         "left": {"lr=1": "behind"},
+        "left_at": {"lr=1": 4},
     }
     write_sealed(tmp_path / "sweep-checkpoint.json", body, "0" * 16)
     assert "has no variant 'lr=2': did you mean lr=1?" in said(tmp_path, "lr=2")
@@ -360,26 +296,21 @@ def test_the_variant_to_export_is_one_of_the_sweep(ran: tuple, tmp_path: Path, c
 def test_a_variant_that_left_is_saved_as_it_was_then_unless_it_diverged(processes: int, tmp_path: Path):
     """Its rows are those of its lone run up to the step at which it left."""
     save, flags = tmp_path / "saved", FLAGS | {"steps": 12, "valid": None, "run": "none", "threads": 1}
-    more = {"vary": ("lr=0.02,0.1,0.5", "dense-lr=0.001,1e30"), "alpha": 0.0, "rungs": "3,6", "processes": processes}
+    more = {"vary": ("lr=0.02,0.1,0.5", "dense-lr=0.001,1e30"), "rungs": "3,6", "processes": processes}
     result = SweepCommand.of(**flags, **more, save=save).run()
     left = {name: of["left"] for name, of in result["by_variant"].items() if of["left"] is not None}
-    [below] = [name for name, why in left.items() if why == "below the rung at step 6"]
+    [below] = [name for name, why in left.items() if why == "dropped at step 6 by loss"]
     lr = float(below.split(",")[0].removeprefix("lr="))
     alone = {**flags, "lr": lr, "dense_lr": 0.001, "steps": 6, "save": tmp_path / "alone"}
     assert Train.of(**alone).run()["failed"] is None
-    tables = []
-    for name, words in (("a", (str(save), "--variant", below)), ("b", (str(tmp_path / "alone"),))):
-        source, *more = words
-        assert cli.main(["export", source, str(tmp_path / f"{name}.parquet"), *more]) == 0
-        table = pq.read_table(tmp_path / f"{name}.parquet")
-        tables.append(table.sort_by([("table", "ascending"), ("row", "ascending")]))
+    tables = [rows_of(save, below), rows_of(tmp_path / "alone")]
     assert tables[0].num_rows > 100 and tables[0] == tables[1]
     broken = next(name for name, why in left.items() if "diverged" in why)
     says = (
         f"left at step 2 (diverged at step 2), and its last checkpoint is of step 0: name {save / broken} if you want"
     )
     with pytest.raises(CheckpointError, match=re.escape(says)):
-        of_one(save, broken)
+        checkpoint_of(save, broken)
 
 
 def test_tensorboard_has_a_table_of_what_differs(ran: tuple):
@@ -404,17 +335,14 @@ def test_tensorboard_has_a_table_of_what_differs(ran: tuple):
         assert "_hparams_/session_end_info" in about
 
 
-def test_a_sweep_of_an_earlier_format_cannot_go_on_but_its_rows_can_be_exported(tmp_path: Path):
+def test_a_sweep_of_an_earlier_format_is_refused(tmp_path: Path):
     flags = FLAGS | {"steps": 2, "valid": None, "run": "none", "vary": ("lr=0.1,0.2",), "save": tmp_path}
     SweepCommand.of(**flags).run()
     body = checkpoint.header_at(tmp_path)
-    for name in ("unseen", "held_out", "judged"):
-        del body["also"]["race"][name]
     write_sealed(tmp_path / checkpoint.HEADER, body | {"format_version": 1, "skirl": "0.0.9"}, "0" * 16)
-    says = " was written by skirl 0.0.9 in format 1, .* reads format 2: use the version that wrote it, or begin"
+    says = " was written by skirl 0.0.9 in format 1, .* reads format 3: use the version that wrote it, or begin"
     with pytest.raises(CheckpointError, match=re.escape(str(tmp_path / checkpoint.HEADER)) + says):
         SweepCommand.of(**flags | {"steps": 4}, resume=True).run()
-    assert checkpoint.of_one(tmp_path, "lr=0.1").is_file()
 
 
 def test_a_disk_that_refuses_a_checkpoint_ends_no_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -427,7 +355,6 @@ def test_a_disk_that_refuses_a_checkpoint_ends_no_sweep(tmp_path: Path, monkeypa
         write(path, body, mark)
 
     monkeypatch.setattr(checkpoint, "write_sealed", full)
-    monkeypatch.setattr(sweep_flags, "_FIRST_SHARE", 2.0)  # more steps would make the first stretch longer
     flags = FLAGS | {"steps": 6, "valid": None, "run": "none"}
     result = SweepCommand.of(**flags, vary=("lr=0.1,0.2",), save=tmp_path, save_every=2).run()
     assert steps == [0, 2, 4, 6] and result["failed"] is None and saved_step(tmp_path) == 6

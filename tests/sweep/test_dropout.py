@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from skirl.sweep.dropout import Watched, drawn_from, dropouts
+from skirl.sweep.dense import Watched, drawn_from, dropouts
 
 SHAPES = ((1,), (7, 33), (3, 5, 64), (0, 4), (5000, 3))
 

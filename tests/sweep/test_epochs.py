@@ -1,7 +1,6 @@
 """A sweep of several epochs: ranks are by samples that nobody has trained on, in the first epoch and held out."""
 
 import json
-import re
 import shutil
 import signal
 from collections.abc import Callable
@@ -14,12 +13,11 @@ import pytest
 from skirl.data import DataFlags
 from skirl.sweep.command import SweepCommand
 from skirl.sweep.crew import Crew
-from skirl.sweep.race import Race
+from skirl.sweep.race import Race, Rules
 from skirl.sweep.report import report
-from skirl.sweep.rules import Rules
 from tests.killed import ended, forked
+from tests.sweep.folders import kill_before, race_lines
 from tests.sweep.test_files import FLAGS, LATE, files
-from tests.sweep.test_judged import before
 
 EPOCHS, FIRST = 10, 8
 """Epochs, and the steps of the first."""
@@ -33,11 +31,6 @@ def command(folder: Path, **more: Any) -> SweepCommand:
         | {"epochs": EPOCHS, "valid": LATE, "vary": VARY, "eval_every": FIRST, "processes": 1}
     )
     return SweepCommand.of(**flags | {"run": str(folder / "run"), "log_every": 1, **more})
-
-
-def raced(folder: Path, event: str) -> list[dict[str, Any]]:
-    lines = map(json.loads, (folder / "run" / "race.jsonl").read_text().splitlines())
-    return [line for line in lines if line["event"] == event]
 
 
 def lowest(folder: Path) -> dict[str, float]:
@@ -60,23 +53,17 @@ def check_ranked(folder: Path, **more: Any) -> dict[str, Any]:
     assert {place["variant"]: place["held_out"] for place in result["standing"]} == losses
     assert [place["held_out"] for place in result["standing"]] == sorted(losses.values())
     assert result["best"]["variant"] == result["winner"] and result["best"]["test_logloss"] == min(losses.values())
-    assert all(left["step"] <= FIRST for left in raced(folder, "left"))
-    standings = raced(folder, "standing")
+    assert all(left["step"] <= FIRST for left in race_lines(folder / "run", "left"))
+    standings = race_lines(folder / "run", "standing")
     assert {line["measure"] for line in standings[: FIRST - 1]} == {"unseen"}
     ends = [{place["variant"]: place["loss"] for place in standings[at]["places"]} for at in (FIRST - 1, -1)]
     assert ends[0] == ends[1], "losses of the second epoch count"
     assert all(place["auc"] is None for line in standings for place in line["places"])
     best = f"{result['winner']}, log loss {min(losses.values()):.5f} on the samples held out"
     assert made.summary(result)["winner"].startswith(best)
-    text = Path(report(folder / "run", folder / "page.html")["page"]).read_text().replace("<wbr>", "")
-    assert (
-        best in text
-        and f"{result['winner']} is the best of 4 variants: the lowest log loss on the samples held out" in text
-    )
-    assert "They rank nobody" in text
+    text = Path(report(folder / "run", folder / "page.html")["page"]).read_text()
+    assert f"The best of 4 variants is {best}" in text
     assert [line["unseen"] for line in standings] == [min(line["step"], FIRST) for line in standings]
-    counted = [len(points.split()) for points in re.findall(r"<polygon points=\"([^\"]*)\"", text)]
-    assert counted and max(counted) <= 2 * FIRST, "differences are drawn where none was added"
     return result
 
 
@@ -94,10 +81,10 @@ def test_a_sweep_is_ranked_by_its_last_evaluation_without_others(tmp_path: Path)
 def check_rungs(folder: Path) -> None:
     """Rungs of later epochs wait for an evaluation, and drop those with the highest held-out losses."""
     result = command(folder, rungs="20,42").run()
-    left = [(line["step"], line["variant"], line["kind"]) for line in raced(folder, "left")]
-    assert [(step, kind) for step, _, kind in left] == [(24, "rung"), (24, "rung"), (48, "rung")]
+    left = [(line["step"], line["variant"], line["kind"]) for line in race_lines(folder / "run", "left")]
+    assert [(step, kind) for step, _, kind in left] == [(24, "dropped"), (24, "dropped"), (48, "dropped")]
     for step, names in ((24, 2), (48, 1)):
-        [places] = (line["places"] for line in raced(folder, "standing") if line["step"] == step)
+        [places] = (line["places"] for line in race_lines(folder / "run", "standing") if line["step"] == step)
         ranks = {place["variant"]: place["held_out"] for place in places}
         gone = {name for at, name, _ in left if at == step}
         stay = {place["variant"] for place in places if place["state"] in ("leads", "races")}
@@ -114,11 +101,11 @@ def test_it_goes_on_in_any_epoch_as_if_it_had_not_stopped(step: int, tmp_path: P
     def rungs(of: str, **more: Any) -> SweepCommand:
         return command(tmp_path, rungs="20,42", save=tmp_path / of, run=str(tmp_path / "run"), save_every=1, **more)
 
-    whole, lines = rungs("whole").run(), raced(tmp_path, "standing")
+    whole, lines = rungs("whole").run(), race_lines(tmp_path / "run", "standing")
     shutil.rmtree(tmp_path / "run")
 
     def child(begins: Callable[[], object]) -> None:
-        before(Crew, "end_step", lambda self: self.batches.step == step)
+        kill_before(Crew, "end_step", lambda self: self.batches.step == step)
         begins()
         rungs("part").run()
 
@@ -126,7 +113,7 @@ def test_it_goes_on_in_any_epoch_as_if_it_had_not_stopped(step: int, tmp_path: P
     part = rungs("part", resume=True).run()
     for name in ("winner", "standing", "measure", "variant_steps", "seed_noise", "steps"):
         assert part[name] == whole[name], name
-    for ours, theirs in zip(raced(tmp_path, "standing"), lines, strict=True):
+    for ours, theirs in zip(race_lines(tmp_path / "run", "standing"), lines, strict=True):
         assert all(ours[name] == theirs[name] for name in ("step", "measure", "places"))
 
 
@@ -163,7 +150,7 @@ def test_the_first_epoch_is_known_when_the_second_begins(more: dict[str, Any], t
 
 def test_losses_of_samples_seen_before_drop_nobody_and_move_no_rank():
     """The race by itself, for a loop of one's own."""
-    race = Race(["a", "b"], rules=Rules(first=4, rungs=(30,)))
+    race = Race(["a", "b"], rules=Rules(rungs=(30,)))
     for _ in range(20):
         assert race.see([0.50, 0.50 + 1e-6]) == []
     before = race.standing()
@@ -172,7 +159,7 @@ def test_losses_of_samples_seen_before_drop_nobody_and_move_no_rank():
     assert race.standing() == before and (race.winner(), race.measure) == ("a", "unseen")
     assert race.judge({"a": 0.7, "b": 0.6}, last=True) == [] and (race.winner(), race.measure) == ("b", "held out")
     [left] = race.judge({"a": 0.7, "b": 0.6}, last=False)
-    assert (left.variant, left.kind, left.step) == ("a", "rung", 220)
+    assert (left.variant, left.kind, left.step) == ("a", "dropped", 220)
 
 
 FOR_FAULTS = (test_losses_of_samples_seen_before_drop_nobody_and_move_no_rank,)

@@ -10,9 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from skirl.checkpoint.best import headers_with_steps
+from skirl.sweep.checkpoint import HEADER
 from skirl.sweep.command import SweepCommand
-from skirl.sweep.names import HEADER
 from skirl.train.commands import Train
+from tests.sweep.folders import race_lines
 
 ROWS, BATCH = 150, 16
 SCHEMA = """
@@ -70,14 +71,14 @@ def check_end(folder: Path, kind: str, name: str, processes: int) -> None:
     flags, steps = CASES[name]
     flags = FLAGS | files(folder, kind, name) | flags
     command = SweepCommand.of(
-        **flags, vary=("lr=0.02,0.5",), alpha=0.0, processes=processes, run=str(folder / "run"), save=folder / "saved"
+        **flags, vary=("lr=0.02,0.5",), processes=processes, run=str(folder / "run"), save=folder / "saved"
     )
     result = command.run()
     assert (result["failed"], result["steps"], result["saved_step"]) == (None, steps, steps)
     assert json.loads((folder / "saved" / HEADER).read_text())["step"] == steps
-    lines = [json.loads(line) for line in (folder / "run" / "race.jsonl").read_text().splitlines()]
+    lines = race_lines(folder / "run")
     assert (lines[-1]["event"], lines[-1]["step"]) == ("standing", steps)
-    assert f"trained for {steps} steps" in (folder / "run" / "report.html").read_text()
+    assert "The best of 2 variants is lr=" in (folder / "run" / "report.html").read_text()
     assert command.summary(result)["saved"].startswith(f"step {steps} in ")
     for lr in (0.02, 0.5):
         own, alone = result["by_variant"][f"lr={lr}"], Train.of(**flags, lr=lr, run=str(folder / f"{lr}")).run()

@@ -1,6 +1,5 @@
 """The race: who leaves and when, compared with plain counting; seeds, rungs, divergence, checkpoints."""
 
-import io
 import json
 import math
 import random
@@ -10,11 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
-from skirl.sweep.race import Race
-from skirl.sweep.rules import Rules
-from skirl.sweep.table import Standing, difference
+from skirl.sweep.race import Race, Rules, added, errors, no_sums, together
+from skirl.sweep.report import difference
 from tests.cases import cases
 
 
@@ -26,34 +23,23 @@ def noisy(step: int, means: list[float], spread: float = 0.01) -> list[float]:
 
 def test_rungs_halve_by_the_loss_of_late():
     names = [f"v{k}" for k in range(9)]
-    race = Race(names, rules=Rules(alpha=0, rungs=(10, 20, 30), keep=2))
+    race = Race(names, rules=Rules(rungs=(10, 20, 30), keep=2))
     for step in range(1, 41):
         means = [float(k if step > 3 else -k) for k in range(9)]  # the worst at first are best later
         gone = {left.variant for left in race.see(noisy(step, means))}
         assert gone == {10: {"v5", "v6", "v7", "v8"}, 20: {"v3", "v4"}, 30: {"v2"}}.get(step, set())
     assert race.racing == ["v0", "v1"]
     assert race.winner() == "v0"
-    assert {left.kind for left in race.left} == {"rung"}
-
-
-def test_a_sure_deficit_ends_a_race_and_no_deficit_does_not():
-    race = Race(["a", "b", "c"], rules=Rules(first=4))
-    for step in range(1, 61):
-        race.see(noisy(step, [0.5, 0.5, 0.6]))
-    assert race.racing == ["a", "b"]
-    (left,) = race.left
-    assert (left.variant, left.kind) == ("c", "sure")
-    assert left.difference == pytest.approx(0.1, abs=0.02)
-    assert 12 < left.step < 60
+    assert {left.kind for left in race.left} == {"dropped"}
 
 
 def test_what_is_shown_of_a_place_is_the_paired_difference_written_out():
-    race = Race(["a", "b"], rules=Rules(alpha=0, first=4))
+    race = Race(["a", "b"])
     seen = []
-    for step in range(1, 21):
+    for step in range(1, 41):
         seen.append(noisy(step, [0.6, 0.5]))
         race.see(seen[-1])
-    recent = seen[4:]  # stretches of 4 and 8, and 8 of the third one's 16
+    recent = seen[8:]  # stretches of 8 and 16, and 16 of the third one's 32
     first, second = race.standing()
     assert (first.variant, first.state, first.difference) == ("b", "leads", 0.0)
     differences = [a - b for a, b in recent]
@@ -63,52 +49,23 @@ def test_what_is_shown_of_a_place_is_the_paired_difference_written_out():
 
 
 def test_those_that_left_at_one_step_are_placed_by_their_difference():
-    race = Race(["far", "near", "best", "late"], rules=Rules(alpha=0, rungs=(4, 8)))
+    race = Race(["far", "near", "best", "late"], rules=Rules(rungs=(4, 8)))
     for step in range(1, 9):
         race.see(noisy(step, [0.9, 0.6, 0.5, 0.55]))
     assert [place.variant for place in race.standing()] == ["best", "late", "near", "far"]
 
 
 def test_seeds_of_the_leading_configuration_are_named_and_no_other_is():
-    race = Race(["a", "a2", "b"], [0, 0, 1], Rules(alpha=0))
+    race = Race(["a", "a2", "b"], [0, 0, 1], Rules())
     race.see([0.5, 0.5, 0.5])  # as in a first step: all begin alike
     assert [(place.variant, difference(place)) for place in race.standing()] == [
         ("a", ""), ("a2", "seed of rank 1"), ("b", "+0.00000"),
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("judged", [False, True])
-@pytest.mark.parametrize("width", [72, 80, 130])
-def test_no_number_is_cut_on_a_narrow_terminal(width: int, judged: bool):
-    names = [f"lr=0.0{k},dense_lr=0.001,model=dcnv2-tiny" for k in range(1, 4)]
-    race = Race(names, rules=Rules(first=4))
-    for step in range(1, 61):
-        race.see(noisy(step, [0.5, 0.52, 0.9], 0.1))
-    if judged:
-        race.judge(dict(zip(names, (0.61, 0.62, 0.63), strict=True)), last=True)
-    places = race.standing()
-    console = Console(width=width, file=io.StringIO(), force_terminal=False)
-    console.print(Standing(places, dict.fromkeys(names, 0.7123), 12345.6))
-    lines = console.file.getvalue().splitlines()
-    assert len(lines) == len(places) + 2 and max(map(len, lines)) <= width
-    for line, place in zip(lines[1:], places):
-        assert f"{place.loss:.5f}" in line and "0.7123" in line and difference(place) in line
-        assert (place.variant in line) == (width == 130) and place.variant[:8] in line
-    assert lines[0].split() == ["rank", "variant", *["held", "out"] * judged, "loss", "to", "rank", "1", "AUC", "state"]
-    assert lines[-1].strip() == "2 of 3 race, 12,346 samples/s"
-
-
-def test_the_last_ones_are_kept_however_far_behind():
-    assert Rules(rungs=(1, 2, 3, 4), keep=2).most(9, 4) == 2
-    race = Race(["a", "b", "c"], rules=Rules(first=4, keep=2))
-    for step in range(1, 80):
-        race.see(noisy(step, [0.5, 0.9, 1.5]))
-    assert race.racing == ["a", "b"]
-
-
 def test_seeds_of_a_configuration_are_averaged_and_leave_together():
-    race = Race(["a0", "a1", "b0", "b1", "c"], [0, 0, 1, 1, 2], Rules(first=4))
-    alone = Race(["a", "b", "c"], rules=Rules(first=4))
+    race = Race(["a0", "a1", "b0", "b1", "c"], [0, 0, 1, 1, 2], Rules(rungs=(20, 40)))
+    alone = Race(["a", "b", "c"], rules=Rules(rungs=(20, 40)))
     for step in range(1, 100):
         losses = noisy(step, [0.5, 0.54, 0.6, 0.61, 0.7])
         gone = race.see(losses)
@@ -116,34 +73,18 @@ def test_seeds_of_a_configuration_are_averaged_and_leave_together():
         assert {left.variant[0] for left in gone} == {left.variant for left in alone.see(pooled)}
         if any(left.variant[0] == "b" for left in gone):
             assert [left.variant for left in gone if left.variant[0] == "b"] == ["b0", "b1"]
+        apart = {place.variant: (place.difference, place.error) for place in alone.standing()}
+        for place in race.standing() if 1 < step < 20 else ():
+            assert (place.difference, place.error) == pytest.approx(apart[place.variant[0]], abs=1e-12)
     assert race.racing == ["a0", "a1"]
     assert race.winner() == "a0"
     assert race.seed_noise() == pytest.approx(0.04 / math.sqrt(2), rel=0.1)
 
 
-def test_a_seed_that_is_left_answers_for_its_own_losses_alone():
-    """Its configuration was nearly sure to be behind, for a seed that has left; then this one loses one batch."""
-    means = [0.60, 0.50, 0.54, 0.54]  # a0, a1: 0.55 on average
-    both = Race(["a0", "a1", "b0", "b1"], [0, 0, 1, 1], Rules(first=4))
-    while not both.left:
-        both.see(noisy(both.step + 1, means))
-    assert {left.variant for left in both.left} == {"a0", "a1"}
-    race = Race(both.names, [0, 0, 1, 1], Rules(first=4))
-    for step in range(1, 200):
-        losses = noisy(step, means)
-        if step == both.step:
-            losses[1] = (losses[0] + losses[1]) / 2
-        gone = race.see(losses)
-        assert not {"a0", "a1"} & {left.variant for left in gone}, "nothing was behind but a seed that has left"
-        if step == both.step - 1:
-            race.retire(["a0"], "no better", "patience")
-    assert race.racing == ["a1"] and {left.kind for left in race.left[1:]} == {"sure"}
-
-
 @pytest.mark.parametrize("kind", ["patience", "diverged"])
 def test_where_a_seed_leaves_the_others_are_placed_as_if_they_had_raced_alone(kind: str):
-    race = Race(["a0", "a1", "b0", "b1"], [0, 0, 1, 1], Rules(first=4))
-    alone = Race(["a1", "b0", "b1"], [0, 1, 1], Rules(first=4))
+    race = Race(["a0", "a1", "b0", "b1"], [0, 0, 1, 1], Rules(rungs=(60,)))
+    alone = Race(["a1", "b0", "b1"], [0, 1, 1], Rules(rungs=(60,)))
     for step in range(1, 100):
         losses = noisy(step, [0.50, 0.56, 0.54, 0.54])
         for_all = [math.nan if kind == "diverged" and step == 5 else losses[0], *losses[1:]]
@@ -162,26 +103,8 @@ def test_where_a_seed_leaves_the_others_are_placed_as_if_they_had_raced_alone(ki
     assert race.racing == ["b0", "b1"]
 
 
-def test_stretches_do_not_grow_with_each_seed_that_leaves_and_alpha_does_not_either():
-    seeds = [f"a{k}" for k in range(9)]
-    race = Race([*seeds, "b"], [0] * 9 + [1], Rules(first=4, alpha=0.05))
-    for step in range(1, 40):
-        race.see(noisy(step, [0.5] * 10))
-        if 20 <= step < 28:
-            race.retire([race.racing[0]], "no better", "patience")
-    state = race.state_dict()["course"]
-    assert state["first"] << state["stretch"] == 32  # the least that is longer than all before
-    assert state["part"] == 2 + 8 and len(race.racing) == 2
-    fresh = Race(race.names, [0] * 9 + [1], Rules(first=4, alpha=0.05))
-    fresh.load_state_dict(json.loads(json.dumps(race.state_dict())))
-    for step in range(40, 200):
-        losses = noisy(step, [0.5] * 9 + [0.52])
-        assert fresh.see(losses) == race.see(losses)
-    assert race.state_dict() == fresh.state_dict() and race.racing == ["a8"]
-
-
 def test_the_noise_is_that_of_the_configurations_with_several_seeds_left():
-    race = Race(["a0", "a1", "b0", "b1"], [0, 0, 1, 1], Rules(alpha=0))
+    race = Race(["a0", "a1", "b0", "b1"], [0, 0, 1, 1], Rules())
     for step in range(1, 30):
         race.see(noisy(step, [0.50, 0.60, 0.54, 0.56], 0.0))
         if step == 20:
@@ -193,7 +116,7 @@ def test_the_noise_is_that_of_the_configurations_with_several_seeds_left():
 
 def test_all_that_leave_at_once_are_compared_with_the_leader_of_then():
     def race_of() -> Race:
-        race = Race(["a0", "a1", "b", "c"], [0, 0, 1, 2], Rules(alpha=0))
+        race = Race(["a0", "a1", "b", "c"], [0, 0, 1, 2], Rules())
         for step in range(1, 20):
             race.see(noisy(step, [0.50, 0.51, 0.54, 0.60]))
         return race
@@ -216,7 +139,7 @@ def test_all_that_leave_at_once_are_compared_with_the_leader_of_then():
 
 
 def test_differences_are_to_rank_1_also_if_that_left_before():
-    race = Race(["a", "b", "c", "d"], rules=Rules(alpha=0, rungs=(30,)))
+    race = Race(["a", "b", "c", "d"], rules=Rules(rungs=(30,)))
     for step in range(1, 40):
         race.see(noisy(step, [0.50, 0.54, 0.60, 0.70]))
         if step == 20:
@@ -232,17 +155,17 @@ def test_differences_are_to_rank_1_also_if_that_left_before():
 
 
 def test_one_that_diverges_leaves_and_the_others_race_on_as_before():
-    race, without = (Race(["a", "b", "c"], rules=Rules(first=4)) for _ in range(2))
+    names = ["a", "b", "c", "d"]
+    race, without = (Race(names, rules=Rules(rungs=(20,), keep=keep)) for keep in (2, 3))
     for step in range(1, 50):
-        losses = noisy(step, [0.5, 0.6, 0.55])
-        broken = [*losses[:2], math.nan if step == 7 else math.inf if step > 7 else losses[2]]
-        gone = race.see(broken)
-        gone_there = without.see(losses)
-        if step == 7:
-            assert [(left.variant, left.why) for left in gone] == [("c", "diverged at step 7")]
-        else:
-            assert [x.step for x in gone if x.variant == "b"] == [x.step for x in gone_there if x.variant == "b"]
-    assert race.racing == ["a"]
+        losses = noisy(step, [0.5, 0.6, 0.55, 0.7])
+        gone = race.see([*losses[:2], math.nan if step == 7 else math.inf if step > 7 else losses[2], losses[3]])
+        assert [left.variant for left in without.see(losses)] == (["d"] if step == 20 else [])
+        expected = {7: [("c", "diverged at step 7")], 20: [("d", "dropped at step 20 by loss")]}
+        assert [(left.variant, left.why) for left in gone] == expected.get(step, [])
+    ours, theirs = ({place.variant: place for place in one.standing()} for one in (race, without))
+    assert race.racing == ["a", "b"]
+    assert [ours[name].difference for name in "abd"] == [theirs[name].difference for name in "abd"]
 
 
 def test_all_diverged_is_an_error():
@@ -254,7 +177,7 @@ def test_all_diverged_is_an_error():
 
 @pytest.mark.parametrize("at", [3, 17, 40])
 def test_a_race_goes_on_from_its_state_as_if_it_had_not_stopped(at: int):
-    rules = Rules(first=4, rungs=(20,))
+    rules = Rules(rungs=(20,))
     whole = Race(["a0", "a1", "b", "c", "d"], [0, 0, 1, 2, 3], rules)
     part = Race(whole.names, [0, 0, 1, 2, 3], rules)
     for step in range(1, 60):
@@ -268,12 +191,12 @@ def test_a_race_goes_on_from_its_state_as_if_it_had_not_stopped(at: int):
     assert part.state_dict() == whole.state_dict()
 
 
-def test_a_longer_race_keeps_its_stretches_and_the_rungs_that_it_has_passed():
+def test_a_longer_race_keeps_the_rungs_that_it_has_passed():
     means, names = [0.5, 0.51, 0.55, 0.6, 0.52], ["a", "b", "c", "d", "e"]
-    whole, part = (Race(names, rules=Rules(first=4, rungs=rungs)) for rungs in ((10, 40), (10, 20)))
+    whole, part = (Race(names, rules=Rules(rungs=rungs)) for rungs in ((10, 40), (10, 20)))
     for step in range(1, 60):
         if step == 15:
-            longer = Race(names, rules=Rules(first=8, rungs=(20, 40)))
+            longer = Race(names, rules=Rules(rungs=(20, 40)))
             longer.load_state_dict(json.loads(json.dumps(part.state_dict())))
             part = longer
         assert part.see(noisy(step, means)) == whole.see(noisy(step, means))
@@ -285,7 +208,6 @@ def test_a_state_of_another_race_is_refused():
     for other in (
         Race(["a", "c"]),
         Race(["a", "b"], [0, 0]),
-        Race(["a", "b"], rules=Rules(alpha=0.1)),
         Race(["a", "b"], rules=Rules(keep=2)),
     ):
         with pytest.raises(ValueError, match="the checkpoint is of a sweep with other"):
@@ -294,9 +216,8 @@ def test_a_state_of_another_race_is_refused():
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
-    [({"alpha": 1.0}, "alpha is 1.0"), ({"alpha": math.nan}, "alpha is nan"), ({"keep": 0}, "keep is 0"),
-     ({"rungs": (5, 5)}, "rungs are 5, 5"), ({"rungs": (0,)}, "rungs are 0"), ({"first": 0}, "first is 0")],
-)  # fmt: skip
+    [({"keep": 0}, "keep is 0"), ({"rungs": (5, 5)}, "rungs are 5, 5"), ({"rungs": (0,)}, "rungs are 0")],
+)
 def test_wrong_rules_are_refused(wrong: dict, said: str):
     with pytest.raises(ValueError, match=said):
         Rules(**wrong)
@@ -326,7 +247,7 @@ def test_a_seed_that_ran_out_of_patience_counts_for_its_configuration_at_a_rung_
 
 
 class Written:
-    """The rule of rungs written out, for a race of two epochs in which nobody is surely behind."""
+    """The rule of rungs written out, for a race of two epochs."""
 
     def __init__(self, of: list[int], rungs: tuple[int, ...], keep: int) -> None:
         self.of, self.rungs, self.keep = of, rungs, keep
@@ -367,7 +288,7 @@ def test_rungs_and_ranks_are_those_of_the_rule_written_out(number: int):
     of = [c for c in range(draw.randint(2, 6)) for _ in range(draw.randint(1, 3))]
     first, steps = draw.randint(1, 6), 16
     rungs, keep = tuple(sorted(draw.sample(range(1, steps), 3))), draw.randint(1, 2)
-    race = Race([f"v{k}" for k in range(len(of))], of, Rules(alpha=0, rungs=rungs, keep=keep, first=100))
+    race = Race([f"v{k}" for k in range(len(of))], of, Rules(rungs=rungs, keep=keep))
     rule = Written(of, rungs, keep)
 
     def some(share: float) -> list[int]:
@@ -400,18 +321,65 @@ def test_rungs_and_ranks_are_those_of_the_rule_written_out(number: int):
         assert race.racing == [f"v{k}" for k, state in enumerate(rule.state) if state == "races"]
 
 
+def sums_of(losses: np.ndarray):
+    sums = no_sums(losses.shape[1])
+    for row in losses:
+        sums = added(sums, row)
+    return sums
+
+
+def of_four() -> np.ndarray:
+    return np.random.default_rng(3).normal(0.5, 0.1, (40, 4)) + np.random.default_rng(4).normal(0, 1, (40, 1))
+
+
+@pytest.fixture(scope="module")
+def losses() -> np.ndarray:
+    return of_four()
+
+
+def test_sums_and_errors_are_those_of_the_differences_written_out(losses: np.ndarray):
+    sums = sums_of(losses)
+    assert sums.batches == 40
+    for i in range(4):
+        assert sums.losses[i] == pytest.approx(math.fsum(losses[:, i]))
+        for j in range(4):
+            differences = [float(a - b) for a, b in zip(losses[:, i], losses[:, j], strict=True)]
+            assert sums.differences[i, j] == pytest.approx(math.fsum(differences), abs=1e-9)
+            assert sums.squares[i, j] == pytest.approx(math.fsum(d * d for d in differences))
+            expected = statistics.stdev(differences) / math.sqrt(40)
+            assert errors(sums)[i, j] == pytest.approx(expected, abs=1e-9)
+
+
+def test_one_that_was_not_there_changes_no_sum_of_its_pairs(losses: np.ndarray):
+    gone = losses.copy()
+    gone[20:, 1] = np.nan
+    all_of, part = sums_of(gone), sums_of(losses[:20])
+    assert all_of.losses[1] == part.losses[1]
+    assert (all_of.differences[1] == part.differences[1]).all()
+    assert (all_of.squares[:, 1] == part.squares[:, 1]).all()
+    assert all_of.differences[0, 2] == sums_of(losses).differences[0, 2]
+
+
+def test_sums_of_two_stretches_are_those_of_both(losses: np.ndarray):
+    both, whole = together(sums_of(losses[:13]), sums_of(losses[13:])), sums_of(losses)
+    assert both.batches == whole.batches
+    assert both.squares == pytest.approx(whole.squares)
+    assert both.losses == pytest.approx(whole.losses)
+
+
 FOR_FAULTS = (
+    test_what_is_shown_of_a_place_is_the_paired_difference_written_out,
+    lambda: test_sums_and_errors_are_those_of_the_differences_written_out(of_four()),
+    lambda: test_one_that_was_not_there_changes_no_sum_of_its_pairs(of_four()),
+    test_the_noise_is_that_of_the_configurations_with_several_seeds_left,
     test_a_seed_that_ran_out_of_patience_counts_for_its_configuration_at_a_rung_and_leaves_with_it,
     test_rungs_halve_by_the_loss_of_late,
-    test_the_last_ones_are_kept_however_far_behind,
     test_seeds_of_a_configuration_are_averaged_and_leave_together,
     test_one_that_diverges_leaves_and_the_others_race_on_as_before,
-    test_a_seed_that_is_left_answers_for_its_own_losses_alone,
     lambda: test_where_a_seed_leaves_the_others_are_placed_as_if_they_had_raced_alone("patience"),
-    test_stretches_do_not_grow_with_each_seed_that_leaves_and_alpha_does_not_either,
     test_all_that_leave_at_once_are_compared_with_the_leader_of_then,
     test_differences_are_to_rank_1_also_if_that_left_before,
     lambda: test_a_race_goes_on_from_its_state_as_if_it_had_not_stopped(17),
-    test_a_longer_race_keeps_its_stretches_and_the_rungs_that_it_has_passed,
+    test_a_longer_race_keeps_the_rungs_that_it_has_passed,
 )
 """Tests that must catch the planted faults."""

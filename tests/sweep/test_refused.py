@@ -11,7 +11,7 @@ from torch import nn
 import skirl
 from skirl import SGD, KeyedJagged, Sweep, Table, Variant
 from skirl.engine.capacity import DoesNotFit
-from skirl.sweep.diverged import Diverged
+from skirl.sweep.sweep import Diverged
 
 TABLE = Table("a", 20, 2)
 BATCHES = [KeyedJagged.one_hot(["a"], torch.tensor([[i], [i + 1], [i + 2]])) for i in range(6)]

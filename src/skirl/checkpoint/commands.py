@@ -7,63 +7,6 @@ from typing import Any, Literal
 from tyro.conf import Positional
 
 from skirl.core.optimizer_names import OptimizerName
-from skirl.tools.progress import size
-
-
-@dataclass(frozen=True)
-class Export:
-    """Write the rows of a checkpoint to a file that other software reads."""
-
-    checkpoint: Positional[Path]
-    """A folder of checkpoints, or the header of one."""
-    out: Positional[Path]
-    """The file to write: .safetensors, .pt for a state dict, or .parquet."""
-    table: str | None = None
-    """The table to write; all tables if not given."""
-    state_dict: bool = False
-    """Write every row of the tables, named as in a state dict: TABLE.weight, or weight with --table. A .pt file always
-    is one."""
-    prefix: str = ""
-    """Text to put before TABLE.weight in a state dict, such as embedding_bags. for TorchRec."""
-    dense: bool = False
-    """Also write the dense parameters and buffers, by their names in the model."""
-    limit: str = "16GiB"
-    """Refuse to write a file larger than this."""
-    force: bool = False
-    """Replace the file if it exists."""
-    json: bool = False
-    """Print one line of JSON."""
-
-    def __post_init__(self) -> None:
-        if self.out.suffix not in (".safetensors", ".pt", ".parquet"):
-            raise ValueError(f"out is {self.out}: name a file that ends with .safetensors, .pt or .parquet")
-        if self.out.suffix == ".parquet" and (self.state_dict or self.dense):
-            raise ValueError("Parquet holds rows with their numbers: leave state-dict and dense out")
-        if self.dense and not (self.state_dict or self.out.suffix == ".pt"):
-            raise ValueError("dense parameters go with a state dict: add --state-dict")
-        if self.out.exists() and not self.force:
-            raise ValueError(
-                f"out is {self.out}, which already exists: name another file, or add --force to replace it"
-            )
-
-    def run(self) -> dict[str, Any]:
-        """Write the file."""
-        from skirl.checkpoint.other_formats import write_rows
-
-        write_rows(
-            self.checkpoint,
-            self.out,
-            self.table,
-            state_dict=self.state_dict,
-            prefix=self.prefix,
-            dense=self.dense,
-            limit=self.limit,
-        )
-        return {"command": "export", "out": str(self.out), "bytes": self.out.stat().st_size, "failed": None}
-
-    def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """Return the result for people to read."""
-        return {"written": f"{result['out']}, {size(result['bytes'])}"}
 
 
 @dataclass(frozen=True)

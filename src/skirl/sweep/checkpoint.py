@@ -1,9 +1,10 @@
-"""A checkpoint of a sweep: a checkpoint of each variant still in the race, and a header that names those of one step."""
+"""A checkpoint of a sweep: one of each variant in the race, a header that names those of one step, and the best of each."""
 
 import base64
 import difflib
 import json
 import logging
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -13,47 +14,39 @@ from typing import Any
 import numpy as np
 import torch
 
-from skirl.checkpoint import folder
+from skirl.checkpoint import best, folder
 from skirl.checkpoint.best import headers_with_steps
+from skirl.checkpoint.keeper import refuse_checkpoints
 from skirl.checkpoint.load_run import load
+from skirl.checkpoint.of_sweep import OF_SWEEP as HEADER
 from skirl.checkpoint.save_run import save
 from skirl.checkpoint.saving import Saving
 from skirl.pipeline.lookahead import Lookahead
 from skirl.sweep.contender import Contender
-from skirl.sweep.names import HEADER, SWEEP
+from skirl.sweep.flags import KeepFlags
+from skirl.sweep.race import Judged
+from skirl.sweep.variants import Variant, Varied
 from skirl.tools.os_errors import NotWritten, of_system, why
 from skirl.tools.sealed_json import CheckpointError, OtherVersion, read_sealed, skirl_version, write_sealed
+from skirl.train.resume import FREE, Origin, check_flags, check_model, origin_of, shown
 
 log = logging.getLogger("skirl")
 
+SWEEP = "sweep.json"
+"""The file that tells the folder of a sweep's runs."""
 FORMAT = "skirl-sweep-checkpoint"
-_VERSION, _READ = 2, (1, 2)
-"""The version that is written, and those that are read. A sweep of version 1 cannot go on: its race did not know yet which
-losses are of samples that nobody had trained on."""
+_VERSION = 3
 
 Parts = Callable[[Contender], Sequence[Any]]
 
 
 def optimizers_of(contender: Contender) -> list[Any]:
-    """Return what is saved of a variant besides its model and rows: its optimizer, if it has one.
-
-    **Arguments**
-
-    - `contender`: the variant.
-    """
+    """Return what is saved of a variant besides its model and rows: its optimizer, if it has one."""
     return [] if contender.dense is None else [contender.dense]
 
 
 class SweepSaving:
-    """A checkpoint of a sweep that is being written: those of its variants in parallel, then the header.
-
-    **Arguments**
-
-    - `path`: the folder.
-    - `step`: of the sweep.
-    - `savings`: the checkpoint of each variant, by name.
-    - `body`: the rest of the header; None if somebody else writes the header, and then calls `confirmed`.
-    """
+    """A checkpoint of a sweep that is being written: those of its variants in parallel, then the header."""
 
     def __init__(self, path: Path, step: int, savings: Mapping[str, Saving], body: Mapping[str, Any] | None) -> None:
         self.path, self.step = path, step
@@ -109,14 +102,7 @@ class SweepSaving:
 
 
 def header_of(step: int, left: Mapping[str, tuple[str, int | None]], also: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the header of a checkpoint, without the names of its variants' checkpoints.
-
-    **Arguments**
-
-    - `step`: the step of the sweep.
-    - `left`: why each variant left, and at which step.
-    - `also`: facts to keep in the header.
-    """
+    """Return the header of a checkpoint, without the names of its variants' checkpoints."""
     return {
         "format": FORMAT,
         "format_version": _VERSION,
@@ -130,14 +116,7 @@ def header_of(step: int, left: Mapping[str, tuple[str, int | None]], also: Mappi
 
 
 def write_header(path: Path, body: Mapping[str, Any], names: Mapping[str, str]) -> None:
-    """Write the header, which makes a checkpoint count.
-
-    **Arguments**
-
-    - `path`: the folder.
-    - `body`: what `header_of` returned.
-    - `names`: the checkpoint of each variant.
-    """
+    """Write the header, which makes a checkpoint count."""
     try:
         write_sealed(path / HEADER, {**body, "variants": dict(names)}, f"{body['step']:016x}")
     except BaseException as error:
@@ -164,14 +143,6 @@ def save_all(
     """Save every variant still in the race, then the header. Until the header is written, the previous checkpoint counts.
 
     When this returns, rows are frozen and everything else is copied. Threads write the files, one for each variant.
-
-    **Arguments**
-
-    - `path`: the folder, which has a folder for each variant.
-    - `variants`: all that have begun.
-    - `data`: the lookahead.
-    - `parts`: what else is saved of a variant.
-    - `also`: facts to keep in the header; None if somebody else writes the header.
     """
     savings: dict[str, Saving] = {}
     step = 0 if data is None else data.step
@@ -184,28 +155,13 @@ def save_all(
 
 
 def save_one(path: Path, contender: Contender, data: Lookahead | None, parts: Parts, *, wait: bool) -> Saving:
-    """Save one variant. The header names it later, if at all: until then, the checkpoint that it names stays.
-
-    **Arguments**
-
-    - `path`: the folder, which has a folder for each variant.
-    - `contender`: the variant.
-    - `data`: the lookahead.
-    - `parts`: what else is saved of a variant.
-    - `wait`: whether to return only when it is on disk.
-    """
+    """Save one variant. The header names it later, if at all: until then, the checkpoint that it names stays."""
     with contender.drawing():
         return save(path / contender.name, model=contender.model, optimizers=parts(contender), data=data, wait=wait)
 
 
 def read_header(path: Path, names: Sequence[str]) -> dict[str, Any]:
-    """Read the header of a sweep's checkpoint. Raise if it is of another sweep.
-
-    **Arguments**
-
-    - `path`: the folder.
-    - `names`: names of the variants that are to go on.
-    """
+    """Read the header of a sweep's checkpoint. Raise if it is of another sweep."""
     header = header_at(path)
     there = {*header["variants"], *header["left"]}
     if strange := sorted(there.symmetric_difference(names)):
@@ -231,46 +187,29 @@ def _refuse_gone_on(path: Path, number: int, step: int) -> None:
         )
 
 
-def header_at(path: Path, versions: tuple[int, ...] = _READ) -> dict[str, Any]:
-    """Return the header in a folder of a sweep's checkpoints, of one of some versions."""
+def header_at(path: Path) -> dict[str, Any]:
+    """Return the header in a folder of a sweep's checkpoints."""
     if not (path / HEADER).is_file():
         raise CheckpointError(f"{path} holds no checkpoint of a sweep: give a folder that sweep.save has written")
-    return read_sealed(path / HEADER, format=FORMAT, version=versions, what="checkpoint of a sweep")
+    return read_sealed(path / HEADER, format=FORMAT, version=_VERSION, what="checkpoint of a sweep")
 
 
 def forget(path: Path) -> None:
-    """Remove the header of a sweep that failed before its first batch, so that nothing resumes from it.
-
-    **Arguments**
-
-    - `path`: the folder.
-    """
+    """Remove the header of a sweep that failed before its first batch, so that nothing resumes from it."""
     with suppress(OSError):
         (path / HEADER).unlink()
 
 
 def saved_with(path: Path) -> dict[str, Any]:
-    """Return the facts that a sweep's checkpoint keeps besides its variants. Raise if the sweep cannot go on from them.
-
-    **Arguments**
-
-    - `path`: the folder.
-    """
+    """Return the facts that a sweep's checkpoint keeps besides its variants. Raise if the sweep cannot go on from them."""
     try:
-        return header_at(path, (_VERSION,))["also"]
+        return header_at(path)["also"]
     except OtherVersion as error:
         raise OtherVersion(f"{error}, or begin another sweep in another --save") from None
 
 
-def of_one(path: Path, name: str) -> Path:
-    """Return the path of the header of a variant's checkpoint, as `skirl.load` takes it.
-
-    **Arguments**
-
-    - `path`: the folder of the sweep, or of its checkpoints.
-    - `name`: the variant. If it left before the sweep was last saved, its own last checkpoint is taken, if it is of the
-      step at which it left.
-    """
+def checkpoint_of(path: Path, name: str) -> Path:
+    """Return the path of the header of a variant's checkpoint, as `skirl.load` takes it."""
     saves = _saves_of(path)
     header = header_at(saves)
     if name in header["variants"]:
@@ -282,7 +221,7 @@ def of_one(path: Path, name: str) -> Path:
             f"{saves / HEADER} has no variant {name!r}: "
             + (f"did you mean {near[0]}?" if near else f"name one of {', '.join(names)}")
         )
-    why, step, saved = header["left"][name], header.get("left_at", {}).get(name), headers_with_steps(saves / name)
+    why, step, saved = header["left"][name], header["left_at"][name], headers_with_steps(saves / name)
     if not saved:
         raise CheckpointError(f"variant {name} has left ({why}) before it was saved: set --save-every lower")
     if step is not None and saved[0][0] < step:
@@ -294,12 +233,7 @@ def of_one(path: Path, name: str) -> Path:
 
 
 def refuse_whole(path: Path) -> None:
-    """Raise if a path is the folder of a sweep or of its checkpoints, where one variant's is asked for.
-
-    **Arguments**
-
-    - `path`: the path that was given.
-    """
+    """Raise if a path is the folder of a sweep or of its checkpoints, where one variant's is asked for."""
     if (path / HEADER).is_file() or (path / SWEEP).is_file():
         header = header_at(_saves_of(path))
         names = ", ".join([*header["variants"], *header["left"]])
@@ -322,16 +256,7 @@ def _saves_of(path: Path) -> Path:
 def load_all(
     path: Path, header: Mapping[str, Any], variants: Sequence[Contender], data: Lookahead | None, parts: Parts
 ) -> None:
-    """Load every variant that was in the race, and the random generator of torch.
-
-    **Arguments**
-
-    - `path`: the folder.
-    - `header`: the checkpoint's header.
-    - `variants`: those that were in the race.
-    - `data`: the lookahead.
-    - `parts`: returns what else was saved of a variant.
-    """
+    """Load every variant that was in the race, and the random generator of torch."""
     for contender in variants:
         with contender.drawing():
             load(
@@ -340,3 +265,124 @@ def load_all(
             )  # fmt: skip
     state = np.frombuffer(base64.b64decode(header["generator"]), np.uint8)
     torch.set_rng_state(torch.from_numpy(state.copy()))
+
+
+MAY = (FREE - {"lr", "dense_lr"}) | {"vary", "variants", "processes"}
+"""Flags that may differ from the checkpoint's. Variants are compared themselves. Learning rates may not change, because
+losses from before and after the resume are summed."""
+_THEN = "go on with that, or begin another sweep in another --save"
+
+
+def check_same(saved: Mapping[str, Any], flags: Mapping[str, Any]) -> None:
+    """Raise if a flag differs from the saved sweep's, naming the flag and both values."""
+    check_flags(saved.get("flags", {}), plain(dict(flags)), may=MAY, then=_THEN)
+
+
+def begun(keeping: KeepFlags, variants: Sequence[Variant]) -> Origin | None:
+    """Return the checkpoint of another run that the variants begin from. None if they go on from their own, or from none.
+
+    Raise if the model of a variant is another one than that run's.
+    """
+    origin = origin_of(keeping, saved=keeping.goes_on)
+    if origin is not None:
+        for variant in variants:
+            assert isinstance(variant, Varied)
+            try:
+                check_model(Path(origin.given), origin.header, variant.recipe.flat())
+            except ValueError as error:
+                raise ValueError(f"variant {variant.name}: {error}") from error
+    return origin
+
+
+def check_variants(saved: Mapping[str, Any], variants: Sequence[Variant]) -> None:
+    """Raise if a variant's values differ from the saved ones.
+
+    >>> check_variants({"overrides": {"slow": {"lr": 0.005}}}, [Variant("slow", {"lr": 0.5})])
+    Traceback (most recent call last):
+    ValueError: variant slow has lr 0.5, and was saved with 0.005: go on with that, or begin another sweep in another --save
+    """
+    for variant in variants:
+        theirs, own = saved.get("overrides", {}).get(variant.name, {}), plain(dict(variant.overrides))
+        for name in sorted(theirs.keys() | own.keys()):
+            if theirs.get(name) != own.get(name):
+                raise ValueError(
+                    f"variant {variant.name} has {name} {shown(own.get(name))}, and was saved with "
+                    f"{shown(theirs.get(name))}: {_THEN}"
+                )
+
+
+def plain(value: Any) -> Any:
+    """Return `value` as JSON that every reader takes: numbers that are not finite become null, paths become text.
+
+    >>> plain({"loss": float("nan"), "run": Path("runs")})
+    {'loss': None, 'run': 'runs'}
+    """
+    if isinstance(value, dict):
+        return {str(name): plain(of) for name, of in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(of) for of in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value
+
+
+class Bests:
+    """Keeps the best checkpoints of a sweep's variants."""
+
+    def __init__(self, save: Path | None, names: Sequence[str], *, resume: bool) -> None:
+        self._save = save
+        self._at: dict[str, int] = {}
+        """By variant: the step of the checkpoint that is kept."""
+        self._missed: dict[str, str] = {}
+        """By variant: why its best is not."""
+        for name in [] if save is None else names:
+            if not resume:
+                refuse_checkpoints(self._folder(name))
+            elif (there := best.headers_with_steps(self._folder(name))) != []:
+                self._at[name] = there[0][0]
+
+    @property
+    def on(self) -> bool:
+        """Whether any are kept."""
+        return self._save is not None
+
+    def go_on(self, header: Mapping[str, Any], judged: Mapping[str, Judged]) -> None:
+        """Keep what a kill has left undone: the sweep's checkpoint is there, and the best of its step is not kept yet."""
+        due = [n for n, one in judged.items() if n in header["variants"] and one.is_best and one.step == header["step"]]
+        self.keep([name for name in due if self._at.get(name) != header["step"]], header["variants"], header["step"])
+
+    def keep(self, names: Sequence[str], saved: Mapping[str, str], step: int) -> None:
+        """Keep checkpoints that are on disk."""
+        for name in names if self._save is not None else ():
+            try:
+                best.keep(self._folder(name).parent / saved[name])
+            except (OSError, ValueError) as error:
+                self.miss([name], step, f"it could not be kept: {why(error, self._folder(name))}")
+            else:
+                self._at[name] = step
+                self._missed.pop(name, None)
+
+    def miss(self, names: Sequence[str], step: int, why_not: str) -> None:
+        """Take note, and warn, that checkpoints which should be kept cannot be."""
+        for name in names if self._save is not None else ():
+            still = f"that of step {self._at[name]:,} stays" if name in self._at else "none is kept yet"
+            self._missed[name] = (
+                f"step {step:,} of variant {name} is the best so far, but {why_not}; {still} in {self._folder(name)}"
+            )
+            log.warning("%s", self._missed[name])
+
+    def of(self, name: str, judged: Judged | None) -> dict[str, Any] | None:
+        """Return where a variant's best checkpoint is: folder, step, held-out log loss. None if none is kept."""
+        if name not in self._at:
+            return None
+        loss = judged.best if judged is not None and judged.best_step == self._at[name] else None
+        return {"folder": str(self._folder(name)), "step": self._at[name], "test_logloss": loss}
+
+    @property
+    def missed(self) -> str | None:
+        """The variants whose best is not kept, a sentence for each; None if all are."""
+        return "\n".join(self._missed.values()) or None
+
+    def _folder(self, name: str) -> Path:
+        assert self._save is not None
+        return self._save / name / best.NAME

@@ -2,29 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from tyro.conf import Positional
-
-from skirl.checkpoint.commands import Export as ExportRows
-from skirl.sweep.flags import MISSING, JudgeFlags, RaceFlags, SearchFlags, SweepRecipe, VaryFlags
-from skirl.sweep.keeping import KeepFlags
-from skirl.sweep.variants import Varied, axis, variants_of, varying
+from skirl.sweep.flags import JudgeFlags, KeepFlags, RaceFlags, SweepRecipe, VaryFlags
+from skirl.sweep.variants import Varied, variants_of
 from skirl.tools.flags import Composed
 from skirl.tools.progress import clock, size
-from skirl.train.commands import Report as ReportOfRun
 from skirl.train.commands import Train
 from skirl.train.flags import LogFlags, ShowFlags, check_evaluated, check_ratio
-
-if TYPE_CHECKING:
-    from skirl.sweep.study import Search
 
 
 @dataclass(frozen=True)
 class SweepCommand(Composed):
-    """Train several variants of a model on one stream, and drop those that are surely behind.
+    """Train several variants of a model on one stream, and drop the worse half at each rung.
 
     >>> flags = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 64, "steps": 20, "quiet": True}
     >>> result = SweepCommand.of(**flags, vary=("lr=0.01,0.02", "seed=0,1"), run="none").run()
@@ -33,20 +23,17 @@ class SweepCommand(Composed):
     """
 
     group: ClassVar[str] = "sweep"
-    repeated: ClassVar[tuple[str, ...]] = ("vary", "search")
-    common: ClassVar[tuple[str, ...]] = (
-        "data", "model", "dim", "batch", "steps", "vary", "search", "trials", "cache", "plan",
-    )  # fmt: skip
+    repeated: ClassVar[tuple[str, ...]] = ("vary",)
+    common: ClassVar[tuple[str, ...]] = ("data", "model", "dim", "batch", "steps", "vary", "rungs", "cache")
     hidden: ClassVar[tuple[str, ...]] = ("shards", "peer_patience", "wandb")  # a sweep has one trainer and many runs
     of_one_run: ClassVar[tuple[str, ...]] = (
         "run", "trace", "save", "save_every", "save_minutes", "keep_best", "resume", "json", "quiet",
     )  # fmt: skip
     only_with: ClassVar[Mapping[str, set[str]]] = {
-        **Train.only_with, "save": {"save_every", "save_minutes", "keep_best", "resume"}, "search": {"trials", "study"},
+        **Train.only_with, "save": {"save_every", "save_minutes", "keep_best", "resume"},
     }  # fmt: skip
 
     vary: VaryFlags = field(default_factory=VaryFlags)
-    search: SearchFlags = field(default_factory=SearchFlags)
     race: RaceFlags = field(default_factory=RaceFlags)
     recipe: SweepRecipe = field(default_factory=SweepRecipe)
     evaluation: JudgeFlags = field(default_factory=JudgeFlags)
@@ -61,8 +48,6 @@ class SweepCommand(Composed):
     assert_ratio: float | None = None
     """Fail unless each variant that is trained to the end touches at least this many times the rows of its cache, and
     fetches rows again."""
-    plan: bool = False
-    """Print variants, rows, bytes, memory and a predicted time, without training."""
 
     def __post_init__(self) -> None:
         self.recipe.check_labels()
@@ -92,86 +77,39 @@ class SweepCommand(Composed):
                 f"wandb is {self.log.wandb!r}, but Weights & Biases has one run in a process: leave wandb out; TensorBoard "
                 "shows all variants of --run"
             )
-        if not self.search.search:
-            self.made()
-        else:
-            self._seeds()
-            if find_spec("optuna") is None:
-                raise ValueError(MISSING)
+        self.made()
 
     def made(self) -> list[Varied]:
-        """Return the variants if they are given rather than drawn."""
+        """Return the variants."""
         return variants_of(self.recipe, self.vary.vary, self.vary.variants)
-
-    def _seeds(self) -> list[int]:
-        """Return the seeds that each trial is trained with. Only seed may be varied alongside a search."""
-        if self.vary.variants is not None:
-            raise ValueError("variants and search are both set: leave one of them out")
-        axes = dict(axis(text, varying()) for text in self.vary.vary)
-        if other := next((name for name in axes if name != "seed"), None):
-            raise ValueError(
-                f"vary has {other}, but with search it may only have seed: give {other} by --search {other}=..., or leave "
-                "it out"
-            )
-        return axes.get("seed", [])
 
     def run(self) -> dict[str, Any]:
         """Train, showing progress, and return the result."""
         device = self.recipe.device
         if device.threads is None:  # bits depend on the thread count, so it is written down
             return replace(self, recipe=replace(self.recipe, device=replace(device, threads=1))).run()
-        saved = self._saved()
-        drawn = self._drawn(saved) if self.search.search else None
-        variants = self.made() if drawn is None else drawn.variants
-        if self.plan:
-            from skirl.sweep.planned import planned
-
-            asked = 1 if self.log.trace is not None else self.processes
-            return planned(self.recipe, variants, self.race, self.flat(), asked)
+        self._check_saved()
         from skirl.sweep.run import run
 
-        try:
-            with self.recipe.naming_cache():
-                return run(
-                    self.recipe, variants, self.race, self.save, self.log, self.show, self.flat(), drawn,
-                    evaluation=self.evaluation, processes=self.processes,
-                )  # fmt: skip
-        except BaseException:
-            if drawn is not None and not self.save.there:  # no resumed run will tell the study about these trials
-                drawn.fail()
-            raise
+        with self.recipe.naming_cache():
+            return run(
+                self.recipe, self.made(), self.race, self.save, self.log, self.show, self.flat(),
+                evaluation=self.evaluation, processes=self.processes,
+            )  # fmt: skip
 
-    def _saved(self) -> dict[str, Any] | None:
-        """Return the facts in the checkpoint that the sweep resumes from; None if it starts afresh."""
+    def _check_saved(self) -> None:
+        """Raise if the sweep resumes from a checkpoint with other flags."""
         if not self.save.goes_on or self.save.save is None:
-            return None
-        from skirl.sweep.checkpoint import saved_with
-        from skirl.sweep.resumed import check_same
+            return
+        from skirl.sweep.checkpoint import check_same, saved_with
 
-        saved = saved_with(self.save.save)
-        check_same(saved, self.flat())
-        return saved
-
-    def _drawn(self, saved: Mapping[str, Any] | None) -> "Search":
-        from skirl.sweep.study import Search
-
-        if saved is not None and saved.get("search") is None:
-            raise ValueError(
-                f"{self.save.save} is of a sweep whose variants were given: go on with the --vary or --variants that it had"
-            )
-        trials = None if saved is None else saved["search"]
-        return Search(self.recipe, self.search, seeds=self._seeds(), saved=trials, keep=not self.plan)
+        check_same(saved_with(self.save.save), self.flat())
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """Return the result as lines of text, by title."""
-        if self.plan:
-            from skirl.sweep.planned import as_lines
-
-            return as_lines(result)
         from skirl.sweep.race import VariantPlace
-        from skirl.sweep.report import SAME
-        from skirl.sweep.table import MEANS, as_text, best_line
-        from skirl.train.commands import origin_line
+        from skirl.sweep.report import MEANS, SAME, best_line, table_text
+        from skirl.train.kept import origin_line
 
         count = result["processes_used"]
         shared = "once for all variants" if count == 1 else f"once in each of {count} processes for its variants"
@@ -183,7 +121,7 @@ class SweepCommand(Composed):
             "read": f"{result['read_batches']:,} batches, {shared}{self._not_planned(result)}",
             "trained": f"{result['variant_steps']:,} steps of variants"
             + ("" if result["cost"] is None else f", {result['cost']:.0%} of training all to the end"),
-            "race": as_text(places, aucs) + (f"\n{MEANS}" if result["seed_noise"] is not None else ""),
+            "race": table_text(places, aucs) + (f"\n{MEANS}" if result["seed_noise"] is not None else ""),
         }
         if result["winner"]:
             lines["winner"] = best_line(places[0], result["best"])
@@ -207,8 +145,6 @@ class SweepCommand(Composed):
             lines["noise"] = noise + SAME * bool(result["from"])
         whole = "the whole process" if count == 1 else f"{count} processes in sum"
         lines["memory"] = f"{size(result['peak_bytes'])} at its peak, {whole}"
-        if result["study"]:
-            lines["study"] = f"{result['trials']:,} trials, kept in {result['study']}"
         if result["run"]:
             lines["run"] = f"{result['run']}; tensorboard --logdir {result['run']}"
             if result["page"]:
@@ -229,53 +165,3 @@ class SweepCommand(Composed):
         twice = self.recipe.cache.depth == "epoch"
         others = "all are read beforehand, too" if twice else "the others were read ahead when the sweep ended"
         return f"; {result['plans']:,} of them were planned, and {others}"
-
-
-@dataclass(frozen=True)
-class Export(ExportRows):
-    """Write the rows of a checkpoint to a file that others read."""
-
-    checkpoint: Positional[Path]
-    """A folder of checkpoints, or the header of one; with --variant, the folder of a sweep or of its checkpoints."""
-    out: Positional[Path]
-    """The file to write: .safetensors, .pt for a state dict, or .parquet."""
-    variant: str | None = None
-    """The variant of a sweep whose rows are exported."""
-
-    def run(self) -> dict[str, Any]:
-        """Write the file."""
-        from skirl.sweep.checkpoint import of_one, refuse_whole
-
-        if self.variant is None:
-            refuse_whole(self.checkpoint)
-            return super().run()
-        header = of_one(self.checkpoint, self.variant)
-        return replace(self, checkpoint=header, variant=None).run() | {"checkpoint": str(header)}
-
-    def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """Return the result as lines of text, by title."""
-        lines = super().summary(result)
-        return lines if self.variant is None else {"out of": result["checkpoint"], **lines}
-
-
-@dataclass(frozen=True)
-class Report(ReportOfRun):
-    """Summarize what a run or a sweep did, and write a page about it."""
-
-    def run(self) -> dict[str, Any]:
-        """Read the folder and write the page."""
-        from skirl.sweep.names import SWEEP
-
-        if not (Path(self.folder) / SWEEP).is_file():
-            return super().run()
-        from skirl.sweep.report import report
-
-        return report(self.folder, self.page)
-
-    def summary(self, result: Mapping[str, Any]) -> dict[str, str]:
-        """Return the facts as lines of text, by title."""
-        if result["command"] != "report of a sweep":
-            return super().summary(dict(result))
-        from skirl.sweep.report import as_text
-
-        return {**as_text(result), "page": result["page"]}

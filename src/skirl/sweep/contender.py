@@ -1,20 +1,21 @@
 """A variant in its sweep: its rows, model, optimizer and random generator, and whose turn it is."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from skirl.core.batch import Sparse
 from skirl.engine.engine import Engine
 from skirl.engine.work import Work
 from skirl.nn.collection import Collection, EmbeddingBagCollection, EmbeddingCollection
 from skirl.nn.current_step import DenseGradients, Loop
+from skirl.nn.optimizers import Anchor
 from skirl.nn.output import Pooled
-from skirl.sweep.dropout import Watched, drawn_from, dropouts
+from skirl.sweep.dense import Watched, drawn_from, dropouts
 from skirl.sweep.variants import Variant
 
 
@@ -61,14 +62,7 @@ class VariantRows(OfVariant, EmbeddingCollection):
 
 
 class Contender:
-    """A variant in its sweep, as the loop sees it.
-
-    **Arguments**
-
-    - `variant`: its name and overrides.
-    - `embeddings`: its rows.
-    - `seed`: seed of its random generator, from which the model's initial weights and all later numbers are drawn.
-    """
+    """A variant in its sweep, as the loop sees it."""
 
     def __init__(self, variant: Variant, embeddings: OfVariant, seed: int) -> None:
         self.variant = variant
@@ -107,13 +101,7 @@ class Contender:
         self._model = model
 
     def leave(self, why: str, step: int) -> None:
-        """Remove it from the race and free its weights and moments.
-
-        **Arguments**
-
-        - `why`: the reason.
-        - `step`: the step of the sweep.
-        """
+        """Remove it from the race and free its weights and moments."""
         self.left, self.left_at = why, step
         self._model = self.dense = self.kept = None
         self.embeddings.current.dense = DenseGradients()  # the old one holds the weights
@@ -124,12 +112,7 @@ class Contender:
         return self.loss is not None and not math.isfinite(self.loss)
 
     def step(self, loss: Tensor) -> None:
-        """Step the dense optimizer after backward, which has already updated the rows.
-
-        **Arguments**
-
-        - `loss`: the variant's loss of the batch in the loop.
-        """
+        """Step the dense optimizer after backward, which has already updated the rows."""
         if self.left is not None:
             raise RuntimeError(f"variant {self.name!r} has left the sweep ({self.left}): it is not trained any more")
         if not self.embeddings.in_turn:
@@ -228,3 +211,63 @@ def _seeded(seed: int) -> State:
         return _state()
     finally:
         _put(others)
+
+
+def make_variant(
+    contender: Contender, make_model: Callable[[Contender], Any]
+) -> tuple[nn.Module, torch.optim.Optimizer | None]:
+    """Make a variant's model and the optimizer of its weights: Adam by default, None if it has no weights."""
+    try:
+        made = make_model(contender)
+    except Exception as error:
+        error.add_note(f"make_model was called for variant {contender.name!r}")
+        raise
+    model, *given = made if isinstance(made, tuple) else (made,)
+    wrong = [one for one in given if one is not None and not isinstance(one, torch.optim.Optimizer)]
+    if not isinstance(model, nn.Module) or len(given) > 1 or wrong:
+        found = f"{type(model).__name__} with a {type(wrong[0]).__name__}" if wrong else type(made).__name__
+        raise TypeError(
+            f"make_model gave a {found} for variant {contender.name!r}: return a torch.nn.Module over "
+            "variant.embeddings, or that and its torch.optim.Optimizer"
+        )
+    collections = [module for module in model.modules() if isinstance(module, Collection)]
+    if any(module is not contender.embeddings for module in collections) or not collections:
+        raise ValueError(
+            f"the model of variant {contender.name!r} has {'other' if collections else 'no'} embeddings: make it over "
+            "variant.embeddings, and over these alone"
+        )
+    weights = [weight for weight in model.parameters() if not isinstance(weight, Anchor)]
+    if given:
+        return model, given[0]
+    return model, torch.optim.Adam(weights) if weights else None
+
+
+def check_apart(contenders: Sequence[Contender]) -> None:
+    """Raise if models share a module, a weight or an optimizer: training one variant would then change another."""
+    models: dict[int, str] = {}
+    optimizers: dict[int, str] = {}
+    owners: dict[int, tuple[str, str]] = {}
+    for contender in contenders:
+        other = models.setdefault(id(contender.model), contender.name)
+        if other != contender.name:
+            raise ValueError(
+                f"make_model gave one module for variants {other!r} and {contender.name!r}: make a new one in each call"
+            )
+        other = optimizers.setdefault(id(contender.dense), contender.name)
+        if contender.dense is not None and other != contender.name:
+            raise ValueError(
+                f"make_model gave one optimizer for variants {other!r} and {contender.name!r}: make a new one in each call"
+            )
+        for place, tensor in _own(contender.model):
+            owner, there = owners.setdefault(tensor.untyped_storage().data_ptr(), (contender.name, place))
+            if owner != contender.name:
+                raise ValueError(
+                    f"the models of variants {owner!r} and {contender.name!r} share the memory of {there!r} and {place!r}: "
+                    "each trains weights of its own"
+                )
+
+
+def _own(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """Return the tensors that training may change, by name: parameters and floating-point buffers."""
+    found = [*model.named_parameters(), *((name, b) for name, b in model.named_buffers() if b.is_floating_point())]
+    return [(name, tensor) for name, tensor in found if tensor.numel()]

@@ -2,55 +2,172 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
+from itertools import tee
+from math import nan
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
 
-from skirl.core.batch import Batch
+from skirl.core.batch import Batch, moved
 from skirl.pipeline.lookahead import Lookahead, lookahead
 from skirl.sweep.checkpoint import SweepSaving, load_all, save_all, save_one
 from skirl.sweep.contender import Contender
-from skirl.sweep.diverged import Diverged
-from skirl.sweep.entrant import Entrant, loss_of
-from skirl.sweep.judged import Judged, evaluate
-from skirl.sweep.sweep import Sweep
+from skirl.sweep.race import Judged
+from skirl.sweep.sweep import Diverged, Sweep
 from skirl.sweep.variants import Variant, Varied
+from skirl.tools import rng_state
 from skirl.tools.machine import peak_bytes
 from skirl.tools.os_errors import NotWritten
+from skirl.train.commands import Train
+from skirl.train.evaluation import Evaluation, predicted
 from skirl.train.fine_tuning import begin_from
-from skirl.train.flags import EvaluationFlags
+from skirl.train.flags import EvaluationFlags, LogFlags, SaveFlags
+from skirl.train.meter import Meter
+from skirl.train.metrics import Metrics, NotFinite
+from skirl.train.predict import Fresh
 from skirl.train.recipe import Recipe
+from skirl.train.report.run_folder import RunFolder
 from skirl.train.resume import Origin, note, read
+from skirl.train.schedule import Rates
 from skirl.train.verify import touched_rows
+
+
+def loss_of(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return the loss that `skirl train` uses, and the logits."""
+    logits = model(batch)
+    return binary_cross_entropy_with_logits(logits, moved(batch.labels, logits.device, logits.dtype)), logits.detach()
+
+
+class Entrant:
+    """A variant in training, with the metrics and the folder of its run."""
+
+    def __init__(
+        self,
+        variant: Varied,
+        contender: Contender,
+        rates: Rates,
+        *,
+        lists: Sequence[str],
+        folder: str,
+        every: int,
+        evaluation: EvaluationFlags | None = None,
+        from_: Path | None = None,
+        resume: bool = False,
+        table: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        self.variant, self.contender, self.rates = variant, contender, rates
+        self.meter = Meter(lists)
+        evaluation = evaluation or EvaluationFlags()
+        self.judge = Evaluation(every=evaluation.eval_every, patience=evaluation.patience)
+        alone = Train(
+            recipe=variant.recipe, evaluation=EvaluationFlags(**vars(evaluation)), save=SaveFlags(from_=from_),
+            log=LogFlags(run=folder, log_every=every),
+        )  # fmt: skip
+        self.flags = alone.flat()
+        self.begun_from: dict[str, Any] | None = None
+        """What it took over from another run at its start."""
+        self.run = RunFolder(folder, name=variant.name, flags=self.flags, every=every, resume=resume, table=table)
+        self.auc: float | None = None
+        """AUC over all its predictions, once it is done."""
+        self.done = False
+        """True once its training is over and everything is written down."""
+        self._written = 0
+        """Last step covered by a line of metrics."""
+
+    @property
+    def parts(self) -> list[Any]:
+        """What a checkpoint saves besides its model, as `skirl train` does."""
+        return [self.contender.dense, self.rates, self.meter, self.judge, self.run]
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """How many rows were touched, how many its cache has, and how many were fetched again."""
+        engine = self.contender.embeddings.engine
+        cache = sum(len(cache) for cache in engine.caches)
+        return {"touched": len(engine.seen), "cache": cache, "fetched": engine.counters.fetched}
+
+    @property
+    def loss(self) -> float:
+        """The loss of the last batch; nan if there is none."""
+        return nan if self.contender.loss is None else self.contender.loss
+
+    def step(self, batch: Batch) -> None:
+        """Update rates and metrics after training on a batch."""
+        self.rates.step()
+        # Predictions of a variant that has diverged and left do not count.
+        logits = self.contender.kept if self.contender.left is None else torch.empty(0)
+        self.meter.add(torch.tensor(self.loss), logits, batch.labels)
+
+    def evaluation(self, step: int, held_out: Iterable[Batch]) -> Iterator[None]:
+        """Predict the held-out samples, one batch per `next`, and record their scores at the end."""
+        metrics, began = Metrics(), time.monotonic()
+        with suppress(NotFinite), closing(predicted(self.contender.model, held_out)) as found:  # no scores then
+            for batch, logits in found:
+                metrics.update(logits, batch.labels)
+                yield
+            self.judge.add(step, metrics.scores(), time.monotonic() - began)
+
+    def after_step(self, batches: Lookahead, *, last: bool = False) -> None:
+        """Write the line of metrics if it is due, or if this is the last step."""
+        if last and (self._written == self.meter.steps or batches.step == self.run.begun_at):
+            return
+        self._written = self.meter.steps if last or batches.step % self.run.every == 0 else self._written
+        self.run.after_step(batches, self.meter, self.rates.now, last=last, evaluation=self.judge)
+
+    def end(self, auc: float | None) -> None:
+        """Mark it as done and drop its learning rates, which hold its optimizers and thus its weights."""
+        self.auc, self.done = auc, True
+        del self.rates
+
+    def finish(self, batches: Lookahead, left: str | None, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Close its run, write its result and return it."""
+        more = dict(more or {})
+        self.after_step(batches, last=True)
+        self.run.__exit__(None, None, None)
+        result = {
+            "command": "train",
+            **self.flags,
+            **self.meter.result(),
+            **self.judge.result(),
+            "stopped_early": self.judge.stops,
+            "steps": self.meter.steps,
+            "begun_at": self.run.begun_at,
+            "left": left,
+            "run": self.run.path,
+            "checkpoints": {"stopped_by": None},
+            "failed": left if left is not None and self.contender.diverged else None,
+            "from": self.begun_from,
+            "rows": self.rows,
+            **more,
+            "missing": self.run.missing + more.get("missing", []),
+        }
+        self.end(result["auc"])
+        self.run.finish(result)
+        return result
+
+
+def facts(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of a variant's result that go into the sweep's result."""
+    names = (
+        "steps", "samples", "loss", "auc", "logloss", "ne", "test_auc", "test_logloss", "stopped_early", "best",
+        "left", "run",
+    )  # fmt: skip
+    return {name: result[name] for name in names if name in result}
+
 
 log = logging.getLogger("skirl")
 
 
 @dataclass(frozen=True)
 class Duty:
-    """What a crew trains and records.
-
-    **Arguments**
-
-    - `recipe`: what the variants have in common; its cache is this crew's share.
-    - `variants`: the ones to train.
-    - `every`: steps between two lines of metrics.
-    - `folder`: returns the folder of a variant's run, or "none".
-    - `table`: what differs between the variants of the whole sweep.
-    - `resume`: whether run folders may exist already.
-    - `goes_on`: whether a checkpoint will be loaded.
-    - `trace`: a file for the timeline.
-    - `alone`: whether no other process trains, so that threads may train variants at the same time.
-    - `evaluation`: when variants are evaluated.
-    - `save`: the folder of the sweep's checkpoints.
-    - `from_`: the run that variants start from, as the flag names it.
-    - `origin`: the checkpoint of that run, unless they resume from their own.
-    """
+    """What a crew trains and records."""
 
     recipe: Recipe
     variants: Sequence[Varied]
@@ -85,12 +202,7 @@ class Stepped:
 
 
 class Crew:
-    """Train variants on a stream, in a with-block.
-
-    **Arguments**
-
-    - `duty`: what to train.
-    """
+    """Train variants on a stream, in a with-block."""
 
     def __init__(self, duty: Duty) -> None:
         self._duty = duty
@@ -136,13 +248,7 @@ class Crew:
         self._open.__exit__(kind, error, trace)
 
     def begin(self, path: Path | None, header: Mapping[str, Any] | None) -> int:
-        """Start the runs, or resume them from a checkpoint. Return the step.
-
-        **Arguments**
-
-        - `path`: the folder of the checkpoint.
-        - `header`: the checkpoint's header, which names all variants of this crew; None if the sweep starts afresh.
-        """
+        """Start the runs, or resume them from a checkpoint. Return the step."""
         if header is not None:
             assert path is not None
             load_all(path, header, self.sweep.racing, self.batches, self._parts)
@@ -161,12 +267,7 @@ class Crew:
         return self.batches.step
 
     def step(self, seen: Callable[[Stepped], None] | None = None) -> Stepped | None:
-        """Train all variants on the next batch. Return None if there is none.
-
-        **Arguments**
-
-        - `seen`: called with the result as soon as all losses are known, while training on the batch goes on.
-        """
+        """Train all variants on the next batch. Return None if there is none."""
         if self._coming is None:
             self._coming = iter(self.batches)
         batch = next(self._coming, None)
@@ -194,14 +295,7 @@ class Crew:
     def leave(
         self, why: Mapping[str, str], more: Mapping[str, Mapping[str, Any]] | None = None, *, save: Path | None = None
     ) -> dict[str, dict[str, Any]]:
-        """Remove variants. Return the result of each.
-
-        **Arguments**
-
-        - `why`: the reason of each, by name.
-        - `more`: further entries for the result of each.
-        - `save`: the folder in which to save the last state of each; None: do not save it.
-        """
+        """Remove variants. Return the result of each."""
         results = {}
         for name, reason in why.items():
             own = {
@@ -242,12 +336,7 @@ class Crew:
             contender.embeddings.engine.release()
 
     def evaluate(self, *, last: bool) -> dict[str, Judged | None]:
-        """Predict the held-out samples with all variants that are due. Return the result of each, None if it is not finite.
-
-        **Arguments**
-
-        - `last`: whether the stream ends here.
-        """
+        """Predict the held-out samples with all variants that are due. Return the scores of each, None if not finite."""
         step = self.batches.step
         due = [entrant for entrant in map(self.entrants.__getitem__, self.racing) if entrant.judge.due(step, last=last)]
         if not due:
@@ -256,12 +345,7 @@ class Crew:
         return evaluate(due, step, self.stream.held_out_at(self.batches.state_dict()["loader"]) or ())
 
     def end_step(self, *, last: bool) -> None:
-        """Write the metrics that are due.
-
-        **Arguments**
-
-        - `last`: whether training ends here.
-        """
+        """Write the metrics that are due."""
         for entrant in map(self.entrants.__getitem__, self.racing):
             entrant.after_step(self.batches, last=last)
 
@@ -292,12 +376,7 @@ class Crew:
             saving.confirmed()
 
     def finish(self, more: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, dict[str, Any]]:
-        """End training. Return the result of each variant that was trained to the end.
-
-        **Arguments**
-
-        - `more`: further entries for the result of each, by name.
-        """
+        """End training. Return the result of each variant that was trained to the end."""
         more = more or {}
         return {name: self.entrants[name].finish(self.batches, None, more.get(name)) for name in self.racing}
 
@@ -328,12 +407,7 @@ class Crew:
 
 
 def check_pooled(variants: Sequence[Varied]) -> None:
-    """Raise if some variants pool the ids of a feature and others do not.
-
-    **Arguments**
-
-    - `variants`: the variants of a sweep.
-    """
+    """Raise if some variants pool the ids of a feature and others do not."""
     pooled = {variant.recipe.pooled: variant for variant in reversed(variants)}
     if len(pooled) > 1:
         raise ValueError(
@@ -342,15 +416,7 @@ def check_pooled(variants: Sequence[Varied]) -> None:
 
 
 def sweep_of(recipe: Recipe, variants: Sequence[Varied], *, form: str = "auto", resume: bool = False) -> Sweep:
-    """Return the sweep of a recipe's variants. Rows take no memory before its first batch.
-
-    **Arguments**
-
-    - `recipe`: what they have in common.
-    - `variants`: the variants to train.
-    - `form`: "loop", "lanes" or "auto", as for `Sweep`.
-    - `resume`: whether it will resume from a checkpoint.
-    """
+    """Return the sweep of a recipe's variants. Rows take no memory before its first batch."""
     check_pooled(variants)
     recipes = {variant.name: variant.recipe for variant in variants}
     shared = [
@@ -379,3 +445,19 @@ def sweep_of(recipe: Recipe, variants: Sequence[Varied], *, form: str = "auto", 
         resume=resume,
         form=form,
     )
+
+
+def evaluate(entrants: Sequence[Entrant], step: int, held_out: Iterable[Batch]) -> dict[str, Judged | None]:
+    """Predict the held-out samples with all variants, reading each batch once. Return the scores by name.
+
+    A variant whose predictions are not finite has None.
+    """
+    with rng_state.unchanged(), ExitStack() as stack:
+        for entrant in entrants:
+            stack.enter_context(entrant.meter.speed.paused())
+        copies = tee(held_out, len(entrants))  # they advance together, so no batch is kept for long
+        going = [entrant.evaluation(step, Fresh(copy)) for entrant, copy in zip(entrants, copies, strict=True)]
+        del copies
+        while going:
+            going = [one for one in going if next(one, going) is None]
+    return {e.variant.name: Judged.of(e.judge) if e.judge.step == step else None for e in entrants}

@@ -26,8 +26,7 @@ import torch
 
 from skirl.engine.capacity import AUTO, DoesNotFit
 from skirl.sweep.crew import Crew, Duty, Stepped
-from skirl.sweep.judged import Judged
-from skirl.sweep.race import Race
+from skirl.sweep.race import Judged, Race
 from skirl.sweep.variants import Varied
 from skirl.tools.machine import cores, free_bytes
 from skirl.tools.processes import die_with_parent
@@ -54,18 +53,8 @@ class CrewDied(RuntimeError):
     """A process of the sweep ended by itself."""
 
 
-def how_many(asked: int | str, recipe: Recipe, variants: int, *, trace: bool, racing: float | None = None) -> int:
-    """Return how many processes train.
-
-    **Arguments**
-
-    - `asked`: the flag: a number, or "auto": one for each core and two variants, if the sweep takes more than some seconds.
-    - `recipe`: what the variants have in common.
-    - `variants`: number of variants.
-    - `trace`: whether to record a timeline, which allows only one process.
-    - `racing`: how many of them race in a step, on average and at most; None means all.
-    """
-    racing = variants if racing is None else min(racing, variants)
+def how_many(asked: int | str, recipe: Recipe, variants: int, *, trace: bool) -> int:
+    """Return how many processes train."""
     on_cpu = recipe.device.device == "cpu"
     if asked != "auto":
         if int(asked) > 1 and (why := _only_one(on_cpu, trace=trace)):
@@ -74,9 +63,9 @@ def how_many(asked: int | str, recipe: Recipe, variants: int, *, trace: bool, ra
     if _only_one(on_cpu, trace=trace):
         return 1
     steps = recipe.stream().steps or recipe.data.steps
-    if steps is not None and steps * racing * (recipe.data.batch + _OF_A_STEP) < WORTH:
+    if steps is not None and steps * variants * (recipe.data.batch + _OF_A_STEP) < WORTH:
         return 1
-    return max(1, min(cores() // (recipe.device.threads or 1), int(racing / FEWEST)))
+    return max(1, min(cores() // (recipe.device.threads or 1), variants // FEWEST))
 
 
 def _only_one(on_cpu: bool, *, trace: bool) -> str | None:
@@ -90,14 +79,7 @@ def _only_one(on_cpu: bool, *, trace: bool) -> str | None:
 
 
 def dealt(variants: Sequence[Varied], race: Race, count: int) -> list[list[Varied]]:
-    """Assign variants to processes: those of one shape, and seeds of one configuration, go to different ones.
-
-    **Arguments**
-
-    - `variants`: those to train.
-    - `race`: the race, which knows their configurations.
-    - `count`: number of processes.
-    """
+    """Assign variants to processes: those of one shape, and seeds of one configuration, go to different ones."""
     of = dict(zip(race.names, race.configurations, strict=True))
     width = {variant.name: _numbers(variant) for variant in variants}
     order = sorted(variants, key=lambda v: (-width[v.name], v.recipe.model.model, of[v.name]))
@@ -115,14 +97,7 @@ def _numbers(variant: Varied) -> int:
 
 
 def duties(duty: Duty, race: Race, count: int) -> list[Duty]:
-    """Split a duty over processes: its variants and, if it is given in bytes, its cache.
-
-    **Arguments**
-
-    - `duty`: the duty of the whole sweep.
-    - `race`: the race, which knows the configurations.
-    - `count`: number of processes, at most that of variants.
-    """
+    """Split a duty over processes: its variants and, if it is given in bytes, its cache."""
     recipe = duty.recipe
     if recipe.counts_first:
         here = replace(recipe, data=replace(recipe.data, workers=0))  # workers would be inherited by the copies
@@ -142,12 +117,7 @@ def duties(duty: Duty, race: Race, count: int) -> list[Duty]:
 
 
 class Crews:
-    """Take the place of a Crew, with one in each of several processes, which are forked from this one in a with-block.
-
-    **Arguments**
-
-    - `own`: the duty of each process.
-    """
+    """Take the place of a Crew, with one in each of several processes, which are forked from this one in a with-block."""
 
     def __init__(self, own: Sequence[Duty]) -> None:
         self._own = list(own)

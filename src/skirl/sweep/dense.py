@@ -6,11 +6,15 @@ Both make the same calls to torch, on the same numbers and with as many torch th
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from queue import SimpleQueue
 from statistics import median
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from skirl.tools.interrupts import uninterrupted
 
@@ -24,10 +28,6 @@ KEPT = 64
 
 class JobThreads:
     """Threads that take jobs until none is left, the caller's among them. Each computes with one torch thread.
-
-    **Arguments**
-
-    - `count`: number of threads, including the caller's.
 
     >>> done, lanes = [], JobThreads(2)
     >>> lanes.run({n: lambda n=n: done.append(n) for n in range(5)})
@@ -44,12 +44,7 @@ class JobThreads:
         """Seconds that each job took last time; the longest go first."""
 
     def run(self, jobs: Mapping[Hashable, Callable[[], None]]) -> None:
-        """Do all jobs. When all have ended, raise the first error.
-
-        **Arguments**
-
-        - `jobs`: the jobs, by a key that stays the same from round to round.
-        """
+        """Do all jobs. When all have ended, raise the first error."""
         if not self._threads:
             self._start()
         order = sorted(jobs, key=lambda name: -self._seconds.get(name, 0.0))
@@ -123,10 +118,6 @@ class Choice:
     A round is a whole step including the wait for its batch, so that what lanes take from the pipeline counts as theirs.
     Now and then both are timed again, because the window grows and the load of the machine changes.
 
-    **Arguments**
-
-    - `form`: "loop" or "lanes"; "auto" takes the faster one.
-
     >>> choice = Choice("auto")
     >>> for number in range(12):
     ...     choice.took(choice.next(), 0.5 if choice.next() == "lanes" else 0.7)
@@ -146,12 +137,7 @@ class Choice:
         self.anew()
 
     def hold(self, on: bool) -> None:
-        """Take the loop while other processes use the other cores, or choose again.
-
-        **Arguments**
-
-        - `on`: whether to take the loop.
-        """
+        """Take the loop while other processes use the other cores, or choose again."""
         self.held = on
         self.anew()
 
@@ -161,12 +147,7 @@ class Choice:
         return {form: median(seconds[1:]) for form, seconds in self._seconds.items() if len(seconds) > 1}
 
     def anew(self, until: int = KEPT) -> None:
-        """Time both forms again, because variants have left or some rounds have passed.
-
-        **Arguments**
-
-        - `until`: number of rounds until the next time.
-        """
+        """Time both forms again, because variants have left or some rounds have passed."""
         self._seconds: dict[str, list[float]] = {LOOP: [], LANES: []}
         self._kept, self._until = 0, until
 
@@ -194,3 +175,72 @@ class Choice:
 def alike_in_threads() -> bool:
     """Return whether torch computes the same in another thread: some of its settings belong to one thread."""
     return torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+
+
+def dropouts(model: Any) -> list[nn.Dropout]:
+    """Return the modules of a model that are torch's own Dropout, unchanged."""
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    if any(hasattr(module, "_orig_mod") or module._compiled_call_impl is not None for module in modules):
+        return []
+    return [module for module in modules if type(module) is nn.Dropout and "forward" not in vars(module)]
+
+
+@contextmanager
+def drawn_from(generator: torch.Generator, modules: Sequence[nn.Dropout]) -> Iterator[None]:
+    """Let these modules draw from a generator in this block, instead of the process's own.
+
+    >>> layer, own, x = nn.Dropout(0.5), torch.Generator().manual_seed(7), torch.ones(100)
+    >>> with drawn_from(own, [layer]):
+    ...     drawn = layer(x)
+    >>> _ = torch.manual_seed(7)
+    >>> torch.equal(drawn, layer(x))
+    True
+    """
+    with _instead(modules, partial(_drop, generator)):
+        yield
+
+
+class Watched:
+    """Find out whether only some Dropout modules drew from the process's generator."""
+
+    def __init__(self, modules: Sequence[nn.Dropout]) -> None:
+        self._modules = modules
+        self._last = torch.empty(0)
+        self.alone = True
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch this block; afterwards `alone` has the answer."""
+        self._last = torch.get_rng_state()
+        with _instead(self._modules, self._forward):
+            yield
+        self._drawn_by_others()
+
+    def _forward(self, module: nn.Dropout, values: Tensor) -> Tensor:
+        self._drawn_by_others()
+        out = nn.Dropout.forward(module, values)
+        self._last = torch.get_rng_state()
+        return out
+
+    def _drawn_by_others(self) -> None:
+        self.alone = self.alone and torch.equal(self._last, torch.get_rng_state())
+
+
+@contextmanager
+def _instead(modules: Sequence[nn.Dropout], forward: Any) -> Iterator[None]:
+    for module in modules:
+        vars(module)["forward"] = partial(forward, module)
+    try:
+        yield
+    finally:
+        for module in modules:
+            del vars(module)["forward"]
+
+
+def _drop(generator: torch.Generator, module: nn.Dropout, values: Tensor) -> Tensor:
+    """The steps of torch's dropout on the CPU, which takes no generator (`_dropout_impl` in ATen's Dropout.cpp)."""
+    if not module.training or not 0 < module.p < 1 or not values.numel():
+        return nn.Dropout.forward(module, values)
+    kept = torch.empty_like(values, requires_grad=False).bernoulli_(1 - module.p, generator=generator)
+    kept.div_(1 - module.p)
+    return values.mul_(kept) if module.inplace else values * kept

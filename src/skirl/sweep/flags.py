@@ -3,18 +3,15 @@
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from skirl.sweep.rules import FIRST, Rules
+from skirl.checkpoint.of_sweep import OF_SWEEP
+from skirl.sweep.race import Rules
+from skirl.sweep.variants import check_store
 from skirl.train.flags import CacheFlags, EvaluationFlags
 from skirl.train.recipe import Recipe
 
 _RUNG = re.compile(r"(\d+)|(\d+(?:\.\d+)?)%")
-_FIRST_SHARE = 0.02
-"""Length of a race's first stretch, as a share of the steps of an epoch."""
-
-
-MISSING = "search is set, but Optuna is not installed: pip install 'skirl[sweep]', or give the values with --vary"
 FEWEST, MOST, USUAL = 100, 200, 50
 """Least and most lines of metrics if the number of steps is known; steps between two lines if that gives as many."""
 
@@ -28,27 +25,6 @@ def points(steps: int | None) -> int:
     if steps is None:
         return USUAL
     return max(1, min(max(USUAL, -(-steps // MOST)), steps // FEWEST))
-
-
-def check_store(store: str) -> None:
-    """Raise if a sweep cannot keep its rows in a store.
-
-    **Arguments**
-
-    - `store`: as `--store` names it.
-
-    >>> check_store("rpc://node:1")
-    Traceback (most recent call last):
-    ValueError: store is 'rpc://node:1', and a sweep keeps its rows in memory or on disk: set it to memory or disk:FOLDER
-    """
-    sites: list[str] = []
-    if store.startswith("placed:"):
-        from skirl.store import plan_of
-
-        sites = [site.store for site in plan_of(store)[0].sites]
-    if found := next((one for one in (store, *sites) if "rpc://" in one), None):
-        where = f"store is {store!r}" + (f", which has {found}" if sites else "")
-        raise ValueError(f"{where}, and a sweep keeps its rows in memory or on disk: set it to memory or disk:FOLDER")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,56 +74,11 @@ class VaryFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchFlags:
-    """How variants are drawn.
-
-    >>> SearchFlags(search=("lr=log:1e-3..1",))
-    Traceback (most recent call last):
-    ValueError: search is set and trials is not: set trials to how many variants are drawn
-    """
-
-    group: ClassVar[str] = "sweep"
-
-    search: tuple[str, ...] = ()
-    """A flag and what Optuna draws its value from: lr=log:1e-3..1, lr=0.1..0.5 or optimizer=sgd,adam. Given several
-    times, each trial has a value for each; with --vary seed=0,1 it is trained with each seed. Needs skirl[sweep]."""
-    trials: int | None = None
-    """How many trials to draw."""
-    sampler: Literal["tpe", "random", "qmc"] = "tpe"
-    """How values are drawn: tpe learns from the trials of earlier sweeps in the study; random does not; qmc covers the
-    space evenly, and needs scipy."""
-    study: str | None = None
-    """Where Optuna keeps the trials for later sweeps to learn from: a file, or one of its URLs, such as
-    sqlite:///study.db."""
-
-    def __post_init__(self) -> None:
-        if not self.search:
-            for name in ("trials", "study"):
-                if getattr(self, name) is not None:
-                    raise ValueError(
-                        f"{name} is {getattr(self, name)!r} and search is not set: set search, or leave it out"
-                    )
-            return
-        if self.trials is None:
-            raise ValueError("search is set and trials is not: set trials to how many variants are drawn")
-        if self.trials < 1:
-            raise ValueError(f"trials is {self.trials}: set it to 1 or more")
-        from skirl.sweep.space import combinations, spaces_of
-
-        many = combinations(spaces_of(self.search))
-        if many is not None and many < self.trials:
-            raise ValueError(
-                f"trials is {self.trials}, but the search has only {many:,} different ones: set trials to {many:,} or less, "
-                "or give the values with --vary"
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
 class RaceFlags:
-    """When variants leave.
+    """When variants are dropped.
 
     >>> RaceFlags(rungs="5%,100").rules(steps=1000)
-    Rules(alpha=0.05, keep=1, rungs=(50, 100), first=20)
+    Rules(keep=1, rungs=(50, 100))
     >>> RaceFlags(rungs="5%").rules(steps=None)
     Traceback (most recent call last):
     ValueError: rungs is '5%', and the number of steps is unknown: set steps, or give rungs in steps
@@ -155,30 +86,23 @@ class RaceFlags:
 
     group: ClassVar[str] = "sweep"
 
-    alpha: float = 0.05
-    """The highest probability that the best variant is dropped by mistake; 0: no variant is dropped for a deficit."""
+    rungs: str | None = None
+    """Steps, or shares of the run, such as 5%,10%,20%,30%: after each one, only half of the configurations go on, those
+    with the lowest loss on samples that nobody had trained on. Without it, none is dropped. With several epochs, each
+    waits for the next evaluation on the samples held out."""
     keep: int = 1
     """How many configurations are trained to the end, or fewer if some end by --patience or diverge. The seeds of one
-    configuration leave together for their losses; if one of them ends by itself, the race compares those that are left."""
-    rungs: str | None = None
-    """Steps, or shares of the run, such as 5%,10%,20%,30%: after each one, only half of the configurations go on. With
-    several epochs, each waits for the next evaluation."""
+    configuration are dropped together; if one of them ends by itself, the race compares those that are left."""
 
     def __post_init__(self) -> None:
-        Rules(alpha=self.alpha, keep=self.keep)
+        Rules(keep=self.keep)
         self.rules(100)
 
     def rules(self, steps: int | None, epochs: int = 1, every: int | None = None) -> Rules:
         """Return the rules of a race.
 
-        **Arguments**
-
-        - `steps`: steps of all epochs; None if their number is unknown.
-        - `epochs`: with several, rungs wait for an evaluation, as losses of training tell nothing from the second on.
-        - `every`: steps between two evaluations.
-
         >>> RaceFlags(rungs="5%,10%").rules(1000, epochs=2, every=40)
-        Rules(alpha=0.05, keep=1, rungs=(80, 120), first=10)
+        Rules(keep=1, rungs=(80, 120))
         """
         rungs = []
         for word in [] if self.rungs is None else self.rungs.split(","):
@@ -197,5 +121,62 @@ class RaceFlags:
             rungs.append(max(1, int(steps * float(found[2]) / 100)))
         if epochs > 1 and every is not None:
             rungs = [-(-rung // every) * every for rung in rungs]
-        first = FIRST if steps is None else max(FIRST, int(steps / epochs * _FIRST_SHARE))
-        return Rules(alpha=self.alpha, keep=self.keep, rungs=tuple(sorted(set(rungs))), first=first)
+        return Rules(keep=self.keep, rungs=tuple(sorted(set(rungs))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeepFlags:
+    """Where a sweep is saved, and when.
+
+    >>> KeepFlags(save_every=5)
+    Traceback (most recent call last):
+    ValueError: save_every, save_minutes, keep_best and resume need a folder: set save
+    """
+
+    group: ClassVar[str] = "save"
+
+    save: Path | None = None
+    """A folder for checkpoints, with a subfolder for each variant. The sweep is saved at its end, and when SIGTERM or
+    Ctrl-C ends it; a variant that leaves is saved as it was then, unless it diverged."""
+    save_every: int | None = None
+    """Steps between two checkpoints."""
+    save_minutes: float | None = None
+    """Minutes between two checkpoints."""
+    keep_best: bool = False
+    """Also keep each variant's checkpoint with its best held-out log loss, in SAVE/VARIANT/best; needs --valid and
+    --eval-every. All are saved whenever one is better than ever: early on, at nearly every evaluation."""
+    from_: Path | None = None
+    """Start every variant with the rows and dense weights of another run's newest checkpoint, to fine-tune them: its
+    folder, or the header of one checkpoint. With --resume, this is where the sweep starts if --save holds no
+    checkpoint yet."""
+    resume: bool = False
+    """Resume from the checkpoint in --save, the race too; if there is none yet, start the sweep."""
+
+    def __post_init__(self) -> None:
+        if self.save is None and (self.save_every or self.save_minutes or self.keep_best or self.resume):
+            raise ValueError("save_every, save_minutes, keep_best and resume need a folder: set save")
+        if self.save_every is not None and self.save_every < 1:
+            raise ValueError(f"save_every is {self.save_every}: set it to 1 or more steps")
+        if self.save_minutes is not None and not self.save_minutes > 0:
+            raise ValueError(f"save_minutes is {self.save_minutes}: set it to minutes above 0")
+        if self.save is not None and not self.resume and self.there:
+            raise ValueError(
+                f"save is {self.save}, which holds a sweep: add --resume to go on with it, or set another folder"
+            )
+
+    def due(self, step: int, seconds: float) -> bool:
+        """Return whether a checkpoint is due after a step, given the seconds since the last one."""
+        late = self.save_minutes is not None and seconds >= 60 * self.save_minutes
+        return late or (self.save_every is not None and step % self.save_every == 0)
+
+    @property
+    def goes_on(self) -> bool:
+        """True if resuming was asked for and there is a checkpoint to resume from."""
+        return self.resume and self.there
+
+    @property
+    def there(self) -> bool:
+        """True if the folder has a checkpoint of a sweep."""
+        if self.save is None or not self.save.is_dir():
+            return False
+        return (self.save / OF_SWEEP).is_file()

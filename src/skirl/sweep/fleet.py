@@ -30,13 +30,7 @@ class Counting(Resolver):
 
 
 class Fleet:
-    """Takes the place of an Engine, for several packs.
-
-    **Arguments**
-
-    - `engines`: the engine of each pack, by name; their banks have the same tables in the same order.
-    - `cache`: the bytes of all caches together, or the rows of each.
-    """
+    """Takes the place of an Engine, for several packs."""
 
     exchange = None
 
@@ -178,11 +172,6 @@ def _own(work: Work) -> Work:
 
 def shared_banks(all_tables: Sequence[Sequence[Table]], optimizers: Sequence[RowOptimizers]) -> list[tuple[int, ...]]:
     """Return the tables of each bank of the plan: two tables share a bank if they do so in every pack.
-
-    **Arguments**
-
-    - `all_tables`: the tables of each pack, which differ only in dims and initial values.
-    - `optimizers`: the row optimizers of each pack.
 
     >>> from skirl import SGD, Adam, Table
     >>> def tables(*dims):

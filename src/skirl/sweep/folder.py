@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from skirl.sweep.names import RACE, RESULT, SWEEP
+from skirl.sweep.checkpoint import SWEEP
 from skirl.sweep.race import Left, Race, VariantPlace
 from skirl.sweep.variants import Varied
 from skirl.tools.machine import machine
@@ -19,17 +19,13 @@ from skirl.train.flags import RUNS
 from skirl.train.report.run_folder import Missing, new_folder, put_json
 from skirl.train.report.sinks import Lines
 
+RACE, RESULT = "race.jsonl", "result.json"
+
 
 class SweepFolder:
     """Writes the folder of a sweep, inside its with-block. If its path is None, nothing is written.
 
     A file that cannot be written does not end the sweep: a warning says so, and `missing` lists it.
-
-    **Arguments**
-
-    - `where`: a folder; "auto": a new one under runs/; "none": write nothing.
-    - `name`: prefix for the name of a new folder.
-    - `resume`: whether a sweep resumes in it.
     """
 
     def __init__(self, where: str, name: str, *, resume: bool = False) -> None:
@@ -76,13 +72,6 @@ class SweepFolder:
     def begin(self, flags: Mapping[str, Any], variants: Sequence[Varied], race: Race, step: int) -> None:
         """Write sweep.json and begin race.jsonl. A sweep that resumes drops the lines after the step that it resumes from,
         and those of variants that had ended it and race again.
-
-        **Arguments**
-
-        - `flags`: flags of the command.
-        - `variants`: all variants.
-        - `race`: their race.
-        - `step`: the step to resume from; 0 if the sweep starts afresh.
         """
         if self.path is None:
             return
@@ -120,16 +109,7 @@ class SweepFolder:
         places: Callable[[], Sequence[VariantPlace]],
         aucs: Callable[[], Mapping[str, float | None]],
     ) -> None:
-        """Record where all stand after a step.
-
-        **Arguments**
-
-        - `step`: the step.
-        - `seconds`: since the sweep began, or resumed.
-        - `race`: the race of all variants.
-        - `places`: called for their places.
-        - `aucs`: called only if needed: it takes milliseconds per variant.
-        """
+        """Record where all stand after a step."""
         if self._race is None:
             return
         of = aucs()

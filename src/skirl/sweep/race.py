@@ -1,13 +1,221 @@
-"""The race: decides who leaves, and when, by the losses of all on the same batches. It knows no model and no clock."""
+"""The race: decides who leaves, and when, by the losses of all on the same batches. It knows no model and no clock.
+
+It is successive halving: at each rung, the worse half of the configurations is dropped.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from math import isfinite
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from skirl.sweep.paired import Course, PairSums, errors, pooled
-from skirl.sweep.rules import Rules
+if TYPE_CHECKING:
+    from skirl.train.evaluation import Evaluation
+
+Floats = NDArray[np.float64]
+
+FIRST = 8
+"""Batches of the first stretch of losses; each later one is twice as long as the one before."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """When variants are dropped.
+
+    >>> Rules(keep=0)
+    Traceback (most recent call last):
+    ValueError: keep is 0: set it to 1 or more
+    """
+
+    keep: int = 1
+    """Configurations that stay to the end, unless others than the race make them leave."""
+    rungs: tuple[int, ...] = ()
+    """Steps after which only half as many configurations as before may go on."""
+
+    def __post_init__(self) -> None:
+        if self.keep < 1:
+            raise ValueError(f"keep is {self.keep}: set it to 1 or more")
+        if any(step < 1 for step in self.rungs) or list(self.rungs) != sorted(set(self.rungs)):
+            raise ValueError(f"rungs are {', '.join(map(str, self.rungs))}: set them to steps that rise, from 1 on")
+
+    def going_on(self, was: "Rules", step: int) -> "Rules":
+        """Return these rules for a race that ran by `was` up to a step: the rungs that it passed stay.
+
+        >>> Rules(rungs=(20, 40, 80)).going_on(Rules(rungs=(10, 20, 40)), step=15)
+        Rules(keep=1, rungs=(10, 40, 80))
+        """
+        passed = [rung for rung in was.rungs if rung <= step]
+        coming = {max(rung, step + 1) for rung in self.rungs[len(passed) :]}
+        return replace(self, rungs=(*passed, *sorted(coming)))
+
+    def most(self, configurations: int, step: int) -> int:
+        """Return how many configurations may go on after a step.
+
+        >>> [Rules(rungs=(10, 20, 30), keep=2).most(9, step) for step in (9, 10, 20, 30)]
+        [9, 5, 3, 2]
+        """
+        passed = sum(1 for rung in self.rungs if rung <= step)
+        return max(self.keep, -(-configurations // 2**passed))
+
+
+# Paired differences.
+
+
+@dataclass(frozen=True)
+class PairSums:
+    """Sums of losses over batches, each loss taken before the model was trained on the batch.
+
+    >>> sums = added(added(no_sums(2), np.array([1.0, 3.0])), np.array([2.0, 3.0]))
+    >>> sums.batches, sums.losses.tolist(), sums.differences[1, 0].item(), sums.squares[1, 0].item()
+    (2, [3.0, 6.0], 3.0, 5.0)
+    """
+
+    batches: int
+    losses: Floats
+    """[models]."""
+    differences: Floats
+    """[models, models]: the loss of the first minus that of the second."""
+    squares: Floats
+    """[models, models]: the squares of these differences, batch by batch."""
+
+
+def no_sums(models: int) -> PairSums:
+    """Return sums over no batches."""
+    pairs = np.zeros((models, models))
+    return PairSums(0, np.zeros(models), pairs, pairs)
+
+
+def added(sums: PairSums, losses: Floats) -> PairSums:
+    """Return the sums with one more batch. Where a loss is nan, that model and its pairs keep their sums."""
+    seen = np.isfinite(losses)
+    one = np.where(seen, losses, 0.0)
+    pairs = np.where(seen[:, None] & seen[None, :], one[:, None] - one[None, :], 0.0)
+    return PairSums(sums.batches + 1, sums.losses + one, sums.differences + pairs, sums.squares + pairs**2)
+
+
+def together(first: PairSums, then: PairSums) -> PairSums:
+    """Return sums over the batches of both."""
+    return PairSums(
+        first.batches + then.batches,
+        first.losses + then.losses,
+        first.differences + then.differences,
+        first.squares + then.squares,
+    )
+
+
+def pooled(sums: PairSums, shares: Floats) -> PairSums:
+    """Return the sums of averages of models, as if their losses had been averaged batch by batch.
+
+    >>> sums = added(added(no_sums(3), np.array([1.0, 3.0, 5.0])), np.array([2.0, 4.0, 0.0]))
+    >>> two = pooled(sums, np.array([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]))
+    >>> two.losses.tolist(), two.differences[0, 1].item(), two.squares[0, 1].item()  # 2 - 5 and 3 - 0
+    ([5.0, 5.0], 0.0, 18.0)
+
+    **Arguments**
+
+    - `shares`: [averages, models]; those of an average sum up to 1, or are all 0 if it is of none.
+    """
+    differences = shares @ sums.differences @ shares.T
+    across = shares @ sums.squares @ shares.T
+    within = np.diagonal(across) / 2  # squares of all pairs tell the square of any sum whose weights cancel out
+    squares = np.maximum(across - within[:, None] - within[None, :], 0.0)
+    return PairSums(sums.batches, shares @ sums.losses, differences, squares)
+
+
+def errors(sums: PairSums) -> Floats:
+    """Return [models, models]: the standard error of each pair's mean difference; nan with fewer than two batches."""
+    n = sums.batches
+    if n < 2:
+        return np.full_like(sums.differences, np.nan)
+    spread = np.maximum(sums.squares - sums.differences**2 / n, 0.0) / (n - 1)
+    return np.sqrt(spread / n)
+
+
+@dataclass(frozen=True)
+class Recent:
+    """Sums over the last half of all batches, or more: over a stretch, and the one before it, half as long."""
+
+    now: PairSums
+    before: PairSums
+    length: int = FIRST
+    """Batches of the stretch."""
+
+    def after(self, losses: Floats) -> "Recent":
+        """Return the sums with one more batch."""
+        if self.now.batches < self.length:
+            return replace(self, now=added(self.now, losses))
+        return Recent(added(no_sums(len(losses)), losses), self.now, 2 * self.length)
+
+    def sums(self) -> PairSums:
+        """Return the sums over both stretches."""
+        return together(self.before, self.now)
+
+
+# Evaluations on the samples held out.
+
+BROKEN = "predictions for the samples held out are not finite"
+"""The reason that is given for a variant whose predictions diverge."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The outcome of a variant's evaluations so far.
+
+    >>> at = Judged(step=40, best=0.5, best_step=20, since=2)
+    >>> at.is_best, at.stops(3), at.stops(2), at.stops(None)
+    (False, False, True, False)
+    """
+
+    step: int
+    """The step of the last evaluation."""
+    best: float | None
+    """The lowest log loss; None if none was finite."""
+    best_step: int
+    """The step with the lowest log loss."""
+    since: int
+    """Number of evaluations since then."""
+
+    @classmethod
+    def of(cls, judge: "Evaluation") -> "Judged":
+        """Return the outcome after one more evaluation."""
+        best = judge.best if judge.best is not None and isfinite(judge.best) else None
+        return cls(judge.step, best, judge.best_step, judge.since)
+
+    @property
+    def is_best(self) -> bool:
+        """True if the last evaluation is the best."""
+        return self.best is not None and self.best_step == self.step
+
+    def stops(self, patience: int | None) -> bool:
+        """Return whether the last `patience` evaluations were no better than the best, so that the variant stops."""
+        return patience is not None and self.since >= patience
+
+
+def why_stopped(patience: int | None, step: int) -> str:
+    """Say why a variant that has stopped leaves.
+
+    >>> why_stopped(1, 1000), why_stopped(3, 40)
+    ('no better in 1 evaluation at step 1,000', 'no better in 3 evaluations at step 40')
+    """
+    return f"no better in {patience} evaluation{'s' * (patience != 1)} at step {step:,}"
+
+
+def best_of(name: str | None, judged: Mapping[str, Judged], folders: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the evaluation with the least log loss of a variant; None if it had none.
+
+    >>> best_of("b", {"a": Judged(9, 0.5, 9, 0), "b": Judged(9, 0.4, 6, 1)}, {})
+    {'variant': 'b', 'step': 6, 'test_logloss': 0.4, 'folder': None}
+    """
+    if name is None or name not in judged or judged[name].best is None:
+        return None
+    kept, step = folders.get(name), judged[name].best_step
+    folder = kept["folder"] if kept is not None and kept["step"] == step else None
+    return {"variant": name, "step": step, "test_logloss": judged[name].best, "folder": folder}
+
+
+# The race.
 
 
 @dataclass(frozen=True)
@@ -19,7 +227,7 @@ class Left:
     why: str
     """The reason, in words."""
     kind: str
-    """diverged, sure, rung or patience."""
+    """diverged, dropped (at a rung) or patience."""
     leader: str | None = None
     """The first variant of the leading configuration at that time; None if that is its own, or not known."""
     difference: float | None = None
@@ -65,22 +273,15 @@ class Race:
 
     Where samples come again, `judge` takes losses on samples held out, and ranks and rungs are by these.
 
-    Variants that differ only in the seed are one configuration: their losses are averaged, and they leave together for
-    these. If others make a seed leave, those that are left are compared anew; one that left for want of patience counts
+    Variants that differ only in the seed are one configuration: their losses are averaged, and they are dropped together.
+    If others make a seed leave, those that are left stand for the configuration; one that left for want of patience counts
     on by its losses on samples held out.
 
-    **Arguments**
-
-    - `names`: names of the variants.
-    - `configurations`: the configuration number of each variant, from 0; by default each is its own configuration.
-    - `rules`: when they leave.
-
-    >>> race = Race(["a", "b"], rules=Rules(first=4))
-    >>> for step in range(1, 40):
-    ...     left = race.see([0.5 + 0.01 * (step % 3), 0.6 + 0.01 * (step % 3) + 0.001 * (step % 2)])
-    ...     if left:
-    ...         print(left[0].step, left[0].variant, left[0].kind)
-    24 b sure
+    >>> race = Race(["a", "b", "c"], rules=Rules(rungs=(4,)))
+    >>> for step in range(1, 9):
+    ...     for left in race.see([0.5, 0.6 + 0.001 * (step % 2), 0.7]):
+    ...         print(left.step, left.variant, left.why)
+    4 c dropped at step 4 by loss
     """
 
     def __init__(
@@ -99,10 +300,7 @@ class Race:
         self._of = np.array(numbers)
         self._racing = np.ones(len(names), bool)
         """By variant: whether it is still in the race."""
-        self._course = Course.begin(self.rules.first, max(numbers) + 1)
-        """Losses by configuration, which decide who leaves."""
-        self._single = Course.begin(self.rules.first, len(names))
-        """Losses by variant, for the noise of seeds and for display."""
+        self._recent = Recent(no_sums(len(names)), no_sums(len(names)))
         self._held_out: dict[int, float] = {}
         """By variant: its lowest log loss on the samples held out."""
         self._judged = False
@@ -125,20 +323,12 @@ class Race:
         return "held out" if self._judged else "unseen"
 
     def see(self, losses: Sequence[float], *, unseen: bool = True) -> list[Left]:
-        """Take the losses on one more batch, and return those that leave after it.
-
-        **Arguments**
-
-        - `losses`: the mean loss of every variant over the batch; entries of variants that have left are ignored.
-        - `unseen`: whether nobody has trained on its samples, as in a first epoch. Otherwise losses only tell who has
-          diverged: the lowest may be that of who has learnt the samples by heart.
-        """
+        """Take the losses on one more batch, and return those that leave after it."""
         self.step += 1
         self.unseen += unseen
         values = np.where(self._racing, np.asarray(losses, np.float64), np.nan)
         broken = np.flatnonzero(self._racing & ~np.isfinite(values))
-        gone = self._leave(dict.fromkeys(broken.tolist(), (f"diverged at step {self.step:,}", "diverged")))
-        self._compare_anew(gone, self.unseen - unseen)
+        gone = self._leave(broken.tolist(), f"diverged at step {self.step:,}", "diverged")
         if not self._racing.any():
             raise ValueError(
                 f"all variants have diverged, the last at step {self.step:,} ({', '.join(left.variant for left in gone)}): "
@@ -148,19 +338,11 @@ class Race:
             return gone
         values[broken] = np.nan
         self._judged = False
-        self._single = self._single.after(values)
-        self._course = self._course.after(self._pooled(values))
-        on, alpha = self._on(), self.rules.alpha
-        sure = self._course.out(on, alpha) if alpha > 0 else np.zeros(len(on), bool)
-        return gone + self._behind(sure, at_rung=self.step in self.rules.rungs)
+        self._recent = self._recent.after(values)
+        return gone + (self._drop() if self.step in self.rules.rungs else [])
 
     def judge(self, held_out: Mapping[str, float | None], *, last: bool) -> list[Left]:
-        """Rank by log losses on samples held out until a batch of unseen ones comes, and return who is below a rung.
-
-        **Arguments**
-
-        - `held_out`: by variant, the lowest of its evaluations; those that left for want of patience are ranked, too.
-        - `last`: whether the race ends here, so that nobody leaves.
+        """Rank by log losses on samples held out until a batch of unseen ones comes, and return who is dropped.
 
         >>> race = Race(["a", "b"], rules=Rules(rungs=(2,)))
         >>> race.see([0.5, 0.6]), race.see([0.1, 0.5], unseen=False), race.winner()
@@ -173,24 +355,16 @@ class Race:
         self._judged = any(self._racing[k] for k in self._held_out)
         if last or not self._judged:
             return []
-        return self._behind(np.zeros(len(self._on()), bool), at_rung=True)
+        return self._drop()
 
     def retire(self, names: Sequence[str], why: str, kind: str) -> list[Left]:
         """Let variants leave for what others found of them, and return them. No race goes on without any.
-
-        **Arguments**
-
-        - `names`: variants that race.
-        - `why`: the reason, in words.
-        - `kind`: the reason, in a word.
 
         >>> race = Race(["a", "b"])
         >>> [(left.variant, left.kind, race.racing) for left in race.retire(["a"], "stopped at step 0", "patience")]
         [('a', 'patience', ['b'])]
         """
-        gone = self._leave({self.names.index(name): (why, kind) for name in names})
-        self._compare_anew(gone, self.unseen)
-        return gone
+        return self._leave([self.names.index(name) for name in names], why, kind)
 
     def leader(self) -> int:
         """Return the number of the leading configuration."""
@@ -211,8 +385,9 @@ class Race:
         best = [k for c in order for k in sorted(self._own(c, ranked), key=lambda k: values[k])]
         apart = {self.names.index(one.variant): one.difference or 0.0 for one in self.left}
         rest = [k for k in range(len(self.names)) if k not in best]
+        whole = self._whole()
         rest.sort(key=lambda k: (-self._gone[k].step, apart[k], k))
-        return [self._place(k, rank, order) for rank, k in enumerate([*best, *rest], start=1)]
+        return [self._place(k, rank, order, whole) for rank, k in enumerate([*best, *rest], start=1)]
 
     def seed_noise(self) -> float | None:
         """Return the standard deviation over seeds of what ranks are by; None if no configuration has several."""
@@ -238,9 +413,12 @@ class Race:
             "gone": {str(k): asdict(gone) for k, gone in self._gone.items()},
             "held_out": {str(k): loss for k, loss in self._held_out.items()},
             "judged": self._judged,
-            "course": _written(self._course),
-            "single": _written(self._single),
-        }
+            "recent": {"length": self._recent.length} | {
+                name: {"batches": sums.batches, "losses": sums.losses.tolist(), "differences": sums.differences.tolist(),
+                       "squares": sums.squares.tolist()}
+                for name, sums in (("now", self._recent.now), ("before", self._recent.before))
+            },
+        }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a checkpoint of the same race. Its end and its coming rungs may have changed since."""
@@ -248,7 +426,6 @@ class Race:
         for what, theirs, own in (
             ("variants", state["names"], list(self.names)),
             ("configurations", state["of"], self._of.tolist()),
-            ("alpha", was.alpha, self.rules.alpha),
             ("keep", was.keep, self.rules.keep),
         ):
             if theirs != own:
@@ -263,47 +440,25 @@ class Race:
         self._gone = {int(k): _Gone(**gone) for k, gone in state["gone"].items()}
         self._held_out = {int(k): loss for k, loss in state["held_out"].items()}
         self._judged = state["judged"]
-        self._course, self._single = _read(state["course"]), _read(state["single"])
-
-    def _compare_anew(self, gone: Sequence[Left], seen: int) -> None:
-        """Begin a new stretch if only some seeds of a configuration have left: its mean loss is not what it was.
-
-        **Arguments**
-
-        - `gone`: those that left, whose losses of this step do not count.
-        - `seen`: batches so far.
-        """
-        of = {int(self._of[self.names.index(one.variant)]) for one in gone}
-        split = np.isin(np.arange(len(self._on())), [c for c in of if self._on()[c]])
-        if not split.any() or not seen:
-            return
-        own = (self._of[None, :] == np.arange(len(split))[:, None]) & self._racing[None, :]
-        single, whole = self._single.recent(), self._course.recent()
-        left = pooled(single, own / np.maximum(own.sum(1, keepdims=True), 1))
-        pairs = split[:, None] | split[None, :]
-        before = PairSums(
-            whole.batches,
-            np.where(split, left.losses, whole.losses),
-            np.where(pairs, left.differences, whole.differences),
-            np.where(pairs, left.squares, whole.squares),
+        now, before = (
+            PairSums(of["batches"], *(np.array(of[name]) for name in ("losses", "differences", "squares")))
+            for of in (state["recent"]["now"], state["recent"]["before"])
         )
-        self._course, self._single = self._course.anew(before, seen), self._single.anew(single, seen)
-
-    def _pooled(self, values: np.ndarray) -> np.ndarray:
-        """Return the mean loss over the seeds of each configuration; nan if none of them races."""
-        seen = np.isfinite(values)
-        many = np.bincount(self._of, seen)
-        total = np.bincount(self._of, np.where(seen, values, 0.0))
-        return np.where(many > 0, total / np.maximum(many, 1), np.nan)
+        self._recent = Recent(now, before, state["recent"]["length"])
 
     def _on(self) -> np.ndarray:
         """Return, for each configuration, whether any of its variants races."""
         return np.bincount(self._of, self._racing) > 0
 
+    def _whole(self) -> PairSums:
+        """Return the recent sums by configuration: of the mean over its variants that race."""
+        own = (self._of[None, :] == np.arange(self._of.max() + 1)[:, None]) & self._racing[None, :]
+        return pooled(self._recent.sums(), own / np.maximum(own.sum(1, keepdims=True), 1))
+
     def _ranked(self) -> np.ndarray:
         """Return, for each variant, whether it may win: it races, or it stopped and its configuration was not beaten."""
         ranked, numbers = self._racing.copy(), {one.variant: self.names.index(one.variant) for one in self.left}
-        beaten = {self._of[numbers[one.variant]] for one in self.left if one.kind in ("sure", "rung")}
+        beaten = {self._of[numbers[one.variant]] for one in self.left if one.kind == "dropped"}
         stopped = [numbers[one.variant] for one in self.left if one.kind == "patience" and self._judged]
         ranked[[k for k in stopped if k in self._held_out and self._of[k] not in beaten]] = True
         return ranked
@@ -312,7 +467,8 @@ class Race:
         """Return, for each variant, what ranks are by."""
         if self._judged:
             return np.array([self._held_out.get(k, np.inf) for k in range(len(self.names))])
-        return self._single.recent().losses / max(1, self._single.recent().batches)
+        sums = self._recent.sums()
+        return sums.losses / max(1, sums.batches)
 
     def _own(self, c: int, among: np.ndarray) -> list[int]:
         """Return the variants of a configuration, of those in `among`."""
@@ -320,7 +476,7 @@ class Race:
 
     def _order(self, among: np.ndarray) -> list[int]:
         """Return the configurations of the variants in `among`, best first."""
-        values, losses = self._values(), self._course.recent().losses
+        values, losses = self._values(), self._whole().losses
         means = {
             c: float(np.mean(values[own])) if self._judged else float(losses[c])
             for c in range(len(losses))
@@ -328,57 +484,45 @@ class Race:
         }
         return sorted(means, key=lambda c: (means[c], c))
 
-    def _behind(self, sure: np.ndarray, *, at_rung: bool) -> list[Left]:
-        """Remove the variants that leave for their losses, and return them."""
-        on, rules = self._on(), self.rules
+    def _drop(self) -> list[Left]:
+        """Drop the configurations that are below a rung, and return their variants."""
+        on = self._on()
         order = [c for c in self._order(self._ranked()) if on[c]]
-        room = len(order) - rules.keep
-        gone: dict[int, tuple[str, str]] = {}
-        most = rules.most(len(on), self.step) if at_rung else len(order)
-        leader = order[0]
-        for c in reversed(order):  # the worst first
-            if len(order) <= rules.keep or room <= 0:
-                break
-            kind = "sure" if sure[c] and c != leader else "rung" if len(order) > most else None
-            if kind is None:
-                continue
-            order.remove(c)
-            room -= 1
-            why = f"surely behind at step {self.step:,}" if kind == "sure" else f"below the rung at step {self.step:,}"
-            gone |= {int(k): (why, kind) for k in np.flatnonzero((self._of == c) & self._racing)}
-        return self._leave(gone)
+        below = order[self.rules.most(len(on), self.step) :]
+        gone = [int(k) for c in reversed(below) for k in np.flatnonzero((self._of == c) & self._racing)]
+        by = "held-out loss" if self._judged else "loss"
+        return self._leave(gone, f"dropped at step {self.step:,} by {by}", "dropped")
 
-    def _leave(self, why: Mapping[int, tuple[str, str]]) -> list[Left]:
-        """Let variants leave, all of which are compared with the same leader. why: in words and in a word, by variant."""
-        if not why:
+    def _leave(self, numbers: Sequence[int], why: str, kind: str) -> list[Left]:
+        """Let variants leave, all of which are compared with the same leader."""
+        if not numbers:
             return []
-        first, ranked = self.leader(), self._ranked()
-        leader = self.names[self._own(first, ranked)[0]]
-        gone = {k: self._now(k, words) for k, (words, _) in why.items()}
+        first, whole = self.leader(), self._whole()
+        leader = self.names[self._own(first, self._ranked())[0]]
+        gone = {k: self._now(k, why, whole) for k in numbers}
         left = []
         for k, of in gone.items():
             led = int(self._of[k]) == first
             difference, error = (None, None) if led else (_known(of.differences[first]), _known(of.errors[first]))
             to = None if difference is None else leader
-            left.append(Left(self.step, self.names[k], of.state, why[k][1], to, difference, error))
-        self._racing[list(why)] = False
+            left.append(Left(self.step, self.names[k], why, kind, to, difference, error))
+        self._racing[list(numbers)] = False
         self._gone |= gone
         self.left += left
         return left
 
-    def _now(self, k: int, state: str) -> _Gone:
+    def _now(self, k: int, state: str, whole: PairSums) -> _Gone:
         """Return what is known of a variant that races: its own loss, and its configuration's differences."""
-        own, whole, c = self._single.recent(), self._course.recent(), int(self._of[k])
-        n = whole.batches
+        n, c = whole.batches, int(self._of[k])
         if not n:
             unknown = [np.nan] * len(whole.losses)
             return _Gone(self.step, state, None, unknown, unknown)
         apart = (whole.differences[c] / n).tolist()
-        return _Gone(self.step, state, float(own.losses[k] / n), apart, errors(whole)[c].tolist())
+        return _Gone(self.step, state, float(self._recent.sums().losses[k] / n), apart, errors(whole)[c].tolist())
 
-    def _place(self, k: int, rank: int, order: Sequence[int]) -> VariantPlace:
+    def _place(self, k: int, rank: int, order: Sequence[int], whole: PairSums) -> VariantPlace:
         """Return the place of a variant, whose difference is to the first configuration of `order`."""
-        of = self._gone.get(k) or self._now(k, "leads" if rank == 1 else "races")
+        of = self._gone.get(k) or self._now(k, "leads" if rank == 1 else "races", whole)
         held_out = self._held_out.get(k) if self._judged else None
         place = VariantPlace(rank, self.names[k], of.loss, None, None, of.state, held_out=held_out)
         if not order:  # all have diverged
@@ -397,19 +541,3 @@ class Race:
 
 def _known(value: float | None) -> float | None:
     return None if value is None or not np.isfinite(value) else float(value)
-
-
-def _written(course: Course) -> dict[str, Any]:
-    return {"first": course.first, "stretch": course.stretch, "part": course.part} | {
-        name: {"batches": sums.batches, "losses": sums.losses.tolist(), "differences": sums.differences.tolist(),
-               "squares": sums.squares.tolist()}
-        for name, sums in (("now", course.now), ("before", course.before))
-    }  # fmt: skip
-
-
-def _read(state: Mapping[str, Any]) -> Course:
-    now, before = (
-        PairSums(of["batches"], *(np.array(of[name]) for name in ("losses", "differences", "squares")))
-        for of in (state["now"], state["before"])
-    )
-    return Course(state["first"], state["stretch"], now, before, state["part"])

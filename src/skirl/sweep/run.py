@@ -1,7 +1,10 @@
 """Train all variants of a recipe on one stream, race them, and write down the results."""
 
 import logging
+import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -9,24 +12,16 @@ from dataclasses import asdict, replace
 from math import isfinite, nan
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
-from skirl.sweep.best import Bests
-from skirl.sweep.checkpoint import forget, header_of, read_header, write_header
-from skirl.sweep.crew import Crew, Duty, check_pooled
+from skirl.sweep.checkpoint import Bests, begun, check_variants, forget, header_of, plain, read_header, write_header
+from skirl.sweep.crew import Crew, Duty, check_pooled, facts
 from skirl.sweep.crews import Crews, duties, how_many
-from skirl.sweep.diverged import Diverged
-from skirl.sweep.entrant import facts
-from skirl.sweep.flags import RaceFlags, points
+from skirl.sweep.flags import KeepFlags, RaceFlags, points
 from skirl.sweep.folder import SweepFolder
-from skirl.sweep.judged import BROKEN, Judged, best_of, why_stopped
-from skirl.sweep.keeping import KeepFlags, Told, plain
-from skirl.sweep.planned import most_steps
-from skirl.sweep.race import Left, Race, VariantPlace
-from skirl.sweep.report import report
-from skirl.sweep.resumed import begun, check_variants
-from skirl.sweep.shown import Shown
-from skirl.sweep.study import Search
+from skirl.sweep.race import BROKEN, Judged, Left, Race, VariantPlace, best_of, why_stopped
+from skirl.sweep.report import Shown, report
+from skirl.sweep.sweep import Diverged
 from skirl.sweep.variants import Varied, hyperparameters, seeds_of_one
 from skirl.tools.machine import machine
 from skirl.tools.os_errors import NotWritten
@@ -38,6 +33,8 @@ from skirl.train.resume import note
 
 log = logging.getLogger("skirl")
 
+_NAMES: dict[int, str] = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
+
 
 def run(
     recipe: Recipe,
@@ -47,52 +44,62 @@ def run(
     logged: LogFlags,
     show: ShowFlags,
     flags: dict[str, Any],
-    drawn: Search | None = None,
     *,
     evaluation: EvaluationFlags | None = None,
     processes: int | str = 1,
 ) -> dict[str, Any]:
-    """Train the variants, showing progress, and return the result.
-
-    **Arguments**
-
-    - `recipe`: what the variants have in common.
-    - `variants`: the variants of the sweep.
-    - `race_flags`: when they leave.
-    - `keeping`: where they are saved, and when.
-    - `logged`: what is written down.
-    - `show`: what is shown.
-    - `flags`: all flags of the command, to write down.
-    - `drawn`: the trials of the variants, if they were drawn.
-    - `evaluation`: when variants are evaluated; None: at the end.
-    - `processes`: how many processes train variants; "auto": one for each core, if the sweep takes more than seconds.
-    """
-    going = _Going(
-        recipe, variants, race_flags, keeping, logged, flags, drawn, evaluation or EvaluationFlags(), processes
+    """Train the variants, showing progress, and return the result."""
+    sweep_run = SweepRun(
+        recipe, variants, race_flags, keeping, logged, flags, evaluation or EvaluationFlags(), processes
     )
     to = sys.stderr if show.json else sys.stdout
-    progress = Progress("sweep", steps=going.stream.steps, to=to, quiet=show.quiet, below=going.shown.table)
-    with going, going.crew, Told(keeping.save is not None) as told, progress:
-        going.begin()
-        while not going.over and going.step():
-            progress(going.steps, going.shown.facts)
-            if going.keep(told):
+    progress = Progress("sweep", steps=sweep_run.stream.steps, to=to, quiet=show.quiet)
+    with sweep_run, sweep_run.crew, Signals(keeping.save is not None) as signals, progress:
+        sweep_run.begin()
+        while not sweep_run.over and sweep_run.step():
+            progress(sweep_run.steps, sweep_run.shown.facts)
+            if sweep_run.keep(signals):
                 break
-        result = going.end(told)
-    if told.by == "Ctrl-C":
+        result = sweep_run.end(signals)
+    if signals.came == "Ctrl-C":
         log.warning("step %s is saved in %s: --resume goes on from there", f"{result['steps']:,}", keeping.save)
         raise KeyboardInterrupt
     return result
 
 
-class _Going:
-    """A sweep in progress: starts or resumes, steps, saves and ends. A failure before the first batch leaves no checkpoint.
+class Signals:
+    """Catches SIGTERM and Ctrl-C inside its block, so that the sweep is saved first; a second signal ends it at once."""
 
-    **Arguments**
+    def __init__(self, on: bool) -> None:
+        self._on = on and threading.current_thread() is threading.main_thread()
+        self._before: dict[int, Any] = {}
+        self.came: str | None = None
+        """The signal that came, SIGTERM or Ctrl-C; None so far."""
 
-    - `recipe`, `variants`, `race_flags`, `keeping`, `logged`, `flags`, `drawn`, `evaluation`, `processes`: as for
-      `run`.
-    """
+    def __enter__(self) -> Self:
+        if self._on:
+            for number in _NAMES:
+                self._before[number] = signal.signal(number, self._stop)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+
+    def _stop(self, number: int, frame: Any) -> None:
+        if self.came is None:
+            self.came = _NAMES[number]
+        elif number == signal.SIGINT:
+            raise KeyboardInterrupt
+        else:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+
+class SweepRun:
+    """A sweep in progress. If it fails before its first batch, it leaves no checkpoint."""
 
     def __init__(
         self,
@@ -102,12 +109,10 @@ class _Going:
         keeping: KeepFlags,
         logged: LogFlags,
         flags: dict[str, Any],
-        drawn: Search | None,
         evaluation: EvaluationFlags,
         processes: int | str,
     ) -> None:
         self.recipe, self.variants, self.keeping, self.flags = recipe, variants, keeping, flags
-        self.drawn = drawn
         self.header: dict[str, Any] | None = None
         """The header of the checkpoint that the sweep resumes from; None if it starts afresh."""
         saved: dict[str, Any] = {}
@@ -150,8 +155,7 @@ class _Going:
         )  # fmt: skip
         if keeping.save is not None and (origin is not None or not keeping.resume):
             note(keeping.save, origin)
-        average = None if steps is None else self._average(seeds_of_one(variants), steps)
-        self.processes = how_many(processes, recipe, len(racing), trace=logged.trace is not None, racing=average)
+        self.processes = how_many(processes, recipe, len(racing), trace=logged.trace is not None)
         self.crew = Crew(duty) if self.processes == 1 else Crews(duties(duty, self.race, self.processes))
         self.shown = Shown(self.standing, self._aucs)
         self.steps = self.race.step
@@ -167,13 +171,7 @@ class _Going:
         """The header of the checkpoint that is being written, and the names of its variants' checkpoints."""
         self._began = self._saved_at = time.monotonic()
 
-    def _average(self, configurations: Sequence[int], steps: int) -> float:
-        """Return how many variants race in a coming step, on average and at most."""
-        done = self.race.step
-        coming = most_steps(configurations, self.race.rules, steps) - most_steps(configurations, self.race.rules, done)
-        return coming / max(1, steps - done)
-
-    def __enter__(self) -> "_Going":
+    def __enter__(self) -> "SweepRun":
         self.folder.__enter__()
         return self
 
@@ -203,7 +201,7 @@ class _Going:
         return bool(also.get("ended")) and all(also["flags"].get(n) == self.flags[n] for n in ("steps", "epochs"))
 
     def step(self) -> bool:
-        """Train all that race on a batch, and let those leave that are behind. Return False if none or no batch is left."""
+        """Train all that race on a batch, and drop those below a rung. Return False if none or no batch is left."""
         race, racing = self.race, self.race.racing
         done = self.crew.step()
         if done is None:
@@ -251,7 +249,7 @@ class _Going:
         return False
 
     def _judge(self, step: int, *, last: bool, unseen: bool) -> None:
-        """Evaluate all, and let those leave whose predictions are not finite, who stop, or who are below a rung."""
+        """Evaluate all, and let those leave whose predictions are not finite, who stop, or who are dropped at a rung."""
         with self.shown.speed.paused():
             found = self.crew.evaluate(last=last)
         self.judged |= {name: one for name, one in found.items() if one is not None}
@@ -270,7 +268,7 @@ class _Going:
             self._rank(last=last or self.over)
 
     def _rank(self, *, last: bool) -> None:
-        """Rank all by their evaluations, and let those leave that are below a rung."""
+        """Rank all by their evaluations, and drop those below a rung."""
         self._let_leave(self.race.judge({name: one.best for name, one in self.judged.items()}, last=last))
 
     def _retire_stopped(self) -> None:
@@ -296,9 +294,9 @@ class _Going:
         for one in left:
             self.folder.left(one)
 
-    def keep(self, told: Told) -> bool:
-        """Save if it is time to. Return whether the sweep was told to stop."""
-        stop, step = told.by is not None, self.race.step
+    def keep(self, signals: Signals) -> bool:
+        """Save if it is time to. Return whether a signal ends the sweep."""
+        stop, step = signals.came is not None, self.race.step
         if self.keeping.save is not None:
             written = self._saving is not None and not self._still_saving
             last, best = self._last or self.over, self.bests.on and bool(self._best)
@@ -313,7 +311,7 @@ class _Going:
                 self._settle()
         return stop
 
-    def end(self, told: Told) -> dict[str, Any]:
+    def end(self, signals: Signals) -> dict[str, Any]:
         """Write down the end of the sweep, and return its result."""
         race, results = self.race, self.results
         if self.failed is None:
@@ -323,8 +321,6 @@ class _Going:
             more, why = self._more(race.racing), self._why_over
             results |= self.crew.finish({name: of | ({"left": why} if why else {}) for name, of in more.items()})
         self._settle()
-        if self.drawn is not None and told.by is None:
-            self.drawn.tell(race, failed=self.failed is not None)
         aucs, seconds = self._aucs(), time.monotonic() - self._began
         winner = None if self.failed else race.winner()
         of_variants = [f"{name}: {text}" for name in race.names for text in results[name]["missing"]]
@@ -351,7 +347,7 @@ class _Going:
             **self.crew.facts(),
             "machine": machine() | {"threads": self.recipe.device.threads},
             "run": self.folder.name,
-            "stopped_by": told.by,
+            "stopped_by": signals.came,
             "missing": self.folder.missing + of_variants,
             "failed": self.failed or self.not_saved or self.bests.missed or self._short_of_ratio(),
         }
@@ -392,7 +388,7 @@ class _Going:
         self._saved_at = time.monotonic()
         also = {
             "race": self.race.state_dict(), "run": self.folder.name, "spent": self.spent, "results": self.results,
-            "search": None if self.drawn is None else self.drawn.also, "flags": self.flags,
+            "flags": self.flags,
             "judged": {name: asdict(one) for name, one in self.judged.items()},
             "overrides": {variant.name: dict(variant.overrides) for variant in self.variants}, "ended": self._last,
         }  # fmt: skip
@@ -429,12 +425,7 @@ class _Going:
 
 
 def _origin(begun: Mapping[str, dict[str, Any] | None]) -> dict[str, Any]:
-    """Return what the variants took from another run, and which of them have another row optimizer, unless all have.
-
-    **Arguments**
-
-    - `begun`: by variant, what it took; None: nothing.
-    """
+    """Return what the variants took from another run, and which of them have another row optimizer, unless all have."""
     zero = [name for name, of in begun.items() if of and not of["row_state"]]
     whole = next((of for name, of in begun.items() if of and name not in zero), None)
     return {

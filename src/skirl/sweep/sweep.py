@@ -22,15 +22,25 @@ from skirl.nn.same_batch import Known
 from skirl.pipeline.lookahead import Lookahead
 from skirl.store import Store
 from skirl.sweep.checkpoint import Parts, SweepSaving, load_all, optimizers_of, read_header, save_all
-from skirl.sweep.contender import Contender, VariantBags, VariantRows
+from skirl.sweep.contender import Contender, VariantBags, VariantRows, check_apart, make_variant
 from skirl.sweep.dense import LANES, LOOP, Choice, JobThreads, alike_in_threads
-from skirl.sweep.diverged import Diverged
 from skirl.sweep.fleet import Fleet, shared_banks
-from skirl.sweep.models import check_apart, made_of
-from skirl.sweep.overrides import check_variants, of_variant, optimizer_of, store_of, tables_of
-from skirl.sweep.variants import Variant
+from skirl.sweep.variants import Variant, check_variants, of_variant, optimizer_of, store_of, tables_of
 from skirl.tools.interrupts import uninterrupted
 from skirl.tools.machine import cores
+
+
+class Diverged(ArithmeticError):
+    """No variant of a sweep is left, because the losses of all became infinite or nan."""
+
+    @classmethod
+    def all_of(cls, count: int, last: str, step: int, loss: float | None) -> "Diverged":
+        """Return the error for a whole sweep."""
+        return cls(
+            f"all {count} variants have diverged, the last one ({last!r}) in step {step}, where its loss is {loss}: try "
+            "smaller learning rates"
+        )
+
 
 log = logging.getLogger("skirl")
 
@@ -140,7 +150,7 @@ class Sweep:
                 raise ValueError("a sweep is of one trainer: start it without skirl launch or torchrun")
             for contender in self.variants:
                 with contender.drawing():
-                    contender.model, contender.dense = made_of(contender, make_model)
+                    contender.model, contender.dense = make_variant(contender, make_model)
                     contender.embeddings.current.dense.of = [contender.dense] if contender.dense is not None else []
             check_apart(self.variants)
             known = Known()
@@ -342,7 +352,7 @@ class Sweep:
         header = read_header(Path(path), [contender.name for contender in self.variants])
         for name, why in header["left"].items():
             if self[name].left is None:
-                self._leave(self[name], why, header.get("left_at", {}).get(name))
+                self._leave(self[name], why, header["left_at"][name])
         load_all(Path(path), header, self.racing, self.lookahead, parts)
         self.fleet.know_rows()
         return header["also"]

@@ -1,14 +1,21 @@
-"""Variants of a recipe: a name and overrides, made by combining lists of values or read from a file."""
+"""Variants: a name and overrides of a sweep's flags, made by combining lists of values or read from a file."""
 
+import csv
 import difflib
+import json
 import re
-from collections.abc import Mapping, Sequence
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from skirl.sweep.variants_file import read_file
+from skirl.core.handle import Groups, RowOptimizers
+from skirl.core.optim import RowOptimizer, RowwiseAdagrad
+from skirl.core.tables import Table
+from skirl.store import Store
+from skirl.store.own_folder import inside
 from skirl.tools.flags import Flag, expected, flags_of, is_list, read_as, read_text
 from skirl.train.recipe import Recipe
 
@@ -54,12 +61,6 @@ class Varied(Variant):
 
 def variants_of(base: Recipe, vary: Sequence[str] = (), file: Path | None = None) -> list[Varied]:
     """Return the variants: each variant of the file combined with every combination of the lists.
-
-    **Arguments**
-
-    - `base`: the recipe that they vary.
-    - `vary`: lists such as "lr=0.01,0.02"; sizes of layers are joined by x: "top=64x32,128x64".
-    - `file`: a file of variants in TOML, CSV or JSON lines.
 
     >>> [v.name for v in variants_of(Recipe.of(data="synthetic:tiny"), ["lr=0.01,0.02", "dim=8,16"])]
     ['lr=0.01,dim=8', 'lr=0.01,dim=16', 'lr=0.02,dim=8', 'lr=0.02,dim=16']
@@ -107,6 +108,23 @@ def checked_variants(base: Recipe, named: Sequence[tuple[str, Mapping[str, Any]]
                 raise ValueError(f"variants {other.name} and {name} are alike: leave one of them out")
         variants.append(Varied(name, dict(overrides), recipe=recipe))
     return variants
+
+
+def check_store(store: str) -> None:
+    """Raise if a sweep cannot keep its rows in a store.
+
+    >>> check_store("rpc://node:1")
+    Traceback (most recent call last):
+    ValueError: store is 'rpc://node:1', and a sweep keeps its rows in memory or on disk: set it to memory or disk:FOLDER
+    """
+    sites: list[str] = []
+    if store.startswith("placed:"):
+        from skirl.store import plan_of
+
+        sites = [site.store for site in plan_of(store)[0].sites]
+    if found := next((one for one in (store, *sites) if "rpc://" in one), None):
+        where = f"store is {store!r}" + (f", which has {found}" if sites else "")
+        raise ValueError(f"{where}, and a sweep keeps its rows in memory or on disk: set it to memory or disk:FOLDER")
 
 
 def varied(base: Recipe, overrides: Mapping[str, Any]) -> Recipe:
@@ -202,14 +220,7 @@ def _shared() -> dict[str, str]:
 
 
 def axis(text: str, can: Mapping[str, Flag], flag: str = "vary") -> tuple[str, list[Any]]:
-    """Parse a flag and its values, such as "lr=0.01,0.02".
-
-    **Arguments**
-
-    - `text`: the text that was given.
-    - `can`: the flags that may differ.
-    - `flag`: the flag it was given to, for error messages.
-    """
+    """Parse a flag and its values, such as "lr=0.01,0.02"."""
     name, equals, values = text.partition("=")
     name = name.strip().replace("-", "_")
     words = [word.strip() for word in values.split(",")]
@@ -250,3 +261,147 @@ def _of_text(where: str, name: str, text: str, can: Mapping[str, Flag]) -> Any:
         hint = f" (did you mean {near}?)" if str(near) else ""
         wanted = "whole numbers with an x between, such as 64x32" if is_list(kind) else expected(kind)
         raise ValueError(f"{where}: {name} is {text!r}{hint}: set it to {wanted}") from None
+
+
+Found = tuple[str, str | None, dict[str, Any]]
+"""A variant's place in the file, its name if it has one, and its values under the names used in the file."""
+
+
+def read_file(path: Path) -> list[Found]:
+    """Return the variants in a file, in order."""
+    readers = {".toml": _toml, ".csv": _csv, ".jsonl": _json, ".json": _json}
+    reader = readers.get(path.suffix)
+    if reader is None:
+        raise ValueError(f"variants is {str(path)!r}: set it to a file that ends in .toml, .csv or .jsonl")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError:
+        raise ValueError(f"variants is {str(path)!r}, which cannot be read: set it to a file that can") from None
+    except ValueError:
+        raise ValueError(f"{path} is not UTF-8 text: save it as UTF-8") from None
+    found = list(reader(path, text))
+    if not found:
+        raise ValueError(f"{path} has no variant: write one or more, or leave variants out")
+    return found
+
+
+def _toml(path: Path, text: str) -> Iterator[Found]:
+    try:
+        tables = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid TOML ({error}): fix it") from None
+    for name, values in tables.items():
+        if not isinstance(values, dict):
+            raise ValueError(f"{path}: {name} is outside of a table: write [NAME] above the values of each variant")
+        yield f"[{name}]", name, values
+
+
+def _csv(path: Path, text: str) -> Iterator[Found]:
+    head: list[str] = []
+    for number, cells in enumerate(csv.reader(text.splitlines()), start=1):
+        if not cells:
+            continue
+        if not head:
+            head = [cell.strip() for cell in cells]
+            if not all(head) or len(set(head)) < len(head):
+                raise ValueError(
+                    f"{path}, line {number} has a column without a name, or two with the same: give each its own name"
+                )
+            continue
+        if len(cells) != len(head):
+            raise ValueError(f"{path}, line {number} has {len(cells)} cells for {len(head)} columns: fix it")
+        values: dict[str, Any] = {name: cell.strip() for name, cell in zip(head, cells, strict=True) if cell.strip()}
+        yield f"line {number}", values.pop("name", None), values
+
+
+def _json(path: Path, text: str) -> Iterator[Found]:
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            values = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path}, line {number} is not valid JSON ({error}): fix it") from None
+        name = values.pop("name", None) if isinstance(values, dict) else 0
+        if not isinstance(name, str | None):
+            raise ValueError(f"{path}, line {number} is not an object with flags and a name that is text: fix it")
+        yield f"line {number}", name, values
+
+
+T = TypeVar("T")
+
+
+def check_variants(variants: Sequence[Variant], seed: int) -> None:
+    """Raise if there are no variants, or if two have the same name or are alike."""
+    if not variants:
+        raise ValueError("a sweep has no variants: give it at least one skirl.Variant")
+    known: set[str] = set()
+    for variant in variants:
+        if variant.name in known:
+            raise ValueError(f"two variants are called {variant.name!r}: give each another name")
+        known.add(variant.name)
+    for one, other in combinations(variants, 2):
+        if _alike({"seed": seed, **one.overrides}, {"seed": seed, **other.overrides}):
+            raise ValueError(
+                f"variants {one.name!r} and {other.name!r} have equal overrides: leave one of them out, or give it another "
+                "value, such as a seed"
+            )
+
+
+def _alike(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+    """Return whether two variants are certainly equal. Arrays count as different."""
+    if ours.keys() != theirs.keys():
+        return False
+    try:
+        return all(value is theirs[name] or bool(value == theirs[name]) for name, value in ours.items())
+    except (TypeError, ValueError, RuntimeError):
+        return False
+
+
+def of_variant(variant: Variant, make: Callable[[], T]) -> T:
+    """Call `make`, and put the variant's name in front of a TypeError or ValueError that it raises."""
+    try:
+        return make()
+    except (TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"variant {variant.name!r}: {error}") from error
+
+
+def tables_of(overrides: Mapping[str, Any], tables: Sequence[Table]) -> list[Table]:
+    """Return a variant's tables. Raise if they differ from the sweep's in anything that the plan depends on."""
+    dim, own = overrides.get("dim"), list(overrides.get("tables", tables))
+    if [*map(_planned, own)] != [*map(_planned, tables)]:
+        raise ValueError(
+            "its tables differ from those of the sweep in more than dim and init, and all variants have one plan: run a "
+            "sweep of its own for other names, rows, features or pooling"
+        )
+    return own if dim is None else [replace(table, dim=dim) for table in own]
+
+
+def _planned(table: Table) -> tuple[Any, ...]:
+    return table.name, table.rows, table.features, table.pooling
+
+
+def optimizer_of(overrides: Mapping[str, Any], default: RowOptimizers | None, tables: Sequence[Table]) -> RowOptimizers:
+    """Return a variant's row optimizers, with its learning rate."""
+    rule = overrides.get("optimizer", default)
+    rule = RowwiseAdagrad() if rule is None else rule
+    lr = overrides.get("lr")
+    if lr is not None and isinstance(rule, RowOptimizer):
+        rule = replace(rule, lr=lr)
+    elif lr is not None and isinstance(rule, Mapping):
+        rule = {pattern: replace(each, lr=lr) for pattern, each in rule.items()}
+    Groups(tables, rule)
+    return rule
+
+
+def store_of(store: str | Callable[[str], str | Store], name: str) -> str | Store:
+    """Return a variant's store: the sweep's, with a folder named after the variant."""
+    if not isinstance(store, str):
+        return store(name)
+    check_store(store)
+    if "/" in name or name in ("", ".", ".."):
+        raise ValueError(f"variant {name!r} cannot be the name of a folder: leave slashes out of it")
+    if store.startswith("placed:"):
+        return f"{store}/{name}"
+    return inside(store.rstrip("/"), name)

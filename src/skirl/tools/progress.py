@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TextIO
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -27,7 +27,7 @@ ELSEWHERE = 3.0
 class Progress:
     """Shows the progress of a loop: use it in a with-block, and call it once per step.
 
-    `steps` is how many there are, None if not known. `below` returns what a terminal shows in place of the facts.
+    `steps` is how many there are, None if not known.
     `written` formats a number of steps, such as `size` if they are bytes. `begun` is a line to show first.
 
     >>> with Progress("train", steps=2, to=sys.stdout) as progress:
@@ -44,12 +44,11 @@ class Progress:
         steps: int | None,
         to: TextIO | None = None,
         quiet: bool = False,
-        below: Callable[[], RenderableType] | None = None,
         written: Callable[[float], str] | None = None,
         begun: str = "",
     ) -> None:
         self._begun = begun
-        self._quiet, self._below, self._written = quiet, below, written
+        self._quiet, self._written = quiet, written
         self._title = title
         self._steps = steps
         self._to = to or sys.stdout
@@ -123,8 +122,6 @@ class Progress:
         of = "" if self._steps is None else f" of {written(self._steps)}"
         step = "" if self._written else "step "
         head.add_row(Text(self._title, "bold"), f"{step}{written(done)}{of}", bar, self._times(done, now))
-        if self._below is not None:
-            return Group(head, self._below())
         body = Table.grid(padding=(0, 2))
         for width in (0, 20, 16, 20):  # so that nothing jumps when a number grows
             body.add_column(min_width=width)

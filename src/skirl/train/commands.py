@@ -6,10 +6,8 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
-from tyro.conf import Positional
-
 from skirl.core.optimizer_names import OptimizerName
-from skirl.tools.flags import Composed, flags_of
+from skirl.tools.flags import Composed
 from skirl.tools.progress import clock, course, figure, hidden, malformed, multiple, size
 from skirl.train.flags import (
     EvaluationFlags,
@@ -259,26 +257,11 @@ class Verify(Composed):
         return lines
 
 
-@dataclass(frozen=True)
-class Report:
-    """Report what a run did: losses, AUC, throughput, movement, and what made it wait."""
-
-    folder: Positional[Path]
-    """The folder of the run."""
-    page: Path | None = None
-    """Where to write the page; report.html in the run's folder if not given."""
-    json: bool = False
-    """Print the facts as one line of JSON."""
-
-    def run(self) -> dict[str, Any]:
-        from skirl.train.report.report import report
-
-        return report(self.folder, self.page, {name: flag.default for name, flag in flags_of(Train).items()})
-
-    def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        from skirl.train.report.report import as_text
-
-        return {**as_text(result), "page": result["page"]}
+def _numbers(name: str, text: str | None, example: str) -> list[int]:
+    words = [] if text is None else text.split(",")
+    if not all(word.strip().isdecimal() and 0 < int(word) <= 64 for word in words):
+        raise ValueError(f"{name} is {text!r}: set it to numbers from 1 to 64 with commas between, as {example}")
+    return [int(word) for word in words]
 
 
 def described(result: Mapping[str, Any], prefix: str = "") -> str:

@@ -62,7 +62,7 @@ def test_the_sanitizer_finds_nothing(tool, monkeypatch):
         ["--report-api-errors", "no"] if tool == "memcheck" else []
     )  # torch and Triton look for things that may be missing
     command = ["compute-sanitizer", "--tool", tool, *quiet, "--error-exitcode", "9"]
-    command += [sys.executable, "-m", "skirl.cli", "verify"]
+    command += [sys.executable, "-m", "skirl", "verify"]
     flags = "--device cuda --data synthetic:tiny --model dlrm-tiny --dim 16 --batch 64 --steps 6 --cache touched:40% --quiet"
     done = subprocess.run([*command, *flags.split()], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]

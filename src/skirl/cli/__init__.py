@@ -23,7 +23,7 @@ from skirl.tools.progress import listed
 COMMANDS = {
     "train": ("skirl.train.commands:Train", "train a model whose tables are larger than the cache"),
     "verify": (
-        "skirl.sweep.verify_command:VerifyVariants",
+        "skirl.train.commands:Verify",
         "train with a cache, with every row resident and in plain Python; compare all bits",
     ),
     "size": (
@@ -36,10 +36,10 @@ COMMANDS = {
     ),
     "sweep": (
         "skirl.sweep.command:SweepCommand",
-        "train several variants of a model on one stream, and drop those that are surely behind",
+        "train several variants of a model on one stream, and drop the worse half at each rung",
     ),
     "report": (
-        "skirl.sweep.command:Report",
+        "skirl.cli.commands:Report",
         "show what a run or a sweep did: losses, AUC, throughput, movement, stalls; a page with plots",
     ),
     "launch": (
@@ -65,7 +65,7 @@ COMMANDS = {
         "find out whether it pays to write data by session, and what it would save",
     ),
     "export": (
-        "skirl.sweep.command:Export",
+        "skirl.cli.commands:Export",
         "write the rows of a checkpoint as safetensors, a state dict of nn.EmbeddingBag, or Parquet",
     ),
     "import": ("skirl.checkpoint.commands:Import", "make a checkpoint of the rows of a trained PyTorch model"),
@@ -308,7 +308,3 @@ def _overview() -> str:
 def _print(text: str) -> int:
     print(text)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,266 @@
+"""Claim: variants on one stream train in less time than alone, and a race finds a good one for a tenth of the steps.
+
+Part speed: 8 variants of `skirl sweep` against single runs, one after the other and one per core at a time ("Variants on
+one stream" in docs/benchmarks.md). All runs of a cell warm up, each in its own processes, for at least `timed` steps and
+until their windows have stopped growing; then they take turns of `timed` steps while the others wait.
+
+Part race: all variants of a grid are trained to the end once for the truth, then races are replayed over their losses ("A
+race of variants").
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from itertools import product
+from statistics import median
+from typing import Any, Literal
+
+import numpy as np
+
+from common import Stopwatch, at_least_one, main, result
+from skirl.pipeline.lookahead import lookahead
+from skirl.sweep.crew import Crew, Duty, sweep_of
+from skirl.sweep.crews import Crews, duties, how_many
+from skirl.sweep.race import Race, Rules
+from skirl.sweep.variants import Varied, checked_variants, text_of
+from skirl.tools.machine import cores
+from skirl.train.loop import steps
+from skirl.train.meter import Meter
+from skirl.train.recipe import Recipe
+
+ENDLESS = 1_000_000
+"""More steps than any run takes: it is stopped earlier."""
+SETTLED = 10
+"""Steps without growth after which the window counts as settled."""
+ROW_RATES = (0.003, 0.006, 0.01, 0.02, 0.03, 0.06, 0.1, 0.2)
+"""Learning rates of rows for 32 variants; 16 variants use every second one."""
+DENSE_RATES = (0.0003, 0.001, 0.003, 0.01)
+RUNGS = {16: (0.05, 0.1, 0.2, 0.3), 32: (0.04, 0.08, 0.13, 0.2, 0.3)}
+"""By the number of variants: the rungs, as shares of the stream."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Time variants on one stream against the same runs alone, and count what a race of variants costs."""
+
+    part: Literal["race", "speed"] = "race"
+    """race: steps and regret of races of 16 and 32 variants. speed: time against single runs."""
+    data: str = "synthetic:criteo-kaggle"
+    """The data, as `skirl train` takes it."""
+    rows: str | None = None
+    """Rows of each table, as `skirl train` takes them."""
+    model: str = "dlrm-tiny"
+    """The model."""
+    dim: int = 8
+    """Numbers of a row."""
+    depth: int | Literal["auto", "epoch"] = "auto"
+    """Steps read ahead."""
+    batch: int = 128
+    """Samples of a batch."""
+    steps: int = 1000
+    """Batches of synthetic data that races are over; files are read to their end."""
+    together: int = 8
+    """How many variants train on one stream, for part speed."""
+    store: Literal["memory", "disk"] = "memory"
+    """Where rows are, for part speed."""
+    timed: int = 30
+    """Steps of a turn, for part speed."""
+    repeats: int = 5
+    """Turns of each run, for part speed; medians are reported."""
+    processes: int | Literal["auto"] = "auto"
+    """Processes that train the variants, for part speed."""
+    json: bool = False
+    """Print one line of JSON."""
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "timed", "repeats", "batch", "steps", "together")
+
+    def run(self) -> dict[str, Any]:
+        """Measure."""
+        figures = self._race() if self.part == "race" else self._speed()
+        return result("sweep", self, "part data rows model dim depth batch", **figures)
+
+    def _flags(self, steps: int | None, **more: Any) -> dict[str, Any]:
+        own = {name: getattr(self, name) for name in ("data", "rows", "model", "dim", "depth", "batch")}
+        return own | {"cache": "100%", "threads": 1, "steps": steps, **more}
+
+    def _race(self) -> dict[str, Any]:
+        recipe = Recipe.of(**self._flags(self.steps if self.data.startswith("synthetic:") else None))
+        names, losses, seconds = truth(recipe, grid(recipe, 32))
+        figures: dict[str, Any] = {}
+        for count in RUNGS:
+            own = [variant.name for variant in grid(recipe, count)]
+            raced = replayed(own, losses[[names.index(name) for name in own]], RUNGS[count])
+            figures |= {f"{name}{'' if count == 16 else f'_{count}'}": value for name, value in raced.items()}
+        return {**figures, "batches": losses.shape[1], "trained_seconds": seconds}
+
+    def _speed(self) -> dict[str, Any]:
+        at_once, count = cores(), self.together
+        flags = self._flags(ENDLESS, **({} if self.data.startswith("synthetic:") else {"epochs": ENDLESS // 1000}))
+        with ExitStack() as stack:
+
+            def begun(*runs: dict[str, Any], variants: int = 0) -> Turns:
+                return stack.enter_context(Turns(self, runs, variants))
+
+            alone = {threads: begun(flags | {"threads": threads}) for threads in sorted({1, at_once})}
+            side, own = begun(*[flags] * at_once), begun(flags, variants=count)
+            for _ in range(self.repeats):
+                for one in (*alone.values(), side, own):
+                    one.take()
+        best = min(alone.values(), key=lambda one: median(one.seconds))
+
+        def ratio(over: list[float], under: list[float]) -> float:
+            return median(a / b for a, b in zip(over, under, strict=True))
+
+        return {
+            "together": count, "store": self.store, "timed": self.timed, "repeats": self.repeats,
+            "vs_lone": count * ratio(best.seconds, own.seconds),
+            "vs_side_by_side": count / at_once * ratio(side.seconds, own.seconds),
+            "cpu_vs_lone": count * ratio(alone[1].cpu, own.cpu),
+            "seconds": median(own.seconds),
+        }  # fmt: skip
+
+
+def grid(recipe: Recipe, count: int) -> list[Varied]:
+    """Return 16 or 32 variants that differ in their learning rates."""
+    rates = product(ROW_RATES[:: 32 // count], DENSE_RATES)
+    overrides = [{"lr": lr, "dense_lr": dense} for lr, dense in rates]
+    return checked_variants(recipe, [(text_of(each), each) for each in overrides])
+
+
+def truth(recipe: Recipe, variants: Sequence[Varied]) -> tuple[list[str], np.ndarray, float]:
+    """Train all to the end. Return names, losses [variants, batches] before each was trained on, and the seconds."""
+    losses, sweep = [], sweep_of(recipe, variants)
+    with Stopwatch() as watch, sweep, lookahead(recipe.stream(), sweep, depth=recipe.cache.depth) as batches:
+        for batch in batches:
+            found = sweep.step(batch)
+            losses.append([found.get(variant.name, np.inf) for variant in variants])
+    return [variant.name for variant in variants], np.array(losses).T, watch.seconds
+
+
+def replayed(names: Sequence[str], losses: np.ndarray, shares: Sequence[float]) -> dict[str, Any]:
+    """Replay a race over known losses. Return its cost, its winner, and how much worse that ends than the best."""
+    rungs = tuple(sorted({max(1, int(losses.shape[1] * share)) for share in shares}))
+    race, spent = Race(names, rules=Rules(rungs=rungs)), 0
+    for each in losses.T:
+        spent += len(race.racing)
+        race.see(each.tolist())
+    winner, final = race.winner(), losses[:, -max(1, losses.shape[1] // 5) :].mean(1)
+    regret = float(final[list(names).index(winner)] / final.min() - 1.0)
+    return {"cost": spent / losses.size, "winner": winner, "regret": regret}
+
+
+class Turns:
+    """Runs that train at the same time, each in a process, when it is their turn. A with-block warms them up."""
+
+    def __init__(self, flags: Sweep, runs: Sequence[dict[str, Any]], variants: int) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="skirl-bench-")
+        self._started: list[subprocess.Popen[str]] = []
+        self.seconds: list[float] = []
+        self.cpu: list[float] = []
+        for number, run in enumerate(runs):
+            store = "memory" if flags.store == "memory" else f"disk:{self._folder.name}/{number}"
+            job = {"flags": run | {"store": store}, "timed": flags.timed, "variants": variants}
+            words = [sys.executable, __file__, "child", json.dumps(job | {"processes": flags.processes})]
+            self._started.append(subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+
+    def __enter__(self) -> "Turns":
+        for one in self._started:
+            self._line(one)  # it is warm
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one in self._started:
+            one.kill()
+            one.communicate()
+        self._folder.cleanup()
+
+    def take(self) -> None:
+        """Let all train their steps at the same time."""
+        for one in self._started:
+            print("go", file=one.stdin, flush=True)
+        found = [json.loads(self._line(one)) for one in self._started]
+        self.seconds.append(max(one["seconds"] for one in found))
+        self.cpu.append(sum(one["cpu"] for one in found))
+
+    def _line(self, process: "subprocess.Popen[str]") -> str:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            self.__exit__()
+            raise RuntimeError(f"a measuring process ended with exit code {process.wait()}; it said why above")
+        return line
+
+
+Run = tuple[Iterator[Any], Callable[[], int], Callable[[], float]]
+"""Steps; how many are read ahead; CPU seconds of other processes."""
+
+
+def child(job: dict[str, Any]) -> None:
+    """Train in this process. For each line read, take a turn and print its figures as JSON."""
+    recipe = Recipe.of(**job["flags"])
+    run = beside(recipe, job["variants"], job["processes"]) if job["variants"] else alone(recipe)
+    with run as (each, ahead, others):
+        last, same, number = -1, 0, 0
+        while number < job["timed"] or same < SETTLED:
+            next(each)
+            same = same + 1 if ahead() <= last else 0
+            last, number = max(last, ahead()), number + 1
+        print("warm", flush=True)
+        for _ in sys.stdin:
+            before = others()
+            with Stopwatch() as watch:
+                for _ in range(job["timed"]):
+                    next(each)
+            print(json.dumps({"seconds": watch.seconds, "cpu": watch.cpu + others() - before}), flush=True)
+
+
+@contextmanager
+def alone(recipe: Recipe) -> Iterator[Run]:
+    """A single run as `skirl train` has it, metrics included."""
+    recipe.use_threads()
+    embeddings = recipe.embeddings(recipe.cache_size(0))
+    model, dense = recipe.model_over(embeddings)
+    meter, rates = Meter(recipe.stream().lists), recipe.rates_of(embeddings, dense)
+    with recipe.lookahead(model) as batches:
+
+        def trained() -> Iterator[None]:
+            for done in steps(model, dense, batches, rates):
+                meter.add(done.loss_tensor, done.logits, done.labels, samples=done.samples)
+                yield
+
+        yield trained(), lambda: batches.window, lambda: 0.0
+
+
+@contextmanager
+def beside(recipe: Recipe, count: int, processes: Any) -> Iterator[Run]:
+    """Variants as `skirl sweep` trains them: metrics, and a race that nobody leaves."""
+    variants = [
+        Varied(f"lr-{n}", {"lr": lr}, recipe=replace(recipe, rates=replace(recipe.rates, lr=lr)))
+        for n, lr in enumerate(recipe.rates.lr * (1 + n / count) for n in range(count))
+    ]
+    race = Race([variant.name for variant in variants])
+    duty = Duty(recipe, variants, ENDLESS, lambda name: "none", {})
+    used = how_many(processes, recipe, count, trace=False)
+    crew = Crew(duty) if used == 1 else Crews(duties(duty, race, used))
+    with crew:
+        crew.begin(None, None)
+
+        def trained() -> Iterator[None]:
+            while (done := crew.step()) is not None:
+                race.see([done.losses[name] for name in race.names])
+                crew.end_step(last=False)
+                yield
+
+        yield trained(), crew.window, (lambda: crew.facts()["cpu_seconds"]) if used > 1 else (lambda: 0.0)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["child"]:
+        child(json.loads(sys.argv[2]))
+    else:
+        main(Sweep)

@@ -1,0 +1,64 @@
+"""What sweeps leave in their folders, and how they are killed."""
+
+import json
+import os
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from skirl.cli.commands import Export
+
+TIMES = ("seconds", "begun_at")
+
+
+def race_lines(run: Path, event: str | None = None, *, times: bool = False) -> list[dict[str, Any]]:
+    """Return the lines of a race, or those of one event, without times unless asked."""
+    lines = map(json.loads, (run / "race.jsonl").read_text().splitlines())
+    kept = [line for line in lines if event in (None, line["event"])]
+    return kept if times else [{k: v for k, v in line.items() if k not in TIMES} for line in kept]
+
+
+def rows_of(checkpoint: Path, variant: str | None = None) -> pa.Table:
+    """Return the rows of a checkpoint, in order."""
+    out = (checkpoint.parent if checkpoint.is_file() else checkpoint) / "rows.parquet"
+    Export(checkpoint, out, variant=variant, force=True).run()
+    return pq.read_table(out).sort_by([("table", "ascending"), ("row", "ascending")])
+
+
+def left_behind(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what does not depend on where and when: the race, losses, scores, and the rows of those trained to the end."""
+    stayed = [name for name, of in result["by_variant"].items() if of["left"] is None]
+    own = {name: json.loads((folder / "run" / name / "result.json").read_text()) for name in result["by_variant"]}
+    names = ("winner", "standing", "variant_steps", "cost", "seed_noise", "steps", "failed")
+    return {
+        "race": race_lines(folder / "run"),
+        "by_variant": {name: of | {"run": None} for name, of in result["by_variant"].items()},
+        "losses": {name: (of["loss"], of["auc"], of["steps"], of.get("test_auc")) for name, of in own.items()},
+        "rows": {name: rows_of(folder / "saved", name) for name in stayed},
+        **{name: result[name] for name in names},
+    }
+
+
+def same(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+    """Check that two sweeps left the same behind."""
+    assert [name for name in theirs if ours[name] != theirs[name]] == []
+
+
+def kill(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_before(owner: Any, name: str, when: Callable[..., bool]) -> None:
+    """From here on, this process is killed before a method is called, the first time that a condition holds."""
+    method = getattr(owner, name)
+
+    def killing(self: Any, *args: Any, **more: Any) -> Any:
+        if when(self, *args):
+            kill()
+        return method(self, *args, **more)
+
+    setattr(owner, name, killing)

@@ -1,0 +1,59 @@
+"""All models, over rows that are pooled and over lists, train together to the bits of their single runs."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from skirl.pipeline.lookahead import lookahead
+from skirl.sweep.crew import sweep_of
+from skirl.sweep.variants import Varied, variants_of
+from skirl.train.loop import steps
+from skirl.train.recipe import Recipe
+from skirl.train.verify import touched_rows
+from tests.streams import stored_rows
+
+POOLED = ("dlrm-tiny", "wide-deep-tiny", "deep-cross-tiny", "deepfm-tiny", "dcnv2-tiny")
+OF_LISTS = ("din-tiny", "dcat-tiny")
+"""Models that attend to a list, so its rows are not pooled."""
+SETS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "one id": ({"data": "synthetic:tiny"}, (*POOLED, *OF_LISTS)),
+    "bags": ({"data": "synthetic:tiny", "pooling_factor": 3}, (*POOLED, *OF_LISTS)),
+    "sessions": ({"data": "synthetic:sessions", "pooling_factor": 4}, POOLED),
+    "unpooled sessions": ({"data": "synthetic:sessions", "pooling_factor": 4}, OF_LISTS),
+}
+Left = tuple[list[float], dict[str, bytes], dict[int, bytes]]
+"""Losses, weights and rows that a variant leaves."""
+
+
+def left(losses: list[float], model: torch.nn.Module, embeddings: Any) -> Left:
+    embeddings.flush()
+    weights = {name: w.detach().numpy().tobytes() for name, w in model.named_parameters() if "anchor" not in name}
+    return losses, weights, {key: row.tobytes() for key, row in stored_rows(embeddings.engine).items()}
+
+
+def alone(recipe: Recipe, variant: Varied) -> Left:
+    embeddings = variant.recipe.embeddings(recipe.cache_size(touched_rows(recipe)), store="memory")
+    model, dense = variant.recipe.model_over(embeddings)
+    with recipe.lookahead(model) as batches:
+        losses = [float(done.loss_tensor) for done in steps(model, dense, batches, None)]
+    return left(losses, model, embeddings)
+
+
+@pytest.mark.parametrize("form", ["loop", "lanes"])
+@pytest.mark.parametrize("name", SETS)
+def test_all_models_train_as_alone(name: str, form: str):
+    data, models = SETS[name]
+    recipe = Recipe.of(**data, model=models[0], dim=4, batch=8, steps=20, cache="touched:40%", depth=4, threads=1)
+    variants = variants_of(recipe, [f"model={','.join(models)}", "dim=4,6"])
+    losses: dict[str, list[float]] = {variant.name: [] for variant in variants}
+    with sweep_of(recipe, variants, form=form) as sweep, lookahead(recipe.stream(), sweep, depth=4) as batches:
+        for batch in batches:
+            for variant, loss in sweep.step(batch).items():
+                losses[variant].append(loss)
+        batches.close()
+        found = {v.name: left(losses[v.name], v.model, v.embeddings) for v in sweep}
+        assert all(v.embeddings.engine.counters.fetched for v in sweep), "no row was fetched again"
+        for variant in variants:
+            for ours, theirs in zip(found[variant.name], alone(recipe, variant), strict=True):
+                assert ours == theirs, variant.name
