@@ -28,7 +28,7 @@ from skirl.tools.flags import Flag, _choices, flags_of, option
 from skirl.train.commands import Train, Verify
 from tests.warm import COMMAND, DEVNULL, PIPE, Python
 
-SOURCE = str(Path(cli.__file__).parents[1])
+SOURCE = str(Path(cli.__file__).parents[2])
 SMALL = "--data synthetic:tiny --model dlrm-tiny --dim 4 --batch 64 --steps 40 --threads 1".split()  # noqa: SIM905
 
 

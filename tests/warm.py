@@ -48,6 +48,7 @@ def become(code: str, args: list[str], cwd: str, env: dict[str, str], streams: l
     os.environ.clear()
     os.environ.update(env)
     sys.argv = ["-c", *args]
+    sys.path.insert(0, "")
     sys.modules["numba"].config.reload_config()  # it has read the server's environment
     tempfile.tempdir = None
     sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115 as long as the process

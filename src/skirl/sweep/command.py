@@ -109,7 +109,7 @@ class SweepCommand(Composed):
         """Return the result as lines of text, by title."""
         from skirl.sweep.race import VariantPlace
         from skirl.sweep.report import MEANS, SAME, best_line, table_text
-        from skirl.train.kept import origin_line
+        from skirl.train.commands import origin_line
 
         count = result["processes_used"]
         shared = "once for all variants" if count == 1 else f"once in each of {count} processes for its variants"

@@ -203,7 +203,7 @@ FREE = RULES["free"] | RULES["warned"]
 
 def run_of(body: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the state of a checkpoint's run folder: `folder`, `flags`, `changes`. None if `skirl train` did not save it."""
-    from skirl.checkpoint.codec import decode
+    from skirl.checkpoint.decoding import decode
 
     for part in body["run"]["optimizers"]:
         if part["type"] == "RunFolder":

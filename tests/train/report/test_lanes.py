@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from skirl.cli import main
+from skirl.cli.commands import Report
 from skirl.core.placement import Placement
 from skirl.core.tables import Schema
 from skirl.data.share import part_of
 from skirl.peers.job import using
-from skirl.train.commands import Report, Train
+from skirl.train.commands import Train
 from skirl.train.loop import keys_of
 from skirl.train.recipe import Recipe
 from tests.threads_as_trainers import InProcess

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from skirl.cli import main
-from skirl.train.commands import Report
+from skirl.cli.commands import Report
 from skirl.train.report.report import RunContents, _charts, _lead, facts
 
 FLAGS = [
