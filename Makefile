@@ -3,14 +3,13 @@
 #   make train                       a DLRM on tables ten times the cache
 #   make test                        lint, types, tests
 #   make docs                        the documentation, into site/
-#   make campaign SEED=7             everything, slow tests too, many more random cases; writes campaign-report.json
-#   make slice                       at most 15 minutes of the campaign, chosen by the commit's hash; before a push
+#   make campaign SEED=7             everything, slow tests too, with many more random cases
 #   make chaos RUNS=60               kills, stops and cuts off trainers, launchers and nodes: no bit may change
 #   make test-gpu PY=python3         the tests that need a GPU, here with an interpreter that has torch for CUDA
 
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: train test tests seconds campaign slice chaos test-gpu lint style types format docs golden clean
+.PHONY: train test tests seconds campaign chaos test-gpu lint style types format docs golden clean
 
 # Without compiled sources each process would compile them again, and pytest its rewritten asserts: 10 s of CPU a process.
 unexport PYTHONDONTWRITEBYTECODE
@@ -22,7 +21,6 @@ OTHERS := $(VENV)/.others
 # One test process more than cores, for the waits of others, eight at most; `make test JOBS=0` runs in one process, to debug.
 JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 7 ? n + 1 : 8)))
 SEED ?= $(shell date +%s)
-SLICE ?= 600
 RUNS ?= 22
 # Under a minute, also where cores are busy: a second thread would wait for the first more than it helps so small a model.
 # A share of the touched rows: in that time the run touches 3% of its 33.8 million.

@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import platform
-import shutil
 import signal
 import subprocess
 import sys
@@ -129,22 +128,6 @@ def golden(pytestconfig: pytest.Config) -> Callable[..., None]:
 
     recorded_now = pytestconfig.stash.setdefault(RECORDED, {})
     return check
-
-
-@pytest.fixture
-def browse(tmp_path: Path) -> Callable[[Path], str]:
-    """Return `browse(page)`, which gives a file as headless Chromium renders it, as HTML. Skip the test without Chromium."""
-    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if browser is None:
-        pytest.skip("needs a browser: install chromium")
-    offline = ["disable-background-networking", "disable-component-update", "disable-sync", "disable-quic"]
-    flags = ["headless", "no-sandbox", "disable-gpu", "no-first-run", *offline, f"user-data-dir={tmp_path / 'browser'}"]
-
-    def dump(page: Path) -> str:
-        command = [browser, *(f"--{flag}" for flag in flags), "--dump-dom", page.as_uri()]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
-
-    return dump
 
 
 def fingerprint() -> dict[str, str]:
