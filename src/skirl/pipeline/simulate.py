@@ -1,6 +1,6 @@
 """The planner alone, on a stream of keys: what a run would move, without moving a row.
 
-It is the planner of training, so it counts what a run does, and `skirl bench traffic` compares the two."""
+It is the planner of training, so it counts what a run does; `benchmarks/traffic.py` compares the two."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
