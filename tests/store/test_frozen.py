@@ -150,17 +150,3 @@ def _keys(facts: list[Facts], root: Path, kind: str) -> list[int]:
         found += contents(store)
         store.close()
     return found
-
-
-def test_a_store_that_knows_one_part_only_says_so(tmp_path: Path) -> None:
-    class Plain(MemoryStore):
-        thaw_parts = Store.thaw_parts
-
-    store = MemoryStore(LAYOUT)
-    state = store.freeze(tmp_path, None)
-    facts = state.write()
-    state.release()
-    with pytest.raises(ValueError, match="a single trainer"):
-        Plain(LAYOUT).thaw_parts(tmp_path, [FrozenPart(facts), FrozenPart(facts)], "x", 1)
-    with pytest.raises(NotImplementedError, match="Plain cannot take frozen rows: implement thaw, or thaw_parts"):
-        Plain(LAYOUT).thaw(tmp_path, facts, [])
