@@ -1,6 +1,5 @@
 """Rows saved by N stores and loaded by M stores: each takes its own, compared with a dict."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from skirl.checkpoint import whole
 from skirl.core.placement import Placement
 from skirl.store import CheckpointRows, DiskStore, MemoryStore, Store
 from skirl.store.base import Facts, FrozenPart, Mine
-from skirl.tools.sealed_json import CheckpointError
 from tests.cases import cases
 from tests.store.conformance import LAYOUT, contents
 from tests.store.crash import Unsynced
@@ -105,48 +103,3 @@ def test_rows_of_n_stores_go_to_m(
                 assert held == taken
             store.close()
     assert found == model
-
-
-@pytest.mark.parametrize("kind", ["memory", "disk"])
-@pytest.mark.parametrize("share", [True, False])
-def test_a_part_that_is_damaged_leaves_the_store_as_it_was(tmp_path: Path, kind: str, share: bool) -> None:
-    rng, facts = np.random.default_rng(0), list[Facts]()
-    (tmp_path / "rows").mkdir()
-    for i in range(2):
-        store = made(kind, tmp_path / f"from {i}")
-        store.write(*drawn(rng, 0, 200))
-        state = store.freeze(tmp_path / "rows", None)
-        facts.append(state.write())
-        state.release()
-        store.close()
-    store = made(kind, tmp_path / "to")
-    store.write(*drawn(rng, 1, 50))
-    held, generation = contents(store), store.generation
-    files = sorted((tmp_path / "to").glob("*")) if kind == "disk" else []
-    everything: Callable[[Any], Any] = lambda keys: np.ones(len(keys), np.bool_)  # noqa: E731
-    parts = [FrozenPart(of, [], None if share else everything) for of in facts]
-    for name in sorted(path.name for path in (tmp_path / "rows").iterdir()):
-        path = tmp_path / "rows" / name
-        raw = path.read_bytes()
-        for wrong in (raw[:-1], raw[:-2] + bytes([raw[-2] ^ 1]) + raw[-1:], None):
-            path.unlink() if wrong is None else path.write_bytes(wrong)
-            with pytest.raises(CheckpointError, match=name):
-                for of in facts:
-                    whole.check(tmp_path / "rows", of)
-                store.thaw_parts(tmp_path / "rows", parts, "x", 1)
-            path.write_bytes(raw)
-            assert contents(store) == held and store.generation == generation
-    assert not files or sorted((tmp_path / "to").glob("*")) == files
-    store.thaw_parts(tmp_path / "rows", parts, "x", 1)
-    assert len(store) == len({*_keys(facts, tmp_path, kind)})
-    store.close()
-
-
-def _keys(facts: list[Facts], root: Path, kind: str) -> list[int]:
-    found = list[int]()
-    for i, of in enumerate(facts):
-        store = made(kind, root / f"look {i}")
-        store.thaw(root / "rows", of, [])
-        found += contents(store)
-        store.close()
-    return found

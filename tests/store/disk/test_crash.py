@@ -1,13 +1,11 @@
 """Power loss and kill -9 at any moment: what is found is a durable point, whole, and no older than promised."""
 
 import shutil
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from skirl.store import DiskError, DiskStore, Record
+from skirl.store import DiskError, DiskStore
 from skirl.store.disk import log as log_module
 from skirl.tools.sealed_json import CheckpointError
 from tests.store import frozen
@@ -24,7 +22,7 @@ from tests.store.disk.crashing import (
     make_small,
     try_thaw,
 )
-from tests.warm import PIPE, Python
+from tests.warm import Python
 
 
 def test_power_loss_and_kills(tmp_path, monkeypatch, campaign_seed):
@@ -247,77 +245,6 @@ def test_what_a_killed_process_left_of_a_frozen_state_is_synced_by_the_next(tmp_
 
 
 # Processes that are killed
-
-
-WRITER = """
-import sys, numpy as np
-from pathlib import Path
-from skirl.store import DiskStore, Record
-from tests.store import frozen
-from skirl.store.disk import log
-path, room, n = sys.argv[1], float(sys.argv[2]), 3000
-log.SLACK, log.SMALLEST = 1 << 16, 512
-store = DiskStore(path, {0: Record(16), 1: Record(3, "float64")}, room=room)
-start = int(store.read(np.array([0]), out := np.zeros((1, 16), np.float32))[0]) and int(out[0, 0])
-for i in range(start + 1, start + 100_000):
-    order = np.random.default_rng(i).permutation(n)
-    store.write(order, np.full((n, 16), i, np.float32))
-    store.write(order + (1 << 48), np.full((n, 3), i, np.float64))
-    if i % 3 == 0:
-        store.flush()
-        print(store.generation, i, flush=True)
-    if i % 7 == 0:
-        frozen.save(store, Path(path + "-frozen"))
-"""
-
-
-def kill_and_compare(python: Python, path: Path, room: float, wait: float) -> None:
-    """Let a process write, kill it, and check that the last point that it reported, or a later one, is there whole."""
-    layout, n = {0: Record(16), 1: Record(3, "float64")}, 3000
-    child = python.start(WRITER, str(path), str(room), stdout=PIPE)
-    assert child.stdout and child.stdout.readline()
-    time.sleep(wait)
-    child.kill()
-    told = [tuple(map(int, line.split())) for line in child.stdout.read().splitlines() if line.count(" ") == 1]
-    child.stdout.close()
-    child.wait()
-    by_generation = dict(told)
-    with DiskStore(path, layout) as store:
-        store.check()
-        assert len(store) == 2 * n
-        values = []
-        for table, record in layout.items():
-            out = np.zeros((n, record.width), record.dtype)
-            assert store.read(np.arange(n) + (table << 48), out).all()
-            assert (out == out[0, 0]).all(), "a mix of two points"
-            values.append(int(out[0, 0]))
-        assert values[0] - values[1] in (0, 1)
-        if told:
-            assert store.generation >= told[-1][0] and values[1] >= told[-1][1] - (values[0] != values[1])
-        if store.generation in by_generation:
-            assert values == [by_generation[store.generation]] * 2
-        elif room > 2:
-            assert values[0] == values[1] and values[0] % 3 == 0, "no point was asked for here"
-    if (path.with_name(path.name + "-frozen") / frozen.HEADER).exists():
-        other = path.with_name("other")
-        with DiskStore(other, layout) as store:
-            frozen.load(store, path.with_name(path.name + "-frozen"))
-            out = np.zeros((n, 16), np.float32)
-            assert store.read(np.arange(n), out).all() and (out == out[0, 0]).all() and out[0, 0] % 7 == 0
-        shutil.rmtree(other)
-
-
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("kills", [4, pytest.param(200, marks=pytest.mark.slow)])
-def test_kill_at_any_moment(python: Python, tmp_path, campaign_seed, kills):
-    """The same store again and again, and stores of new processes."""
-    rng, lives = np.random.default_rng(campaign_seed), max(2, kills // 20)
-    for turn in range(kills):
-        path = tmp_path / f"store{turn // lives}"
-        kill_and_compare(python, path, room=[1.5, 9][turn // lives % 2], wait=rng.uniform(0, 0.5))
-        if turn % lives == lives - 1:
-            shutil.rmtree(path)
-            shutil.rmtree(tmp_path / f"{path.name}-frozen", ignore_errors=True)
 
 
 @pytest.mark.timeout(3600)

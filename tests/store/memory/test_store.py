@@ -3,7 +3,6 @@ import json
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from skirl.store.memory.directory import Arena, Directory
 from tests.processes import interpreter
 from tests.store import frozen
 from tests.store.conformance import StoreConformance, contents, filled
-from tests.warm import PIPE
 
 
 class TestMemoryStore(StoreConformance):
@@ -104,14 +102,6 @@ def test_arena_grows_under_a_view_kept_by_a_traceback():
 
 def raise_holding(view: np.ndarray) -> None:
     raise RuntimeError(view.shape)
-
-
-def test_arena_without_room_stays_as_it_was():
-    arena = Arena("float64")
-    arena.array[:] = 1
-    with pytest.raises((MemoryError, OverflowError)):
-        arena.reserve(1 << 58)
-    assert (arena.array == 1).all()
 
 
 def test_more_positions_than_int32_are_refused():
@@ -254,30 +244,6 @@ def test_unchanged_rows_are_in_the_files_before(tmp_path):
     assert len(again) == 100 and np.array_equal(*rows)
     frozen.save(store, tmp_path, since)
     assert len(frozen.facts_in(tmp_path)["files"]) == len(since["files"]), "nothing has changed: no file more"
-
-
-def test_kill_while_frozen_rows_are_written_leaves_a_whole_state(python, tmp_path):
-    """Kill -9 at any moment while writing the 2nd, 3rd, ... state in one folder: one of them thaws, whole."""
-    code = (
-        "import sys, numpy as np; from pathlib import Path; from skirl.store import MemoryStore, Record\n"
-        "from tests.store import frozen\n"
-        "s, since = MemoryStore({0: Record(64)}), None\n"
-        "for i in range(1, 1000):\n"
-        "    s.write(np.arange(4000), np.full((4000, 64), i, np.float32))\n"
-        "    since = frozen.save(s, Path(sys.argv[1]), since); print(i, flush=True)"
-    )
-    rng = np.random.default_rng(0)
-    for turn in range(3):
-        folder = tmp_path / str(turn)
-        with python.start(code, str(folder), stdout=PIPE) as child:
-            assert child.stdout.readline() == "1\n"
-            time.sleep(rng.uniform(0, 0.1))
-            child.kill()
-            last = int(([0] + [int(line) for line in child.stdout.read().split()])[-1] or 1)
-        store, out = MemoryStore({0: Record(64)}), np.zeros((4000, 64), np.float32)
-        frozen.load(store, folder)
-        assert store.read(np.arange(4000), out).all()
-        assert store.generation in (last, last + 1) and (out == store.generation).all()
 
 
 def test_open_store():
