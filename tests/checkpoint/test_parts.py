@@ -123,7 +123,7 @@ def saved(n: int, folder: Path, store: Callable[[int], str], seeds: tuple[int, .
     return [union(list(of_seed)) for of_seed in zip(*InProcess.run(n, work, **more), strict=True)]
 
 
-@cases(8)
+@cases(12)
 @given(st.integers(1, 4), st.integers(1, 4), st.sampled_from(["memory", "disk"]), st.integers(0, 1000))
 def test_n_trainers_save_and_m_go_on(
     tmp_path_factory: pytest.TempPathFactory, n: int, m: int, store: str, seed: int

@@ -60,7 +60,8 @@ def contents(store: Store) -> dict[int, bytes]:
     held: dict[int, bytes] = {}
     for keys in store.keys():  # noqa: SIM118
         assert keys.dtype == np.int64 and keys.size
-        out = blank(int(keys[0] >> 48), keys.size)
+        record = store.layout.records[int(keys[0] >> 48)]
+        out = np.full((keys.size, record.width), -7, record.dtype)
         assert store.read(keys, out).all()
         for k, row in zip(keys.tolist(), out, strict=True):
             assert k not in held
