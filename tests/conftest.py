@@ -52,7 +52,7 @@ GOLDEN_TOLERANCE = 1e-4  # relative, on another machine or torch than the one re
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("skirl")
     group.addoption("--record-golden", action="store_true", help="write golden traces anew instead of comparing")
-    group.addoption("--fuzz-seconds", type=float, help="of all fuzz targets together; 6, or 3600 in a campaign")
+    group.addoption("--fuzz-seconds", type=float, help="of all fuzz targets together; 4, or 3600 in a campaign")
 
 
 @pytest.fixture(autouse=True)

@@ -1,13 +1,11 @@
-"""Runs that are killed while they save, for tests/checkpoint: `python -m tests.killed FOLDER everywhere|KILLS SEED`.
+"""Runs that are killed while they save, for tests/checkpoint: `python -m tests.killed FOLDER`.
 
 Processes are forked from this one, which has imported and compiled everything and has no threads, so a run takes 0.1 s.
 """
 
 import os
-import random
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,30 +52,6 @@ def ended(pid: int, reading: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def at_random(folder: Path, kills: int, seed: int) -> None:
-    """Train and save after every step; kill, resume, kill, resume."""
-    rng = random.Random(seed)
-
-    def child(begins: Callable[[], object]) -> None:
-        run = resumed(folder)
-
-        def saved(step: int) -> Path:
-            if step == run.begun + 2:  # one save is complete, so that each process gets further than the one before
-                begins()
-            return folder
-
-        run.train(saved=saved)
-
-    for _ in range(kills):
-        pid, reading = forked(child)
-        time.sleep(rng.uniform(0.01, 0.2))
-        os.kill(pid, signal.SIGKILL)
-        assert ended(pid, reading) == -signal.SIGKILL
-        drafts = [path for path in folder.rglob("*") if path.suffix == ".tmp"]
-        saving = drafts or len(list(folder.glob("dense-*"))) != len(numbers(folder))
-        print("killed", "while saving" if saving else "between saves", flush=True)
-
-
 def everywhere(folder: Path) -> None:
     """Kill one save at its first touch of a file, the next at its second, and so on, until one gets through."""
     after = step_of(folder)
@@ -122,15 +96,11 @@ def step_of(folder: Path) -> int:
 
 def main() -> None:
     torch.set_num_threads(1)
-    folder, how, seed = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     model = Run(ENDLESS).model
     for i in range(30):  # without a lookahead there are no threads: compile everything now
         model.loss(ENDLESS.data.batch(i)).backward()
     model.rows.flush()
-    if how == "everywhere":
-        everywhere(folder)
-    else:
-        at_random(folder, int(how), seed)
+    everywhere(Path(sys.argv[1]))
 
 
 if __name__ == "__main__":

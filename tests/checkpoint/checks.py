@@ -49,7 +49,7 @@ def saves(run: Run, folder: Path, steps: list[int], **options: Any) -> list[skir
     return found
 
 
-def moments(store: str, cache: int, look: tuple[int, ...] = (1, 7, 12, 23)) -> None:
+def moments(store: str, cache: int, look: tuple[int, ...] = (1, 12, 23)) -> None:
     """A checkpoint after every step, all of them kept, holds exactly that step, and saving does not disturb the run."""
     setup = Setup(ROWS[2], "adamw", "list", batches=12, depth=4, cache=cache)
     whole = Run(setup).train()
@@ -298,4 +298,5 @@ CHECKS: dict[str, Callable[[], None]] = {
     "older start": older_start,
     "two that resume": two_that_resume,
     "damage": lambda: damage("memory"),
+    "damage on disk": lambda: damage("disk"),
 }

@@ -92,12 +92,6 @@ def test_tensors_are_copies_of_their_own() -> None:
     assert all(torch.equal(again[name], expected[name]) for name in value)
 
 
-def test_names_tell_the_place_and_do_not_collide() -> None:
-    one = torch.ones(1)
-    _, held = encode({"a.b": one, "a": {"b": one * 2}, "c": [one]}, "x")
-    assert sorted(held) == ["x.a.b", "x.a.b~1", "x.c.0"]
-
-
 @pytest.mark.parametrize(
     ("value", "words"),
     [

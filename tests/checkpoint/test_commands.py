@@ -64,8 +64,7 @@ def trained(store: str = "memory") -> Model:
     return model.eval()
 
 
-@pytest.mark.parametrize("store", ["memory", "disk"])
-@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+@pytest.mark.parametrize(("store", "suffix"), [("memory", ".pt"), ("disk", ".safetensors")])
 def test_exported_rows_predict_the_same_in_plain_pytorch(tmp_path: Path, store: str, suffix: str) -> None:
     model = trained("memory" if store == "memory" else f"disk:{tmp_path / 'rows'}")
     skirl.save(tmp_path / "c", model=model)
@@ -79,14 +78,12 @@ def test_exported_rows_predict_the_same_in_plain_pytorch(tmp_path: Path, store: 
     assert list((tmp_path / "c").glob("export-*")) == []
 
 
-@pytest.mark.parametrize("suffix", [".pt", ".safetensors", None])
+@pytest.mark.parametrize("suffix", [".pt", None])
 def test_an_imported_model_predicts_the_same_and_trains_on(tmp_path: Path, suffix: str | None) -> None:
     torch.manual_seed(5)
     plain, source = Model().eval(), tmp_path / f"in{suffix}"
-    if suffix == ".pt":
+    if suffix:
         torch.save(plain.state_dict(), source)
-    elif suffix:
-        save_file(plain.state_dict(), source)
     model = Model(made())
     model(batch(0, 3)).sum().backward()  # some rows are already resident
     assert skirl.import_rows(model, source if suffix else plain.state_dict()) == {"user": 300, "item": 200}
@@ -132,8 +129,9 @@ def go_on(rows: Any, name: str = "item", steps: int = 6) -> torch.Tensor:
     return rows.eval()(skirl.KeyedJagged.one_hot([name, "o"], torch.arange(9)[:, None].expand(9, 2)))[name]
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
-@pytest.mark.parametrize("by", ["file", "one table", "command"])
+@pytest.mark.parametrize(
+    ("rule", "by"), [*((rule, "file") for rule in RULES), (RULES[3], "one table"), (RULES[3], "command")]
+)
 def test_our_own_file_brings_the_optimizer_state_along(
     tmp_path: Path, rule: Any, by: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -162,9 +160,7 @@ def test_moments_without_their_steps_are_refused_and_other_optimizers_begin_anew
     one, file = adaptive(RULES[3]), tmp_path / "rows.safetensors"
     go_on(one)
     skirl.export(one, file)
-    with pytest.raises(
-        ValueError, match=r"the state dict has Adam's state of table 'item', but not its number of steps"
-    ):
+    with pytest.raises(ValueError, match=r"the state dict has Adam's state of table 'item', but not its number of"):
         skirl.import_rows(adaptive(RULES[3]), load_file(file))
     weights = {name: tensor for name, tensor in load_file(file).items() if "exp_avg" not in name}
     anew = adaptive(RULES[3])
@@ -177,28 +173,19 @@ def test_moments_without_their_steps_are_refused_and_other_optimizers_begin_anew
     skirl.import_rows(other := adaptive(RULES[2]), file)
     records, _ = peek(other.engine, np.arange(6), 0)
     assert not records[:, 4:].any() and records[:, :4].any()
-    with pytest.raises(
-        ValueError, match=r"item.sum is \[6, 1\] in the state dict, but Adagrad has \[6, 4\]: leave it out"
-    ):
+    with pytest.raises(ValueError, match=r"item.sum is \[6, 1\] in the state dict, but Adagrad has \[6, 4\]: leave"):
         skirl.import_rows(adaptive(RULES[2]), load_file(file))
     with pytest.raises(ValueError, match="has ids of 'item', but not the number of its rows: export it again"):
         save_file(load_file(file), tmp_path / "bare.safetensors")
         Import(tmp_path / "bare.safetensors", tmp_path / "i").run()
 
 
-def test_every_row_anew_is_after_no_step(tmp_path: Path) -> None:
-    go_on(trained := adaptive(RULES[3]))
-    skirl.import_rows(trained, {"item.weight": torch.zeros(50, 4)})
-    assert trained.engine.table_steps[0] == 0 < trained.engine.table_steps[1]
-
-
-@pytest.mark.parametrize("store", ["memory", "disk"])
-def test_a_checkpoint_brings_adam_along_with_its_steps(tmp_path: Path, store: str) -> None:
+def test_a_checkpoint_brings_adam_along_with_its_steps(tmp_path: Path) -> None:
     tables = [skirl.Table("item", 50, 4)]
 
     def rows(where: str) -> Any:
-        kind = f"disk:{tmp_path / where}" if store == "disk" else "memory"
-        return skirl.EmbeddingBagCollection(tables, optimizer=skirl.Adam(lr=0.1), cache=8, store=kind)
+        store = f"disk:{tmp_path / where}"
+        return skirl.EmbeddingBagCollection(tables, optimizer=skirl.Adam(lr=0.1), cache=8, store=store)
 
     def train(embeddings: Any) -> None:
         for i in range(6):

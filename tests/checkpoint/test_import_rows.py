@@ -58,22 +58,13 @@ def test_rows_are_those_of_the_source_and_others_stay(
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_a_name_that_the_source_has_not_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"the state dict has no 'x': name one of a.weight"):
-        skirl.import_rows(made(), {"a.weight": torch.zeros(6, 2)}, names={"a": "x"})
-    with pytest.raises(FileNotFoundError, match="name a file, or a folder of checkpoints"):
-        skirl.import_rows(made(), "nowhere.pt")
-
-
 @pytest.mark.parametrize(
     ("tensors", "words"),
     [
         ({"a.weight": torch.zeros(6, 2, dtype=torch.int64)}, "a.weight is of torch.int64"),
-        ({"a.weight": torch.zeros(6, 2, dtype=torch.complex64)}, "a.weight is of torch.complex64"),
         ({"a.weight": torch.zeros(6, 2, dtype=torch.float8_e4m3fn)}, "a.weight is of torch.float8"),
         ({"a.weight": torch.tensor(1.0)}, r"a.weight is \[\]"),
         ({"a.weight": torch.zeros(2, 2), "a.ids": torch.zeros(2)}, "a.ids is .*the whole numbers of the 2 rows"),
-        ({"a.weight": torch.zeros(2, 2), "a.ids": torch.tensor(1)}, "a.ids is .*the whole numbers of the 2 rows"),
         ({"a.weight": torch.tensor(1.0), "a.ids": torch.zeros(2, dtype=torch.int64)}, "a.ids is"),
         ({"a.weight": torch.zeros(2, 2), "a.ids": torch.arange(2), "a.sum": torch.zeros(2, 0, 2)}, "a.sum is"),
         ({"x": torch.zeros(2)}, "has no table of this model"),
@@ -82,7 +73,6 @@ def test_a_name_that_the_source_has_not_is_refused() -> None:
 def test_tensors_of_another_form_are_refused_with_their_file(
     tmp_path: Path, tensors: dict[str, torch.Tensor], words: str
 ) -> None:
-    """Fuzzing found a broadcast, a cast to whole numbers, and an index out of range."""
     save_file(tensors, tmp_path / "t.safetensors")
     torch.save(tensors, tmp_path / "t.pt")
     for name in ("t.safetensors", "t.pt"):
@@ -93,7 +83,7 @@ def test_tensors_of_another_form_are_refused_with_their_file(
 
 
 def test_a_flipped_bit_in_a_file_of_torch_is_found(tmp_path: Path) -> None:
-    """Torch checks no checksum when it maps the file: fuzzing found weights that differed from the saved ones."""
+    """Torch checks no checksum when it maps the file."""
     state = {"a.weight": torch.ones(6, 2), "b.weight": torch.full((6, 4), 2.0)}
     path = tmp_path / "t.pt"
     torch.save(state, path)

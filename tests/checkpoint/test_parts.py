@@ -123,7 +123,7 @@ def saved(n: int, folder: Path, store: Callable[[int], str], seeds: tuple[int, .
     return [union(list(of_seed)) for of_seed in zip(*InProcess.run(n, work, **more), strict=True)]
 
 
-@cases(8)
+@cases(12)
 @given(st.integers(1, 4), st.integers(1, 4), st.sampled_from(["memory", "disk"]), st.integers(0, 1000))
 def test_n_trainers_save_and_m_go_on(
     tmp_path_factory: pytest.TempPathFactory, n: int, m: int, store: str, seed: int
@@ -178,14 +178,6 @@ def test_one_process_reads_the_parts_of_several(tmp_path: Path) -> None:
             assert state_of(found.rows) == state
 
 
-def test_counters_of_all_trainers_stay_with_some(tmp_path: Path) -> None:
-    saved(3, tmp_path, on("memory", tmp_path), (1, 2))
-    body = folders.read(folders.header(tmp_path, 2))
-    new = sum(part["counters"]["rows"]["new"] for part in body["parts"])
-    found = InProcess.run(2, lambda peers: Trainer(peers, "memory").load(tmp_path).rows.engine.counters)
-    assert sum(counters.new for counters in found) == new > 0 and {counters.steps for counters in found} == {7}
-
-
 @contextmanager
 def failing(where: str, rank: int, trainer: Trainer) -> Iterator[None]:
     """Make the disk of one trainer full at one point of a save."""
@@ -209,9 +201,8 @@ def failing(where: str, rank: int, trainer: Trainer) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("store", ["memory", "disk"])
-def test_a_trainer_that_cannot_write_stops_the_checkpoint_of_all(tmp_path: Path, store: str) -> None:
-    folder = tmp_path / "c"
+def test_a_trainer_that_cannot_write_stops_the_checkpoint_of_all(tmp_path: Path) -> None:
+    folder, store = tmp_path / "c", "disk"
     at = [(where, rank) for where in ("freeze", "rows", "part") for rank in (0, 1)] + [("dense", 0), ("header", 0)]
 
     def work(peers: Peers) -> list[str]:
@@ -267,10 +258,9 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
         _watched[0](str(args[0]) + str(args[1]))
 
 
-@pytest.mark.parametrize("store", ["memory", "disk"])
-def test_a_kill_at_any_touch_of_a_file_leaves_a_whole_checkpoint(tmp_path: Path, store: str) -> None:
+def test_a_kill_at_any_touch_of_a_file_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     """The folder's content before each touch is what a kill of all trainers at that point would leave."""
-    folder, busy, shots = tmp_path / "c", threading.RLock(), list[Path]()
+    folder, store, busy, shots = tmp_path / "c", "disk", threading.RLock(), list[Path]()
 
     def shot(touched: str) -> None:
         if str(folder) not in touched or str(tmp_path / "shot") in touched or threading.current_thread() in inside:
@@ -335,10 +325,8 @@ def test_a_trainer_that_dies_while_all_save_leaves_the_checkpoint_before(tmp_pat
         assert union(InProcess.run(2, lambda peers: Trainer(peers, "memory").load(tmp_path).state())) == state
 
 
-@pytest.mark.parametrize("store", ["memory", "disk"])
-def test_all_take_the_checkpoint_before_if_one_finds_damage(
-    tmp_path: Path, store: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_all_take_the_checkpoint_before_if_one_finds_damage(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = "disk"
     states = saved(2, tmp_path / "c", on(store, tmp_path / "rows"), (0, 1))
     bodies = [folders.files(folders.read(folders.header(tmp_path / "c", number))) for number in (1, 2)]
     for name, kind in zip(sorted(bodies[1] - bodies[0]), itertools.cycle(["flip", "remove"])):

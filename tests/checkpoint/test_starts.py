@@ -9,7 +9,6 @@ import pytest
 
 from skirl.checkpoint import folder as folders
 from skirl.checkpoint import numbers, saving, starts, together
-from skirl.checkpoint.keeper import Keeper
 from skirl.checkpoint.starts import Superseded
 from skirl.peers.base import PeerError, Peers
 from skirl.tools import sealed_json
@@ -55,8 +54,12 @@ def after(newer: Callable[[], None], real: Callable[..., Any]) -> Callable[..., 
     return call
 
 
-@pytest.mark.parametrize("trainers", [1, 2])
-@pytest.mark.parametrize("moment", ["header", "rename", "retain", "sweep is to be allowed", "sweep was allowed"])
+MOMENTS = ("header", "rename", "retain", "sweep is to be allowed", "sweep was allowed")
+
+
+@pytest.mark.parametrize(
+    ("moment", "trainers"), [*((moment, 2) for moment in MOMENTS), (MOMENTS[1], 1), (MOMENTS[4], 1)]
+)
 def test_an_older_start_changes_nothing(tmp_path: Path, moment: str, trainers: int) -> None:
     newer = NewerStart(tmp_path, trainers)
     writer: Any = saving if trainers == 1 else together
@@ -112,52 +115,6 @@ def test_a_start_goes_on_and_a_process_that_resumes_is_another(tmp_path: Path) -
     Trainer(one, "memory").load(tmp_path).train(1).save(tmp_path)
     assert folders.read(folders.header(tmp_path, numbers(tmp_path)[-1]))["start"] == 2
     assert [path.name for path in tmp_path.glob("start-*")] == ["start-000002"]
-
-
-class Counted:
-    """A data source that is just a step count."""
-
-    step = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"step": self.step}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.step = state["step"]
-
-
-def kept(trainer: Trainer, folder: Path) -> Keeper:
-    of_all = {"model": trainer.model, "optimizers": trainer.parts, "data": Counted()}
-    more = {"peers": trainer.peers, "placement": trainer.placement}
-    return Keeper(folder, resume=True, first=trainer.peers.rank == 0, **of_all, **more)
-
-
-def test_trainers_that_resume_have_the_folder_before_any_of_them_saves(tmp_path: Path) -> None:
-    """So that files which one of them freezes early are not mistaken for those of an older start."""
-    states = list[State]()
-
-    def newer(peers: Peers) -> State:
-        trainer = Trainer(peers, "memory")
-        with kept(trainer, tmp_path) as keeper:
-            assert [path.name for path in tmp_path.glob("start-*")] == ["start-000002"]
-            keeper.begin()
-            keeper._data.step += 1
-            trainer.train(7)
-            keeper.after_step(last=True)
-        return trainer.state()
-
-    def older(peers: Peers) -> None:
-        trainer = Trainer(peers, "memory")
-        late = pytest.raises((Superseded, PeerError), match="belongs to start 2 of the run")
-        with late, kept(trainer, tmp_path) as keeper:
-            if peers.rank == 0:
-                states.append(union(InProcess.run(2, newer)))
-            trainer.train(1)
-            keeper.begin()
-
-    InProcess.run(2, older)
-    found = InProcess.run(2, lambda peers: Trainer(peers, "memory").load(tmp_path).state())
-    assert union(found) == states[0]
 
 
 def test_a_listing_that_is_old_tells_nothing_of_a_newer_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,13 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from skirl.data.files.columnar import KEY
-from skirl.data.files.mind import MIND
 from skirl.data.files.schema import FileSchema
 from skirl.dedup.layout import once, with_runs
 from tests.data.files.read import outcome
 from tests.fuzz.loop import READ, REFUSED, Target
 from tests.fuzz.mutate import Draw, mutated, mutated_text
-from tests.fuzz.tables import judged_table
+from tests.fuzz.samples import judged_files
 
 SCHEMA = FileSchema.parse(
     '[[label]]\nname = "y"\n[[id]]\nnames = ["seen", "bought"]\ntype = "int"\nlist = true\n'
@@ -59,7 +58,7 @@ class Laid(Target):
         (folder / "file").write_bytes(mutated(draw, data) if draw.random() < 0.4 else data)
 
     def judge(self, folder: Path) -> str:
-        return judged_table(f"parquet:{folder / 'file'}", folder, SCHEMA, False)
+        return judged_files(f"parquet:{folder / 'file'}", folder)
 
 
 class Mind(Target):
@@ -76,7 +75,6 @@ class Mind(Target):
         (folder / "file").write_bytes(mutated_text(draw, data, b"\t") if draw.random() < 0.7 else mutated(draw, data))
 
     def judge(self, folder: Path) -> str:
-        assert MIND.text.samples == "shown"
         return REFUSED if outcome(folder / "file", "mind") is None else READ
 
 

@@ -109,17 +109,17 @@ def judged(target: Target, folder: Path) -> str:
         return target.judge(folder)
 
 
-def run(target: Target, seed: int, seconds: float, scratch: Path, findings: Path, first: int = 0) -> dict[str, Any]:
-    """Run cases from number `first` on for some seconds. Return how many there were, and what went wrong."""
-    counts: dict[str, Any] = {"target": target.name, "seed": seed, "cases": 0, READ: 0, REFUSED: 0, "findings": []}
+def run(target: Target, seed: int, seconds: float, scratch: Path, findings: Path) -> dict[str, Any]:
+    """Run cases for some seconds. Return how many there were, and what went wrong."""
+    counts: dict[str, Any] = {"target": target.name, "seed": seed, READ: 0, REFUSED: 0, "findings": []}
     seen: set[str] = set()
     end = time.monotonic() + seconds
-    case = first
-    while time.monotonic() < end or case < first + WARM:
+    case = 0
+    while time.monotonic() < end or case < WARM:
         folder = scratch / f"{target.name}-{seed}-{case}"
         folder.mkdir()
         kept = folder.with_name(folder.name + ".kept")  # a loader may change the files that it opens
-        (scratch / "now").write_text(f"{target.name} {seed} {case} {folder}")
+        (scratch / "now").write_text(str(folder))
         try:
             with limited():
                 target.draw(draw_of(target, seed, case), folder)
@@ -132,15 +132,14 @@ def run(target: Target, seed: int, seconds: float, scratch: Path, findings: Path
                 findings.mkdir(parents=True, exist_ok=True)
                 shutil.copytree(kept if kept.exists() else folder, finding.folder, dirs_exist_ok=True)
                 counts["findings"].append(finding)
-        counts["cases"] += 1
-        if counts["cases"] == WARM:
+        case += 1
+        counts["cases"] = case
+        if case == WARM:
             end = time.monotonic() + seconds
         shutil.rmtree(folder, ignore_errors=True)
         shutil.rmtree(kept, ignore_errors=True)
-        case += 1
         if len(seen) >= MOST_FINDINGS:
             break
-    counts["last"] = case - 1
     return counts
 
 

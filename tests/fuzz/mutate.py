@@ -98,12 +98,6 @@ def _splice(draw: Draw, data: bytes, other: bytes) -> bytes:
     return data[:at] + piece + data[at + len(piece) * draw.randrange(2) :]
 
 
-def _swap(draw: Draw, data: bytes, other: bytes) -> bytes:
-    a, b = sorted((draw.place(data), draw.place(data)))
-    n = draw.randint(1, 16)
-    return data[:a] + data[b : b + n] + data[a + n : b] + data[a : a + n] + data[b + n :] if b >= a + n else data
-
-
 def _number(draw: Draw, data: bytes, other: bytes) -> bytes:
     size = draw.choice([1, 2, 4, 8])
     raw = (draw.choice(LIMITS) & (1 << 8 * size) - 1).to_bytes(size, draw.choice(["little", "big"]))
@@ -111,18 +105,8 @@ def _number(draw: Draw, data: bytes, other: bytes) -> bytes:
     return data[:at] + raw + data[at + size :]
 
 
-def _fill(draw: Draw, data: bytes, other: bytes) -> bytes:
-    at, n = draw.place(data), draw.choice([1, 8, 64, 4096])
-    n = min(n, len(data) - at)
-    return data[:at] + draw.choice([b"\0", b"\xff", b" "]) * n + data[at + n :]
-
-
-def _join(draw: Draw, data: bytes, other: bytes) -> bytes:
-    return data[: draw.place(data)] + other[draw.place(other) :]
-
-
 _BYTES: list[Callable[[Draw, bytes, bytes], bytes]] = [
-    _flip, _flip, _flip, _cut, _drop, _insert, _repeat, _splice, _swap, _number, _number, _fill, _join,
+    _flip, _flip, _flip, _cut, _drop, _insert, _repeat, _splice, _number, _number,
 ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Targets of rows: checkpoints in memory and on disk, a keeper's folder, a disk store, imports.
+"""Targets of rows: checkpoints in memory and on disk, a disk store, imports.
 
 A checksum must find any damaged byte, so that the newest whole checkpoint is used, or none. Which one that is, is known
 when the case is drawn, and written next to it. There are parsers behind the checksums too: some cases change a header,
@@ -18,7 +18,6 @@ import torch
 
 import skirl
 from skirl.checkpoint import folder as folders
-from skirl.checkpoint.keeper import Keeper
 from skirl.engine.access import peek
 from skirl.store.base import Record
 from skirl.store.disk import records
@@ -27,10 +26,10 @@ from skirl.tools.sealed_json import CheckpointError, seal
 from tests.fuzz.loop import READ, Target, clean
 from tests.fuzz.mutate import Draw, mutated, mutated_safetensors, mutated_tree
 from tests.fuzz.states import safetensors_of
+from tests.store.conformance import contents
 
 TABLES = [skirl.Table("a", 60, 4), skirl.Table("b", 40, 2)]
 LAYOUT = {0: Record(8), 1: Record(4)}
-WRONG = 1e30
 
 Rows = dict[int, bytes]
 """Records by key."""
@@ -191,10 +190,8 @@ def body_of(path: Path) -> Any:
 class Checkpoint(Target):
     """A folder of three checkpoints, each with only what changed since the one before."""
 
-    def __init__(self, name: str, store: str, *, sealed: bool = False, keeper: bool = False, into: str = "") -> None:
-        """into: the kind of store to load into, if it is not the one that saved."""
-        self.name, self._store, self._sealed, self._keeper = name, store, sealed, keeper
-        self._into = into or store
+    def __init__(self, name: str, store: str, *, sealed: bool = False) -> None:
+        self.name, self._store, self._sealed = name, store, sealed
 
     def prepare(self, folder: Path) -> None:
         logging.getLogger("skirl").setLevel(logging.ERROR)
@@ -208,19 +205,12 @@ class Checkpoint(Target):
             names = {str(p.relative_to(copy)): p.read_bytes() for p in copy.rglob("*") if p.is_file()}
             for _ in range(draw.choice([1, 1, 2])):
                 damage(draw, copy)
-            if self._keeper and draw.random() < 0.7:
-                self._rearrange(draw, copy)
             whole = 0
             for path in sorted(copy.glob("checkpoint-*.json")):
-                number = next(
-                    (n for n in (1, 2, 3) if path.is_file() and path.read_bytes() == names[f"checkpoint-{n:06}.json"]),
-                    0,
-                )
-                if number and path.stem[11:].isdigit():
-                    body = body_of(path)
-                    needed = {f for n in folders.files(body) for f in names if f.startswith(n)}
+                if path.read_bytes() == names[path.name]:
+                    needed = {f for n in folders.files(body_of(path)) for f in names if f.startswith(n)}
                     if all((copy / f).is_file() and (copy / f).read_bytes() == names[f] for f in needed):
-                        whole = number
+                        whole = int(path.stem[11:])
             (folder / "whole").write_text(str(whole))
             return
         for number in (1, 2):
@@ -249,22 +239,6 @@ class Checkpoint(Target):
             header.write_text(json.dumps(body))
         (folder / "whole").write_text("sealed")
 
-    def _rearrange(self, draw: Draw, copy: Path) -> None:
-        """Add names that a folder may hold but that no run has given."""
-        for _ in draw.some():
-            name = draw.choice(["checkpoint-000009.json", "checkpoint-999999999999999999.json", "checkpoint.json",
-                                "checkpoint-000004.json-0123456789abcdef.tmp", "rows/x.rows", "dense-x"])  # fmt: skip
-            path = copy / name
-            if path.exists():
-                continue
-            if draw.random() < 0.2:
-                path.mkdir()
-            elif draw.random() < 0.4:
-                path.write_bytes(draw.randbytes(30))
-            else:
-                headers = [p for p in copy.glob("*.json") if p.is_file()]
-                path.write_bytes(draw.choice(headers).read_bytes() if headers else b"")
-
     @staticmethod
     def _reseal(draw: Draw, path: Path, entry: Any) -> None:
         """Change numbers in a tensor, with its checksum."""
@@ -287,17 +261,13 @@ class Checkpoint(Target):
 
     def judge(self, folder: Path) -> str:
         whole, copy = (folder / "whole").read_text(), folder / "c"
-        run = Run("memory" if self._into == "memory" else f"disk:{folder / 'own'}")
+        run = Run("memory" if self._store == "memory" else f"disk:{folder / 'own'}")
         try:
             try:
-                if self._keeper:
-                    with Keeper(copy, resume=True, **run.whole()):
-                        pass
-                else:
-                    skirl.load(copy, **run.whole())
+                skirl.load(copy, **run.whole())
             except ValueError as error:
                 assert whole in ("0", "sealed"), f"checkpoint {whole} is whole, and was not used: {error}"
-                return clean(error, copy, CheckpointError, *([ValueError] if self._keeper else []))
+                return clean(error, copy, CheckpointError)
             rows, dense = run.held()
             if whole == "sealed":
                 body = body_of(copy / "checkpoint-000003.json")
@@ -306,39 +276,11 @@ class Checkpoint(Target):
                 state = body["model"]["state"]
                 expected = {name: tensors[state[f"top.{name}"]["~tensor"]].tobytes() for name in dense}
                 assert dense == expected, "other parameters than those in the file"
-            elif whole == "0":
-                assert self._keeper and not rows, "what is damaged was loaded"
             else:
+                assert whole != "0", "what is damaged was loaded"
                 assert (rows, dense) == self._states[int(whole) - 1], f"not what checkpoint {whole} holds"
             out = run.rows(next(iter(Loader())))
             (out["a"].sum() + out["b"].sum()).backward()
-        finally:
-            run.close()
-        return READ
-
-
-class RowsOnly(Checkpoint):
-    """The rows of a checkpoint without their model, as `skirl export` and `skirl import` read them."""
-
-    def judge(self, folder: Path) -> str:
-        whole, copy = (folder / "whole").read_text(), folder / "c"
-        run = Run("memory")
-        try:
-            try:
-                taken = skirl.import_rows(run.model, copy)
-            except CheckpointError as error:
-                assert whole in ("0", "sealed"), f"checkpoint {whole} is whole, and was not used: {error}"
-                return clean(error, copy, CheckpointError)
-            assert whole != "0", "what is damaged was loaded"
-            rows, _ = run.held()
-            expected = (
-                plain_rows(copy, body_of(copy / "checkpoint-000003.json"))
-                if whole == "sealed"
-                else self._states[int(whole) - 1][0]
-            )
-            if whole == "sealed":
-                expected = {key: row for key, row in expected.items() if TABLES[key >> 48].name in taken}
-            assert rows == expected, f"not the rows that checkpoint {whole} holds"
         finally:
             run.close()
         return READ
@@ -354,17 +296,6 @@ def fill(store: Any) -> Rows:
             store.write(keys, rows)
             found |= {int(key): row.tobytes() for key, row in zip(keys, rows)}
         store.flush()
-    return found
-
-
-def all_of(store: Any) -> Rows:
-    """Return the contents of a store."""
-    found: Rows = {}
-    for keys in store.keys():  # noqa: SIM118
-        width = LAYOUT[int(keys[0] >> 48)].width
-        rows = np.empty((len(keys), width), np.float32)
-        assert store.read(keys, rows).all()
-        found |= {int(key): row.tobytes() for key, row in zip(keys, rows)}
     return found
 
 
@@ -408,7 +339,7 @@ class Store(Target):
         try:
             with DiskStore(copy, LAYOUT, rows=bounded) as store:
                 store.check()
-                found = all_of(store)
+                found = contents(store)
         except DiskError as error:
             return clean(error, copy, DiskError)
         assert found == expected, "other rows than were written"
@@ -471,17 +402,8 @@ class Import(Target):
             for number, table in enumerate(TABLES):
                 if table.name not in taken:
                     continue
-                name = next(
-                    n
-                    for n in (
-                        f"{table.name}.weight",
-                        table.name,
-                        f"x.{table.name}.weight",
-                        f"rows.{table.name}.weight",
-                        *read,
-                    )
-                    if n in read and n.endswith((table.name, f"{table.name}.weight"))
-                )
+                usual = [form.format(table.name) for form in ("{}.weight", "{}", "x.{}.weight", "rows.{}.weight")]
+                name = next(n for n in (*usual, *read) if n in read and n.endswith((usual[0], table.name)))
                 ids = read.get(name.removesuffix("weight") + "ids", np.arange(len(read[name])))
                 assert len(ids) == taken[table.name]
                 expected = {int(i): w for i, w in zip(ids, read[name].astype(np.float32))}
@@ -498,11 +420,6 @@ TARGETS: list[Target] = [
     Checkpoint("checkpoint-sealed", "memory", sealed=True),
     Checkpoint("checkpoint-disk", "disk"),
     Checkpoint("checkpoint-disk-sealed", "disk", sealed=True),
-    Checkpoint("keeper", "memory", keeper=True),
-    RowsOnly("checkpoint-rows", "memory"),
-    RowsOnly("checkpoint-rows-sealed", "disk", sealed=True),
-    Checkpoint("checkpoint-into-disk", "memory", into="disk"),
-    Checkpoint("checkpoint-into-disk-sealed", "memory", sealed=True, into="disk"),
     Store(),
     Import("import-safetensors", pickled=False),
     Import("import-torch", pickled=True),

@@ -1,4 +1,4 @@
-"""Targets of columns: Parquet and Arrow of any types, output of `skirl convert`, Criteo as Parquet."""
+"""Targets of columns: Parquet and Arrow of any types, output of `skirl convert`."""
 
 import io
 from pathlib import Path
@@ -9,15 +9,12 @@ import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
-from skirl.data import DataFlags
 from skirl.data.commands import ConvertToFile
 from skirl.data.files.columnar import KEY
-from skirl.data.files.schema import BUILT_IN, FileSchema
-from tests.data.logs import write_parquet
-from tests.fuzz import plain
-from tests.fuzz.loop import READ, Target, clean
+from tests.data.logs import criteo_rows, write_tsv
+from tests.fuzz.loop import Target
 from tests.fuzz.mutate import Draw, mutated
-from tests.fuzz.texts import ERRORS, ROWS, criteo_rows
+from tests.fuzz.samples import judged_files
 
 SCHEMA = """
 missing = ["", "NULL"]
@@ -44,57 +41,15 @@ type = "int"
 encode = "row"
 rows = 300
 """
-_WHOLE = [
-    0,
-    1,
-    2,
-    7,
-    127,
-    128,
-    255,
-    256,
-    299,
-    300,
-    65535,
-    2**31 - 1,
-    2**31,
-    2**32,
-    2**53 + 1,
-    2**63 - 1,
-    2**63,
-    2**64 - 1,
-]
-_WHOLE += [-1, -128, -(2**31), -(2**63)]
-_REAL = [
-    0.0,
-    -0.0,
-    0.5,
-    1.0,
-    7.0,
-    1e9,
-    1e38,
-    3.5e38,
-    1e308,
-    float("nan"),
-    float("inf"),
-    -float("inf"),
-    -1.0,
-    2.0**53,
-    2.0**63,
-]
+_WHOLE = [0, 1, 2, 7, 127, 128, 255, 256, 299, 300, 65535, 2**31 - 1, 2**31, 2**32, 2**53 + 1, 2**63 - 1, 2**63]
+_WHOLE += [2**64 - 1, -1, -128, -(2**31), -(2**63)]
+_REAL = [0.0, -0.0, 0.5, 1.0, 1e38, 3.5e38, 1e308, float("nan"), float("inf"), -float("inf"), -1.0, 2.0**53, 2.0**63]
 _NAMES = ["", "NULL", "a", "b", "7", "0x1", "0.5", "ff", "é", "12345678", "123456789", "x" * 40]
 _INTS = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
 _REALS = [pa.float16(), pa.float32(), pa.float64()]
 _TEXTS = [pa.string(), pa.large_string(), pa.binary(), pa.large_binary(), pa.string_view(), pa.binary_view()]
-_OTHERS = [
-    pa.bool_(),
-    pa.null(),
-    pa.date32(),
-    pa.timestamp("us"),
-    pa.decimal128(9, 2),
-    pa.binary(3),
-    pa.struct([("a", pa.int32())]),
-]
+_OTHERS = [pa.bool_(), pa.null(), pa.date32(), pa.timestamp("us"), pa.decimal128(9, 2), pa.binary(3)]
+_OTHERS += [pa.struct([("a", pa.int32())])]
 
 
 def values(draw: Draw, kind: pa.DataType, n: int) -> pa.Array:
@@ -184,58 +139,6 @@ def write_arrow(draw: Draw, made: pa.Table) -> bytes:
     return out.getvalue()
 
 
-def reading(data: bytes, schema: FileSchema, rows: dict[str, int], arrow: bool) -> plain.Reading:
-    """Read all rows of a file with Arrow's whole-file reader and plain Python. Raise if that fails."""
-    if arrow:
-        found = ipc.open_file(pa.BufferReader(data)).read_all()
-        found = found.select([found.schema.get_field_index(name) for name in schema.needed])
-        found.validate(full=True)
-    else:
-        found = pq.ParquetFile(pa.BufferReader(data)).read(columns=list(schema.needed), use_threads=False)
-    columns = {name: _python(found.column(name)) for name in schema.needed}
-    if not arrow:
-        meta = pq.ParquetFile(pa.BufferReader(data)).metadata
-        put_back(columns, schema, [meta.row_group(group).num_rows for group in range(meta.num_row_groups)])
-    made = [dict(zip(columns, row)) for row in zip(*columns.values())]
-    return plain.Reading([plain.read_row(row, schema, rows) for row in made])
-
-
-def put_back(columns: dict[str, list[Any]], schema: FileSchema, groups: list[int]) -> None:
-    """Put back lists that a file omits. Raise if the file contradicts itself."""
-    first = {sum(groups[:number]) for number in range(len(groups))}
-    for spec in schema.ids:
-        if not spec.run:
-            continue
-        name, whole, stored, above = spec.column or spec.name, [], None, 0
-        for row, (there, run) in enumerate(zip(columns[name], columns[spec.run])):
-            stored = None if row in first else stored
-            stored, above = (stored, above + 1) if there is None else (there, 0)
-            assert stored is not None and run == above, f"row {row} contradicts itself, and was read"
-            whole.append(stored)
-        columns[name] = whole
-
-
-def _python(array: Any) -> list[Any]:
-    """Convert an array to Python values, with any text as bytes."""
-    if pt.is_dictionary(array.type):
-        array = pa.chunked_array([chunk.dictionary_decode() for chunk in array.chunks], array.type.value_type)
-    if pt.is_list(array.type) or pt.is_large_list(array.type):
-        out = []
-        for chunk in array.chunks:
-            items = _python(pa.chunked_array([chunk.values]))
-            ends = chunk.offsets.to_pylist()
-            there = chunk.is_valid().to_pylist()
-            out += [items[a:b] if ok else None for a, b, ok in zip(ends, ends[1:], there)]
-        return out
-    if pt.is_string(array.type):
-        array = array.cast(pa.binary())
-    elif pt.is_large_string(array.type):
-        array = array.cast(pa.large_binary())
-    elif pt.is_string_view(array.type):
-        array = array.cast(pa.string()).cast(pa.binary())
-    return array.to_pylist()
-
-
 class Columns(Target):
     """A file of columns: odd types in a valid file, or damaged bytes."""
 
@@ -250,29 +153,7 @@ class Columns(Target):
         (folder / "schema.toml").write_text(SCHEMA)
 
     def judge(self, folder: Path) -> str:
-        schema = FileSchema.parse(SCHEMA)
-        return judged_table(f"parquet:{folder / 'file'}", folder, schema, self._arrow)
-
-
-def judged_table(data: str, folder: Path, schema: FileSchema, arrow: bool, rows: str | None = str(ROWS)) -> str:
-    """Read a file both ways, and compare with `reading` if its types are right."""
-    path = folder / "file"
-    outcome = ""
-    for bad_rows in ("refuse", "skip"):
-        flags: dict[str, Any] = {"schema": str(folder / "schema.toml")} if (folder / "schema.toml").exists() else {}
-        try:
-            files = DataFlags(data, rows=rows, bad_rows=bad_rows, batch=7, **flags).files()
-            found = plain.samples_of(list(files))
-        except ValueError as error:
-            outcome = "refused" if "there are no rows left to read" in str(error) else clean(error, folder, *ERRORS)
-            continue
-        used = files.encoder.schema
-        expected = reading(path.read_bytes(), used, dict(files.encoder.rows), arrow)
-        assert bad_rows == "skip" or expected.first_bad is None, f"row {expected.first_bad} is malformed, and was read"
-        plain.assert_equal(found, expected.good)
-        assert files.bad_rows == len(expected.rows) - len(expected.good), "malformed rows are counted wrongly"
-        outcome = READ
-    return outcome
+        return judged_files(f"parquet:{folder / 'file'}", folder)
 
 
 class Converted(Target):
@@ -281,8 +162,6 @@ class Converted(Target):
     name = "converted"
 
     def prepare(self, folder: Path) -> None:
-        from tests.data.logs import write_tsv
-
         write_tsv(folder / "text", criteo_rows(60, 5))
         self._seeds = []
         for number, rows in enumerate([None, "1000"]):
@@ -303,23 +182,7 @@ class Converted(Target):
         (folder / "file").write_bytes(data)
 
     def judge(self, folder: Path) -> str:
-        rows = None
-        return judged_table(f"parquet:{folder / 'file'}", folder, BUILT_IN["criteo"], False, rows)
+        return judged_files(f"parquet:{folder / 'file'}", folder, rows=None)
 
 
-class CriteoParquet(Target):
-    """Criteo's columns as text in Parquet."""
-
-    name = "criteo-parquet"
-
-    def prepare(self, folder: Path) -> None:
-        self._seeds = [write_parquet(folder / str(n), criteo_rows(n, n), group=7).read_bytes() for n in (3, 40)]
-
-    def draw(self, draw: Draw, folder: Path) -> None:
-        (folder / "file").write_bytes(mutated(draw, draw.choice(self._seeds), self._seeds))
-
-    def judge(self, folder: Path) -> str:
-        return judged_table(f"criteo:{folder / 'file'}", folder, BUILT_IN["criteo"], False)
-
-
-TARGETS: list[Target] = [Columns("parquet"), Columns("arrow", arrow=True), CriteoParquet(), Converted()]
+TARGETS: list[Target] = [Columns("parquet"), Columns("arrow", arrow=True), Converted()]

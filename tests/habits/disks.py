@@ -29,14 +29,6 @@ class Disk:
         """Make room again."""
         self._filler.unlink()
 
-    def make_read_only(self) -> None:
-        """Make it read-only; no file on it may be open for writing."""
-        assert not _run("mount", "-o", "remount,ro", str(self.path))
-
-    def make_writable(self) -> None:
-        """Make it writable again."""
-        assert not _run("mount", "-o", "remount,rw", str(self.path))
-
     def close(self) -> None:
         """Unmount it, discarding all that it holds."""
         _run("umount", "-l", str(self.path))

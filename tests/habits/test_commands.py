@@ -2,8 +2,6 @@
 
 import hashlib
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -144,22 +142,7 @@ def test_a_file_of_tomorrow_has_no_labels_and_ids_that_no_batch_had(folder, run)
         Evaluate(save=folder / "run", data=f"csv:{folder / 'tomorrow.csv'}", quiet=True).run()
 
 
-def test_a_file_without_a_header_may_lack_its_label_as_well(tmp_path):
-    rows = [[label, number, name] for (label, number, name, *_) in lines(40, seed=1)]
-    (tmp_path / "schema.toml").write_text(
-        '[[label]]\nname = "y"\n[[dense]]\nname = "x"\n[[id]]\nname = "a"\nrows = 50\n[file]\ncolumns = ["y", "x", "a"]'
-    )
-    (tmp_path / "log.csv").write_text("".join(",".join(row) + "\n" for row in rows))
-    (tmp_path / "bare.csv").write_text("".join(",".join(row[1:]) + "\n" for row in rows))
-    trained(tmp_path, "run", valid=None)
-    with_labels, without = (predicted(tmp_path, data=f"csv:{tmp_path / name}.csv") for name in ("log", "bare"))
-    assert with_labels["logit"].tobytes() == without["logit"].tobytes()
-    assert "label" in with_labels and "label" not in without
-
-
-@pytest.mark.parametrize(
-    "more", [{"store": "disk"}, {"vocab": "open", "admit": 2}, {"vocab": "open", "admit": 2, "stale": 4}]
-)
+@pytest.mark.parametrize("more", [{"store": "disk"}, {"vocab": "open", "admit": 2, "stale": 4}])
 def test_rows_on_disk_and_an_open_vocabulary_predict_as_they_did_in_the_run(folder, more):
     name = "-".join(str(part) for part in more.values())
     if "store" in more:
@@ -177,15 +160,6 @@ def test_a_converted_file_predicts_as_what_it_was_made_of(folder, run):
         predicted(folder, data=f"{kind}:{folder / 'log'}.{kind}", valid="20%") for kind in ("csv", "parquet")
     )
     assert as_text["logit"].tobytes() == as_parquet["logit"].tobytes()
-
-
-@pytest.mark.parametrize("valid", ["200%", "time>=noon", "time>=2026-03-01"])
-def test_a_wrong_part_is_a_wrong_flag(folder, run, capsys, valid):
-    converted(folder, folder / "log.parquet")
-    into = folder / f"{valid[-2:]}.parquet"
-    flags = ["--save", str(folder / "run"), "--data", f"parquet:{folder / 'log.parquet'}", "--valid", valid]
-    assert cli.main(["predict", *flags, "--into", str(into), "--quiet"]) == 2
-    assert capsys.readouterr().err.startswith("skirl predict: ") and not into.exists()
 
 
 def test_rows_that_are_left_out_still_count(folder, run):
@@ -208,7 +182,7 @@ def test_half_a_file_never_has_the_name_of_the_whole(folder, run):
         Predict(save=folder / "run", data=f"csv:{folder / 'broken.csv'}", into=into, quiet=True).run()
     assert into.read_bytes() == b"of yesterday" and not list(folder.glob("*.part"))
     converted(folder, folder / "log.parquet")
-    with pytest.raises(ValueError, match=r"--into is .*log.parquet, which is one of the data files: name another file"):
+    with pytest.raises(ValueError, match=r"--into is .*log.parquet, which is one of the data files: name another"):
         Predict(
             save=folder / "run", data=f"parquet:{folder / 'log.parquet'}", into=folder / "log.parquet", quiet=True
         ).run()
@@ -278,9 +252,7 @@ def test_the_suffix_says_what_an_export_is(tmp_path):
     assert torch.equal(plain(torch.tensor([[7], [3]])), rows(ids)["item"])
     skirl.export(rows, tmp_path / "item.parquet")
     assert pq.read_table(tmp_path / "item.parquet")["row"].to_pylist() == [3, 7]
-    with pytest.raises(
-        ValueError, match=r"path is .*item.npz: name a file that ends with .safetensors, .pt or .parquet"
-    ):
+    with pytest.raises(ValueError, match=r"path is .*item.npz: name a file that ends with .safetensors, .pt or"):
         skirl.export(rows, tmp_path / "item.npz")
     with pytest.raises(ValueError, match=r"Parquet holds the rows that were used: leave untouched out"):
         skirl.export(rows, tmp_path / "item.parquet", untouched=True)
@@ -292,23 +264,6 @@ def test_a_vocabulary_is_not_replaced_by_mistake(folder, tmp_path):
     with pytest.raises(ValueError, match=r"--out is .*v, which already exists, and runs may need it: .* add --force"):
         Vocab(f"csv:{folder / 'log.csv'}", str(tmp_path / "v"), **flags)
     assert Vocab(f"csv:{folder / 'log.csv'}", str(tmp_path / "v"), force=True, **flags).run()["samples"] == ROWS
-
-
-def test_a_converted_file_and_an_export_are_not_replaced_by_mistake(folder, run, tmp_path, capsys):
-    log, rows = tmp_path / "log.parquet", tmp_path / "rows.pt"
-    convert = ["convert", *("--data", f"csv:{folder / 'log.csv'}", "--schema", str(folder / "schema.toml"))]
-    for command, out in (
-        ([*convert, "--out", str(log), "--quiet"], log),
-        (["export", str(folder / "run"), str(rows)], rows),
-    ):
-        out.write_text("mine")
-        assert cli.main(command) == 2 and out.read_text() == "mine"
-        said = capsys.readouterr().err.strip().splitlines()[-1]
-        assert said == (
-            f"skirl {command[0]}: --out is {out}, which already exists: name another file, or add --force to replace it"
-        )
-        assert cli.main([*command, "--force"]) == 0 and out.stat().st_size > 4
-    assert pq.read_table(log).num_rows == ROWS and torch.load(rows)
 
 
 @pytest.mark.parametrize("more", [{}, {"rows": "500"}])
@@ -330,71 +285,22 @@ def test_a_converted_file_keeps_who_and_when(folder, tmp_path, more):
     assert torch.equal(before.sparse.values(), after.sparse.values()) and torch.equal(before.dense, after.dense)
 
 
-@pytest.mark.parametrize("kind", [ConvertToFile, Vocab])
-def test_a_folder_is_no_file_to_write(folder, tmp_path, kind):
-    flags = {"schema": str(folder / "schema.toml"), "quiet": True, "force": True}
-    (tmp_path / "there").mkdir()
-    with pytest.raises(ValueError, match="there/', a folder: name a file in it"):
-        kind(f"csv:{folder / 'log.csv'}", f"{tmp_path}/there/", **flags)
-    kind(f"csv:{folder / 'log.csv'}", f"{tmp_path}/a_file/", **flags).run()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a_file", "there"] and (tmp_path / "a_file").is_file()
-
-
-def test_a_time_that_is_a_feature_too_is_kept_beside_it(tmp_path):
-    (tmp_path / "schema.toml").write_text(
-        'time = "hour"\nsession = "a"\n[[label]]\nname = "y"\n[[dense]]\nname = "hour"\ntransform = "hour"\n'
-        '[[id]]\nname = "a"'
-    )
-    (tmp_path / "log.csv").write_text("y,hour,a\n1,14102123,u\n0,14102200,v\n")
-    out = tmp_path / "log.parquet"
-    ConvertToFile(f"csv:{tmp_path / 'log.csv'}", str(out), schema=str(tmp_path / "schema.toml"), quiet=True).run()
-    table = pq.read_table(out)
-    assert table["time"].to_pylist() == [14102123.0, 14102200.0] and table["session"].to_pylist() == ["u", "v"]
-    assert DataFlags(f"parquet:{out}", valid="time>=14102200").stream().held_out is not None
-
-
 def test_info_says_what_each_thing_is_and_changes_nothing(folder, run, tmp_path):
-    Vocab(
-        f"csv:{folder / 'log.csv'}", str(tmp_path / "v"), schema=str(folder / "schema.toml"), min_count=1, quiet=True
-    ).run()
-    ConvertToFile(
-        f"csv:{folder / 'log.csv'}", str(tmp_path / "c.parquet"), schema=str(folder / "schema.toml"), quiet=True
-    ).run()
+    Vocab(f"csv:{folder}/log.csv", f"{tmp_path}/v", schema=f"{folder}/schema.toml", min_count=1, quiet=True).run()
+    converted(folder, tmp_path / "c.parquet")
     Predict(save=folder / "run", held_out=True, into=tmp_path / "p.parquet", quiet=True).run()
-    disk = skirl.EmbeddingBagCollection(
-        [skirl.Table("a", 10, 2)], optimizer=skirl.SGD(lr=0.1), cache=4, store=f"disk:{tmp_path / 'disk'}"
-    )
-    disk(skirl.KeyedJagged.one_hot(["a"], torch.tensor([[7], [3]])))["a"].sum().backward()
-    disk.close()
-    skirl.export(
-        skirl.EmbeddingBagCollection([skirl.Table("a", 10, 2)], optimizer=skirl.SGD(lr=0.1), cache=4),
-        tmp_path / "e.safetensors",
-    )
     before = digests(tmp_path) | digests(folder / "run")
-    found = {name: Info(tmp_path / name).run() for name in ("v", "c.parquet", "p.parquet", "disk", "e.safetensors")}
+    found = {name: Info(tmp_path / name).run() for name in ("v", "c.parquet", "p.parquet")}
     found |= {"run": Info(folder / "run", check=True).run(), "log.csv": Info(folder / "log.csv").run()}
     assert {name: facts["kind"] for name, facts in found.items()} == {
-        "v": "vocabulary", "c.parquet": "converted file", "p.parquet": "predictions", "disk": "disk store",
-        "e.safetensors": "exported rows", "run": "checkpoint", "log.csv": "text file",
+        "v": "vocabulary", "c.parquet": "converted file", "p.parquet": "predictions", "run": "checkpoint",
+        "log.csv": "text file",
     }  # fmt: skip
     whole = found["run"]
-    assert (whole["step"], whole["optimizer"], whole["model"], whole["whole"]) == (
-        run["steps"],
-        "RowwiseAdagrad",
-        "dlrm-tiny",
-        True,
-    )
+    assert (whole["step"], whole["model"], whole["whole"]) == (run["steps"], "dlrm-tiny", True)
     assert sum(table["held"] for table in whole["tables"]) == run["rows"]["touched"]
     assert [(t["name"], t["rows"], t["dim"]) for t in whole["tables"]] == [("user", 300, 4), ("item", 200, 4)]
-    assert found["disk"]["tables"] == [{"number": 0, "width": 2, "dtype": "float32", "held": 2, "name": "a"}]
-    assert (found["c.parquet"]["rows"], found["c.parquet"]["session"], found["c.parquet"]["time"]) == (
-        ROWS,
-        "visit",
-        "at",
-    )
-    assert found["p.parquet"]["of"]["step"] == run["steps"]
-    for name, facts in found.items():
-        assert "kind" in Info(Path(name)).summary(facts)
+    assert [found["c.parquet"][name] for name in ("rows", "session", "time")] == [ROWS, "visit", "at"]
     assert digests(tmp_path) | digests(folder / "run") == before
 
 
@@ -408,15 +314,3 @@ def test_info_tells_the_damaged_in_a_sentence(folder, run, tmp_path, capsys):
     assert cli.main(["info", str(tmp_path / "run")]) == 0
     assert cli.main(["info", str(tmp_path / "run"), "--check"]) == 1
     assert "is damaged, the checksum of" in capsys.readouterr().err
-
-
-def test_info_needs_no_torch(folder, run):
-    code = """if True:
-        import sys
-        from skirl import cli
-        for path in sys.argv[1:]:
-            assert cli.main(["info", path]) == 0 and "torch" not in sys.modules, path
-    """
-    paths = [str(folder / "run"), str(folder / "log.csv")]
-    done = subprocess.run([sys.executable, "-c", code, *paths], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import skirl
-from tests.habits.two_tables import DIM, NAMES, ROWS, Bags, Model, collection, equal, loader, rows_of, train
+from tests.habits.two_tables import NAMES, ROWS, Bags, Model, collection, equal, loader, rows_of, train
 
 
 def both(optimizer: Any = None, cache: int | str = 16) -> tuple[Model, Model]:
@@ -55,18 +55,6 @@ def test_one_table_of_two() -> None:
     assert not torch.equal(train(ours)["item"], before["item"])
 
 
-def test_a_frozen_table_in_a_stacked_output() -> None:
-    ours, plain = both()
-    before = rows_of(ours)
-    ours.rows.freeze("item")
-    plain.rows.bags["item"].requires_grad_(False)
-    equal(
-        after := train(ours, loss=lambda m, ids: m.top(m.rows(ids).stacked().flatten(1)).square().sum()),
-        train(plain, rows=plain_sgd(plain)),
-    )
-    assert torch.equal(after["item"], before["item"])
-
-
 def test_detach_of_an_output() -> None:
     def loss(model: Model, ids: Any) -> torch.Tensor:
         out = model.rows(ids)
@@ -86,15 +74,6 @@ def test_outputs_want_a_gradient_where_their_rows_are_trained() -> None:
     for rows in (ours.rows, plain.rows):
         assert [rows(ids)[name].requires_grad for name in NAMES] == [True, False]
     assert not ours.rows.requires_grad_(False)(ids).stacked().requires_grad
-
-
-def test_a_loss_that_wants_no_gradient_ends_in_torchs_own_error() -> None:
-    ours, plain = both()
-    ids = loader(1)[0]
-    for rows in (ours.rows, plain.rows):
-        rows.requires_grad_(False)
-        with pytest.raises(RuntimeError, match="element 0 of tensors does not require grad"):
-            rows(ids)["user"].sum().backward()
 
 
 def test_weights_of_ids_are_trained_over_frozen_rows() -> None:
@@ -126,25 +105,6 @@ def test_from_pretrained_freezes_unless_told_not_to(freeze: bool | None) -> None
     torch.testing.assert_close(ours.eval()(torch.arange(10)[:, None]), plain.weight.detach())
 
 
-def test_an_optimizer_over_the_parameters_that_want_a_gradient() -> None:
-    model = Model(collection())
-    model.requires_grad_(False)
-    assert not [p for p in model.parameters() if p.requires_grad]
-    model.top.requires_grad_(True)
-    assert [p.numel() for p in model.parameters() if p.requires_grad] == [2 * DIM, 1]
-    assert sum(p.numel() for p in model.parameters()) == 2 * DIM + 1
-
-
-def test_a_state_dict_says_nothing_of_it() -> None:
-    model = Model(collection())
-    model.requires_grad_(False)
-    state = model.state_dict()
-    assert sorted(state) == ["rows._extra_state", "top.bias", "top.weight"]
-    model.load_state_dict(state)
-    with pytest.raises(RuntimeError, match="Unexpected key"):
-        model.load_state_dict({**state, "rows.weight": torch.zeros(1)})
-
-
 @pytest.mark.parametrize(
     ("tables", "says"),
     [
@@ -165,9 +125,7 @@ def test_a_checkpoint_knows_what_was_frozen(tmp_path: Path) -> None:
     saved.rows.freeze("item")
     train(saved)
     skirl.save(tmp_path, model=saved)
-    with pytest.raises(
-        skirl.CheckpointError, match=r"with table 'item'\.frozen = True, here it is False: set it to what was"
-    ):
+    with pytest.raises(skirl.CheckpointError, match=r"with table 'item'\.frozen = True, here it is False: set it to"):
         skirl.load(tmp_path, model=other)
     other.rows.freeze("item")
     skirl.load(tmp_path, model=other)
@@ -216,19 +174,6 @@ def test_freezing_between_two_lookups_of_a_batch(freeze: Any, stacked: bool) -> 
     equal(train(ours, loss=loss), train(plain, loss=loss, rows=plain_sgd(plain)))
 
 
-@pytest.mark.parametrize("stacked", [False, True])
-def test_unfreezing_all_between_two_lookups_of_a_batch(stacked: bool) -> None:
-    """The first lookup has no gradient, like a teacher's."""
-    ours, plain = both()
-    again = two_lookups(lambda model, begins: freeze_all(model, False), stacked=stacked)
-
-    def loss(model: Model, ids: Any) -> torch.Tensor:
-        freeze_all(model, True)
-        return again(model, ids)
-
-    equal(train(ours, loss=loss), train(plain, loss=loss, rows=plain_sgd(plain)))
-
-
 def test_unfreezing_a_table_between_two_lookups_of_a_batch_is_refused() -> None:
     ours, _ = both()
     freeze_item(ours, True)
@@ -251,7 +196,5 @@ def test_freezing_between_two_lookups_with_trained_weights_is_refused() -> None:
             rows(batch)
             rows.requires_grad_(False)
             plain = skirl.KeyedJagged(["item"], batch.values(), offsets=batch.offsets(), weights=torch.ones(2))
-            with pytest.raises(
-                RuntimeError, match=r"^rows were frozen between two lookups of one batch, and the first trains"
-            ):
+            with pytest.raises(RuntimeError, match=r"^rows were frozen between two lookups of one batch, and the"):
                 rows(plain)

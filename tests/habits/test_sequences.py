@@ -1,7 +1,5 @@
 """Sequences as models use them, padded with a mask, nested or flat: compared with nn.Embedding in float64."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -98,18 +96,6 @@ def test_nested_rows_are_those_of_each_sample(seen: list[list[int]]) -> None:
     torch.testing.assert_close(embeddings.rows("item", range(ROWS)), plain.weight, rtol=1e-12, atol=1e-15)
 
 
-def test_a_nested_tensor_goes_through_layers_and_back() -> None:
-    embeddings, seen = collection(), SAMPLES["ordinary"]
-    plain = Plain(embeddings)
-    scores = LAYERS[1](embeddings(ids_of(seen)).nested("seen"))
-    scores.values().square().sum().backward()
-    rows, mask = plain(seen)
-    LAYERS[1](rows)[mask].square().sum().backward()
-    plain.step()
-    torch.testing.assert_close(embeddings.rows("item", range(ROWS)), plain.weight, rtol=1e-12, atol=1e-15)
-    LAYERS[1].zero_grad()
-
-
 def test_padded_rows_go_into_a_recurrent_layer_as_a_packed_sequence() -> None:
     embeddings, seen = collection(), SAMPLES["ordinary"]
     plain = Plain(embeddings)
@@ -137,30 +123,6 @@ def test_flat_padded_and_nested_of_one_lookup_add_their_gradients() -> None:
     assert torch.equal(untouched, collection().rows("shop", range(ROWS)))  # nobody used its feature
 
 
-def test_sequences_of_a_model_in_eval_mode_and_in_a_lookahead() -> None:
-    embeddings = collection()
-    stream = [ids_of(seen) for seen in SAMPLES.values()]
-    for evaluates in (True, False):
-        embeddings.train(not evaluates)
-        shapes: list[Any] = []
-        if evaluates:
-            shapes = [embeddings(ids).padded("bought")[0].shape for ids in stream]
-        else:
-            with skirl.lookahead(stream, embeddings, sparse=lambda ids: ids) as batches:
-                for ids in batches:
-                    rows, _ = embeddings(ids).padded("bought")
-                    shapes.append(rows.shape)
-                    rows.sum().backward()
-        assert shapes == [(len(seen), 2 if seen else 0, DIM) for seen in SAMPLES.values()]
-
-
-def test_a_feature_that_is_not_there_is_named() -> None:
-    out = collection()(ids_of([[1]]))
-    for shaped in (out.padded, out.nested):
-        with pytest.raises(KeyError, match="no feature 'item': take one of 'seen', 'bought', 'shop'"):
-            shaped("item")
-
-
 @pytest.mark.parametrize("mode", ["sum", "mean"])
 @pytest.mark.parametrize("seen", SAMPLES.values(), ids=SAMPLES.keys())
 def test_a_table_with_bags_and_sequences(seen: list[list[int]], mode: str) -> None:
@@ -178,8 +140,3 @@ def test_a_table_with_bags_and_sequences(seen: list[list[int]], mode: str) -> No
         (plain(seen)[0].square().sum() + (2 * bags).cos().sum()).backward()
         plain.step()
         torch.testing.assert_close(embeddings.rows("item", range(ROWS)), plain.weight, rtol=1e-12, atol=1e-15)
-
-
-def test_a_pooling_that_is_none() -> None:
-    with pytest.raises(ValueError, match="mode is 'max': set it to 'sum' or 'mean'"):
-        collection()(ids_of([[1]])).pooled("seen", "max")  # pyright: ignore[reportArgumentType]

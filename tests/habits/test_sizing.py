@@ -30,10 +30,3 @@ def test_guessing_a_cache_and_taking_the_size_that_the_error_names(guess: int | 
     named = re.search(r"set cache to (\d+)(?: bytes)? or more(?: \('(\d+B)'\))?", str(refused.value))
     assert named
     assert steps(named[2] or int(named[1]), depth) == len(BATCHES), "once is enough"
-
-
-def test_stepping_the_rows_optimizer_with_a_grad_scaler_that_rows_do_not_know():
-    model, scaler = rows(cache=20), torch.amp.GradScaler("cpu")
-    scaler.scale(model(BATCHES[0])["item"].sum()).backward()
-    with pytest.raises(RuntimeError, match=r"EmbeddingBagCollection\(\.\.\., grad_scaler=scaler\)"):
-        scaler.step(model.optimizer)

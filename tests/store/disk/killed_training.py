@@ -31,20 +31,10 @@ from skirl.store.disk.manifest import NAME, Manifest
 from skirl.store.disk.os_files import OsFiles
 from tests.killed import ENDLESS, ended, forked
 from tests.resume import Run, assert_same
+from tests.store.conformance import contents
 
 SAVED_EVERY = 9
 """Mean number of steps between saves."""
-
-
-def contents(store: DiskStore) -> dict[int, bytes]:
-    """Return all rows, by key."""
-    held: dict[int, bytes] = {}
-    for keys in store.keys():  # noqa: SIM118
-        record = store.layout.records[int(keys[0] >> 48)]
-        rows = np.empty((keys.size, record.width), record.dtype)
-        assert store.read(keys, rows).all()
-        held.update(zip(keys.tolist(), (row.tobytes() for row in rows), strict=True))
-    return held
 
 
 def keep_journal(path: Path, store: DiskStore) -> None:

@@ -1,6 +1,6 @@
 """Train rows on disk that take many times the memory that the process may use, and compare a sample with the reference.
 
-    python -m tests.store.disk.larger FOLDER --gigabytes 20 --limit 1024 --seconds 480
+    python -m tests.store.disk.larger FOLDER --gigabytes 20 --limit 1024
 
 The system enforces the limit (RLIMIT_DATA): allocating beyond it gives a MemoryError. It counts private writable
 memory, touched or not, including stacks and the heap. It counts neither the page cache, which the system can take back,
@@ -16,9 +16,7 @@ import argparse
 import json
 import resource
 import shutil
-import sys
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,9 +39,6 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="MiB of private memory that the process may have, from its start")
     parser.add_argument("--above", type=int, help="instead: MiB beyond what it has before it trains")
     parser.add_argument("--batch", type=int, default=8192)
-    parser.add_argument(
-        "--seconds", type=float, default=480, help="no step is begun later; what was touched by then counts"
-    )
     given = parser.parse_args()
     if given.limit:
         resource.setrlimit(resource.RLIMIT_DATA, (given.limit * MIB, given.limit * MIB))
@@ -62,14 +57,6 @@ def measure(given: argparse.Namespace) -> dict[str, object]:
     import skirl
     from skirl.core.reference import Reference
     from skirl.store import DiskStore, Record
-    from skirl.store.disk.os_files import OsFiles
-
-    class Counting(OsFiles):
-        written = 0
-
-        def write(self, file: int, data: bytes | memoryview, offset: int) -> None:
-            super().write(file, data, offset)
-            self.written += memoryview(data).nbytes
 
     @dataclass(frozen=True)
     class Stream:
@@ -114,66 +101,41 @@ def measure(given: argparse.Namespace) -> dict[str, object]:
         tables = [skirl.Table("row", rows=stream.rows, dim=DIM)]
         return skirl.EmbeddingBagCollection(tables, optimizer=optimizer, cache=4 * stream.batch, store=store, seed=5)
 
-    def train(
-        stream: Stream, store: DiskStore, until: float, started: float
-    ) -> tuple[int, skirl.EmbeddingBagCollection]:
-        model, said = embeddings(stream, store), time.monotonic()
+    def train(stream: Stream, store: DiskStore) -> tuple[int, skirl.EmbeddingBagCollection]:
+        model, peak = embeddings(stream, store), 0
         with skirl.lookahead(stream, model, sparse=lambda ids: ids, depth=8) as batches:
             for ids in batches:
                 out = model(ids)["row"]
                 out.backward(torch.from_numpy(stream.gradients(batches.step - 1, len(out))))
-                peak["data"] = max(peak["data"], status("VmData"))
-                peak["anonymous"] = max(peak["anonymous"], status("RssAnon"))
-                if time.monotonic() > said + 10:
-                    said = time.monotonic()
-                    print(
-                        f"{said - started:.0f} s: step {batches.step} of {stream.steps}, {peak}",
-                        file=sys.stderr,
-                        flush=True,
-                    )
-                if time.monotonic() > until:
-                    break
-            steps = batches.step
+                peak = max(peak, status("VmData"))
         model.flush()
-        return steps, model
+        return peak, model
 
-    peak = {"data": 0, "anonymous": 0}
     torch.set_num_threads(1)
     optimizer = skirl.RowwiseAdagrad(lr=0.1)
     tables = {0: Record(DIM + 1)}
     if given.above:  # how much memory does training a few rows take?
         small = Stream(20 * given.batch, given.batch)
         warm = DiskStore(given.folder / "warm", tables, rows={0: small.rows})
-        train(small, warm, float("inf"), time.monotonic())[1].close()
+        train(small, warm)[1].close()
         shutil.rmtree(given.folder / "warm")
     before = status("VmData")
     if given.above:
         limit = before + given.above * MIB
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
-    device = sequential(given.folder / "device", min(2.0, given.gigabytes))
-
     stream = Stream(int(given.gigabytes * 1e9) // RECORD, given.batch)
-    files = Counting()
-    store = DiskStore(given.folder / "rows", tables, rows={0: stream.rows}, files=files)
-    started = time.monotonic()
-    steps, model = train(stream, store, started + given.seconds, started)
-    trained = time.monotonic() - started
-    held, counters = len(store), model.engine.counters
+    store = DiskStore(given.folder / "rows", tables, rows={0: stream.rows})
+    peak, model = train(stream, store)
+    held, fetched = len(store), model.engine.counters.fetched
     index = sum(log.index.nbytes for log in store._logs)
     on_disk = store.bytes_on_disk
     model.close()
-    peak_resident = status("VmHWM")
-
-    began = time.monotonic()
     with DiskStore(given.folder / "rows", tables, rows={0: stream.rows}) as again:
-        opened = time.monotonic() - began
-        began = time.monotonic()
         assert again.check() == held
-        checked = time.monotonic() - began
         every = max(1, held // 20_000)
         reference = Reference([skirl.Table("row", rows=stream.rows, dim=DIM)], optimizer, seed=5)
-        for step in range(steps):
+        for step in range(stream.steps):
             numbers = stream.numbers(step)
             mine = np.flatnonzero(numbers % every == 3 % every)
             if mine.size:
@@ -187,52 +149,14 @@ def measure(given: argparse.Namespace) -> dict[str, object]:
     return {
         "rows": held,
         "gigabytes": round(held * RECORD / 1e9, 2),
-        "rows_of_the_table": stream.rows,
-        "record_bytes": RECORD,
-        "steps": steps,
-        "batch": given.batch,
         "limit_mib": limit // MIB,
-        "private_mib_before_training": before // MIB,
-        "private_mib_at_most": peak["data"] // MIB,
-        "anonymous_mib_at_most": peak["anonymous"] // MIB,
-        "resident_mib_at_most": peak_resident // MIB,
+        "private_mib_at_most": peak // MIB,
         "index_bytes_a_row": round(index / held, 2),
         "disk_bytes_to_payload": round(on_disk / (held * RECORD), 3),
-        "seconds": round(trained, 1),
-        "samples_s": round(steps * given.batch / trained),
-        "rows_fetched": counters.fetched,
-        "rows_written": counters.written,
-        "write_mb_s": round(files.written / trained / 1e6, 1),
-        "device": device,
-        "write_to_device": round(files.written / trained / 1e6 / device["write_mb_s"], 3),
-        "check_mb_s": round(on_disk / checked / 1e6, 1),
-        "check_to_device": round(on_disk / checked / 1e6 / device["read_mb_s"], 3),
-        "open_s": round(opened, 1),
+        "rows_fetched": fetched,
         "rows_compared": int(sample.size),
         "rows_differing": differing,
     }
-
-
-def sequential(path: Path, gigabytes: float) -> dict[str, float]:
-    """Return MB/s of writing and syncing one file, and of reading it once the page cache has dropped it."""
-    import os
-
-    piece, count = bytes(4 * MIB), max(1, int(gigabytes * 1e9) // (4 * MIB))
-    rates = {}
-    began = time.monotonic()
-    with path.open("wb", buffering=0) as file:
-        for _ in range(count):
-            file.write(piece)
-        os.fsync(file.fileno())
-        rates["write_mb_s"] = round(count * len(piece) / (time.monotonic() - began) / 1e6, 1)
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    began = time.monotonic()
-    with path.open("rb", buffering=0) as file:
-        while file.read(len(piece)):
-            pass
-    rates["read_mb_s"] = round(count * len(piece) / (time.monotonic() - began) / 1e6, 1)
-    path.unlink()
-    return rates
 
 
 if __name__ == "__main__":

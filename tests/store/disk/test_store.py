@@ -10,21 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-import skirl
 from skirl.core.tables import MAX_ROWS
-from skirl.store import (
-    DiskError,
-    DiskFull,
-    DiskStore,
-    Layout,
-    MemoryStore,
-    Record,
-    Store,
-    open_store,
-)
-from skirl.store.disk import log as log_module
+from skirl.store import DiskError, DiskFull, DiskStore, Layout, MemoryStore, Record, open_store
 from skirl.store.disk import log as room_module
 from skirl.store.disk import os_files as files_module
 from skirl.store.disk.manifest import NAME, Manifest
@@ -32,16 +20,7 @@ from skirl.store.disk.os_files import OsFiles
 from skirl.store.disk.records import HEADER, INDEX_MASK
 from skirl.tools.sealed_json import CheckpointError, seal
 from tests.store import frozen
-from tests.store.conformance import (
-    LAYOUT,
-    TABLES,
-    StoreConformance,
-    blank,
-    contents,
-    filled,
-    random_rows,
-    table_keys,
-)
+from tests.store.conformance import LAYOUT, TABLES, StoreConformance, blank, contents, filled, random_rows, table_keys
 from tests.store.disk.crashing import make_small
 from tests.warm import PIPE
 
@@ -72,17 +51,13 @@ class TestDiskStore(StoreConformance):
 
 
 class TestDiskStoreThatCleans(TestDiskStore):
+    """Opened as the engine does it, with the number of rows of each table."""
+
     files = Quick
 
     @pytest.fixture(autouse=True)
     def small(self, monkeypatch):
         make_small(monkeypatch)
-
-
-class TestDiskStoreOfKnownTables(TestDiskStore):
-    """Opened as the engine does it, with the number of rows of each table."""
-
-    files = Quick
 
     def make(self, layout: Layout) -> DiskStore:
         rows = dict.fromkeys(layout.records, MAX_ROWS)
@@ -98,28 +73,6 @@ class TestDiskStoreThatCopies(TestDiskStore):
     """The folder is on another file system."""
 
     files = NoLinks
-
-
-def test_files_for_another_file_system_are_copied_by_write_even_if_the_store_let_them_go(tmp_path, monkeypatch):
-    make_small(monkeypatch)
-    with DiskStore(tmp_path / "store", LAYOUT, files=NoLinks()) as store:
-        store.write(table_keys(0, range(500)), random_rows(0, 500, seed=1))
-        held, names = contents(store), set(os.listdir(store.path))
-        state = store.freeze(tmp_path / "frozen", None)
-        assert os.listdir(tmp_path / "frozen") == []
-        for seed in range(2, 5):
-            store.write(table_keys(0, range(500)), random_rows(0, 500, seed))
-            store.flush()
-        gone = {name for name in names if name.endswith(".rows")} - set(os.listdir(store.path))
-        assert gone, "segments that were frozen have no live row any more"
-        frozen.finish(state, tmp_path / "frozen")
-        assert gone <= set(os.listdir(tmp_path / "frozen"))
-        with DiskStore(tmp_path / "other", LAYOUT, files=NoLinks()) as other:
-            frozen.load(other, tmp_path / "frozen")
-            assert contents(other) == held
-        given_up = store.freeze(tmp_path / "given up", None)
-        given_up.release()
-        assert os.listdir(tmp_path / "given up") == []
 
 
 def held_then_reopened(store: DiskStore, **more) -> tuple[dict[int, bytes], DiskStore]:
@@ -152,18 +105,6 @@ def test_reopens_with_rows_identity_and_generation(tmp_path):
     held, third = held_then_reopened(again)
     assert contents(third) == held and third.generation == 2
     third.close()
-
-
-def test_reopens_at_the_last_point_not_later(tmp_path):
-    store = filled(lambda layout: DiskStore(tmp_path / "store", layout))
-    store.flush()
-    held = contents(store)
-    store.write(table_keys(0, np.arange(200)), random_rows(0, 200, seed=3))
-    with pytest.raises(RuntimeError, match="mine"), store:
-        raise RuntimeError("mine")
-    with DiskStore(tmp_path / "store", LAYOUT) as again:
-        assert contents(again) == held and again.generation == 1
-        assert {p.suffix for p in again.path.iterdir()} == {".rows", ".keys", ".json", ""}
 
 
 def test_what_a_kill_left_behind_is_cut_off_and_removed(tmp_path):
@@ -205,30 +146,8 @@ def test_takes_what_a_memory_store_has_frozen(tmp_path, store):
     assert contents(again) == held == contents(memory)
     frozen.save(again, tmp_path / "disk")
     again.close()
-    with pytest.raises(
-        CheckpointError, match=r"holds the rows of a disk store, .*: set store='disk:FOLDER', with a new"
-    ):
+    with pytest.raises(CheckpointError, match=r"holds the rows of a disk store, .*: set store='disk:FOLDER', with a"):
         frozen.load(memory, tmp_path / "disk")
-
-
-def test_frozen_states_share_files_and_copy_none_twice(tmp_path, monkeypatch):
-    copied: list[Path] = []
-
-    class Counting(NoLinks):
-        def copy_of(self, file, new):
-            copied.append(new)
-            super().copy_of(file, new)
-
-    monkeypatch.setattr(log_module, "SMALLEST", 16)
-    for files, links in ((OsFiles(), 2), (Counting(), 1)):
-        store = filled(lambda layout, f=files, n=links: DiskStore(tmp_path / f"store{n}", layout, files=f))
-        for i in range(3):
-            store.write(table_keys(0, range(i, i + 3)), random_rows(0, 3, i))
-            frozen.save(store, tmp_path / f"frozen{links}")
-            linked = [path.stat().st_nlink for path in (tmp_path / f"frozen{links}").glob("*.rows")]
-            assert set(linked) == {links}
-        store.close()
-    assert len(copied) == len(set(copied)) > 8
 
 
 def test_rows_that_a_failed_sync_may_have_lost_are_written_again_before_they_are_frozen(tmp_path, store):
@@ -246,13 +165,6 @@ def test_rows_that_a_failed_sync_may_have_lost_are_written_again_before_they_are
 # Refusals
 
 
-def test_specs_that_name_no_folder(tmp_path):
-    with pytest.raises(ValueError, match="'disk:FOLDER'"):
-        open_store("disk:", LAYOUT)
-    with pytest.raises(ValueError, match="or more; the less"):
-        DiskStore(tmp_path, LAYOUT, room=1.0)
-
-
 def test_a_file_or_a_folder_of_others_is_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("years")
     with pytest.raises(DiskError, match=r"holds other files, such as 'thesis.tex'.*empty folder"):
@@ -262,10 +174,9 @@ def test_a_file_or_a_folder_of_others_is_refused(tmp_path):
     assert os.listdir(tmp_path) in (["thesis.tex", "lock"], ["lock", "thesis.tex"])
 
 
-@pytest.mark.parametrize("error", [errno.EACCES, errno.EROFS])
-def test_a_folder_that_cannot_be_written_to(error, tmp_path, monkeypatch):
+def test_a_folder_that_cannot_be_written_to(tmp_path, monkeypatch):
     def refused(*args, **more):
-        raise OSError(error, os.strerror(error))
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     for call in ("mkdir", "open"):
         with monkeypatch.context() as patch:
@@ -282,7 +193,6 @@ def test_other_tables_are_refused(tmp_path):
 
 
 def test_a_store_without_rows_takes_other_tables(tmp_path):
-    """A run that was refused may have made it."""
     with DiskStore(tmp_path, LAYOUT) as store:
         store.remember({"t0": "zeros()"})
     with DiskStore(tmp_path, {0: Record(5)}) as store:
@@ -295,10 +205,7 @@ def test_rows_beyond_their_table_are_refused(tmp_path):
     sizes = dict.fromkeys(TABLES, 10000)
     store = filled(lambda layout: DiskStore(tmp_path / "store", layout, rows=sizes))
     held = contents(store)
-    with pytest.raises(
-        ValueError,
-        match=r"row 10000 of table 0 is beyond the 10,000 rows that it has here: open the store with as many",
-    ):
+    with pytest.raises(ValueError, match=r"row 10000 of table 0 is beyond the 10,000 rows that it has here: open"):
         store.write(np.array([3, 10_000]), blank(0, 2))
     assert contents(store) == held
     frozen.save(store, tmp_path / "frozen")
@@ -306,9 +213,7 @@ def test_rows_beyond_their_table_are_refused(tmp_path):
     assert contents(again) == held
     again.close()
     few = sizes | {0: 5}
-    with pytest.raises(
-        DiskError, match=r"\.keys is damaged, or row \d+ of table 0 is beyond the .*: give the table as many"
-    ):
+    with pytest.raises(DiskError, match=r"\.keys is damaged, or row \d+ of table 0 is beyond the .*: give the table"):
         DiskStore(tmp_path / "store", LAYOUT, rows=few)
     with DiskStore(tmp_path / "other", LAYOUT, rows=few) as other:
         with pytest.raises(CheckpointError, match=r"frozen/.* of table 0 is beyond the 5 rows that it has here"):
@@ -378,8 +283,8 @@ def test_other_versions_are_refused_by_name(tmp_path):
     header.write_bytes(seal(body | {"format_version": 2, "skirl": "9.9"}))
     with pytest.raises(DiskError, match=r"written by skirl 9.9 in format 2.*: use the version that wrote it"):
         DiskStore(tmp_path, LAYOUT)
-    for facts in ({"kind": "model"}, {"segment_format": 7}, {"layout": 3}, {"segments": ["x"]}, {"generation": "1"}):
-        header.write_bytes(seal(body | {"facts": body["facts"] | facts}))
+    for facts in ({"kind": "model"}, {"segment_format": 7}, {"layout": 3}, {"segments": ["x"]}, {"generation": "1"}, 3):
+        header.write_bytes(seal(body | {"facts": facts if facts == 3 else body["facts"] | facts}))
         with pytest.raises(DiskError, match=r"store\.json (is of|does not describe)"):
             DiskStore(tmp_path, LAYOUT)
     header.write_bytes(seal(body))
@@ -473,7 +378,7 @@ def test_files_cut_short_or_missing_are_refused_by_name(tmp_path):
     with DiskStore(tmp_path, LAYOUT) as again:
         path = next(iter(again._logs[2].segments.values())).rows_path
         os.truncate(path, 100)
-        with pytest.raises(DiskError, match=rf"{path.name}: record \d+, row \d+ of table \d, is missing: .*cut short"):
+        with pytest.raises(DiskError, match=rf"{path.name}: record \d+, row \d+ of table \d, is missing: .*cut"):
             contents(again)
         with pytest.raises(DiskError, match="cut short"):
             again.check()
@@ -513,7 +418,7 @@ def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
     """Wherever it fills up: all rows are still held, the last point is the last, and work goes on once there is room."""
     make_small(monkeypatch)
     full = 0
-    for room in [0, 1, *range(20, 5000, 97)]:
+    for room in [0, 1, *range(20, 4500, 197)]:
         files, path = Small(), tmp_path / str(room)
         store = filled(lambda layout, p=path, f=files: DiskStore(p, layout, files=f), n=20)
         store.flush()
@@ -591,41 +496,24 @@ def test_more_files_than_allowed_raise_the_limit(tmp_path, monkeypatch):
 # Disk space
 
 
-@pytest.mark.parametrize("width", [16, 65])
-def test_bytes_on_disk_stay_below_one_and_a_half_payloads(width, tmp_path, monkeypatch):
+def test_bytes_on_disk_stay_below_one_and_a_half_payloads(tmp_path, monkeypatch):
     """At every call, whatever is overwritten, and with durable points in between."""
     monkeypatch.setattr(room_module, "SLACK", 1 << 18)
-    rows, batch, rng = 60_000, 2000, np.random.default_rng(0)
+    rows, batch, width, rng = 60_000, 2000, 16, np.random.default_rng(0)
     store = DiskStore(tmp_path / "store", {0: Record(width)}, room=1.5, files=Quick())
-    most, written = 0.0, 0
+    most = 0.0
     for i in range(200):
         first = min(i * batch, rows - batch)
         keys = np.arange(first, first + batch) if i < rows // batch else rng.choice(rows, batch, replace=False)
         store.write(keys, np.full((batch, width), i, np.float32))
-        written += batch
         used = sum(p.stat().st_size for p in store.path.iterdir() if p.suffix in (".rows", ".keys"))
         most = max(most, (used - room_module.SLACK) / (len(store) * width * 4))
         if i % 50 == 49:
             store.flush()
-    print(most, written / rows)
     assert 1.2 < most <= 1.5
     assert len(store) == rows
     store.check()
     store.close()
-
-
-def test_points_nobody_asked_for_have_generations_of_their_own(tmp_path, monkeypatch):
-    make_small(monkeypatch)
-    store = DiskStore(tmp_path, {0: Record(16)})
-    store.write(np.arange(200), np.zeros((200, 16), np.float32))
-    store.flush()
-    held = store.generation
-    for i in range(20):
-        store.write(np.arange(200), np.full((200, 16), i, np.float32))
-    assert store.generation > held
-    store._let_go()
-    with DiskStore(tmp_path, {0: Record(16)}) as again:
-        assert again.generation == store.generation
 
 
 def test_an_older_point_is_kept_where_there_is_room(tmp_path, monkeypatch):
@@ -681,12 +569,6 @@ def test_rows_are_read_while_they_are_moved(tmp_path, monkeypatch):
     store.close()
 
 
-def test_keys_come_in_the_order_of_the_disk(store):
-    order = np.random.default_rng(0).permutation(5000)
-    store.write(order, random_rows(0, 5000, seed=0))
-    assert np.concatenate(list(store.keys())).tolist() == order.tolist()
-
-
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs POSIX signals")
 @pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="plain Python kernels can be interrupted")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one that hits a destructor is printed
@@ -703,9 +585,8 @@ def test_interrupts_at_random_moments(by, tmp_path, monkeypatch):
     held_back = {"Ctrl-C": lambda *args: signal.raise_signal(signal.SIGINT), "another signal": _interrupt}
     old, old_int = signal.signal(signal.SIGALRM, held_back[by]), signal.getsignal(signal.SIGINT)
     calls = interrupts = 0
-    end = time.monotonic() + 2
     try:
-        while time.monotonic() < end or interrupts < 30:  # in a first run, much of the time is spent compiling
+        while interrupts < 40:
             try:
                 signal.setitimer(signal.ITIMER_REAL, rng.uniform(50e-6, 3e-3))
                 store.write(np.arange(n) + calls % 20 * n, np.full((n, 8), calls, np.float32))
@@ -718,28 +599,21 @@ def test_interrupts_at_random_moments(by, tmp_path, monkeypatch):
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, old)
-        signal.signal(
-            signal.SIGINT, old_int
-        )  # another signal's exception in the middle of a hold leaves its handler installed
-    held = contents_of_floats(store)
+        signal.signal(signal.SIGINT, old_int)  # an exception in the middle of a hold leaves its handler installed
+    before = None
     for again in (False, True):
         if again:
             store.close()
             store = DiskStore(tmp_path, store.layout)
-        assert contents_of_floats(store) == held
         store.check()
+        held = [store.read(np.arange(20 * n), out := np.full((20 * n, 8), -1, np.float32)).tolist(), out.tolist()]
+        assert before in (None, held)
+        before = held
         for i in range(20):
             out = np.full((n, 8), -1, np.float32)
             found = store.read(np.arange(n) + i * n, out)
             assert found.all() == found.any() and (out == out[0, 0]).all()
     store.close()
-
-
-def contents_of_floats(store: Store) -> dict[int, float]:
-    keys = np.concatenate([np.empty(0, np.int64), *store.keys()])
-    out = np.zeros((keys.size, 8), np.float32)
-    store.read(keys, out)
-    return dict(zip(keys.tolist(), out[:, 0].tolist(), strict=True))
 
 
 def _interrupt(*args) -> None:
@@ -749,58 +623,8 @@ def _interrupt(*args) -> None:
 # Training
 
 
-def train(store: str | Store, steps: range, resume: bool = False) -> tuple[list[float], dict[int, bytes], Store]:
-    tables = [skirl.Table("a", 300, 8), skirl.Table("b", 2000, 4, pooling="mean")]
-    rows = skirl.EmbeddingBagCollection(
-        tables, optimizer=skirl.Adagrad(lr=0.1), cache=120, store=store, seed=1, resume=resume
-    )
-    weight, losses = torch.linspace(-1, 1, 12), []
-
-    def batch(i: int) -> skirl.KeyedJagged:
-        random = torch.Generator().manual_seed(i)
-        ids = torch.cat(
-            [torch.randint(0, 300, (16, 1), generator=random), torch.randint(0, 2000, (16, 1), generator=random)], 1
-        )
-        return skirl.KeyedJagged.one_hot(["a", "b"], ids)
-
-    with skirl.lookahead([batch(i) for i in steps], rows, sparse=lambda ids: ids, depth=5) as batches:
-        for ids in batches:
-            out = rows(ids)
-            loss = ((torch.cat([out["a"], out["b"]], 1) * weight).sum(1) - 1).square().mean()
-            loss.backward()
-            losses.append(loss.item())
-    assert rows.engine.counters.fetched > 100 or len(steps) < 60
-    rows.flush()
-    held = rows.engine.store
-    keys, found = np.sort(np.concatenate(list(held.keys()))), {}
-    for table, record in held.layout.records.items():
-        mine = keys[keys >> 48 == table]
-        out = np.zeros((mine.size, record.width), record.dtype)
-        assert held.read(mine, out).all()
-        found.update((int(k), row.tobytes()) for k, row in zip(mine, out, strict=True))
-    return losses, found, held
-
-
-def test_a_run_has_the_bits_of_one_in_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(room_module, "SLACK", 0)
-    monkeypatch.setattr(log_module, "SMALLEST", 128)
-    losses, rows, _ = train("memory", range(60))
-    on_disk, found, store = train(f"disk:{tmp_path / 'rows'}", range(60))
-    assert on_disk == losses and found == rows
-    assert isinstance(store, DiskStore) and store.generation > 1
-    store.close()
-    with pytest.raises(ValueError, match=r"DiskStore\('.*rows'\) already holds .*resume=True"):
-        train(f"disk:{tmp_path / 'rows'}", range(60))
-    on_disk, found, again = train(f"disk:{tmp_path / 'rows'}", range(60, 90), resume=True)
-    assert (again.identity, again.generation > store.generation) == (store.identity, True)
-    again.close()
-    losses, rows, _ = train("memory", range(90))
-    assert on_disk == losses[60:] and found == rows
-
-
-@pytest.mark.parametrize("key", [-1, 7 << 48, 1 << 48])
+@pytest.mark.parametrize("key", [-1, 1 << 48])
 def test_a_key_of_another_table_under_right_checksums_is_refused(tmp_path: Path, key: int) -> None:
-    """Fuzzing found that such a row was accepted if the tables' sizes were unknown."""
     from skirl.store.disk import records
 
     layout = {0: Record(2), 1: Record(3)}
@@ -821,31 +645,9 @@ def test_a_key_of_another_table_under_right_checksums_is_refused(tmp_path: Path,
         DiskStore(tmp_path / "s", layout)
 
 
-def test_a_manifest_without_its_facts_is_refused(tmp_path: Path) -> None:
-    with DiskStore(tmp_path / "s", {0: Record(2)}):
-        pass
-    body = json.loads((tmp_path / "s" / "store.json").read_text())
-    for changed in ({n: v for n, v in body.items() if n not in ("~sha256", "facts")}, body | {"facts": 3}):
-        changed.pop("~sha256", None)
-        (tmp_path / "s" / "store.json").write_bytes(seal(changed))
-        with pytest.raises(DiskError, match="does not describe rows"):
-            DiskStore(tmp_path / "s", {0: Record(2)})
-
-
-def test_frozen_rows_beyond_the_table_are_refused_by_their_folder(tmp_path: Path) -> None:
-    memory = MemoryStore({0: Record(2)})
-    memory.write(np.array([1, 99]), np.ones((2, 2), np.float32))
-    frozen.save(memory, tmp_path / "m")
-    with (
-        DiskStore(tmp_path / "s", {0: Record(2)}, rows={0: 50}) as store,
-        pytest.raises(CheckpointError, match="m does not fit: row 99 of table 0 is beyond the 50 rows"),
-    ):
-        frozen.load(store, tmp_path / "m")
-
-
-@pytest.mark.parametrize("claimed", [10**9, 10**15, -5])
+@pytest.mark.parametrize("claimed", [10**15, -5])
 def test_a_wrong_number_of_rows_in_a_manifest_takes_no_memory(tmp_path, claimed):
-    """It is only a hint, in a file that anybody may have sealed: 20 GB were allocated, or the store was refused."""
+    """It is only a hint, in a file that anybody may have sealed."""
     keys, rows = np.arange(50), np.ones((50, 2), np.float32)
     with DiskStore(tmp_path / "rows", Layout({0: Record(2)})) as store:
         store.write(keys, rows)

@@ -1,10 +1,8 @@
 """Rows over several stores: a store like any other, whatever the sites and the cuts."""
 
-import errno
 import shutil
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +10,13 @@ import numpy as np
 import pytest
 
 from skirl.core.placement import Cut, PlacedTable, PlacementPlan, Site
-from skirl.core.tables import Table
-from skirl.store import DiskStore, Layout, MemoryStore, Record, Store, check_plan, open_store
+from skirl.store import DiskStore, Layout, MemoryStore, Record, open_store
 from skirl.store.base import at_once
-from skirl.store.disk.os_files import DiskFull, OsFiles
 from skirl.store.link import LinkStore
-from skirl.store.placed import taking
 from skirl.store.placed.store import PlacedStore
-from skirl.tools.progress import size
 from skirl.tools.units import Link
 from tests.store import frozen
 from tests.store.conformance import LAYOUT, TABLES, StoreConformance, contents, filled, random_rows, table_keys
-from tests.store.remote.nodes import served
 
 CUTS = [
     Cut.weighted([1, 1, 1]), Cut.weighted([3, 0, 1]), Cut((0, 20, 1500), (2, 0, 1), "rows"), Cut((0,), (1,)),
@@ -66,24 +59,12 @@ def test_every_row_is_where_the_plan_says_and_is_counted():
     assert sum(c.bytes_read for c in store.counts) == sum(c.bytes_written for c in store.counts) == moved
 
 
-def test_rows_that_are_not_held_count_as_no_load():
-    store = placed(LAYOUT)
-    assert not store.read(table_keys(0, range(9)), np.zeros((9, 4), np.float32)).any()
-    assert sum(c.reads for c in store.counts) == 0 and sum(c.calls for c in store.counts) > 0
-
-
 @pytest.mark.parametrize("cuts", [CUTS[::-1], [Cut.even([0, 1, 2])]])
-def test_frozen_rows_move_to_where_another_plan_has_them(tmp_path, cuts, caplog):
-
-    def told() -> str:
-        said = caplog.text
-        caplog.clear()
-        return said
-
-    rows_move(tmp_path, cuts, told)
+def test_frozen_rows_move_to_where_another_plan_has_them(tmp_path, cuts):
+    rows_move(tmp_path, cuts)
 
 
-def rows_move(folder: Path, cuts: list[Cut], told: Callable[[], str] | None = None) -> None:
+def rows_move(folder: Path, cuts: list[Cut]) -> None:
     """Move rows out of one store into several, into others, and back into one."""
     plain = filled(MemoryStore)
     held = contents(plain)
@@ -93,7 +74,6 @@ def rows_move(folder: Path, cuts: list[Cut], told: Callable[[], str] | None = No
         frozen.load(store, folder / str(number), [(table_keys(0, [97]), random_rows(0, 1, 3 + number))])
         held[97] = random_rows(0, 1, 3 + number).tobytes()
         assert contents(store) == held
-        assert told is None or ("sites search" in told()) == (number < 2), "only where sites have changed"
         if isinstance(store, PlacedStore):
             for site, inner in enumerate(store.stores):
                 assert all((store.placement.site_of(keys) == site).all() for keys in inner.keys())  # noqa: SIM118
@@ -124,9 +104,7 @@ def test_sites_on_disk_take_all_or_nothing_and_know_their_placement(tmp_path):
     with on_disks(tmp_path / "a", plan) as store:
         assert contents(store) == held and set(store.about) == {f"t{n}" for n in range(7)}
     with on_disks(tmp_path / "a", other) as store:
-        with pytest.raises(
-            ValueError, match=r"site 's0' .* has rows that another placement put there: load a checkpoint"
-        ):
+        with pytest.raises(ValueError, match=r"site 's0' .* has rows that another placement put there: load a"):
             store.read(table_keys(1, [0]), random_rows(1, 1, 0).copy())
         frozen.load(store, tmp_path / "saved")
         assert contents(store) == held
@@ -136,10 +114,9 @@ def test_sites_on_disk_take_all_or_nothing_and_know_their_placement(tmp_path):
         store.write(table_keys(1, [0]), random_rows(1, 1, 0))
 
 
-@pytest.mark.parametrize("gone", [0, 2])
-def test_a_site_that_lost_its_rows_is_refused_and_gets_them_from_a_checkpoint(tmp_path, gone):
+def test_a_site_that_lost_its_rows_is_refused_and_gets_them_from_a_checkpoint(tmp_path):
     """As if a disk is not mounted, or a folder in the plan has changed its name."""
-    lost_site(tmp_path, gone)
+    lost_site(tmp_path, 2)
 
 
 def lost_site(folder: Path, gone: int = 0) -> None:
@@ -163,50 +140,6 @@ def lost_site(folder: Path, gone: int = 0) -> None:
         assert contents(store) == held and store.about == about
 
 
-def test_nothing_is_made_where_the_disk_of_a_site_is_not_mounted(tmp_path):
-    """Other sites have rows of the same plan. For another plan, whose rows a checkpoint brings, the folder is made."""
-    plan = plan_for(LAYOUT, [Cut.even([0, 1, 2])], [f"disk:{tmp_path}/a/rows", f"disk:{tmp_path}/b/rows", "memory"])
-    plan.save(tmp_path / "plan.json")
-    replace(plan, tables=plan_for(LAYOUT, [Cut.even([1, 0, 2])]).tables).save(tmp_path / "other.json")
-    with open_store(f"placed:{tmp_path}/plan.json/rank-0", LAYOUT) as store:
-        store.remember({f"t{n}": "zeros()" for n in range(7)})
-        store.write(table_keys(1, range(90)), random_rows(1, 90, 1))
-    shutil.rmtree(tmp_path / "b")
-    (tmp_path / "b").mkdir()
-    says = f"site 's1' has no folder {tmp_path}/b/rows/rank-0, and site 's0' has rows of the same plan: see whether its disk"
-    with pytest.raises(ValueError, match=says):
-        open_store(f"placed:{tmp_path}/plan.json/rank-0", LAYOUT)
-    assert not list((tmp_path / "b").iterdir())
-    open_store(f"placed:{tmp_path}/other.json/rank-0", LAYOUT).close()
-    assert (tmp_path / "b/rows/rank-0").is_dir()
-    open_store(f"placed:{tmp_path}/plan.json/rank-0", LAYOUT).close()
-
-
-def test_a_plan_of_other_tables_makes_no_folder(tmp_path):
-    plan = plan_for(Layout({0: Record(5)}), stores=[f"disk:{tmp_path}/{n}/rows" for n in "abc"])
-    plan.save(tmp_path / "plan.json")
-    for layout in ({0: Record(5), 1: Record(5)}, {0: Record(4)}):
-        with pytest.raises(ValueError, match="make the plan for this model"):
-            open_store(f"placed:{tmp_path}/plan.json/rank-0", layout)
-    for table, says in (
-        (Table("x", 1 << 40, 5), "no table 'x'"),
-        (Table("t0", 1 << 40, 4), "'t0' has dim 5 in the plan"),
-    ):
-        with pytest.raises(ValueError, match=rf"^store is 'placed:.*': .*{says}"):
-            check_plan(f"placed:{tmp_path}/plan.json", [table], {0: Record(9)})
-    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
-
-
-def test_a_site_that_never_had_rows_is_not_missed(tmp_path):
-    plan = plan_for(LAYOUT, [Cut((0,), (1,))])
-    with on_disks(tmp_path, plan) as store:
-        store.remember({f"t{n}": "zeros()" for n in range(7)})
-        store.write(table_keys(1, range(9)), random_rows(1, 9, 1))
-        held = contents(store)
-    with on_disks(tmp_path, plan) as store:
-        assert contents(store) == held and not len(store.stores[0])
-
-
 class Takes(DiskStore):
     """Signals once it has its rows."""
 
@@ -226,10 +159,9 @@ class Fails(DiskStore):
         raise OSError("the disk is gone")
 
 
-@pytest.mark.parametrize("now", [CUTS, CUTS[::-1]])
-def test_rows_of_a_load_that_failed_halfway_are_refused(tmp_path, now):
+def test_rows_of_a_load_that_failed_halfway_are_refused(tmp_path):
     """Under the new plan and under the old one, because no site is sure to have its old rows."""
-    half_loaded(tmp_path, now)
+    half_loaded(tmp_path, CUTS[::-1])
 
 
 def half_loaded(folder: Path, now: list[Cut] = CUTS) -> None:
@@ -258,43 +190,6 @@ def half_loaded(folder: Path, now: list[Cut] = CUTS) -> None:
         frozen.load(store, folder / "saved")
         assert contents(store) == held
     with on_disks(folder / "b", other) as store:
-        assert contents(store) == held
-
-
-class NoRoom(OsFiles):
-    """Once full, it has no room for another byte of rows."""
-
-    def __init__(self) -> None:
-        self.full, self.later = False, set[int]()
-
-    def create(self, path: Path) -> int:
-        file = super().create(path)
-        if self.full and path.suffix == ".rows":
-            self.later.add(file)
-        return file
-
-    def sync(self, file: int) -> None:
-        if file in self.later:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        super().sync(file)
-
-
-def test_rows_are_on_disk_before_any_site_changes(tmp_path):
-    """So that a full disk shows while all sites still have their old rows, and know it."""
-    plan, files = plan_for(LAYOUT), NoRoom()
-    with on_disks(tmp_path / "a", plan) as store:
-        store.write(table_keys(1, range(90)), random_rows(1, 90, 1))
-        frozen.save(store, tmp_path / "saved")
-    stores = [DiskStore(tmp_path / "b" / s.name, LAYOUT, files=files if n else None) for n, s in enumerate(plan.sites)]
-    with PlacedStore(plan, stores, LAYOUT) as store:
-        store.remember({f"t{n}": "zeros()" for n in range(7)})
-        store.write(table_keys(1, range(60)), random_rows(1, 60, 2))
-        held = contents(store)
-        files.full = True
-        with pytest.raises(DiskFull):
-            frozen.load(store, tmp_path / "saved", [(table_keys(1, range(200)), random_rows(1, 200, 3))])
-        assert contents(store) == held
-    with on_disks(tmp_path / "b", plan) as store:
         assert contents(store) == held
 
 
@@ -353,89 +248,25 @@ def test_rows_on_disk_whose_neighbours_were_in_memory_are_not_trained_further(tm
         held = contents(store)
         frozen.save(store, tmp_path / "saved" / "rows")
     with of_kinds(tmp_path) as store:
-        with pytest.raises(
-            ValueError, match="site 's1' on disk has the rows of a run whose site 's0' was in memory and is"
-        ):
+        with pytest.raises(ValueError, match="site 's1' on disk has the rows of a run whose site 's0' was in memory"):
             store.read(table_keys(0, [0]), random_rows(0, 1, 0).copy())
         frozen.load(store, tmp_path / "saved" / "rows")
         assert contents(store) == held
 
 
-@pytest.mark.slow
-def test_a_plan_of_memory_disk_and_memory_nodes(tmp_path):
-    with served(1) as nodes:
-        specs = ("memory", f"disk:{tmp_path}/disk", "memory", nodes.spec)
-        plan_for(LAYOUT, [Cut.even(range(4))], specs).save(tmp_path / "plan.json")
-        spec = f"placed:{tmp_path}/plan.json"
-        with open_store(spec, LAYOUT) as store:
-            store.write(table_keys(0, range(200)), random_rows(0, 200, 1))
-            held = contents(store)
-            assert all(map(len, store.stores)) and len(held) == 200  # type: ignore[attr-defined]
-            frozen.save(store, tmp_path / "saved" / "rows")
-            store.write(table_keys(0, range(99)), random_rows(0, 99, 2))
-            frozen.load(store, tmp_path / "saved" / "rows")
-            assert contents(store) == held
-    with of_kinds(tmp_path / "other") as store:
-        frozen.load(store, tmp_path / "saved" / "rows")
-        assert contents(store) == held
-
-
-def test_bytes_that_go_to_another_site_are_told_before(tmp_path, caplog):
-    with on_disks(tmp_path / "a", plan_for(LAYOUT)) as store:
-        for table in TABLES:
-            store.write(table_keys(table, range(90)), random_rows(table, 90, table))
-        facts = frozen.save(store, tmp_path / "saved")
-        other = plan_for(LAYOUT, CUTS[::-1])
-        moved = 0
-        for table in TABLES:
-            keys, record = table_keys(table, range(90)), LAYOUT.records[table]
-            differ = store.placement.site_of(keys) != other.placement.site_of(keys)
-            moved += int(differ.sum()) * record.width * np.dtype(record.dtype).itemsize
-        assert taking.leaving(other.placement, facts, tmp_path / "saved", LAYOUT) == moved > 0
-        assert taking.leaving(store.placement, facts, tmp_path / "saved", LAYOUT) == 0
-    with on_disks(tmp_path / "b", other) as store:
-        frozen.load(store, tmp_path / "saved")
-    assert f"rows were placed differently: {size(moved)} move to another site, and the 3 sites search" in caplog.text
-    plain = filled(MemoryStore)
-    facts = frozen.save(plain, tmp_path / "one")
-    assert taking.leaving(other.placement, facts, tmp_path / "one", LAYOUT) == sum(e["bytes"] for e in facts["files"])
-
-
 def test_calls_of_sites_run_at_the_same_time():
-    """Each of three links is busy for a quarter of a second; one after another would take three quarters."""
-    link = Link(rate=1e12, delay=0.25)
+    """Each site waits for the two others."""
+    meet = threading.Barrier(3, timeout=60)
+
+    class Meets(MemoryStore):
+        def _read(self, kind, keys, out, found) -> None:
+            meet.wait()
+            super()._read(kind, keys, out, found)
+
     layout = Layout({0: Record(1)})
-    plan = plan_for(layout, [Cut.even([0, 1, 2])])
-    store = PlacedStore(plan, [LinkStore(MemoryStore(layout), link) for _ in range(3)], layout)
-    running, most = [0], [0]
-    for inner in store.stores:
-        inner.received.wait = _counting(inner.received.wait, running, most)  # type: ignore[attr-defined]
+    store = PlacedStore(plan_for(layout, [Cut.even([0, 1, 2])]), [Meets(layout) for _ in range(3)], layout)
     store.write(np.arange(90), np.zeros((90, 1), np.float32))
     assert store.read(np.arange(90), np.ones((90, 1), np.float32)).all()
-    assert most[0] == 3
-
-
-def _counting(wait, running, most):
-    def counted(nbytes: int, began: float) -> None:
-        running[0] += 1
-        most[0] = max(most[0], running[0])
-        wait(nbytes, began)
-        running[0] -= 1
-
-    return counted
-
-
-def test_an_error_of_one_site_is_the_call_s():
-    class Broken(MemoryStore):
-        def _read(self, kind, keys, out, found) -> None:
-            raise OSError("the disk is gone")
-
-    layout = Layout({0: Record(1)})
-    stores: list[Store] = [MemoryStore(layout), Broken(layout), MemoryStore(layout)]
-    store = PlacedStore(plan_for(layout, [Cut.even([0, 1, 2])]), stores, layout)
-    store.write(np.arange(9), np.zeros((9, 1), np.float32))
-    with pytest.raises(OSError, match="the disk is gone"):
-        store.read(np.arange(9), np.zeros((9, 1), np.float32))
 
 
 def test_the_file_opens_the_stores(tmp_path):
@@ -458,17 +289,11 @@ def test_the_file_opens_the_stores(tmp_path):
         ),
         ({"layout": Layout({0: Record(4)})}, "table 't0' has dim 5 in the plan, and records of 4 numbers in the model"),
         ({"rows": {0: 9}}, "table 't0' has 1,099,511,627,776 rows in the plan and 9 in the model"),
-        ({"spec": "placed:plan.toml"}, "write it placed:PLAN.json"),
-        ({"spec": "placed:gone.json"}, "gone.json is not a file: name a plan"),
     ],
 )
 def test_a_plan_that_does_not_fit_is_refused(tmp_path, change, text):
     plan_for(Layout({0: Record(5)})).save(tmp_path / "plan.json")
-    spec = change.get("spec", f"placed:{tmp_path}/plan.json")
     with pytest.raises(ValueError, match=text):
-        open_store(spec, change.get("layout", Layout({0: Record(5)})), rows=change.get("rows"))
-
-
-def test_tables_of_other_names_are_refused():
-    with pytest.raises(ValueError, match="the plan has no table 'x', it has t0"):
-        placed(LAYOUT).remember({"x": "zeros()"})
+        open_store(
+            f"placed:{tmp_path}/plan.json", change.get("layout", Layout({0: Record(5)})), rows=change.get("rows")
+        )

@@ -6,29 +6,9 @@ import socket
 import urllib.request
 from pathlib import Path
 
-import pytest
-
-from skirl.store.remote.serve import Serve
 from tests.warm import COMMAND, PIPE, Python
 
 TRAIN = "train --data synthetic:tiny --model dlrm-tiny --dim 4 --batch 32 --cache 200 --threads 1 --quiet --json"
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        ({"meet": "here"}, "meet is 'here': write it HOST:PORT"),
-        ({"nodes": 0}, "nodes is 0: set it to 1 or more"),
-        ({"nodes": 2, "node": 2}, "node is 2 and nodes is 2: number nodes from 0 to 1"),
-        ({"rows": "disk:"}, "rows is 'disk:': set it to memory or disk:FOLDER"),
-        ({"memory": "much"}, "memory is 'much' is not a size"),
-        ({"metrics": "9400x"}, "metrics is '9400x': write it HOST:PORT"),
-        ({"patience": 0.0}, "patience is 0.0: set it to seconds above 0"),
-    ],
-)
-def test_wrong_flags(flags: dict[str, object], words: str):
-    with pytest.raises(ValueError, match=words):
-        Serve(**flags)  # type: ignore[arg-type]
 
 
 def free_port() -> int:
@@ -71,9 +51,3 @@ def test_nodes_end_with_the_meeting_point(python: Python):
         _, err = second.communicate(60)
     assert second.returncode == 1
     assert f"skirl serve: the meeting point {serve[1]} is gone: start its node again" in err and "Traceback" not in err
-
-
-def test_a_node_ends_with_a_sentence_where_nobody_meets(python: Python):
-    done = python.run(COMMAND, "serve", "127.0.0.1:9", "--nodes", "2", "--node", "1", "--patience", "0.2")
-    assert done.returncode == 1
-    assert "skirl serve: nobody answers at 127.0.0.1:9 after" in done.stderr and "Traceback" not in done.stderr
