@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SCRIPTS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem != "common")
 TINY = {
     "checkpoint": "--touched 3000 --batch 64 --features 3 --cache 900 --seconds 0.2 --checkpoints 2",
     "disk": "--folder {tmp}/disk --rows 3000 --batch 500 --calls 2",
@@ -55,11 +54,3 @@ def test_a_run_over_a_trace_fetches_what_min_does(tmp_path: Path):
 def test_all_modes_train_the_same_model(tmp_path: Path):
     found = result("train", tmp_path)
     assert found["losses_agree"] and len(set(map(found["loss_difference"].get, ("skirl", "lru", "on_demand")))) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_help_and_what_claim_it_shows(name: str):
-    done = run(name, "--help")
-    assert done.returncode == 0 and "--json" in done.stdout and "--record" in done.stdout
-    assert (ROOT / "benchmarks" / f"{name}.py").read_text().startswith('"""Claim: ')

@@ -41,13 +41,6 @@ def test_what_torchrun_is_given():
     assert known >= OF_TORCHRUN
 
 
-def test_slurm_asks_for_what_its_lines_need():
-    text = (CLUSTER / "slurm.sh").read_text()
-    asked = dict(re.findall(r"^#SBATCH --([a-z-]+)(?:=(\S+))?$", text, re.MULTILINE))
-    assert asked["ntasks-per-node"] == "1" and {"nodes", "no-kill", "requeue", "time"} <= asked.keys()
-    assert "torchrun.sh" in text and "--kill-on-bad-exit=0" in text
-
-
 def test_kubernetes_gets_a_training_job():
     job = yaml.safe_load((CLUSTER / "kubernetes.yaml").read_text())
     assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "PyTorchJob")
@@ -72,12 +65,6 @@ def test_kubernetes_gets_a_training_job():
 def _value(name: str, text: str):
     kind = flags_of(Train)[name[2:].replace("-", "_")].type
     return True if kind is bool else int(text) if text.isdigit() else text
-
-
-def test_launchers_have_half_a_minute_before_they_are_taken_for_lost():
-    for name in ("torchrun.sh", "kubernetes.yaml"):
-        said = dict(re.findall(r"keep_alive_(\w+)(?:=|\s+value: \")(\d+)", (CLUSTER / name).read_text()))
-        assert int(said["interval"]) * int(said["max_attempt"]) >= 30, name
 
 
 def test_ray_is_given_flags_that_there_are():

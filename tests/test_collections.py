@@ -12,7 +12,6 @@ from torch import nn
 
 import skirl
 from skirl.engine.access import peek
-from skirl.engine.capacity import DoesNotFit
 from tests.cases import cases
 
 USERS = [skirl.Table("user", 40, 4), skirl.Table("city", 9, 4, pooling="mean")]
@@ -142,14 +141,6 @@ def test_rows_of_two_collections_go_out_and_in(tmp_path: Path):
             assert [trained.loss(one).item() for one in ids] == [other.loss(one).item() for one in ids]
 
 
-def test_another_model_is_refused(tmp_path: Path):
-    skirl.save(tmp_path, model=Two())
-    with pytest.raises(skirl.CheckpointError, match="has the collections 'users', 'items', this model ''"):
-        skirl.load(tmp_path, model=Two().users)
-    with pytest.raises(ValueError, match="two collections of the model have a table 'user': pass one"):
-        skirl.export(nn.ModuleList([Two(), Two()]), tmp_path / "x.safetensors")
-
-
 # Different widths.
 
 DIMS = (3, 5, 8)
@@ -193,15 +184,6 @@ def least(batches: list[list[list[int]]]) -> int:
 def test_the_least_cache_holds_every_batch_however_its_widths_change(given: Any, depth: Any, prefetch: int):
     widths, batches = given
     assert run(widths, batches, least(batches), depth=depth, prefetch=prefetch) == run(widths, batches, "100%")
-
-
-def test_a_batch_that_no_split_holds_is_an_error_that_names_it():
-    batches = [[[1, 2], [1]], [[1], [1, 2]], [[1, 2], [1, 2]], [[1], [1]]]
-    with pytest.raises(
-        DoesNotFit, match=r"cache 3 is 3 rows, batch 2 needs 4 \(2 of dim 3\).*: set cache to 4 or more"
-    ):
-        run(2, batches, 3)
-    run(2, batches, 4)
 
 
 def test_without_a_lookahead_the_cache_is_split_anew_as_well():

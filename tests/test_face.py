@@ -1,8 +1,4 @@
-"""The face: the example that skirl was designed around runs as it is written, and the README shows it.
-
-`device="cuda"` is replaced because it needs a GPU; without one it raises a clear error, also tested here. The cache
-size and the interval between saves are replaced to keep the test small. MyModel and the loader are left to the reader.
-"""
+"""The face: the example that skirl was designed around runs as it is written, and the README shows it."""
 
 import ast
 import re

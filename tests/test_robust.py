@@ -5,7 +5,6 @@ import random
 import re
 import signal
 import sys
-import textwrap
 import threading
 import time
 import traceback
@@ -39,7 +38,6 @@ from tests.loops import (
     train,
     wait_for,
 )
-from tests.warm import PIPE
 
 STEPS = 40
 SHORT = 0.4
@@ -126,80 +124,6 @@ def test_a_loader_that_comes_back_late_ends_training(data, caplog, capfd):
     assert re.search(r"test_robust.py\", line \d+ in loader", capfd.readouterr().err)  # and where
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     goes_on(embeddings, data, steps)
-
-
-def test_a_loader_that_is_late_in_the_first_pass_of_an_epoch(data):
-    class Loader:
-        def __iter__(self):
-            yield from data.batches[:7]
-            time.sleep(2 * SHORT)
-            yield from data.batches[7:]
-
-    embeddings = collection()
-    steps, error = run_until_it_fails(embeddings, Loader(), StageStuck, patience=SHORT, depth="epoch")
-    assert "s for batch 7, and patience is 0.4 s" in str(error)
-    assert steps == 0
-    goes_on(embeddings, data, steps)
-
-
-def test_ctrl_c_ends_a_loader_that_hangs(data, caplog):
-    def loader():
-        yield from data[0][:25]
-        wait_for(lambda: "the loader has been at batch 25" in caplog.text)
-        signal.raise_signal(signal.SIGINT)
-        pytest.fail("not reached")
-
-    embeddings = collection()
-    steps, error = run_until_it_fails(embeddings, loader(), KeyboardInterrupt, patience=SHORT)
-    assert "in loader" in trace_of(error)
-    goes_on(embeddings, data, steps)
-
-
-def test_patience_is_for_each_micro_batch(data):
-    def loader():
-        for batch in data.batches[:8]:
-            time.sleep(0.07)
-            yield batch
-
-    embeddings = collection(cache="100%")
-    with skirl.lookahead(loader(), embeddings, patience=SHORT, accumulate=8) as batches:
-        assert loop(batches, embeddings) == 8
-
-
-def test_a_loader_slower_than_patience_over_many_batches_is_only_slow(data):
-    def loader():
-        for batch in data[0][:12]:
-            time.sleep(0.05)
-            yield batch
-
-    embeddings = collection()
-    with skirl.lookahead(loader(), embeddings, patience=0.3) as batches:
-        assert loop(batches, embeddings) == 12
-    data.replay.check(embeddings, 12)
-
-
-def test_outside_the_main_thread_a_hanging_loader_is_logged(data, caplog):
-    go = threading.Event()
-
-    def loader():
-        yield data[0][0]
-        go.wait()
-
-    embeddings, errors = collection(), []
-
-    def body():
-        try:
-            with skirl.lookahead(loader(), embeddings, patience=SHORT) as batches:
-                loop(batches, embeddings)
-        except StageStuck as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=body)
-    thread.start()
-    wait_for(lambda: "the loader has been at batch 1 for 0." in caplog.text)
-    go.set()
-    thread.join()
-    assert "for batch 1" in str(errors)
 
 
 # The store.
@@ -308,9 +232,7 @@ def test_a_hanging_store(data, stage):
     store, hang = ProbedStore(), Hang(12)
     setattr(store, f"on_{stage}", hang)
     embeddings = collection(store)
-    began = time.monotonic()
     steps, error = run_until_it_fails(embeddings, data[0], StageStuck, patience=SHORT)
-    assert time.monotonic() - began < 10
     name = {"read": "fetch", "write": "write"}[stage]
     assert f"the {name} stage is at step " in str(error)
     assert "no stage made progress for 0." in str(error)
@@ -386,15 +308,6 @@ def test_a_failing_kernel_that_changes_nothing(data, monkeypatch):
     goes_on(embeddings, data, 5)
 
 
-def test_a_failing_kernel_of_the_planner(data, monkeypatch):
-    embeddings = collection()
-    run(embeddings, data[0][:5])
-    monkeypatch.setattr("skirl.oracle.bank.loops.group", fails)
-    run_until_it_fails(embeddings, data[0][5:], Broken)
-    monkeypatch.undo()
-    goes_on(embeddings, data, 5)
-
-
 def test_a_hanging_kernel_of_the_planner(data, monkeypatch):
     embeddings = collection()
     run(embeddings, data[0][:5])
@@ -436,18 +349,6 @@ def test_slow_stages_slow_the_others(data, slow, prefetch):
     data.replay.check(embeddings, STEPS)
 
 
-def test_a_long_backlog_of_slow_writes_is_not_stuck(data):
-    store = ProbedStore()
-    store.on_write = lambda number: time.sleep(0.3)
-    embeddings = collection(store)
-    with skirl.lookahead(data[0][:12], embeddings, patience=0.8) as batches:
-        for batch in batches:
-            train(embeddings, batch)
-            embeddings.eval()(batch.sparse)  # waits for all writes
-            embeddings.train()
-    data.replay.check(embeddings, 12)
-
-
 # Ctrl-C.
 
 
@@ -474,7 +375,7 @@ class Alarm:
         sys.unraisablehook = self._hook
 
 
-@pytest.mark.parametrize("moment", range(60))
+@pytest.mark.parametrize("moment", range(20))
 def test_ctrl_c_at_a_random_moment(data, moment):
     batches, bags = data
     rng = random.Random(moment)
@@ -497,7 +398,7 @@ def test_ctrl_c_at_a_random_moment(data, moment):
     goes_on(embeddings, data, steps)
 
 
-@pytest.mark.parametrize("moment", range(20))
+@pytest.mark.parametrize("moment", range(8))
 def test_ctrl_c_at_a_random_moment_without_lookahead(data, moment):
     batches, bags = data
     embeddings = collection()
@@ -517,7 +418,7 @@ def test_ctrl_c_at_a_random_moment_without_lookahead(data, moment):
     goes_on(embeddings, data, steps)
 
 
-@pytest.mark.parametrize("moment", range(10))
+@pytest.mark.parametrize("moment", range(5))
 def test_many_ctrl_cs_in_a_row(data, moment):
     """Someone hammers Ctrl-C until the with-block ends, or until a sentence says how to leave it."""
     batches, bags = data
@@ -573,15 +474,13 @@ def test_ctrl_c_while_closing_gives_the_store_a_moment(data, monkeypatch):
     store, hang = ProbedStore(), Hang(12)
     store.on_write = hang
     embeddings = collection(store)
-    began = 0.0
     with pytest.raises(KeyboardInterrupt), skirl.lookahead(data[0], embeddings) as batches:
         for batch in batches:
             train(embeddings, batch)
             if hang.reached.is_set():
                 threading.Timer(0.2, press).start()
-                began = time.monotonic()
                 break
-    assert 0.4 < time.monotonic() - began < 5
+    assert not hang.go.is_set()
     with pytest.raises(Damaged, match="the write stage did not stop"):
         embeddings(data[0][0].sparse)
     hang.go.set()
@@ -643,15 +542,6 @@ def test_a_batch_too_large_names_itself(data):
     goes_on(embeddings, data, steps)
 
 
-def test_a_first_batch_too_large(data):
-    embeddings = collection()
-    large = one_hot(np.concatenate([np.arange(20) % 20] * 4), batch=20)
-    steps, error = run_until_it_fails(embeddings, [large], ValueError)
-    assert steps == 0
-    assert "cache 26 is 26 rows, batch 0 needs 60" in str(error)
-    goes_on(embeddings, data, 0)
-
-
 @pytest.mark.parametrize(
     ("spoil", "error", "sentence"),
     [
@@ -688,32 +578,7 @@ def test_gradients_that_are_not_finite_give_the_bits_of_the_reference(data, valu
         replay.check(embeddings, 10)
 
 
-def test_a_forward_of_another_batch(data):
-    embeddings = collection()
-    other = one_hot([1, 2, 3, 4])
-    with skirl.lookahead(data[0], embeddings) as batches:
-        for batch in batches:
-            with pytest.raises(ValueError, match="forward takes the batch that the lookahead yielded last"):
-                embeddings(other.sparse)
-            train(embeddings, batch)
-            if batches.step == 5:
-                break
-    goes_on(embeddings, data, 5)
-
-
 # Wrong use.
-
-
-def test_two_lookaheads_at_once(data):
-    embeddings = collection()
-    with skirl.lookahead(data[0], embeddings) as first:
-        with (
-            pytest.raises(RuntimeError, match="another lookahead over these embeddings is open"),
-            skirl.lookahead(data[0], embeddings),
-        ):
-            pass
-        assert loop(first, embeddings) == STEPS
-    data.replay.check(embeddings, STEPS)
 
 
 def test_use_after_close(data):
@@ -862,10 +727,7 @@ batches, _ = stream(40)
 store = ProbedStore()
 store.on_{stage} = lambda number: time.sleep(1000) if number == 12 else None
 embeddings = collection(store)
-try:
-    {body}
-finally:
-    print(time.time())
+{body}
 """
 
 
@@ -875,12 +737,12 @@ finally:
         (
             "write",
             "with skirl.lookahead(batches, embeddings, patience=0.4) as ahead:\n"
-            "        for batch in ahead: train(embeddings, batch)",
+            "    for batch in ahead: train(embeddings, batch)",
         ),
         (
             "read",
             "ahead = skirl.lookahead(batches, embeddings, patience=0.4).__enter__()\n"
-            "    for batch in ahead: train(embeddings, batch)",
+            "for batch in ahead: train(embeddings, batch)",
         ),
     ],
     ids=["closed", "left open"],
@@ -888,29 +750,8 @@ finally:
 def test_the_process_exits_when_a_stage_hangs(python, stage, body):
     script = SCRIPT.format(stage=stage, body=body)
     done = python.run(script, timeout=100, cwd=HERE)
-    assert time.time() - float(done.stdout) < 5
     assert done.returncode == 1, done.stderr
     assert "StageStuck" in done.stderr  # may be followed by a note on the write-back that never ended
-
-
-def test_ctrl_c_ends_a_process_whose_store_is_slow(python):
-    script = textwrap.dedent("""
-        import time, skirl
-        from tests.loops import collection, endless, stream, train, ProbedStore
-        store = ProbedStore()
-        store.on_read = store.on_write = lambda number: time.sleep(0.05)
-        embeddings = collection(store)
-        with skirl.lookahead(endless(stream(40)[0]), embeddings) as ahead:
-            for batch in ahead:
-                train(embeddings, batch)
-                print(ahead.step, flush=True)
-    """)
-    with python.start(script, stdout=PIPE, stderr=PIPE, cwd=HERE) as process:
-        while process.stdout.readline().strip() != "12":
-            assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
-    assert errors.splitlines()[-1] == "KeyboardInterrupt"
 
 
 def test_every_row_is_compared():

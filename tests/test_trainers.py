@@ -48,10 +48,7 @@ class Case(one.Case):
 
 
 def of_rank(case, peers, folder=None, until=None, store="memory"):
-    """Train one trainer by the README's loop. Return its losses, dense weights and owned rows.
-
-    folder: to resume from, and to save to after the step `until`, which is then the last.
-    """
+    """Train one trainer by the README's loop. Return its losses, dense weights and owned rows."""
     mine = block_of(peers.rank, peers.size, case.shards)
     torch.set_num_threads(1)
     with using(peers):
@@ -226,8 +223,7 @@ def test_doubles_and_weights_of_ids(trainers, monkeypatch):
 
 
 def asked_by_id(peers, state: Any = "keep", wrong=""):
-    """Return the rows that each trainer asks for before, in and after a loop, and all rows at its end. A lone trainer
-    asks for all."""
+    """Return the rows that each trainer asks for before, in and after a loop, and all rows at its end."""
     size, mine = max(peers.size, 2), peers.rank
     ranks = [mine] if peers.size > 1 else range(size)
     ids = {rank: np.random.default_rng(rank).integers(0, 50, 7 + 9 * rank) for rank in range(size)}
@@ -318,11 +314,6 @@ def test_a_step_that_overflows_on_one_trainer_is_skipped_by_all(trainers, monkey
         for ours, theirs in zip(found, expected, strict=True):
             assert ours[0] == theirs[0] and all(map(torch.equal, ours[1:], theirs[1:]))
     assert every.keys() == rows.keys() and all(same_bits(every[key], rows[key]) for key in rows)
-
-
-def test_scalers_of_other_scales_are_refused():
-    with pytest.raises(ValueError, match="grad_scaler of the embeddings has different scales on ranks"):
-        InProcess.run(2, partial(scaled, apart=1))
 
 
 @pytest.mark.parametrize(

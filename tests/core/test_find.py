@@ -6,8 +6,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-import skirl
-from skirl import Batch, KeyedJagged
+from skirl import KeyedJagged
 from skirl.core.find import _Finder, _shared, find
 from skirl.core.ids import NO_SCALE, capture
 from tests.cases import cases
@@ -108,11 +107,3 @@ def test_what_does_not_pay_stays_plain():
     assert find(lists([7], [7]), features=["a"]).stride_per_key() == [1]
     with pytest.raises(ValueError, match="no feature 'b': there are 'a'"):
         find(alone, features=["b"])
-
-
-def test_weights_and_batches_of_our_own():
-    ids = KeyedJagged(["a"], torch.tensor([1, 2, 1, 2, 1, 2]), lengths=torch.tensor([2, 2, 2]),
-                      weights=torch.tensor([1.0, 0.5, 1.0, 0.5, 1.0, 1.0]))  # fmt: skip
-    batch = skirl.dedup.find(Batch(torch.zeros(3, 1), ids, torch.zeros(3)), features=["a"])
-    assert batch.sparse.groups[("a",)].tolist() == [0, 0, 1]
-    assert find(batch.sparse) is batch.sparse

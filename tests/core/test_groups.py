@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from skirl.core.handle import Groups, Setting, matching
+from skirl.core.handle import Groups, Setting
 from skirl.core.optim import SGD, Adagrad, Adam
 from skirl.core.tables import Table
 
@@ -55,8 +55,3 @@ def test_scalars_are_those_of_each_tables_rule_and_settings():
     ]  # fmt: skip
     np.testing.assert_array_equal(found, np.array(expected))
     assert groups.records[0] == groups.records[1] != groups.records[3]
-
-
-def test_a_pattern_that_means_no_table_is_an_error():
-    with pytest.raises(ValueError, match="no table 'x\\*': there are 'a', 'b'"):
-        matching("x*", ["a", "b"])

@@ -32,15 +32,6 @@ def test_schedulers_drive_the_learning_rate_and_state_dict_keeps_it():
     assert other.lr == 0.25
 
 
-def test_step_of_the_handle_does_nothing():
-    handle = made(Adam(lr=1.0))
-    handle.anchor.grad = torch.ones(())
-    assert handle.step() is None
-    assert handle.step(lambda: handle.anchor.sum()) == 0
-    assert handle.anchor.item() == 0
-    handle.zero_grad()
-
-
 def test_each_group_has_its_settings():
     handle = made({"user": Adam(lr=0.5, weight_decay=0.1), "*": SGD(lr=2.0)})
     handle.param_groups[1]["lr"] = torch.tensor(0.25)
@@ -72,8 +63,3 @@ def test_what_cannot_be_set_is_refused(optimizer, name, value, says):
     handle.param_groups[0][name] = value
     with pytest.raises(ValueError, match=says):
         handle.settings()
-
-
-def test_other_parameters_are_refused():
-    with pytest.raises(ValueError, match="rows have one group for each pattern that the collection was made with"):
-        made().add_param_group({"params": [torch.zeros(2, requires_grad=True)]})

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skirl import Batch, KeyedJagged, Table
+from skirl import KeyedJagged, Table
 from skirl.core.ids import BadIds, capture, positions_of, resolve
 from skirl.core.tables import ROW_BITS, Schema
 from tests.cases import cases
@@ -147,49 +147,6 @@ def test_keys_and_bags(given, double):
 def test_ids_that_cannot_be_looked_up_are_refused(given, message):
     with pytest.raises(BadIds, match=re.escape(message)):
         resolved(given, ONE, 0, np.dtype(np.float32))
-
-
-@pytest.mark.parametrize(
-    ("given", "error", "message"),
-    [
-        (Given(values=torch.tensor([1.0, 2.0])), TypeError, "ids are float32: pass int64 or int32"),
-        (Given(values=torch.tensor([1.0, 2.0]).half()), TypeError, "ids are float16: pass int64 or int32"),
-        (Given(values=torch.tensor([True, False])), TypeError, "ids are bool: pass int64 or int32"),
-        (Given(values=torch.tensor([1, 2], dtype=torch.uint8)), TypeError, "ids are uint8: pass int64 or int32"),
-        (Given(values=np.array([1, 2])), TypeError, "ids are a ndarray: pass a torch.Tensor"),
-        (Given(values=[1, 2]), TypeError, "ids are a list: pass a torch.Tensor"),
-        (Given(values=torch.tensor([[1, 2]])), ValueError, "ids have shape [1, 2]: pass one dimension"),
-        (Given(values=torch.tensor(1)), ValueError, "ids have shape []: pass one dimension"),
-        (Given(offsets=torch.tensor([0.0, 2.0])), TypeError, "offsets are float32: pass int64 or int32"),
-        (Given(offsets=torch.tensor([[0, 2]])), ValueError, "offsets have shape [1, 2]: pass one dimension"),
-        (Given(offsets=[0, 2]), TypeError, "offsets are a list: pass a torch.Tensor"),
-        (Given(weights=torch.tensor([1, 2])), TypeError, "weights are int64: pass float32 or float64"),
-        (Given(weights=torch.ones(2, 1)), ValueError, "weights have shape [2, 1]: pass one dimension"),
-        ({"a": torch.tensor([1])}, TypeError, "ids are a dict, which has no offsets(): pass a KeyedJagged"),
-        (torch.tensor([1]), TypeError, "ids are a Tensor, which has no keys(): pass a KeyedJagged"),
-        (
-            Batch(torch.empty(1, 0), None, torch.empty(1)),
-            TypeError,
-            "a Batch, which has no keys(): pass its .sparse, or",
-        ),
-        (
-            None,
-            TypeError,
-            "which has no keys(): pass a KeyedJagged or a KeyedJaggedTensor, or tell lookahead where it is",
-        ),
-    ],
-)
-def test_what_has_another_form_is_refused(given, error, message):
-    with pytest.raises(error, match=re.escape(message)):
-        capture(given, ONE.features)
-
-
-def test_a_bad_id_of_a_shared_table_is_named_by_its_feature():
-    sparse = KeyedJagged(
-        ["b", "s2", "s1", "a"], torch.tensor([0, 5, 1 << 40, 6, 2, 9]), lengths=torch.tensor([1, 0, 0, 2, 1, 1, 0, 1])
-    )
-    with pytest.raises(BadIds, match="feature 's2', sample 1: id 1099511627776 is outside table 'shared'"):
-        resolved(sparse, SCHEMA, 0, np.dtype(np.float32))
 
 
 def test_a_batch_without_samples():

@@ -109,24 +109,6 @@ def test_fill_writes_weight_and_state_of_its_range_only():
     assert (cache[[1, 2, 4]] == -1).all()
 
 
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (lambda: Uniform(-1), "Uniform: bound is -1, set it to"),
-        (lambda: Normal(float("nan")), "Normal: std is nan, set it to"),
-        (lambda: Constant(float("inf")), "Constant: value is inf, set it to"),
-    ],
-)
-def test_bad_parameters_are_refused(make, says):
-    with pytest.raises(ValueError, match=says):
-        make()
-
-
-def test_an_unknown_initialiser_is_refused():
-    with pytest.raises(TypeError, match="init is 'zeros', set it to"):
-        InitialTable.of(["zeros"])  # type: ignore[list-item]
-
-
 GOLDEN_UNIFORM = [
     "0x1.a568500000000p-2",
     "0x1.3f3d300000000p-1",

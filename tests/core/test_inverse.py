@@ -128,16 +128,6 @@ def test_a_bag_that_does_not_exist_is_refused_before_it_is_read(wrong, use):
         getattr(ids, use)(*((0, 2) if use == "samples" else ()))
 
 
-@pytest.mark.parametrize(("low", "high"), [(3, 9), (3, 2), (-1, 2)])
-def test_samples_that_are_not_there_are_refused(low, high):
-    for ids in (KeyedJagged(["a"], **IDS), KeyedJagged(["a"], **IDS, strides=[3], inverse={"a": torch.arange(4) % 3})):
-        count = ids.stride()
-        with pytest.raises(
-            ValueError, match=rf"samples\({low}, {high}\) of a batch of {count}: pass 0 <= low <= high <="
-        ):
-            ids.samples(low, high)
-
-
 def test_a_bad_id_is_named_by_a_sample_that_has_it():
     ids = KeyedJagged(["a"], torch.tensor([1, 99]), lengths=torch.tensor([1, 1]), strides=[2],
                       inverse={"a": torch.tensor([0, 0, 1])})  # fmt: skip

@@ -191,10 +191,6 @@ def test_what_would_mean_something_else_is_refused_unless_allowed(module: nn.Mod
     assert OncePerBag(module, allow=kind).module is module
 
 
-def test_layers_that_leave_nothing_out_are_taken():
-    OncePerBag(nn.Sequential(nn.Dropout(0.0), nn.LayerNorm(4), nn.GRU(4, 4)))
-
-
 def test_wrong_use_gets_a_sentence():
     bags, other = bags_of([1, 2], [0, 1, 1], 0), bags_of([1, 2], [0, 1, 0], 1)
     encoder = OncePerBag(Both().double(), takes="jagged")

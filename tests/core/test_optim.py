@@ -233,22 +233,6 @@ def test_scalars_are_rounded_once_from_float64():
     assert Adagrad(lr_decay=0.5).scalars(0.2, steps, np.float64)[:, 2].tolist() == [0.2, 0.1]
 
 
-ALL = [SGD(), SGD(momentum=0.9), Adagrad(), RowwiseAdagrad(), Adam(), FTRL()]
-
-
-def test_scalars_of_a_table_never_updated_are_finite():
-    for optimizer in ALL:
-        assert np.isfinite(optimizer.scalars(0.1, np.array([0]))[:, 1:]).all()
-
-
-@pytest.mark.parametrize("optimizer", ALL)
-def test_unpack_covers_the_record(optimizer: RowOptimizer):
-    parts = optimizer.unpack(7)
-    assert list(parts) == ["weight", *optimizer.state_names]
-    covered = [i for part in parts.values() for i in range(part.start, part.stop)]
-    assert covered == list(range(optimizer.width(7)))
-
-
 @pytest.mark.parametrize(
     ("make", "says"),
     [

@@ -1,6 +1,5 @@
 """The site of a row, compared with a splitmix64 generator in plain Python."""
 
-import json
 from itertools import pairwise
 
 import numpy as np
@@ -123,14 +122,6 @@ def test_rows_spread_evenly_and_by_no_other_hash():
     for spread in (rank, parts, places):
         counts = np.bincount(spread, minlength=8)
         assert abs(counts / len(spread) * 8 - 1).max() < 0.1
-
-
-def test_facts_and_digest():
-    placed = Placement(3, Cut.even([0, 2, 1]), {4: Cut((0, 5), (1, 1)), 5: Cut((0, 5), (1, 2), "rows")}, "store")
-    again = Placement.of(json.loads(json.dumps(placed.facts)))
-    assert again == placed and again.digest == placed.digest
-    others = [Placement.even(3), Placement.even(4), Placement.even(3, "store"), Placement(3, placed.cut, {}, "store")]
-    assert len({placed.digest, *(other.digest for other in others)}) == 5
 
 
 @pytest.mark.parametrize(

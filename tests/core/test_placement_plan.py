@@ -99,11 +99,7 @@ def changed(path: str, value) -> str:
         (changed("sites", []), "the plan has no site"),
         (changed("sites.1.name", "a"), "site 'a' is in the plan twice"),
         (changed("sites.0.store", "placed:x.json"), "site 'a' has store 'placed:x.json': set it to memory"),
-        (
-            changed("sites.0.store", "link:1Gbit,1us:checkpoint"),
-            "site 'a' has store 'link:1Gbit,1us:checkpoint': set it to",
-        ),
-        (changed("sites.0.store", "link:1Gbit,1us:placed:x.json"), "site 'a' has store 'link:1Gbit,1us:placed:x.json'"),
+        (changed("sites.0.store", "checkpoint"), "site 'a' has store 'checkpoint': set it to memory"),
         (changed("sites.0.store", "disk:rows/b"), "sites 'a' and 'b' have one store, disk:rows/b"),
         (changed("sites.0.memory", 0), "site 'a' has memory 0: set it to bytes above 0"),
         (changed("sites.0.rate", float("nan")), "it has NaN, which is not a number"),
@@ -136,12 +132,6 @@ def test_a_wrong_file_is_refused_in_a_sentence(text, says, tmp_path):
     with pytest.raises(ValueError, match=r"plan.json: ") as refused:
         PlacementPlan.load(path)
     assert says in str(refused.value) and "\n" not in str(refused.value)
-
-
-def test_more_sites_than_rows():
-    sites = tuple(Site(f"s{n}") for n in range(3))
-    with pytest.raises(ValueError, match="the plan has 3 sites for 2 rows: set fewer sites than rows"):
-        PlacementPlan(sites, (PlacedTable("a", 2, 4, Cut.even([0, 1, 2])),))
 
 
 @pytest.mark.parametrize(
@@ -178,7 +168,3 @@ def test_rows_larger_than_those_that_a_site_has_memory_for_are_refused():
         ValueError, match="'item' takes 20 bytes with its optimizer state in the plan and 48 in this run"
     ):
         plan.check(tables, [99, 48, 99])
-
-
-def test_a_folder_may_be_called_like_a_plan():
-    assert Site("a", "disk:rows/placed:x").store == "disk:rows/placed:x"

@@ -1,8 +1,4 @@
-"""Malformed files, each made by a few lines of Python, and the errors they give.
-
-A case has a name, how its file is made and opened, the words that the error must contain, and how many rows `--bad-rows
-skip` leaves out, if it applies.
-"""
+"""Malformed files, each made by a few lines of Python, and the errors they give."""
 
 import gzip
 from collections.abc import Callable
@@ -141,32 +137,22 @@ CASES = [
     value("label-2", 0, "label", "2", "'2'", LABEL),
     value("label-negative", 1, "label", "-1", "'-1'", LABEL),
     value("label-missing", 2, "label", "", "label label is nothing", LABEL),
-    value("label-word", 3, "label", "click", "'click'", LABEL),
     value("label-nan", 5, "label", "nan", "'nan'", LABEL),
-    value("label-half", 5, "label", "0.5", "'0.5'", LABEL),
     value("dense-word", 0, "I1", "many", "'many'", NUMBER),
     value("dense-nan", 1, "I2", "NaN", "'NaN'", NUMBER),
     value("dense-inf", 2, "I3", "inf", "'inf'", NUMBER),
-    value("dense-minus-inf", 2, "I4", "-Infinity", "'-Infinity'", NUMBER),
     value("dense-overflow", 3, "I13", "1e400", "'1e400'", NUMBER),
-    value("dense-comma", 4, "I5", "1,5", "'1,5'", NUMBER),
-    value("dense-blank", 4, "I6", " ", "' '", NUMBER),
-    value("dense-two-numbers", 4, "I7", "1 2", "'1 2'", NUMBER),
     value("dense-hex", 5, "I8", "0x1f", "'0x1f'", NUMBER),
     Case("not-utf8", line(4, text(ROWS[4:5]).replace(b"\t", b"\xff\t", 1)),
          ("line 5: byte 2 of the line is 0xff", "expected UTF-8 text"), skipped=1),
     value("id-not-hex", 0, "C1", "xyz", "'xyz'", HEX),
     value("id-negative", 1, "C2", "-1f", "'-1f'", HEX),
     value("id-overflow", 2, "C26", "1" * 17, "'11111111111111111'", HEX),
-    value("id-blank", 3, "C3", " ", "' '", HEX),
-    value("id-prefixed", 3, "C4", "0x1f", "'0x1f'", HEX),
-    value("id-quoted", 4, "C5", '"1f"', "'\"1f\"'", HEX),
     value("id-long", 5, "C6", "f" * 500, "...", HEX),
     # Lines.
     Case("too-few-columns", line(2, b"0\t1\t2\n"), ("line 3: the line has 3 columns", "expected 40", MEND), skipped=1),
     Case("one-column-more", line(0, text(ROWS[:1])[:-1] + b"\tx\n"),
          ("line 1: the line has 41 columns", "expected 40"), skipped=1),
-    Case("empty-line", line(1, b"\n"), ("line 2: label label is nothing", LABEL), skipped=1),
     Case("blank-line", line(1, b"   \n"), ("line 2: the line has 1 columns", "expected 40"), skipped=1),
     Case("commas", raw(text(delimiter=",")), ("line 1: the line has 1 columns", "expected 40"), skipped=6),
     Case("last-line-cut", raw(text()[:-100]), ("line 6: the line has ", "expected 40"), skipped=1),
@@ -176,38 +162,25 @@ CASES = [
     Case("test-set-without-label", raw(text([row[1:] for row in ROWS])), ("line 1: the line has 39 columns",), skipped=6),
     Case("bom-twice", raw(b"\xef\xbb\xbf" * 2 + text()), ("line 1: the line begins with a byte order mark",), skipped=1),
     # Files.
-    Case("empty", raw(b""), ("is empty", "get it again")),
     Case("only-bom", raw(b"\xef\xbb\xbf"), ("there are no rows left to read",)),
     Case("zeros", raw(bytes(5000)), ("is not text: there is a zero byte at 0",)),
-    Case("binary", raw(b"\x7fELF\x02\x01\x01\0" + bytes(range(256)) * 10), ("is not text: there is a zero byte at 7",)),
     Case("utf-16", raw(text().decode().encode("utf-16")), ("is UTF-16 text", "write it as UTF-8")),
-    Case("zip", raw(b"PK\x03\x04" + bytes(100)), ("is a zip archive", "unpack it")),
-    Case("bzip2", raw(b"BZh91AY&SY" + bytes(100)), ("is packed with bzip2", "unpack it, or pack it with gzip")),
-    Case("zstd", raw(b"\x28\xb5\x2f\xfd" + bytes(100)), ("is packed with zstd",)),
     Case("xz", raw(b"\xfd7zXZ\0" + bytes(100)), ("is packed with xz",)),
     Case("arrow-stream", arrow_stream, ("is an Arrow stream", "write it as an Arrow file")),
-    Case("missing", lambda path: None, ("there is no such file or folder", "set data to one that exists")),
-    Case("folder-without-files", lambda path: path.mkdir(), ("the folder holds no data files", "*.parquet")),
     Case("folder-of-others", lambda path: (path.mkdir(), (path / "README.md").write_text("x")), ("holds no data files",)),
     # gzip.
     Case("gzip-cut", raw(packed(MANY)[:-2000]), ("is damaged: what follows", "cannot be unpacked (Truncated")),
-    Case("gzip-cut-at-once", raw(packed(MANY)[:5]), ("is damaged", "get it again")),
     Case("gzip-checksum", raw(packed(MANY)[:-8] + bytes(8)), ("is damaged", "incorrect data check")),
     Case("gzip-junk-after", raw(packed(text()) + b"junk" * 10), ("is damaged",)),
     Case("gzip-of-nothing", raw(packed(b"")), ("there are no rows left to read",)),
     Case("gzip-of-zeros", raw(packed(bytes(5000))), ("is not text",)),
-    Case("gzip-twice", raw(packed(packed(MANY))), ("is not text",)),
     Case("gzip-bomb", raw(packed(b"0" * (40 << 20))), ("a line is longer than 1 MiB",)),
     # Parquet and Arrow.
     Case("parquet-cut", cut(parquet(), lambda b: b[: len(b) // 2]), ("is truncated: its ", "get it again"), *OURS),
-    Case("parquet-head-only", raw(b"PAR1"), ("is truncated: its ", "get it again"), *OURS),
-    Case("parquet-no-tail", cut(parquet(), lambda b: b[:-4]), ("is truncated: its ", "get it again"), *OURS),
     Case("parquet-footer-size", cut(parquet(), lambda b: b[:-8] + b"\xff\xff\xff\x7f" + b[-4:]), ("is damaged",), *OURS),
     Case("parquet-page", cut(parquet(), lambda b: b[:4] + bytes(60) + b[64:]), ("row group 1 cannot be read",), *OURS),
     Case("parquet-no-column", parquet(item=None), ("has no column 'item'", "there are y, x, tags"), *OURS),
-    Case("parquet-no-label", parquet(y=None), ("has no column 'y'",), *OURS),
     Case("parquet-nan", parquet(x=[0.5, float("nan"), 1, 2]), ("row 2 of row group 1: column x is nan", NUMBER), *OURS, 1),
-    Case("parquet-inf", parquet(x=[0.5, 0, 1, float("inf")]), ("row 2 of row group 2: column x is inf",), *OURS, 1),
     Case("parquet-label", parquet(y=[0, 1, 7, 1]), ("row 1 of row group 2: label y is 7", LABEL), *OURS, 1),
     Case("parquet-label-null", parquet(y=[0, None, 1, 1]), ("label y is nothing",), *OURS, 1),
     Case("parquet-float-id", parquet(item=[1.0, 2.5, 3.0, 4.0]), ("column item is 2.5", "a whole number"), *OURS, 1),
@@ -230,24 +203,18 @@ CASES = [
          "csv", CSV.replace('"y"\n', '"y"\nkind = "number"\n', 1), 1, rows=3),
     Case("parquet-negative-row", parquet(item=[1, -1, 3, 4]), ("column item is -1", "a row from 0 to 99"), *ROW, 1),
     Case("parquet-row-beyond", parquet(item=[1, 2, 100, 4]), ("column item is 100", "a row from 0 to 99"), *ROW, 1),
-    Case("parquet-without-schema", parquet(), ("nothing says what its columns mean", "set schema"), "parquet"),
     Case("arrow-cut", cut(arrow, lambda b: b[: len(b) // 2]), ("is truncated: its ", "get it again"), *OURS),
-    Case("arrow-head-only", raw(b"ARROW1\0\0"), ("is truncated: its ", "get it again"), *OURS),
     Case("arrow-no-column", lambda path: feather.write_feather(pa.table({"y": [0]}), path), ("has no column 'x'",), *OURS),
     # CSV with a schema, and headers.
     Case("csv-header-without-column", raw(b"y,x,thing\n0,1,2\n"), ("line 1: label y is 'y'", LABEL), *PLAIN, 1),
     Case("csv-header-twice", raw(b"y,x,item,item\n0,1,2,3\n"), ("names column 'item' twice",), *PLAIN),
-    Case("csv-header-again", raw(b"y,x,item\n0,1,2\ny,x,item\n"), ("line 3: label y is 'y'",), *PLAIN, 1),
     Case("csv-no-header", raw(b"0,1,2\n"), ("is not a header that names column 'y'", "write columns = [...] under [file]"),
          "csv", CSV.split("[file]")[0]),
     Case("csv-header-wanted", raw(b"0,1,2\n"), ("its header has no column 'y'",), "csv", CSV + 'header = "yes"'),
-    Case("csv-id-is-a-word", raw(b"y,x,item\n0,1,2\n1,1,abc\n"),
-         ("line 3: column item is 'abc'", "a whole number"), *PLAIN, 1),
     Case("csv-id-is-too-large", raw(b"y,x,item\n0,1,2\n1,1,9223372036854775808\n"),
          ("line 3: column item is '9223372036854775808'",), *PLAIN, 1),
     # Held out, time.
     Case("too-few-rows", raw(text(ROWS[:1])), ("there are 1 rows: too few to hold some out",), flags={"valid": "20%"}),
-    Case("no-time", raw(text()), ("the schema names no time column",), flags={"valid": "time>=3"}),
 ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, RandomSampler, Sampler, TensorDataset
+from torch.utils.data import Sampler
 
 import skirl
 from tests.cases import cases
@@ -63,12 +63,6 @@ def test_a_sampler_gives_its_indices() -> None:
         len(mine)
 
 
-def test_a_loader_reads_its_samples_only() -> None:
-    data = TensorDataset(torch.arange(8))
-    loader = DataLoader(data, batch_sampler=skirl.ShardSampler(data, 4, shards=4, rank=1, ranks=2))
-    assert [batch.tolist() for [batch] in loader] == [[2], [3], [6], [7]]
-
-
 def test_it_asks_torch_which_trainer_it_is(tmp_path: Path) -> None:
     assert len(skirl.ShardSampler(range(8), 4)) == 2, "alone: two whole batches"
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -76,20 +70,3 @@ def test_it_asks_torch_which_trainer_it_is(tmp_path: Path) -> None:
         assert list(skirl.ShardSampler(range(8), 4, shards=2)) == [[0, 1], [2, 3], [4, 5], [6, 7]]
     finally:
         dist.destroy_process_group()
-
-
-@pytest.mark.parametrize(
-    ("given", "found"),
-    [
-        ({"rank": 0}, "rank is 0 and ranks is None: set both or none"),
-        ({"shards": 3}, "shards is 3: set it to a power of two"),
-        ({"shards": 2, "rank": 0, "ranks": 4}, "a step has 2 shards for 4 trainers: set shards to 4 or more"),
-        ({"rank": 2, "ranks": 2}, "rank is 2 of 2: set it from 0 to 1"),
-        ({"batch_size": 6, "shards": 4}, "a batch of 6 samples is not 4 equal shards: set batch to 8"),
-        ({"batch_size": 0}, "batch_size is 0: set it to 1 or more"),
-        ({"data": RandomSampler(range(8)), "shuffle": True}, "data is a sampler, which has an order of its own"),
-    ],
-)
-def test_what_it_cannot_do_is_said(given: dict, found: str) -> None:
-    with pytest.raises(ValueError, match=found):
-        skirl.ShardSampler(**{"data": range(8), "batch_size": 8, **given})

@@ -2,7 +2,6 @@
 
 import gzip
 import itertools
-import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -150,11 +149,6 @@ def test_the_batches_dealt_to_all_trainers_are_those_held_out(
     check_dealt(held, ranks)
 
 
-@pytest.mark.parametrize("batches", [1, 4, 7])
-def test_synthetic_batches_are_dealt_too(batches: int) -> None:
-    check_dealt(Synthetic("tiny", 4, batches=batches), 3)
-
-
 def check_dealt(stream: Source, ranks: int) -> None:
     expected = [samples_of(batch) for batch in stream]
     each = [[samples_of(batch) for batch in stream.dealt(rank, ranks)] for rank in range(ranks)]
@@ -224,35 +218,6 @@ def test_no_row_of_another_is_encoded(folder: Path, name: str, shuffle: int, mon
 def test_workers_read_the_same_shards(folder: Path) -> None:
     alone, by_two = (opened(folder / "text", 40, shuffle=100, workers=n).sharded(1, 3, 4) for n in (0, 2))
     assert list(map(samples_of, alone)) == list(map(samples_of, by_two))
-
-
-def test_samples_left_out_are_said_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for first in (0, 1):
-        stream = opened(folder / "text", 64, epochs=2).sharded(first, first + 1, 2)
-        with caplog.at_level(logging.WARNING, "skirl"):
-            assert sum(len(batch.labels) for batch in stream) == 2 * 4 * 32
-        assert stream.left_out == ROWS % 64
-    said = "the last 48 samples of an epoch are left out: they do not fill the 2 shards of a batch of 64 samples"
-    assert [record.getMessage() for record in caplog.records] == [said]
-
-
-@pytest.mark.parametrize(
-    ("asked", "found"),
-    [
-        (lambda stream: stream.sharded(0, 1, 3), "a batch of 64 samples is not 3 equal shards: set batch to 66"),
-        (lambda stream: stream.sharded(2, 2, 4), "shards 2 to 2 of 4 are not a range"),
-        (lambda stream: stream.dealt(2, 2), "rank is 2 of 2: set it from 0 to 1"),
-        (lambda stream: block(0, 5, 4), "a step has 4 shards for 5 trainers: set shards to 5 or more"),
-    ],
-)
-def test_what_is_asked_for_in_vain_is_said(folder: Path, asked: Any, found: str) -> None:
-    with pytest.raises(ValueError, match=found):
-        asked(opened(folder / "text", 64))
-
-
-def test_fewer_rows_than_a_batch_are_said(folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"there are 304 rows, fewer than the 400 .* set batch to 304"):
-        list(opened(folder / "text", 400).sharded(0, 1, 2))
 
 
 @given(st.integers(1, 6), st.data())

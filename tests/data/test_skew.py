@@ -47,14 +47,3 @@ def test_scatter_keeps_large_tables_apart_and_inside() -> None:
     assert len(np.unique(hot)) == 20_000
     assert hot.min() >= 0 and hot.max() < rows
     assert np.mean(rows_by_rank(rows, key=12, ranks=20_000) == hot) < 0.001
-
-
-@pytest.mark.parametrize("rows", [5683, 2_202_608, 292_775_614])
-def test_a_rows_number_says_nothing_about_its_heat(rows: int) -> None:
-    hot = rows_by_rank(rows, key=3, ranks=2000)
-    assert abs(np.corrcoef(np.arange(2000), hot)[0, 1]) < 0.08  # 3.5 deviations
-    counts, _ = np.histogram(hot, bins=20, range=(0, rows))
-    assert np.abs(counts - 100).max() < 45
-    # Rows of similar heat are neither neighbours in the table nor in an arithmetic progression.
-    steps = np.diff(hot) % rows
-    assert len(np.unique(steps)) > (1000 if rows < 10_000 else 1900)

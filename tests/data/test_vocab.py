@@ -9,12 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from skirl import cli
 from skirl.data import DataFlags
 from skirl.data.commands import ConvertToFile, Vocab
 from skirl.data.files.columnar import embedded_schema
@@ -207,38 +205,6 @@ def test_lists_and_shared_tables_survive_a_conversion(tmp_path: Path) -> None:
     assert again.sparse.values().tolist() == ids and again.sparse.lengths().tolist() == batch.sparse.lengths().tolist()
 
 
-def test_the_commands(tsv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    vocab, out = str(tmp_path / "v"), str(tmp_path / "o.parquet")
-    assert cli.main(["vocab", "--data", f"criteo:{tsv}", "--out", vocab, "--min-count", "5"]) == 0
-    assert "600 samples in" in capsys.readouterr().out
-    assert cli.main(["convert", "--data", f"criteo:{tsv}", "--out", out, "--vocab", vocab, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["samples"] == 600
-    assert cli.main(["vocab", "--data", f"criteo:{tsv}x", "--out", vocab, "--force"]) == 1
-    assert "there is no such file or folder" in capsys.readouterr().err
-
-
-def test_one_name_for_two_columns_is_not_converted(tmp_path: Path) -> None:
-    (tmp_path / "s.toml").write_text(
-        '[[label]]\nname = "y"\n[[dense]]\nname = "x"\n[[id]]\nname = "x"\n[file]\ncolumns = ["y", "x"]\n'
-    )
-    (tmp_path / "data").write_text("0,1\n1,2\n")
-    with pytest.raises(BadSchema, match="two columns would be written under the name 'x'"):
-        ConvertToFile(
-            f"csv:{tmp_path / 'data'}", str(tmp_path / "o"), schema=str(tmp_path / "s.toml"), quiet=True
-        ).run()
-
-
-def test_a_vocabulary_of_texts_fits_converted_fingerprints(tmp_path: Path) -> None:
-    (tmp_path / "s.toml").write_text('[[label]]\nname = "y"\n[[id]]\nname = "item"\n[file]\ncolumns = ["y", "item"]\n')
-    (tmp_path / "data").write_text("0,a\n1,b\n0,a\n")
-    data, schema, vocab, out = (str(tmp_path / name) for name in ("data", "s.toml", "v", "o.parquet"))
-    Vocab(f"csv:{data}", vocab, min_count=1, schema=schema, quiet=True).run()
-    ConvertToFile(f"csv:{data}", out, schema=schema, quiet=True).run()
-    (original,) = DataFlags(f"csv:{data}", schema=schema, vocab=vocab).stream()
-    (again,) = DataFlags(f"parquet:{out}", vocab=vocab).stream()
-    assert again.sparse.values().tolist() == original.sparse.values().tolist()
-
-
 def test_a_vocabulary_of_other_values_does_not_fit_converted_fingerprints(tsv: Path, tmp_path: Path) -> None:
     """As text, as hexadecimal digits and as a number, "10" has three fingerprints; a file of fingerprints names its kind."""
     schema = BUILT_IN["criteo"].toml()
@@ -283,22 +249,3 @@ def test_numbers_in_a_column_of_texts_are_refused(tmp_path: Path, kind: str, val
     then = f"holds {said}, not texts.*: set its type to {'float' if said == 'double' else 'int'}"
     with pytest.raises(BadSchema, match=rf"^{tmp_path / 'data'}: column 'item' {then}"):
         list(DataFlags(f"parquet:{tmp_path / 'data'}", schema=str(tmp_path / "s.toml"), rows="50").stream())
-
-
-def test_a_vocabulary_of_other_types_is_refused(tmp_path: Path) -> None:
-    """Fuzzing found a safetensors type that NumPy lacks, and type names that are not text."""
-    from safetensors.torch import save_file as save_torch
-
-    facts = {"types": {"a": "texts"}, "min_count": 1, "samples": 1, "means": {}, "version": 1}
-    cases: list[tuple[Any, dict[str, Any], str]] = [
-        (torch.zeros(2, dtype=torch.float8_e4m3fn), facts, "not a list of uint64"),
-        (torch.zeros(2, 1, dtype=torch.uint64), facts, "not a list of uint64"),
-        (torch.zeros(2, dtype=torch.uint64), facts | {"types": {"a": {}}}, "types.a is {}, not a text"),
-        (torch.zeros(2, dtype=torch.uint64), facts | {"means": {"x": [1]}}, "a mean and a deviation"),
-        (torch.zeros(2, dtype=torch.uint64), facts | {"samples": "x"}, "samples is 'x'"),
-        (torch.zeros(2, dtype=torch.uint64), {}, "version is missing"),
-    ]
-    for keys, said, words in cases:
-        save_torch({"a.keys": keys}, tmp_path / "v", metadata={"skirl": json.dumps(said)})
-        with pytest.raises(BadVocabulary, match=words):
-            load(str(tmp_path / "v"))

@@ -1,6 +1,5 @@
 """`skirl analyze`: its figures against a plain count, and against what convert writes."""
 
-import json
 import random
 from pathlib import Path
 from typing import Any
@@ -12,15 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skirl.cli import main
-from skirl.data.files.find import BadSchema
 from skirl.dedup import analyze
 from skirl.dedup.analyze import Sample, figures_of
 from skirl.dedup.commands import Analyze, Convert
 from skirl.dedup.sessions import with_keys
 from tests.cases import cases
-from tests.dedup.rows import SCHEMA, schema, write
-from tests.dedup.test_by_session import made
+from tests.dedup.rows import schema, write
 
 
 def asked(data: str, **flags: Any) -> dict[str, Any]:
@@ -95,13 +91,6 @@ def test_a_sample_has_whole_sessions_and_keeps_to_its_memory() -> None:
     assert len(np.unique(kept)) == pytest.approx(300 / 2**sample.level, rel=0.6)
 
 
-def test_a_session_larger_than_the_sample_is_cut() -> None:
-    sample = Sample(50_000)
-    for _ in range(20):
-        sample.add(with_keys(pa.table({"x": np.zeros(500)}), np.full(500, 2**63 + 5, np.uint64), np.zeros(500)))
-    assert sample.cut and sample.rows == 10_000 and 0 < len(sample.kept()) < 10_000
-
-
 @pytest.mark.parametrize(
     ("change", "per_session", "advice"),
     [(0.05, 16.5, "cluster"), (0.05, 1.2, "don't bother"), (1.0, 16.5, "don't bother")],
@@ -114,32 +103,10 @@ def test_verdicts(tmp_path: Path, change: float, per_session: float, advice: str
     assert found["columns"]["seen"]["factor"] == pytest.approx(expected, rel=0.2)
 
 
-def test_without_a_session_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data, path = write(tmp_path / "in.parquet", made(20, 3)), tmp_path / "none.toml"
-    path.write_text(SCHEMA.replace('session = "visit"', ""))
-    assert main(["analyze", "--data", data, "--schema", str(path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["verdict"] == "don't bother: no session column"
-    assert main(["analyze", "--data", data, "--schema", str(path), "--session", "sitting"]) == 1
-    out, err = capsys.readouterr()
-    assert err.count("\n") == 1 and "no column 'sitting'" in err and "Traceback" not in err
-
-
-def test_files_by_session_are_left_as_they_are(tmp_path: Path) -> None:
-    data = write(tmp_path / "in.parquet", made(200, 5))
-    Convert(data, str(tmp_path / "out"), by="session", schema=schema(tmp_path), quiet=True).run()
-    assert asked(f"parquet:{tmp_path / 'out'}")["verdict"].startswith("don't bother: lists that repeat are left out")
-
-
-def test_it_is_read_in_a_terminal_of_80_columns(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)  # a path of 80 letters could not be broken
-    data = write(Path("in.parquet"), sessions(300, 0.1))
-    assert main(["analyze", "--data", data, "--schema", schema(Path()), "--quiet"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80 and lines[0].startswith("  verdict")
-    assert any(line.split()[:3] == ["columns", "name", "ids"] for line in lines)
-    assert {"seen", "bought", "item", "price"} <= {word for line in lines for word in line.split()}
+def test_real_data(data_folder: Path) -> None:
+    assert asked(f"mind:{data_folder / 'mind'}", sample="2MiB")["verdict"].startswith("cluster by session")
+    for data in (f"criteo:{data_folder / 'criteo_first10k.tsv'}", f"avazu:{data_folder / 'avazu'}"):
+        assert asked(data)["verdict"] == "don't bother: no session column"
 
 
 @pytest.mark.parametrize(
@@ -153,16 +120,3 @@ def test_wrong_flags(flags: dict[str, Any], said: str) -> None:
         Analyze("csv:nowhere", **flags)
     with pytest.raises(ValueError, match="data is 'synthetic:tiny'"):
         Analyze("synthetic:tiny")
-
-
-def test_users_need_times(tmp_path: Path) -> None:
-    data, path = write(tmp_path / "in.parquet", made(20, 3)), tmp_path / "none.toml"
-    path.write_text(SCHEMA.replace('time = "when"', ""))
-    with pytest.raises(BadSchema, match="a gap needs times"):
-        asked(data, schema=str(path), user="user", gap="3s")
-
-
-def test_real_data(data_folder: Path) -> None:
-    assert asked(f"mind:{data_folder / 'mind'}", sample="2MiB")["verdict"].startswith("cluster by session")
-    for data in (f"criteo:{data_folder / 'criteo_first10k.tsv'}", f"avazu:{data_folder / 'avazu'}"):
-        assert asked(data)["verdict"] == "don't bother: no session column"

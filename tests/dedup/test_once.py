@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -180,14 +179,6 @@ def test_damaged_files_are_refused(tmp_path: Path, what: str) -> None:
         list(DataFlags(f"parquet:{path}", batch=2).stream())
 
 
-def test_a_schema_that_does_not_say_so_is_refused(tmp_path: Path) -> None:
-    some, _ = both(tmp_path, made(50, 3))
-    with pytest.raises(
-        BadSchema, match=r"column 'seen' leaves lists out that equal the row above's, as 'run of seen' says, and"
-    ):
-        list(DataFlags(some, batch=2, schema=schema(tmp_path)).stream())
-
-
 OLD = """
 [[label]]
 name = "y"
@@ -246,13 +237,6 @@ def test_other_programs_expand_it_in_a_line(tmp_path: Path, by: Callable[[Path],
     some, whole = both(tmp_path, rows)
     lists = table_of(Path(whole.partition(":")[2])).column("seen").to_pylist()
     assert by(Path(some.partition(":")[2]) / "part-00000.parquet") == lists and [] in lists
-
-
-def test_a_batch_in_which_nothing_repeats_is_plain(tmp_path: Path) -> None:
-    rows = [row | {"visit": i} for i, row in enumerate(made(40, 40))]
-    some, _ = both(tmp_path, rows)
-    batch = next(iter(DataFlags(some, batch=40).stream()))
-    assert not batch.sparse.variable_stride_per_key() and isinstance(batch.sparse.values(), torch.Tensor)
 
 
 @given(st.data())

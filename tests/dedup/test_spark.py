@@ -134,18 +134,6 @@ def test_malformed_rows_are_counted(tmp_path: Path) -> None:
     assert sessions_of(tmp_path, skipping, WANTED, Session(0)) == here
 
 
-def test_what_is_missing_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(spark, "find_spec", lambda name: None)
-    data = inputs(tmp_path, made(3, 1), 1)
-    flags = ["--data", data.data, "--schema", str(data.schema), "--by", "session", "--out", str(tmp_path / "out")]
-    assert cli.main(["convert", *flags, "--engine", "spark"]) == 2
-    error = capsys.readouterr().err
-    assert "--engine is 'spark', and pyspark is not installed: pip install 'skirl[spark]'" in error
-    assert error.count("\n") == 1 and not (tmp_path / "out.unfinished").exists()
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("pyspark") is None, reason="pyspark is missing: pip install 'skirl[spark]'")
 @pytest.mark.timeout(1200)  # its processes import torch one by one, which takes minutes while others use the cores

@@ -4,11 +4,9 @@ import re
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import skirl
 from skirl.engine.cache import Cache
 from skirl.engine.capacity import parse_cache, split_cache
 from skirl.tools.units import parse_bytes
@@ -43,28 +41,6 @@ def test_no_sizes(text):
         ValueError, match="set it to a number of rows, a share like '10%', a size like '4GiB' or 'auto'"
     ):
         parse_cache(text)
-
-
-@pytest.mark.parametrize(
-    ("cache", "error", "message"),
-    [
-        (0, ValueError, "cache is 0 rows: set it to 1 or more"),
-        (-5, ValueError, "cache is -5 rows: set it to 1 or more"),
-        ("0%", ValueError, "set it to a share above 0% and up to 100%"),
-        ("100.1%", ValueError, "set it to a share above 0% and up to 100%"),
-        ("0GB", ValueError, "set it to 1 byte or more"),
-        (True, TypeError, "cache is a bool: set it to a number of rows"),
-        (
-            0.1,
-            TypeError,
-            "cache is a float: set it to a number of rows, a share like '10%', a size like '4GiB' or 'auto'",
-        ),
-        (None, TypeError, "cache is a NoneType: set it to"),
-    ],
-)
-def test_caches_that_make_no_sense_are_refused(cache, error, message):
-    with pytest.raises(error, match=re.escape(message)):
-        parse_cache(cache)
 
 
 def test_shares_and_rows():
@@ -130,14 +106,6 @@ def test_a_split_gives_every_bank_what_it_needs_and_no_more_than_there_is(cache,
     assert (slots, staging) == split_cache(cache, **banks)
 
 
-def test_a_cache_for_all_rows_holds_all_rows():
-    slots, _ = split_cache(
-        "100%", rows=[900, 90, 10], record_bytes=[64, 32, 8], dims=[16, 8, 2], distinct=[60, 20, 0],
-        largest=[10, 5, 0], in_flight=3,
-    )  # fmt: skip
-    assert slots == [900, 90, 10]
-
-
 def test_the_rest_goes_by_demand():
     slots, _ = split_cache(
         1000,
@@ -149,20 +117,6 @@ def test_the_rest_goes_by_demand():
         in_flight=1,
     )
     assert slots == [100 + 600, 100 + 200]
-
-
-def test_one_bank_leaves_it_to_the_planner_to_name_the_batch():
-    slots, _ = split_cache(5, rows=[100], record_bytes=[64], dims=[16], distinct=[60], largest=[10], in_flight=3)
-    assert slots == [5]
-
-
-def test_a_split_that_cannot_be_says_what_to_set():
-    with pytest.raises(ValueError) as raised:
-        split_cache(5, rows=[99, 99], record_bytes=[8, 8], dims=[4, 8], distinct=[3, 9], largest=[3, 9], in_flight=1)
-    assert str(raised.value) == (
-        "cache 5 is 5 rows, one batch of the first window needs 12 (9 of dim 8): set cache to 12 or more, or use smaller "
-        "batches; `skirl size` says what a whole run needs"
-    )
 
 
 def columns(*pairs: tuple[int, int], stored: bool = False) -> tuple[np.ndarray, np.ndarray, bool]:
@@ -211,9 +165,3 @@ def test_auto_takes_half_of_what_is_free_when_training_begins():
     slots, staging = asked
     taken = sum((n + m) * weight for n, m, weight in zip(slots, staging, facts["record_bytes"]))
     assert 95_000 < taken <= 100_000
-
-
-def test_a_cache_of_auto_size_holds_what_there_is():
-    embeddings = skirl.EmbeddingBagCollection([skirl.Table("a", 1000, 4)], optimizer=skirl.SGD(lr=0.1), cache="auto")
-    embeddings(skirl.KeyedJagged.one_hot(["a"], torch.tensor([[3]])))
-    assert [len(cache) for cache in embeddings.engine.caches] == [1000]

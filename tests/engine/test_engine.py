@@ -11,43 +11,10 @@ from hypothesis import strategies as st
 
 import skirl
 from skirl.checkpoint import numbers
-from skirl.engine.access import peek
-from skirl.engine.engine import Damaged, Engine
+from skirl.engine.engine import Damaged
 from skirl.store import MemoryStore, Record
 from tests.cases import cases
 from tests.loops import CACHE, OPTIMIZER, TABLES, Broken, ProbedStore, collection, every_row, loop, stream, train
-
-
-@pytest.mark.parametrize(
-    ("wrong", "sentence"),
-    [
-        ({"dtype": torch.int32}, "dtype is torch.int32: set it to torch.float32 or torch.float64, or on a GPU to"),
-        ({"seed": -1}, "seed is -1: set it between 0 and"),
-        ({"cache": 0}, "cache is 0 rows: set it to 1 or more"),
-    ],
-)
-def test_wrong_settings(wrong, sentence):
-    settings = {
-        "optimizer": OPTIMIZER,
-        "cache": 10,
-        "store": "memory",
-        "dtype": torch.float32,
-        "seed": 0,
-        "resume": False,
-    }
-    with pytest.raises(ValueError, match=sentence):
-        Engine(TABLES, **(settings | wrong))
-
-
-def test_a_store_with_rows_is_refused_unless_resumed():
-    store = ProbedStore()
-    store.write(np.array([7]), np.full((1, 6), 2, np.float32))
-    with pytest.raises(ValueError, match="already holds 1 rows: pass resume=True"):
-        collection(store)
-    embeddings = collection(store, resume=True)
-    rows, _ = peek(embeddings.engine, np.array([7, 8]), 0)
-    assert (rows[0] == 2).all()
-    assert (rows[1] != 2).all()
 
 
 def test_sizes_are_those_of_what_is_held():
@@ -75,14 +42,6 @@ def test_the_first_loss_is_the_one_that_is_told():
     assert isinstance(caught.value.__cause__, Broken)
 
 
-def test_caches_are_made_once():
-    embeddings = collection()
-    embeddings.engine.make_caches([10, 5], [5, 5], 4)
-    caches = list(embeddings.engine.caches)
-    embeddings.engine.make_caches([1, 50], [1, 5], 4)
-    assert embeddings.engine.caches == caches
-
-
 def test_looking_changes_nothing():
     batches, _ = stream(10)
     embeddings = collection()
@@ -99,20 +58,6 @@ def test_looking_changes_nothing():
     assert (every_row(embeddings) == before).all()
     assert all((cache.key_of == keys).all() for cache, keys in zip(embeddings.engine.caches, held))
     assert (embeddings.engine.seen.bits == seen).all()
-
-
-def test_flush_writes_every_resident_row_and_keeps_it():
-    batches, _ = stream(10)
-    store = ProbedStore()
-    embeddings = collection(store)
-    loop(batches, embeddings)
-    before = every_row(embeddings)
-    filled = [cache.filled for cache in embeddings.engine.caches]
-    embeddings.flush()
-    assert len(store) == len(embeddings.engine.seen)
-    assert [cache.filled for cache in embeddings.engine.caches] == filled
-    copy = collection(store, resume=True)
-    assert (every_row(copy) == before).all()
 
 
 def test_counters_are_those_of_the_store():

@@ -10,8 +10,6 @@ import skirl
 from skirl import Adam, RowwiseAdagrad, Table
 from skirl.core.keys import key_of
 from skirl.core.reference import initial_values
-from skirl.core.tables import Schema
-from skirl.engine.first_values import FirstValues
 from tests.faults.battery import BEGUN, CASES
 from tests.runs import Case, Part, Run
 
@@ -39,11 +37,6 @@ def test_the_reference_takes_first_values_from_the_array() -> None:
     array = np.arange(12, dtype=np.float32).reshape(4, 3)
     given = Table("a", 4, 3, init=array).initial
     assert np.array_equal(initial_values(given, [key_of(2, 3), key_of(2, 0)], 3, seed=1), array[[3, 0]])
-
-
-def test_tables_without_an_array_cost_nothing() -> None:
-    begun = FirstValues(Schema.of([Table("a", 10, 2)]), "float32", 0)
-    assert not begun.of and begun._written is None
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -99,9 +99,3 @@ def test_an_epoch_that_is_known_is_refused_at_once_and_told_its_maximum(cache: i
     enough = re.search(r"set cache to (\d+)( bytes)?", str(raised.value))
     assert enough
     assert trained(GROWING, f"{enough[1]}B" if enough[2] else int(enough[1]), depth="epoch") == len(GROWING)
-
-
-def test_without_a_lookahead_there_is_no_number_of_a_batch():
-    rows = skirl.EmbeddingBagCollection(TABLES[:1], optimizer=skirl.SGD(lr=0.1), cache=2)
-    with pytest.raises(DoesNotFit, match="cache 2 is 2 rows, this batch needs 3: set cache to 3 or more"):
-        rows(one_hot([1, 2, 3]))

@@ -120,15 +120,3 @@ def mlp(p: dict[str, Tensor], name: str, x: Tensor, relu_at_end: bool = True) ->
 def sizes(layers: nn.Module) -> list[tuple[int, int]]:
     """Return (in, out) of each linear layer."""
     return [(layer.in_features, layer.out_features) for layer in layers.modules() if isinstance(layer, nn.Linear)]
-
-
-class OfKaggle:
-    """Has 26 tables of the given dim, and no rows."""
-
-    tables = property(lambda self: [skirl.Table(f"C{i}", rows=10, dim=self.dim) for i in range(26)])
-
-    def __init__(self, dim: int) -> None:
-        self.dim = dim
-
-    def __call__(self, sparse: object) -> None:
-        raise NotImplementedError

@@ -1,18 +1,13 @@
 """Every model through the recipe, as `skirl train --model NAME` makes it: bits, learning, golden losses, real data."""
 
-import inspect
 import random
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
-import torch
 
 from skirl.models import DIN
 from skirl.models.by_name import MODELS
-from skirl.models.flags import LayerFlags, ModelName
-from skirl.models.history import OfHistory
 from skirl.nn.collection import EmbeddingCollection
 from skirl.train.commands import Verify
 from skirl.train.loop import steps
@@ -35,10 +30,6 @@ def falls(found: list[float]) -> bool:
     return sum(last) / len(last) < sum(first) / len(first)
 
 
-def test_the_command_names_every_model() -> None:
-    assert list(get_args(ModelName)) == [name + size for name in MODELS for size in ("", "-tiny")]
-
-
 @pytest.mark.parametrize("model", TINY)
 def test_bits_are_those_of_the_plain_reference(model: Any) -> None:
     report = Verify.of(data="synthetic:tiny", model=model, dim=4, batch=8, steps=20, quiet=True).run()
@@ -55,54 +46,6 @@ def test_learns_what_is_planted(model: Any) -> None:
 @pytest.mark.parametrize("model", ["deepfm-tiny", "dcnv2-tiny", "din-tiny"])
 def test_golden_losses(golden, model: Any) -> None:
     golden(model, losses(data="synthetic:tiny", model=model, batch=64, steps=60, cache="2500", pooling_factor=3))
-
-
-@pytest.mark.parametrize(("model", "dim"), [("dlrm", 16), ("wide-deep", 17), ("deepfm-tiny", 17), ("din", 16)])
-def test_a_model_says_how_wide_rows_are(model: Any, dim: int) -> None:
-    recipe = Recipe.of(data="synthetic:tiny", model=model, dim=16)
-    assert {table.dim for table in recipe.tables()} == {dim}
-    assert {table.dim for table in recipe.embeddings("10%").tables} == {dim}
-
-
-@pytest.mark.parametrize(
-    ("model", "flags"),
-    [
-        ("dlrm", {"bottom": (9,), "top": (7, 5)}),
-        ("wide-deep-tiny", {"deep": (), "rows_in_deep": False}),
-        ("deep-cross", {"bottom": (9,), "top": (7,), "cross": 1, "rank": 3}),
-        ("deepfm-tiny", {"deep": (9, 5), "dropout": 0.0}),
-        ("dcnv2-tiny", {"cross": 1, "rank": None, "structure": "stacked"}),
-        ("dcnv2", {"cross": 2, "rank": 5, "structure": "parallel", "deep": (9,)}),
-        ("din-tiny", {"activation": 5, "deep": (9,), "target": "weekday"}),
-        ("dcat-tiny", {"width": 12, "heads": 3, "layers": 1, "newest": 7, "deep": (9,), "target": "weekday"}),
-    ],
-)
-def test_flags_of_a_model_are_arguments_of_its_class(model: Any, flags: dict[str, Any]) -> None:
-    given = {name: "full" if value is None else value for name, value in flags.items()}
-    recipe = Recipe.of(data="synthetic:tiny", model=model, dim=8, batch=16, cache="100%", **given)
-    torch.manual_seed(0)
-    made, _ = recipe.model_over(recipe.embeddings("100%"))
-    torch.manual_seed(0)
-    kind = recipe.model.kind
-    signature = inspect.signature(kind.__init__).parameters
-    tiny: dict[str, Any] = {"wide-deep-tiny": {}, "deepfm-tiny": {}, "dcnv2-tiny": {"deep": (32, 16)}}.get(model, {})
-    whole = {name: value for name, value in (tiny | flags).items() if name in signature}
-    torch.manual_seed(0)
-    expected = kind(recipe.embeddings("100%"), 4, **whole)
-    theirs, ours = expected.state_dict(), made.state_dict()
-    assert theirs.keys() == ours.keys()
-    tensors = [name for name, value in ours.items() if isinstance(value, torch.Tensor)]
-    assert len(tensors) > 1 and all(torch.equal(ours[name], theirs[name]) for name in tensors)
-    if isinstance(made, OfHistory):
-        assert made.features[made.target] == "weekday"
-    if "dropout" in flags:
-        assert all(module.p == 0 for module in made.modules() if isinstance(module, torch.nn.Dropout))
-
-
-def test_every_argument_of_a_model_is_a_flag() -> None:
-    known = {field.name for field in fields(LayerFlags)}
-    of_models = {name for kind in MODELS.values() for name in inspect.signature(kind.__init__).parameters}
-    assert of_models - {"self", "embeddings", "dense_features", "lists"} == known
 
 
 SCHEMA = """

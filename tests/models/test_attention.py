@@ -53,12 +53,6 @@ def test_it_agrees_with_an_ordinary_softmax(shape: str, width: int, columns: int
         torch.testing.assert_close(one, other)
 
 
-def test_large_scores_do_not_overflow() -> None:
-    own, of_ids, bags = drawn("sessions", 16, 2, torch.float32)
-    seen = attend(own * 1e3, of_ids * 1e3, SamplesByBag.of(bags), HEADS)
-    torch.testing.assert_close(seen, plainly(own * 1e3, of_ids * 1e3, bags))
-
-
 def test_bits_do_not_depend_on_threads() -> None:
     found = []
     for threads in (1, 3):

@@ -21,19 +21,6 @@ class OfDims:
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_tables_of_two_dims_are_refused(kind: type[Model]) -> None:
-    with pytest.raises(ValueError, match=rf"{kind.name} .*, tables have dims \[8, 16\]: set one dim for all tables"):
-        kind.tiny(OfDims(8, 16))
-
-
-@pytest.mark.parametrize("kind", ALL)
-def test_a_batch_with_other_dense_features_is_refused(kind: type[Model]) -> None:
-    model = kind.tiny(collection(kind.row_dim(8)), dense_features=7)
-    with pytest.raises(ValueError, match="made for 7 dense features, the batch has 4: set dense_features=4"):
-        model(batches(1)[0])
-
-
-@pytest.mark.parametrize("kind", ALL)
 def test_no_dense_features_are_enough(kind: type[Model]) -> None:
     data = batches(1)[0]
     data.dense = data.dense[:, :0]
@@ -46,14 +33,6 @@ def test_no_dense_features_are_enough(kind: type[Model]) -> None:
 def test_rows_without_room_for_a_first_order_weight_are_refused(kind: type[Model]) -> None:
     with pytest.raises(ValueError, match="tables have dim 1: set dim to 2 or more"):
         kind.tiny(OfDims(1, 1))
-
-
-@pytest.mark.parametrize("kind", ALL)
-def test_a_batch_without_a_feature_is_refused(kind: type[Model]) -> None:
-    model = kind.tiny(collection(kind.row_dim(8)), DENSE)
-    ids = skirl.KeyedJagged.one_hot(["user", "clicked"], torch.tensor([[1, 2]]))
-    with pytest.raises(ValueError, match="no feature 'bought': it has 'user', 'clicked'"):
-        model(skirl.Batch(torch.zeros(1, DENSE), ids, torch.zeros(1)))
 
 
 @pytest.mark.parametrize("kind", ALL)

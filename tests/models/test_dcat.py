@@ -14,7 +14,7 @@ from skirl.core.once import Distinct
 from skirl.models import DCAT, DIN, dcat, din, loops
 from skirl.models.base import Model
 from skirl.models.history import Seats
-from tests.models.plain import DENSE, FEATURES, Rows, agree, batches, collection, mlp, sizes, weights_of
+from tests.models.plain import DENSE, FEATURES, Rows, agree, batches, collection, mlp, weights_of
 from tests.models.test_din import history_of
 
 D, WIDTH, HEADS, LAYERS, NEWEST = 6, 8, 2, 2, 3
@@ -158,12 +158,6 @@ def test_a_history_is_encoded_once() -> None:
     lengths = ids.lengths_by_sample()["clicked"][:2].clamp(max=NEWEST)
     ours = int(lengths.sum()) if loops.fit(torch.zeros(1)) else 2  # our loops take ids without padding
     assert counted == [ours, 12, 12, 12]  # histories, then targets
-
-
-def test_sizes() -> None:
-    model = DCAT.paper(collection(D, pooled=False), DENSE, lists=["user", "clicked"])
-    assert sizes(model.encoders)[:5] == [(D, 64), (64, 192), (64, 64), (64, 256), (256, 64)]
-    assert sizes(model.deep) == [(DENSE + 2 * D + 64, 256), (256, 128)]
 
 
 def test_wrong_sizes_are_refused() -> None:

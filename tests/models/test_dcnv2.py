@@ -6,7 +6,7 @@ from torch import Tensor
 
 from skirl.models import DCNv2, DeepCross
 from skirl.models.dcnv2 import Structure
-from tests.models.plain import DENSE, OfKaggle, Rows, agree, batches, collection, mlp, sizes
+from tests.models.plain import DENSE, Rows, agree, batches, collection, mlp
 
 D = 6
 
@@ -48,17 +48,6 @@ def test_deep_and_cross_agrees_with_its_formula() -> None:
 
     torch.manual_seed(0)
     agree(DeepCross(collection(D), DENSE, bottom=(9,), rank=3, top=(8, 5)), formula, batches())
-
-
-def test_sizes() -> None:
-    model = DeepCross.paper(OfKaggle(48))
-    width = 27 * 48
-    assert sizes(model.bottom) == [(13, 1024), (1024, 512), (512, 256), (256, 64), (64, 48)]
-    assert sizes(model.cross) == [(width, 8), (8, width)] * 2
-    assert sizes(model.top) == [(width, 1024), (1024, 512), (512, 256), (256, 1)]
-    width = 13 + 26 * 48
-    modern = DCNv2.paper(OfKaggle(48))
-    assert sizes(modern.cross) == [(width, width)] * 3 and sizes(modern.deep) == [(width, 768), (768, 768)]
 
 
 @pytest.mark.parametrize(("flags", "text"), [({"rank": 0}, "rank is 0: set it between 1 and 22"),

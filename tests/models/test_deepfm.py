@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from skirl.models import DeepFM
-from tests.models.plain import DENSE, OfKaggle, Rows, agree, batches, collection, mlp, sizes
+from tests.models.plain import DENSE, Rows, agree, batches, collection, mlp
 
 D = 6
 
@@ -26,12 +26,6 @@ def test_agrees_with_its_formula() -> None:
     nn.init.normal_(model.dense_weights)
     nn.init.normal_(model.dense_vectors, std=0.2)
     agree(model, formula, batches())
-
-
-def test_sizes() -> None:
-    model = DeepFM.paper(OfKaggle(DeepFM.row_dim(48)))
-    assert sizes(model.deep) == [((26 + 13) * 48, 64), (64, 64), (64, 64)]
-    assert [layer.p for layer in model.deep if isinstance(layer, nn.Dropout)] == [0.5] * 3
 
 
 def test_dropout_is_for_training_alone_and_seeded() -> None:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 import skirl
 from skirl.models import DIN
-from tests.models.plain import DENSE, FEATURES, OfKaggle, Rows, agree, batches, collection, sizes
+from tests.models.plain import DENSE, FEATURES, Rows, agree, batches, collection
 
 D = 6
 
@@ -66,19 +66,6 @@ def test_attention_over_a_history_agrees_with_its_formula() -> None:
         return torch.stack(logits)[:, 0]
 
     agree(model, formula, data)
-
-
-def test_a_single_feature_with_lists_is_refused() -> None:
-    data = batches(1)[0]
-    model = DIN(collection(D, pooled=False), DENSE, lists=["clicked"])  # "bought" has one id, and so has "user"
-    with pytest.raises(ValueError, match=r"feature 'user' has \d+ ids for 16 samples and is not among the lists"):
-        model(data)
-
-
-def test_sizes() -> None:
-    model = DIN.paper(OfKaggle(48))
-    assert sizes(model.units) == [(48, 36)] * 3 + [(36, 1)]
-    assert sizes(model.deep) == [(13 + 27 * 48, 200), (200, 80)]
 
 
 def test_embeddings_that_do_not_fit_are_refused() -> None:

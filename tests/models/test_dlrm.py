@@ -73,19 +73,6 @@ def test_gradients_are_the_papers() -> None:
     torch.testing.assert_close(got, torch.autograd.grad(loss, parameters))
 
 
-def test_sizes() -> None:
-    tables = [Table(f"C{i}", rows=10, dim=48) for i in range(26)]
-    paper = DLRM.paper(Fake(tables))
-    assert [layer.weight.shape[::-1] for layer in paper.bottom if isinstance(layer, nn.Linear)] == [
-        (13, 512), (512, 256), (256, 64), (64, 48)
-    ]  # fmt: skip
-    assert [layer.weight.shape[::-1] for layer in paper.top if isinstance(layer, nn.Linear)] == [
-        (48 + 27 * 26 // 2, 1024), (1024, 1024), (1024, 1024), (1024, 256), (256, 128), (128, 1)
-    ]  # fmt: skip
-    tiny = DLRM.tiny(Fake(TABLES), dense_features=4)
-    assert sum(p.numel() for layers in (tiny.bottom, tiny.top) for p in layers.parameters()) < 5000
-
-
 def test_initial_values_are_seeded_and_of_the_papers_width() -> None:
     def made() -> list[torch.Tensor]:
         torch.manual_seed(7)
@@ -96,13 +83,3 @@ def test_initial_values_are_seeded_and_of_the_papers_width() -> None:
     weight, bias = first[2], first[3]  # 1024 to 1024
     assert float(weight.std()) == pytest.approx((2 / 2048) ** 0.5, rel=0.01)
     assert float(bias.std()) == pytest.approx((1 / 1024) ** 0.5, rel=0.1)
-
-
-def test_tables_of_two_dims_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"dims \[8, 16\]: set one dim"):
-        DLRM(Fake([Table("a", rows=3, dim=8), Table("b", rows=3, dim=16)]))
-
-
-def test_the_index_of_pairs_is_no_state() -> None:
-    """A checkpoint holds only what training changes."""
-    assert not [name for name in DLRM.tiny(Fake(TABLES)).state_dict() if "pairs" in name]

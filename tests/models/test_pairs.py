@@ -84,14 +84,6 @@ def test_vectors_may_lie_anyhow() -> None:
         assert torch.equal(mine, its)
 
 
-def test_an_expanded_gradient_is_taken() -> None:
-    x, vectors, _ = drawn(5, 4, 3, 8, torch.float64)
-    whole = pairs(x, vectors, places(4))
-    mine = torch.autograd.grad(whole.sum(), [x, vectors])
-    its = torch.autograd.grad(by_torch(x, vectors, places(4)).sum(), [x, vectors])
-    torch.testing.assert_close(mine, its)
-
-
 def test_other_numbers_and_captured_graphs_take_torchs_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any) -> None:
         raise AssertionError("the kernels were called")

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from skirl.models import WideDeep
-from tests.models.plain import DENSE, OfKaggle, Rows, agree, batches, collection, mlp, sizes
+from tests.models.plain import DENSE, Rows, agree, batches, collection, mlp
 
 D = 6
 
@@ -23,12 +23,3 @@ def test_agrees_with_its_formula(rows_in_deep: bool) -> None:
 
     torch.manual_seed(0)
     agree(WideDeep(collection(D + 1), DENSE, deep=(9, 5), rows_in_deep=rows_in_deep), formula, batches())
-
-
-def test_sizes() -> None:
-    over = OfKaggle(WideDeep.row_dim(48))
-    assert over.tables[0].dim == 49
-    assert sizes(WideDeep.paper(over).deep) == [(13 + 26 * 48, 256), (256, 256), (256, 256)]
-    model = WideDeep.paper(over, rows_in_deep=False)
-    assert sizes(model.deep) == [(13, 256), (256, 256), (256, 256)]
-    assert sizes(model.head) == [(256 + 26 * 48, 1)]

@@ -1,8 +1,4 @@
-"""Stochastic rounding in plain numpy, to compare with the kernels' bit tricks.
-
-A number between two neighbours of the half-precision type is rounded away from zero if its fraction of the gap, plus a
-random fraction, reaches one. Everything here is float64, in which all of it is exact.
-"""
+"""Stochastic rounding in plain numpy, to compare with the kernels' bit tricks."""
 
 import numpy as np
 import torch

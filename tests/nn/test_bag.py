@@ -70,21 +70,6 @@ def test_a_trained_bag_goes_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"max_norm": 1.0}, "max_norm is not supported, .*: leave it out"),
-        ({"scale_grad_by_freq": True}, "scale_grad_by_freq is not supported"),
-        ({"mode": "max"}, "mode is 'max': set it to 'sum' or 'mean'"),
-        ({"padding_idx": 50}, "padding_idx is 50: set it to a row"),
-        ({"_weight": WEIGHT[:3]}, r"_weight is \[3, 4\]: pass \[50, 4\]"),
-    ],
-)
-def test_what_cannot_be_had_is_refused(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        skirl.EmbeddingBag(50, 4, **options, optimizer=skirl.SGD(), cache=5)
-
-
-@pytest.mark.parametrize(
     ("call", "words"),
     [
         ({"input": IDS}, "pass .bags, ids., or one dimension and offsets"),

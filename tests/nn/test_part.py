@@ -155,28 +155,6 @@ def test_a_model_of_the_library_takes_a_part_for_its_embeddings() -> None:
     torch.testing.assert_close(model.eval()(batch), expected.eval()(batch))
 
 
-def test_a_part_says_what_it_is() -> None:
-    part = collection().part("seen", "user", pooled="mean")
-    assert [(table.name, table.features) for table in part.tables] == [("user", ("user",)), ("item", ("seen",))]
-    assert "'user', 'seen', pooled='mean'" in repr(part)
-
-
-def test_what_no_part_can_be() -> None:
-    bags = skirl.EmbeddingBagCollection([skirl.Table("item", ROWS, DIM)], optimizer=skirl.SGD(lr=0.1), cache=9)
-    with pytest.raises(ValueError, match="an EmbeddingBagCollection pools as its tables say: leave pooled out"):
-        bags.part("item", pooled="sum")
-    with pytest.raises(ValueError, match="no feature 'sold' in this collection: name some of 'user', 'bought', 'seen'"):
-        collection().part("sold")
-    with pytest.raises(ValueError, match="names no feature: name some of"):
-        collection().part()
-    with pytest.raises(ValueError, match="pooled is 'max': set it to 'sum' or 'mean'"):
-        collection().part("seen", pooled="max")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="no feature 'seen', which this part looks up, it has 'user', 'bought': pass"):
-        collection().part("user", "seen")(loader(1)[0].select(["user", "bought"]))
-    with pytest.raises(KeyError, match="no feature 'user': take one of 'seen'"):
-        collection().part("seen", pooled="sum")(loader(1)[0])["user"]
-
-
 @pytest.mark.parametrize(("name", "dim"), [("item", DIM), ("item", 2), ("other", DIM)])
 def test_a_table_that_two_collections_have_is_refused_and_one_of_another_shape_or_name_is_not(
     name: str, dim: int

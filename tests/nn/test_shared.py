@@ -268,15 +268,6 @@ def test_an_epoch_sees_the_inverse() -> None:
     assert len(train(collection(Adagrad(lr=0.1)), twice, bent, depth="epoch")) == 2 * len(NAMES)
 
 
-def test_a_forward_with_another_inverse_is_refused():
-    embeddings = collection(SGD(lr=0.1))
-    for wrong in (other, KeyedJagged.expanded):
-        with skirl.lookahead([shared(0)], embeddings, sparse=lambda ids: ids) as loop:
-            for ids in loop:
-                with pytest.raises(ValueError, match="got other ids of feature"):
-                    embeddings(wrong(ids))
-
-
 @pytest.mark.parametrize("weights", [False, True])
 def test_triton_pools_copies_and_sums_shared_bags_to_the_bit(weights):
     pytest.importorskip("triton")

@@ -90,8 +90,3 @@ def test_under_a_lookahead() -> None:
         else:
             losses.append(train(loader))
     assert losses[0] == losses[1]
-
-
-def test_what_is_not_there_is_refused() -> None:
-    with pytest.raises(ValueError, match="the model has 0 EmbeddingBagCollections"):
-        ours.swap(nn.Linear(1, 1), optimizer=skirl.SGD(), cache=5)

@@ -1,8 +1,4 @@
-"""The behaviour of a batch-level cache in plain Python: slow, obvious, and without any skirl code.
-
-All distinct ids of a batch must be resident together, and a victim is chosen among the residents outside the batch.
-Every function returns the ids brought in, including first uses, as a list for each batch, or victims in the same form.
-"""
+"""The behaviour of a batch-level cache in plain Python: slow, obvious, and without any skirl code."""
 
 import heapq
 from collections import OrderedDict
@@ -76,11 +72,7 @@ def least_arrivals(trace: Trace, capacity: int) -> int:
 
 
 def victims(trace: Trace, capacity: int, ends: Sequence[int], cached: Sequence[int] = ()) -> list[list[int]]:
-    """Return the victims, in order, if the choice for batch t knows the batches before `ends[t]`.
-
-    Unknown futures leave first, by least recent use; then the farthest next batch, ties by least recent use. `cached` ids
-    are resident at the start, the least recently used first.
-    """
+    """Return the victims, in order, if the choice for batch t knows the batches before `ends[t]`."""
     recency = {key: place - len(cached) for place, key in enumerate(cached)}
     resident = set(cached)
     clock = 0

@@ -1,8 +1,4 @@
-"""Execute Steps on dicts, as slowly and as early as the Steps allow, and check every promise that they make.
-
-A row's value here is how often it was used, so that a row lost, stale or in a wrong slot shows. A fetch sees the store
-with exactly the write-backs that it waits for, and each write-back is as late as that allows.
-"""
+"""Execute Steps on dicts, as slowly and as early as the Steps allow, and check every promise that they make."""
 
 from collections import defaultdict
 

@@ -170,24 +170,6 @@ def test_a_batch_too_large_is_named_when_it_enters():
     )
 
 
-def test_batches_without_ids_are_steps_too():
-    planner = planner_of(1)
-    cache = Cache(1, hold=4, hold_rows=1)
-    batches = [keys_of(ids) for ids in ([], [3, 3], [], [4], [3], [])]
-    for step, batch in zip(drive(planner, batches, [3, 3, 6, 6, 6, 6]), batches, strict=True):
-        cache.run(step, batch)
-    assert (cache.new, cache.fetched + cache.forwarded) == (2, 1)
-
-
-def test_threads_change_nothing():
-    rng = np.random.default_rng(4)
-    batches = [np.sort(keys_of(rng.integers(0, 21, 12))) for _ in range(30)]
-    one, three = (list(drive(planner_of(14, threads=n), batches, [8] * 8 + [30] * 22)) for n in (1, 3))
-    for a, b in zip(one, three, strict=True):
-        for name in ("slots", "keys", "rows", "group_start", "group_pos", "evict_keys", "fetch_keys", "new_keys"):
-            assert np.array_equal(getattr(a, name), getattr(b, name)), name
-
-
 def test_an_old_eviction_is_not_taken_for_a_late_one_when_numbers_come_round():
     """A row in the array of states keeps the number of its eviction; after 2**30 others, another row has the same number."""
     planner = planner_of(2, hold=2, depth=1)

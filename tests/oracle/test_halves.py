@@ -4,7 +4,6 @@ from collections import defaultdict
 from itertools import pairwise
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,12 +11,11 @@ from skirl import Table
 from skirl.core.placement import Placement
 from skirl.core.positions import Positions
 from skirl.core.tables import ROW_BITS, Schema
-from skirl.oracle.distinct import OutOfRange
 from skirl.oracle.halves import Asking, Requests, critical_gradients, critical_values, joined
 from skirl.oracle.options import Plan, Vote
 from skirl.oracle.planner import Planner, bank_planners
 from skirl.oracle.seen import Seen
-from skirl.oracle.together import BATCH, END, ERROR, Letter, Letters
+from skirl.oracle.together import BATCH, Letter, Letters
 from tests.cases import cases
 from tests.oracle.traces import traces
 from tests.oracle.trainers import BANKS, SCHEMA, TABLES, asked, positions, random_ids
@@ -62,11 +60,6 @@ def test_features_of_one_table_in_any_order():
     assert reads.group_pos.tolist() == [2, 3, 1, 0, 4, 5]
 
 
-def test_an_id_outside_its_table():
-    with pytest.raises(OutOfRange):
-        Asking(SCHEMA, 0, Placement.even(2)).of(positions([40]))
-
-
 @cases(50)
 @given(seed=st.integers(0, 1 << 30), ranks=st.integers(1, 5), owner=st.integers(0, 2))
 def test_what_is_asked_arrives_as_it_was_written(seed, ranks, owner):
@@ -105,14 +98,6 @@ def test_rows_at_the_edges_of_their_words():
     letters, counts = Letters([(schema, 0)]), np.array([5, 1, 2], np.int32)
     letter = letters.read(letters.write(Letter(BATCH, 0, Vote(0, 0), [Requests(rows, counts)])))
     assert letter.banks[0].rows.tolist() == rows.tolist() and letter.banks[0].counts.tolist() == counts.tolist()
-
-
-def test_letters_without_a_batch():
-    letters = Letters(ALL)
-    assert letters.read(letters.write(Letter(END, 5, Vote(1, 2)))) == Letter(END, 5, Vote(1, 2))
-    for text in ("", "a", "größer"):
-        letter = Letter(ERROR, 5, Vote(0, 0), text=text)
-        assert letters.read(letters.write(letter)) == letter
 
 
 @cases(50)

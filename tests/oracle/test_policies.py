@@ -8,8 +8,6 @@ from hypothesis import strategies as st
 from skirl import Table
 from skirl.core.tables import Schema
 from skirl.oracle.bank import BankPlanner, Resident
-from skirl.oracle.options import Plan
-from skirl.oracle.policies.base import make_policy
 from skirl.oracle.seen import Seen
 
 Batches = list[list[int]]
@@ -112,13 +110,3 @@ def test_an_expired_row_leaves_although_there_is_room_and_lru_keeps_it():
     batches = [[1], [2], [2], [2], [2], [2], [2], [2]]
     assert sum(map(len, victims("ttl", batches, 50, 4, []))) == 1
     assert sum(map(len, victims("lru", batches, 50, 4, []))) == 0
-
-
-def test_times_to_live_need_a_window():
-    with pytest.raises(ValueError, match="set depth to a number"):
-        Plan(depth="epoch", policy="ttl")
-
-
-def test_an_unknown_policy_is_refused():
-    with pytest.raises(ValueError, match="set it to one of lfu, lru, min, ttl"):
-        make_policy("fifo", None, 1)  # type: ignore[arg-type]

@@ -14,7 +14,6 @@ from skirl.store import MemoryStore, Record
 from tests.cases import cases
 
 ROWS = [1, 63, 64, 65, 200, 3_000_000, 1 << 47]
-IN_BITS = ROWS[:6]
 SCHEMA = Schema.of([Table(f"t{i}", rows, 4 + i % 2) for i, rows in enumerate(ROWS)])
 
 rows = st.sampled_from(range(len(ROWS))).flatmap(
@@ -89,15 +88,6 @@ def test_a_store_that_answers_with_bits_gives_the_same(keys):
     assert seen[1].has(keys).all()
 
 
-def test_bits_beyond_their_table_are_refused():
-    seen = Seen(SCHEMA)
-    seen.rebuild([(1, np.array([1 << 62], np.uint64))])  # the table's last row
-    with pytest.raises(ValueError, match="row 63 of table 't1', but the table has rows 0 to 62"):
-        seen.rebuild([(1, np.array([1 << 63], np.uint64))])
-    with pytest.raises(ValueError, match="row 0 of table number 7, but there are only 7 tables"):
-        seen.rebuild([(7, np.array([1], np.uint64))])
-
-
 def test_the_bits_of_an_engine_are_what_its_store_says(monkeypatch):
     """An engine that opens a store asks for `held` and nothing else."""
     store = Bitmaps({0: Record(4)})
@@ -123,7 +113,3 @@ def test_rows_that_the_tables_do_not_have_are_refused(key, message):
     seen = Seen(SCHEMA)
     with pytest.raises(ValueError, match=message):
         seen.rebuild([np.array([0, key, 1 << 48])])
-
-
-def test_a_bit_a_row():
-    assert Seen(SCHEMA).bits.nbytes == 8 * sum((rows + 63) // 64 for rows in IN_BITS)

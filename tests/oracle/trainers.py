@@ -159,8 +159,7 @@ class Run:
 
 @st.composite
 def runs(draw: st.DrawFn, most_ranks: int = 8) -> Run:
-    """Draw ranks, batches, and capacities that hold them. One number seeds all ids, because drawing each one took all
-    the time."""
+    """Draw ranks, batches, and capacities that hold them."""
     ranks, count = draw(st.integers(1, most_ranks)), draw(st.integers(1, 12))
     rng = np.random.default_rng(draw(st.integers(0, 1 << 30)))
     rows = draw(st.sampled_from([3, 12, 40]))

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skirl.peers.base import Alone, PeerError
+from skirl.peers.base import PeerError
 from tests.cases import cases
 from tests.peers.talk import expected, talk
 from tests.threads_as_trainers import InProcess
@@ -25,11 +25,6 @@ def test_what_comes_is_what_was_sent(size, seed):
         size, lambda peers: talk(peers, seed), hook=lambda rank, doing: time.sleep(shake.random() / 2e3)
     )
     assert found == [expected(rank, size, seed) for rank in range(size)]
-
-
-def test_alone_is_a_job_of_one():
-    with Alone() as peers:
-        assert talk(peers, 3) == expected(0, 1, 3)
 
 
 def test_counters_count_what_others_get_and_nothing_of_its_own():
@@ -125,24 +120,6 @@ def test_a_message_that_is_too_large_ends_all():
     ):
         InProcess.run(2, lambda peers: (setattr(peers.channel("ids"), "limit", 100),
                       peers.channel("ids").exchange([np.zeros(150 * peers.rank, np.int8)] * 2)))  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("call", "said"),
-    [
-        (lambda c: c.exchange([np.zeros(1)]), "1 parts for 2 ranks"),
-        (lambda c: c.exchange([np.zeros((1, 2))] * 2), "2 dimensions"),
-        (lambda c: c.exchange([np.array(["a"], object)] * 2), "object"),
-        (lambda c: c.swap(torch.zeros(3), [1, 1], [1, 1]), r"send is \(3,\) with counts \[1, 1\]"),
-        (lambda c: c.swap(torch.zeros(2), [1, 1], [1, -1]), "the counts are"),
-        (lambda c: c.swap(torch.zeros(2), [1, 1], [1, 1], torch.zeros(3)), r"out is \(3,\)"),
-        (lambda c: c.swap(torch.zeros(4, 2)[:, :1], [2, 2], [2, 2]), "contiguous"),
-        (lambda c: c.swap_parts([torch.zeros(1)] * 2, [torch.zeros(1)]), "give 2 outs"),
-    ],
-)
-def test_wrong_arguments_are_refused_before_anything_is_sent(call, said):
-    with pytest.raises(ValueError, match=said):
-        call(InProcess.job(2)[0].channel("ids"))
 
 
 def test_a_channel_is_named_and_has_one_thread():

@@ -12,6 +12,7 @@ from tests.warm import COMMAND, PIPE, Python
 
 TRAINER = """
 import os, sys, time
+from skirl import cli
 from skirl.peers.processes import die_with_launcher
 from skirl.peers.start import join
 folder, rank = sys.argv[1], os.environ["RANK"]

@@ -1,5 +1,4 @@
-"""Trainers end with their launcher. A launcher that waits for others after its own trainers are done is ended, with
-patience."""
+"""Trainers end with their launcher."""
 
 import os
 import signal
@@ -58,10 +57,6 @@ def test_a_launcher_that_waits_for_others_is_ended_and_it_is_said():
 def test_one_that_has_trainers_again_or_is_alone_goes_on(then, changes):
     done = launched(then, **changes)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_one_that_ends_in_time_is_let_be():
-    assert launched("exec true", patience=5).returncode == 0
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -132,9 +127,3 @@ def test_a_fork_of_a_process_that_was_alone_joins_the_trainers_of_its_own_launch
     monkeypatch.setattr(start, "join", lambda *args, **more: SimpleNamespace(size=2, patience=1.0))
     assert job.trainers().size == 1  # this process has decided
     assert answer_of_a_fork(lambda: job.trainers().size) == 2
-
-
-def test_a_fork_of_a_trainer_does_not_join_again(monkeypatch):
-    several = SimpleNamespace(size=2, patience=1.0)
-    monkeypatch.setattr(job, "_joined", [several])
-    assert answer_of_a_fork(lambda: int(job.trainers() is several)) == 1

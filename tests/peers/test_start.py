@@ -3,19 +3,11 @@
 import pytest
 import torch.distributed
 
-from skirl.peers.base import Alone, PeerError
-from skirl.peers.start import Launched, _meet, _own_gpu, join
+from skirl.peers.base import PeerError
+from skirl.peers.start import Launched, _meet, _own_gpu
 from tests.processes import interpreter
 
 NAMES = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "2000"}
-
-
-@pytest.mark.parametrize("size", [None, "1"])
-def test_one_trainer_starts_no_group(monkeypatch, size):
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    if size:
-        monkeypatch.setenv("WORLD_SIZE", size)
-    assert isinstance(join(), Alone) and not torch.distributed.is_initialized()
 
 
 def test_importing_skirl_imports_no_peers_and_one_trainer_starts_nothing():

@@ -76,20 +76,6 @@ def test_ids_that_move_from_one_bank_to_the_other_are_noticed():
             epoch.next_uses([np.array([1]), np.array([2, 3])])
 
 
-def test_first_uses_are_asked_for_before_the_second_pass():
-    with first_pass([[1], [2]]) as epoch:
-        epoch.next_uses(both([1]))
-        with pytest.raises(RuntimeError, match="the second pass has begun"):
-            epoch.first_uses(0, keys_of([1]))
-
-
-def test_a_full_disk_is_named():
-    with first_pass([[1, 2], [3]]) as epoch:
-        epoch._banks[0].file.truncate(4)
-        with pytest.raises(OSError, match="spool of the epoch is truncated at batch 0: is the temporary folder full"):
-            epoch.next_uses(both([1, 2]))
-
-
 def test_close_gives_the_file_back():
     epoch = first_pass([[1]])
     files = [spool.file for spool in epoch._banks]

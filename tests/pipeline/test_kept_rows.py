@@ -191,23 +191,3 @@ def test_an_interrupt_while_rows_are_written_gives_them_up_with_a_warning(
 ):
     assert interrupted(tmp_path, lambda one: before(one.engine.store, "write", monkeypatch)) == 0
     assert "not all in stores on disk: Ctrl-C came" in caplog.text
-
-
-def test_rows_in_memory_are_not_written(caplog: pytest.LogCaptureFixture):
-    embeddings = skirl.EmbeddingBagCollection([skirl.Table("a", 100, 2)], optimizer=skirl.SGD(lr=0.1), cache=50)
-    ids = skirl.KeyedJagged.one_hot(["a"], torch.arange(10)[:, None])
-    with skirl.lookahead([ids], embeddings, sparse=lambda ids: ids) as batches:
-        for batch in batches:
-            embeddings(batch)["a"].sum().backward()
-    assert (len(embeddings.engine.store), caplog.text) == (0, "")
-
-
-def test_resuming_an_empty_store_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    embeddings = skirl.EmbeddingBagCollection(
-        [skirl.Table("a", 100, 2)], optimizer=skirl.SGD(lr=0.1), cache=50, store=f"disk:{tmp_path}/rows", resume=True
-    )
-    assert not caplog.records  # a checkpoint may still be loaded
-    for _ in range(2):
-        embeddings(skirl.KeyedJagged.one_hot(["a"], torch.arange(10)[:, None]))["a"].sum().backward()
-    told = f"DiskStore('{tmp_path}/rows') holds no rows to go on with: all rows begin at their initial values"
-    assert [record.getMessage() for record in caplog.records] == [told]

@@ -1,9 +1,6 @@
 """The loop's side: what a for-loop over a lookahead sees, for every kind of loader."""
 
 import gc
-import itertools
-import math
-import time
 import weakref
 
 import pytest
@@ -28,24 +25,9 @@ from tests.loops import (
 STEPS = 24
 
 
-@pytest.fixture(autouse=True)
-def no_thread_is_left():
-    yield
-    wait_for(lambda: not our_threads(), 5)
-
-
 @pytest.fixture(scope="module")
 def data():
     return stream(STEPS)
-
-
-@pytest.mark.parametrize("depth", [1, "auto", "epoch"])
-def test_no_batches(depth):
-    embeddings = collection()
-    with skirl.lookahead([], embeddings, depth=depth) as batches:
-        assert list(batches) == []
-        assert list(batches) == []
-    assert batches.step == 0
 
 
 @pytest.mark.parametrize(
@@ -56,56 +38,6 @@ def test_more_ahead_than_there_is(data, options):
     with skirl.lookahead(data[0], embeddings, **options) as batches:
         assert loop(batches, embeddings) == STEPS
     Replay(data[1]).check(embeddings, STEPS)
-
-
-def test_several_epochs(data):
-    embeddings = collection()
-    with skirl.lookahead(data[0], embeddings) as batches:
-        for _ in range(3):
-            assert loop(batches, embeddings) == STEPS
-    assert batches.step == 3 * STEPS
-    Replay(data[1] * 3).check(embeddings, 3 * STEPS)
-
-
-def test_a_loader_without_end(data):
-    embeddings = collection()
-    with skirl.lookahead(endless(data[0]), embeddings) as batches:
-        for batch in itertools.islice(batches, 2 * STEPS):
-            train(embeddings, batch)
-    Replay(data[1] * 2).check(embeddings, 2 * STEPS)
-
-
-def test_the_end_is_the_end(data):
-    embeddings = collection()
-    with skirl.lookahead(data[0], embeddings) as batches:
-        rest = iter(batches)
-        assert loop(rest, embeddings) == STEPS
-        for _ in range(2):
-            with pytest.raises(StopIteration):
-                next(rest)
-
-
-def test_an_iterator_goes_on_where_it_is(data):
-    """As with any iterator: a for-loop does not restart one that has begun."""
-    embeddings = collection()
-    with skirl.lookahead(data[0], embeddings) as batches:
-        rest = iter(batches)
-        train(embeddings, next(rest))
-        for batch in rest:
-            train(embeddings, batch)
-    Replay(data[1]).check(embeddings, STEPS)
-
-
-def test_a_new_pass_begins_anew_and_ends_the_old(data):
-    embeddings = collection()
-    with skirl.lookahead(data[0], embeddings) as batches:
-        old = iter(batches)
-        for _ in range(5):
-            train(embeddings, next(old))
-        assert loop(batches, embeddings) == STEPS
-        with pytest.raises(RuntimeError, match="this pass is over"):
-            next(old)
-    Replay(data[1][:5] + data[1]).check(embeddings, 5 + STEPS)
 
 
 def test_a_used_up_iterator_is_refused(data):
@@ -144,12 +76,6 @@ def test_accumulating_more_than_there_is_makes_one_step(data):
     assert first.engine.table_steps.tolist() == [1, 1, 1]
 
 
-def test_the_last_step_may_be_short(data):
-    embeddings = collection(cache="100%")
-    assert accumulate(embeddings, data, 10) == 3
-    assert embeddings.engine.table_steps.tolist() == [3, 3, 3]
-
-
 def test_a_break_applies_the_micro_batches_that_came_back(data):
     embeddings = collection(cache="100%")
     accumulate(embeddings, data, 4, stop=6)
@@ -165,31 +91,6 @@ def test_an_error_drops_the_step_that_is_not_whole(data):
     assert (every_row(embeddings) == every_row(whole)).all()
 
 
-@pytest.mark.parametrize(
-    ("wrong", "sentence"),
-    [
-        ({"accumulate": 0}, "accumulate is 0: set it to 1 or more"),
-        ({"patience": 0}, "patience is 0: set it to seconds above 0"),
-        ({"patience": math.nan}, "patience is nan"),
-        ({"prefetch": -1}, "prefetch is -1"),
-        ({"depth": 0}, "depth is 0"),
-    ],
-)
-def test_wrong_settings(data, wrong, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        skirl.lookahead(data[0], collection(), **wrong)
-
-
-def test_a_model_without_tables(data):
-    with pytest.raises(ValueError, match="the model has no skirl collection: give it"):
-        skirl.lookahead(data[0], torch.nn.Linear(1, 1))
-
-
-def test_epoch_depth_needs_a_loader_that_can_be_read_twice(data):
-    with pytest.raises(ValueError, match="reads the loader twice"):
-        skirl.lookahead(iter(data[0]), collection(), depth="epoch")
-
-
 def test_making_a_lookahead_does_not_start_the_loader(data):
     class Loader:
         def __iter__(self):
@@ -201,15 +102,6 @@ def test_making_a_lookahead_does_not_start_the_loader(data):
     with pytest.raises(Broken), skirl.lookahead(Loader(), embeddings) as batches:
         iter(batches)
     assert embeddings.lookahead is None
-
-
-def test_an_error_in_sparse_reaches_the_loop(data):
-    embeddings = collection()
-    with (
-        pytest.raises(AttributeError, match="no_such_part"),
-        skirl.lookahead(data[0], embeddings, sparse=lambda b: b.no_such_part) as batches,
-    ):
-        loop(batches, embeddings)
 
 
 def test_a_batch_that_cannot_be_copied(data):
@@ -298,20 +190,6 @@ def test_a_lookahead_that_nobody_closed_lets_its_threads_go(data):
     assert gone() is None
 
 
-def test_read_and_stall_are_timed(data):
-    def slow():
-        for batch in data[0][:5]:
-            time.sleep(0.02)
-            yield batch
-
-    embeddings = collection()
-    with skirl.lookahead(slow(), embeddings) as batches:
-        loop(batches, embeddings)
-    assert batches.times.read > 0.09
-    assert batches.times.busy["plan"] > 0
-    assert 0 <= batches.times.hidden <= 1
-
-
 def test_a_batch_looked_up_alone_does_not_decide_the_split(data):
     """Rows that it trained stay trained, and the lookahead splits the cache by its own window."""
     batches, _ = data
@@ -335,16 +213,6 @@ def test_a_batch_looked_up_alone_does_not_decide_the_split(data):
     assert tried.engine.capacity.split == fresh.engine.capacity.split
 
 
-def test_a_model_in_eval_mode_is_refused(data):
-    embeddings = collection().eval()
-    with (
-        skirl.lookahead(data[0], embeddings) as ahead,
-        pytest.raises(RuntimeError, match=r"call model.train\(\) first"),
-    ):
-        iter(ahead)
-    assert embeddings.engine.counters.steps == 0
-
-
 def test_ids_made_out_of_a_batch_count_as_memory(data):
     """Each of these batches takes 800 bytes itself and 800 for ids: three fill the window."""
     embeddings = skirl.EmbeddingBagCollection([skirl.Table("x", 100, 2)], optimizer=skirl.SGD(), cache=100)
@@ -359,9 +227,3 @@ def test_ids_made_out_of_a_batch_count_as_memory(data):
                 windows.append(ahead.window)
                 break
     assert all(0 < window < 10 for window in windows)
-
-
-def test_a_loader_of_something_else_is_told_about_sparse(data):
-    embeddings = collection()
-    with skirl.lookahead([1, 2], embeddings) as ahead, pytest.raises(TypeError, match="sparse=lambda batch"):
-        next(iter(ahead))

@@ -29,8 +29,7 @@ class Data:
 
 
 def draw(seed, batches, size=4, universe=12):
-    """Draw batches in which most rows are in some shards of a step and not in others. For every third seed, samples
-    share bags."""
+    """Draw batches in which most rows are in some shards of a step and not in others."""
     rng = np.random.default_rng(seed)
     made = []
     for _ in range(batches):
@@ -232,12 +231,6 @@ def test_every_bit_is_that_of_the_reference(data):
     check_equal(with_skirl(case), in_plain_python(case))
 
 
-@pytest.mark.parametrize("accumulate", [3, 5, 7])
-def test_micro_batches_that_make_no_whole_tree(accumulate):
-    case = Case(2, accumulate, SGD(lr=0.1), seed=1, steps=2)
-    check_equal(with_skirl(case), in_plain_python(case))
-
-
 def test_shards_are_no_batch():
     """Their bits differ from those of one batch, or nothing here would prove anything; the numbers agree up to rounding."""
     case = Case(dtype=torch.float64, optimizer=SGD(lr=0.1))
@@ -295,12 +288,6 @@ def test_models_whose_results_depend_on_who_computes_what():
     assert loop(model, dense, draw(0, 2)) == 1
 
 
-def test_data_parallel(monkeypatch):
-    model, dense = made()
-    monkeypatch.setattr("skirl.nn.dense_sums.DistributedDataParallel", nn.Dropout)
-    assert "averages gradients in an order of its own" in refusal(lambda: loop(model, dense, draw(0, 2)))
-
-
 def test_weights_that_the_lookahead_does_not_know():
     """They would be stepped by the gradients of one shard. Another model, trained alongside, may do what it likes."""
     model, dense = made()
@@ -320,22 +307,6 @@ def test_weights_that_the_lookahead_does_not_know():
 
     run(mine=False)
     assert "train weights that are not in the model" in refusal(lambda: run(mine=True))
-
-
-def test_a_second_backward():
-    model, dense = made()
-    again = lambda batch, batches: model.first.sum().backward()  # noqa: E731
-    assert refusal(lambda: loop(model, dense, draw(0, 2), again)).startswith(
-        "a second backward has reached dense weights"
-    )
-
-
-def test_gradients_that_nobody_clears():
-    model, _ = made()
-    idle = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
-    assert refusal(lambda: loop(model, idle, draw(0, 4))).startswith(
-        "this step added to the dense gradients of the step"
-    )
 
 
 def test_random_numbers_are_those_of_the_shard(tmp_path):

@@ -1,7 +1,6 @@
 """The simulator's counts match the planner's Steps, and its MIN and LRU match those of brute force."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -56,13 +55,3 @@ def test_totals_are_sums_over_steps_and_banks():
         new=len(np.unique(np.concatenate([part for batch in batches for part in batch]))),
         written=sum(len(b.evict_keys) for b in banks),
     )
-
-
-def test_an_epoch_needs_batches_that_can_be_read_twice():
-    with pytest.raises(ValueError, match="pass a list"):
-        simulate(SCHEMA, iter(cut([1, 2, 3], 1)), [4], Plan("epoch"))
-
-
-def test_no_batches_are_no_traffic():
-    assert simulate(SCHEMA, [], [4], Plan(2)) == Totals()
-    assert simulate(SCHEMA, [], [4], Plan("epoch")) == Totals()

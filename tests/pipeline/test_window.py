@@ -44,14 +44,6 @@ def test_a_short_depth_or_a_short_stream_starts_earlier():
         assert window.next().number == 0
 
 
-def test_no_batch_at_all():
-    window = Window([collection().engine], Plan())
-    window.end()
-    assert window.next() is None
-    window.executed(0)
-    window.rollback(0)
-
-
 def test_heavy_batches_end_the_first_window_and_every_other():
     embeddings = collection()
     window = Window([embeddings.engine], Plan(depth=1000, ramp=False, window_bytes=10_000))

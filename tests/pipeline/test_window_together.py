@@ -82,8 +82,7 @@ def run(
 
 
 def check(flights: list[list[Flight]]) -> int:
-    """Check that every id leads to a slot with its row, at the owner that serves it. Return how often caches were split
-    again."""
+    """Check that every id leads to a slot with its row, at the owner that serves it."""
     count = len(flights[0])
     assert [[flight.number for flight in of] for of in flights] == [list(range(count))] * len(flights)
     caches: list[list[dict[int, int]]] = [[{}, {}] for _ in flights]

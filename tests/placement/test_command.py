@@ -1,7 +1,6 @@
 """`skirl place`: what it reads, prints and refuses, and which costs it goes by."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -50,27 +49,6 @@ def test_a_plan_is_printed_and_written(tmp_path, capsys):
     assert max(parts) == pytest.approx(found["busiest_ms"]) and found["check"] is None
 
 
-def test_the_best_plans_are_measured(tmp_path, capsys):
-    path, out = written(tmp_path, [{**TABLE, "name": f"t{n}", "dim": 4 * n} for n in range(1, 5)]), tmp_path / "p.json"
-    save_costs(shipped(1.0, 1), tmp_path / "c.json")
-    flags = ["--costs", str(tmp_path / "c.json"), "--seconds", "2", "--quiet", "--force", "--out", str(out)]
-    assert main(["place", str(path), *flags]) == 0
-    said = capsys.readouterr().out
-    for text in ("(measured ", " ms measured, ", "the best plans take ", "measuring again differs by"):
-        assert text in said
-    assert main(["place", str(path), *flags, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    ranks = [of["measured_ms"] + of["exchange_ms"] for of in found["ranks"]]
-    assert max(ranks) == pytest.approx(found["check"]["busiest_ms"][found["check"]["chosen"]]) == found["busiest_ms"]
-    TablePlan.load(out).check(read_specs(path))
-
-
-def test_a_table_that_is_larger_than_a_rank_is_cut(tmp_path, capsys):
-    path = written(tmp_path, [TABLE])
-    assert main(["place", str(path), "--memory", "20KB", "--out", str(tmp_path / "p.json"), "--no-measure"]) == 0
-    assert "a (2 parts by rows)" in capsys.readouterr().out
-
-
 BAD = [
     ([TABLE, TABLE], [], "table 'a' is listed twice: remove one of them"),
     ([], [], "there is no table: name at least one"),
@@ -112,17 +90,6 @@ def test_bad_input_is_one_sentence_and_no_file(tmp_path, capsys, tables, flags, 
     said = capsys.readouterr().err.strip()
     assert code in (1, 2) and text in said and said.startswith("skirl place: ") and not out.exists()
     assert "\n" not in said
-
-
-def test_a_gpu_that_is_not_there_is_one_sentence(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    path, out = written(tmp_path, [TABLE]), tmp_path / "p.json"
-    assert main(["place", str(path), "--kernel", "fbgemm-cuda", "--out", str(out)]) == 1
-    error = capsys.readouterr().err
-    assert "kernel fbgemm-cuda runs on a GPU, and torch " in error and "or plan with --no-measure" in error
-    save_costs(replace(shipped(1.0, 1), kernel="fbgemm-cuda"), tmp_path / "c.json")
-    flags = ["--kernel", "fbgemm-cuda", "--costs", str(tmp_path / "c.json"), "--out", str(out), "--no-measure"]
-    assert main(["place", str(path), *flags]) == 0  # a plan needs no GPU, only to measure it does
 
 
 def test_costs_are_measured_once_and_kept(tmp_path, capsys, monkeypatch):

@@ -9,7 +9,7 @@ pytest.importorskip("fbgemm_gpu")
 
 import torch
 
-from skirl.placement import fbgemm, measure
+from skirl.placement import fbgemm
 from skirl.placement.fbgemm import FbgemmArena, Memory
 from skirl.placement.lookups import Lookups
 from skirl.placement.measure import missing
@@ -136,19 +136,3 @@ def test_tables_of_several_batch_sizes_and_optimizers_take_a_call_each(arena):
     calls = arena.together([arena.ready(*each) for each in of])
     assert [tuple(call.grads.shape) for call in calls] == [(16, 28), (16, 20), (8, 20)]
     assert arena.run_ms(calls) > 0 and arena.together([]) == [] and arena.run_ms([]) >= 0
-
-
-def test_what_fbgemm_lacks_is_one_sentence(arena, monkeypatch):
-    for optimizer in ("adam", "ftrl"):
-        with pytest.raises(ValueError, match=f"optimizer is '{optimizer}', which FBGEMM's CPU operator lacks"):
-            fbgemm.check_optimizers([optimizer])
-    fbgemm.check_optimizers(["adam"], "cuda")
-    [(lookups, piece)] = some_parts("sgd", (6,))
-    with pytest.raises(ValueError, match="table 't0' has dim 6, and FBGEMM's operator takes multiples of 4"):
-        arena.ready(lookups, piece)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    fbgemm_gpu = __import__("fbgemm_gpu")
-    monkeypatch.setattr(fbgemm_gpu, "__variant__", "cpu")
-    assert str(measure.missing("fbgemm-cuda")).startswith(
-        "kernel fbgemm-cuda needs FBGEMM's CUDA build, and its CPU build"
-    )

@@ -2,8 +2,6 @@
 placements."""
 
 import itertools
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +15,7 @@ from skirl.placement.lookups import generate
 from skirl.placement.pieces import Piece, blocks, check_cover, halves
 from skirl.placement.plan_file import TablePlan
 from skirl.placement.problem import UNBOUND, Problem, over_caps
-from skirl.placement.search import _Blocks, beam_search, plan_tables, search
+from skirl.placement.search import _Blocks, plan_tables, search
 from skirl.placement.spec import TableSpec, canonical
 from tests.cases import cases
 from tests.placement.test_nets import costs as by_net
@@ -204,16 +202,6 @@ def test_blocks_together_take_what_each_takes():
 # Time
 
 
-def test_time_that_is_up_still_gives_a_plan():
-    specs, caps = task(3, 0.9, tables=40, ranks=5)
-    for find in (beam_search, search):
-        ticks = itertools.count()
-        problem = problem_of(specs, caps)
-        found = find(problem, seconds=2, now=lambda ticks=ticks: float(next(ticks)))
-        check_cover(problem.specs, found.placed.items)
-        assert not found.in_time
-
-
 FIRST = """
 from skirl.placement import balance
 from skirl.placement.costs import Costs
@@ -231,11 +219,6 @@ found = search(problem, seconds=0.5, now=now)
 assert found.in_time and found.seconds == 0, found
 print(found.placed.score[0])
 """
-
-
-def test_the_first_search_of_a_process_has_its_time_for_itself():
-    done = subprocess.run([sys.executable, "-c", FIRST], capture_output=True, text=True, timeout=300)
-    assert (done.stdout, done.returncode) == ("0\n", 0), done.stderr
 
 
 def test_what_fits_is_found_without_any_time():
@@ -270,13 +253,6 @@ def test_it_ends_in_time_whatever_takes_it(monkeypatch):
     short = search(problem, seconds=1.5, now=lambda: at[0])
     assert at[0] == pytest.approx(short.seconds + 0.3) and short.seconds <= 1.5  # 0.3: for whole tables, before
     assert not short.in_time and short.placed.score[0] == 0
-
-
-def test_cuts_by_rows_gain_where_one_table_is_large():
-    specs = [spec(0, 5000, 32, 40), *(spec(n, 100, 4, 1) for n in range(1, 5))]
-    free, kept, cut = replace(costs(2), link=1e12), ("never", False), ("never", True)
-    ms = [search(problem_of(specs, (UNBOUND,) * 2, free, *how)).placed.score[1] for how in (cut, kept)]
-    assert ms[0] < 0.65 * ms[1]
 
 
 # Pieces and the plan's file

@@ -65,18 +65,6 @@ def test_the_depth_keeps_the_reason_for_the_cache():
     )  # a window of 50 has 5.7%, close to the least, but not "at most 5%"
 
 
-def test_no_cache_is_enough():
-    advice = advise(CURVES, used=1000, touched=1000, conditions=Conditions(68, 2))
-    assert advice.cache == 400 and "the largest cache tried" in advice.why
-
-
-def test_nothing_comes_in_again():
-    none = drawn(least=[0], d200=[0], d50=[0], d10=[0], d1=[0], lru=[0])
-    advice = advise(none, used=1000, touched=100, conditions=Conditions(68, 2))
-    assert (advice.depth, advice.moved, advice.to_least, advice.lru) == (1, 0.0, None, None)
-    assert "the least possible" in advice.sentence(1)
-
-
 TABLE = Schema.of([Table("a", 1000, 4)])
 
 

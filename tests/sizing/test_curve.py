@@ -1,7 +1,6 @@
 """The curves, against a brute-force cache over the same batches."""
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import assume, given
 
@@ -68,10 +67,3 @@ def test_tables_of_several_dims_share_the_cache():
         found = curves(survey, sizes, prefetch=2)
     assert all(least.moved <= lru.moved for least, lru in zip(found[LEAST], found["LRU"], strict=True))
     assert found["LRU"][0].moved > 0
-
-
-def test_a_truncated_file_is_named():
-    with surveyed([[1, 2], [3]]) as survey:
-        survey._banks[0].file.truncate(4)
-        with pytest.raises(OSError, match="truncated at batch 0"):
-            list(survey.batches())

@@ -1,70 +1,14 @@
 """What `skirl info` says about things it does not know, and of when; tests/habits/test_commands.py covers the rest."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from skirl import cli
-from skirl.pipeline.timeline import Timeline
-from skirl.sizing.look import made
 from skirl.sweep.command import SweepCommand
-from skirl.train import resume
 from tests.dedup.rows import Row, schema, write
-
-
-@pytest.mark.parametrize(
-    "name, content, said",
-    [
-        ("x.parquet", b"PAR1 and no more", "is a Parquet file, damaged or cut off"),
-        ("x.json", b"{}", "is a JSON file that skirl does not recognise"),
-        ("x.bin", b"a\0b", "is not a file that skirl recognises"),
-        ("x.pt", b"PK\3\4", "is a damaged or unfinished file of torch.save"),
-        ("nowhere", None, "does not exist"),
-        (".", None, "is a folder that skirl does not recognise"),
-    ],
-)
-def test_the_unknown_is_one_sentence(name: str, content: bytes | None, said: str, tmp_path: Path, capsys):
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
-    assert cli.main(["info", str(tmp_path / name)]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("skirl info: ") and said in line
-
-
-def test_a_run_folder_without_its_config_or_with_a_damaged_file_is_told_by_name(tmp_path: Path, capsys):
-    (tmp_path / "metrics.jsonl").write_text("")
-    said = []
-    for config in (None, "{}"):
-        if config is not None:
-            (tmp_path / "config.json").write_text(config)
-        assert cli.main(["info", str(tmp_path)]) == 1
-        said += capsys.readouterr().err.splitlines()
-    assert said == [
-        f"skirl info: {tmp_path} is a run folder without its config.json: put that back, or remove the folder",
-        f"skirl info: {tmp_path / 'config.json'} is damaged: put back a copy of it, or remove {tmp_path}",
-    ]
-
-
-def test_json_files_timelines_and_pages_are_told_what_they_are(tmp_path: Path, capsys):
-    listed, page, trace = tmp_path / "mlperf.json", tmp_path / "run.html", tmp_path / "trace.json"
-    body = {"format": "skirl-tables", "tables": [{"name": "user", "rows": 1000, "dim": 16}]}
-    listed.write_text(json.dumps(body))
-    page.write_text("<!doctype html><title>Rows &amp; caches</title>")
-    Timeline(trace).close()
-    (tmp_path / "plan.json").write_text(json.dumps({"format": "skirl-table-plan", "ranks": 2}))
-    found = {path.name: told(path, capsys) for path in (listed, page, trace, tmp_path / "plan.json")}
-    assert [of["kind"] for of in found.values()] == [
-        "list of tables", "page for a browser", "timeline of a run, for https://ui.perfetto.dev", "plan of tables",
-    ]  # fmt: skip
-    assert found["run.html"]["title"] == "Rows & caches" and found["plan.json"]["ranks"] == 2
-    assert cli.main(["info", str(listed)]) == 0
-    assert "user: 1,000 rows, of 16" in capsys.readouterr().out
-    listed.write_text(listed.read_text().replace("1000", "-1"))
-    assert cli.main(["info", str(listed)]) == 1
-    assert "is a damaged list of tables (tables.0.rows is -1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("layout", ["rows", "once"])
@@ -86,31 +30,6 @@ def test_the_layout_of_converted_files_is_told(layout: str, tmp_path: Path, caps
 def told(path: Path, capsys, *words: str, code: int = 0) -> dict[str, Any]:
     assert cli.main(["info", str(path), "--json", *words]) == code
     return json.loads(capsys.readouterr().out)
-
-
-def test_a_folder_is_as_new_as_its_newest_file(tmp_path: Path):
-    for name in ("a", "b"):
-        (tmp_path / name).write_text(name)
-        os.utime(tmp_path / name, (0, 1000))
-    (tmp_path / "nowhere").symlink_to("gone")
-    os.utime(tmp_path, (0, 2000))
-    assert made(tmp_path / "a") == "1970-01-01T00:16:40+00:00" and made(tmp_path) == "1970-01-01T00:33:20+00:00"
-    (tmp_path / "b").write_text("rewritten in place")
-    os.utime(tmp_path / "b", (0, 3000))
-    assert made(tmp_path) == made(tmp_path / "b") == "1970-01-01T00:50:00+00:00"
-
-
-def test_a_run_that_began_from_another_and_saved_nothing(tmp_path: Path, capsys):
-    header = tmp_path / "other" / "checkpoint-000003.json"
-    header.parent.mkdir()
-    header.write_text("{}")
-    resume.note(tmp_path / "run", resume.Origin.of("other", header))
-    assert cli.main(["info", str(tmp_path / "run")]) == 0
-    said = capsys.readouterr().out
-    assert "run before its first checkpoint" in said and str(header) in said
-    (tmp_path / "run" / resume.NAME).write_text("{}")
-    assert cli.main(["info", str(tmp_path / "run")]) == 1
-    assert "is damaged" in capsys.readouterr().err
 
 
 FLAGS: dict[str, Any] = {
@@ -141,15 +60,6 @@ def test_checkpoints_of_a_sweep(folder: Path, capsys: pytest.CaptureFixture[str]
     assert same["variants"] == found["variants"] and same["checked"] == "sizes"
 
 
-def test_the_folder_of_its_runs(folder: Path, capsys: pytest.CaptureFixture[str]):
-    found = told(folder / "run", capsys)
-    assert (found["kind"], found["finished"], found["data"]) == ("folder of a sweep", True, "synthetic:tiny")
-    result = json.loads((folder / "run" / "result.json").read_text())
-    assert found["winner"] == result["winner"] and found["variants"][result["winner"]] == "trained to the end"
-    assert cli.main(["info", str(folder / "run")]) == 0
-    assert f"{result['winner']}: trained to the end" in capsys.readouterr().out
-
-
 def test_a_variant_whose_checkpoint_is_damaged(folder: Path, capsys: pytest.CaptureFixture[str]):
     [name] = [name for name, state in told(folder / "saved", capsys)["variants"].items() if "race" in state][:1]
     [header] = (folder / "saved" / name).glob("checkpoint-*.json")
@@ -158,9 +68,3 @@ def test_a_variant_whose_checkpoint_is_damaged(folder: Path, capsys: pytest.Capt
     found = told(folder / "saved", capsys, code=1)
     header.write_bytes(whole)
     assert found["variants"][name] == "damaged" and not found["whole"] and str(header) in found["failed"]
-
-
-def test_a_damaged_folder_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    (tmp_path / "sweep.json").write_text("{")
-    assert cli.main(["info", str(tmp_path)]) == 1
-    assert "is the folder of a sweep with a damaged file" in capsys.readouterr().err

@@ -1,23 +1,10 @@
 """`skirl size`: its text and its JSON."""
 
 import json
-import re
-
-import pytest
 
 from skirl.cli import main
 
 FLAGS = ["synthetic:tiny", "--model", "dlrm-tiny", "--dim", "8", "--batch", "64", "--steps", "40", "--seed", "3"]
-
-
-def test_one_line_of_json(capsys):
-    assert main(["size", *FLAGS, "--json", "--quiet", "--link", "1Gbit,100us", "--step-ms", "5"]) == 0
-    result = json.loads(capsys.readouterr().out)
-    assert result["bytes"]["touched"] == result["touched"] * 4 * (8 + 1)
-    assert result["sentence"].startswith(
-        f"Use --cache {result['advice']['cache']} --depth {result['advice']['depth']}: "
-    )
-    assert 0 <= result["hidden"] <= 1 and result["step_ms_that_hides"] > 0
 
 
 def test_what_it_advises_can_be_run_and_moves_what_it_says(capsys):
@@ -41,30 +28,6 @@ def test_the_least_cache_runs_and_one_row_less_does_not(capsys):
     capsys.readouterr()
     assert main([*train, str(found["least_cache"] - 1)]) == 1
     assert f"set --cache to {found['least_cache']} or more" in capsys.readouterr().err
-
-
-def test_without_data_it_says_how_to_ask(capsys):
-    assert main(["size"]) == main(["size", "--steps", "20"]) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 2 and all("say which data, for instance `skirl size synthetic:avazu " in line for line in said)
-
-
-def test_text(capsys):
-    assert main(["size", *FLAGS, "--quiet"]) == 0
-    out = capsys.readouterr().out
-    assert "depth 200" in out and "Use --cache" in out
-
-
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        (["--step-ms", "0"], "--step-ms is 0.0: set it to milliseconds above 0"),
-        (["--link", "fast"], "write it RATE,DELAY"),
-    ],
-)
-def test_wrong_flags(flags, sentence, capsys):
-    assert main(["size", *FLAGS, *flags]) == 2
-    assert sentence in re.sub(r"[\s│]+", " ", "".join(capsys.readouterr()))
 
 
 def test_data_is_named_as_for_training_or_without_its_flag(capsys):

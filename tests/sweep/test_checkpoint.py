@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -52,23 +51,6 @@ def train(folder: Path, *, save_at: int | None = None, stop: bool = False, resum
         return losses, rows, drawn
 
 
-@pytest.mark.parametrize("step", [2, 6])
-@pytest.mark.parametrize("kind", ["memory", "disk"])
-def test_a_sweep_goes_on(step, kind, tmp_path):
-    whole, rows, drawn = train(tmp_path / "whole")
-    store = "memory" if kind == "memory" else f"disk:{tmp_path}/rows/"
-    train(tmp_path / "saved", save_at=step, stop=True, store=store)
-    resumed, again, drawn_again = train(tmp_path / "saved", resume=True, store=store)
-    for name in NAMES:
-        later = {at: loss for at, loss in whole[name].items() if at > step}
-        assert resumed[name] == later and (later or name == "v3")
-    assert drawn_again == drawn[step:]
-    assert rows.keys() == again.keys() == {"v0", "v1", "v2"}
-    for name, expected in rows.items():
-        assert expected.keys() == again[name].keys()
-        assert all(np.array_equal(row, again[name][key]) for key, row in expected.items())
-
-
 def test_a_save_that_was_killed_between_two_variants_does_not_count(tmp_path, monkeypatch):
     whole, *_ = train(tmp_path / "whole")
     train(tmp_path, save_at=4, stop=True)
@@ -88,24 +70,6 @@ def test_a_save_that_was_killed_between_two_variants_does_not_count(tmp_path, mo
             sweep.save(tmp_path)
     resumed, *_ = train(tmp_path, resume=True)
     assert resumed["v0"] == {at: loss for at, loss in whole["v0"].items() if at > 4}
-
-
-def test_a_variant_goes_on_alone(tmp_path):
-    whole, *_ = train(tmp_path / "whole")
-    train(tmp_path, save_at=4, stop=True)
-    of = FOUR[1]
-    embeddings = skirl.EmbeddingBagCollection(TABLES, optimizer=skirl.SGD(lr=of.lr), cache=40, seed=of.seed)
-    model, dense = make(skirl.Variant("v1", of.overrides), embeddings)
-    losses = {}
-    with skirl.lookahead(batches_of(CASE), model) as batches:
-        skirl.load(tmp_path / "v1", model=model, optimizers=[dense], data=batches)
-        for batch in batches:
-            loss = model.loss(batch)
-            loss.backward()
-            dense.step()
-            dense.zero_grad()
-            losses[batches.step] = loss.item()
-    assert losses == {at: loss for at, loss in whole["v1"].items() if at > 4}
 
 
 def goes_on_alone(folder: Path, steps: int) -> None:

@@ -9,18 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
-from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-import skirl
-from skirl import cli
 from skirl.core.placement import Cut, PlacedTable, PlacementPlan, Site
 from skirl.data import Synthetic
 from skirl.sweep import checkpoint
 from skirl.sweep.checkpoint import checkpoint_of
 from skirl.sweep.command import SweepCommand
 from skirl.sweep.flags import KeepFlags
-from skirl.sweep.report import as_text, report
 from skirl.tools.progress import listed
 from skirl.tools.sealed_json import CheckpointError, write_sealed
 from skirl.train.commands import Train
@@ -87,15 +82,6 @@ def test_what_diverges_leaves_and_so_do_those_below_the_rung(ran: tuple):
     assert standing == [10, 20, 30, 40]
 
 
-def test_the_summary_names_the_winner_and_all_others(ran: tuple):
-    command, result, _ = ran
-    text = listed(command.summary(json.loads(json.dumps(result))))
-    assert re.search(rf"winner +{re.escape(result['winner'])}, log loss 0\.\d+ on the samples held out", text)
-    for name in result["by_variant"]:
-        assert name in text
-    assert "40 batches, once for all variants" in text
-
-
 def test_a_disk_that_refuses_the_run_folder_ends_no_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     whole = Path.open
 
@@ -113,23 +99,6 @@ def test_a_disk_that_refuses_the_run_folder_ends_no_sweep(tmp_path: Path, monkey
     assert told[:2] == ["race.jsonl is missing", "result.json is missing"]
     assert "result.json is missing: the disk is full" in listed(command.summary(result))
     assert (tmp_path / "s" / "sweep.json").is_file()
-
-
-def test_a_run_that_all_leave_fails_and_says_so(tmp_path: Path):
-    flags = FLAGS | {"steps": 20, "valid": None}
-    result = SweepCommand.of(**flags, vary=("dense-lr=1e30,1e31",), run=str(tmp_path / "s")).run()
-    assert "all 2 variants have diverged" in result["failed"]
-    assert result["winner"] is None
-    assert json.loads((tmp_path / "s" / "result.json").read_text())["failed"] == result["failed"]
-    lines = race_lines(tmp_path / "s")
-    *_, one, other, last = lines
-    assert [(line["event"], line["kind"], line["step"]) for line in (one, other)] == [("left", "diverged", 2)] * 2
-    assert (last["event"], last["step"], result["steps"]) == ("standing", 2, 2)
-    for places in (last["places"], result["standing"]):
-        assert [place["state"] for place in places] == ["diverged at step 2"] * 2
-    facts = report(tmp_path / "s", None)
-    text = as_text(facts)
-    assert (facts["step"], text["left"], "leader" in text) == (2, "2 diverged", False)
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -150,51 +119,6 @@ def write_plan(path: Path, recipe: Recipe, *stores: str) -> None:
     sites, cut = tuple(Site(f"site-{n}", store) for n, store in enumerate(stores)), Cut.even(range(len(stores)))
     tables = (PlacedTable(table.name, table.rows, table.dim, cut) for table in recipe.tables())
     PlacementPlan(sites, tuple(tables)).save(path)
-
-
-def test_memory_nodes_are_refused_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert "and a sweep keeps its rows in memory or on disk" in wrong(capsys, "--store", "rpc://127.0.0.1:29400")
-    plan, nodes = tmp_path / "plan.json", "rpc://127.0.0.1:29400"
-    write_plan(plan, Recipe.of(data="synthetic:tiny", model="dlrm-tiny"), nodes, "memory")
-    said = wrong(capsys, "--store", f"placed:{plan}")
-    assert f"store is 'placed:{plan}', which has {nodes}, and a sweep keeps its rows in memory or on disk" in said
-    with pytest.raises(ValueError, match="a sweep keeps its rows in memory or on disk"):
-        skirl.Sweep(lambda variant: None, [skirl.Variant("a")], [skirl.Table("t", 4, 2)], cache=4, store=nodes)
-    assert cli.main(["sweep", "--help"]) == 0
-    assert "rpc" not in capsys.readouterr().out
-
-
-def wrong(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert cli.main(["sweep", "--data", "synthetic:tiny", "--model", "dlrm-tiny", *words]) != 0
-    said = capsys.readouterr().err
-    assert len(said.splitlines()) == 1
-    return said
-
-
-def test_wrong_flags_are_refused_in_a_sentence(capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    assert "a sweep has no variant: set --vary, such as lr=0.01,0.02" in wrong(capsys)
-    assert "batch cannot vary" in wrong(capsys, "--vary", "batch=1,2")
-    assert "rungs is '5%,x'" in wrong(capsys, "--vary", "lr=1,2", "--rungs", "5%,x")
-    assert "--keep is 0" in wrong(capsys, "--vary", "lr=1,2", "--keep", "0")
-    (tmp_path / "sweep.json").write_text("{}")
-    assert "which already holds a sweep" in wrong(capsys, "--vary", "lr=1,2", "--steps", "2", "--run", str(tmp_path))
-
-
-def test_the_page_of_a_sweep_has_all_of_them(ran: tuple, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    _, result, folder = ran
-    page = tmp_path / "page.html"
-    assert cli.main(["report", str(folder), "--page", str(page)]) == 0
-    said, text = capsys.readouterr().out, page.read_text()
-    assert result["winner"] in said
-    for name in result["by_variant"]:
-        assert name in text
-    assert "diverged at step" in text and text.count("<svg") == 3
-    assert cli.main(["report", str(folder / result["winner"]), "--page", str(page)]) == 0
-    capsys.readouterr()
-    (tmp_path / "race.jsonl").write_bytes(b'{"event": "left"}\n')
-    (tmp_path / "sweep.json").write_bytes((folder / "sweep.json").read_bytes())
-    assert cli.main(["report", str(tmp_path)]) == 1
-    assert "race.jsonl, line 1 is not a line of a race" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("store", ["memory", pytest.param("disk", marks=pytest.mark.slow)])
@@ -265,33 +189,6 @@ def test_a_sweep_is_saved_by_steps_and_by_the_clock(tmp_path: Path):
         KeepFlags(save=tmp_path / "new", save_minutes=0)
 
 
-def test_weights_and_biases_are_refused():
-    with pytest.raises(
-        ValueError, match="Weights & Biases has one run in a process: leave wandb out; TensorBoard shows"
-    ):
-        SweepCommand.of(data="synthetic:tiny", vary=("lr=0.1,0.2",), wandb="mine")
-
-
-def test_the_variant_to_export_is_one_of_the_sweep(ran: tuple, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    def said(folder: Path, name: str) -> str:
-        assert cli.main(["export", str(folder), str(tmp_path / "x.parquet"), "--variant", name]) == 1
-        return capsys.readouterr().err
-
-    assert "was never saved: train it again with --save" in said(ran[2], "a")
-    assert "holds no checkpoint of a sweep" in said(tmp_path, "a")
-    body = {
-        "format": "skirl-sweep-checkpoint",
-        "format_version": 3,
-        "skirl": "1",
-        "variants": {},
-        "left": {"lr=1": "behind"},
-        "left_at": {"lr=1": 4},
-    }
-    write_sealed(tmp_path / "sweep-checkpoint.json", body, "0" * 16)
-    assert "has no variant 'lr=2': did you mean lr=1?" in said(tmp_path, "lr=2")
-    assert "variant lr=1 has left (behind) before it was saved" in said(tmp_path, "lr=1")
-
-
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_variant_that_left_is_saved_as_it_was_then_unless_it_diverged(processes: int, tmp_path: Path):
     """Its rows are those of its lone run up to the step at which it left."""
@@ -311,28 +208,6 @@ def test_a_variant_that_left_is_saved_as_it_was_then_unless_it_diverged(processe
     )
     with pytest.raises(CheckpointError, match=re.escape(says)):
         checkpoint_of(save, broken)
-
-
-def test_tensorboard_has_a_table_of_what_differs(ran: tuple):
-    _, result, folder = ran
-    for name in result["by_variant"]:
-        [events] = (folder / name).glob("events.*")
-        about = {}
-        for event in EventFileLoader(str(events)).Load():
-            for value in event.summary.value:
-                if value.metadata.plugin_data.plugin_name == "hparams":
-                    about[value.tag] = HParamsPluginData.FromString(value.metadata.plugin_data.content)
-        start = about["_hparams_/session_start_info"].session_start_info
-        assert start.group_name == name
-        own = {key: value.string_value or value.number_value for key, value in start.hparams.items()}
-        assert name == f"lr={own['lr']:g},model={own['model']},dense_lr={own['dense_lr']}"
-        columns = about["_hparams_/experiment"].experiment.hparam_infos
-        assert {column.name: len(column.domain_discrete.values) for column in columns} == {
-            "lr": 2,
-            "model": 2,
-            "dense_lr": 2,
-        }
-        assert "_hparams_/session_end_info" in about
 
 
 def test_a_sweep_of_an_earlier_format_is_refused(tmp_path: Path):

@@ -2,7 +2,6 @@
 
 import errno
 import json
-import logging
 import os
 import re
 import signal
@@ -148,19 +147,6 @@ def test_a_variant_that_cannot_be_saved_ends_no_sweep(whole: dict[str, Any], tmp
     same(left_behind(tmp_path, result), whole)
 
 
-def test_what_goes_wrong_in_a_process_is_said_as_in_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    (tmp_path / "rows" / "lr=0.5").mkdir(parents=True)
-    (tmp_path / "rows" / "lr=0.5" / "other.txt").write_text("mine")
-    words = ["sweep", "--data", "synthetic:tiny", "--model", "dlrm-tiny", "--steps", "4", "--run", "none", "--quiet"]
-    words += ["--vary", "lr=0.1,0.5", "--store", f"disk:{tmp_path / 'rows'}", "--save", str(tmp_path / "saved")]
-    said = []
-    for processes in ("1", "2"):
-        assert cli.main([*words, "--processes", processes]) == 1
-        said.append(capsys.readouterr().err)
-        assert not (tmp_path / "saved" / checkpoint.HEADER).exists()
-    assert len(said[0].splitlines()) == 1 and said[0] == said[1]
-
-
 @pytest.mark.parametrize("cache", ["3", "2KiB"])
 def test_a_cache_that_is_too_small_is_said_as_in_one(cache: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     words = ["sweep", "--data", "synthetic:tiny", "--model", "dlrm-tiny", "--steps", "4", "--quiet"]
@@ -251,24 +237,6 @@ def test_a_checkpoint_that_fails_as_a_process_loses_its_last_variant_ends_no_swe
     assert result["steps"] == 6 and [of["steps"] for of in result["by_variant"].values()] == [6, 1]
 
 
-def test_readers_of_rows_that_are_counted_first_are_not_those_of_the_copies(tmp_path: Path):
-    header = "label,a,b"
-    (tmp_path / "d.csv").write_text("\n".join([header, *(f"{n % 2},{n % 7},{n % 11}" for n in range(600))]) + "\n")
-    words = '[[label]]\nname = "label"\n' + "".join(f'[[id]]\nname = "{n}"\ntype = "int"\nrows = 50\n' for n in "ab")
-    (tmp_path / "s.toml").write_text(words)
-    files = {"data": f"csv:{tmp_path / 'd.csv'}", "schema": str(tmp_path / "s.toml"), "workers": 1, "steps": None}
-    more = files | {
-        "valid": None,
-        "rungs": None,
-        "cache": "touched:100%",
-        "vary": ("lr=0.1,0.2",),
-        "model": "wide-deep-tiny",
-    }
-    results = [command(tmp_path / str(n), n, **more).run() for n in (1, 2)]
-    assert results[0]["steps"] > 10 and results[0]["by_variant"].keys() == results[1]["by_variant"].keys()
-    assert results[0]["standing"] == results[1]["standing"]
-
-
 def test_how_many(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(crews, "cores", lambda: 6)
     small, large = (Recipe.of(data="synthetic:tiny", steps=steps, batch=512) for steps in (10, 4096))
@@ -316,26 +284,3 @@ def check_dealt(vary: Sequence[str] = ("lr=0.1,0.2", "dim=4,8,12"), count: int =
         assert cache == "auto" or set(caches) == {cache}
         return
     assert sum(int(re.fullmatch(r"(\d+)B", one)[1]) for one in caches) in range((1 << 20) - count, (1 << 20) + 1)
-
-
-def test_what_a_process_logs_is_logged_by_the_one_that_was_started(tmp_path: Path, monkeypatch, caplog, capfd):
-    """Once each, and also what it logs as it ends: a live table would be torn by lines that others write."""
-    step, close, parent = Entrant.step, Sweep.close, os.getpid()
-
-    def logging_step(self: Entrant, batch: Any) -> None:
-        step(self, batch)
-        logging.getLogger("skirl").warning("step %d of %s in %s", self.meter.steps, self.variant.name, os.getpid())
-
-    def logging_close(self: Sweep) -> None:
-        close(self)
-        logging.getLogger("skirl").warning("closed in %d", os.getpid())
-
-    monkeypatch.setattr(Entrant, "step", logging_step)
-    monkeypatch.setattr(Sweep, "close", logging_close)
-    command(tmp_path, 2, vary=("dim=4,8",), steps=3, rungs=None, valid=None).run()
-    said = [record.getMessage() for record in caplog.records]
-    assert sorted(line.split(" in ")[0] for line in said if line.startswith("step")) == [
-        f"step {n} of dim={dim}" for n in (1, 2, 3) for dim in (4, 8)
-    ]
-    assert sum(line.startswith("closed") for line in said) == 2 and str(parent) not in " ".join(said)
-    assert capfd.readouterr().err == ""

@@ -72,12 +72,6 @@ def test_who_learns_the_samples_by_heart_does_not_win(processes: int, tmp_path: 
     check_ranked(tmp_path, processes=processes)
 
 
-def test_a_sweep_is_ranked_by_its_last_evaluation_without_others(tmp_path: Path):
-    result = command(tmp_path, eval_every=None).run()
-    losses = {name: of["test_logloss"] for name, of in result["by_variant"].items()}
-    assert [place["variant"] for place in result["standing"]] == sorted(losses, key=lambda name: losses[name])
-
-
 def check_rungs(folder: Path) -> None:
     """Rungs of later epochs wait for an evaluation, and drop those with the highest held-out losses."""
     result = command(folder, rungs="20,42").run()

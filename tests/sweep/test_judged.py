@@ -16,13 +16,11 @@ import torch
 from skirl.checkpoint import best, dense, folder
 from skirl.checkpoint.decoding import decode
 from skirl.checkpoint.without_model import opened
-from skirl.cli.commands import Export
 from skirl.sizing.info import Info
 from skirl.sweep.checkpoint import HEADER, Bests, checkpoint_of
 from skirl.sweep.command import SweepCommand
 from skirl.sweep.crew import Crew
 from skirl.sweep.race import Race
-from skirl.sweep.report import MEANS, as_text, report
 from skirl.tools.sealed_json import CheckpointError
 from skirl.train.commands import Train
 from tests.killed import ended, forked
@@ -132,20 +130,6 @@ def test_who_stops_leaves_with_a_sentence_and_the_last_ends_the_sweep(whole: tup
     assert result["measure"] == "held out" and [place["held_out"] for place in result["standing"]] == sorted(
         losses.values()
     )
-    said = command(tmp_path, of).summary(json.loads(json.dumps(result)))
-    assert said["read"].endswith(" of them were planned, and the others were read ahead when the sweep ended")
-    loss, step = result["best"]["test_logloss"], result["best"]["step"]
-    best = f"{result['winner']}, log loss {loss:.5f} on the samples held out, at step {step}, in {result['best']['folder']}"
-    assert said["winner"] == best and "best" not in said
-    assert "mean" not in said["race"]
-    assert said["saved"].endswith("; more --patience and --resume go on from there")
-    assert said["stopped"] == "4 of 4 variants, whose own test log loss no longer got better"
-    assert said["begun"].startswith("with ") and said["begun"].endswith(", with their optimizer's state")
-    assert as_text(report(of / "run", tmp_path / "page.html"))["left"] == "4 no better in their evaluations"
-    text = (tmp_path / "page.html").read_text()
-    assert "no better in 2 evaluations" in text and "log loss on the samples held out" in text
-    assert text.count(f"The best of 4 variants is {best}") == 1 and text.count(best) == 1
-    assert all(f"{loss:.5f}" in text for loss in losses.values())
 
 
 def left_behind(of: Path, result: dict[str, Any]) -> dict[str, Any]:
@@ -246,28 +230,6 @@ def test_the_noise_is_that_of_held_out_losses_also_of_a_seed_that_stopped(tmp_pa
     assert result["seed_noise"] == pytest.approx(statistics.mean(each**2 / 2 for each in apart) ** 0.5)
     [gone] = race_lines(tmp_path / "run", "left")
     assert gone["kind"] == "patience" and gone["variant"].startswith(f"lr={part[0]},")
-    assert command.summary(result)["noise"].endswith("a lead below that may be the seed's")
-    assert command.summary(result)["race"].endswith(f"\n{MEANS}")
-    page = (tmp_path / "run" / "report.html").read_text()
-    assert MEANS in page
-
-
-def test_the_summary_says_whose_rows_begin_without_their_state_and_that_seeds_begin_alike(first: Path, tmp_path: Path):
-    flags = FLAGS | {"steps": 4, "from_": first, "run": str(tmp_path / "run"), "valid": None}
-    for vary, ends in (
-        ("optimizer=rowwise-adagrad,sgd", ", with their optimizer's state; it starts from zero for optimizer=sgd"),
-        ("optimizer=sgd,adagrad", ", whose optimizer's state starts from zero"),
-        ("seed=0,1", ", with their optimizer's state"),
-    ):
-        shutil.rmtree(tmp_path / "run", ignore_errors=True)
-        command = SweepCommand.of(**flags, vary=(vary,))
-        result = command.run()
-        said = command.summary(result)
-        assert said["begun"].endswith(ends), said["begun"]
-        if vary.startswith("seed"):
-            alike = "but all seeds began with the same rows and weights"
-            assert alike in said["noise"] and alike in as_text(report(tmp_path / "run", None))["noise"]
-            assert alike in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_the_folder_of_a_sweep_is_taken_for_no_run(first: Path, tmp_path: Path):
@@ -334,14 +296,6 @@ def test_a_variant_whose_predictions_are_not_finite_diverges(tmp_path: Path):
     lines = race_lines(tmp_path / "all")
     assert [line["event"] for line in lines] == ["left", "left", "standing"]
     assert {place["state"] for place in result["standing"]} == {why}
-
-
-def test_an_export_of_a_whole_sweep_names_its_variants(whole: tuple):
-    of, _ = whole
-    for path in (of / "saved", of / "run"):
-        with pytest.raises(CheckpointError, match=f"{path} is of a sweep: add --variant and the name") as caught:
-            Export(path, of / "rows.parquet").run()
-        assert all(name in str(caught.value) for name in NAMES)
 
 
 def test_a_best_that_cannot_be_kept_fails_the_sweep_at_its_end(tmp_path: Path, monkeypatch, caplog):

@@ -1,8 +1,4 @@
-"""`skirl sweep` killed while it starts, races and saves goes on from its newest whole checkpoint to the same end.
-
-The first run is killed when all variants are saved for the first time and their sweep is not; the second in the midst of a
-rung, when one variant of those below it has left; further ones at random.
-"""
+"""`skirl sweep` killed while it starts, races and saves goes on from its newest whole checkpoint to the same end."""
 
 import json
 import os

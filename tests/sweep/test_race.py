@@ -48,21 +48,6 @@ def test_what_is_shown_of_a_place_is_the_paired_difference_written_out():
     assert second.loss == pytest.approx(statistics.mean(a for a, _ in recent))
 
 
-def test_those_that_left_at_one_step_are_placed_by_their_difference():
-    race = Race(["far", "near", "best", "late"], rules=Rules(rungs=(4, 8)))
-    for step in range(1, 9):
-        race.see(noisy(step, [0.9, 0.6, 0.5, 0.55]))
-    assert [place.variant for place in race.standing()] == ["best", "late", "near", "far"]
-
-
-def test_seeds_of_the_leading_configuration_are_named_and_no_other_is():
-    race = Race(["a", "a2", "b"], [0, 0, 1], Rules())
-    race.see([0.5, 0.5, 0.5])  # as in a first step: all begin alike
-    assert [(place.variant, difference(place)) for place in race.standing()] == [
-        ("a", ""), ("a2", "seed of rank 1"), ("b", "+0.00000"),
-    ]  # fmt: skip
-
-
 def test_seeds_of_a_configuration_are_averaged_and_leave_together():
     race = Race(["a0", "a1", "b0", "b1", "c"], [0, 0, 1, 1, 2], Rules(rungs=(20, 40)))
     alone = Race(["a", "b", "c"], rules=Rules(rungs=(20, 40)))
@@ -168,13 +153,6 @@ def test_one_that_diverges_leaves_and_the_others_race_on_as_before():
     assert [ours[name].difference for name in "abd"] == [theirs[name].difference for name in "abd"]
 
 
-def test_all_diverged_is_an_error():
-    race = Race(["a", "b"])
-    race.see([0.5, math.nan])
-    with pytest.raises(ValueError, match=r"all variants have diverged, the last at step 2 \(a\): set lr"):
-        race.see([math.inf, 0.0])
-
-
 @pytest.mark.parametrize("at", [3, 17, 40])
 def test_a_race_goes_on_from_its_state_as_if_it_had_not_stopped(at: int):
     rules = Rules(rungs=(20,))
@@ -221,11 +199,6 @@ def test_a_state_of_another_race_is_refused():
 def test_wrong_rules_are_refused(wrong: dict, said: str):
     with pytest.raises(ValueError, match=said):
         Rules(**wrong)
-
-
-def test_a_race_of_nobody_is_refused():
-    with pytest.raises(ValueError, match="a race has no variant"):
-        Race([])
 
 
 def after_patience(a0: float, a1: float, b0: float, b1: float) -> tuple[list[str], list[str]]:

@@ -1,7 +1,6 @@
 """Mistakes that a sweep refuses, with one sentence each."""
 
 import re
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -99,12 +98,6 @@ def test_a_sweep_that_cannot_be_made(options, says):
             made(**options)
         if options.get("make") is fails:
             assert caught.value.__notes__ == ["make_model was called for variant 'one'"]
-
-
-def test_variants_that_cannot_be_compared_may_differ():
-    first = (torch.zeros(3), torch.ones(3))
-    with made(variants=[Variant(name, {"first": value}) for name, value in zip("ab", first, strict=True)]) as sweep:
-        assert len(sweep) == 2
 
 
 def skips(sweep: Sweep, ids: Any) -> None:
@@ -314,20 +307,3 @@ def test_a_model_that_begins_to_draw_in_a_lane_is_refused():
     ):
         for ids in batches:
             sweep.step(ids)
-
-
-def test_a_sweep_that_is_not_open_has_no_lookahead():
-    sweep = made()
-    with (
-        pytest.raises(RuntimeError, match=r"the sweep is not open: write `with skirl\.Sweep\(\.\.\.\) as sweep:`"),
-        ahead(sweep),
-    ):
-        pass
-    sweep.close()
-
-
-def test_torch_threads_are_put_back():
-    before = torch.get_num_threads()
-    with nullcontext(), made(threads=before + 1):
-        assert torch.get_num_threads() == before + 1
-    assert torch.get_num_threads() == before

@@ -4,8 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from skirl.sweep.report import as_text, report
 
 STEPS = (10, 20, 30, 40)
@@ -59,12 +57,6 @@ def test_a_page_names_the_best_once_and_all_in_its_table(tmp_path: Path):
     assert "ranks are by the mean over the seeds" in page
 
 
-@pytest.mark.parametrize(("seconds", "took"), [((50, 60, 70, 75), "2:15"), ((50, 60, 5, 6), "1:06")])
-def test_the_time_of_a_resumed_sweep_is_that_of_all_its_parts(seconds: tuple[float, ...], took: str, tmp_path: Path):
-    write(tmp_path, seconds, begun_at=20)
-    assert as_text(report(tmp_path, None))["steps"] == f"40 in {took}"
-
-
 def test_a_sweep_that_goes_on_has_a_leader_and_one_that_failed_says_why(tmp_path: Path):
     write(tmp_path)
     text = as_text(report(tmp_path, None))
@@ -73,9 +65,3 @@ def test_a_sweep_that_goes_on_has_a_leader_and_one_that_failed_says_why(tmp_path
     text = as_text(report(tmp_path, tmp_path / "there" / "page.html"))
     assert text["failed"] == "all 3 variants have diverged" and "leader" not in text
     assert '<p class="result">all 3 variants have diverged' in (tmp_path / "there" / "page.html").read_text()
-
-
-def test_a_sweep_without_a_step_has_a_page(tmp_path: Path):
-    write(tmp_path)
-    (tmp_path / "race.jsonl").unlink()
-    assert report(tmp_path, None)["step"] == 0 and "No step is done yet." in (tmp_path / "report.html").read_text()

@@ -1,13 +1,11 @@
 """Variants of a sweep leave the bits of their lone runs, whatever the others are; and what is refused."""
 
 import gc
-import os
 import threading
 import zlib
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 from weakref import ref
 
@@ -22,7 +20,7 @@ from skirl import FTRL, SGD, Adagrad, Adam, RowwiseAdagrad, Sweep, Variant
 from skirl.core import ids
 from skirl.oracle.bank import BankPlanner
 from skirl.pipeline.reader import Reader
-from skirl.sweep.dense import Choice, JobThreads
+from skirl.sweep.dense import Choice
 from tests.sweep.runs import TABLES, Case, Of, batches_of, check, in_sweep, make
 
 MIXED = (
@@ -65,23 +63,6 @@ def test_forms_are_timed_again_now_and_then():
     assert taken[:10] == ["loop"] * 5 + ["lanes"] * 5
     assert set(taken[10:70]) == {"lanes"} and set(taken[500:]) == {"loop"}
     assert taken[:500].count("lanes") < 350, "it took 1,000 rounds to notice"
-
-
-def test_no_more_lanes_than_variants(monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64), raising=False)
-    _, sweep = in_sweep(Case((Of(), Of(), Of()), steps=1, form="lanes"))
-    assert sweep._lanes is not None and sweep._lanes._count == 3
-    lanes, woken, done = JobThreads(8), [], []
-
-    class Counted(SimpleQueue):
-        def put(self, item: object, *args: object) -> None:
-            woken.append(item)
-            super().put(item)
-
-    lanes._rounds = Counted()
-    lanes.run({n: lambda n=n: done.append(n) for n in range(3)})
-    assert (len(woken), sorted(done)) == (2, [0, 1, 2])
-    lanes.close()
 
 
 RULES = (SGD(), SGD(momentum=0.9), Adagrad(), Adam(), RowwiseAdagrad(), FTRL(), {"a": Adam(), "*": SGD()})

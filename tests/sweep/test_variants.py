@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from skirl.sweep.variants import checked_variants, seeds_of_one, variants_of, varied, varying
+from skirl.sweep.variants import seeds_of_one, variants_of, varying
 from skirl.train.recipe import Recipe
 
 
@@ -114,15 +114,3 @@ def test_a_wrong_file_is_refused_in_a_sentence(base: Recipe, tmp_path: Path, nam
     with pytest.raises(ValueError) as said:
         variants_of(base, (), tmp_path / name)
     assert expected in str(said.value)
-
-
-def test_a_list_and_a_file_do_not_set_the_same_flag(base: Recipe, tmp_path: Path):
-    (tmp_path / "a.csv").write_text("name,lr\nlow,0.1\n")
-    with pytest.raises(ValueError, match="vary has lr, and so has variant low of"):
-        variants_of(base, ["lr=1"], tmp_path / "a.csv")
-
-
-def test_no_variant_at_all_is_refused(base: Recipe):
-    with pytest.raises(ValueError, match="a sweep has no variant"):
-        checked_variants(base, [])
-    assert varied(base, {}) == base

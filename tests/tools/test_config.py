@@ -60,13 +60,6 @@ def test_of_a_run_folder_it_takes_what_does_not_belong_to_that_run_alone(tmp_pat
     assert read_config(tmp_path, FLAGS, of_one_run=OF_ONE_RUN) == {"batch": 8, "rate": None}
 
 
-def test_what_is_of_one_run_goes_by_the_command_that_left_the_file(tmp_path):
-    (tmp_path / "sweep.json").write_text(
-        json.dumps({"command": "sweep", "flags": {"rate": 2.0, "out": "x", "batch": None}})
-    )
-    assert read_config(tmp_path, FLAGS, of_one_run=OF_ONE_RUN) == {"out": Path("x")}
-
-
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -94,14 +87,3 @@ def test_anything_else_is_refused_by_file_and_key(tmp_path, line, said):
         read(tmp_path / "run.toml", line)
     assert str(error.value).startswith(f"{tmp_path / 'run.toml'}: {said}")
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("text", ["[]", '{"command": "train", "flags": 3}', "{", '"x"'])
-def test_json_that_is_no_config_is_refused(tmp_path, text):
-    with pytest.raises(ValueError, match="set config to a TOML file"):
-        read(tmp_path / "config.json", text)
-
-
-def test_a_file_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="which cannot be read: set it to a TOML file"):
-        read_config(tmp_path / "none.toml", FLAGS)

@@ -76,24 +76,6 @@ def test_kernels_in_a_small_full_index(operations):
     assert np.count_nonzero(index.keys != EMPTY) == len(expected)
 
 
-def test_grows_only_when_asked():
-    index = HashIndex()
-    index.reserve(100)
-    arrays = index.keys, index.values
-    index.put(np.arange(100), np.arange(100, dtype=np.int32))
-    assert index.keys is arrays[0] and index.values is arrays[1]
-    index.reserve(1000)
-    assert index.keys.size == 4096 and index.get(np.arange(100)).tolist() == list(range(100))
-
-
-def test_bytes_a_key():
-    index = HashIndex()
-    for start in range(0, 1 << 16, 100):
-        keys = np.arange(start, start + 100)
-        index.put(keys, keys.astype(np.int32))
-        assert start < 1000 or index.keys.nbytes + index.values.nbytes <= 49 * len(index)
-
-
 @pytest.mark.parametrize("shift", [0, 4, 12, 20, 31, 48])
 def test_keys_spread_whatever_their_pattern(shift):
     """Random places would take 1.5 probes at half full; a pattern that survives the mixing takes many."""

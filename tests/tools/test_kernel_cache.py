@@ -93,13 +93,6 @@ def test_folders_long_unused_are_removed(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a-7", "a.b-1", "a.b-3", "a.b-4", "a.b-6"]
 
 
-def test_folders_that_may_be_in_use_stay(tmp_path):
-    for number in range(9):
-        (tmp_path / f"a-{number}").mkdir()
-    kernel_cache._clear(tmp_path, "a")
-    assert len(list(tmp_path.iterdir())) == 9
-
-
 @pytest.fixture
 def places(tmp_path, monkeypatch):
     """The places where kernels may be stored: a folder in the package, and the user's."""
@@ -108,20 +101,6 @@ def places(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
     monkeypatch.setattr(config, "CACHE_DIR", "")
     return tmp_path
-
-
-def test_kernels_lie_beside_the_package(places):
-    assert kernel_folder.__wrapped__() == places / "package/__pycache__/kernels"
-
-
-def test_the_users_choice_comes_first(places, monkeypatch):
-    monkeypatch.setattr(config, "CACHE_DIR", str(places / "mine"))
-    assert kernel_folder.__wrapped__() == places / "mine/skirl-kernels"
-
-
-def test_a_package_that_cannot_be_written_to_uses_the_users_cache(places):
-    (places / "package/__pycache__").touch()
-    assert kernel_folder.__wrapped__() == places / "user/skirl/kernels"
 
 
 def test_without_any_folder_kernels_are_compiled_all_the_same(places, caplog):
@@ -144,10 +123,6 @@ def test_a_source_that_changed_since_the_process_began_is_not_kept(monkeypatch):
         assert cache_for(kernel) is None
     finally:
         kernel_cache._folder_of.cache_clear()
-
-
-def test_a_kernel_outside_the_package_is_not_kept():
-    assert cache_for(test_a_kernel_outside_the_package_is_not_kept) is None
 
 
 def files_of(folder):

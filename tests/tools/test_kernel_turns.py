@@ -75,10 +75,3 @@ def test_a_turn_ends_with_the_compilation_also_when_it_fails(tmp_path, monkeypat
     assert other.take(path)
     other.on_end(NO_EVENT)
     assert not list(tmp_path.iterdir())
-
-
-def test_where_no_file_can_be_made_each_compiles(tmp_path):
-    turns = Turns()
-    turns.on_start(NO_EVENT)
-    assert not turns.take(tmp_path / "missing" / "kernel.turn")
-    turns.on_end(NO_EVENT)

@@ -40,13 +40,6 @@ def macos(monkeypatch: pytest.MonkeyPatch, vm_stat: Callable[..., Any]) -> None:
     monkeypatch.setattr(subprocess, "run", vm_stat)
 
 
-def test_macos_counts_the_peak_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    macos(monkeypatch, lambda *args, **named: SimpleNamespace(stdout=VM_STAT))
-    assert machine.peak_bytes() == 3 << 30
-    monkeypatch.setattr(platform, "system", lambda: "Linux")  # where /proc is not mounted
-    assert machine.peak_bytes() == 3 << 40
-
-
 def test_macos_tells_its_free_memory_by_vm_stat(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
 

@@ -51,11 +51,6 @@ def test_nothing_is_sealed_and_read(tmp_path: Path) -> None:
             assert not sealed_json._is_sealed(wrong)
 
 
-def test_a_number_that_json_has_not_is_no_header(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        write_sealed(tmp_path / "header.json", {"x": float("nan")}, "mark")
-
-
 def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "header.json"
     with path.open("wb") as file:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl.tools import threads
-from skirl.tools.threads import partition, run
+from skirl.tools.threads import run
 from tests.cases import cases
 
 
@@ -30,17 +30,6 @@ def test_every_index_is_visited_once(n, count, weighted, busy, data):
     done = []
     run(visit, n, visits, threads=count, work=work, meanwhile=(lambda: done.append(1)) if busy else None)
     assert (visits == 1).all() and len(done) == busy
-
-
-def test_work_balances_the_parts():
-    sizes = np.array([100, 1, 1, 1, 97, 100, 100])
-    work = np.concatenate([[0], np.cumsum(sizes)])
-    assert partition(7, 4, work) == [0, 1, 5, 6, 7]
-
-
-def test_parts_run_at_once():
-    meet = threading.Barrier(3, timeout=10)
-    run(lambda lo, hi: meet.wait(), 3, threads=3)
 
 
 def test_the_caller_does_something_else_meanwhile():
@@ -64,12 +53,6 @@ def test_what_fails_meanwhile_waits_for_the_parts():
     with pytest.raises(ValueError, match="meanwhile"):
         run(lambda lo, hi: (time.sleep(0.05), ended.append(lo)), 2, threads=3, meanwhile=fails)
     assert sorted(ended) == [0, 1]
-
-
-def test_no_thread_is_needed_for_one_part():
-    seen = []
-    run(lambda lo, hi: seen.append(threading.current_thread()), 5)
-    assert seen == [threading.current_thread()]
 
 
 def test_an_error_surfaces_with_its_traceback_after_all_parts_ended():
@@ -134,8 +117,3 @@ def test_a_forked_child_makes_its_own_threads():
             os._exit(0 if (visits == 1).all() else 1)
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == 0
-
-
-def test_zero_threads_are_refused():
-    with pytest.raises(ValueError, match="threads is 0, set it to 1 or more"):
-        run(lambda lo, hi: None, 5, threads=0)

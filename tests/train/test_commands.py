@@ -1,7 +1,6 @@
 """`--config`: repeat a run from the files it left, with some flags changed."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +34,6 @@ def test_a_run_and_its_repetition_have_the_same_bits(run, capsys):
         assert again["save"] is None and again["run"] is None  # tests set SKIRL_RUNS=none
 
 
-def test_a_flag_wins_over_the_file(run, capsys):
-    folder, first = run
-    config = f"--config={folder / 'config.json'}"
-    other = result(capsys, "train", config, "--seed", "4", "--quiet", "--json")
-    assert (other["seed"], other["dim"]) == (4, 4) and other["loss"]["digest"] != first["loss"]["digest"]
-    assert result(capsys, "train", "--seed", "3", config, "--quiet", "--json")["loss"] == first["loss"]
-
-
 def test_toml_is_read_and_verify_and_size_pass_over_flags_of_training_alone(run, tmp_path, capsys):
     _, first = run
     file = tmp_path / "run.toml"
@@ -69,25 +60,3 @@ def test_threads_of_trainers_are_those_of_the_environment(text, threads, monkeyp
         return
     with pytest.raises(ValueError, match=f"^OMP_NUM_THREADS is '{text}': set it to a number from 1 on, or unset it$"):
         command._with_threads_of_trainers()
-
-
-def test_a_run_says_what_it_trains_and_a_resumed_one_that_nothing_was_left(tmp_path, capsys):
-    flags = ["--data", "synthetic:tiny", "--model", "dlrm-tiny", "--dim", "4", "--batch", "64", "--cache", "60000"]
-    flags += ["--save", str(tmp_path / "saved"), "--run", str(tmp_path / "run"), "--log-every", "3", "--valid", "20%"]
-    said = []
-    for more in (["--steps", "4"], ["--steps", "4", "--resume"], ["--steps", "2", "--resume"]):
-        assert main(["train", *flags, *more]) == 0
-        said.append(capsys.readouterr().out)
-    begun, *_ = said[0].splitlines()
-    assert begun == "dlrm-tiny of dim 4 on synthetic:tiny: 4 batches of 64, --cache 60000"
-    assert re.search(r"touched +[\d,]+ rows, 0\.0[1-9]\d? times the cache\n", said[0])
-    for text, ended in zip(said[1:], ("had ended at step 4", "is past --steps 2, at step 4"), strict=True):
-        assert f"ended    the run {ended}: nothing was left to train\n" in text
-        names = [line.split()[0] for line in text.splitlines()]
-        assert names == ["ended", "loss", "metrics", "test", "run"]
-    assert main(["report", str(tmp_path / "run")]) == 0
-    told = capsys.readouterr().out.splitlines()
-    trained, reported = (
-        [line.split() for line in of if line.startswith("  loss")] for of in (said[0].splitlines(), told)
-    )
-    assert trained == reported and len(trained) == 1

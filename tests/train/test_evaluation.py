@@ -89,13 +89,6 @@ def test_the_scores_are_those_of_all_logits_at_once():
     assert found["test_calibration"] == pytest.approx(logits.sigmoid().mean().item() / rate, rel=1e-12)
 
 
-def test_what_is_held_out_is_evaluated_on_at_the_end_always():
-    at_end, often = train(), train(eval_every=7)
-    keys = [key for key in at_end if key.startswith("test_")]
-    assert len(keys) == 5
-    assert {key: often[key] for key in keys} == {key: at_end[key] for key in keys}
-
-
 def scores(loss: float | None) -> Scores:
     return Scores(samples=10, auc=0.5, logloss=loss, ne=1.0, calibration=1.0)
 

@@ -1,7 +1,6 @@
 """The meter: its counts are the same wherever the numbers come from, and it waits for a GPU as late as possible."""
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -70,15 +69,3 @@ def test_predictions_of_another_trainer_that_are_not_finite():
     assert meter.samples == 8 and not meter.diverged(last=True) and meter.result()["auc"] is None
     meter.add(torch.tensor(0.5), none, none, samples=8, finite=False)
     assert meter.diverged(last=True) and meter.not_finite == (2, "predictions are not finite")
-
-
-def test_a_huge_loss_takes_little_room():
-    meter = Meter()
-    meter.add(torch.tensor(1e30), torch.tensor([1e30, 1.0]), torch.tensor([0.0, 1.0]))
-    ahead: Any = SimpleNamespace(
-        engine=SimpleNamespace(counters=SimpleNamespace(fetched=0, new=0, written=0), caches=[]),
-        times=SimpleNamespace(hidden=0.0), window=1,
-    )  # fmt: skip
-    facts = meter.facts(ahead)
-    assert facts["loss"] == "1e+30"
-    assert max(map(len, facts.values())) < 20

@@ -133,13 +133,3 @@ def test_a_run_that_begins_anew_forgets_what_the_one_before_began_from(base, tmp
     found, result = losses_of(monkeypatch, save=tuned, resume=True)
     assert result["from"] is None and found == losses_of(monkeypatch)[0][: len(found)]
     assert f"{tuned} holds no checkpoint: the run begins, at step 0" in caplog.text
-
-
-def test_a_damaged_note_is_refused_while_it_is_needed(base, tmp_path):
-    tuned = tmp_path / "tuned"
-    killed(from_=base, save=tuned)
-    (tuned / NAME).write_text("{}")
-    with pytest.raises(
-        ValueError, match=r"begun-from\.json says what the run began from, and is damaged: begin it with"
-    ):
-        Train.of(**TUNED, save=tuned, resume=True).run()

@@ -111,20 +111,3 @@ def test_logits_are_those_of_one_batch_after_the_other(model: nn.Module, when: s
         assert torch.equal(logits, plain + said)
     apart = {name for name in told.by if name.startswith("skirl-side")}
     assert bool(apart) == (when != "always")
-
-
-def test_a_model_of_other_ids_than_the_batch_and_one_thread(model: nn.Module) -> None:
-    class Copied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self, batch: Batch) -> Tensor:
-            ids = batch.sparse
-            again = skirl.KeyedJagged(ids.keys(), ids.values().clone(), offsets=ids.offsets())
-            return self.model(Batch(batch.dense, again, batch.labels))
-
-    expected = [logits for _, logits in predicted(model, batches())]
-    for count, inner in ((2, Copied()), (1, model)):
-        found = [logits for _, logits in scored(inner, batches(), count)]
-        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))

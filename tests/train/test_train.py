@@ -3,7 +3,6 @@
 import itertools
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -86,15 +85,6 @@ def test_flags_of_the_oracle_change_no_loss(plain, depth, policy):
     assert found["counters"]["fetched"] > 0 and plain["counters"]["fetched"] == 0
 
 
-def test_flags_of_the_oracle_reach_it():
-    def moved(what: str, **flags: Any) -> int:
-        return train(cache="600", **flags)["counters"][what]
-
-    assert moved("fetched", policy="lru") > moved("fetched", policy="min")
-    assert moved("fetched", depth=1) > moved("fetched", depth="epoch")
-    assert moved("forwarded", prefetch=6, depth=1) > moved("forwarded", prefetch=0, depth=1)
-
-
 def test_a_report_counts_what_happened():
     report = train(cache="touched:25%")
     rows, moved = report["rows"], report["counters"]
@@ -110,33 +100,10 @@ def test_a_report_counts_what_happened():
     assert report["samples"] == 40 * 64
 
 
-def test_the_report_sums_the_losses_up():
-    recipe = Recipe.of(**TINY, steps=40, cache="1000")
-    all_losses, report = losses(recipe), train(cache="1000")["loss"]
-    assert report["first"] == all_losses[0] and report["last"] == all_losses[-1]
-    assert report["mean"] == pytest.approx(np.mean(all_losses), rel=1e-12)
-    assert report["digest"] != train(cache="1000", seed=1)["loss"]["digest"]
-
-
 def test_training_learns():
     report = train(steps=600, batch=128, cache="5000", lr=0.05)
     assert report["auc"] > 0.65
     assert report["loss"]["mean"] < 0.56  # always predicting the click rate of 1/4 gives 0.562
-
-
-@pytest.mark.parametrize(
-    ("cache", "size"), [("1000", 1000), ("10%", "10%"), ("4GiB", "4GiB"), ("touched:1%", 12), ("touched:0.01%", 1)]
-)
-def test_cache_size(cache, size):
-    assert Recipe.of(cache=cache).cache_size(touched=1234) == size
-
-
-@pytest.mark.parametrize(
-    ("model", "said"), [("dlrm-tiny", "rows of 8, "), ("deepfm-tiny", "rows of 9 (8 and a first-order weight), ")]
-)
-def test_the_summary_says_how_wide_rows_are(model: Any, said: str) -> None:
-    command = Train.of(**{**TINY, "model": model, "steps": 3, "quiet": True, "cache": "1000", "run": "none"})
-    assert said in command.summary(command.run())["tables"]
 
 
 SHARDED: dict[str, Any] = {**TINY, "dim": 4, "batch": 32, "quiet": True}

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from skirl.cli import main
 from skirl.train import verify_trainers as module
 from skirl.train.commands import Verify
 from skirl.train.verify import Trace
@@ -54,37 +53,3 @@ def test_the_reference_has_as_many_threads_as_the_trainers():
     finally:
         torch.set_num_threads(1)
     assert (found["threads"], found["failed"]) == (1, None)
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ({"trainers": "4", "shards": 2}, "set shards to a power of two of 4 or more"),
-        ({"trainers": "two"}, "set it to numbers from 1 to 64"),
-    ],
-)
-def test_flags_that_do_not_fit(flags, said):
-    with pytest.raises(ValueError, match=said):
-        Verify.of(**TINY, **flags)
-
-
-@pytest.mark.slow  # real processes for one sentence
-def test_a_cache_that_is_too_small_is_told_in_a_sentence(one_case, capsys):
-    flags = [
-        "--data",
-        "synthetic:tiny",
-        "--model",
-        "dlrm-tiny",
-        "--dim",
-        "4",
-        "--batch",
-        "16",
-        "--steps",
-        "3",
-        "--quiet",
-    ]
-    assert main(["verify", *flags, "--cache", "9", "--shards", "2", "--trainers", "2", "--threads", "1"]) == 1
-    said = capsys.readouterr().err
-    assert (
-        "trainer 0 of 2: rank 0: cache 5 is 5 rows" in said and "set --cache to 44" in said and "Traceback" not in said
-    )

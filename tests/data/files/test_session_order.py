@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl.core.batch import Batch
-from skirl.data.files.session_order import chunks_of, sessions_of
 from skirl.data.files.stream import Files
 from skirl.data.flags import DataFlags
 from tests.cases import cases
@@ -160,24 +159,6 @@ def test_what_is_held_out_stays_in_order(tmp_path: Path) -> None:
     assert sorted(rows_of(list(files))) == list(range(150)) != rows_of(list(files))
 
 
-def test_what_contradicts_itself_is_refused(tmp_path: Path) -> None:
-    data = written(tmp_path, drawn(50, 5, 6))
-    for flags, said in (
-        ({"session_order": "keep", "most_rows": 2}, "most_rows is a flag of session_order shuffle"),
-        ({"session_order": "keep", "mix": 2}, "mix is a flag of session_order shuffle"),
-        ({"shuffle": 10}, "both set"),
-        ({"most_rows": 0}, "most_rows is 0: set it to 1 or more"),
-        ({"mix": 0}, "mix is 0"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            opened(data, **flags)
-    with pytest.raises(ValueError, match="session_order is a flag of files"):
-        DataFlags("synthetic:sessions", session_order="shuffle")
-    (tmp_path / "schema.toml").write_text(SCHEMA.replace('session = "visit"', ""))
-    with pytest.raises(ValueError, match=r'the schema names no session: write session = "COLUMN"'):
-        opened(data)
-
-
 def test_a_state_of_another_order_is_refused(tmp_path: Path) -> None:
     data = written(tmp_path, drawn(50, 5, 7))
     ways = [{}, {"most_rows": 2}, {"most_rows": "all"}, {"session_order": "keep", "shuffle": 65536}]
@@ -198,11 +179,3 @@ def test_a_row_without_a_session_is_malformed(tmp_path: Path) -> None:
         list(opened(data))
     assert sorted(rows_of(list(opened(data, bad_rows="skip")))) == [0, 2, 3]
     assert sorted(rows_of(list(opened(data, session_order="keep")))) == [0, 1, 2, 3], "who keeps the order reads none"
-
-
-def test_sessions_are_numbers_texts_or_dates() -> None:
-    moments = pa.array([0, 0, 1_000_000], pa.timestamp("us"))
-    texts = pa.array(["a", "a", "b"])
-    for column in (pa.array([3, 3, -1]), pa.array([0.5, 0.5, 2.0]), texts, texts.dictionary_encode(), moments):
-        sessions, kinds = sessions_of(column)
-        assert not kinds.any() and chunks_of(sessions, 0).tolist() == [0, 2, 3]

@@ -64,13 +64,6 @@ def test_every_sample_is_that_of_a_plain_reading(folder: Path, name: str) -> Non
     assert [len(batch.labels) for batch in batches] == [64] * 15 + [40]
 
 
-def test_it_is_a_source(folder: Path) -> None:
-    files = opened(folder / "text")
-    assert isinstance(files, Source)
-    assert files.dense_features == 13
-    assert [(t.name, t.rows, t.dim) for t in files.tables(8)][:2] == [("C1", 5000, 8), ("C2", 5000, 8)]
-
-
 @pytest.mark.parametrize("part_bytes", [150, 999, 1 << 20])
 def test_parts_of_any_size_give_the_same_batches(folder: Path, part_bytes: int) -> None:
     whole = list(opened(folder / "parquet"))
@@ -128,31 +121,10 @@ def test_a_share_is_held_out_in_order(folder: Path) -> None:
         assert (files.samples, files.held_out.samples) == (1500, 250)
 
 
-def test_shuffling_depends_on_seed_and_epoch_alone(folder: Path) -> None:
-    first, again, other = (list(opened(folder / "text", shuffle=256, epochs=2, seed=s)) for s in (1, 1, 2))
-    assert all_same(first, again) and not all_same(first, other)
-    assert not all_same(first[:16], first[16:])
-    rows = [ids for _, _, ids in logs.samples_of(first[:4])]
-    plain = [ids for _, _, ids in logs.samples_of(list(opened(folder / "text"))[:4])]
-    assert rows != plain and sorted(rows) == sorted(plain), "a window of 256 rows keeps its rows"
-
-
-def test_steps_end_a_run(folder: Path) -> None:
-    files = opened(folder / "text", steps=5, epochs=3)
-    assert len(list(files)) == 5 == files.steps
-    assert len(list(opened(folder / "text", steps=20, epochs=2))) == 20
-
-
 def test_steps_are_known_when_the_last_batch_is_there(folder: Path) -> None:
     files = opened(folder / "packed")
     known = [files.steps for _ in files]
     assert known == [None] * 15 + [16]
-
-
-def test_a_state_of_another_stream_is_refused(folder: Path) -> None:
-    state = opened(folder / "text", shuffle=100).state_dict()
-    with pytest.raises(ValueError, match="of a stream with shuffle=100, not 0: set it to that"):
-        opened(folder / "text").load_state_dict(state)
 
 
 @given(n=st.integers(0, 300), stream=st.integers(0, 2**64 - 1))
@@ -202,21 +174,6 @@ def test_a_worker_that_is_killed_is_a_sentence(folder: Path) -> None:
         WorkerDied, match=r"ended by itself \(exit code -9\): is there enough memory\? Set workers to 0"
     ):
         list(batches)
-    assert not multiprocessing.active_children()
-
-
-def test_readers_leave_sigterm_to_the_training_process(folder: Path) -> None:
-    import multiprocessing
-    import os
-    import signal
-
-    whole = list(opened(folder / "text", 3000))
-    batches = iter(opened(folder / "text", 3000, workers=2))
-    found = [next(batches)]
-    for process in multiprocessing.active_children():
-        assert process.pid is not None
-        os.kill(process.pid, signal.SIGTERM)
-    assert all_same(found + list(batches), whole)
     assert not multiprocessing.active_children()
 
 

@@ -125,9 +125,3 @@ def test_a_byte_order_mark_is_refused_in_any_line(tmp_path: Path) -> None:
     with pytest.raises(BadRow, match="line 2: the line begins with a byte order mark"):
         ids_of(tmp_path, b"a,1,7\n\xef\xbb\xbfa,1,7\na,1,7\n", schema)
     assert len(ids_of(tmp_path, b"\xef\xbb\xbfa,1,7\na,1,7\n", schema)) == 2
-
-
-def test_a_header_alone_has_no_rows_whatever_ends_it(tmp_path: Path) -> None:
-    for end in (b"", b"\n", b"\r\n", b"\r\r\r"):
-        with pytest.raises(ValueError, match="there are no rows left to read"):
-            ids_of(tmp_path, b"y,item" + end, INTS)

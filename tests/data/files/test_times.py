@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from skirl.data.convert import convert
 from skirl.data.files.find import BadRow, BadSchema
 from skirl.data.files.hashing import BAD, GOOD, NONE
-from skirl.data.files.times import hours_of, seconds_of, since_1970
+from skirl.data.files.times import seconds_of, since_1970
 from skirl.data.flags import DataFlags
 
 SCHEMA = """
@@ -81,11 +81,6 @@ def test_columns_of_dates_are_those_dates(kind):
     seconds, kinds = seconds_of(column)
     assert kinds.tolist() == [GOOD, NONE, GOOD]
     assert (seconds[0], seconds[2]) == (BEGIN.timestamp(), LIMIT.timestamp())
-
-
-def test_the_hour_of_a_date_is_that_of_the_day_and_of_a_number_its_last_digits():
-    assert hours_of(pa.array(["2026-03-01 23:59:59", "1969-12-31T01:00:00"]), False)[0].tolist() == [23, 1]
-    assert hours_of(pa.array(["14102123"]), False)[0].tolist() == [14102123]
 
 
 @given(st.lists(st.integers(-5, 100_000_005) | st.datetimes(datetime(2000, 1, 1), datetime(2099, 12, 31))))

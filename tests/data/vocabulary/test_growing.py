@@ -111,11 +111,6 @@ def test_states_share_a_vocabulary_that_was_loaded(tsv: Path) -> None:
         assert parts["keys"] is other["tables"][table]["keys"]
 
 
-def test_workers_change_nothing(tsv: Path) -> None:
-    alone, team = (list(opened(tsv, workers=n, batch=100)) for n in (0, 2))
-    assert all(torch.equal(a.sparse.values(), b.sparse.values()) for a, b in zip(alone, team, strict=True))
-
-
 def test_held_out_is_seen_as_it_was(tsv: Path) -> None:
     stream = opened(tsv, valid="20%", stale=50)
     states, seen = [], {}
@@ -129,11 +124,6 @@ def test_held_out_is_seen_as_it_was(tsv: Path) -> None:
         assert late is not None and late.samples == 300
         assert all(torch.equal(a.sparse.values(), b) for a, b in zip(late, then, strict=True))
     assert not torch.equal(seen[10][0], seen[90][0])
-
-
-def test_a_state_of_another_stream_is_refused(tsv: Path) -> None:
-    with pytest.raises(ValueError, match="of a stream with admit=2: set it to that"):
-        opened(tsv, admit=3).load_state_dict(opened(tsv).state_dict())
 
 
 def test_training_is_the_same_whatever_is_read_ahead(
@@ -176,16 +166,6 @@ def test_a_state_that_is_no_vocabulary_is_refused(name: str, values: Any) -> Non
     with pytest.raises(ValueError, match="the state"):
         changed = {"admitted": [5, 6]} | state | {name: values}
         growth.load_state_dict(changed, changed["admitted"])
-
-
-def test_a_state_beyond_the_end_is_refused(tmp_path: Path) -> None:
-    logs.write_tsv(tmp_path / "day", logs.criteo_rows(20))
-    stream = DataFlags(f"criteo:{tmp_path / 'day'}", batch=4, vocab="open", rows="100").stream()
-    state = stream.state_dict()
-    for change in ({"since": 60}, {"since": -1}, {"tables": {}}, {"tables": 3}, {"files": None}):
-        with pytest.raises(ValueError, match="the state"):
-            stream.load_state_dict(state | change)
-            list(stream)
 
 
 @pytest.mark.parametrize("stale", [None, 20])
@@ -232,29 +212,3 @@ def test_exported_rows_have_their_ids(
             else:
                 assert int(row["id"], 16) == int(value, 16)
                 assert row["fingerprint"] == logs.number_hash(int(value, 16), name)
-
-
-def test_rows_of_other_streams_say_what_they_are(tsv: Path, tmp_path: Path) -> None:
-    def exported(*flags: str) -> list[dict[str, Any]]:
-        folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"
-        common = "--model dlrm-tiny --dim 4 --batch 64 --cache 100% --threads 1 --quiet --steps 5 --save"
-        assert cli.main(["train", *flags, *common.split(), str(folder)]) == 0
-        assert cli.main(["export", str(folder), f"{folder}.parquet"]) == 0
-        return pq.read_table(f"{folder}.parquet").to_pylist()
-
-    assert (
-        cli.main(["vocab", "--data", f"criteo:{tsv}", "--out", str(tmp_path / "v"), "--min-count", "4", "--quiet"]) == 0
-    )
-    names = ["table", "row", "what", "id", "fingerprint", "weight"]
-    for flags, rest in (
-        (["--rows", "900"], {1: "hashed"}),
-        (["--vocab", str(tmp_path / "v")], {1: "other", 2: "vocabulary"}),
-    ):
-        for row in exported("--data", f"criteo:{tsv}", *flags):
-            assert list(row) == names and row["id"] is row["fingerprint"] is None
-            assert row["what"] == ({0: "missing"} | rest)[min(row["row"], max(rest))]
-    assert list(exported("--data", "synthetic:tiny")[0]) == ["table", "row", "weight"]
-    converted = str(tmp_path / "rows.parquet")
-    assert cli.main(["convert", "--data", f"criteo:{tsv}", "--rows", "900", "--out", converted, "--quiet"]) == 0
-    for row in exported("--data", f"parquet:{converted}"):
-        assert row["what"] == "row" and row["id"] == str(row["row"])

@@ -1,8 +1,4 @@
-"""The stages of a GPU's cache in one thread, in random order, over streams that lag behind at random.
-
-Threads that really race hit a missing event once in a thousand steps. Here every order that the pipeline allows can
-occur, a released block is reused at once, and the outcome is compared with a dict of rows.
-"""
+"""The stages of a GPU's cache in one thread, in random order, over streams that lag behind at random."""
 
 from collections.abc import Callable
 

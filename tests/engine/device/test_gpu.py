@@ -1,7 +1,4 @@
-"""A cache on a GPU: it has the bits of the plain reference, with streams as late and in as odd an order as events allow.
-
-The kernels run in Triton's interpreter, so this tests logic and hazards, not a GPU's arithmetic.
-"""
+"""A cache on a GPU: it has the bits of the plain reference, with streams as late and in as odd an order as events allow."""
 
 from dataclasses import replace
 

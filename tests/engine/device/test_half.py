@@ -103,14 +103,6 @@ def test_small_updates_are_not_lost():
     assert abs(mean - (1 - 16 * 2.0**-12)) < 4e-4
 
 
-def test_half_the_bytes_travel():
-    assert embeddings_of(torch.bfloat16, 10).engine.held == [3]
-    embeddings = embeddings_of(torch.bfloat16, 12)
-    train(embeddings, loader())
-    counters = embeddings.engine.counters
-    assert counters.bytes_written == 12 * counters.written > 0
-
-
 @pytest.mark.parametrize("half", HALVES)
 def test_a_checkpoint_goes_on_bit_for_bit_and_is_read_without_a_gpu(half, tmp_path):
     batches = loader()
@@ -132,12 +124,6 @@ def test_a_checkpoint_goes_on_bit_for_bit_and_is_read_without_a_gpu(half, tmp_pa
     plain = skirl.EmbeddingBagCollection([TABLE], optimizer=Adam(lr=0.01), cache=300)
     skirl.import_rows(plain, tmp_path / "saved")
     assert peek(plain.engine, whole[1], 0)[0].dtype == np.float32
-
-
-def test_the_cpu_says_where_halves_are_trained():
-    embeddings = skirl.EmbeddingBagCollection([TABLE], optimizer=SGD(lr=0.1), cache=10, dtype=torch.bfloat16)
-    with pytest.raises(ValueError, match=r"rows of torch.bfloat16 can only be trained on a GPU: set device='cuda'"):
-        embeddings(loader()[0])
 
 
 def test_the_command_trains_them():

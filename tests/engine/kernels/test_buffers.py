@@ -8,14 +8,7 @@ import numpy as np
 import torch
 
 import skirl
-from skirl.engine.kernels.buffers import KEPT, Reused, empty
-
-
-def test_arrays_begin_on_a_cache_line():
-    for size in (1, 7, 1000):
-        for dtype in (np.float32, np.float64):
-            array = empty(size, dtype)
-            assert array.ctypes.data % 64 == 0 and array.shape == (size,) and array.dtype == dtype
+from skirl.engine.kernels.buffers import KEPT, Reused
 
 
 def test_views_numpy_arrays_and_graphs_hold_a_buffer():

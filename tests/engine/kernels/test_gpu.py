@@ -20,7 +20,7 @@ from skirl.core.initial import fill as cpu_fill
 from skirl.core.optim import FTRL, SGD, Adagrad, Adam, RowOptimizer, RowwiseAdagrad
 from skirl.core.reference import Reference
 from skirl.core.tables import Table
-from skirl.engine.kernels import cpu, gpu, gpu_update
+from skirl.engine.kernels import cpu, gpu
 from skirl.engine.kernels.gpu_math import INTERPRETED
 from skirl.engine.kernels.hot_rows import STRETCH, stretches_of
 from tests.cases import cases
@@ -359,31 +359,6 @@ def test_slots_whose_first_number_is_past_two_to_the_31(device):
         same_bits(got, expected.numpy())
 
 
-def test_nothing_is_launched_for_nothing(monkeypatch):
-    class Kernel:
-        def __getitem__(self, grid):
-            raise AssertionError(f"launched over {grid}")
-
-    for name in ("_pool", "_weight_grad", "_copy", "_fill"):
-        monkeypatch.setattr(gpu, name, Kernel())
-    for name in ("_stretches", "_update"):
-        monkeypatch.setattr(gpu_update, name, Kernel())
-    cache, none, floats = torch.zeros(3, 8), torch.zeros(0, dtype=torch.int32), torch.zeros(0)
-    rows = torch.zeros(0, 8)
-    gpu.pool(cache, 8, none, none, 2, floats, rows)
-    gpu.weight_grad(cache, 8, none, none, rows, floats.bool(), floats)
-    gpu.take(cache, none, rows)
-    gpu.put(cache, none, rows)
-    gpu.move(rows, none, cache, none)
-    gpu.fill(none.long(), none, cache, 8, 0, none, floats, floats, 0.0)
-    gpu.update(
-        cache, 8, SGD().kind, none, none.long(), torch.zeros(1, dtype=torch.int32), none, none, floats, rows, floats.bool(),
-        floats.view(0, 1), True, none.view(0, 3), rows, none,
-    )  # fmt: skip
-    with pytest.raises(AssertionError, match="launched"):
-        gpu.take(cache, torch.zeros(1, dtype=torch.int32), torch.zeros(1, 8))
-
-
 HALVES = [torch.bfloat16, torch.float16]
 
 
@@ -458,10 +433,3 @@ def test_half_precision_rows_are_pooled_filled_and_moved(device, half):
         torch.tensor(init.quantiles, device=device), 0.1,
     )  # fmt: skip
     assert torch.equal(there.cpu().view(torch.int16), torch.from_numpy(first).to(half).view(torch.int16))
-
-
-@on_devices
-def test_rounding_goes_with_half_precision(device):
-    drawn = Grouped(np.random.default_rng(0), [1, 2], 4, SGD(), np.float32)
-    with pytest.raises(ValueError, match="pass \\(seed, step\\)"):
-        drawn.on_gpu(Arena(device), torch.from_numpy(drawn.cache).to(device), rounding=(1, 2))

@@ -1,7 +1,4 @@
-"""The code that the Triton kernels compile to, read without a GPU: the part of equal bits that no interpreter shows.
-
-Compiling is as real as on a GPU, because Triton carries its own ptxas. It does not show that the machine does as told.
-"""
+"""The code that the Triton kernels compile to, read without a GPU: the part of equal bits that no interpreter shows."""
 
 import json
 import os

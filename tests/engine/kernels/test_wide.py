@@ -116,15 +116,6 @@ def test_other_rows_take_the_plain_loops(monkeypatch):
     assert choice.pool_for(16, 17, out, True) is cpu.pool
 
 
-def test_only_a_large_output_that_begins_on_a_cache_line_is_streamed(monkeypatch):
-    monkeypatch.setattr(wide, "gather_kernel", lambda dim, across, streams: streams)
-    monkeypatch.setattr(choice, "STREAMED", 16 * 64)
-    out = empty(17 * 16 + 1, np.float32)
-    assert choice.pool_for(16, 16, out[: 16 * 16].reshape(16, 16), True)
-    assert not choice.pool_for(16, 16, out[: 15 * 16].reshape(15, 16), True)
-    assert not choice.pool_for(16, 16, out[1 : 1 + 16 * 16].reshape(16, 16), True)
-
-
 UPDATE = """
 import numpy as np
 from skirl.engine.kernels import choice

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from skirl.cli import main
-from skirl.cli.commands import Report
 from skirl.core.placement import Placement
 from skirl.core.tables import Schema
 from skirl.data.share import part_of
@@ -62,24 +60,3 @@ def test_rows_are_counted_by_table_and_owner(run: Path) -> None:
     vectors = sum(n for (_, reader, owner), n in expected.items() if reader != owner)
     sent = found["by_trainer"]["bytes"]
     assert sent[0][0] == sent[1][1] == 0 and min(sent[0][1], sent[1][0]) > 4 * 4 * vectors // 2
-
-
-def test_a_page_shows_each_trainer_and_who_sent_what(run: Path, tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    facts = Report(run, page=page).run()
-    text = page.read_text()
-    assert "waiting for other trainers" in text and "<td>from 1</td>" in text and "moving rows between trainers" in text
-    result = json.loads((run / "result.json").read_text())
-    assert facts["touched"] == result["rows"]["touched"] > result["by_trainer"]["lanes"][0]["touched"]
-
-
-def test_numbers_of_other_trainers_than_there_are_is_said(run: Path, tmp_path: Path, capsys: Any) -> None:
-    for name in ("config.json", "metrics.jsonl"):
-        (tmp_path / name).write_bytes((run / name).read_bytes())
-    assert main(["report", str(tmp_path)]) == 0
-    assert "of trainer 0: " in capsys.readouterr().out  # it has not ended
-    result = json.loads((run / "result.json").read_text())
-    result["by_trainer"]["lanes"].pop()
-    (tmp_path / "result.json").write_text(json.dumps(result))
-    assert main(["report", str(tmp_path)]) == 1
-    assert "is damaged: it has 1 trainers, and bytes for another number of them" in capsys.readouterr().err
