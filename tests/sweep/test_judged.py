@@ -42,9 +42,10 @@ def command(of: Path, first: Path, processes: int = 1, **more: Any) -> SweepComm
 
 
 def evaluations(run: Path) -> list[dict[str, Any]]:
-    """All lines of metrics of a run, without times."""
+    """The evaluations of a run, without times. Other lines count from the last one of the same start."""
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     kept = re.compile("kind|step|best_step|loss|(test_)?(auc|logloss|ne|samples)")
+    lines = (line for line in lines if line["kind"] == "eval")
     return [{name: value for name, value in line.items() if kept.fullmatch(name)} for line in lines]
 
 
