@@ -3,19 +3,17 @@
 Device and store are measured in the same run on the same folder; `ratios` compares them.
 """
 
-import contextlib
 import os
 import secrets
 import shutil
 import statistics
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from common import Stopwatch, at_least_one, main, result, seconds
+from common import Stopwatch, main, result, seconds
 from skirl.store import DiskStore, Record
 from skirl.store.disk.os_files import Handle, OsFiles
 from skirl.store.disk.records import READERS, fill
@@ -24,7 +22,6 @@ from skirl.tools.threads import Threads, run
 
 _PIECE = 4 << 20
 _KEEP = 7  # the store holds every 7th row of the table: ids of real tables are sparse, too
-_ALIGNED = 4096
 
 
 @dataclass(frozen=True)
@@ -47,17 +44,6 @@ class Disk:
     """Maximum bytes on disk per byte of rows."""
     seed: int = 0
     """Seed of the rows that are read and written."""
-    json: bool = False
-    """Print one line of JSON."""
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "rows", "width", "batch", "calls")
-        if self.rows < self.batch:
-            raise ValueError(f"batch is {self.batch}, there are {self.rows} rows: set batch to {self.rows} or less")
-        if self.overwrite < 0:
-            raise ValueError(f"overwrite is {self.overwrite}: set it to 0 or more")
-        if self.folder.exists():
-            raise ValueError(f"folder is {str(self.folder)!r}, which exists: name one that does not")
 
     @property
     def record_bytes(self) -> int:
@@ -73,29 +59,21 @@ class Disk:
         finally:
             shutil.rmtree(self.folder)
         return result(
-            "disk",
-            self,
-            "rows record_bytes batch",
-            device=device,
-            store=store,
+            "disk", self, "rows record_bytes batch", device=device, store=store,
             ratios={
                 "fill_to_sequential_write": round(store["fill"]["mb_s"] / device["sequential_write_mb_s"], 3),
-                "overwrite_to_sequential_write": round(
-                    store["overwrite"]["written_mb_s"] / device["sequential_write_mb_s"], 3
-                ),
                 "overwrite_to_pwrite": round(store["overwrite"]["rows_s"] / device["random_write_rows_s"], 3),
                 "cold_read_to_pread": round(store["read_cold"]["rows_s"] / device["random_read_cold_rows_s"], 3),
                 "warm_read_to_pread": round(store["read_warm"]["rows_s"] / device["random_read_warm_rows_s"], 3),
             },
-        )
+        )  # fmt: skip
 
     def _device(self) -> dict[str, float]:
 
         files, path = OsFiles(), self.folder / "file"
         total = -(-self.rows * self.record_bytes // _PIECE) * _PIECE
         rng = np.random.default_rng(self.seed)
-        piece = _aligned(_PIECE)
-        piece[:] = np.frombuffer(rng.bytes(_PIECE), np.uint8)
+        piece = np.frombuffer(rng.bytes(_PIECE), np.uint8)
         with Handle(files, lambda: files.create(path)) as file:
             with Stopwatch() as written:
                 for offset in range(0, total, _PIECE):
@@ -104,9 +82,6 @@ class Disk:
                 files.sync(file.number)
             data = np.zeros(self.batch * self.width, np.float32)
             _forget(self.folder)
-            with _unbuffered(path, file.number) as direct, Stopwatch() as read:
-                for offset in range(0, total, _PIECE):
-                    os.preadv(direct, [piece.data], offset)
             pool = Threads()
             rates = {}
             for state in ("cold", "warm"):
@@ -133,7 +108,6 @@ class Disk:
         path.unlink()
         return {
             "sequential_write_mb_s": round(total / written.seconds / 1e6, 1),
-            "sequential_read_mb_s": round(total / read.seconds / 1e6, 1),
             "random_read_cold_rows_s": round(rates["cold"]),
             "random_read_warm_rows_s": round(rates["warm"]),
             "random_write_rows_s": round(self.batch / statistics.median(times)),
@@ -167,36 +141,23 @@ class Disk:
         cold = statistics.median(read(True) for _ in range(self.calls))
         warm = statistics.median(read(False) for _ in range(self.calls))
         index = sum(log.index.nbytes for log in store._logs) / self.rows
-        before, most, longest = counting.written, 0, 0.0
+        before, most = counting.written, 0
         turns = max(1, round(self.overwrite * self.rows / self.batch))
         with Stopwatch() as overwritten:
             for _ in range(turns):
-                longest = max(longest, seconds(lambda: store.write(some(), rows)))
+                store.write(some(), rows)
                 most = max(most, store.bytes_on_disk)
             store.flush()
         payload = turns * self.batch * self.record_bytes
-        store.write(some(), rows)
-        flush = seconds(store.flush)
         store.close()
-        _forget(path)
-        with Stopwatch() as opened:
-            again = self._open(path, OsFiles())
-        with again:
-            assert len(again) == self.rows
         return {
             "fill": self._rate(self.rows, filled.seconds),
             "read_cold": self._rate(self.batch, cold),
             "read_warm": self._rate(self.batch, warm),
             "overwrite": self._rate(turns * self.batch, overwritten.seconds)
-            | {
-                "amplification": round((counting.written - before) / payload, 3),
-                "written_mb_s": round((counting.written - before) / overwritten.seconds / 1e6, 1),
-                "longest_call_s": round(longest, 3),
-            },
+            | {"amplification": round((counting.written - before) / payload, 3)},
             "index_bytes_a_row": round(index, 2),
             "disk_bytes_to_payload": round(most / (self.rows * self.record_bytes), 3),
-            "flush_ms": round(1000 * flush, 2),
-            "open_s": round(opened.seconds, 3),
         }
 
     def _open(self, path: Path, files: OsFiles) -> DiskStore:
@@ -244,25 +205,6 @@ def _forget(folder: Path) -> None:
                 os.fdatasync(file.number)
                 if hasattr(os, "posix_fadvise"):
                     os.posix_fadvise(file.number, 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def _aligned(n: int) -> np.ndarray:
-    """Return `n` bytes at an address aligned for O_DIRECT."""
-    data = np.zeros(n + _ALIGNED, np.uint8)
-    start = -data.ctypes.data % _ALIGNED
-    return data[start : start + n]
-
-
-@contextlib.contextmanager
-def _unbuffered(path: Path, buffered: int) -> Iterator[int]:
-    """Yield a descriptor that bypasses the page cache, or `buffered` if the file system has no O_DIRECT."""
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_DIRECT)
-    except (OSError, AttributeError):
-        yield buffered
-        return
-    with Handle(OsFiles(), lambda: file) as direct:
-        yield direct.number
 
 
 if __name__ == "__main__":

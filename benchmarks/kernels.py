@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from common import at_least_one, main, result, seconds
+from common import main, result, seconds
 from skirl.core.optim import ROW_OPTIMIZERS, RowOptimizer
 from skirl.engine.device import open_device
 from skirl.engine.kernels.hot_rows import stretches_of
@@ -38,13 +38,6 @@ class Kernels:
     """Launches of each kernel."""
     seed: int = 0
     """Seed of the ids."""
-    json: bool = False
-    """Print one line of JSON."""
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "dim", "batch", "features", "cache", "rounds")
-        if self.device == "cpu":
-            raise ValueError("device is 'cpu': set it to cuda; for the CPU kernels, use rows.py")
 
     def run(self) -> dict[str, Any]:
         """Time all kernels and a copy in turn and return the figures."""
@@ -67,7 +60,6 @@ class Kernels:
             copy_gb_s=float(f"{rates['copy'] / 1e9:.3g}"),
             share_of_copy={name: float(f"{rate / rates['copy']:.3g}") for name, rate in rates.items() if name != "copy"},
             ms={name: round(1e3 * median(times[2:]), 4) for name, times in spent.items()},
-            spread={name: round(max(times[2:]) / min(times[2:]), 2) for name, times in spent.items()},
         )  # fmt: skip
 
     def _copy(self, at: torch.device) -> tuple[Callable[[], object], int]:

@@ -23,7 +23,7 @@ from common import main, processes, result
 from skirl.placement.calibrate import measure_machine
 from skirl.placement.check import computing_ms, exchange_of
 from skirl.placement.costs import Costs, Kernel, load_costs, save_costs
-from skirl.placement.measure import arena_of, noise_of
+from skirl.placement.measure import arena_of
 from skirl.placement.pieces import Piece, blocks, whole
 from skirl.placement.problem import Placed, Problem
 from skirl.placement.search import search
@@ -66,9 +66,6 @@ def production(count: int, max_dim: int, seed: int, small: bool = False) -> list
     return specs
 
 
-# Plans by measured times
-
-
 def greedy(problem: Problem, sizes: Sequence[float]) -> Placed:
     """Place whole tables, largest first, each on the rank with room where the sum of these sizes is least."""
     caps, ranks = problem.bytes_of, len(problem.caps)
@@ -85,9 +82,9 @@ def greedy(problem: Problem, sizes: Sequence[float]) -> Placed:
 def row_wise(problem: Problem) -> Placed:
     """Cut every table by rows, evenly over all ranks."""
     parts = [
-        (Piece(n, a, b, 0, spec.dim), r)
+        (Piece(n, a, b, 0, spec.dim), rank)
         for n, spec in enumerate(problem.specs)
-        for r, (a, b) in enumerate(blocks(spec.rows, len(problem.caps)))
+        for rank, (a, b) in enumerate(blocks(spec.rows, len(problem.caps)))
         if a < b
     ]
     return problem.at(tuple(piece for piece, _ in parts), np.array([rank for _, rank in parts]))
@@ -152,7 +149,7 @@ def plans(tasks: int, seed: int, kernel: Kernel, with_torchrec: bool) -> dict[st
     costs = measure_machine(kernel, [OPTIMIZER], minutes=2.0, combinations=200, seed=seed)
     arena, rng = arena_of(kernel), np.random.default_rng(seed)
     pools = {dim: production(150, dim, seed + 2000 + dim) for _, dim in CELLS}
-    busiest, even, cells, noise = list[dict[str, float]](), list[dict[str, float]](), [], []
+    busiest, even = list[dict[str, float]](), list[dict[str, float]]()
     for n in range(tasks):
         ranks, dim = CELLS[n % len(CELLS)]
         some = [pools[dim][i] for i in rng.choice(150, int(rng.integers(10, 61)), replace=False).tolist()]
@@ -165,29 +162,20 @@ def plans(tasks: int, seed: int, kernel: Kernel, with_torchrec: bool) -> dict[st
         placed["skirl"] = search(problem, seconds=SEARCH).placed
         if with_torchrec:
             placed |= by_torchrec(problem)
-        ms, differs = computing_ms(problem, list(placed.values()), arena, seed + n)
+        ms, _ = computing_ms(problem, list(placed.values()), arena, seed + n)
         both = [compute + exchange_of(problem, plan) for compute, plan in zip(ms, placed.values(), strict=True)]
         busiest.append({name: float(of.max()) for name, of in zip(placed, both, strict=True)})
         even.append({name: float(of.mean()) for name, of in zip(placed, both, strict=True)})
-        cells.append(f"{ranks} ranks, dims to {dim}")
-        noise.append(differs)
     rule = min(RULES, key=lambda name: sum(of[name] for of in busiest))
     ratios = np.array([of["skirl"] / of[rule] for of in busiest])
     half = 1.96 * ratios.std(ddof=1) / len(ratios) ** 0.5 if len(ratios) > 1 else float("nan")
     names = {name for of in busiest for name in of} - {"skirl"}
     vs = {n: float(np.mean([of["skirl"] / of[n] for of in busiest if n in of])) for n in sorted(names)}
-    by_cell = {c: float(ratios[[of == c for of in cells]].mean()) for c in dict.fromkeys(cells)}
     lost = sum(of[rule] - mean[rule] for of, mean in zip(busiest, even, strict=True))
-    theirs = [ratio for name, ratio in vs.items() if name.startswith("torchrec")]
     return {
         "tasks": tasks, "greedy": rule, "vs_greedy": vs[rule], "vs_greedy_95": [vs[rule] - half, vs[rule] + half],
-        "by_cell": by_cell, "best_cell": min(by_cell.values()), "vs": vs, "vs_row_wise": vs["row_wise"],
-        "gap_closed": sum(of[rule] - of["skirl"] for of in busiest) / lost, "worst_vs_any": max(vs.values()),
-        "vs_torchrec": max(theirs, default=None), "noise": float(np.median(noise)), "link": LINK,
+        "vs": vs, "gap_closed": sum(of[rule] - of["skirl"] for of in busiest) / lost, "link": LINK,
     }  # fmt: skip
-
-
-# Whole iterations of TorchRec, in two processes
 
 
 def rank_main(folder: Path, flags: dict[str, Any]) -> None:
@@ -228,35 +216,27 @@ def rank_main(folder: Path, flags: dict[str, Any]) -> None:
             "skirl": SkirlPlanner(of, BATCH, batches=seen, costs=costs, seconds=SEARCH),
             "torchrec": EmbeddingShardingPlanner(of, BATCH, constraints=pooling),
         }
-        sides, made = {}, {}
+        sides = {}
         for name, planner in planners.items():
             module = nn.ModuleDict({"ebc": collection(specs)})
-            made[name] = plan = planner.collective_plan(module, sharders)
+            plan = planner.collective_plan(module, sharders)
             parallel = DistributedModelParallel(module, device=torch.device("cpu"), plan=plan, sharders=sharders)
             sides[name] = parallel.module["ebc"]
         batches, turns = [batch(flags["seed"], task, 2, n, dist.get_rank()) for n in range(4)], flags["turns"]
-        ms, cpu = ({name: np.zeros((turns + 1, 4)) for name in sides} for _ in range(2))
+        cpu = {name: np.zeros((turns + 1, 4)) for name in sides}
         for turn in range(4 * turns + 4):
             for name in sorted(sides, reverse=turn % 2 == 1):
                 dist.barrier()
-                began, worked = time.perf_counter(), time.process_time()
+                worked = time.process_time()
                 sides[name](batches[turn % 4]).values().square().mean().backward()
                 cpu[name][divmod(turn, 4)] = 1e3 * (time.process_time() - worked)
-                dist.barrier()
-                ms[name][divmod(turn, 4)] = 1e3 * (time.perf_counter() - began)
         busy = {}
         for name in sides:
             mine = torch.tensor(cpu[name][1:].min(axis=0).mean())
             every = [torch.zeros_like(mine) for _ in range(2)]
             dist.all_gather(every, mine)
             busy[name] = [float(of) for of in every]
-        least = {name: float(of[1:].min(axis=0).mean()) for name, of in ms.items()}
-        kinds = {}
-        for name, plan in made.items():
-            of_tables = [parameter.sharding_type for parameter in plan.plan["ebc"].values()]
-            kinds[name] = {kind: of_tables.count(kind) for kind in sorted(set(of_tables))}
-        facts = {"ms": least, "cpu_ms": busy, "noise": noise_of(ms["skirl"][1:])}
-        found.append({"tables": len(specs), "kinds": kinds, **facts})
+        found.append({"tables": len(specs), "cpu_ms": busy})
     print(json.dumps(found))
 
 
@@ -267,17 +247,13 @@ def torchrec_runs(tasks: int, seed: int, costs: Costs) -> dict[str, Any]:
         os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
         found, _ = processes(2, [__file__, "--rank", folder, json.dumps({"tasks": tasks, "seed": seed, "turns": 15})])
 
-    def ratio(name: str, of: Any) -> float:
-        return float(np.mean([of(task[name]["skirl"]) / of(task[name]["torchrec"]) for task in found]))
-
-    balance = {
-        f"balance_{name}": float(np.mean([max(t["cpu_ms"][name]) / np.mean(t["cpu_ms"][name]) for t in found]))
-        for name in ("skirl", "torchrec")
-    }
+    both = [{name: (max(ms), float(np.mean(ms))) for name, ms in task["cpu_ms"].items()} for task in found]
     return {
-        "iteration_vs_torchrec": ratio("ms", float), "iteration_cpu_vs_torchrec": ratio("cpu_ms", max),
-        **balance, "noise": float(np.median([task["noise"] for task in found])), "iterations": found, "ranks": 2,
-    }  # fmt: skip
+        "iteration_cpu_vs_torchrec": float(np.mean([each["skirl"][0] / each["torchrec"][0] for each in both])),
+        "balance_skirl": float(np.mean([each["skirl"][0] / each["skirl"][1] for each in both])),
+        "balance_torchrec": float(np.mean([each["torchrec"][0] / each["torchrec"][1] for each in both])),
+        "iterations": found,
+    }
 
 
 @dataclass
@@ -292,7 +268,6 @@ class Placement:
     kernel: Kernel = "skirl-cpu"
     """The kernels to measure, for plans."""
     seed: int = 0
-    json: bool = False
 
     def run(self) -> dict[str, Any]:
         warnings.simplefilter("ignore")

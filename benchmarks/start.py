@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from common import Stopwatch, at_least_one, child, main, result
+from common import Stopwatch, child, main, result
 from skirl.core.optimizer_names import OptimizerName
 
 
@@ -20,11 +20,6 @@ class Start:
     """The optimizer of the rows."""
     dim: int = 64
     """Numbers in a row."""
-    json: bool = False
-    """Print one line of JSON."""
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "dim")
 
     def run(self) -> dict[str, Any]:
         """Train in two processes in sequence, the first with an empty kernel cache, and return the figures."""
@@ -33,7 +28,7 @@ class Start:
             kept = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
         facts = {f"cold_{name}": value for name, value in cold.items()}
         facts |= {f"warm_{name}": value for name, value in warm.items()}
-        return result("start", self, "optimizer dim json", **facts, cache_bytes=kept)
+        return result("start", self, "optimizer dim", **facts, cache_bytes=kept)
 
     def _child(self, folder: Path) -> dict[str, float]:
         with Stopwatch() as watch:

@@ -16,7 +16,7 @@ TINY = {
     "network": "--trainers 2 --numbers 3000 --rounds 2 --batch 64 --steps 3 --dim 4 --counted 4 --windows 6 --samples 64",
     "oracle": "--batch 256 --depth 10 --steps 5 --cache 20000",
     "readers": "--samples 2000 --peer-samples 300 --batch 256 --rounds 1 --stream-gb 0",
-    "rows": "--batch 64 --dim 8 --data tiny --rows-scale 1 --rounds 2 --pooling 1 --memory system",
+    "rows": "--batch 64 --dim 8 --data tiny --rows-scale 1 --rounds 2",
     "serve": "--rows 100 --held 1000 --calls 5",
     "sweep": "--part speed --data synthetic:tiny --dim 4 --batch 16 --together 2 --timed 2 --repeats 1",
     "traffic": "--trace zipf --accesses 20000 --rows 2000 --batch 256 --capacity 400",
