@@ -1,9 +1,8 @@
 """Claim: a checkpoint pauses training for milliseconds ("Checkpoints" in docs/benchmarks.md).
 
-Also how much slower steps are meanwhile, and its bytes.
+Also its bytes.
 """
 
-import statistics
 import tempfile
 import time
 from collections.abc import Iterator
@@ -85,10 +84,8 @@ class Checkpoint:
         dense = torch.optim.SGD(top.parameters(), lr=0.01)
         engine = rows.engine
         savings: list[Saving] = []
-        quiet: list[float] = []
-        writing: list[float] = []
         with lookahead(self._batches(), model, depth=10) as batches:
-            began = saved = before = time.perf_counter()
+            began = saved = time.perf_counter()
             for batch in batches:
                 top(rows(batch.sparse).stacked().flatten(1)).square().mean().backward()
                 dense.step()
@@ -96,27 +93,20 @@ class Checkpoint:
                 now = time.perf_counter()
                 if batches.step == 20:  # compiled, and the cache has begun to fill
                     began = saved = now
-                elif batches.step > 20:
-                    (writing if savings and not savings[-1].done else quiet).append(now - before)
-                    if now - saved >= self.seconds:
-                        if len(savings) == self.checkpoints:
-                            break
-                        savings.append(save(folder, model=model, optimizers=[dense], data=batches, keep=2, wait=False))
-                        saved = now
-                before = time.perf_counter()
+                elif batches.step > 20 and now - saved >= self.seconds:
+                    if len(savings) == self.checkpoints:
+                        break
+                    savings.append(save(folder, model=model, optimizers=[dense], data=batches, keep=2, wait=False))
+                    saved = now
             trained = time.perf_counter() - began
             savings[-1].wait()
         waited = sum(cache.changes.waited for cache in engine.caches)
         pause = sum(saving.pause for saving in savings)
-        middle = statistics.median(quiet)
         return {
-            "steps": len(quiet) + len(writing),
             "trained_seconds": trained,
             "pauses": [saving.pause for saving in savings],
             "pause_share": (pause + waited) / trained,
             "waited_seconds": waited,
-            "step_seconds": middle,
-            "step_seconds_while_writing": statistics.median(writing) if writing else middle,
             "write_seconds": [saving.seconds for saving in savings],
             "bytes": [saving.bytes for saving in savings],
             "row_bytes": self.touched * engine.widths[0] * 4,

@@ -81,7 +81,6 @@ class Dedup:
         factors = (4.0, 9.0) if part == "reader" else self.factor
         found = {}
         for factor in factors:
-            print(part, model or "", f"factor {factor:g}", file=sys.stderr, flush=True)
             if part == "lookup":
                 facts = Step(self, factor).measure()
             else:

@@ -38,17 +38,10 @@ class Disk:
     """Rows in a call."""
     calls: int = 20
     """Calls of each kind; the median is reported."""
-    overwrite: float = 2.0
-    """Average number of times that each row is overwritten."""
     room: float = 1.5
     """Maximum bytes on disk per byte of rows."""
     seed: int = 0
     """Seed of the rows that are read and written."""
-
-    @property
-    def record_bytes(self) -> int:
-        """Bytes in a record."""
-        return 4 * self.width
 
     def run(self) -> dict[str, Any]:
         """Measure the device, then the store."""
@@ -59,7 +52,7 @@ class Disk:
         finally:
             shutil.rmtree(self.folder)
         return result(
-            "disk", self, "rows record_bytes batch", device=device, store=store,
+            "disk", self, "rows width batch", device=device, store=store,
             ratios={
                 "fill_to_sequential_write": round(store["fill"]["mb_s"] / device["sequential_write_mb_s"], 3),
                 "overwrite_to_pwrite": round(store["overwrite"]["rows_s"] / device["random_write_rows_s"], 3),
@@ -69,9 +62,8 @@ class Disk:
         )  # fmt: skip
 
     def _device(self) -> dict[str, float]:
-
         files, path = OsFiles(), self.folder / "file"
-        total = -(-self.rows * self.record_bytes // _PIECE) * _PIECE
+        total = -(-self.rows * 4 * self.width // _PIECE) * _PIECE
         rng = np.random.default_rng(self.seed)
         piece = np.frombuffer(rng.bytes(_PIECE), np.uint8)
         with Handle(files, lambda: files.create(path)) as file:
@@ -91,15 +83,15 @@ class Disk:
                     if state == "cold":
                         _forget(self.folder)
                     else:
-                        plain_reads(file.number, records, self.record_bytes, data, 0, self.batch)
-                    given = file.number, records, self.record_bytes, data
+                        plain_reads(file.number, records, 4 * self.width, data, 0, self.batch)
+                    given = file.number, records, 4 * self.width, data
                     with Stopwatch() as watch:
                         run(plain_reads, self.batch, *given, threads=READERS, pool=pool)
                     times.append(watch.seconds)
                 rates[state] = self.batch / statistics.median(times)
-            times, row = [], piece[: self.record_bytes].tobytes()
+            times, row = [], piece[: 4 * self.width].tobytes()
             for _ in range(min(self.calls, 5)):
-                places = (rng.choice(self.rows, self.batch, replace=False) * self.record_bytes).tolist()
+                places = (rng.choice(self.rows, self.batch, replace=False) * 4 * self.width).tolist()
                 with Stopwatch() as watch:
                     for place in places:
                         os.pwrite(file.number, row, place)
@@ -142,13 +134,13 @@ class Disk:
         warm = statistics.median(read(False) for _ in range(self.calls))
         index = sum(log.index.nbytes for log in store._logs) / self.rows
         before, most = counting.written, 0
-        turns = max(1, round(self.overwrite * self.rows / self.batch))
+        turns = max(1, round(2 * self.rows / self.batch))
         with Stopwatch() as overwritten:
             for _ in range(turns):
                 store.write(some(), rows)
                 most = max(most, store.bytes_on_disk)
             store.flush()
-        payload = turns * self.batch * self.record_bytes
+        payload = turns * self.batch * 4 * self.width
         store.close()
         return {
             "fill": self._rate(self.rows, filled.seconds),
@@ -157,7 +149,7 @@ class Disk:
             "overwrite": self._rate(turns * self.batch, overwritten.seconds)
             | {"amplification": round((counting.written - before) / payload, 3)},
             "index_bytes_a_row": round(index, 2),
-            "disk_bytes_to_payload": round(most / (self.rows * self.record_bytes), 3),
+            "disk_bytes_to_payload": round(most / (self.rows * 4 * self.width), 3),
         }
 
     def _open(self, path: Path, files: OsFiles) -> DiskStore:
@@ -175,7 +167,7 @@ class Disk:
         shutil.rmtree(path)
 
     def _rate(self, rows: int, took: float) -> dict[str, float]:
-        return {"rows_s": round(rows / took), "mb_s": round(rows * self.record_bytes / took / 1e6, 1)}
+        return {"rows_s": round(rows / took), "mb_s": round(rows * 4 * self.width / took / 1e6, 1)}
 
 
 @kernel

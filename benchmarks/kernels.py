@@ -59,7 +59,6 @@ class Kernels:
             device=self.device if gpu.at.type == "cpu" else torch.cuda.get_device_name(gpu.at),
             copy_gb_s=float(f"{rates['copy'] / 1e9:.3g}"),
             share_of_copy={name: float(f"{rate / rates['copy']:.3g}") for name, rate in rates.items() if name != "copy"},
-            ms={name: round(1e3 * median(times[2:]), 4) for name, times in spent.items()},
         )  # fmt: skip
 
     def _copy(self, at: torch.device) -> tuple[Callable[[], object], int]:

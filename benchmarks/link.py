@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -90,14 +90,21 @@ class LinkSpeed:
             points=points,
         )  # fmt: skip
 
+    @property
+    def source(self) -> Synthetic:
+        """The stream of batches."""
+        return Synthetic("criteo-kaggle", self.batch, batches=READ, seed=self.seed, rows_scale=0.1)
+
     def _points(self, link: str) -> list[dict[str, Any]]:
         rate = rate_of(link)
-        jobs = [Job(dense, self.batch, self.dim, self.steps, self.rounds, self.seed) for dense in self.dense]
-        words = [__file__, "child", json.dumps([asdict(job) for job in jobs])]
+        flags = {name: getattr(self, name) for name in ("dense", "batch", "dim", "steps", "rounds", "seed")}
+        words = [__file__, "child", json.dumps(flags)]
         with nullcontext([]) if link == LOOPBACK else two_namespaces(rate) as names:
             host = ADDRESS.format(1) if names else "127.0.0.1"
             ranks = zip(*processes(2, words, names, host), strict=True)
-        return [{"link": link, "dense": dense, **judged(each, rate)} for dense, each in zip(self.dense, ranks, strict=True)]
+        return [
+            {"link": link, "dense": dense, **judged(each, rate)} for dense, each in zip(self.dense, ranks, strict=True)
+        ]
 
 
 def rate_of(link: str) -> float:
@@ -124,23 +131,6 @@ def judged(ranks: Sequence[dict[str, Any]], rate: float) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class Job:
-    """The work of every trainer."""
-
-    dense: int = 400_000
-    batch: int = 4096
-    dim: int = 64
-    steps: int = 16
-    rounds: int = 3
-    seed: int = 0
-
-    @property
-    def source(self) -> Synthetic:
-        """The stream of batches."""
-        return Synthetic("criteo-kaggle", self.batch, batches=READ, seed=self.seed, rows_scale=0.1)
-
-
 class TwoLayers(nn.Module):
     """Two dense layers over the rows."""
 
@@ -158,7 +148,7 @@ class TwoLayers(nn.Module):
 class Way:
     """One way to train, step by step; with `Alone` all rows are local."""
 
-    def __init__(self, job: Job, peers: Peers, parts: Sequence[Batch], stack: ExitStack) -> None:
+    def __init__(self, job: LinkSpeed, dense: int, peers: Peers, parts: Sequence[Batch], stack: ExitStack) -> None:
         self.peers, self._steps = peers, job.steps
         tables = job.source.tables(job.dim)
         rows = min(sum(table.rows for table in tables), 26 * job.batch * READ)
@@ -166,7 +156,7 @@ class Way:
             embeddings = EmbeddingBagCollection(tables, optimizer=RowwiseAdagrad(lr=0.02), cache=rows, seed=job.seed)
         self._exchange = embeddings.engine.exchange
         torch.manual_seed(job.seed)
-        self.model = TwoLayers(embeddings, len(tables) * job.dim, job.dense)
+        self.model = TwoLayers(embeddings, len(tables) * job.dim, dense)
         self._dense = torch.optim.SGD(self.model.layers.parameters(), lr=0.01)
         stack.callback(embeddings.close)
         stream = RepeatedBatches(parts * 1000)
@@ -213,13 +203,13 @@ class Way:
         loss.item()
 
 
-def of_rank(job: Job, peers: Peers) -> dict[str, Any]:
+def of_rank(job: LinkSpeed, dense: int, peers: Peers) -> dict[str, Any]:
     """Measure one trainer alone and with the others in each way, taking turns. Return the medians."""
     torch.set_num_threads(1)
     parts = list(job.source.sharded(peers.rank, peers.rank + 1, peers.size))
     turns: dict[str, list[dict[str, Any]]] = {name: [] for name in ("local", *WAYS)}
     with ExitStack() as stack:
-        local, together = Way(job, Alone(), parts, stack), Way(job, peers, parts, stack)
+        local, together = (Way(job, dense, of, parts, stack) for of in (Alone(), peers))
         for _ in range(1 + job.rounds):
             for name, of in turns.items():
                 peers.channel("start").exchange([np.zeros(0, np.uint8)] * peers.size, f"before {name}")
@@ -267,7 +257,7 @@ def two_namespaces(rate: float) -> Iterator[list[str]]:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["child"]:
-        jobs, peers = [Job(**given) for given in json.loads(sys.argv[2])], trainers()
-        print(json.dumps([of_rank(job, peers) for job in jobs]))
+        job, peers = LinkSpeed(**json.loads(sys.argv[2])), trainers()
+        print(json.dumps([of_rank(job, dense, peers) for dense in job.dense]))
     else:
         main(LinkSpeed)

@@ -133,7 +133,6 @@ class RowsSpeed:
         return result(
             "rows", self, "threads data rounds", cases=[_Case(self, *case).measure() for case in each],
             rows=sum(Synthetic(self.data, rows_scale=self.rows_scale).rows.values()),
-            missing=None if has_fbgemm() else "fbgemm: not installed",
         )  # fmt: skip
 
 
@@ -174,7 +173,10 @@ class _Case:
         return self._facts(rounds)
 
     def _facts(self, rounds: list[dict[str, float]]) -> dict[str, Any]:
-        facts: dict[str, Any] = {**self.named, "ms": {name: 1e3 * median(r[name] for r in rounds) for name in rounds[0]}}
+        facts: dict[str, Any] = {
+            **self.named,
+            "ms": {name: 1e3 * median(r[name] for r in rounds) for name in rounds[0]},
+        }
         for other in OTHERS:
             has = other in self.sides
             with_oracle = [r[other] / (r["skirl"] + r["group"]) for r in rounds] if has else []

@@ -1,11 +1,9 @@
 """Claim: variants on one stream train in less time than alone, and a race finds a good one for a tenth of the steps.
 
-Part speed: 8 variants of `skirl sweep` against single runs, one after the other and one per core at a time ("Variants on
-one stream" in docs/benchmarks.md). All runs of a cell warm up, each in its own processes, for at least `timed` steps and
-until their windows have stopped growing; then they take turns of `timed` steps while the others wait.
-
-Part race: all variants of a grid are trained to the end once for the truth, then races are replayed over their losses ("A
-race of variants").
+Part speed: 8 variants of `skirl sweep` against single runs, one after the other and one per core at a time. All runs of a
+cell warm up, each in its own process, for at least `timed` steps and until their windows have stopped growing; then they
+take turns of `timed` steps while the others wait. Part race: all variants of a grid are trained to the end once for the
+truth, then races are replayed over their losses.
 """
 
 import json

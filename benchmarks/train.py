@@ -37,6 +37,7 @@ from skirl.tools.units import Link
 from skirl.train.loop import Done, keys_of, steps
 from skirl.train.recipe import Recipe
 
+LR = 0.05
 FAMILY = ("skirl", "serial", "resident", "lru", "on_demand")
 """Modes that use skirl's own kernels; their losses agree to the last bit."""
 AGREE = 1e-3
@@ -65,11 +66,6 @@ class ModeSettings:
     largest: int
     """The most rows that any one batch uses."""
     link: Link
-
-    def embeddings(self, kind: type[EmbeddingBagCollection], cache: int, store: LinkStore) -> EmbeddingBagCollection:
-        """Return the embeddings of a mode."""
-        optimizer, seed = SGD(lr=self.flags.lr), self.flags.seed
-        return kind(self.tables, optimizer=optimizer, cache=cache, store=store, seed=seed)
 
 
 @dataclass
@@ -106,7 +102,7 @@ class Mode:
         self.model = DLRM.tiny(embeddings, dense_features=setting.dense_features)
         self.setting = setting
         self.store: LinkStore | None = None
-        self._optimizer = torch.optim.SGD(self.model.parameters(), lr=setting.flags.lr)
+        self._optimizer = torch.optim.SGD(self.model.parameters(), lr=LR)
         self._loop: Iterator[Done] | None = None
 
     def batches(self) -> Iterable[Batch]:
@@ -137,17 +133,20 @@ class Mode:
         return (self.store.received.nbytes, self.store.sent.nbytes) if self.store is not None else (0, 0)
 
 
-class WithoutLookahead(Mode):
+class WithStore(Mode):
     """Rows in a store, looked up synchronously: through an LRU cache without a lookahead, or as `kind` does it."""
 
     def __init__(
-        self, setting: ModeSettings, name: str, kind: type[EmbeddingBagCollection] = EmbeddingBagCollection
+        self,
+        setting: ModeSettings,
+        name: str,
+        cache: int,
+        kind: type[EmbeddingBagCollection] = EmbeddingBagCollection,
     ) -> None:
-        store = store_of(setting, name)
-        cache = setting.largest if kind is OnDemand else setting.cache
-        embeddings = setting.embeddings(kind, cache, store)
-        super().__init__(setting, embeddings)
-        self.store, self.embeddings = store, embeddings
+        store, seed = store_of(setting, name), setting.flags.seed
+        self.embeddings = kind(setting.tables, optimizer=SGD(lr=LR), cache=cache, store=store, seed=seed)
+        super().__init__(setting, self.embeddings)
+        self.store = store
 
     def close(self) -> None:
         super().close()
@@ -155,23 +154,17 @@ class WithoutLookahead(Mode):
         self.embeddings.engine.store.close()
 
 
-class WithLookahead(Mode):
+class WithLookahead(WithStore):
     """skirl with a lookahead: rows in a store, or all resident.
 
     serial: fetch rows only when the loop asks for them, and wait until evicted rows are written.
     """
 
-    def __init__(self, setting: ModeSettings, name: str, *, resident: bool = False, serial: bool = False) -> None:
-        store = store_of(setting, name, resident)
-        cache = setting.touched if resident else setting.cache
-        embeddings = setting.embeddings(EmbeddingBagCollection, cache, store)
-        super().__init__(setting, embeddings)
-        self.store, self.embeddings, self.serial = store, embeddings, serial
+    def __init__(self, setting: ModeSettings, name: str) -> None:
+        super().__init__(setting, name, setting.touched if name == "resident" else setting.cache)
+        self.serial, depth = name == "serial", setting.flags.depth
         self.ahead: Lookahead = lookahead(
-            RepeatedBatches(setting.batches),
-            self.model,
-            depth=setting.flags.depth,
-            prefetch=0 if serial else setting.flags.prefetch,
+            super().batches(), self.model, depth=depth, prefetch=0 if self.serial else 2
         ).__enter__()
 
     def batches(self) -> Iterator[Batch]:
@@ -185,7 +178,7 @@ class WithLookahead(Mode):
             time.sleep(1e-4)
 
     def close(self) -> None:
-        super().close()
+        self._loop = None
         self.ahead.__exit__(None, None, None)
         self.embeddings.engine.store.close()
 
@@ -237,12 +230,12 @@ def _everything(step: Step) -> Step:
     )  # fmt: skip
 
 
-def store_of(setting: ModeSettings, name: str, resident: bool = False) -> LinkStore:
+def store_of(setting: ModeSettings, name: str) -> LinkStore:
     """Open a mode's store behind the link. If all rows are resident, it is in memory and never asked."""
-    spec = setting.flags.store
-    own = spec if spec == "memory" or spec.startswith("rpc:") else f"{spec}/{name}"
-    inner = open_store("memory" if resident else own, {t: Record(table.dim) for t, table in enumerate(setting.tables)})
-    return LinkStore(inner, setting.link)
+    spec = setting.flags.store if name != "resident" else "memory"
+    folder = "" if spec == "memory" or spec.startswith("rpc:") else f"/{name}"
+    records = {t: Record(table.dim) for t, table in enumerate(setting.tables)}
+    return LinkStore(open_store(spec + folder, records), setting.link)
 
 
 def first_weights(tables: Sequence[Table], seed: int) -> Iterator[torch.Tensor]:
@@ -272,8 +265,6 @@ class TrainSpeed:
     """Rows on the device, for skirl and the LRU cache: a number, or a share of the rows that the run touches."""
     depth: int = 64
     """Batches that the oracle reads ahead."""
-    prefetch: int = 2
-    """Number of steps ahead that rows are fetched."""
     store: str = "memory"
     """Where the rows outside the cache are: memory, or disk:FOLDER, where each mode gets a folder that is removed at
     the end."""
@@ -287,8 +278,6 @@ class TrainSpeed:
     """Turns of each mode."""
     modes: str = ""
     """The modes to run, separated by commas; all if not given: skirl, serial, resident, torch, fbgemm, lru, on_demand."""
-    lr: float = 0.05
-    """Learning rate of rows and dense weights; both use SGD."""
     seed: int = 0
     """Seed of the data, the initial rows and the initial weights."""
     threads: int | None = None
@@ -304,7 +293,7 @@ class TrainSpeed:
 
     def run(self) -> dict[str, Any]:
         """Run all modes in turns and return their figures and ratios."""
-        setting, rows_a_batch = self._setting()
+        setting = self._setting()
         made: dict[str, Mode] = {}
         slices: dict[str, list[Slice]] = {}
         warm_losses: dict[str, list[float]] = {}
@@ -325,32 +314,29 @@ class TrainSpeed:
                 for name in made:
                     shutil.rmtree(Path(self.store.removeprefix("disk:")) / name, ignore_errors=True)
         losses = {name: warm_losses[name] + [x for s in slices[name] for x in s.losses] for name in made}
-        measured = rows_a_batch[self.warm : self.warm + self.slice * self.rounds]
-        return self._figures(setting, slices, losses, round(sum(measured) / len(measured)))
+        return self._figures(setting, slices, losses)
 
     def _recipe(self, batches: int) -> Recipe:
         """Return a recipe of `skirl train` with the same flags, which checks them."""
         return Recipe.of(
-            data=self.data, model="dlrm-tiny", optimizer="sgd", lr=self.lr, dim=self.dim, batch=self.batch, steps=batches,
-            cache=self.cache, depth=self.depth, prefetch=self.prefetch, store=self.store, seed=self.seed,
+            data=self.data, model="dlrm-tiny", optimizer="sgd", lr=LR, dim=self.dim, batch=self.batch, steps=batches,
+            cache=self.cache, depth=self.depth, store=self.store, seed=self.seed,
             threads=self.threads, rows_scale=self.rows_scale,
         )  # fmt: skip
 
-    def _setting(self) -> tuple[ModeSettings, list[int]]:
-        """Return what all modes share, and how many rows each batch uses."""
+    def _setting(self) -> ModeSettings:
         # The window must stay full to the end: planning without entering batches would flatter the last rounds.
-        recipe = self._recipe(self.warm + self.slice * self.rounds + self.depth + self.prefetch + 8)
+        recipe = self._recipe(self.warm + self.slice * self.rounds + self.depth + 10)
         recipe.use_threads()
         stream = recipe.stream()
         batches, schema = list(stream), Schema.of(recipe.tables())
         distinct = [np.unique(keys_of(batch.sparse, schema)) for batch in batches]
-        touched, rows_a_batch = len(np.unique(np.concatenate(distinct))), [len(keys) for keys in distinct]
-        setting = ModeSettings(
+        touched = len(np.unique(np.concatenate(distinct)))
+        return ModeSettings(
             flags=self, tables=recipe.tables(), dense_features=stream.dense_features, batches=batches,
-            cache=int(recipe.cache_size(touched)), touched=touched, largest=max(rows_a_batch),
+            cache=int(recipe.cache_size(touched)), touched=touched, largest=max(map(len, distinct)),
             link=Link.parse(self.link) if self.link else Link(),
         )  # fmt: skip
-        return setting, rows_a_batch
 
     def _make(self, name: str, setting: ModeSettings) -> Mode | None:
         match name:
@@ -358,16 +344,16 @@ class TrainSpeed:
                 return Mode(setting, TorchTables(setting.tables, first_weights(setting.tables, self.seed)))
             case "fbgemm":
                 weights = first_weights(setting.tables, self.seed)
-                return Mode(setting, FbgemmTables(setting.tables, weights, lr=self.lr)) if has_fbgemm() else None
+                return Mode(setting, FbgemmTables(setting.tables, weights, lr=LR)) if has_fbgemm() else None
             case "lru":
-                return WithoutLookahead(setting, name)
+                return WithStore(setting, name, setting.cache)
             case "on_demand":
-                return WithoutLookahead(setting, name, OnDemand)
+                return WithStore(setting, name, setting.largest, OnDemand)
             case _:
-                return WithLookahead(setting, name, resident=name == "resident", serial=name == "serial")
+                return WithLookahead(setting, name)
 
     def _figures(
-        self, setting: ModeSettings, slices: dict[str, list[Slice]], losses: dict[str, list[float]], rows: int
+        self, setting: ModeSettings, slices: dict[str, list[Slice]], losses: dict[str, list[float]]
     ) -> dict[str, Any]:
         seconds = {name: [s.seconds for s in turns] for name, turns in slices.items()}
         moved = {name: sum(s.received + s.sent for s in turns) for name, turns in slices.items()}
@@ -381,10 +367,9 @@ class TrainSpeed:
             roofs = [max(each) for each in zip(*parts.values(), strict=True)]
             parts = {name: round(1e3 * median(values) / self.slice, 3) for name, values in parts.items()}
         same = agree(losses)
-        missing = [name for name in self.names if name not in slices]
         return result(
-            "train", self, "data dim batch cache depth prefetch link rounds seed",
-            store=self.store.partition(":")[0], cache_rows=setting.cache, touched=setting.touched, rows_a_batch=rows,
+            "train", self, "data dim batch cache depth link rounds seed",
+            store=self.store.partition(":")[0], cache_rows=setting.cache, touched=setting.touched,
             steps=self.slice * len(next(iter(slices.values()))),
             **{key: paired(seconds.get(name), seconds.get("skirl")) for key, name in RATIOS.items()},
             byte_ratio_on_demand=round(moved["on_demand"] / moved["skirl"], 4)
@@ -402,7 +387,6 @@ class TrainSpeed:
                 }
                 for name, turns in slices.items()
             },
-            missing=f"{', '.join(missing)}: not installed" if missing else None,
             failed=None if same else f"losses differ: {spread}",
         )  # fmt: skip
 
@@ -437,9 +421,8 @@ def difference(losses: dict[str, list[float]]) -> dict[str, float]:
 
 def agree(losses: dict[str, list[float]]) -> bool:
     """Return whether all modes trained the same model."""
-    family = [mine for name, mine in losses.items() if name in FAMILY]
-    same = all(mine == family[0] for mine in family)
-    return same and all(value <= AGREE for value in difference(losses).values())
+    family = [values for name, values in losses.items() if name in FAMILY]
+    return all(values == family[0] for values in family) and max(difference(losses).values()) <= AGREE
 
 
 if __name__ == "__main__":
