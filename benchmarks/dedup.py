@@ -26,7 +26,6 @@ from skirl.core.batch import KeyedJagged
 from skirl.core.find import find
 from skirl.core.optim import RowwiseAdagrad
 from skirl.core.tables import Table
-from skirl.data.convert import convert
 from skirl.data.files.columnar import KEY
 from skirl.data.files.schema import Dense, FileSchema, Id, Label
 from skirl.data.flags import DataFlags
@@ -152,10 +151,9 @@ def files(folder: Path, data: Sessions, tables: str = "") -> dict[str, Path]:
     columns |= {"session": np.cumsum(np.append(True, users[1:] != users[:-1])), "time": np.arange(len(users))}
     schema = FileSchema((Label("label"),), dense, tuple(ids), session="session", time="time")
     table = pa.table(columns).take(np.random.default_rng(0).permutation(len(users)))
-    whole, paths = folder / "whole.parquet", {name: folder / name for name in ("once", "rows", "shuffled")}
+    whole, paths = folder / "whole.parquet", {name: folder / name for name in ("once", "rows")}
     pq.write_table(table.replace_schema_metadata({KEY: schema.toml().encode()}), whole)
     source = DataFlags(f"parquet:{whole}")
-    convert(source.files(), str(paths["shuffled"]), "none", as_rows=False, json=True, quiet=True)
     for name in ("once", "rows"):
         convert_by_session(source.files(), str(paths[name]), by_session(layout=name), quiet=True)
     return paths
@@ -174,7 +172,7 @@ def read(bench: Dedup, factor: float) -> dict[str, Any]:
         took = in_turns(
             {name: lambda path=path: sum(1 for _ in stream(path)) for name, path in paths.items()}, bench.rounds
         )
-    return {f"vs_{name}": ratio(took, name, "once") for name in ("rows", "shuffled")}
+    return {"vs_rows": ratio(took, "rows", "once")}
 
 
 def trained(bench: Dedup, factor: float, model: str, lists: int, often: int) -> dict[str, Any]:

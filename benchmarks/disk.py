@@ -40,8 +40,6 @@ class Disk:
     """Calls of each kind; the median is reported."""
     room: float = 1.5
     """Maximum bytes on disk per byte of rows."""
-    seed: int = 0
-    """Seed of the rows that are read and written."""
 
     def run(self) -> dict[str, Any]:
         """Measure the device, then the store."""
@@ -64,7 +62,7 @@ class Disk:
     def _device(self) -> dict[str, float]:
         files, path = OsFiles(), self.folder / "file"
         total = -(-self.rows * 4 * self.width // _PIECE) * _PIECE
-        rng = np.random.default_rng(self.seed)
+        rng = np.random.default_rng(0)
         piece = np.frombuffer(rng.bytes(_PIECE), np.uint8)
         with Handle(files, lambda: files.create(path)) as file:
             with Stopwatch() as written:
@@ -106,7 +104,7 @@ class Disk:
         }
 
     def _store(self) -> dict[str, Any]:
-        rng = np.random.default_rng(self.seed + 1)
+        rng = np.random.default_rng(1)
         keys = rng.permutation(self.rows) * _KEEP
         rows, out = rng.random((self.batch, self.width), np.float32), np.empty((self.batch, self.width), np.float32)
         self._compile(rows)

@@ -73,8 +73,6 @@ class LinkSpeed:
     """Timed turns of each way."""
     caches: tuple[int, ...] = (1, 10, 50)
     """For part bound: caches, in percent of the touched rows."""
-    seed: int = 0
-    """Seed of ids and weights."""
 
     def run(self) -> dict[str, Any]:
         """Measure each link with each dense size, or each cache, in sequence."""
@@ -83,7 +81,7 @@ class LinkSpeed:
             return result("link", self, "part caches", by_cache=found)
         points = [point for link in self.links for point in self._points(link)]
         return result(
-            "link", self, "part links dense batch dim steps rounds seed",
+            "link", self, "part links dense batch dim steps rounds",
             vs_roof=max(point["vs_roof"] for point in points),
             critical_share=max(point["critical_share"] for point in points),
             vs_all_critical=[point["vs_all_critical"] for point in points],
@@ -93,11 +91,11 @@ class LinkSpeed:
     @property
     def source(self) -> Synthetic:
         """The stream of batches."""
-        return Synthetic("criteo-kaggle", self.batch, batches=READ, seed=self.seed, rows_scale=0.1)
+        return Synthetic("criteo-kaggle", self.batch, batches=READ, rows_scale=0.1)
 
     def _points(self, link: str) -> list[dict[str, Any]]:
         rate = rate_of(link)
-        flags = {name: getattr(self, name) for name in ("dense", "batch", "dim", "steps", "rounds", "seed")}
+        flags = {name: getattr(self, name) for name in ("dense", "batch", "dim", "steps", "rounds")}
         words = [__file__, "child", json.dumps(flags)]
         with nullcontext([]) if link == LOOPBACK else two_namespaces(rate) as names:
             host = ADDRESS.format(1) if names else "127.0.0.1"
@@ -153,9 +151,9 @@ class Way:
         tables = job.source.tables(job.dim)
         rows = min(sum(table.rows for table in tables), 26 * job.batch * READ)
         with using(peers):
-            embeddings = EmbeddingBagCollection(tables, optimizer=RowwiseAdagrad(lr=0.02), cache=rows, seed=job.seed)
+            embeddings = EmbeddingBagCollection(tables, optimizer=RowwiseAdagrad(lr=0.02), cache=rows)
         self._exchange = embeddings.engine.exchange
-        torch.manual_seed(job.seed)
+        torch.manual_seed(0)
         self.model = TwoLayers(embeddings, len(tables) * job.dim, dense)
         self._dense = torch.optim.SGD(self.model.layers.parameters(), lr=0.01)
         stack.callback(embeddings.close)

@@ -47,18 +47,16 @@ class Network:
     """Steps whose rows are counted."""
     dim: int = 16
     """Numbers in a row."""
-    seed: int = 0
-    """Seed of the ids, whose skew is that of Criteo Kaggle."""
 
     def run(self) -> dict[str, Any]:
         """Measure with each number of processes in sequence."""
         dense, wire = {}, {}
         for count in self.trainers:
-            flags = [self.numbers, self.rounds, self.batch, self.steps, self.dim, self.seed]
+            flags = [self.numbers, self.rounds, self.batch, self.steps, self.dim]
             ranks = processes(count, [__file__, "child", json.dumps(flags)])
             dense[str(count)], wire[str(count)] = ranks[0]["dense"], self._overhead([rank["wire"] for rank in ranks])
         return result(
-            "network", self, "trainers numbers rounds batch steps dim seed",
+            "network", self, "trainers numbers rounds batch steps dim",
             wire_overhead=wire, dense_vs_allreduce=dense,
         )  # fmt: skip
 
@@ -69,9 +67,9 @@ class Network:
         return nbytes / (vectors * self.dim * 4)
 
 
-def wire(peers: Any, batch: int, steps: int, dim: int, seed: int) -> dict[str, Any]:
+def wire(peers: Any, batch: int, steps: int, dim: int) -> dict[str, Any]:
     """Train rows on one trainer's shard of each batch and return what its channels counted."""
-    source = Synthetic("criteo-kaggle", batch_size=batch, batches=steps, seed=seed)
+    source = Synthetic("criteo-kaggle", batch_size=batch, batches=steps)
     rows = EmbeddingBagCollection(source.tables(dim), optimizer=RowwiseAdagrad(lr=0.02), cache=batch * 26)
     with lookahead(source.sharded(peers.rank, peers.rank + 1, peers.size), rows, shards=peers.size) as batches:
         for part in batches:

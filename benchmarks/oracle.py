@@ -46,14 +46,13 @@ class Oracle:
     """Slots in the cache."""
     steps: int = 50
     """Batches to time."""
-    seed: int = 0
     trainers: int = 1
     """If more than 1: compare that many owners with one planner of all rows."""
 
     def run(self) -> dict[str, Any]:
         """Fill the window, then time batch after batch."""
         torch.set_num_threads(1)  # torch makes the batches; its idle threads would spin on the planner's cores
-        data = Synthetic(self.data, batch_size=self.batch, batches=self.depth + self.steps, seed=self.seed)
+        data = Synthetic(self.data, batch_size=self.batch, batches=self.depth + self.steps)
         rows = {"rows": lambda table: table.rows, "hashed64": lambda table: MAX_ROWS}[self.ids]
         schema = Schema.of([Table(table.name, rows(table), 16) for table in data.tables(16)])
         figures = self._alone(schema, data) if self.trainers == 1 else self._divided(schema, data)

@@ -39,14 +39,13 @@ class Readers:
     """Number of times that each reader reads the file; the median is reported."""
     stream_gb: float = 1.0
     """Gigabytes of text to read to see whether memory grows; 0 skips this."""
-    seed: int = 0
 
     def run(self) -> dict[str, Any]:
         """Write the file in each form and time reading each, TorchRec last."""
         torch.set_num_threads(1)
         with tempfile.TemporaryDirectory(prefix="skirl-readers-") as folder:
             text = Path(folder) / "day_0.tsv"
-            lines = criteo_lines(self.samples, self.seed)
+            lines = criteo_lines(self.samples)
             text.write_bytes(b"".join(lines))
             few = Path(folder) / "few.tsv"
             few.write_bytes(b"".join(lines[: self.peer_samples]))
@@ -60,7 +59,7 @@ class Readers:
             }
             other = self._torchrec(few)
             return result(
-                "readers", self, "samples batch rounds seed",
+                "readers", self, "samples batch rounds",
                 bytes={"text": text.stat().st_size, "converted": Path(rows).stat().st_size},
                 rows_per_s=read,
                 torchrec=other,
@@ -117,10 +116,10 @@ def _rates(read: Callable[[], int], rounds: int) -> dict[str, float]:
     return {"median": float(np.median(rates)), "per_cpu_s": float(np.median(cpu))}
 
 
-def criteo_lines(samples: int, seed: int) -> list[bytes]:
+def criteo_lines(samples: int) -> list[bytes]:
     """Return lines of text in Criteo's layout, with the skew of Criteo Kaggle."""
     lines = []
-    for batch in Synthetic("criteo-kaggle", min(samples, 8192), batches=-(-samples // 8192), seed=seed):
+    for batch in Synthetic("criteo-kaggle", min(samples, 8192), batches=-(-samples // 8192)):
         n = len(batch.labels)
         ids = batch.sparse.values().view(26, n).t().mul(0x9E3779B1).bitwise_and(0xFFFFFFFF).tolist()
         numbers = batch.dense.abs().mul(2).exp().long().tolist()

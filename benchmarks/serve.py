@@ -1,30 +1,28 @@
 """Claim: rows over PyTorch RPC cost a few times a local gather and memcpy ("Memory nodes" in docs/benchmarks.md).
 
-`--part calls`: whole calls to one node on this machine, in turns with a gather and a memcpy. It fails if the median call
-takes more than 4.5 times that floor. `--part link`: train.py over links of limited rate to a node, against rows on demand;
-trainer and node have a network namespace each.
+Whole calls to one node on this machine, in turns with a gather and a memcpy. It fails if the median call takes more than
+4.5 times that floor.
 """
 
 import json
 import os
+import signal
+import socket
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
 from common import child, main, result, seconds
-from link import ADDRESS, two_namespaces
 from skirl.store import Record, Store, open_store
-from skirl.store.remote.started import StartedNodes, family
-from skirl.tools.units import Link
 
 BOUND = 4.5
 """The median call over TCP may take at most this many times the floor."""
@@ -36,10 +34,8 @@ PATIENCE = 300.0
 
 @dataclass(frozen=True)
 class ServeSpeed:
-    """Calls to a memory node, and training over a link to one."""
+    """Calls to a memory node."""
 
-    part: Literal["calls", "link"] = "calls"
-    """What to measure."""
     rows: int = 20_000
     """Rows in a call."""
     dim: int = 64
@@ -48,59 +44,42 @@ class ServeSpeed:
     """Rows that the node holds."""
     calls: int = 300
     """Timed calls of each kind."""
-    links: tuple[str, ...] = ("1Gbit", "10Gbit")
-    """For part link: rates between trainer and node, in each direction."""
-    batch: int = 2048
-    """For part link: samples in a step."""
-    cache: str = "touched:10%"
-    """For part link: the cache."""
-    rounds: int = 6
-    """For part link: turns of each mode."""
-    warm: int = 24
-    """For part link: steps before the first turn."""
-    slice: int = 8
-    """For part link: steps in a turn."""
 
     def run(self) -> dict[str, Any]:
-        """Measure the part."""
-        return self._calls() if self.part == "calls" else self._link()
-
-    def _calls(self) -> dict[str, Any]:
         """Measure a node with one core at each end if there are two."""
         cores = sorted(os.sched_getaffinity(0))
-        with StartedNodes(1, within=("taskset", "-c", str(cores[-1])) if len(cores) > 1 else ()) as nodes:
-            task = (nodes.spec, nodes.processes[0].pid, self.rows, self.dim, self.held, self.calls)
+        with node(("taskset", "-c", str(cores[-1])) if len(cores) > 1 else ()) as (spec, pid):
+            task = (spec, pid, self.rows, self.dim, self.held, self.calls)
             tcp = child([__file__, "calls", json.dumps(task)], {"TORCH_CPP_LOG_LEVEL": "FATAL"})
         ratios = {name: round(tcp[name]["p50_ms"] / tcp["floor"]["p50_ms"], 3) for name in ("get", "put")}
         over = [f"{name} ({ratio})" for name, ratio in ratios.items() if ratio > BOUND]
         return result(
-            "serve", self, "part rows held calls dim", **{f"{name}_vs_floor": ratio for name, ratio in ratios.items()},
+            "serve", self, "rows held calls dim", **{f"{name}_vs_floor": ratio for name, ratio in ratios.items()},
             tcp=tcp, failed=f"above {BOUND} times the floor: {', '.join(over)}" if over else None,
         )  # fmt: skip
 
-    def _link(self) -> dict[str, Any]:
-        points = [self._point(link) for link in self.links]
-        failed = [point["failed"] for point in points if point["failed"]]
-        return result(
-            "serve", self, "part links rounds", vs_on_demand=[point["vs_on_demand"] for point in points],
-            points=points, failed=failed[0] if failed else None,
-        )  # fmt: skip
 
-    def _point(self, link: str) -> dict[str, Any]:
-        flags = {name: getattr(self, name) for name in ("dim", "batch", "cache", "rounds", "warm", "slice")}
-        flags |= {"modes": "skirl,on_demand", "threads": 1}
-        with two_namespaces(Link.parse(f"{link},0us").rate) as (mine, other):
-            within = ("ip", "netns", "exec", other)
-            with StartedNodes(1, host=ADDRESS.format(2), within=within, patience=PATIENCE) as nodes:
-                words = [f"--{name}={value}" for name, value in flags.items()]
-                train = [sys.executable, str(Path(__file__).with_name("train.py")), *words, "--json"]
-                ran = subprocess.run(
-                    ["ip", "netns", "exec", mine, *train, f"--store={nodes.spec}"],
-                    stdout=subprocess.PIPE, text=True, check=True, env=os.environ | {"SKIRL_PATIENCE": f"{PATIENCE:g}"},
-                )  # fmt: skip
-        found = json.loads(ran.stdout.splitlines()[-1])
-        names = ("vs_on_demand", "byte_ratio_on_demand", "losses_agree", "failed", "modes")
-        return {"link": link, **{name: found[name] for name in names}}
+@contextmanager
+def node(within: Sequence[str] = ()) -> Iterator[tuple[str, int]]:
+    """Start a memory node. Yield what a trainer's `store` is, and the node's process id."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    words = ["serve", address, "--nodes", "1", "--node", "0", "--rows", "memory", "--patience", f"{PATIENCE:g}"]
+    process = subprocess.Popen([*within, sys.executable, "-m", "skirl", *words], stdout=2, start_new_session=True)
+    try:
+        yield f"rpc://{address}", process.pid
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def family(pid: int) -> list[int]:
+    """Return the ids of a process and all its descendants."""
+    found = [pid]
+    for each in found:
+        for path in Path(f"/proc/{each}/task").glob("*/children"):
+            found += map(int, path.read_text().split())
+    return found
 
 
 def cpu_of(pids: Sequence[int]) -> float:
@@ -114,7 +93,7 @@ def cpu_of(pids: Sequence[int]) -> float:
     return total / 1e9
 
 
-def measured(spec: str, node: int, rows: int, dim: int, held: int, calls: int) -> dict[str, Any]:
+def measured(spec: str, pid: int, rows: int, dim: int, held: int, calls: int) -> dict[str, Any]:
     """Return times of calls in turns with the floor, and what waiting costs."""
     torch.set_num_threads(1)
     cores = sorted(os.sched_getaffinity(0))
@@ -129,9 +108,9 @@ def measured(spec: str, node: int, rows: int, dim: int, held: int, calls: int) -
         if not store.read(picks[-1], out).all() or (out != table[picks[-1]]).any():
             raise AssertionError("rows came back with other bits: no ratio is given")
         facts = _in_turns(store, table, picks, calls, out)
-        spent, own = cpu_of(family(node)), time.process_time()
+        spent, own = cpu_of(family(pid)), time.process_time()
         time.sleep(REST)
-        rest = {"node": (cpu_of(family(node)) - spent) / REST, "owner": (time.process_time() - own) / REST}
+        rest = {"node": (cpu_of(family(pid)) - spent) / REST, "owner": (time.process_time() - own) / REST}
         return facts | {"idle_cpu_share": {name: round(share, 4) for name, share in rest.items()}}
 
 

@@ -227,7 +227,7 @@ def beside(recipe: Recipe, count: int) -> Iterator[Run]:
         for n, lr in enumerate(recipe.rates.lr * (1 + n / count) for n in range(count))
     ]
     race = Race([variant.name for variant in variants])
-    duty = Duty(recipe, variants, ENDLESS, lambda name: "none", {})
+    duty = Duty(recipe, variants, ENDLESS, lambda name: "none")
     used = how_many("auto", recipe, count, trace=False)
     crew = Crew(duty) if used == 1 else Crews(duties(duty, race, used))
     with crew:

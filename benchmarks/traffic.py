@@ -45,14 +45,12 @@ class Traffic:
     """Rows of zipf."""
     exponent: float = 1.05
     """Exponent of zipf."""
-    seed: int = 0
-    """Seed of zipf."""
 
     def run(self) -> dict[str, Any]:
         """Execute the trace, count it under all policies, and compare the run with its plan."""
         zipf = self.trace == "zipf"
         if zipf:
-            ids = drawn(self.accesses, self.rows, self.exponent, self.seed)
+            ids = drawn(self.accesses, self.rows, self.exponent)
         else:
             ids = np.load(self.trace, allow_pickle=False).astype(np.int64)
         if len(ids) < self.batch:
@@ -111,10 +109,10 @@ class Loader:
         return (KeyedJagged.one_hot(["id"], torch.from_numpy(batch)[:, None]) for batch in self._batches)
 
 
-def drawn(accesses: int, rows: int, exponent: float, seed: int) -> np.ndarray:
+def drawn(accesses: int, rows: int, exponent: float) -> np.ndarray:
     """Return ids from 0 to rows - 1, each access drawn by itself from a Zipf distribution."""
     mass = np.cumsum(np.arange(1, rows + 1, dtype=np.float64) ** -exponent)
-    draws = np.random.default_rng(seed).random(accesses) * mass[-1]
+    draws = np.random.default_rng(0).random(accesses) * mass[-1]
     return np.minimum(np.searchsorted(mass, draws, side="right"), rows - 1).astype(np.int64)
 
 

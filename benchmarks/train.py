@@ -98,7 +98,7 @@ class Mode:
     """A way to hold the rows: a model over some embeddings, and its training loop."""
 
     def __init__(self, setting: ModeSettings, embeddings: Embeddings) -> None:
-        torch.manual_seed(setting.flags.seed)
+        torch.manual_seed(0)
         self.model = DLRM.tiny(embeddings, dense_features=setting.dense_features)
         self.setting = setting
         self.store: LinkStore | None = None
@@ -143,8 +143,8 @@ class WithStore(Mode):
         cache: int,
         kind: type[EmbeddingBagCollection] = EmbeddingBagCollection,
     ) -> None:
-        store, seed = store_of(setting, name), setting.flags.seed
-        self.embeddings = kind(setting.tables, optimizer=SGD(lr=LR), cache=cache, store=store, seed=seed)
+        store = store_of(setting, name)
+        self.embeddings = kind(setting.tables, optimizer=SGD(lr=LR), cache=cache, store=store)
         super().__init__(setting, self.embeddings)
         self.store = store
 
@@ -238,7 +238,7 @@ def store_of(setting: ModeSettings, name: str) -> LinkStore:
     return LinkStore(open_store(spec + folder, records), setting.link)
 
 
-def first_weights(tables: Sequence[Table], seed: int) -> Iterator[torch.Tensor]:
+def first_weights(tables: Sequence[Table]) -> Iterator[torch.Tensor]:
     """Yield each table's rows, initialised as skirl does it."""
     initial = InitialTable.of([t.initial for t in tables], np.dtype(np.float32))
     for number, table in enumerate(tables):
@@ -247,7 +247,7 @@ def first_weights(tables: Sequence[Table], seed: int) -> Iterator[torch.Tensor]:
             part = out[begin : begin + (1 << 20)]
             keys = key_of(number, np.arange(begin, begin + len(part)))
             slots = np.arange(len(part), dtype=np.int32)
-            fill(keys, slots, part, table.dim, seed, initial.kind, initial.scale, initial.quantiles, 0.0, 0, len(part))
+            fill(keys, slots, part, table.dim, 0, initial.kind, initial.scale, initial.quantiles, 0.0, 0, len(part))
         yield torch.from_numpy(out)
 
 
@@ -278,8 +278,6 @@ class TrainSpeed:
     """Turns of each mode."""
     modes: str = ""
     """The modes to run, separated by commas; all if not given: skirl, serial, resident, torch, fbgemm, lru, on_demand."""
-    seed: int = 0
-    """Seed of the data, the initial rows and the initial weights."""
     threads: int | None = None
     """Compute threads, the same for all modes; torch's choice if not given."""
     rows_scale: float = 1.0
@@ -320,7 +318,7 @@ class TrainSpeed:
         """Return a recipe of `skirl train` with the same flags, which checks them."""
         return Recipe.of(
             data=self.data, model="dlrm-tiny", optimizer="sgd", lr=LR, dim=self.dim, batch=self.batch, steps=batches,
-            cache=self.cache, depth=self.depth, store=self.store, seed=self.seed,
+            cache=self.cache, depth=self.depth, store=self.store,
             threads=self.threads, rows_scale=self.rows_scale,
         )  # fmt: skip
 
@@ -341,9 +339,9 @@ class TrainSpeed:
     def _make(self, name: str, setting: ModeSettings) -> Mode | None:
         match name:
             case "torch":
-                return Mode(setting, TorchTables(setting.tables, first_weights(setting.tables, self.seed)))
+                return Mode(setting, TorchTables(setting.tables, first_weights(setting.tables)))
             case "fbgemm":
-                weights = first_weights(setting.tables, self.seed)
+                weights = first_weights(setting.tables)
                 return Mode(setting, FbgemmTables(setting.tables, weights, lr=LR)) if has_fbgemm() else None
             case "lru":
                 return WithStore(setting, name, setting.cache)
@@ -368,7 +366,7 @@ class TrainSpeed:
             parts = {name: round(1e3 * median(values) / self.slice, 3) for name, values in parts.items()}
         same = agree(losses)
         return result(
-            "train", self, "data dim batch cache depth link rounds seed",
+            "train", self, "data dim batch cache depth link rounds",
             store=self.store.partition(":")[0], cache_rows=setting.cache, touched=setting.touched,
             steps=self.slice * len(next(iter(slices.values()))),
             **{key: paired(seconds.get(name), seconds.get("skirl")) for key, name in RATIOS.items()},

@@ -137,7 +137,7 @@ def test_a_message_that_is_too_large_ends_all():
         (lambda c: c.swap(torch.zeros(2), [1, 1], [1, -1]), "the counts are"),
         (lambda c: c.swap(torch.zeros(2), [1, 1], [1, 1], torch.zeros(3)), r"out is \(3,\)"),
         (lambda c: c.swap(torch.zeros(4, 2)[:, :1], [2, 2], [2, 2]), "contiguous"),
-        (lambda c: c.swap_parts([torch.zeros(1)] * 2, [torch.zeros(1)]), "give 2 outs"),
+        (lambda c: c.begin_swap_parts([torch.zeros(1)] * 2, [torch.zeros(1)]), "give 2 outs"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_is_sent(call, said):

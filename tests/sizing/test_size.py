@@ -17,7 +17,7 @@ def test_one_line_of_json(capsys):
     assert result["sentence"].startswith(
         f"Use --cache {result['advice']['cache']} --depth {result['advice']['depth']}: "
     )
-    assert 0 <= result["hidden"] <= 1 and result["step_ms_that_hides"] > 0
+    assert result["step_ms_that_hides"] > 0
 
 
 def test_what_it_advises_can_be_run_and_moves_what_it_says(capsys):

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
-from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 import skirl
 from skirl import cli
@@ -311,28 +309,6 @@ def test_a_variant_that_left_is_saved_as_it_was_then_unless_it_diverged(processe
     )
     with pytest.raises(CheckpointError, match=re.escape(says)):
         checkpoint_of(save, broken)
-
-
-def test_tensorboard_has_a_table_of_what_differs(ran: tuple):
-    _, result, folder = ran
-    for name in result["by_variant"]:
-        [events] = (folder / name).glob("events.*")
-        about = {}
-        for event in EventFileLoader(str(events)).Load():
-            for value in event.summary.value:
-                if value.metadata.plugin_data.plugin_name == "hparams":
-                    about[value.tag] = HParamsPluginData.FromString(value.metadata.plugin_data.content)
-        start = about["_hparams_/session_start_info"].session_start_info
-        assert start.group_name == name
-        own = {key: value.string_value or value.number_value for key, value in start.hparams.items()}
-        assert name == f"lr={own['lr']:g},model={own['model']},dense_lr={own['dense_lr']}"
-        columns = about["_hparams_/experiment"].experiment.hparam_infos
-        assert {column.name: len(column.domain_discrete.values) for column in columns} == {
-            "lr": 2,
-            "model": 2,
-            "dense_lr": 2,
-        }
-        assert "_hparams_/session_end_info" in about
 
 
 def test_a_sweep_of_an_earlier_format_is_refused(tmp_path: Path):
