@@ -45,13 +45,11 @@ class Checkpoint:
     """Seconds between two checkpoints."""
     checkpoints: int = 3
     """The number of checkpoints to save."""
-    folder: Path | None = None
-    """Where to write checkpoints and a disk store's rows, in a new folder that is removed afterwards."""
 
     def run(self) -> dict[str, Any]:
         """Train and save, and return the figures."""
         torch.manual_seed(0)
-        with tempfile.TemporaryDirectory(dir=self.folder, prefix="skirl-bench-") as folder:
+        with tempfile.TemporaryDirectory(prefix="skirl-bench-") as folder:
             names = tuple(f"f{i}" for i in range(self.features))
             rows = EmbeddingBagCollection(
                 [Table("t", self.touched, self.dim, features=names)],

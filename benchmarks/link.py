@@ -71,14 +71,12 @@ class LinkSpeed:
     """Steps in a turn."""
     rounds: int = 3
     """Timed turns of each way."""
-    caches: tuple[int, ...] = (1, 10, 50)
-    """For part bound: caches, in percent of the touched rows."""
 
     def run(self) -> dict[str, Any]:
         """Measure each link with each dense size, or each cache, in sequence."""
         if self.part == "bound":
-            found = {str(percent): TrainSpeed(cache=f"touched:{percent}%", **BOUND).run() for percent in self.caches}
-            return result("link", self, "part caches", by_cache=found)
+            found = {str(percent): TrainSpeed(cache=f"touched:{percent}%", **BOUND).run() for percent in (1, 10, 50)}
+            return result("link", self, "part", by_cache=found)
         points = [point for link in self.links for point in self._points(link)]
         return result(
             "link", self, "part links dense batch dim steps rounds",
@@ -124,7 +122,6 @@ def judged(ranks: Sequence[dict[str, Any]], rate: float) -> dict[str, Any]:
         "critical_share": max(rank["waited"]["rows"] for rank in together) / seconds["hidden"],
         "vs_all_critical": seconds["all_critical"] / seconds["hidden"],
         "roof": roof,
-        "seconds": seconds,
         "cpu": {way: sum(rank[way]["cpu"] for rank in ranks) for way in WAYS},
     }
 

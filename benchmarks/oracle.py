@@ -40,8 +40,6 @@ class Oracle:
     """Threads that plan."""
     ids: Literal["rows", "hashed64"] = "rows"
     """rows: rows of tables of the data set's size; hashed64: the same ids, hashed into tables of 2**48 rows each."""
-    data: str = "criteo-kaggle"
-    """The data set whose table sizes to use."""
     cache: int = 500_000
     """Slots in the cache."""
     steps: int = 50
@@ -52,12 +50,12 @@ class Oracle:
     def run(self) -> dict[str, Any]:
         """Fill the window, then time batch after batch."""
         torch.set_num_threads(1)  # torch makes the batches; its idle threads would spin on the planner's cores
-        data = Synthetic(self.data, batch_size=self.batch, batches=self.depth + self.steps)
+        data = Synthetic("criteo-kaggle", batch_size=self.batch, batches=self.depth + self.steps)
         rows = {"rows": lambda table: table.rows, "hashed64": lambda table: MAX_ROWS}[self.ids]
         schema = Schema.of([Table(table.name, rows(table), 16) for table in data.tables(16)])
         figures = self._alone(schema, data) if self.trainers == 1 else self._divided(schema, data)
         return result(
-            "oracle", self, "batch depth threads ids data cache steps trainers", tables=len(schema.tables), **figures
+            "oracle", self, "batch depth threads ids cache steps trainers", tables=len(schema.tables), **figures
         )
 
     def _alone(self, schema: Schema, data: Synthetic) -> dict[str, Any]:

@@ -123,15 +123,13 @@ class RowsSpeed:
     """Multiply the rows of each table by this. The default gives 3.4 million rows, 0.9 GB per side at dim 64."""
     rounds: int = 15
     """Timed steps per side, over four batches in turn."""
-    threads: int = 1
-    """Threads of every side."""
 
     def run(self) -> dict[str, Any]:
         """Measure every case."""
-        torch.set_num_threads(self.threads)
+        torch.set_num_threads(1)
         each = product(self.batch, self.dim, self.optimizer)
         return result(
-            "rows", self, "threads data rounds", cases=[_Case(self, *case).measure() for case in each],
+            "rows", self, "data rounds", cases=[_Case(self, *case).measure() for case in each],
             rows=sum(Synthetic(self.data, rows_scale=self.rows_scale).rows.values()),
         )  # fmt: skip
 

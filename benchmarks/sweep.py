@@ -9,7 +9,7 @@ truth, then races are replayed over their losses.
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
@@ -107,7 +107,6 @@ class Sweep:
             "vs_lone": count * ratio(best.seconds, own.seconds),
             "vs_side_by_side": count / at_once * ratio(side.seconds, own.seconds),
             "cpu_vs_lone": count * ratio(alone[1].cpu, own.cpu),
-            "seconds": median(own.seconds),
         }  # fmt: skip
 
 
@@ -179,10 +178,6 @@ class Turns:
         return line
 
 
-Run = tuple[Iterator[Any], Callable[[], int], Callable[[], float]]
-"""Steps; how many are read ahead; CPU seconds of other processes."""
-
-
 def child(job: dict[str, Any]) -> None:
     """Train in this process. For each line read, take a turn and print its figures as JSON."""
     recipe = Recipe.of(**job["flags"])
@@ -203,8 +198,8 @@ def child(job: dict[str, Any]) -> None:
 
 
 @contextmanager
-def alone(recipe: Recipe) -> Iterator[Run]:
-    """A single run as `skirl train` has it, metrics included."""
+def alone(recipe: Recipe) -> Iterator[Any]:
+    """Yield a single run as `skirl train` has it: its steps, its window, CPU seconds of other processes."""
     recipe.use_threads()
     embeddings = recipe.embeddings(recipe.cache_size(0))
     model, dense = recipe.model_over(embeddings)
@@ -220,7 +215,7 @@ def alone(recipe: Recipe) -> Iterator[Run]:
 
 
 @contextmanager
-def beside(recipe: Recipe, count: int) -> Iterator[Run]:
+def beside(recipe: Recipe, count: int) -> Iterator[Any]:
     """Variants as `skirl sweep` trains them: metrics, and a race that nobody leaves."""
     variants = [
         Varied(f"lr-{n}", {"lr": lr}, recipe=replace(recipe, rates=replace(recipe.rates, lr=lr)))

@@ -6,10 +6,9 @@ cut back to the capacity after each batch. The distinct rows of a batch are resi
 then leaves from among the others: MIN drops those whose next batch is farthest, LRU those used longest ago. A row's first
 use is no fetch.
 
-A trace is a .npy file; `zipf` draws one: id i with a chance proportional to 1 / (i + 1) ** exponent.
+A trace is a .npy file; `zipf` draws one: id i with a chance proportional to 1 / (i + 1) ** 1.05.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +24,7 @@ from skirl.nn.collection import EmbeddingBagCollection
 from skirl.oracle.options import Plan
 from skirl.pipeline.lookahead import lookahead
 from skirl.pipeline.simulate import Totals, simulate
+from train import RepeatedBatches
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,12 @@ class Traffic:
     """Accesses of zipf."""
     rows: int = 1_000_000
     """Rows of zipf."""
-    exponent: float = 1.05
-    """Exponent of zipf."""
 
     def run(self) -> dict[str, Any]:
         """Execute the trace, count it under all policies, and compare the run with its plan."""
         zipf = self.trace == "zipf"
         if zipf:
-            ids = drawn(self.accesses, self.rows, self.exponent)
+            ids = drawn(self.accesses, self.rows)
         else:
             ids = np.load(self.trace, allow_pickle=False).astype(np.int64)
         if len(ids) < self.batch:
@@ -82,7 +80,8 @@ class Traffic:
     def _execute(self, batches: np.ndarray, rows: int, plan: Plan) -> tuple[Totals, list[int]]:
         """Train on every batch. Return what moved, and the rows that forwarding may hold."""
         embeddings = EmbeddingBagCollection([Table("id", rows, 1)], optimizer=SGD(lr=0.01), cache=self.capacity)
-        with lookahead(Loader(batches), embeddings, sparse=lambda ids: ids, depth=plan.depth, ramp=False) as steps:
+        loader = RepeatedBatches([KeyedJagged.one_hot(["id"], torch.from_numpy(batch)[:, None]) for batch in batches])
+        with lookahead(loader, embeddings, sparse=lambda ids: ids, depth=plan.depth, ramp=False) as steps:
             for ids in steps:
                 embeddings(ids)["id"].sum().backward()
         counters = embeddings.engine.counters
@@ -97,21 +96,9 @@ class Traffic:
         return simulate(schema, [[batch] for batch in batches], [min(self.capacity, rows)], plan, hold_rows=hold_rows)
 
 
-class Loader:
-    """A loader with one sample per access and one id per sample."""
-
-    yields_fresh = True  # batches are views of the trace, which never changes
-
-    def __init__(self, batches: np.ndarray) -> None:
-        self._batches = batches
-
-    def __iter__(self) -> Iterator[KeyedJagged]:
-        return (KeyedJagged.one_hot(["id"], torch.from_numpy(batch)[:, None]) for batch in self._batches)
-
-
-def drawn(accesses: int, rows: int, exponent: float) -> np.ndarray:
+def drawn(accesses: int, rows: int) -> np.ndarray:
     """Return ids from 0 to rows - 1, each access drawn by itself from a Zipf distribution."""
-    mass = np.cumsum(np.arange(1, rows + 1, dtype=np.float64) ** -exponent)
+    mass = np.cumsum(np.arange(1, rows + 1, dtype=np.float64) ** -1.05)
     draws = np.random.default_rng(0).random(accesses) * mass[-1]
     return np.minimum(np.searchsorted(mass, draws, side="right"), rows - 1).astype(np.int64)
 

@@ -18,7 +18,7 @@ import torch
 from common import FbgemmTables, TorchTables, has_fbgemm, main, result
 from skirl.core.batch import Batch
 from skirl.core.ids import Captured
-from skirl.core.initial import InitialTable, fill
+from skirl.core.initial import first_rows
 from skirl.core.keys import key_of
 from skirl.core.optim import SGD
 from skirl.core.tables import Schema, Table
@@ -87,10 +87,10 @@ class RepeatedBatches:
 
     yields_fresh = True
 
-    def __init__(self, batches: Sequence[Batch]) -> None:
+    def __init__(self, batches: Sequence[Any]) -> None:
         self._batches = batches
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Any]:
         return iter(self._batches)
 
 
@@ -240,15 +240,8 @@ def store_of(setting: ModeSettings, name: str) -> LinkStore:
 
 def first_weights(tables: Sequence[Table]) -> Iterator[torch.Tensor]:
     """Yield each table's rows, initialised as skirl does it."""
-    initial = InitialTable.of([t.initial for t in tables], np.dtype(np.float32))
     for number, table in enumerate(tables):
-        out = np.empty((table.rows, table.dim), np.float32)
-        for begin in range(0, table.rows, 1 << 20):
-            part = out[begin : begin + (1 << 20)]
-            keys = key_of(number, np.arange(begin, begin + len(part)))
-            slots = np.arange(len(part), dtype=np.int32)
-            fill(keys, slots, part, table.dim, 0, initial.kind, initial.scale, initial.quantiles, 0.0, 0, len(part))
-        yield torch.from_numpy(out)
+        yield torch.from_numpy(first_rows(key_of(number, np.arange(table.rows)), table.initial, table.dim, 0))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ TINY = {
     "checkpoint": "--touched 3000 --batch 64 --features 3 --cache 900 --seconds 0.2 --checkpoints 2",
     "disk": "--folder {tmp}/disk --rows 3000 --batch 500 --calls 2",
     "link": "--links loopback --dense 1000 --batch 64 --dim 8 --steps 3 --rounds 1",
-    "network": "--trainers 2 --numbers 3000 --rounds 2 --batch 64 --steps 3 --dim 4 --counted 4 --windows 6 --samples 64",
+    "network": "--trainers 2 --numbers 3000 --rounds 2 --batch 64 --steps 3 --dim 4",
     "oracle": "--batch 256 --depth 10 --steps 5 --cache 20000",
     "readers": "--samples 2000 --peer-samples 300 --batch 256 --rounds 1 --stream-gb 0",
     "rows": "--batch 64 --dim 8 --data tiny --rows-scale 1 --rounds 2",

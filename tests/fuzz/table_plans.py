@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from skirl.placement.plan_file import PLANS, TablePlan
-from skirl.placement.spec import TableSpec, parse_specs, read_specs, specs_text
+from skirl.placement.spec import FORMAT, VERSION, TableSpec, parse_specs, read_specs
 from tests.fuzz.loop import READ, Target, clean
 from tests.fuzz.mutate import Draw, mutated, mutated_tree
 
@@ -31,6 +31,16 @@ class _Json(Target):
 
     def read(self, path: Path) -> None:
         raise NotImplementedError
+
+
+def specs_text(specs: list[TableSpec]) -> str:
+    """Return the text of a file that lists tables of one batch size."""
+    plain = {name: field.default for name, field in TableSpec.__dataclass_fields__.items()}
+    tables = [
+        {k: list(v) if k == "reuse" else v for k, v in vars(spec).items() if k != "batch" and v != plain[k]}
+        for spec in specs
+    ]
+    return json.dumps({"format": FORMAT, "format_version": VERSION, "batch": specs[0].batch, "tables": tables})
 
 
 class Tables(_Json):

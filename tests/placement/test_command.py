@@ -11,8 +11,9 @@ from skirl.placement import calibrate
 from skirl.placement.costs import save_costs, shipped
 from skirl.placement.measure import Arena
 from skirl.placement.plan_file import TablePlan
-from skirl.placement.spec import BINS, TableSpec, read_specs, reuse_of, specs_text
+from skirl.placement.spec import BINS, TableSpec, read_specs, reuse_of
 from skirl.train.recipe import Recipe
+from tests.fuzz.table_plans import specs_text
 
 HEAD = {"format": "skirl-tables", "format_version": 1, "batch": 64}
 TABLE = {"name": "a", "rows": 1000, "dim": 8, "ids": 64, "distinct": 40}
