@@ -7,12 +7,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import make_dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any, Self
+
+import torch
+from torch import nn
 
 from skirl.core.tables import Table
 from skirl.tools.machine import machine
@@ -28,7 +32,9 @@ def main(command: type) -> None:
         Path | None, tyro.conf.arg(help="Write the result, with date and commit, to this JSON file too.")
     ]
     frozen = command.__dataclass_params__.frozen  # type: ignore[attr-defined]
-    flags = make_dataclass(command.__name__, [("record", record, None)], bases=(command,), kw_only=True, frozen=frozen)
+    json_flag = Annotated[bool, tyro.conf.arg(help="Print one line of JSON.")]
+    more = [("json", json_flag, False), ("record", record, None)]
+    flags = make_dataclass(command.__name__, more, bases=(command,), kw_only=True, frozen=frozen)
     flags.__module__ = command.__module__
     try:
         run: Any = tyro.cli(
@@ -41,10 +47,7 @@ def main(command: type) -> None:
         with writing(run.record):
             run.record.parent.mkdir(parents=True, exist_ok=True)
             run.record.write_text(json.dumps({"date": str(datetime.date.today()), "commit": commit()} | result) + "\n")
-    if getattr(run, "json", False):
-        print(json.dumps(result))
-    else:
-        print("\n".join(f"{name:<40}{value}" for name, value in _flat(result)))
+    print(json.dumps(result, indent=None if run.json else 1))
     if result.get("failed"):
         sys.exit(f"{name}: {result['failed']}")
 
@@ -58,24 +61,6 @@ def commit() -> str | None:
         text=True,
     )
     return ran.stdout.strip() or None
-
-
-def _flat(result: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the figures of a result, those inside others too, each with its path as a name."""
-    for name, value in result.items():
-        if isinstance(value, list) and value and isinstance(value[0], dict):
-            value = dict(enumerate(value))
-        if isinstance(value, dict):
-            yield from _flat(value, f"{before}{name}.")
-        else:
-            yield f"{before}{name}", f"{value:,.4g}" if isinstance(value, float) else value
-
-
-def at_least_one(flags: Any, *names: str) -> None:
-    """Raise if one of these flags is below 1."""
-    for name in names:
-        if getattr(flags, name) < 1:
-            raise ValueError(f"{name} is {getattr(flags, name)}: set it to 1 or more")
 
 
 def result(bench: str, flags: Any, names: str, **figures: Any) -> dict[str, Any]:
@@ -160,3 +145,46 @@ def fbgemm(tables: Sequence[Table], *, lr: float, rowwise: bool = False, eps: fl
         eps=eps,
         bounds_check_mode=common.BoundsCheckMode.NONE,
     )
+
+
+class TorchTables(nn.Module):
+    """All rows in one nn.EmbeddingBag per table, with sparse gradients."""
+
+    def __init__(self, tables: Sequence[Table], weights: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        self.tables = tables
+        self.bags = nn.ModuleList(
+            nn.EmbeddingBag(table.rows, table.dim, mode="sum", sparse=True, _weight=rows)
+            for table, rows in zip(tables, weights)
+        )
+
+    def forward(self, sparse: Any) -> Any:
+        ids, offsets, features = sparse.values(), sparse.offsets(), len(self.bags)
+        batch, vectors = (len(offsets) - 1) // features, []
+        for i, bag in enumerate(self.bags):
+            first, last = int(offsets[i * batch]), int(offsets[(i + 1) * batch])
+            vectors.append(bag(ids[first:last], offsets[i * batch : (i + 1) * batch] - first))
+        return SimpleNamespace(stacked=lambda: torch.stack(vectors, dim=1))
+
+    def weights(self) -> torch.Tensor:
+        """Return the rows of all tables."""
+        return torch.cat([bag.weight.detach() for bag in self.bags])
+
+
+class FbgemmTables(nn.Module):
+    """All rows in FBGEMM's table-batched operator, whose backward applies the row optimizer."""
+
+    def __init__(self, tables: Sequence[Table], weights: Iterable[torch.Tensor], **optimizer: Any) -> None:
+        super().__init__()
+        self.tables = tables
+        self.rows = fbgemm(tables, **optimizer)
+        for table, rows in zip(self.rows.split_embedding_weights(), weights):
+            table.copy_(rows)
+
+    def forward(self, sparse: Any) -> Any:
+        flat = self.rows(sparse.values(), sparse.offsets())
+        return SimpleNamespace(stacked=lambda: flat.view(len(flat), len(self.tables), -1))
+
+    def weights(self) -> torch.Tensor:
+        """Return the rows of all tables."""
+        return torch.cat(self.rows.split_embedding_weights())

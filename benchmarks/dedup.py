@@ -1,9 +1,9 @@
 """Claim: lists that repeat are read, looked up and trained on once ("Lists that repeat" in docs/benchmarks.md).
 
-`lookup`, `mixed`: the embedding step of batches with each list once, all rows resident, against the same expanded (`x`) and
-against FBGEMM's operator on these (`vs_fbgemm`) and on each list once (`vs_vbe`). `train`: from the file to the updated row,
-on files with lists once and with all lists. `reader`: from the file to batches with hashed ids. Ratios are of CPU time on
-one core, medians over rounds in which the sides take turns; above 1, lists once are faster.
+`lookup`: the embedding step of batches with each list once, all rows resident, against the same expanded (`x`) and against
+FBGEMM's operator on these (`vs_fbgemm`). `train`: from the file to the updated row, on files with lists once and with all
+lists. `reader`: from the file to batches with hashed ids. Ratios are of CPU time on one core, medians over rounds in which
+the sides take turns; above 1, lists once are faster.
 """
 
 import json
@@ -26,19 +26,17 @@ from skirl.core.batch import KeyedJagged
 from skirl.core.find import find
 from skirl.core.optim import RowwiseAdagrad
 from skirl.core.tables import Table
-from skirl.data.convert import convert
 from skirl.data.files.columnar import KEY
 from skirl.data.files.schema import Dense, FileSchema, Id, Label
 from skirl.data.flags import DataFlags
 from skirl.data.sessions import ITEMS, Sessions
-from skirl.data.synthetic import Synthetic
 from skirl.dedup.by_session import convert_by_session
 from skirl.dedup.sessions import Sessions as by_session
 from skirl.nn.collection import EmbeddingBagCollection
 from skirl.train.loop import steps
 from skirl.train.recipe import Recipe
 
-Part = Literal["lookup", "mixed", "train", "reader"]
+Part = Literal["lookup", "train", "reader"]
 MODELS = {"dcat": ("dcat", 3, 1), "dlrm": ("dlrm-tiny", 6, 5), "din": ("din", 3, 2)}
 """By model: its --model, the lists of a sample (dcat and din attend to one), and a factor on rounds, for short passes."""
 
@@ -47,12 +45,12 @@ MODELS = {"dcat": ("dcat", 3, 1), "dlrm": ("dlrm-tiny", 6, 5), "din": ("din", 3,
 class Dedup:
     """Measures the gain from storing repeated lists once."""
 
-    part: tuple[Part, ...] = ("lookup", "mixed", "train", "reader")
+    part: tuple[Part, ...] = ("lookup", "train", "reader")
     """What to measure, each in processes of its own."""
     factor: tuple[float, ...] = (1.0, 1.2, 4.0, 8.0)
     """Average number of times that a list occurs in a batch; the reader has 4 and 9."""
     batch: int = 2048
-    """Samples in a batch of lookup, with six lists, and of mixed, with one list and 26 single ids."""
+    """Samples in a batch of lookup, with six lists."""
     ids: int = 75
     """Ids in a list, on average."""
     dim: int = 64
@@ -65,8 +63,6 @@ class Dedup:
     """Samples in a batch of train; a file has three batches."""
     samples: int = 60_000
     """For reader: samples in a file."""
-    json: bool = False
-    """Print one line of JSON."""
 
     def run(self) -> dict[str, Any]:
         """Measure each part, each model in a process of its own."""
@@ -84,9 +80,8 @@ class Dedup:
         factors = (4.0, 9.0) if part == "reader" else self.factor
         found = {}
         for factor in factors:
-            print(part, model or "", f"factor {factor:g}", file=sys.stderr, flush=True)
-            if part in ("lookup", "mixed"):
-                facts = Step(self, factor, part == "mixed").measure()
+            if part == "lookup":
+                facts = Step(self, factor).measure()
             else:
                 facts = read(self, factor) if model is None else trained(self, factor, *MODELS[model])
             found[f"{factor:g}"] = facts
@@ -107,60 +102,33 @@ def sessions(factor: float, batch: int, lists: int, ids: int, rows_scale: float 
 class Step:
     """The embedding step: planner, forward and backward of a collection with all rows resident."""
 
-    def __init__(self, bench: Dedup, factor: float, mixed: bool) -> None:
-        data = sessions(factor, bench.batch, 1 if mixed else 6, bench.ids, bench.rows / ITEMS)
-        singles = Synthetic("criteo-kaggle", bench.batch, rows_scale=0.02)
-        self.rounds, self.tables = bench.rounds, singles.tables(bench.dim) if mixed else []
-        self.tables += [Table(name, data.rows["item"], bench.dim) for name in data.lists]
+    def __init__(self, bench: Dedup, factor: float) -> None:
+        data = sessions(factor, bench.batch, 6, bench.ids, bench.rows / ITEMS)
+        self.rounds, self.tables = bench.rounds, [Table(name, data.rows["item"], bench.dim) for name in data.lists]
         self.plain = [data.batch(number).sparse.select(data.lists) for number in range(3)]
-        if mixed:
-            self.plain = [KeyedJagged.concat([singles.batch(n).sparse, ids]) for n, ids in enumerate(self.plain)]
-        find(self.plain[0])  # compiles
-        took = []
-        for _ in range(self.rounds):
-            with Stopwatch() as watch:
-                self.once = [find(ids) for ids in self.plain]
-            took.append(watch.cpu)
-        self.find_ns = median(took) * 1e9 / sum(len(ids.values()) for ids in self.plain)
+        self.once = [find(ids) for ids in self.plain]
         cache = sum(table.rows for table in self.tables)
         self.ours = [EmbeddingBagCollection(self.tables, optimizer=RowwiseAdagrad(lr=0.01), cache=cache) for _ in "ab"]
-        self.others = [fbgemm(self.tables, lr=0.01, rowwise=True, eps=1e-8) for _ in "ab"] if has_fbgemm() else []
+        self.other = fbgemm(self.tables, lr=0.01, rowwise=True, eps=1e-8) if has_fbgemm() else None
         draw = torch.Generator().manual_seed(0)
         self.grad = torch.empty(bench.batch, len(self.tables), bench.dim).uniform_(-1, 1, generator=draw)
 
     def measure(self) -> dict[str, Any]:
         """Return medians over rounds, after a step on each batch that compiles, makes the rows and is compared."""
-        sides = [
-            (side, batches) for kind in (self.ours, self.others) for side, batches in zip(kind, (self.plain, self.once))
-        ]
+        sides = [*zip(self.ours, (self.plain, self.once), strict=True)]
+        sides += [(self.other, self.plain)] if self.other else []
         for at in range(len(self.plain)):
-            outs = [self._step(side, batches[at]) for side, batches in sides]
-            for full, few in zip(outs[::2], outs[1::2], strict=True):
-                torch.testing.assert_close(full, few, rtol=1e-3, atol=1e-4)
+            full, once, *_ = [self._step(side, batches[at]) for side, batches in sides]
+            torch.testing.assert_close(full, once, rtol=1e-3, atol=1e-4)
         turns = {k: cycle(batches) for k, (_, batches) in enumerate(sides)}
         took = in_turns({k: lambda k=k: self._step(sides[k][0], next(turns[k])) for k in turns}, self.rounds)
-        facts = {"x": ratio(took, 0, 1), "find_ns": round(self.find_ns, 2)}
-        for place, name in enumerate(("vs_fbgemm", "vs_vbe"), start=2):
-            facts[name] = ratio(took, place, 1) if self.others else None
-        return facts | {"ids": len(self.once[0].values()), "ids_expanded": len(self.plain[0].values())}
+        return {"x": ratio(took, 0, 1), "vs_fbgemm": ratio(took, 2, 1) if self.other else None}
 
     def _step(self, side: Any, ids: KeyedJagged) -> torch.Tensor:
-        out = self._out(side, ids)
-        out.backward(self.grad if out.dim() == 3 else self.grad.flatten(1))
+        ours = isinstance(side, EmbeddingBagCollection)
+        out = side(ids).stacked() if ours else side(ids.values(), ids.offsets().long())
+        out.backward(self.grad if ours else self.grad.flatten(1))
         return out.detach()
-
-    def _out(self, side: Any, ids: KeyedJagged) -> torch.Tensor:
-        if isinstance(side, EmbeddingBagCollection):
-            return side(ids).stacked()
-        values, offsets = ids.values(), ids.offsets().long()
-        if not ids.groups:
-            return side(values, offsets)
-        sizes = ids.stride_per_key()
-        flat = side(values, offsets, batch_size_per_feature_per_rank=ids.stride_per_key_per_rank()).flatten()
-        of = {name: inverse for names, inverse in ids.groups.items() for name in names}
-        outs = zip(ids.keys(), flat.split([n * table.dim for n, table in zip(sizes, self.tables)]), self.tables)
-        keyed = ((name, out.view(-1, table.dim)) for name, out, table in outs)
-        return torch.cat([out.index_select(0, of[name]) if name in of else out for name, out in keyed], 1)
 
 
 def files(folder: Path, data: Sessions, tables: str = "") -> dict[str, Path]:
@@ -178,10 +146,9 @@ def files(folder: Path, data: Sessions, tables: str = "") -> dict[str, Path]:
     columns |= {"session": np.cumsum(np.append(True, users[1:] != users[:-1])), "time": np.arange(len(users))}
     schema = FileSchema((Label("label"),), dense, tuple(ids), session="session", time="time")
     table = pa.table(columns).take(np.random.default_rng(0).permutation(len(users)))
-    whole, paths = folder / "whole.parquet", {name: folder / name for name in ("once", "rows", "shuffled")}
+    whole, paths = folder / "whole.parquet", {name: folder / name for name in ("once", "rows")}
     pq.write_table(table.replace_schema_metadata({KEY: schema.toml().encode()}), whole)
     source = DataFlags(f"parquet:{whole}")
-    convert(source.files(), str(paths["shuffled"]), "none", as_rows=False, json=True, quiet=True)
     for name in ("once", "rows"):
         convert_by_session(source.files(), str(paths[name]), by_session(layout=name), quiet=True)
     return paths
@@ -200,8 +167,7 @@ def read(bench: Dedup, factor: float) -> dict[str, Any]:
         took = in_turns(
             {name: lambda path=path: sum(1 for _ in stream(path)) for name, path in paths.items()}, bench.rounds
         )
-    rates = {name: round(bench.samples / median(of)) for name, of in took.items()}
-    return {f"vs_{name}": ratio(took, name, "once") for name in ("rows", "shuffled")} | {"rows_a_second": rates}
+    return {"vs_rows": ratio(took, "rows", "once")}
 
 
 def trained(bench: Dedup, factor: float, model: str, lists: int, often: int) -> dict[str, Any]:

@@ -3,19 +3,17 @@
 Device and store are measured in the same run on the same folder; `ratios` compares them.
 """
 
-import contextlib
 import os
 import secrets
 import shutil
 import statistics
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from common import Stopwatch, at_least_one, main, result, seconds
+from common import Stopwatch, main, result, seconds
 from skirl.store import DiskStore, Record
 from skirl.store.disk.os_files import Handle, OsFiles
 from skirl.store.disk.records import READERS, fill
@@ -24,7 +22,6 @@ from skirl.tools.threads import Threads, run
 
 _PIECE = 4 << 20
 _KEEP = 7  # the store holds every 7th row of the table: ids of real tables are sparse, too
-_ALIGNED = 4096
 
 
 @dataclass(frozen=True)
@@ -41,28 +38,8 @@ class Disk:
     """Rows in a call."""
     calls: int = 20
     """Calls of each kind; the median is reported."""
-    overwrite: float = 2.0
-    """Average number of times that each row is overwritten."""
     room: float = 1.5
     """Maximum bytes on disk per byte of rows."""
-    seed: int = 0
-    """Seed of the rows that are read and written."""
-    json: bool = False
-    """Print one line of JSON."""
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "rows", "width", "batch", "calls")
-        if self.rows < self.batch:
-            raise ValueError(f"batch is {self.batch}, there are {self.rows} rows: set batch to {self.rows} or less")
-        if self.overwrite < 0:
-            raise ValueError(f"overwrite is {self.overwrite}: set it to 0 or more")
-        if self.folder.exists():
-            raise ValueError(f"folder is {str(self.folder)!r}, which exists: name one that does not")
-
-    @property
-    def record_bytes(self) -> int:
-        """Bytes in a record."""
-        return 4 * self.width
 
     def run(self) -> dict[str, Any]:
         """Measure the device, then the store."""
@@ -73,29 +50,20 @@ class Disk:
         finally:
             shutil.rmtree(self.folder)
         return result(
-            "disk",
-            self,
-            "rows record_bytes batch",
-            device=device,
-            store=store,
+            "disk", self, "rows width batch", device=device, store=store,
             ratios={
                 "fill_to_sequential_write": round(store["fill"]["mb_s"] / device["sequential_write_mb_s"], 3),
-                "overwrite_to_sequential_write": round(
-                    store["overwrite"]["written_mb_s"] / device["sequential_write_mb_s"], 3
-                ),
                 "overwrite_to_pwrite": round(store["overwrite"]["rows_s"] / device["random_write_rows_s"], 3),
                 "cold_read_to_pread": round(store["read_cold"]["rows_s"] / device["random_read_cold_rows_s"], 3),
                 "warm_read_to_pread": round(store["read_warm"]["rows_s"] / device["random_read_warm_rows_s"], 3),
             },
-        )
+        )  # fmt: skip
 
     def _device(self) -> dict[str, float]:
-
         files, path = OsFiles(), self.folder / "file"
-        total = -(-self.rows * self.record_bytes // _PIECE) * _PIECE
-        rng = np.random.default_rng(self.seed)
-        piece = _aligned(_PIECE)
-        piece[:] = np.frombuffer(rng.bytes(_PIECE), np.uint8)
+        total = -(-self.rows * 4 * self.width // _PIECE) * _PIECE
+        rng = np.random.default_rng(0)
+        piece = np.frombuffer(rng.bytes(_PIECE), np.uint8)
         with Handle(files, lambda: files.create(path)) as file:
             with Stopwatch() as written:
                 for offset in range(0, total, _PIECE):
@@ -104,9 +72,6 @@ class Disk:
                 files.sync(file.number)
             data = np.zeros(self.batch * self.width, np.float32)
             _forget(self.folder)
-            with _unbuffered(path, file.number) as direct, Stopwatch() as read:
-                for offset in range(0, total, _PIECE):
-                    os.preadv(direct, [piece.data], offset)
             pool = Threads()
             rates = {}
             for state in ("cold", "warm"):
@@ -116,15 +81,15 @@ class Disk:
                     if state == "cold":
                         _forget(self.folder)
                     else:
-                        plain_reads(file.number, records, self.record_bytes, data, 0, self.batch)
-                    given = file.number, records, self.record_bytes, data
+                        plain_reads(file.number, records, 4 * self.width, data, 0, self.batch)
+                    given = file.number, records, 4 * self.width, data
                     with Stopwatch() as watch:
                         run(plain_reads, self.batch, *given, threads=READERS, pool=pool)
                     times.append(watch.seconds)
                 rates[state] = self.batch / statistics.median(times)
-            times, row = [], piece[: self.record_bytes].tobytes()
+            times, row = [], piece[: 4 * self.width].tobytes()
             for _ in range(min(self.calls, 5)):
-                places = (rng.choice(self.rows, self.batch, replace=False) * self.record_bytes).tolist()
+                places = (rng.choice(self.rows, self.batch, replace=False) * 4 * self.width).tolist()
                 with Stopwatch() as watch:
                     for place in places:
                         os.pwrite(file.number, row, place)
@@ -133,14 +98,13 @@ class Disk:
         path.unlink()
         return {
             "sequential_write_mb_s": round(total / written.seconds / 1e6, 1),
-            "sequential_read_mb_s": round(total / read.seconds / 1e6, 1),
             "random_read_cold_rows_s": round(rates["cold"]),
             "random_read_warm_rows_s": round(rates["warm"]),
             "random_write_rows_s": round(self.batch / statistics.median(times)),
         }
 
     def _store(self) -> dict[str, Any]:
-        rng = np.random.default_rng(self.seed + 1)
+        rng = np.random.default_rng(1)
         keys = rng.permutation(self.rows) * _KEEP
         rows, out = rng.random((self.batch, self.width), np.float32), np.empty((self.batch, self.width), np.float32)
         self._compile(rows)
@@ -167,36 +131,23 @@ class Disk:
         cold = statistics.median(read(True) for _ in range(self.calls))
         warm = statistics.median(read(False) for _ in range(self.calls))
         index = sum(log.index.nbytes for log in store._logs) / self.rows
-        before, most, longest = counting.written, 0, 0.0
-        turns = max(1, round(self.overwrite * self.rows / self.batch))
+        before, most = counting.written, 0
+        turns = max(1, round(2 * self.rows / self.batch))
         with Stopwatch() as overwritten:
             for _ in range(turns):
-                longest = max(longest, seconds(lambda: store.write(some(), rows)))
+                store.write(some(), rows)
                 most = max(most, store.bytes_on_disk)
             store.flush()
-        payload = turns * self.batch * self.record_bytes
-        store.write(some(), rows)
-        flush = seconds(store.flush)
+        payload = turns * self.batch * 4 * self.width
         store.close()
-        _forget(path)
-        with Stopwatch() as opened:
-            again = self._open(path, OsFiles())
-        with again:
-            assert len(again) == self.rows
         return {
             "fill": self._rate(self.rows, filled.seconds),
             "read_cold": self._rate(self.batch, cold),
             "read_warm": self._rate(self.batch, warm),
             "overwrite": self._rate(turns * self.batch, overwritten.seconds)
-            | {
-                "amplification": round((counting.written - before) / payload, 3),
-                "written_mb_s": round((counting.written - before) / overwritten.seconds / 1e6, 1),
-                "longest_call_s": round(longest, 3),
-            },
+            | {"amplification": round((counting.written - before) / payload, 3)},
             "index_bytes_a_row": round(index, 2),
-            "disk_bytes_to_payload": round(most / (self.rows * self.record_bytes), 3),
-            "flush_ms": round(1000 * flush, 2),
-            "open_s": round(opened.seconds, 3),
+            "disk_bytes_to_payload": round(most / (self.rows * 4 * self.width), 3),
         }
 
     def _open(self, path: Path, files: OsFiles) -> DiskStore:
@@ -214,7 +165,7 @@ class Disk:
         shutil.rmtree(path)
 
     def _rate(self, rows: int, took: float) -> dict[str, float]:
-        return {"rows_s": round(rows / took), "mb_s": round(rows * self.record_bytes / took / 1e6, 1)}
+        return {"rows_s": round(rows / took), "mb_s": round(rows * 4 * self.width / took / 1e6, 1)}
 
 
 @kernel
@@ -244,25 +195,6 @@ def _forget(folder: Path) -> None:
                 os.fdatasync(file.number)
                 if hasattr(os, "posix_fadvise"):
                     os.posix_fadvise(file.number, 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def _aligned(n: int) -> np.ndarray:
-    """Return `n` bytes at an address aligned for O_DIRECT."""
-    data = np.zeros(n + _ALIGNED, np.uint8)
-    start = -data.ctypes.data % _ALIGNED
-    return data[start : start + n]
-
-
-@contextlib.contextmanager
-def _unbuffered(path: Path, buffered: int) -> Iterator[int]:
-    """Yield a descriptor that bypasses the page cache, or `buffered` if the file system has no O_DIRECT."""
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_DIRECT)
-    except (OSError, AttributeError):
-        yield buffered
-        return
-    with Handle(OsFiles(), lambda: file) as direct:
-        yield direct.number
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from common import at_least_one, main, result, seconds
+from common import main, result, seconds
 from skirl.core.optim import ROW_OPTIMIZERS, RowOptimizer
 from skirl.engine.device import open_device
 from skirl.engine.kernels.hot_rows import stretches_of
@@ -30,21 +30,10 @@ class Kernels:
     """Numbers in the vector of a row."""
     batch: int = 16_384
     """Samples in a step."""
-    features: int = 26
-    """Ids in a sample, each a bag of its own."""
     cache: int = 8_000_000
     """Rows in the cache; the default is 2 GB at dim 64, 40 times the 50 MB of an H100's L2 cache."""
     rounds: int = 20
     """Launches of each kernel."""
-    seed: int = 0
-    """Seed of the ids."""
-    json: bool = False
-    """Print one line of JSON."""
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "dim", "batch", "features", "cache", "rounds")
-        if self.device == "cpu":
-            raise ValueError("device is 'cpu': set it to cuda; for the CPU kernels, use rows.py")
 
     def run(self) -> dict[str, Any]:
         """Time all kernels and a copy in turn and return the figures."""
@@ -62,12 +51,10 @@ class Kernels:
                 spent[name].append(_timed(launch, gpu.at))
         rates = {name: nbytes / median(spent[name][2:]) for name, (_, nbytes) in work.items()}
         return result(
-            "kernels", self, "dim batch features seed", cache_rows=self.cache, distinct=shared.distinct,
+            "kernels", self, "dim batch", cache_rows=self.cache, distinct=shared.distinct,
             device=self.device if gpu.at.type == "cpu" else torch.cuda.get_device_name(gpu.at),
             copy_gb_s=float(f"{rates['copy'] / 1e9:.3g}"),
             share_of_copy={name: float(f"{rate / rates['copy']:.3g}") for name, rate in rates.items() if name != "copy"},
-            ms={name: round(1e3 * median(times[2:]), 4) for name, times in spent.items()},
-            spread={name: round(max(times[2:]) / min(times[2:]), 2) for name, times in spent.items()},
         )  # fmt: skip
 
     def _copy(self, at: torch.device) -> tuple[Callable[[], object], int]:
@@ -80,13 +67,13 @@ class _Shared:
     """The data that all kernels of a run work on."""
 
     def __init__(self, flags: Kernels, at: torch.device) -> None:
-        rng = np.random.default_rng(flags.seed)
+        rng = np.random.default_rng(0)
         self.flags, self.at = flags, at
-        slots = rng.integers(0, flags.cache, flags.batch * flags.features).astype(np.int32)
+        slots = rng.integers(0, flags.cache, flags.batch * 26).astype(np.int32)
         rows, place = np.unique(slots, return_inverse=True)
         counts = np.bincount(place)
         start = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-        bag_of = np.arange(len(slots)).reshape(flags.batch, flags.features).T.reshape(-1)
+        bag_of = np.arange(len(slots)).reshape(flags.batch, 26).T.reshape(-1)
         self.distinct = len(rows)
 
         def up(array: np.ndarray) -> torch.Tensor:
@@ -105,7 +92,7 @@ class _Shared:
 
         flags, out = self.flags, torch.empty_like(self.grads)
         cache = torch.zeros(flags.cache, flags.dim, device=self.at)
-        launch = lambda: pool(cache, flags.dim, self.slots, self.empty, flags.features, self.no_scale, out)  # noqa: E731
+        launch = lambda: pool(cache, flags.dim, self.slots, self.empty, 26, self.no_scale, out)  # noqa: E731
         return launch, 2 * out.nbytes + self.slots.nbytes
 
     def backward(self, optimizer: RowOptimizer) -> tuple[Callable[[], object], int]:

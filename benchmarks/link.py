@@ -7,14 +7,13 @@ them; the time of a step is compared with its roof, the least that compute, wire
 
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -22,7 +21,7 @@ import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from common import at_least_one, main, processes, result
+from common import main, processes, result
 from skirl.core.batch import Batch
 from skirl.core.optim import RowwiseAdagrad
 from skirl.data.synthetic import Synthetic
@@ -32,13 +31,13 @@ from skirl.peers.job import trainers, using
 from skirl.pipeline.lookahead import lookahead
 from skirl.tools.machine import cores
 from skirl.tools.units import Link
-from train import TrainSpeed
+from train import RepeatedBatches, TrainSpeed
 
 WAYS = ("hidden", "all_critical")
 """How trainers take turns: as skirl trains, and with nothing that travels early or late."""
 LOOPBACK = "loopback"
 EDGE = 2
-"""Untimed steps at the beginning of a turn, in which data of the previous turn is still on its way."""
+"""Untimed steps at the beginning of a turn."""
 READ = 16
 """Different batches, which repeat."""
 ADDRESS = "10.211.37.{}"
@@ -60,8 +59,8 @@ class LinkSpeed:
 
     part: Literal["trainers", "bound"] = "trainers"
     """trainers: two of them over real links; bound: one behind an emulated link, with several caches."""
-    links: tuple[str, ...] = ("1Gbit,0us", "10Gbit,0us")
-    """Rate and delay of each link to measure, such as 1Gbit,100us; loopback sets no limit."""
+    links: tuple[str, ...] = ("1Gbit", "10Gbit")
+    """Rate of each link to measure; loopback sets no limit."""
     dense: tuple[int, ...] = (100_000, 400_000, 1_600_000)
     """Numbers of dense weights in the model, one measurement for each."""
     batch: int = 4096
@@ -72,102 +71,59 @@ class LinkSpeed:
     """Steps in a turn."""
     rounds: int = 3
     """Timed turns of each way."""
-    ways: tuple[Literal["hidden", "all_critical"], ...] = WAYS
-    """hidden: as skirl trains; all_critical: nothing travels early or late."""
-    caches: tuple[int, ...] = (1, 10, 50)
-    """For part bound: caches, in percent of the touched rows."""
-    seed: int = 0
-    """Seed of ids and weights."""
-    json: bool = False
-    """Print one line of JSON."""
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "batch", "dim", "steps", "rounds")
-        for link in self.links:
-            if link != LOOPBACK:
-                Link.parse(link)
 
     def run(self) -> dict[str, Any]:
         """Measure each link with each dense size, or each cache, in sequence."""
         if self.part == "bound":
-            found = {str(percent): TrainSpeed(cache=f"touched:{percent}%", **BOUND).run() for percent in self.caches}
-            met = all(of["vs_on_demand"] >= 0.9 * of["byte_ratio_on_demand"] for of in found.values())
-            return result("link", self, "part caches", met=met, by_cache=found)
-        if any(link != LOOPBACK for link in self.links) and (why := why_not()):
-            raise OSError(f"links is {self.links}, and {why}: set it to {LOOPBACK}, which needs none")
+            found = {str(percent): TrainSpeed(cache=f"touched:{percent}%", **BOUND).run() for percent in (1, 10, 50)}
+            return result("link", self, "part", by_cache=found)
         points = [point for link in self.links for point in self._points(link)]
         return result(
-            "link", self, "part links dense batch dim steps rounds ways seed",
+            "link", self, "part links dense batch dim steps rounds",
             vs_roof=max(point["vs_roof"] for point in points),
             critical_share=max(point["critical_share"] for point in points),
             vs_all_critical=[point["vs_all_critical"] for point in points],
             points=points,
         )  # fmt: skip
 
-    def _points(self, link: str) -> list[dict[str, Any]]:
-        emulated = Link() if link == LOOPBACK else Link.parse(link)
-        jobs = [
-            Job(dense, self.batch, self.dim, steps=self.steps, rounds=self.rounds, delay=emulated.delay, seed=self.seed)
-            for dense in self.dense
-        ]
-        words = [__file__, "child", json.dumps([asdict(job) for job in jobs]), ",".join(self.ways)]
-        with nullcontext([]) if link == LOOPBACK else two_namespaces(emulated.rate) as names:
-            host = ADDRESS.format(1) if names else "127.0.0.1"
-            ranks = zip(*processes(2, words, names, host), strict=True)
-        return [
-            {"link": link, "dense": dense, **judged(of_all, self.ways, emulated)}
-            for dense, of_all in zip(self.dense, ranks, strict=True)
-        ]
-
-
-def judged(ranks: Sequence[dict[str, Any]], ways: Sequence[str], link: Link) -> dict[str, Any]:
-    """Compare the time of a step with its roof; the headline ratios are those of the first way."""
-    local = max(rank["local"]["seconds"] for rank in ranks)
-    out = {}
-    for way in ways:
-        together = [rank[way] for rank in ranks]
-        busiest = max(sum(rank[side].values()) for rank in together for side in ("sent", "received"))
-        roof = {
-            "compute": local, "wire": busiest / link.rate, "cores": sum(rank["cpu"] for rank in together) / cores(),
-        }  # fmt: skip
-        seconds = max(rank["seconds"] for rank in together)
-        shares = {name: max(rank["waited"][name] for rank in together) / seconds for name in together[0]["waited"]}
-        out[way] = {
-            "seconds": seconds,
-            "roof": roof,
-            "bound": max(roof, key=lambda name, roof=roof: roof[name]),
-            "vs_roof": seconds / max(roof.values()),
-            "critical_share": shares["rows"],
-            "dense_share": shares["dense"],
-            "bytes": {name: sum(rank["sent"][name] for rank in together) for name in together[0]["sent"]},
-        }
-    first, both = out[ways[0]], all(way in out for way in WAYS)
-    return {
-        "vs_roof": first["vs_roof"],
-        "bound": first["bound"],
-        "critical_share": first["critical_share"],
-        "vs_all_critical": out["all_critical"]["seconds"] / out["hidden"]["seconds"] if both else None,
-        "ways": out,
-    }
-
-
-@dataclass(frozen=True)
-class Job:
-    """The work of every trainer; `delay`: seconds that each message takes on top of its bytes."""
-
-    dense: int = 400_000
-    batch: int = 4096
-    dim: int = 64
-    rows_scale: float = 0.1
-    steps: int = 16
-    rounds: int = 3
-    delay: float = 0.0
-    seed: int = 0
-
     @property
     def source(self) -> Synthetic:
         """The stream of batches."""
-        return Synthetic("criteo-kaggle", self.batch, batches=READ, seed=self.seed, rows_scale=self.rows_scale)
+        return Synthetic("criteo-kaggle", self.batch, batches=READ, rows_scale=0.1)
+
+    def _points(self, link: str) -> list[dict[str, Any]]:
+        rate = rate_of(link)
+        flags = {name: getattr(self, name) for name in ("dense", "batch", "dim", "steps", "rounds")}
+        words = [__file__, "child", json.dumps(flags)]
+        with nullcontext([]) if link == LOOPBACK else two_namespaces(rate) as names:
+            host = ADDRESS.format(1) if names else "127.0.0.1"
+            ranks = zip(*processes(2, words, names, host), strict=True)
+        return [
+            {"link": link, "dense": dense, **judged(each, rate)} for dense, each in zip(self.dense, ranks, strict=True)
+        ]
+
+
+def rate_of(link: str) -> float:
+    """Return the bytes per second of a link."""
+    return Link().rate if link == LOOPBACK else Link.parse(f"{link},0us").rate
+
+
+def judged(ranks: Sequence[dict[str, Any]], rate: float) -> dict[str, Any]:
+    """Compare the time of a step with its roof, and with the same step when nothing travels early or late."""
+    together = [rank["hidden"] for rank in ranks]
+    busiest = max(sum(rank[side].values()) for rank in together for side in ("sent", "received"))
+    roof = {
+        "compute": max(rank["local"]["seconds"] for rank in ranks), "wire": busiest / rate,
+        "cores": sum(rank["cpu"] for rank in together) / cores(),
+    }  # fmt: skip
+    seconds = {way: max(rank[way]["seconds"] for rank in ranks) for way in WAYS}
+    return {
+        "vs_roof": seconds["hidden"] / max(roof.values()),
+        "critical_share": max(rank["waited"]["rows"] for rank in together) / seconds["hidden"],
+        "vs_all_critical": seconds["all_critical"] / seconds["hidden"],
+        "roof": roof,
+        "cpu": {way: sum(rank[way]["cpu"] for rank in ranks) for way in WAYS},
+    }
 
 
 class TwoLayers(nn.Module):
@@ -184,34 +140,22 @@ class TwoLayers(nn.Module):
         return self.layers(self.embeddings(batch.sparse).stacked().flatten(1)).squeeze(1)
 
 
-class Again:
-    """A loader that yields the same batches over and over."""
-
-    yields_fresh = True
-
-    def __init__(self, batches: Sequence[Batch]) -> None:
-        self._batches = batches
-
-    def __iter__(self) -> Iterator[Batch]:
-        while True:
-            yield from self._batches
-
-
 class Way:
     """One way to train, step by step; with `Alone` all rows are local."""
 
-    def __init__(self, job: Job, peers: Peers, parts: Sequence[Batch], stack: ExitStack) -> None:
+    def __init__(self, job: LinkSpeed, dense: int, peers: Peers, parts: Sequence[Batch], stack: ExitStack) -> None:
         self.peers, self._steps = peers, job.steps
         tables = job.source.tables(job.dim)
         rows = min(sum(table.rows for table in tables), 26 * job.batch * READ)
         with using(peers):
-            embeddings = EmbeddingBagCollection(tables, optimizer=RowwiseAdagrad(lr=0.02), cache=rows, seed=job.seed)
+            embeddings = EmbeddingBagCollection(tables, optimizer=RowwiseAdagrad(lr=0.02), cache=rows)
         self._exchange = embeddings.engine.exchange
-        torch.manual_seed(job.seed)
-        self.model = TwoLayers(embeddings, len(tables) * job.dim, job.dense)
+        torch.manual_seed(0)
+        self.model = TwoLayers(embeddings, len(tables) * job.dim, dense)
         self._dense = torch.optim.SGD(self.model.layers.parameters(), lr=0.01)
         stack.callback(embeddings.close)
-        self._batches = iter(stack.enter_context(lookahead(Again(parts), self.model, depth=8, shards=peers.size)))
+        stream = RepeatedBatches(parts * 1000)
+        self._batches = iter(stack.enter_context(lookahead(stream, self.model, depth=8, shards=peers.size)))
 
     def turn(self, way: str = WAYS[0]) -> dict[str, Any]:
         """Train a turn and return its averages per step: time, bytes sent and received, and waits."""
@@ -254,13 +198,13 @@ class Way:
         loss.item()
 
 
-def of_rank(job: Job, peers: Peers, ways: Sequence[str]) -> dict[str, Any]:
+def of_rank(job: LinkSpeed, dense: int, peers: Peers) -> dict[str, Any]:
     """Measure one trainer alone and with the others in each way, taking turns. Return the medians."""
     torch.set_num_threads(1)
     parts = list(job.source.sharded(peers.rank, peers.rank + 1, peers.size))
-    turns: dict[str, list[dict[str, Any]]] = {name: [] for name in ("local", *ways)}
+    turns: dict[str, list[dict[str, Any]]] = {name: [] for name in ("local", *WAYS)}
     with ExitStack() as stack:
-        local, together = Way(job, Alone(), parts, stack), Way(job, peers, parts, stack)
+        local, together = (Way(job, dense, of, parts, stack) for of in (Alone(), peers))
         for _ in range(1 + job.rounds):
             for name, of in turns.items():
                 peers.channel("start").exchange([np.zeros(0, np.uint8)] * peers.size, f"before {name}")
@@ -276,30 +220,6 @@ def _middle(turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
         else statistics.median(turn[name] for turn in turns)
         for name, first in turns[0].items()
     }
-
-
-class Later:
-    """A transfer that is done no earlier than after a delay, as over a longer cable."""
-
-    def __init__(self, work: Any, seconds: float) -> None:
-        self._work, self._due = work, time.perf_counter() + seconds
-
-    def wait(self) -> None:
-        self._work.wait()
-        while (left := self._due - time.perf_counter()) > 0:
-            time.sleep(left)
-
-
-def why_not() -> str | None:
-    """Return why no network namespace can be made here, or None if it can."""
-    if not (shutil.which("ip") and shutil.which("tc")):
-        return "network namespaces need the commands ip and tc"
-    name = f"skirl-{os.getpid()}-try"
-    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
-    if made.returncode:
-        return f"no network namespace can be made here: {made.stderr.strip()}"
-    _run("ip", "netns", "del", name)
-    return None
 
 
 def _run(*words: str) -> None:
@@ -332,9 +252,7 @@ def two_namespaces(rate: float) -> Iterator[list[str]]:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["child"]:
-        jobs, peers = [Job(**given) for given in json.loads(sys.argv[2])], trainers()
-        for channel in peers.channels.values() if jobs[0].delay else ():
-            channel._move = lambda *args, move=channel._move: Later(move(*args), jobs[0].delay)
-        print(json.dumps([of_rank(job, peers, sys.argv[3].split(",")) for job in jobs]))
+        job, peers = LinkSpeed(**json.loads(sys.argv[2])), trainers()
+        print(json.dumps([of_rank(job, dense, peers) for dense in job.dense]))
     else:
         main(LinkSpeed)

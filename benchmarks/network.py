@@ -1,6 +1,6 @@
 """Claim: trainers exchange little more than the vectors that they need ("Several trainers" in docs/benchmarks.md).
 
-`wire_overhead`: all bytes of rows and ids over those of the vectors alone, which must be the vectors that were planned.
+`wire_overhead`: all bytes of rows and ids over those of the vectors alone.
 `dense_vs_allreduce`: the tree's sum of dense gradients over the backend's own.
 """
 
@@ -11,14 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
-from common import Stopwatch, at_least_one, main, processes, result
+from common import Stopwatch, main, processes, result
 from skirl.core.optim import SGD, RowwiseAdagrad
-from skirl.core.placement import Placement
-from skirl.core.tables import Schema, Table
+from skirl.core.tables import Table
 from skirl.core.tree import block_of
 from skirl.data.synthetic import Synthetic
 from skirl.nn.collection import EmbeddingBagCollection
@@ -26,7 +24,6 @@ from skirl.nn.dense_sums import DenseSums
 from skirl.peers.job import trainers, using
 from skirl.peers.start import join
 from skirl.pipeline.lookahead import lookahead
-from skirl.train.verify import rows_of
 
 VECTORS = ("rows", "moves")
 """Channels of values and gradients: those that the loop waits for, and those that travel while it computes."""
@@ -50,60 +47,29 @@ class Network:
     """Steps whose rows are counted."""
     dim: int = 16
     """Numbers in a row."""
-    seed: int = 0
-    """Seed of the ids, whose skew is that of Criteo Kaggle."""
-    json: bool = False
-    """Print one line of JSON."""
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "numbers", "rounds", "steps", "dim")
 
     def run(self) -> dict[str, Any]:
         """Measure with each number of processes in sequence."""
         dense, wire = {}, {}
         for count in self.trainers:
-            words = [
-                __file__,
-                "child",
-                json.dumps([self.numbers, self.rounds, self.batch, self.steps, self.dim, self.seed]),
-            ]
-            ranks = processes(count, words)
+            flags = [self.numbers, self.rounds, self.batch, self.steps, self.dim]
+            ranks = processes(count, [__file__, "child", json.dumps(flags)])
             dense[str(count)], wire[str(count)] = ranks[0]["dense"], self._overhead([rank["wire"] for rank in ranks])
         return result(
-            "network", self, "trainers numbers rounds batch steps dim seed",
-            wire_overhead={count: figures["ratio"] for count, figures in wire.items()},
-            dense_vs_allreduce={count: figures["ratio"] for count, figures in dense.items()},
-            wire=wire, dense=dense,
+            "network", self, "trainers numbers rounds batch steps dim",
+            wire_overhead=wire, dense_vs_allreduce=dense,
         )  # fmt: skip
 
-    def _overhead(self, ranks: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return the ratio of all bytes to those of the vectors alone, and whether the vectors are those planned."""
-        planned = np.zeros((len(ranks), len(ranks)), np.int64)
-        source = Synthetic("criteo-kaggle", batch_size=self.batch, batches=self.steps, seed=self.seed)
-        schema, placement = Schema.of(source.tables(self.dim)), Placement.even(len(ranks))
-        for reader in range(len(ranks)):
-            for part in source.sharded(reader, reader + 1, len(ranks)):
-                owners = np.bincount(placement.site_of(np.unique(rows_of([part], schema))), minlength=len(ranks))
-                owners[reader] = 0  # a trainer's own rows cross no network
-                planned[:, reader] += owners
-                planned[reader] += owners
-        sent, received = (
-            np.sum([[rank[name][way] for rank in ranks] for name in VECTORS], axis=0) for way in ("sent", "received")
-        )
-        by_channel = {name: sum(sum(rank[name]["bytes_sent"]) for rank in ranks) for name in CHANNELS}
-        return {
-            "ratio": sum(by_channel.values()) / (int(sent.sum()) * self.dim * 4),
-            "vectors": int(sent.sum()),
-            "vectors_critical": sum(sum(rank["rows"]["sent"]) for rank in ranks),
-            "vectors_planned": int(planned.sum()),
-            "as_planned": bool((sent == planned).all() and (planned == received.T).all()),
-            "bytes": by_channel,
-        }
+    def _overhead(self, ranks: list[dict[str, Any]]) -> float:
+        """Return the ratio of all bytes to those of the vectors alone."""
+        vectors = sum(sum(rank[name]["sent"]) for rank in ranks for name in VECTORS)
+        nbytes = sum(sum(rank[name]["bytes_sent"]) for rank in ranks for name in CHANNELS)
+        return nbytes / (vectors * self.dim * 4)
 
 
-def wire(peers: Any, batch: int, steps: int, dim: int, seed: int) -> dict[str, Any]:
+def wire(peers: Any, batch: int, steps: int, dim: int) -> dict[str, Any]:
     """Train rows on one trainer's shard of each batch and return what its channels counted."""
-    source = Synthetic("criteo-kaggle", batch_size=batch, batches=steps, seed=seed)
+    source = Synthetic("criteo-kaggle", batch_size=batch, batches=steps)
     rows = EmbeddingBagCollection(source.tables(dim), optimizer=RowwiseAdagrad(lr=0.02), cache=batch * 26)
     with lookahead(source.sharded(peers.rank, peers.rank + 1, peers.size), rows, shards=peers.size) as batches:
         for part in batches:
@@ -112,7 +78,7 @@ def wire(peers: Any, batch: int, steps: int, dim: int, seed: int) -> dict[str, A
     return {name: counters for name, counters in peers.counted().items() if name in CHANNELS}
 
 
-def dense(numbers: int, rounds: int) -> dict[str, Any]:
+def dense(numbers: int, rounds: int) -> float:
     """Time one rank's sums of gradients, as the loop does them and by the backend, each from `.grad` to `.grad`."""
     wide = max(1, int(numbers**0.5) // 2)
     sizes = [wide * wide] * (numbers // (wide * wide)) + ([rest] if (rest := numbers % (wide * wide)) else [])
@@ -147,24 +113,8 @@ def dense(numbers: int, rounds: int) -> dict[str, Any]:
                 dist.barrier()
             return watch.seconds * 1e3
 
-        bare = lambda: dist.all_reduce(flat)  # noqa: E731
-        times = [[timed(call) for call in (ours, backends, bare)] for _ in range(rounds + 3)][3:]
-        timed(ours)
-        same = all(
-            torch.equal(weight.grad, _tree([part[n] for part in parts]) / peers.size)
-            for n, weight in enumerate(weights)
-        )
-    mine, reduced, bare_ms = (statistics.median(each) for each in zip(*times, strict=True))
-    return {
-        "ratio": mine / reduced, "ratio_of_bare": mine / bare_ms, "dense_ms": mine, "all_reduce_ms": reduced,
-        "same_bits": same,
-    }  # fmt: skip
-
-
-def _tree(parts: list[Any]) -> Any:
-    """Return the plain sum over shards as a balanced tree."""
-    half = len(parts) // 2
-    return parts[0] if len(parts) == 1 else _tree(parts[:half]) + _tree(parts[half:])
+        times = [[timed(call) for call in (ours, backends)] for _ in range(rounds + 3)][3:]
+    return statistics.median(tree / backend for tree, backend in times)
 
 
 if __name__ == "__main__":

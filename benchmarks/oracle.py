@@ -1,8 +1,8 @@
 """Claim: the oracle plans tens of millions of ids a second ("Oracle" in docs/performance.md); no row moves.
 
-Slots, grouping and all hazards are included. With --trainers, that many owners, each planning its part of the rows with
-its part of the slots, are compared with one planner of all ("Several trainers" in docs/benchmarks.md): all take turns in
-one process, and messages between them are written and read as in production.
+Slots, grouping and all hazards are included. With --trainers, that many owners, each planning its part of the
+rows with its part of the slots, are compared with one planner of all; messages between them are written and read as in
+production.
 """
 
 import time
@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from common import at_least_one, main, result
+from common import main, result
 from skirl.core.keys import MAX_ROWS
 from skirl.core.placement import Placement
 from skirl.core.positions import Positions
@@ -40,61 +40,39 @@ class Oracle:
     """Threads that plan."""
     ids: Literal["rows", "hashed64"] = "rows"
     """rows: rows of tables of the data set's size; hashed64: the same ids, hashed into tables of 2**48 rows each."""
-    data: str = "criteo-kaggle"
-    """The data set whose table sizes to use: criteo-kaggle, avazu or criteo-terabyte."""
     cache: int = 500_000
     """Slots in the cache."""
     steps: int = 50
     """Batches to time."""
-    seed: int = 0
     trainers: int = 1
     """If more than 1: compare that many owners with one planner of all rows."""
-    json: bool = False
-    """Print one line of JSON."""
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "batch", "depth", "threads", "cache", "steps", "trainers")
 
     def run(self) -> dict[str, Any]:
         """Fill the window, then time batch after batch."""
         torch.set_num_threads(1)  # torch makes the batches; its idle threads would spin on the planner's cores
-        data = Synthetic(self.data, batch_size=self.batch, batches=self.depth + self.steps, seed=self.seed)
+        data = Synthetic("criteo-kaggle", batch_size=self.batch, batches=self.depth + self.steps)
         rows = {"rows": lambda table: table.rows, "hashed64": lambda table: MAX_ROWS}[self.ids]
         schema = Schema.of([Table(table.name, rows(table), 16) for table in data.tables(16)])
         figures = self._alone(schema, data) if self.trainers == 1 else self._divided(schema, data)
         return result(
-            "oracle", self, "batch depth threads ids data cache steps trainers", tables=len(schema.tables), **figures
+            "oracle", self, "batch depth threads ids cache steps trainers", tables=len(schema.tables), **figures
         )
 
     def _alone(self, schema: Schema, data: Synthetic) -> dict[str, Any]:
         planner = BankPlanner(schema, 0, self.cache, depth=self.depth, seen=Seen(schema), threads=self.threads)
-        times, ids, moved = [], 0, {"fetched": 0, "new": 0, "evicted": 0}
+        took, ids = 0.0, 0
         for number, positions in enumerate(self._positions(data)):
             began = time.perf_counter()
             planner.enter(positions)
-            entered = time.perf_counter()
             if number + 1 < self.depth:
                 continue
-            step = planner.plan()
-            planned = time.perf_counter()
-            planner.executed(step.number)
+            planner.executed(planner.plan().number)
             if number >= self.depth:  # before the first batch was planned, the whole window was entered
-                times.append((entered - began, planned - entered))
+                took += time.perf_counter() - began
                 ids += len(positions)
-                moved["fetched"] += step.fetches
-                moved["new"] += len(step.new_keys)
-                moved["evicted"] += len(step.evict_keys)
-        enter, plan = np.array(times).T * 1e3
-        both = enter + plan
         return {
-            "ids_per_s": ids / (both.sum() / 1e3),
-            "ids_per_s_best_batch": ids / self.steps / (both.min() / 1e3),
-            "ms_per_batch": float(both.mean()),
-            "enter_ms": float(enter.mean()),
-            "plan_ms": float(plan.mean()),
-            "median_ms": float(np.median(both)),
-            "window_rows": planner.window_rows,
-            "rows_a_batch": {name: n / self.steps for name, n in moved.items()},
+            "ids_per_s": ids / took,
+            "ms_per_batch": took / self.steps * 1e3,
             "peak_rss_mb": peak_bytes() / (1 << 20),
         }
 
@@ -103,14 +81,13 @@ class Oracle:
         one: Planner[None] = Planner(bank_planners(schema, [self.cache], plan, Seen(schema)), plan)
         owners = [Owner(schema, rank, ranks, max(1, self.cache // ranks), plan) for rank in range(ranks)]
         alone, each, moved = Timed(), [Timed() for _ in owners], {"one": 0, "owners": 0}
-        rows = words = 0
 
         def planned() -> None:
-            for _, (step,) in iter(lambda: alone("plan", one.next), None):
+            for _, (step,) in iter(lambda: alone(one.next), None):
                 moved["one"] += step.fetches
                 one.executed(step.number)
             for timed, owner in zip(each, owners, strict=True):
-                for _, step in iter(lambda timed=timed, owner=owner: timed("plan", owner.next), None):
+                for _, step in iter(lambda timed=timed, owner=owner: timed(owner.next), None):
                     moved["owners"] += step.fetches
 
         for number, batch in enumerate(self._positions(data)):
@@ -118,27 +95,21 @@ class Oracle:
                 timed.counts = number >= self.depth
             one.add(None, [batch], 0)
             parts = zip(each, owners, parts_of(batch, ranks), strict=True)
-            letters = [timed("ask", owner.ask, part) for timed, owner, part in parts]
+            letters = [timed(owner.ask, part) for timed, owner, part in parts]
             for timed, owner, given in zip(each, owners, zip(*letters, strict=True), strict=True):
-                answer: Joined = timed("join", owner.together.answer, given)
-                rows += int(answer.reads[0].ask[-1])
-                timed("add", owner.add, answer)
-            words += sum(len(letter) for written in letters for letter in written)
+                answer: Joined = timed(owner.together.answer, given)
+                timed(owner.add, answer)
             planned()
         for timed in (alone, *each):
             timed.counts = False
         for planner in (one, *owners):
             planner.end()
         planned()
-        busiest = max(each, key=lambda timed: sum(timed.ms.values()))
-        ms = {"one": alone.ms["plan"], **busiest.ms}
+        busiest = max(timed.ms for timed in each)
         return {
             "fetched": moved,
             "fetches_vs_one": round(moved["owners"] / moved["one"], 4) if moved["one"] else None,
-            "cpu_ms": {name: spent / self.steps for name, spent in ms.items()},
-            "cpu_vs_one": round(sum(busiest.ms.values()) / ms["one"], 4),
-            "rows_a_trainer": rows / (self.depth + self.steps) / ranks,
-            "id_bytes_a_row": round(4 * words / rows, 3),
+            "cpu_vs_one": round(busiest / alone.ms, 4),
         }
 
     def _positions(self, data: Synthetic) -> Iterator[Positions]:
@@ -153,18 +124,16 @@ class Oracle:
 
 
 class Timed:
-    """CPU time of one rank's work, by task. Counts only while `counts` is true."""
+    """CPU time of one rank's work. Counts only while `counts` is true."""
 
-    def __init__(self) -> None:
-        self.counts = False
-        self.ms: dict[str, float] = {}
+    counts = False
+    ms = 0.0
 
-    def __call__(self, what: str, call: Any, *args: Any) -> Any:
-        """Call, add the CPU time to `what`, and return the result."""
+    def __call__(self, call: Any, *args: Any) -> Any:
+        """Call, add the CPU time, and return the result."""
         began = time.thread_time()
         out = call(*args)
-        if self.counts:
-            self.ms[what] = self.ms.get(what, 0.0) + (time.thread_time() - began) * 1e3
+        self.ms += (time.thread_time() - began) * 1e3 if self.counts else 0.0
         return out
 
 

@@ -1,29 +1,23 @@
-"""Claim: plans of `skirl place` keep the busiest rank busy shorter than greedy rules and TorchRec's planner do ("Rows
-placed" in docs/benchmarks.md), by measured times of the kernels and by whole iterations of TorchRec.
+"""Claim: plans of `skirl place` keep the busiest rank busy shorter than greedy rules and TorchRec's planner do ("Tables over
+ranks" in docs/benchmarks.md), by measured times of the kernels.
 
 Tables are random, with the moments of 856 published production tables; no cost was fitted to them.
 """
 
-import json
-import os
-import sys
-import tempfile
-import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from math import log
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from common import main, processes, result
+from common import main, result
 from skirl.placement.calibrate import measure_machine
 from skirl.placement.check import computing_ms, exchange_of
-from skirl.placement.costs import Costs, Kernel, load_costs, save_costs
-from skirl.placement.measure import arena_of, noise_of
+from skirl.placement.costs import Kernel
+from skirl.placement.measure import arena_of
 from skirl.placement.pieces import Piece, blocks, whole
 from skirl.placement.problem import Placed, Problem
 from skirl.placement.search import search
@@ -48,14 +42,12 @@ RULES = {
 """The load of a table, according to each greedy rule."""
 
 
-def production(count: int, max_dim: int, seed: int, small: bool = False) -> list[TableSpec]:
-    """Return random tables with the moments of published production tables, rows 4.1e6 +- 3.1e6, 15.8 +- 25.6 ids, or
-    `small` ones of 1,000 to 160,000 rows."""
+def production(count: int, max_dim: int, seed: int) -> list[TableSpec]:
+    """Return random tables with the moments of published production tables, rows 4.1e6 +- 3.1e6, 15.8 +- 25.6 ids."""
     rng, specs = np.random.default_rng(seed), []
     spread = log(1 + (25.6 / 15.8) ** 2)
     for n in range(count):
         rows = int(max(100, rng.gamma((4.11 / 3.13) ** 2, 3.13**2 / 4.11 * 1e6)))
-        rows = int(10 ** rng.uniform(3, 5.2)) if small else rows
         ids = round(BATCH * min(200.0, max(1.0, rng.lognormal(log(15.8) - spread / 2, spread**0.5))))
         head = 10 ** rng.uniform(0, 2.5)
         active = max(head, 0.08 * rows)
@@ -64,9 +56,6 @@ def production(count: int, max_dim: int, seed: int, small: bool = False) -> list
         dim = 1 << int(rng.integers(2, max_dim.bit_length()))
         specs.append(TableSpec(f"t{n}", rows, dim, BATCH, ids, len(counts), reuse_of(counts), OPTIMIZER))
     return specs
-
-
-# Plans by measured times
 
 
 def greedy(problem: Problem, sizes: Sequence[float]) -> Placed:
@@ -85,9 +74,9 @@ def greedy(problem: Problem, sizes: Sequence[float]) -> Placed:
 def row_wise(problem: Problem) -> Placed:
     """Cut every table by rows, evenly over all ranks."""
     parts = [
-        (Piece(n, a, b, 0, spec.dim), r)
+        (Piece(n, a, b, 0, spec.dim), rank)
         for n, spec in enumerate(problem.specs)
-        for r, (a, b) in enumerate(blocks(spec.rows, len(problem.caps)))
+        for rank, (a, b) in enumerate(blocks(spec.rows, len(problem.caps)))
         if a < b
     ]
     return problem.at(tuple(piece for piece, _ in parts), np.array([rank for _, rank in parts]))
@@ -147,12 +136,12 @@ def collection(specs: Sequence[TableSpec]) -> Any:
     return made
 
 
-def plans(tasks: int, seed: int, kernel: Kernel, with_torchrec: bool) -> dict[str, Any]:
+def plans(tasks: int, kernel: Kernel, with_torchrec: bool) -> dict[str, Any]:
     """Measure the busiest rank's milliseconds under our plans and under simpler plans of the same tasks."""
-    costs = measure_machine(kernel, [OPTIMIZER], minutes=2.0, combinations=200, seed=seed)
-    arena, rng = arena_of(kernel), np.random.default_rng(seed)
-    pools = {dim: production(150, dim, seed + 2000 + dim) for _, dim in CELLS}
-    busiest, even, cells, noise = list[dict[str, float]](), list[dict[str, float]](), [], []
+    costs = measure_machine(kernel, [OPTIMIZER], minutes=2.0, combinations=200)
+    arena, rng = arena_of(kernel), np.random.default_rng(0)
+    pools = {dim: production(150, dim, 2000 + dim) for _, dim in CELLS}
+    busiest, even = list[dict[str, float]](), list[dict[str, float]]()
     for n in range(tasks):
         ranks, dim = CELLS[n % len(CELLS)]
         some = [pools[dim][i] for i in rng.choice(150, int(rng.integers(10, 61)), replace=False).tolist()]
@@ -165,148 +154,36 @@ def plans(tasks: int, seed: int, kernel: Kernel, with_torchrec: bool) -> dict[st
         placed["skirl"] = search(problem, seconds=SEARCH).placed
         if with_torchrec:
             placed |= by_torchrec(problem)
-        ms, differs = computing_ms(problem, list(placed.values()), arena, seed + n)
+        ms, _ = computing_ms(problem, list(placed.values()), arena, n)
         both = [compute + exchange_of(problem, plan) for compute, plan in zip(ms, placed.values(), strict=True)]
         busiest.append({name: float(of.max()) for name, of in zip(placed, both, strict=True)})
         even.append({name: float(of.mean()) for name, of in zip(placed, both, strict=True)})
-        cells.append(f"{ranks} ranks, dims to {dim}")
-        noise.append(differs)
     rule = min(RULES, key=lambda name: sum(of[name] for of in busiest))
     ratios = np.array([of["skirl"] / of[rule] for of in busiest])
     half = 1.96 * ratios.std(ddof=1) / len(ratios) ** 0.5 if len(ratios) > 1 else float("nan")
     names = {name for of in busiest for name in of} - {"skirl"}
     vs = {n: float(np.mean([of["skirl"] / of[n] for of in busiest if n in of])) for n in sorted(names)}
-    by_cell = {c: float(ratios[[of == c for of in cells]].mean()) for c in dict.fromkeys(cells)}
     lost = sum(of[rule] - mean[rule] for of, mean in zip(busiest, even, strict=True))
-    theirs = [ratio for name, ratio in vs.items() if name.startswith("torchrec")]
     return {
         "tasks": tasks, "greedy": rule, "vs_greedy": vs[rule], "vs_greedy_95": [vs[rule] - half, vs[rule] + half],
-        "by_cell": by_cell, "best_cell": min(by_cell.values()), "vs": vs, "vs_row_wise": vs["row_wise"],
-        "gap_closed": sum(of[rule] - of["skirl"] for of in busiest) / lost, "worst_vs_any": max(vs.values()),
-        "vs_torchrec": max(theirs, default=None), "noise": float(np.median(noise)), "link": LINK,
-    }  # fmt: skip
-
-
-# Whole iterations of TorchRec, in two processes
-
-
-def rank_main(folder: Path, flags: dict[str, Any]) -> None:
-    """Time iterations under a plan of skirl and under one of TorchRec in turns, in one of several processes."""
-    import torch
-    import torch.distributed as dist
-    from fbgemm_gpu.split_embedding_configs import EmbOptimType
-    from torch import nn
-    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-    from torchrec.distributed.model_parallel import DistributedModelParallel
-    from torchrec.distributed.planner import EmbeddingShardingPlanner
-    from torchrec.distributed.planner.types import ParameterConstraints, Topology
-    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
-
-    from skirl.placement.lookups import draw_ids
-    from skirl.torchrec import SkirlPlanner
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=int(os.environ["RANK"]), world_size=2)
-    costs, found = load_costs(folder / "costs.json", link=1.0, ranks=2, kernels=["fbgemm-cpu"]), []
-    fused = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.1, "eps": 1e-8}
-    sharders = [EmbeddingBagCollectionSharder(fused_params=fused)]
-    for task in range(flags["tasks"]):
-        rng = np.random.default_rng([flags["seed"], task])
-        specs = production(int(rng.integers(10, 21)), 128, int(rng.integers(1 << 30)), small=True)
-
-        def batch(*seed: int, specs: Sequence[TableSpec] = specs) -> Any:
-            draw = np.random.default_rng(seed)
-            ids = [draw_ids(spec, draw) for spec in specs]
-            sizes = [np.bincount(draw.integers(0, BATCH, len(of)), minlength=BATCH) for of in ids]
-            values, lengths = (torch.from_numpy(np.concatenate(of)) for of in (ids, sizes))
-            return KeyedJaggedTensor(keys=[spec.name for spec in specs], values=values, lengths=lengths)
-
-        of = Topology(2, "cpu", ddr_cap=1 << 32, local_world_size=2, intra_host_bw=1.25e6)
-        pooling = {spec.name: ParameterConstraints(pooling_factors=[spec.ids / BATCH]) for spec in specs}
-        seen = [batch(flags["seed"], task, 1, n) for n in range(4)]
-        planners = {
-            "skirl": SkirlPlanner(of, BATCH, batches=seen, costs=costs, seconds=SEARCH),
-            "torchrec": EmbeddingShardingPlanner(of, BATCH, constraints=pooling),
-        }
-        sides, made = {}, {}
-        for name, planner in planners.items():
-            module = nn.ModuleDict({"ebc": collection(specs)})
-            made[name] = plan = planner.collective_plan(module, sharders)
-            parallel = DistributedModelParallel(module, device=torch.device("cpu"), plan=plan, sharders=sharders)
-            sides[name] = parallel.module["ebc"]
-        batches, turns = [batch(flags["seed"], task, 2, n, dist.get_rank()) for n in range(4)], flags["turns"]
-        ms, cpu = ({name: np.zeros((turns + 1, 4)) for name in sides} for _ in range(2))
-        for turn in range(4 * turns + 4):
-            for name in sorted(sides, reverse=turn % 2 == 1):
-                dist.barrier()
-                began, worked = time.perf_counter(), time.process_time()
-                sides[name](batches[turn % 4]).values().square().mean().backward()
-                cpu[name][divmod(turn, 4)] = 1e3 * (time.process_time() - worked)
-                dist.barrier()
-                ms[name][divmod(turn, 4)] = 1e3 * (time.perf_counter() - began)
-        busy = {}
-        for name in sides:
-            mine = torch.tensor(cpu[name][1:].min(axis=0).mean())
-            every = [torch.zeros_like(mine) for _ in range(2)]
-            dist.all_gather(every, mine)
-            busy[name] = [float(of) for of in every]
-        least = {name: float(of[1:].min(axis=0).mean()) for name, of in ms.items()}
-        kinds = {}
-        for name, plan in made.items():
-            of_tables = [parameter.sharding_type for parameter in plan.plan["ebc"].values()]
-            kinds[name] = {kind: of_tables.count(kind) for kind in sorted(set(of_tables))}
-        facts = {"ms": least, "cpu_ms": busy, "noise": noise_of(ms["skirl"][1:])}
-        found.append({"tables": len(specs), "kinds": kinds, **facts})
-    print(json.dumps(found))
-
-
-def torchrec_runs(tasks: int, seed: int, costs: Costs) -> dict[str, Any]:
-    """Compare whole iterations under both planners' plans, in two gloo processes on this machine."""
-    with tempfile.TemporaryDirectory() as folder:
-        save_costs(costs, Path(folder, "costs.json"))
-        os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-        found, _ = processes(2, [__file__, "--rank", folder, json.dumps({"tasks": tasks, "seed": seed, "turns": 15})])
-
-    def ratio(name: str, of: Any) -> float:
-        return float(np.mean([of(task[name]["skirl"]) / of(task[name]["torchrec"]) for task in found]))
-
-    balance = {
-        f"balance_{name}": float(np.mean([max(t["cpu_ms"][name]) / np.mean(t["cpu_ms"][name]) for t in found]))
-        for name in ("skirl", "torchrec")
-    }
-    return {
-        "iteration_vs_torchrec": ratio("ms", float), "iteration_cpu_vs_torchrec": ratio("cpu_ms", max),
-        **balance, "noise": float(np.median([task["noise"] for task in found])), "iterations": found, "ranks": 2,
+        "vs": vs, "gap_closed": sum(of[rule] - of["skirl"] for of in busiest) / lost, "link": LINK,
     }  # fmt: skip
 
 
 @dataclass
 class Placement:
-    """Plans of tables against greedy rules and against TorchRec's planner."""
+    """Measured plans of tables against greedy rules and against plans of TorchRec's planner."""
 
-    part: Literal["plans", "torchrec"] = "plans"
-    """plans: measured plans against simpler ones and TorchRec's; torchrec: whole iterations of TorchRec under its own
-    planner's plans and ours."""
-    tasks: int | None = None
-    """Number of tasks, by default 80 and 10."""
+    tasks: int = 80
+    """Number of tasks."""
     kernel: Kernel = "skirl-cpu"
-    """The kernels to measure, for plans."""
-    seed: int = 0
-    json: bool = False
+    """The kernels to measure."""
 
     def run(self) -> dict[str, Any]:
         warnings.simplefilter("ignore")
-        if self.part == "torchrec":
-            from skirl.torchrec import measure_costs
-
-            found = torchrec_runs(self.tasks or 10, self.seed, measure_costs(minutes=1.0))
-        else:
-            found = plans(self.tasks or 80, self.seed, self.kernel, find_spec("torchrec") is not None)
-        return result("placement", self, "part kernel seed", **found)
+        found = plans(self.tasks, self.kernel, find_spec("torchrec") is not None)
+        return result("placement", self, "kernel", **found)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--rank"]:
-        rank_main(Path(sys.argv[2]), json.loads(sys.argv[3]))
-    else:
-        main(Placement)
+    main(Placement)

@@ -17,11 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from common import Stopwatch, at_least_one, main, result
+from common import Stopwatch, main, result
 from skirl.data.commands import ConvertToFile
 from skirl.data.flags import DataFlags
 from skirl.data.synthetic import Synthetic
-from skirl.tools.machine import peak_bytes
 
 OTHERS = ("torchrec", "iopath")
 
@@ -40,24 +39,13 @@ class Readers:
     """Number of times that each reader reads the file; the median is reported."""
     stream_gb: float = 1.0
     """Gigabytes of text to read to see whether memory grows; 0 skips this."""
-    workers: int = 0
-    """Processes that read files; with 0 this process reads them."""
-    seed: int = 0
-    json: bool = False
-    """Print one line of JSON."""
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "samples", "peer_samples", "batch", "rounds")
-        if not 0 <= self.stream_gb <= 10_000:
-            raise ValueError(f"stream_gb is {self.stream_gb}: set it between 0 and 10000")
 
     def run(self) -> dict[str, Any]:
         """Write the file in each form and time reading each, TorchRec last."""
-
         torch.set_num_threads(1)
         with tempfile.TemporaryDirectory(prefix="skirl-readers-") as folder:
             text = Path(folder) / "day_0.tsv"
-            lines = criteo_lines(self.samples, self.seed)
+            lines = criteo_lines(self.samples)
             text.write_bytes(b"".join(lines))
             few = Path(folder) / "few.tsv"
             few.write_bytes(b"".join(lines[: self.peer_samples]))
@@ -71,19 +59,16 @@ class Readers:
             }
             other = self._torchrec(few)
             return result(
-                "readers",
-                self,
-                "samples batch rounds workers seed",
+                "readers", self, "samples batch rounds",
                 bytes={"text": text.stat().st_size, "converted": Path(rows).stat().st_size},
                 rows_per_s=read,
                 torchrec=other,
                 times_torchrec=None if other is None else read["text"]["per_cpu_s"] / other["per_cpu_s"],
                 memory=self._memory(str(text)) if self.stream_gb else None,
-                peak_rss_mb=peak_bytes() / (1 << 20),
-            )
+            )  # fmt: skip
 
     def _read(self, data: str, rows: str | None) -> dict[str, float]:
-        files = DataFlags(data, batch=self.batch, rows=rows, workers=self.workers).stream()
+        files = DataFlags(data, batch=self.batch, rows=rows).stream()
         sum(len(batch.labels) for batch in files)  # the first pass compiles
         return _rates(lambda: sum(len(batch.labels) for batch in files), self.rounds)
 
@@ -91,7 +76,7 @@ class Readers:
         """Read the text over and over and fit how the resident size grows with the bytes read."""
         size = Path(text).stat().st_size
         times = max(4, round(self.stream_gb * 1e9 / size))
-        files = DataFlags(f"criteo:{','.join([text] * times)}", batch=self.batch, workers=self.workers).stream()
+        files = DataFlags(f"criteo:{','.join([text] * times)}", batch=self.batch).stream()
         read, resident = [], []
         every = max(1, times * self.samples // self.batch // 200)
         for number, _ in enumerate(files):
@@ -100,7 +85,7 @@ class Readers:
                 resident.append(resident_mb())
         half = len(read) // 4  # leaves out the beginning, with what is allocated once
         slope = float(np.polyfit(read[half:], resident[half:], 1)[0])
-        return {"gb": times * size / 1e9, "slope_mb_per_gb": slope, "first_mb": resident[half], "last_mb": resident[-1]}
+        return {"gb": times * size / 1e9, "slope_mb_per_gb": slope}
 
     def _torchrec(self, text: Path) -> dict[str, float] | None:
         if not all(map(find_spec, OTHERS)):
@@ -128,19 +113,13 @@ def _rates(read: Callable[[], int], rounds: int) -> dict[str, float]:
             rows = read()
         rates.append(rows / watch.seconds)
         cpu.append(rows / watch.cpu)
-    return {
-        "median": float(np.median(rates)),
-        "low": min(rates),
-        "high": max(rates),
-        "per_cpu_s": float(np.median(cpu)),
-    }
+    return {"median": float(np.median(rates)), "per_cpu_s": float(np.median(cpu))}
 
 
-def criteo_lines(samples: int, seed: int) -> list[bytes]:
+def criteo_lines(samples: int) -> list[bytes]:
     """Return lines of text in Criteo's layout, with the skew of Criteo Kaggle."""
-
     lines = []
-    for batch in Synthetic("criteo-kaggle", min(samples, 8192), batches=-(-samples // 8192), seed=seed):
+    for batch in Synthetic("criteo-kaggle", min(samples, 8192), batches=-(-samples // 8192)):
         n = len(batch.labels)
         ids = batch.sparse.values().view(26, n).t().mul(0x9E3779B1).bitwise_and(0xFFFFFFFF).tolist()
         numbers = batch.dense.abs().mul(2).exp().long().tolist()

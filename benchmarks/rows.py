@@ -1,23 +1,20 @@
 """Claim: the embedding step is faster than FBGEMM's CPU operator and nn.EmbeddingBag ("Row kernels" in docs/performance.md).
 
 All rows are resident. `vs_X` is the time of X over ours with the oracle's share in ours, `kernels_vs_X` without it: above 1,
-skirl is faster. `kept_...` is the same where malloc returns no memory to the system, on all sides. Without FBGEMM its keys
-are null. The loops are bound by memory, which neighbours share: run it on a quiet machine.
+skirl is faster. Without FBGEMM its keys are null. The loops are bound by memory, which neighbours share.
 """
 
-import json
-import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from functools import cached_property
-from statistics import geometric_mean, median
+from dataclasses import dataclass
+from itertools import product
+from statistics import median
 from typing import Any, Literal, cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from common import Stopwatch, at_least_one, child, fbgemm, has_fbgemm, main, result
+from common import FbgemmTables, Stopwatch, TorchTables, has_fbgemm, main, result, seconds
 from skirl.core.batch import KeyedJagged
 from skirl.core.id_hash import hashes_of
 from skirl.core.ids import Captured, Resolver
@@ -36,9 +33,6 @@ from skirl.oracle.seen import Seen
 from skirl.oracle.step import Step
 
 OPTIMIZERS: dict[str, RowOptimizer] = {"sgd": SGD(lr=0.01), "rowwise-adagrad": RowwiseAdagrad(lr=0.01)}
-KEPT = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1099511627776"
-"""GLIBC_TUNABLES under which malloc returns no page to the system."""
-Memory = Literal["system", "kept"]
 OTHERS = ("fbgemm", "embeddingbag")
 
 
@@ -51,37 +45,30 @@ class SidesBatch:
     """The oracle's Step; its slots are those of contiguous tables, as in the other libraries."""
     micro: Micro
 
-    @cached_property
-    def offsets(self) -> Tensor:
-        """int64 [features * batch + 1]."""
-        return self.sparse.offsets().long()
 
-
+@dataclass
 class Side:
     """A library's embedding step: forward, then backward, which includes the row optimizer."""
 
-    def __init__(self, grad: Tensor) -> None:
-        self.grad = grad
+    forward: Callable[[SidesBatch], Tensor]
+    weights: Callable[[], Tensor]
+    """The rows of all tables, to compare."""
+    optimizer: torch.optim.Optimizer | None = None
 
-    def forward(self, given: SidesBatch) -> Tensor:
-        raise NotImplementedError
-
-    def backward(self, out: Tensor) -> None:
-        out.backward(self.grad)
-
-    def output(self, out: Tensor) -> Tensor:
-        """Return the output as [batch, features, dim], to compare."""
+    def step(self, given: SidesBatch, grad: Tensor) -> Tensor:
+        """Return the output [batch, features, dim]."""
+        out = self.forward(given)
+        out.backward(grad)
+        if self.optimizer is not None:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
         return out.detach()
 
-    def weights(self) -> Tensor:
-        """Return the weights as [rows of all tables, dim], to compare."""
-        raise NotImplementedError
 
-
-class Skirl(Side):
+class Skirl:
     """Our module, with all rows in its cache: slot = id + the rows of earlier tables."""
 
-    def __init__(self, tables: list[Table], optimizer: RowOptimizer, grad: Tensor) -> None:
+    def __init__(self, tables: list[Table], optimizer: RowOptimizer) -> None:
         self.module = EmbeddingBagCollection(tables, optimizer=optimizer, cache=sum(t.rows for t in tables))
         engine = self.module.engine
         rows = sum(table.rows for table in tables)
@@ -89,7 +76,6 @@ class Skirl(Side):
         keys = np.concatenate([key_of(i, np.arange(t.rows, dtype=np.int64)) for i, t in enumerate(tables)])
         make(engine, 0, keys, np.arange(rows, dtype=np.int32), array_of(engine.banks[0]))
         self.module.opened(cast(Any, self))  # acts as a lookahead, which says which step is next
-        super().__init__(grad)
 
     def forward(self, given: SidesBatch) -> Tensor:
         given.micro.entered = given.micro.returned = False
@@ -106,63 +92,19 @@ class Skirl(Side):
         return torch.from_numpy(array_of(engine.banks[0]))[:, : engine.schema.banks[0].dim]
 
 
-class Fbgemm(Side):
-    """FBGEMM's table-batched operator on the CPU: all tables in one call, optimizer in its backward."""
-
-    def __init__(self, tables: list[Table], optimizer: RowOptimizer, grad: Tensor, weights: Tensor) -> None:
-        rowwise = not isinstance(optimizer, SGD)
-        self.module = fbgemm(tables, lr=optimizer.lr, rowwise=rowwise, eps=getattr(optimizer, "eps", 0.0))
-        self.shape = grad.shape
-        super().__init__(grad.reshape(len(grad), -1))
-        begin = 0
-        for mine in self.module.split_embedding_weights():
-            mine.copy_(weights[begin : begin + len(mine)])
-            begin += len(mine)
-
-    def forward(self, given: SidesBatch) -> Tensor:
-        return self.module(given.sparse.values(), given.offsets)
-
-    def output(self, out: Tensor) -> Tensor:
-        return out.detach().reshape(self.shape)
-
-    def weights(self) -> Tensor:
-        return torch.cat(self.module.split_embedding_weights())
-
-
-class TorchBags(Side):
-    """One nn.EmbeddingBag per table with sparse gradients, and torch.optim.SGD.
-
-    The outputs are stacked to [batch, features, dim], since the other sides produce that without further work.
-    """
-
-    def __init__(self, tables: list[Table], optimizer: RowOptimizer, grad: Tensor, weights: Tensor) -> None:
-        parts = weights.split([table.rows for table in tables])
-        self.bags = [
-            nn.EmbeddingBag.from_pretrained(
-                part.clone(), freeze=False, mode="sum", sparse=True, include_last_offset=True
-            )
-            for part in parts
-        ]
-        self.sgd = torch.optim.SGD([bag.weight for bag in self.bags], lr=optimizer.lr)
-        super().__init__(grad)
-        self._inputs: dict[int, list[tuple[Tensor, Tensor]]] = {}
-
-    def forward(self, given: SidesBatch) -> Tensor:
-        inputs = self._inputs.get(id(given)) or self._inputs.setdefault(id(given), self._split(given))
-        return torch.stack([bag(ids, offsets) for bag, (ids, offsets) in zip(self.bags, inputs, strict=True)], 1)
-
-    def backward(self, out: Tensor) -> None:
-        out.backward(self.grad)
-        self.sgd.step()
-        self.sgd.zero_grad()
-
-    def weights(self) -> Tensor:
-        return torch.cat([bag.weight.detach() for bag in self.bags])
-
-    def _split(self, given: SidesBatch) -> list[tuple[Tensor, Tensor]]:
-        batch, values, offsets = len(self.grad), given.sparse.values(), given.offsets
-        starts = [offsets[f * batch : (f + 1) * batch + 1] for f in range(len(self.bags))]
-        return [(values[int(s[0]) : int(s[-1])], s - s[0]) for s in starts]
+def sides_of(tables: list[Table], optimizer: RowOptimizer) -> dict[str, Side]:
+    """Return what takes turns, all with the same rows."""
+    ours = Skirl(tables, optimizer)
+    sides, weights = {"skirl": Side(ours.forward, ours.weights)}, ours.weights().split([table.rows for table in tables])
+    if has_fbgemm():
+        rowwise, eps = not isinstance(optimizer, SGD), getattr(optimizer, "eps", 0.0)
+        rows = FbgemmTables(tables, weights, lr=optimizer.lr, rowwise=rowwise, eps=eps)
+        sides["fbgemm"] = Side(lambda given: rows(given.sparse).stacked(), rows.weights)
+    if isinstance(optimizer, SGD):
+        bags = TorchTables(tables, (part.clone() for part in weights))
+        sgd = torch.optim.SGD(bags.parameters(), lr=optimizer.lr)
+        sides["embeddingbag"] = Side(lambda given: bags(given.sparse).stacked(), bags.weights, sgd)
+    return sides
 
 
 @dataclass(frozen=True)
@@ -171,91 +113,38 @@ class RowsSpeed:
 
     batch: tuple[int, ...] = (2048, 8192)
     """Samples in a batch."""
-    dim: tuple[int, ...] = (16, 48, 64)
+    dim: tuple[int, ...] = (16, 64)
     """Numbers in a row."""
     optimizer: tuple[Literal["sgd", "rowwise-adagrad"], ...] = ("sgd", "rowwise-adagrad")
     """The row optimizers to time."""
-    pooling: tuple[int, ...] = (1, 4)
-    """Ids in a bag: 1 is exactly one; more is the mean of 0 to twice as many, measured for the smallest batch only."""
-    data: Literal["tiny", "avazu", "criteo-kaggle"] = "criteo-kaggle"
+    data: str = "criteo-kaggle"
     """The data set whose table sizes and skew to use."""
     rows_scale: float = 0.1
     """Multiply the rows of each table by this. The default gives 3.4 million rows, 0.9 GB per side at dim 64."""
     rounds: int = 15
     """Timed steps per side, over four batches in turn."""
-    memory: tuple[Memory, ...] = ("system", "kept")
-    """The allocator of all sides: system is malloc as it is, kept never returns memory to the system. The first one
-    named gives the overall figures."""
-    threads: int = 1
-    """Threads of every side."""
-    json: bool = False
-    """Print one line of JSON."""
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "rounds", "threads")
-        if any(dim % 4 for dim in self.dim):
-            raise ValueError(f"dim is {self.dim}: FBGEMM takes only multiples of 4, so set it to those")
 
     def run(self) -> dict[str, Any]:
-        """Measure every case, in one child process per allocator."""
-        first, *others = [self._child(memory) for memory in self.memory]
-        cases = first.pop("cases")
-        for more in others:
-            cases += more["cases"]
-            first |= {f"{more['memory']}_{key}": value for key, value in more.items() if "_vs_" in f"_{key}"}
-        return first | {"memory": list(self.memory), "cases": cases}
-
-    def _child(self, memory: Memory) -> dict[str, Any]:
-        flags = json.dumps(asdict(self) | {"memory": [memory], "record": None})
-        env = {"GLIBC_TUNABLES": KEPT} if memory == "kept" else {}
-        return child([__file__, "child", flags], env)
-
-    def measure(self) -> dict[str, Any]:
-        """Measure every case in this process, with its allocator."""
-
-        torch.set_num_threads(self.threads)
-        cases = []
-        for pooling in self.pooling:
-            for batch in self.batch if pooling == 1 else [min(self.batch)]:
-                for dim in self.dim:
-                    for optimizer in self.optimizer:
-                        case = _Case(self, batch, dim, optimizer, pooling)
-                        cases.append(case.measure())
+        """Measure every case."""
+        torch.set_num_threads(1)
+        each = product(self.batch, self.dim, self.optimizer)
         return result(
-            "rows", self, "threads data rounds", memory=self.memory[0], **_overall(cases), cases=cases,
+            "rows", self, "data rounds", cases=[_Case(self, *case).measure() for case in each],
             rows=sum(Synthetic(self.data, rows_scale=self.rows_scale).rows.values()),
-            missing=None if has_fbgemm() else "fbgemm: not installed",
         )  # fmt: skip
 
 
-def _overall(cases: list[dict[str, Any]]) -> dict[str, float | None]:
-    """Return geometric means and minima of the ratios over the cases that have the other library."""
-    facts: dict[str, float | None] = {}
-    for other in OTHERS:
-        for key in (f"vs_{other}", f"kernels_vs_{other}"):
-            ratios = [case[key] for case in cases if case[key] is not None]
-            facts[f"{key}_geomean"] = round(geometric_mean(ratios), 3) if ratios else None
-            facts[f"{key}_min"] = min(ratios) if ratios else None
-    return facts
-
-
 class _Case:
-    """The measurement of one batch size, dim, optimizer and pooling."""
+    """The measurement of one batch size, dim and optimizer."""
 
-    def __init__(self, bench: RowsSpeed, batch: int, dim: int, optimizer: str, pooling: int) -> None:
-
+    def __init__(self, bench: RowsSpeed, batch: int, dim: int, optimizer: str) -> None:
         self.bench = bench
-        self.named = {"memory": bench.memory[0], "batch": batch, "dim": dim, "optimizer": optimizer, "pooling": pooling}
-        data = Synthetic(bench.data, batch_size=batch, rows_scale=bench.rows_scale, pooling_factor=pooling)
+        self.named = {"batch": batch, "dim": dim, "optimizer": optimizer}
+        data = Synthetic(bench.data, batch_size=batch, rows_scale=bench.rows_scale)
         tables = data.tables(dim)
         features = len(tables)
         self.grad = torch.empty(batch, features, dim).uniform_(-1, 1, generator=torch.Generator().manual_seed(0))
-        ours = Skirl(tables, OPTIMIZERS[optimizer], self.grad)
-        self.sides: dict[str, Side] = {"skirl": ours}
-        if has_fbgemm():
-            self.sides["fbgemm"] = Fbgemm(tables, OPTIMIZERS[optimizer], self.grad, ours.weights())
-        if optimizer == "sgd":
-            self.sides["embeddingbag"] = TorchBags(tables, OPTIMIZERS[optimizer], self.grad, ours.weights())
+        self.sides = sides_of(tables, OPTIMIZERS[optimizer])
         self.given = [_given(data.batch(i).sparse, tables, i) for i in range(4)]
         self.groupings = [_grouping(given, tables) for given in self.given]
 
@@ -267,13 +156,12 @@ class _Case:
             given, group = self.given[number % len(self.given)], self.groupings[number % len(self.given)]
             names = list(self.sides)
             turn = number % len(names)
-            outs, took = {}, {"group": _time(group)[0]}
+            outs, took = {}, {"group": seconds(group)}
             for name in names[turn:] + names[:turn]:
                 side = self.sides[name]
-                took[f"{name}_forward"], out = _time(side.forward, given)
-                took[f"{name}_backward"], _ = _time(side.backward, out)
-                took[name] = took[f"{name}_forward"] + took[f"{name}_backward"]
-                outs[name] = side.output(out) if number < 0 else None
+                with Stopwatch() as watch:
+                    out = side.step(given, self.grad)
+                took[name], outs[name] = watch.seconds, out if number < 0 else None
                 del out
             if number < 0:
                 self._compare("outputs", outs)
@@ -283,14 +171,14 @@ class _Case:
         return self._facts(rounds)
 
     def _facts(self, rounds: list[dict[str, float]]) -> dict[str, Any]:
-        ms = {name: round(median(r[name] for r in rounds) * 1e3, 3) for name in rounds[0]}
-        ms["kernels"], ms["skirl"] = ms["skirl"], round(median(r["skirl"] + r["group"] for r in rounds) * 1e3, 3)
-        facts: dict[str, Any] = {**self.named, "ids": len(self.given[0].step.slots), "ms": ms}
+        facts: dict[str, Any] = {
+            **self.named,
+            "ms": {name: 1e3 * median(r[name] for r in rounds) for name in rounds[0]},
+        }
         for other in OTHERS:
             has = other in self.sides
-            facts[f"vs_{other}"] = (
-                round(median(r[other] / (r["skirl"] + r["group"]) for r in rounds), 3) if has else None
-            )
+            with_oracle = [r[other] / (r["skirl"] + r["group"]) for r in rounds] if has else []
+            facts[f"vs_{other}"] = round(median(with_oracle), 3) if has else None
             facts[f"kernels_vs_{other}"] = round(median(r[other] / r["skirl"] for r in rounds), 3) if has else None
         return facts
 
@@ -336,16 +224,5 @@ def _grouping(given: SidesBatch, tables: list[Table]) -> Callable[[], Any]:
     return group
 
 
-def _time(call: Callable[..., Any], *args: Any) -> tuple[float, Any]:
-    with Stopwatch() as watch:
-        out = call(*args)
-    return watch.seconds, out
-
-
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["child"]:
-        given = {name: tuple(v) if isinstance(v, list) else v for name, v in json.loads(sys.argv[2]).items()}
-        given.pop("record", None)
-        print(json.dumps(RowsSpeed(**given).measure()))
-    else:
-        main(RowsSpeed)
+    main(RowsSpeed)

@@ -1,18 +1,15 @@
 """Claim: variants on one stream train in less time than alone, and a race finds a good one for a tenth of the steps.
 
-Part speed: 8 variants of `skirl sweep` against single runs, one after the other and one per core at a time ("Variants on
-one stream" in docs/benchmarks.md). All runs of a cell warm up, each in its own processes, for at least `timed` steps and
-until their windows have stopped growing; then they take turns of `timed` steps while the others wait.
-
-Part race: all variants of a grid are trained to the end once for the truth, then races are replayed over their losses ("A
-race of variants").
+Part speed: 8 variants of `skirl sweep` against single runs, one after the other and one per core at a time. All runs of a
+cell warm up, each in its own process, for at least `timed` steps and until their windows have stopped growing; then they
+take turns of `timed` steps while the others wait. Part race: all variants of a grid are trained to the end once for the
+truth, then races are replayed over their losses.
 """
 
 import json
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
@@ -21,7 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from common import Stopwatch, at_least_one, main, result
+from common import Stopwatch, main, result
 from skirl.pipeline.lookahead import lookahead
 from skirl.sweep.crew import Crew, Duty, sweep_of
 from skirl.sweep.crews import Crews, duties, how_many
@@ -57,46 +54,35 @@ class Sweep:
     """The model."""
     dim: int = 8
     """Numbers of a row."""
-    depth: int | Literal["auto", "epoch"] = "auto"
-    """Steps read ahead."""
     batch: int = 128
     """Samples of a batch."""
     steps: int = 1000
     """Batches of synthetic data that races are over; files are read to their end."""
     together: int = 8
     """How many variants train on one stream, for part speed."""
-    store: Literal["memory", "disk"] = "memory"
-    """Where rows are, for part speed."""
     timed: int = 30
     """Steps of a turn, for part speed."""
     repeats: int = 5
     """Turns of each run, for part speed; medians are reported."""
-    processes: int | Literal["auto"] = "auto"
-    """Processes that train the variants, for part speed."""
-    json: bool = False
-    """Print one line of JSON."""
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "timed", "repeats", "batch", "steps", "together")
 
     def run(self) -> dict[str, Any]:
         """Measure."""
         figures = self._race() if self.part == "race" else self._speed()
-        return result("sweep", self, "part data rows model dim depth batch", **figures)
+        return result("sweep", self, "part data rows model dim batch", **figures)
 
     def _flags(self, steps: int | None, **more: Any) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in ("data", "rows", "model", "dim", "depth", "batch")}
+        own = {name: getattr(self, name) for name in ("data", "rows", "model", "dim", "batch")}
         return own | {"cache": "100%", "threads": 1, "steps": steps, **more}
 
     def _race(self) -> dict[str, Any]:
         recipe = Recipe.of(**self._flags(self.steps if self.data.startswith("synthetic:") else None))
-        names, losses, seconds = truth(recipe, grid(recipe, 32))
+        names, losses = truth(recipe, grid(recipe, 32))
         figures: dict[str, Any] = {}
         for count in RUNGS:
             own = [variant.name for variant in grid(recipe, count)]
             raced = replayed(own, losses[[names.index(name) for name in own]], RUNGS[count])
             figures |= {f"{name}{'' if count == 16 else f'_{count}'}": value for name, value in raced.items()}
-        return {**figures, "batches": losses.shape[1], "trained_seconds": seconds}
+        return {**figures, "batches": losses.shape[1]}
 
     def _speed(self) -> dict[str, Any]:
         at_once, count = cores(), self.together
@@ -117,11 +103,10 @@ class Sweep:
             return median(a / b for a, b in zip(over, under, strict=True))
 
         return {
-            "together": count, "store": self.store, "timed": self.timed, "repeats": self.repeats,
+            "together": count, "timed": self.timed, "repeats": self.repeats,
             "vs_lone": count * ratio(best.seconds, own.seconds),
             "vs_side_by_side": count / at_once * ratio(side.seconds, own.seconds),
             "cpu_vs_lone": count * ratio(alone[1].cpu, own.cpu),
-            "seconds": median(own.seconds),
         }  # fmt: skip
 
 
@@ -132,14 +117,14 @@ def grid(recipe: Recipe, count: int) -> list[Varied]:
     return checked_variants(recipe, [(text_of(each), each) for each in overrides])
 
 
-def truth(recipe: Recipe, variants: Sequence[Varied]) -> tuple[list[str], np.ndarray, float]:
-    """Train all to the end. Return names, losses [variants, batches] before each was trained on, and the seconds."""
+def truth(recipe: Recipe, variants: Sequence[Varied]) -> tuple[list[str], np.ndarray]:
+    """Train all to the end. Return names and losses [variants, batches], each before it was trained on."""
     losses, sweep = [], sweep_of(recipe, variants)
-    with Stopwatch() as watch, sweep, lookahead(recipe.stream(), sweep, depth=recipe.cache.depth) as batches:
+    with sweep, lookahead(recipe.stream(), sweep, depth=recipe.cache.depth) as batches:
         for batch in batches:
             found = sweep.step(batch)
             losses.append([found.get(variant.name, np.inf) for variant in variants])
-    return [variant.name for variant in variants], np.array(losses).T, watch.seconds
+    return [variant.name for variant in variants], np.array(losses).T
 
 
 def replayed(names: Sequence[str], losses: np.ndarray, shares: Sequence[float]) -> dict[str, Any]:
@@ -158,14 +143,12 @@ class Turns:
     """Runs that train at the same time, each in a process, when it is their turn. A with-block warms them up."""
 
     def __init__(self, flags: Sweep, runs: Sequence[dict[str, Any]], variants: int) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="skirl-bench-")
         self._started: list[subprocess.Popen[str]] = []
         self.seconds: list[float] = []
         self.cpu: list[float] = []
-        for number, run in enumerate(runs):
-            store = "memory" if flags.store == "memory" else f"disk:{self._folder.name}/{number}"
-            job = {"flags": run | {"store": store}, "timed": flags.timed, "variants": variants}
-            words = [sys.executable, __file__, "child", json.dumps(job | {"processes": flags.processes})]
+        for run in runs:
+            job = {"flags": run, "timed": flags.timed, "variants": variants}
+            words = [sys.executable, __file__, "child", json.dumps(job)]
             self._started.append(subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
 
     def __enter__(self) -> "Turns":
@@ -177,7 +160,6 @@ class Turns:
         for one in self._started:
             one.kill()
             one.communicate()
-        self._folder.cleanup()
 
     def take(self) -> None:
         """Let all train their steps at the same time."""
@@ -196,14 +178,10 @@ class Turns:
         return line
 
 
-Run = tuple[Iterator[Any], Callable[[], int], Callable[[], float]]
-"""Steps; how many are read ahead; CPU seconds of other processes."""
-
-
 def child(job: dict[str, Any]) -> None:
     """Train in this process. For each line read, take a turn and print its figures as JSON."""
     recipe = Recipe.of(**job["flags"])
-    run = beside(recipe, job["variants"], job["processes"]) if job["variants"] else alone(recipe)
+    run = beside(recipe, job["variants"]) if job["variants"] else alone(recipe)
     with run as (each, ahead, others):
         last, same, number = -1, 0, 0
         while number < job["timed"] or same < SETTLED:
@@ -220,8 +198,8 @@ def child(job: dict[str, Any]) -> None:
 
 
 @contextmanager
-def alone(recipe: Recipe) -> Iterator[Run]:
-    """A single run as `skirl train` has it, metrics included."""
+def alone(recipe: Recipe) -> Iterator[Any]:
+    """Yield a single run as `skirl train` has it: its steps, its window, CPU seconds of other processes."""
     recipe.use_threads()
     embeddings = recipe.embeddings(recipe.cache_size(0))
     model, dense = recipe.model_over(embeddings)
@@ -237,15 +215,15 @@ def alone(recipe: Recipe) -> Iterator[Run]:
 
 
 @contextmanager
-def beside(recipe: Recipe, count: int, processes: Any) -> Iterator[Run]:
+def beside(recipe: Recipe, count: int) -> Iterator[Any]:
     """Variants as `skirl sweep` trains them: metrics, and a race that nobody leaves."""
     variants = [
         Varied(f"lr-{n}", {"lr": lr}, recipe=replace(recipe, rates=replace(recipe.rates, lr=lr)))
         for n, lr in enumerate(recipe.rates.lr * (1 + n / count) for n in range(count))
     ]
     race = Race([variant.name for variant in variants])
-    duty = Duty(recipe, variants, ENDLESS, lambda name: "none", {})
-    used = how_many(processes, recipe, count, trace=False)
+    duty = Duty(recipe, variants, ENDLESS, lambda name: "none")
+    used = how_many("auto", recipe, count, trace=False)
     crew = Crew(duty) if used == 1 else Crews(duties(duty, race, used))
     with crew:
         crew.begin(None, None)

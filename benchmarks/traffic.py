@@ -6,15 +6,9 @@ cut back to the capacity after each batch. The distinct rows of a batch are resi
 then leaves from among the others: MIN drops those whose next batch is farthest, LRU those used longest ago. A row's first
 use is no fetch.
 
-A trace is a .npy file, or raw ids whose file name says how they are stored: .i64be is int64, big-endian, .i32le int32,
-little-endian, then .xz, .bz2, .gz or nothing. `zipf` draws one: id i with a chance proportional to 1 / (i + 1) ** exponent.
+A trace is a .npy file; `zipf` draws one: id i with a chance proportional to 1 / (i + 1) ** 1.05.
 """
 
-import bz2
-import gzip
-import lzma
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from common import Stopwatch, at_least_one, main, result
+from common import main, result
 from skirl.core.batch import KeyedJagged
 from skirl.core.optim import SGD
 from skirl.core.tables import Schema, Table
@@ -30,8 +24,7 @@ from skirl.nn.collection import EmbeddingBagCollection
 from skirl.oracle.options import Plan
 from skirl.pipeline.lookahead import lookahead
 from skirl.pipeline.simulate import Totals, simulate
-
-OPEN = {".xz": lzma.open, ".bz2": bz2.open, ".gz": gzip.open, "": open}
+from train import RepeatedBatches
 
 
 @dataclass(frozen=True)
@@ -39,79 +32,63 @@ class Traffic:
     """Rows that a cache fetches again on a trace of ids, against MIN, LRU, LFU and BagPipe's rule."""
 
     trace: str
-    """A .npy file of integer ids in order of access, a raw file such as ids.i64be.xz, or zipf."""
+    """A .npy file of integer ids in order of access, or zipf."""
     batch: int
     """Accesses in a batch; a last, shorter batch is dropped."""
     capacity: int
     """Rows that the cache holds."""
     depth: int | Literal["auto", "epoch"] = "epoch"
     """Batches that the oracle reads ahead: a number, auto, or epoch for the whole trace."""
-    policy: Literal["min", "lru", "lfu", "ttl"] = "min"
-    """The eviction policy of the executed run."""
-    prefetch: int = 2
-    """Number of steps ahead that rows are fetched."""
-    ramp: bool = False
-    """Start with a window of 8 batches that grows, as training does; otherwise read the whole window first."""
     accesses: int = 4_096_000
     """Accesses of zipf."""
     rows: int = 1_000_000
     """Rows of zipf."""
-    exponent: float = 1.05
-    """Exponent of zipf."""
-    seed: int = 0
-    """Seed of zipf."""
-    json: bool = False
-    """Print one line of JSON."""
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "batch", "capacity", "accesses", "rows")
 
     def run(self) -> dict[str, Any]:
         """Execute the trace, count it under all policies, and compare the run with its plan."""
         zipf = self.trace == "zipf"
-        ids = drawn(self.accesses, self.rows, self.exponent, self.seed) if zipf else read_trace(Path(self.trace))
+        if zipf:
+            ids = drawn(self.accesses, self.rows)
+        else:
+            ids = np.load(self.trace, allow_pickle=False).astype(np.int64)
         if len(ids) < self.batch:
             raise ValueError(f"batch is {self.batch}, the trace has {len(ids)} accesses: set batch to less")
         batches = batches_of(ids, self.batch)
         rows = int(batches.max()) + 1
-        plan = Plan(self.depth, self.prefetch, self.policy, self.ramp)
-        executed, hold_rows, seconds, stages = self._execute(batches, rows, plan)
+        plan = Plan(self.depth, ramp=False)
+        executed, hold_rows = self._execute(batches, rows, plan)
         planned = self._count(batches, rows, plan, hold_rows)
         if executed != planned:
             raise AssertionError(f"the executed run moved {executed}, its plan says {planned}: this is a bug in skirl")
         depth = len(batches) if self.depth == "epoch" else self.depth
-        ttl = Plan(depth, self.prefetch, "ttl", self.ramp and self.depth != "epoch")
+        ttl = Plan(depth, policy="ttl", ramp=False)
         counts = {
             "skirl": executed.fetched,
             "min": minimum(ids, self.batch, self.capacity),
             "lru": least_recent(ids, self.batch, self.capacity),
-            "lfu": self._count(batches, rows, Plan(1, self.prefetch, "lfu")).fetched,
+            "lfu": self._count(batches, rows, Plan(1, policy="lfu")).fetched,
             "ttl": self._count(batches, rows, ttl).fetched,
         }
         least = counts["min"]
         return result(
-            "traffic", self, "batch capacity depth policy prefetch ramp", trace=Path(self.trace).name,
+            "traffic", self, "batch capacity depth", trace=Path(self.trace).name,
             batches=len(batches), distinct=rows, first_uses=executed.new, **counts,
             to_min={name: round(count / least, 4) if least else None for name, count in counts.items()},
-            forwarded=executed.forwarded, written=executed.written, seconds=round(seconds, 3), stages=stages,
+            forwarded=executed.forwarded, written=executed.written,
         )  # fmt: skip
 
-    def _execute(self, batches: np.ndarray, rows: int, plan: Plan) -> tuple[Totals, list[int], float, dict[str, float]]:
-        """Train on every batch. Return what moved, the rows that forwarding may hold, the seconds, and where time went."""
+    def _execute(self, batches: np.ndarray, rows: int, plan: Plan) -> tuple[Totals, list[int]]:
+        """Train on every batch. Return what moved, and the rows that forwarding may hold."""
         embeddings = EmbeddingBagCollection([Table("id", rows, 1)], optimizer=SGD(lr=0.01), cache=self.capacity)
-        ahead = lookahead(
-            Loader(batches), embeddings, sparse=lambda ids: ids, depth=plan.depth, prefetch=plan.prefetch,
-            policy=plan.policy, ramp=plan.ramp,
-        )  # fmt: skip
-        with Stopwatch() as watch, ahead as steps:
+        loader = RepeatedBatches([KeyedJagged.one_hot(["id"], torch.from_numpy(batch)[:, None]) for batch in batches])
+        with lookahead(loader, embeddings, sparse=lambda ids: ids, depth=plan.depth, ramp=False) as steps:
             for ids in steps:
                 embeddings(ids)["id"].sum().backward()
         counters = embeddings.engine.counters
         moved = Totals(counters.steps, counters.fetched, counters.forwarded, counters.new, counters.written)
-        times = ahead.times.busy | {"stall": ahead.times.stall, "read": ahead.times.read}
         hold_rows = embeddings.engine.capacity.halves
         embeddings.close()
-        return moved, hold_rows, watch.seconds, {name: round(value, 3) for name, value in times.items()}
+        return moved, hold_rows
 
     def _count(self, batches: np.ndarray, rows: int, plan: Plan, hold_rows: list[int] | None = None) -> Totals:
         """Count with the planner alone. The only table is number 0, so a row is its own key."""
@@ -119,37 +96,10 @@ class Traffic:
         return simulate(schema, [[batch] for batch in batches], [min(self.capacity, rows)], plan, hold_rows=hold_rows)
 
 
-class Loader:
-    """A loader with one sample per access and one id per sample."""
-
-    yields_fresh = True  # batches are views of the trace, which never changes
-
-    def __init__(self, batches: np.ndarray) -> None:
-        self._batches = batches
-
-    def __iter__(self) -> Iterator[KeyedJagged]:
-        return (KeyedJagged.one_hot(["id"], torch.from_numpy(batch)[:, None]) for batch in self._batches)
-
-
-def read_trace(path: Path) -> np.ndarray:
-    """Return the ids of a file as int64."""
-    if path.suffix == ".npy":
-        ids = np.load(path, allow_pickle=False)
-        if ids.ndim != 1 or ids.dtype.kind not in "iu":
-            raise ValueError(f"trace {path.name} has shape {list(ids.shape)} of {ids.dtype}: save one dimension of ids")
-        return ids
-    match = re.search(r"\.([iu])(8|16|32|64)([bl])e(\.xz|\.bz2|\.gz|)$", path.name)
-    if not match:
-        raise ValueError(f"trace is {path.name!r}: its name must end like .npy, .i64be.xz or .i32le.bz2")
-    kind, bits, order, packing = match.groups()
-    with OPEN[packing](path, "rb") as file:
-        return np.frombuffer(file.read(), f"{'>' if order == 'b' else '<'}{kind}{int(bits) // 8}").astype(np.int64)
-
-
-def drawn(accesses: int, rows: int, exponent: float, seed: int) -> np.ndarray:
+def drawn(accesses: int, rows: int) -> np.ndarray:
     """Return ids from 0 to rows - 1, each access drawn by itself from a Zipf distribution."""
-    mass = np.cumsum(np.arange(1, rows + 1, dtype=np.float64) ** -exponent)
-    draws = np.random.default_rng(seed).random(accesses) * mass[-1]
+    mass = np.cumsum(np.arange(1, rows + 1, dtype=np.float64) ** -1.05)
+    draws = np.random.default_rng(0).random(accesses) * mass[-1]
     return np.minimum(np.searchsorted(mass, draws, side="right"), rows - 1).astype(np.int64)
 
 

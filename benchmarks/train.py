@@ -1,51 +1,43 @@
 """Claim: skirl trains as fast with a tenth of the rows in its cache as with all, and beside other libraries.
 
-Modes take turns in one process on one stream of batches ("Training beside others" in docs/benchmarks.md). Also what it
-costs to compare ids ("Ids compared"). Modes of skirl's own kernels must agree to the last bit, others to 1e-3.
+Modes take turns in one process on one stream of batches ("Training beside others" in docs/benchmarks.md). Modes of skirl's
+own kernels must agree to the last bit, others to 1e-3.
 """
 
-import os
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
-from common import at_least_one, fbgemm, has_fbgemm, main, result
-from skirl.core.batch import Batch, moved
-from skirl.core.id_hash import hashes_of
-from skirl.core.ids import Captured, capture
-from skirl.core.initial import InitialTable, fill
+from common import FbgemmTables, TorchTables, has_fbgemm, main, result
+from skirl.core.batch import Batch
+from skirl.core.ids import Captured
+from skirl.core.initial import first_rows
 from skirl.core.keys import key_of
 from skirl.core.optim import SGD
 from skirl.core.tables import Schema, Table
-from skirl.data.flags import SESSIONS
-from skirl.engine.device import torch_device
 from skirl.engine.work import Micro, Work
 from skirl.models import DLRM
 from skirl.models.dlrm import Embeddings
 from skirl.nn import alone
 from skirl.nn.collection import EmbeddingBagCollection
 from skirl.nn.current_step import CurrentStep
-from skirl.nn.same_batch import SameBatch
 from skirl.oracle.step import Step
 from skirl.pipeline.lookahead import Lookahead, lookahead
 from skirl.store import Record, open_store
 from skirl.store.link import LinkStore
-from skirl.store.remote.started import family
 from skirl.tools.machine import cores
 from skirl.tools.units import Link
 from skirl.train.loop import Done, keys_of, steps
 from skirl.train.recipe import Recipe
 
+LR = 0.05
 FAMILY = ("skirl", "serial", "resident", "lru", "on_demand")
 """Modes that use skirl's own kernels; their losses agree to the last bit."""
 AGREE = 1e-3
@@ -57,9 +49,6 @@ RATIOS = {
     "vs_on_demand": "on_demand",
     "vs_lru": "lru",
 }
-
-
-MODELS = {"tiny": DLRM.tiny, "dlrm": DLRM.paper}
 
 
 @dataclass(frozen=True)
@@ -77,15 +66,6 @@ class ModeSettings:
     largest: int
     """The most rows that any one batch uses."""
     link: Link
-    wire: Link | None = None
-    """The real network to memory nodes, not emulated."""
-    beside: int = 0
-    """A process on this machine that serves rows, 0 for none. Its CPU time and its children's count as the mode's own."""
-
-    def embeddings(self, kind: type[EmbeddingBagCollection], cache: int, store: LinkStore) -> EmbeddingBagCollection:
-        """Return the embeddings of a mode."""
-        optimizer, seed = SGD(lr=self.flags.lr), self.flags.seed
-        return kind(self.tables, optimizer=optimizer, cache=cache, store=store, seed=seed, device=self.flags.device)
 
 
 @dataclass
@@ -99,9 +79,6 @@ class Slice:
     """Bytes read from the store."""
     sent: int
     """Bytes written to the store."""
-    calls: int
-    others: float
-    """Average number of cores that other processes kept busy meanwhile."""
     losses: list[float]
 
 
@@ -110,10 +87,10 @@ class RepeatedBatches:
 
     yields_fresh = True
 
-    def __init__(self, batches: Sequence[Batch]) -> None:
+    def __init__(self, batches: Sequence[Any]) -> None:
         self._batches = batches
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Any]:
         return iter(self._batches)
 
 
@@ -121,12 +98,11 @@ class Mode:
     """A way to hold the rows: a model over some embeddings, and its training loop."""
 
     def __init__(self, setting: ModeSettings, embeddings: Embeddings) -> None:
-        torch.manual_seed(setting.flags.seed)
-        self._at = torch_device(setting.flags.device)
-        self.model = MODELS[setting.flags.model](embeddings, dense_features=setting.dense_features).to(self._at)
+        torch.manual_seed(0)
+        self.model = DLRM.tiny(embeddings, dense_features=setting.dense_features)
         self.setting = setting
         self.store: LinkStore | None = None
-        self._optimizer = torch.optim.SGD(self.model.parameters(), lr=setting.flags.lr)
+        self._optimizer = torch.optim.SGD(self.model.parameters(), lr=LR)
         self._loop: Iterator[Done] | None = None
 
     def batches(self) -> Iterable[Batch]:
@@ -138,18 +114,13 @@ class Mode:
         if self._loop is None:
             self._loop = steps(self.model, self._optimizer, self.batches())
         self.rest()
-        (received, sent, calls), busy = self._moved(), machine_busy()
-        served, spent = self._served(), time.process_time()
-        began = time.perf_counter()
+        received, sent = self._moved()
+        began, spent = time.perf_counter(), time.process_time()
         losses = [next(self._loop).loss_tensor for _ in range(count)]
         self.rest()
-        if self._at.type == "cuda":
-            torch.cuda.synchronize(self._at)
-        seconds, used = time.perf_counter() - began, time.process_time() - spent + self._served() - served
-        others = max(0.0, machine_busy() - busy - used) / seconds
-        received_then, sent_then, calls_then = self._moved()
-        numbers = [loss.item() for loss in losses]
-        return Slice(seconds, used, received_then - received, sent_then - sent, calls_then - calls, others, numbers)
+        seconds, used = time.perf_counter() - began, time.process_time() - spent
+        received_then, sent_then = self._moved()
+        return Slice(seconds, used, received_then - received, sent_then - sent, [loss.item() for loss in losses])
 
     def rest(self) -> None:
         """Wait until nothing is in motion."""
@@ -158,28 +129,24 @@ class Mode:
         """Release everything."""
         self._loop = None
 
-    def _served(self) -> float:
-        """Return the CPU seconds used so far by the process that serves rows on this machine, and its children."""
-        return cpu_of(family(self.setting.beside)) if self.setting.beside else 0.0
-
-    def _moved(self) -> tuple[int, int, int]:
-        if self.store is None:
-            return 0, 0, 0
-        received, sent = self.store.received, self.store.sent
-        return received.nbytes, sent.nbytes, received.calls + sent.calls
+    def _moved(self) -> tuple[int, int]:
+        return (self.store.received.nbytes, self.store.sent.nbytes) if self.store is not None else (0, 0)
 
 
-class WithoutLookahead(Mode):
+class WithStore(Mode):
     """Rows in a store, looked up synchronously: through an LRU cache without a lookahead, or as `kind` does it."""
 
     def __init__(
-        self, setting: ModeSettings, name: str, kind: type[EmbeddingBagCollection] = EmbeddingBagCollection
+        self,
+        setting: ModeSettings,
+        name: str,
+        cache: int,
+        kind: type[EmbeddingBagCollection] = EmbeddingBagCollection,
     ) -> None:
         store = store_of(setting, name)
-        cache = setting.largest if kind is OnDemand else setting.cache
-        embeddings = setting.embeddings(kind, cache, store)
-        super().__init__(setting, embeddings)
-        self.store, self.embeddings = store, embeddings
+        self.embeddings = kind(setting.tables, optimizer=SGD(lr=LR), cache=cache, store=store)
+        super().__init__(setting, self.embeddings)
+        self.store = store
 
     def close(self) -> None:
         super().close()
@@ -187,23 +154,17 @@ class WithoutLookahead(Mode):
         self.embeddings.engine.store.close()
 
 
-class WithLookahead(Mode):
+class WithLookahead(WithStore):
     """skirl with a lookahead: rows in a store, or all resident.
 
     serial: fetch rows only when the loop asks for them, and wait until evicted rows are written.
     """
 
-    def __init__(self, setting: ModeSettings, name: str, *, resident: bool = False, serial: bool = False) -> None:
-        store = store_of(setting, name, resident)
-        cache = setting.touched if resident else setting.cache
-        embeddings = setting.embeddings(EmbeddingBagCollection, cache, store)
-        super().__init__(setting, embeddings)
-        self.store, self.embeddings, self.serial = store, embeddings, serial
+    def __init__(self, setting: ModeSettings, name: str) -> None:
+        super().__init__(setting, name, setting.touched if name == "resident" else setting.cache)
+        self.serial, depth = name == "serial", setting.flags.depth
         self.ahead: Lookahead = lookahead(
-            RepeatedBatches(setting.batches),
-            self.model,
-            depth=setting.flags.depth,
-            prefetch=0 if serial else setting.flags.prefetch,
+            super().batches(), self.model, depth=depth, prefetch=0 if self.serial else 2
         ).__enter__()
 
     def batches(self) -> Iterator[Batch]:
@@ -217,7 +178,7 @@ class WithLookahead(Mode):
             time.sleep(1e-4)
 
     def close(self) -> None:
-        super().close()
+        self._loop = None
         self.ahead.__exit__(None, None, None)
         self.embeddings.engine.store.close()
 
@@ -269,94 +230,24 @@ def _everything(step: Step) -> Step:
     )  # fmt: skip
 
 
-class TorchTables(nn.Module):
-    """All rows in one nn.EmbeddingBag per table, with sparse gradients."""
-
-    def __init__(self, tables: Sequence[Table], seed: int) -> None:
-        super().__init__()
-        self.tables = tables
-        self.bags = nn.ModuleList(
-            nn.EmbeddingBag(t.rows, t.dim, mode="sum", sparse=True, _weight=weights)
-            for t, weights in zip(tables, first_weights(tables, seed))
-        )
-
-    def forward(self, sparse: Any) -> Any:
-        features = len(sparse.keys())
-        offsets = sparse.offsets()
-        batch = (len(offsets) - 1) // features
-        at = next(self.bags.parameters()).device
-        ids, on_device = (moved(part, at) for part in (sparse.values(), offsets))
-        vectors = []
-        for i, bag in enumerate(self.bags):
-            begins = on_device[i * batch : (i + 1) * batch]
-            first, last = int(offsets[i * batch]), int(offsets[(i + 1) * batch])
-            vectors.append(bag(ids[first:last], begins - first))
-        return SimpleNamespace(stacked=lambda: torch.stack(vectors, dim=1))
-
-
-class FbgemmTables(nn.Module):
-    """All rows in FBGEMM's table-batched operator, whose backward applies SGD."""
-
-    def __init__(self, tables: Sequence[Table], seed: int, lr: float) -> None:
-        super().__init__()
-        self.tables = tables
-        self.rows = fbgemm(tables, lr=lr)
-        for table, weights in zip(self.rows.split_embedding_weights(), first_weights(tables, seed)):
-            table.copy_(weights)
-
-    def forward(self, sparse: Any) -> Any:
-        flat = self.rows(sparse.values(), sparse.offsets())
-        return SimpleNamespace(stacked=lambda: flat.view(len(flat), len(self.tables), -1))
-
-
-def cpu_of(pids: Sequence[int]) -> float:
-    """Return the CPU time that all threads of some processes have used, in seconds."""
-    total = 0
-    for pid in pids:
-        with suppress(OSError):
-            for task in os.listdir(f"/proc/{pid}/task"):
-                with suppress(OSError, ValueError):
-                    total += int(Path(f"/proc/{pid}/task/{task}/schedstat").read_text().split()[0])
-    return total / 1e9
-
-
-def machine_busy() -> float:
-    """Return the CPU seconds that all cores of this machine have worked since boot; 0 if the system does not say."""
-    try:
-        words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
-    except OSError:
-        return 0.0
-    user, nice, system, _, _, irq, soft = (int(word) for word in words[:7])
-    return (user + nice + system + irq + soft) / os.sysconf("SC_CLK_TCK")
-
-
-def store_of(setting: ModeSettings, name: str, resident: bool = False) -> LinkStore:
+def store_of(setting: ModeSettings, name: str) -> LinkStore:
     """Open a mode's store behind the link. If all rows are resident, it is in memory and never asked."""
-    spec = setting.flags.store
-    own = spec if spec == "memory" or spec.startswith("rpc:") else f"{spec}/{name}"
-    inner = open_store("memory" if resident else own, {t: Record(table.dim) for t, table in enumerate(setting.tables)})
-    return LinkStore(inner, setting.link)
+    spec = setting.flags.store if name != "resident" else "memory"
+    folder = "" if spec == "memory" or spec.startswith("rpc:") else f"/{name}"
+    records = {t: Record(table.dim) for t, table in enumerate(setting.tables)}
+    return LinkStore(open_store(spec + folder, records), setting.link)
 
 
-def first_weights(tables: Sequence[Table], seed: int) -> Iterator[torch.Tensor]:
+def first_weights(tables: Sequence[Table]) -> Iterator[torch.Tensor]:
     """Yield each table's rows, initialised as skirl does it."""
-    initial = InitialTable.of([t.initial for t in tables], np.dtype(np.float32))
     for number, table in enumerate(tables):
-        out = np.empty((table.rows, table.dim), np.float32)
-        for begin in range(0, table.rows, 1 << 20):
-            part = out[begin : begin + (1 << 20)]
-            keys = key_of(number, np.arange(begin, begin + len(part)))
-            slots = np.arange(len(part), dtype=np.int32)
-            fill(keys, slots, part, table.dim, seed, initial.kind, initial.scale, initial.quantiles, 0.0, 0, len(part))
-        yield torch.from_numpy(out)
+        yield torch.from_numpy(first_rows(key_of(number, np.arange(table.rows)), table.initial, table.dim, 0))
 
 
 @dataclass(frozen=True)
 class TrainSpeed:
     """Samples per second of skirl, and of all rows resident, torch, FBGEMM, an LRU cache and rows on demand."""
 
-    model: Literal["tiny", "dlrm"] = "tiny"
-    """The model: dlrm has the sizes of the paper, tiny a few thousand weights."""
     data: str = "synthetic:criteo-kaggle"
     """Where batches come from: synthetic:NAME, where NAME is tiny, avazu, criteo-kaggle or criteo-terabyte."""
     dim: int = 16
@@ -367,8 +258,6 @@ class TrainSpeed:
     """Rows on the device, for skirl and the LRU cache: a number, or a share of the rows that the run touches."""
     depth: int = 64
     """Batches that the oracle reads ahead."""
-    prefetch: int = 2
-    """Number of steps ahead that rows are fetched."""
     store: str = "memory"
     """Where the rows outside the cache are: memory, or disk:FOLDER, where each mode gets a folder that is removed at
     the end."""
@@ -382,32 +271,10 @@ class TrainSpeed:
     """Turns of each mode."""
     modes: str = ""
     """The modes to run, separated by commas; all if not given: skirl, serial, resident, torch, fbgemm, lru, on_demand."""
-    lr: float = 0.05
-    """Learning rate of rows and dense weights; both use SGD."""
-    seed: int = 0
-    """Seed of the data, the initial rows and the initial weights."""
-    device: str = "cpu"
-    """Where rows are cached and the model computes: cpu, cuda, cuda:N or interpret. FBGEMM's operator runs on cpu
-    only."""
     threads: int | None = None
     """Compute threads, the same for all modes; torch's choice if not given."""
     rows_scale: float = 1.0
     """Multiply the number of rows of each synthetic table by this."""
-    json: bool = False
-    """Print one line of JSON."""
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "warm", "slice", "rounds", "depth", "dim")
-        for name in self.names:
-            if name not in (*FAMILY, "torch", "fbgemm"):
-                raise ValueError(f"modes has {name!r}: set it to some of {', '.join((*FAMILY, 'torch', 'fbgemm'))}")
-        recipe = self._recipe(1)
-        if not recipe.counts_first and not self.cache.strip().isdigit():
-            raise ValueError(f"cache is {self.cache!r}: set it to a number of rows or to a share like touched:10%")
-        if recipe.data.path == SESSIONS and recipe.data.kind == "synthetic":
-            raise ValueError(
-                f"data is {self.data!r}, whose samples share lists, which the other libraries do not support: name another"
-            )
 
     @property
     def names(self) -> list[str]:
@@ -417,7 +284,7 @@ class TrainSpeed:
 
     def run(self) -> dict[str, Any]:
         """Run all modes in turns and return their figures and ratios."""
-        setting, rows_a_batch = self._setting()
+        setting = self._setting()
         made: dict[str, Mode] = {}
         slices: dict[str, list[Slice]] = {}
         warm_losses: dict[str, list[float]] = {}
@@ -438,72 +305,62 @@ class TrainSpeed:
                 for name in made:
                     shutil.rmtree(Path(self.store.removeprefix("disk:")) / name, ignore_errors=True)
         losses = {name: warm_losses[name] + [x for s in slices[name] for x in s.losses] for name in made}
-        measured = rows_a_batch[self.warm : self.warm + self.slice * self.rounds]
-        figures = self._figures(setting, slices, losses, round(sum(measured) / len(measured)))
-        check = id_check(setting)
-        share = round(check / (1e3 * figures["modes"]["skirl"]["ms_per_step"]), 5) if "skirl" in made else None
-        return figures | {"id_check": {"us_per_step": round(check, 1), "share": share}}
+        return self._figures(setting, slices, losses)
 
     def _recipe(self, batches: int) -> Recipe:
         """Return a recipe of `skirl train` with the same flags, which checks them."""
-        model: Any = {"tiny": "dlrm-tiny"}.get(self.model, self.model)
         return Recipe.of(
-            data=self.data, model=model, optimizer="sgd", lr=self.lr, dim=self.dim, batch=self.batch, steps=batches,
-            cache=self.cache, depth=self.depth, prefetch=self.prefetch, store=self.store, seed=self.seed,
-            threads=self.threads, rows_scale=self.rows_scale, device=self.device,
+            data=self.data, model="dlrm-tiny", optimizer="sgd", lr=LR, dim=self.dim, batch=self.batch, steps=batches,
+            cache=self.cache, depth=self.depth, store=self.store,
+            threads=self.threads, rows_scale=self.rows_scale,
         )  # fmt: skip
 
-    def _setting(self) -> tuple[ModeSettings, list[int]]:
-        """Return what all modes share, and how many rows each batch uses."""
+    def _setting(self) -> ModeSettings:
         # The window must stay full to the end: planning without entering batches would flatter the last rounds.
-        recipe = self._recipe(self.warm + self.slice * self.rounds + self.depth + self.prefetch + 8)
+        recipe = self._recipe(self.warm + self.slice * self.rounds + self.depth + 10)
         recipe.use_threads()
         stream = recipe.stream()
         batches, schema = list(stream), Schema.of(recipe.tables())
         distinct = [np.unique(keys_of(batch.sparse, schema)) for batch in batches]
-        touched, rows_a_batch = len(np.unique(np.concatenate(distinct))), [len(keys) for keys in distinct]
-        setting = ModeSettings(
+        touched = len(np.unique(np.concatenate(distinct)))
+        return ModeSettings(
             flags=self, tables=recipe.tables(), dense_features=stream.dense_features, batches=batches,
-            cache=int(recipe.cache_size(touched)), touched=touched, largest=max(rows_a_batch),
+            cache=int(recipe.cache_size(touched)), touched=touched, largest=max(map(len, distinct)),
             link=Link.parse(self.link) if self.link else Link(),
         )  # fmt: skip
-        return setting, rows_a_batch
 
     def _make(self, name: str, setting: ModeSettings) -> Mode | None:
         match name:
             case "torch":
-                return Mode(setting, TorchTables(setting.tables, self.seed))
+                return Mode(setting, TorchTables(setting.tables, first_weights(setting.tables)))
             case "fbgemm":
-                there = self.device == "cpu" and has_fbgemm()
-                return Mode(setting, FbgemmTables(setting.tables, self.seed, self.lr)) if there else None
+                weights = first_weights(setting.tables)
+                return Mode(setting, FbgemmTables(setting.tables, weights, lr=LR)) if has_fbgemm() else None
             case "lru":
-                return WithoutLookahead(setting, name)
+                return WithStore(setting, name, setting.cache)
             case "on_demand":
-                return WithoutLookahead(setting, name, OnDemand)
+                return WithStore(setting, name, setting.largest, OnDemand)
             case _:
-                return WithLookahead(setting, name, resident=name == "resident", serial=name == "serial")
+                return WithLookahead(setting, name)
 
     def _figures(
-        self, setting: ModeSettings, slices: dict[str, list[Slice]], losses: dict[str, list[float]], rows: int
+        self, setting: ModeSettings, slices: dict[str, list[Slice]], losses: dict[str, list[float]]
     ) -> dict[str, Any]:
-        slices = quietest(slices)
         seconds = {name: [s.seconds for s in turns] for name, turns in slices.items()}
         moved = {name: sum(s.received + s.sent for s in turns) for name, turns in slices.items()}
         roofs, parts, spread = None, None, difference(losses)
         if "skirl" in slices and "resident" in slices:
-            rate = (setting.wire or setting.link).rate
             parts = {
                 "compute": seconds["resident"],
-                "wire": [max(s.received, s.sent) / rate for s in slices["skirl"]],
+                "wire": [max(s.received, s.sent) / setting.link.rate for s in slices["skirl"]],
                 "cpu": [s.cpu / cores() for s in slices["skirl"]],
             }
             roofs = [max(each) for each in zip(*parts.values(), strict=True)]
             parts = {name: round(1e3 * median(values) / self.slice, 3) for name, values in parts.items()}
-        ids, same = self.batch * len(setting.tables), agree(losses)
-        missing = [name for name in self.names if name not in slices]
+        same = agree(losses)
         return result(
-            "train", self, "model data dim batch cache depth prefetch link device rounds seed",
-            store=self.store.partition(":")[0], cache_rows=setting.cache, touched=setting.touched, rows_a_batch=rows,
+            "train", self, "data dim batch cache depth link rounds",
+            store=self.store.partition(":")[0], cache_rows=setting.cache, touched=setting.touched,
             steps=self.slice * len(next(iter(slices.values()))),
             **{key: paired(seconds.get(name), seconds.get("skirl")) for key, name in RATIOS.items()},
             byte_ratio_on_demand=round(moved["on_demand"] / moved["skirl"], 4)
@@ -518,37 +375,11 @@ class TrainSpeed:
                     "ms_per_step": round(1e3 * median(seconds[name]) / self.slice, 3),
                     "bytes_received": sum(s.received for s in turns),
                     "bytes_sent": sum(s.sent for s in turns),
-                    "calls": sum(s.calls for s in turns),
-                    "cpu_ns_id": round(1e9 * median(s.cpu for s in turns) / self.slice / ids, 1),
-                    "cpu_ns_row": round(1e9 * median(s.cpu for s in turns) / self.slice / rows, 1),
-                    "others": round(median(s.others for s in turns), 2),
                 }
                 for name, turns in slices.items()
             },
-            missing=f"{', '.join(missing)}: not installed, or not for {self.device}" if missing else None,
             failed=None if same else f"losses differ: {spread}",
         )  # fmt: skip
-
-
-def id_check(setting: ModeSettings) -> float:
-    """Return the microseconds per step for checking that forward gets its batch: hash ids when read, compare later."""
-    features = Schema.of(setting.tables).features
-    same, took = SameBatch(features), []
-    for batch in setting.batches[:50]:
-        captured = capture(batch.sparse, features, copy=False)
-        begin = time.perf_counter()
-        captured.hashes = hashes_of(captured)
-        same.check(batch.sparse, captured, list)
-        took.append(time.perf_counter() - begin)
-    return 1e6 * median(took)
-
-
-def quietest(slices: dict[str, list[Slice]]) -> dict[str, list[Slice]]:
-    """Return the half of the rounds in which other processes took the least CPU time. Ratios play no part in the choice."""
-    rounds = range(len(next(iter(slices.values()))))
-    others = [sum(turns[i].others * turns[i].seconds for turns in slices.values()) for i in rounds]
-    chosen = sorted(sorted(rounds, key=lambda i: others[i])[: (len(rounds) + 1) // 2])
-    return {name: [turns[i] for i in chosen] for name, turns in slices.items()}
 
 
 def paired(above: list[float] | None, below: list[float] | None) -> float | None:
@@ -581,9 +412,8 @@ def difference(losses: dict[str, list[float]]) -> dict[str, float]:
 
 def agree(losses: dict[str, list[float]]) -> bool:
     """Return whether all modes trained the same model."""
-    family = [mine for name, mine in losses.items() if name in FAMILY]
-    same = all(mine == family[0] for mine in family)
-    return same and all(value <= AGREE for value in difference(losses).values())
+    family = [values for name, values in losses.items() if name in FAMILY]
+    return all(values == family[0] for values in family) and max(difference(losses).values()) <= AGREE
 
 
 if __name__ == "__main__":

@@ -199,13 +199,7 @@ class Rows(Callback):
 
 
 class Batches:
-    """The loader that `Rows.loader` makes, from which Lightning takes a length and the batches of each epoch.
-
-    **Arguments**
-
-    - `rows`: the callback.
-    - `loader`, `length`: as given to `Rows.loader`.
-    """
+    """The loader that `Rows.loader` makes, from which Lightning takes a length and the batches of each epoch."""
 
     def __init__(self, rows: Rows, loader: Iterable[Any], length: int | None) -> None:
         self.rows = rows
@@ -286,11 +280,6 @@ class WithRows(CheckpointIO):
 
     The folder keeps two checkpoints of rows, and Lightning's file names the one that it belongs to. So a kill between
     writing the two leaves a complete checkpoint under the name.
-
-    **Arguments**
-
-    - `files`: writes and reads Lightning's own part.
-    - `rows`: the callback.
     """
 
     def __init__(self, files: CheckpointIO, rows: Rows) -> None:

@@ -24,9 +24,9 @@ from skirl.checkpoint.best import headers_with_steps
 from skirl.checkpoint.decoding import decode
 from skirl.checkpoint.without_model import opened
 from skirl.nn.collection import collections_of
-from skirl.store.remote.started import StartedNodes, family, free_port
 from skirl.tools.processes import die_with_parent
 from skirl.train.report.run_folder import lines_of
+from tests.chaos.nodes import StartedNodes, family, free_port
 
 HUNG = 1800.0
 """Seconds after which a job counts as hung, on the slowest machine."""

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from skirl.store.remote.started import StartedNodes
 from skirl.train.commands import Train
 from tests.chaos.job import ENVIRONMENT, PATIENCE, Fault, Job, digests
+from tests.chaos.nodes import StartedNodes
 
 FAULTS = (
     Fault("kill", "trainer", "saving"),

@@ -37,7 +37,7 @@ def talk(peers: Peers, seed: int, calls: int = 6) -> list[str]:
         piece = torch.from_numpy(part(seed, call, mine, size, 5))
         outs = [torch.zeros(5) for _ in range(size)]
         outs[mine] = piece
-        peers.channel("dense").swap_parts([piece] * size, outs)
+        peers.channel("dense").begin_swap_parts([piece] * size, outs).wait()
         said.append(digest([x for out in outs for x in out.tolist()]))
         said.append(digest(begun.wait().tolist()))
     return said

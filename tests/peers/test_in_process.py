@@ -122,6 +122,24 @@ def test_a_message_that_is_too_large_ends_all():
                       peers.channel("ids").exchange([np.zeros(150 * peers.rank, np.int8)] * 2)))  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda c: c.exchange([np.zeros(1)]), "1 parts for 2 ranks"),
+        (lambda c: c.exchange([np.zeros((1, 2))] * 2), "2 dimensions"),
+        (lambda c: c.exchange([np.array(["a"], object)] * 2), "object"),
+        (lambda c: c.swap(torch.zeros(3), [1, 1], [1, 1]), r"send is \(3,\) with counts \[1, 1\]"),
+        (lambda c: c.swap(torch.zeros(2), [1, 1], [1, -1]), "the counts are"),
+        (lambda c: c.swap(torch.zeros(2), [1, 1], [1, 1], torch.zeros(3)), r"out is \(3,\)"),
+        (lambda c: c.swap(torch.zeros(4, 2)[:, :1], [2, 2], [2, 2]), "contiguous"),
+        (lambda c: c.begin_swap_parts([torch.zeros(1)] * 2, [torch.zeros(1)]), "give 2 outs"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_is_sent(call, said):
+    with pytest.raises(ValueError, match=said):
+        call(InProcess.job(2)[0].channel("ids"))
+
+
 def test_a_channel_is_named_and_has_one_thread():
     peers, _ = InProcess.job(2)
     with pytest.raises(ValueError, match="there is no channel 'row': take one of start, ids, rows"):

@@ -11,6 +11,53 @@ from skirl.sweep.command import SweepCommand
 from tests.dedup.rows import Row, schema, write
 
 
+@pytest.mark.parametrize(
+    "name, content, said",
+    [
+        ("x.parquet", b"PAR1 and no more", "is a Parquet file, damaged or cut off"),
+        ("x.json", b"{}", "is a JSON file that skirl does not recognise"),
+        ("x.bin", b"a\0b", "is not a file that skirl recognises"),
+        ("x.pt", b"PK\3\4", "is not a file that skirl recognises"),
+        ("nowhere", None, "does not exist"),
+        (".", None, "is a folder that skirl does not recognise"),
+    ],
+)
+def test_the_unknown_is_one_sentence(name: str, content: bytes | None, said: str, tmp_path: Path, capsys):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    assert cli.main(["info", str(tmp_path / name)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("skirl info: ") and said in line
+
+
+def test_a_run_folder_without_its_config_or_with_a_damaged_file_is_told_by_name(tmp_path: Path, capsys):
+    (tmp_path / "metrics.jsonl").write_text("")
+    said = []
+    for config in (None, "{}"):
+        if config is not None:
+            (tmp_path / "config.json").write_text(config)
+        assert cli.main(["info", str(tmp_path)]) == 1
+        said += capsys.readouterr().err.splitlines()
+    assert said == [
+        f"skirl info: {tmp_path} is a run folder without its config.json: put that back, or remove the folder",
+        f"skirl info: {tmp_path / 'config.json'} is damaged: put back a copy of it, or remove {tmp_path}",
+    ]
+
+
+def test_json_files_are_told_what_they_are(tmp_path: Path, capsys):
+    listed = tmp_path / "mlperf.json"
+    body = {"format": "skirl-tables", "tables": [{"name": "user", "rows": 1000, "dim": 16}]}
+    listed.write_text(json.dumps(body))
+    (tmp_path / "plan.json").write_text(json.dumps({"format": "skirl-table-plan", "ranks": 2}))
+    found = [told(path, capsys) for path in (listed, tmp_path / "plan.json")]
+    assert [of["kind"] for of in found] == ["list of tables", "plan of tables"] and found[1]["ranks"] == 2
+    assert cli.main(["info", str(listed)]) == 0
+    assert "user: 1,000 rows, of 16" in capsys.readouterr().out
+    listed.write_text(listed.read_text().replace("1000", "-1"))
+    assert cli.main(["info", str(listed)]) == 1
+    assert "is a damaged list of tables (tables.0.rows is -1" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("layout", ["rows", "once"])
 def test_the_layout_of_converted_files_is_told(layout: str, tmp_path: Path, capsys):
     rows: list[Row] = [

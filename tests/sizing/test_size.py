@@ -7,6 +7,16 @@ from skirl.cli import main
 FLAGS = ["synthetic:tiny", "--model", "dlrm-tiny", "--dim", "8", "--batch", "64", "--steps", "40", "--seed", "3"]
 
 
+def test_one_line_of_json(capsys):
+    assert main(["size", *FLAGS, "--json", "--quiet", "--link", "1Gbit,100us", "--step-ms", "5"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["bytes"]["touched"] == result["touched"] * 4 * (8 + 1)
+    assert result["sentence"].startswith(
+        f"Use --cache {result['advice']['cache']} --depth {result['advice']['depth']}: "
+    )
+    assert result["step_ms_that_hides"] > 0
+
+
 def test_what_it_advises_can_be_run_and_moves_what_it_says(capsys):
     assert main(["size", *FLAGS, "--json", "--quiet"]) == 0
     advice = json.loads(capsys.readouterr().out)

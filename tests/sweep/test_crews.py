@@ -199,7 +199,7 @@ def test_losses_are_told_before_the_last_variant_trains(tmp_path: Path):
     recipe = Recipe.of(**{n: FLAGS[n] for n in ("data", "model", "dim", "batch", "cache", "threads")}, steps=2)
     variants = variants_of(recipe, ["lr=0.1,0.2,0.3"])
     told: list[tuple[Any, list[bool]]] = []
-    with Crew(Duty(recipe, variants, 10, lambda name: "none", {})) as crew:
+    with Crew(Duty(recipe, variants, 10, lambda name: "none")) as crew:
         crew.begin(None, None)
         for _ in range(2):
             done = crew.step(lambda found: told.append((found, [v.stepped for v in crew.sweep.variants])))
@@ -278,7 +278,7 @@ def check_dealt(vary: Sequence[str] = ("lr=0.1,0.2", "dim=4,8,12"), count: int =
         width = {v.name: v.recipe.row_optimizer().width(v.recipe.model.dim) for v in variants}
         of = [sum(width[v.name] for v in hand) for hand in hands]
         assert max(of) - min(of) <= max(width.values()) - min(width.values())
-    own = duties(Duty(recipe, variants, 1, lambda name: "none", {}), race, count)
+    own = duties(Duty(recipe, variants, 1, lambda name: "none"), race, count)
     caches = [duty.recipe.cache.cache for duty in own]
     if cache != "1MiB":
         assert cache == "auto" or set(caches) == {cache}

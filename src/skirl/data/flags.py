@@ -30,7 +30,7 @@ _OF_FILES = (
     *OF_ORDER,
 )
 _OF_SYNTHETIC = ("rows_scale", "pooling_factor")
-_OF_SESSIONS = ("per_session", "change", "lists", "drift")
+_OF_SESSIONS = ("per_session", "change", "lists")
 SESSIONS = "sessions"
 """Name of the synthetic data whose samples repeat their lists."""
 OPEN = "open"
@@ -78,8 +78,6 @@ class DataFlags:
     """With synthetic:sessions: probability that a list differs from the previous sample's."""
     lists: int = 3
     """With synthetic:sessions: lists in a sample."""
-    drift: Literal["redraw", "shift"] = "redraw"
-    """With synthetic:sessions: redraw: a list that changes is drawn again; shift: it gains one id and loses its oldest."""
     schema: str | None = None
     """A TOML file that names the columns; criteo: and avazu: have one built in."""
     rows: str | None = None
@@ -151,9 +149,7 @@ class DataFlags:
         }
         if self.path != SESSIONS:
             return Synthetic(self.path, **shape)
-        return Sessions(
-            **shape, per_session=self.per_session, change=self.change, histories=self.lists, drift=self.drift
-        )
+        return Sessions(**shape, per_session=self.per_session, change=self.change, histories=self.lists)
 
     @property
     def stream_seed(self) -> int:

@@ -5,7 +5,7 @@ Sample n of the stream is a pure function of (seed, n), computed by going back t
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -55,11 +55,10 @@ class Sessions(Synthetic):
     per_session: float = 16.5
     change: float = 0.05
     histories: int = 3
-    drift: Literal["redraw", "shift"] = "redraw"
     once: bool = True
 
     shapes: ClassVar[dict[str, Shape]] = {"sessions": Shape(_BASE, dense=4)}
-    _identity: ClassVar[tuple[str, ...]] = (*Synthetic._identity, "per_session", "change", "histories", "drift")
+    _identity: ClassVar[tuple[str, ...]] = (*Synthetic._identity, "per_session", "change", "histories")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -108,13 +107,10 @@ class Sessions(Synthetic):
         mean = self.pooling_factor if self.pooling_factor > 1 else LENGTH
         lengths = np.ones((2 + self.histories, samples), np.int64)
         begin = np.empty((2 + self.histories, samples), np.int64)
-        """For each feature and sample: the sample at which its current list was drawn,"""
-        shift = np.zeros((2 + self.histories, samples), np.int64)
-        """and the number of ids by which that list has shifted since."""
-        shifts = self.drift == "shift"
+        """For each feature and sample: the sample at which its current list was drawn."""
         _follow(
             named(stream, _STARTS), named(stream, _CHANGES), named(stream, _LENGTHS), first, 1 / self.per_session,
-            self.change, shifts, max(1, round(mean * 2 / 3)), max(1, round(mean * 4 / 3)), lengths, begin, shift,
+            self.change, max(1, round(mean * 2 / 3)), max(1, round(mean * 4 / 3)), lengths, begin,
         )  # fmt: skip
         rows = np.array([self.rows[name] for name in ("user", "item", "item", *self.lists[1:])], np.int64)
         values = np.empty(lengths.sum(), np.int64)
@@ -122,7 +118,7 @@ class Sessions(Synthetic):
         signal = DENSE_SIGNAL / self.dense_features**0.5
         _draw_dense(named(stream, _DENSE), named(self._world, _DENSE), signal, first, dense, logits)
         signal, heat, hidden = SPARSE_SIGNAL / len(rows) ** 0.5, named(self._world, _HEAT), named(self._world, _ROWS)
-        _fill(named(stream, _ROWS), heat, hidden, rows, lengths, begin, shift, signal, values, logits)
+        _fill(named(stream, _ROWS), heat, hidden, rows, lengths, begin, signal, values, logits)
         return dense, lengths.reshape(-1), values, logits
 
 
@@ -133,24 +129,22 @@ def _begins(starts, first, start, out):
 
 
 @kernel
-def _follow(starts, changes, sizes, first, start, change, shifts, shortest, longest, lengths, begin, shift):
-    """Fill `lengths`, `begin` and `shift` for each sample, starting where the first sample's session began."""
+def _follow(starts, changes, sizes, first, start, change, shortest, longest, lengths, begin):
+    """Fill `lengths` and `begin` for each sample, starting where the first sample's session began."""
     features, samples = lengths.shape
     n = first
     while n > 0 and unit(starts, np.uint64(n)) >= start:
         n -= 1
-    since, moved = np.zeros(features, np.int64), np.zeros(features, np.int64)
+    since = np.zeros(features, np.int64)
     opened = n
     while n < first + samples:
         new = n == opened or unit(starts, np.uint64(n)) < start
         for f in range(features):
             changed = unit(fold(changes, np.uint64(f)), np.uint64(n)) < change
-            if new or f == 1 or (f > 1 and changed and not shifts):
-                since[f], moved[f] = n, 0
-            elif f > 1 and changed:
-                moved[f] += 1
+            if new or f == 1 or (f > 1 and changed):
+                since[f] = n
             if n >= first:
-                begin[f, n - first], shift[f, n - first] = since[f], moved[f]
+                begin[f, n - first] = since[f]
                 if f > 1:
                     share = unit(fold(sizes, np.uint64(f)), np.uint64(since[f]))
                     lengths[f, n - first] = shortest + int(share * (longest - shortest + 1))
@@ -158,7 +152,7 @@ def _follow(starts, changes, sizes, first, start, change, shifts, shortest, long
 
 
 @kernel
-def _fill(stream, heat, hidden, rows, lengths, begin, shift, signal, values, logits):
+def _fill(stream, heat, hidden, rows, lengths, begin, signal, values, logits):
     """Fill ids in order of (feature, sample, position in the list). A whole list adds to the logit as much as one id."""
     spread = 12.0**0.5  # scales a uniform weight to variance 1
     at = 0
@@ -171,7 +165,7 @@ def _fill(stream, heat, hidden, rows, lengths, begin, shift, signal, values, log
             line = fold(draws, np.uint64(begin[f, b]))
             total, count = 0.0, lengths[f, b]
             for k in range(count):
-                rank = rank_at(unit(line, np.uint64(shift[f, b] + k)), rows[f], mass)
+                rank = rank_at(unit(line, np.uint64(k)), rows[f], mass)
                 row = scatter(rank, rows[f], bits, place)
                 values[at] = row
                 total += unit(weights, np.uint64(row)) - 0.5

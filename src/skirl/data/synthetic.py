@@ -235,21 +235,6 @@ class Synthetic:
         """
         return [Table(name, rows=rows, dim=dim) for name, rows in self.rows.items()]
 
-    def hottest(self, table: str, number: int) -> np.ndarray:
-        """Return the rows of a table that are looked up most often, the hottest first.
-
-        **Arguments**
-
-        - `table`: name of the table.
-        - `number`: number of rows to return.
-
-        >>> Synthetic("tiny").hottest("weekday", 3).tolist()
-        [0, 2, 6]
-        """
-        rows, place = self.rows[table], named(self._world, _HEAT)
-        feature = np.uint64(list(self.rows).index(table))
-        return _rows_of_ranks(min(number, rows), rows, np.uint64(fold(place, feature)))
-
     def __len__(self) -> int:
         if self.batches is None:
             raise TypeError("this stream has no end: set batches to give it a length")
@@ -413,15 +398,6 @@ def _draw_ids(stream, heat, hidden, rows, before, lengths, signal, values, logit
                 values[at] = row
                 logits[b] += signal * spread * (unit(weights, np.uint64(row)) - 0.5)
                 at += 1
-
-
-@kernel
-def _rows_of_ranks(ranks, rows, place):
-    """Return the rows of ranks 0 .. ranks - 1."""
-    out, bits = np.empty(ranks, np.int64), bits_for(rows)
-    for rank in range(ranks):
-        out[rank] = scatter(rank, rows, bits, place)
-    return out
 
 
 @kernel

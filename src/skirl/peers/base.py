@@ -258,16 +258,12 @@ class Channel(ABC):
             self._counted(send, send_counts, receive_counts, vectors=True)
             return Swapping(self, self._moved(_split(out, receive_counts), _split(send, send_counts), doing), out, send)
 
-    def swap_parts(self, parts: "Sequence[Tensor]", outs: "Sequence[Tensor]", tag: str = "") -> None:
-        """Do as `swap`, with separate tensors. This rank's own part is not copied."""
-        self.begin_swap_parts(parts, outs, tag).wait()
-
     def begin_swap_parts(
         self, parts: "Sequence[Tensor]", outs: "Sequence[Tensor]", tag: str = ""
     ) -> "Swapping[Sequence[Tensor]]":
-        """Begin a `swap_parts`, which takes the same arguments. Call `wait()` on what this returns to get the result.
+        """Begin to do as `swap`, with separate tensors; this rank's own part is not copied.
 
-        `parts` must not change until then."""
+        Call `wait()` on what this returns to get the result; `parts` must not change until then."""
         with self._issue("swap", tag, len(parts)) as doing, self.timed():
             if len(outs) != self.size or not all(tensor.is_contiguous() for tensor in (*parts, *outs)):
                 raise ValueError(f"{doing}: give {self.size} outs, and contiguous ones")

@@ -14,8 +14,6 @@ from skirl.tools.units import parse_bytes
 from skirl.train.flags import OptimizerFlags, ShowFlags
 
 MOST_RANKS = 1024
-BALANCED, FAR_OFF = 0.02, 0.1
-"""Shares: by how much the busiest rank is above the mean if the ranks are busy alike, and measured times off the costs."""
 _SHOWN = 8
 """Most tables of a rank that are printed."""
 _SITES = (
@@ -180,30 +178,7 @@ class Place(Composed):
         }  # fmt: skip
         if checked is not None:
             result["check"] = {"busiest_ms": checked.busiest, "chosen": checked.chosen, "noise": checked.noise}
-        return result | {"sentence": self._advice(result)}
-
-    def _advice(self, result: dict[str, Any]) -> str:
-        busiest, fewer = result["ranks"][result["busiest"]], max(1, self.ranks - 1)
-        measured, computed = busiest["measured_ms"], max(busiest["compute_ms"], 1e-9)
-        if not result["in_time"]:
-            return f"The search ran out of time: set --seconds {max(2, round(4 * self.seconds))}."
-        if result["balance"] - 1 <= BALANCED:
-            if computed <= busiest["exchange_ms"]:
-                return (
-                    "The ranks are busy alike and exchange more than they compute: a faster --link, or fewer --ranks."
-                )
-            return f"The ranks are busy alike: for a shorter step set --ranks {2 * self.ranks}."
-        if measured is not None and abs(measured / computed - 1) > FAR_OFF:
-            return "Measured times are far from the costs: measure these again, with a new file for --costs."
-        if self.no_rows:
-            return "A table that is not cut keeps one rank busy: leave --no-rows out."
-        if len(busiest["tables"]) == 1 and " (" in busiest["tables"][0]:
-            name = busiest["tables"][0].partition(" (")[0]
-            return f"{name} is cut, and no other cut that fits makes the ranks more alike: set --ranks {fewer}."
-        return (
-            "Tables that are pinned, too small to cut or not allowed to be cut keep one rank busy: set "
-            f"--ranks {fewer}, or unpin them."
-        )
+        return result
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         """Return the plan as printed lines, by name."""
@@ -232,4 +207,4 @@ class Place(Composed):
         lines["search"] = f"{result['seconds']:.1f} s" + ("" if result["in_time"] else "; stopped by --seconds")
         if result["out"] is not None:
             lines["plan"] = result["out"]
-        return lines | {"advice": result["sentence"]}
+        return lines

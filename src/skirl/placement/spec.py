@@ -164,16 +164,5 @@ def parse_specs(body: Any) -> list[TableSpec]:
     return specs
 
 
-def specs_text(specs: Sequence[TableSpec]) -> str:
-    """Return the text of a file that lists tables of one batch size."""
-    plain = {name: field.default for name, field in TableSpec.__dataclass_fields__.items()}
-    tables = [
-        {k: list(v) if k == "reuse" else v for k, v in vars(spec).items() if k != "batch" and v != plain[k]}
-        for spec in specs
-    ]
-    body = {"format": FORMAT, "format_version": VERSION, "batch": specs[0].batch, "tables": tables}
-    return json.dumps(body, indent=1)
-
-
 def _refuse_constant(text: str) -> float:
     raise ValueError(f"it has {text}, which is not a number")

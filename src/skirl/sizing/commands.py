@@ -38,7 +38,7 @@ class Size(Composed):
     link: str | None = None
     """Rate and delay of the way between cache and store, such as 1Gbit,100us."""
     step_ms: float | None = None
-    """Milliseconds that a step computes; with --link, the result says how much of the movement would be hidden."""
+    """Milliseconds that a step computes; with --link, the advice is the smallest cache with which the link keeps up."""
 
     def __post_init__(self) -> None:
         self.data.stream().tables(self.model.row_dim)  # checks dim
@@ -72,10 +72,6 @@ class Size(Composed):
         lines["disk"] = (
             f"{size(tiers['disk'])} with --store disk:FOLDER, and {size(tiers['index'])} of memory for its index"
         )
-        if result["hidden"] is not None:
-            lines["hidden"] = (
-                f"{result['hidden']:.0%} of the movement, estimated, over {self.link} at {self.step_ms:g} ms"
-            )
         if result["step_ms_that_hides"] is not None:
             lines["link"] = f"keeps up if a step computes for {result['step_ms_that_hides']:.2f} ms or more"
         lines["advice"] = result["sentence"]

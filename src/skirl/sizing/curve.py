@@ -21,8 +21,6 @@ KINDS: dict[str, tuple[Depth, str]] = {
 }
 """Depth and policy of each curve, by the name that is shown."""
 LEAST = "least (whole run known)"
-DEEPEST = "depth 200"
-"""The curve that decides the choice of a cache."""
 CACHES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 """Cache sizes to try, as shares of the touched rows."""
 
@@ -99,17 +97,6 @@ def curves(
         depth, policy = KINDS[name]
         lines[name].append(point(survey, cache, Plan(depth, prefetch, policy)))
     return lines
-
-
-def with_cache(found: dict[str, list[Point]], survey: Survey, asked: Point, prefetch: int) -> dict[str, list[Point]]:
-    """Return the curves with one more cache, `asked`, which is already measured at depth 200."""
-    if any(known.cache == asked.cache for known in found[DEEPEST]):
-        return found
-    more = {
-        name: asked if name == DEEPEST else point(survey, asked.cache, Plan(depth, prefetch, policy))
-        for name, (depth, policy) in KINDS.items()
-    }
-    return {name: sorted([*points, more[name]], key=lambda one: one.cache) for name, points in found.items()}
 
 
 def runs(sizes: Sequence[int]) -> Iterator[tuple[str, int]]:

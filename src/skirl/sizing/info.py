@@ -10,7 +10,7 @@ from tyro.conf import Positional
 from skirl.tools.progress import figure, size
 
 NAMED = (
-    "title", "header", "from", "step", "model", "dim", "data", "optimizer", "dtype", "store", "trainers", "generation",
+    "header", "from", "step", "model", "dim", "data", "optimizer", "dtype", "store", "trainers", "generation",
     "samples", "min_count", "ranks", "backend",
 )  # fmt: skip
 LAYOUTS = {
@@ -83,8 +83,6 @@ class Info:
             lines["tensors"] = _some([f"{name} {shape}" for name, shape in result["tensors"].items()])
         if result.get("checkpoints"):
             lines["in the folder"] = f"checkpoints {', '.join(map(str, result['checkpoints']))}"
-        if result.get("opened_last_by"):
-            lines["opened"] = f"last by {result['opened_last_by']}"
         if result.get("also"):
             lines["also"] = f"a {', a '.join(result['also'])} is in this folder"
         return lines | {"size": size(result["bytes"])}

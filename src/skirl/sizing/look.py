@@ -1,12 +1,9 @@
 """Recognises a path by its contents and collects facts about it."""
 
 import json
-import re
-import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
-from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +16,6 @@ from skirl.tools.sealed_json import COUNT, TEXT, CheckpointError, misfit
 from skirl.train import resume
 
 KINDS = "a checkpoint, a disk store, a vocabulary, a run, a plan, data files, predictions or exported rows"
-TIMELINE = b'[\n{"name":"process_name","ph":"M","pid":1,"args":{"name":"skirl"}}'
-"""What the file of --trace begins with."""
 SWEEP = "sweep.json"
 """What a sweep leaves in the folder of its runs."""
 PLANS = {
@@ -71,20 +66,12 @@ def _of_file(path: Path, check: bool) -> dict[str, Any]:
         return checkpoint.describe(path, check=check)
     with path.open("rb") as file:
         head = file.read(4096)
-    if head.startswith(TIMELINE):
-        return {"kind": "timeline of a run, for https://ui.perfetto.dev", "bytes": path.stat().st_size}
-    if head[:15].lower() == b"<!doctype html>":
-        title = re.search(rb"<title>([^<]*)", head)
-        of = {} if title is None else {"title": unescape(title[1].decode(errors="replace"))}
-        return {"kind": "page for a browser", **of, "bytes": path.stat().st_size}
     if path.suffix == ".json":
         if path.name in ("config.json", "result.json"):
             return _run(path.parent)
         if (found := _plan(path)) is None:
             raise ValueError(f"{path} is a JSON file that skirl does not recognise: name {KINDS}")
         return found
-    if head.startswith(b"PK"):
-        return _zip(path)
     if len(head) >= 16 and head[8:10] == b'{"' and int.from_bytes(head[:8], "little") < path.stat().st_size:
         return files.describe_safetensors(path)
     kind = _kind(path)
@@ -95,22 +82,12 @@ def _of_file(path: Path, check: bool) -> dict[str, Any]:
 
 def _kind(path: Path) -> str | None:
     try:
-        return kind_of(str(path))
+        kind = kind_of(str(path))
     except BadFile as error:
         if error.found == "is empty":
             raise
         return None
-
-
-def _zip(path: Path) -> dict[str, Any]:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            pickled = any(name.endswith("data.pkl") for name in archive.namelist())
-    except zipfile.BadZipFile:
-        raise ValueError(f"{path} is a damaged or unfinished file of torch.save, or a damaged zip archive") from None
-    if not pickled:
-        raise ValueError(f"{path} is a zip archive: unpack it first")
-    return {"kind": "file of torch.save", "bytes": path.stat().st_size}
+    return kind if kind in ("parquet", "text") else None
 
 
 def _run(path: Path) -> dict[str, Any]:

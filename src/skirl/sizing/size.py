@@ -12,20 +12,8 @@ from skirl.core.tables import Schema
 from skirl.data.flags import DataFlags
 from skirl.engine.capacity import Room
 from skirl.models.flags import ModelFlags
-from skirl.oracle.options import Plan
-from skirl.sizing.advice import Advice, Conditions, advise, goal, smallest, step_that_hides
-from skirl.sizing.curve import (
-    DEEPEST,
-    KINDS,
-    Point,
-    cache_sizes,
-    capacities,
-    curves,
-    least_cache,
-    point,
-    runs,
-    with_cache,
-)
+from skirl.sizing.advice import Advice, Conditions, advise
+from skirl.sizing.curve import Point, cache_sizes, capacities, curves, runs
 from skirl.sizing.survey import Survey
 from skirl.tools.progress import Progress
 from skirl.tools.units import Link
@@ -81,12 +69,11 @@ class Sizing:
         average = float(np.dot(records, survey.touched)) / max(1, touched)
         link = None if self.link is None else Link.parse(self.link)
         step = None if self.step_ms is None else self.step_ms / 1e3
-        conditions = Conditions(average, self.movement.prefetch, link, step)
-        found = self._searched(survey, found, used, conditions)
+        conditions = Conditions(average, link, step)
         advice = advise(found, used, touched, conditions)
         chosen = next(p for p in found[f"depth {advice.depth}"] if p.cache == advice.cache)
         tiers = self._tiers(survey, advice, records)
-        would = conditions.overlap(chosen)
+        hides = conditions.step_that_hides(chosen)
         least, least_bytes = _holding_every_batch(survey, records)
         return {
             "command": "size",
@@ -109,30 +96,9 @@ class Sizing:
             "curves": {name: [_point(point, average) for point in points] for name, points in found.items()},
             "bytes": tiers,
             "advice": {name: value for name, value in asdict(advice).items() if name != "why"},
-            "hidden": None if would is None else would.hidden,
-            "step_ms_that_hides": None
-            if link is None
-            else step_that_hides(chosen.read * average, chosen.written * average, link) * 1e3,
+            "step_ms_that_hides": None if hides is None else 1e3 * hides,
             "sentence": advice.sentence(tiers["cache"]),
         }
-
-    def _searched(
-        self, survey: Survey, found: dict[str, list[Point]], used: int, conditions: Conditions
-    ) -> dict[str, list[Point]]:
-        """Return the curves, with the smallest cache that meets the goal added if it lies between those tried."""
-        prefetch, tried = self.movement.prefetch, 0
-        depth, policy = KINDS[DEEPEST]
-
-        def measure(cache: int) -> Point:
-            nonlocal tried
-            tried += 1
-            progress(tried, lambda: {"cache": f"{cache:,}"})
-            return point(survey, cache, Plan(depth, prefetch, policy))
-
-        with self._progress("search", None) as progress:
-            fits, touched = goal(used, conditions), sum(survey.touched)
-            asked = smallest(fits, found[DEEPEST], measure, least_cache(survey), touched)
-            return with_cache(found, survey, asked, prefetch)
 
     def _tiers(self, survey: Survey, advice: Advice, records: list[int]) -> dict[str, float]:
         """Return the bytes on the device, in memory and on disk with the advised cache."""

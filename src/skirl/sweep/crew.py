@@ -60,7 +60,6 @@ class Entrant:
         evaluation: EvaluationFlags | None = None,
         from_: Path | None = None,
         resume: bool = False,
-        table: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         self.variant, self.contender, self.rates = variant, contender, rates
         self.meter = Meter(lists)
@@ -73,7 +72,7 @@ class Entrant:
         self.flags = alone.flat()
         self.begun_from: dict[str, Any] | None = None
         """What it took over from another run at its start."""
-        self.run = RunFolder(folder, name=variant.name, flags=self.flags, every=every, resume=resume, table=table)
+        self.run = RunFolder(folder, name=variant.name, flags=self.flags, every=every, resume=resume)
         self.auc: float | None = None
         """AUC over all its predictions, once it is done."""
         self.done = False
@@ -173,7 +172,6 @@ class Duty:
     variants: Sequence[Varied]
     every: int
     folder: Callable[[str], str]
-    table: Mapping[str, Mapping[str, Any]]
     resume: bool = False
     goes_on: bool = False
     trace: Path | None = None
@@ -215,7 +213,7 @@ class Crew:
                 variant.name: Entrant(
                     variant, contender, variant.recipe.rates_of(contender.embeddings, contender.dense),  # type: ignore[arg-type]
                     lists=self.stream.lists, folder=duty.folder(variant.name), every=duty.every, resume=duty.resume,
-                    table=duty.table, evaluation=duty.evaluation, from_=duty.from_,
+                    evaluation=duty.evaluation, from_=duty.from_,
                 )
                 for variant, contender in zip(duty.variants, self.sweep.variants, strict=True)
             }  # fmt: skip

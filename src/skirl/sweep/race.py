@@ -113,8 +113,6 @@ def pooled(sums: PairSums, shares: Floats) -> PairSums:
     >>> two.losses.tolist(), two.differences[0, 1].item(), two.squares[0, 1].item()  # 2 - 5 and 3 - 0
     ([5.0, 5.0], 0.0, 18.0)
 
-    **Arguments**
-
     - `shares`: [averages, models]; those of an average sum up to 1, or are all 0 if it is of none.
     """
     differences = shares @ sums.differences @ shares.T

@@ -22,7 +22,7 @@ from skirl.sweep.folder import SweepFolder
 from skirl.sweep.race import BROKEN, Judged, Left, Race, VariantPlace, best_of, why_stopped
 from skirl.sweep.report import Shown, report
 from skirl.sweep.sweep import Diverged
-from skirl.sweep.variants import Varied, hyperparameters, seeds_of_one
+from skirl.sweep.variants import Varied, seeds_of_one
 from skirl.tools.machine import machine
 from skirl.tools.os_errors import NotWritten
 from skirl.tools.progress import Progress
@@ -149,7 +149,7 @@ class SweepRun:
         """The results of variants that no longer train."""
         racing = [variant for variant in variants if variant.name in self.race.racing]
         duty = Duty(
-            recipe, racing, self.every, self.folder.of, hyperparameters(variants), resume=keeping.resume,
+            recipe, racing, self.every, self.folder.of, resume=keeping.resume,
             goes_on=self.header is not None, trace=logged.trace, evaluation=evaluation, save=keeping.save,
             from_=keeping.from_, origin=origin,
         )  # fmt: skip

@@ -181,21 +181,6 @@ def seeds_of_one(variants: Sequence[Varied]) -> list[int]:
     return numbers
 
 
-def hyperparameters(variants: Sequence[Varied]) -> dict[str, dict[str, Any]]:
-    """Return, by variant, the values of all flags that any variant overrides; lists of sizes become text.
-
-    >>> hyperparameters(variants_of(Recipe.of(data="synthetic:tiny"), ["lr=0.01,0.02"]))
-    {'lr=0.01': {'lr': 0.01}, 'lr=0.02': {'lr': 0.02}}
-    """
-    names = sorted({name for variant in variants for name in variant.overrides})
-    found = {}
-    for variant in variants:
-        flags = variant.recipe.flat()
-        values = {name: flags[name] for name in names if flags[name] is not None}
-        found[variant.name] = {n: "x".join(map(str, v)) if isinstance(v, tuple) else v for n, v in values.items()}
-    return found
-
-
 def text_of(overrides: Mapping[str, Any]) -> str:
     """Return a name made of the overrides.
 

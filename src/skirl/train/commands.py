@@ -257,13 +257,6 @@ class Verify(Composed):
         return lines
 
 
-def _numbers(name: str, text: str | None, example: str) -> list[int]:
-    words = [] if text is None else text.split(",")
-    if not all(word.strip().isdecimal() and 0 < int(word) <= 64 for word in words):
-        raise ValueError(f"{name} is {text!r}: set it to numbers from 1 to 64 with commas between, as {example}")
-    return [int(word) for word in words]
-
-
 def described(result: Mapping[str, Any], prefix: str = "") -> str:
     """Return the metrics of a result as text.
 

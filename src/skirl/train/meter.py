@@ -68,10 +68,6 @@ class Repeats:
 class Meter:
     """Measures a run. All but the speed is part of its checkpoint.
 
-    **Arguments**
-
-    - `lists`: features with any number of ids per sample, whose repeats are counted.
-
     >>> import torch
     >>> meter = Meter()
     >>> meter.add(torch.tensor(0.5), torch.tensor([1.0, -1.0]), torch.tensor([1.0, 0.0]))

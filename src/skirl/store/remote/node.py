@@ -47,17 +47,7 @@ class Served:
 
 
 class Node:
-    """One of the nodes that meet at a meeting point. Call its methods from one thread only.
-
-    **Arguments**
-
-    - `meeting`: the meeting point.
-    - `number`, `nodes`: number of this node, and how many there are.
-    - `rows`: where rows are kept: memory, or disk:FOLDER.
-    - `limit`: bytes of memory for the rows of all owners. None: no limit.
-    - `patience`: seconds that a call may take.
-    - `body`: what the process of a part runs, such as `part.run`. Tests replace it.
-    """
+    """One of the nodes that meet at a meeting point. Call its methods from one thread only."""
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ from skirl.tools.machine import machine
 from skirl.tools.os_errors import why
 from skirl.tools.sealed_json import COUNT, TEXT, misfit, put_whole
 from skirl.train.flags import RUNS
-from skirl.train.report.sinks import Lines, Table, TensorBoard, WandB
+from skirl.train.report.sinks import Lines, TensorBoard, WandB
 from skirl.train.resume import Change, changes_between
 
 if TYPE_CHECKING:
@@ -58,12 +58,8 @@ class RunFolder:
         wandb: str | None = None,
         resume: bool = False,
         trainers: int = 1,
-        table: Table | None = None,
     ) -> None:
-        """Check the folder. "none" writes nothing, "auto" makes a new one named after `name` and the time.
-
-        table: the values that differ between this run and others, by name of the run.
-        """
+        """Check the folder. "none" writes nothing, "auto" makes a new one named after `name` and the time."""
         self.folder: Path | None = None if folder in ("none", "auto") else Path(folder)
         self.every = every
         self.begun_at = 0
@@ -73,7 +69,7 @@ class RunFolder:
         self._changes: list[Change] = []
         self._auto, self._new = folder == "auto", False
         self._name, self._flags = name, dict(flags)
-        self._wandb, self._trainers, self._table = wandb, trainers, table
+        self._wandb, self._trainers = wandb, trainers
         self._missing = Missing()
         self._sinks: list[Lines | TensorBoard | WandB] = []
         self._lines: Lines | None = None
@@ -126,7 +122,7 @@ class RunFolder:
             self._lines = self._cut(folder)
             self._sinks.append(self._lines)
         with self._missing.tried(TensorBoard.name, folder):
-            self._sinks.append(TensorBoard(folder, self.begun_at, self._table, self._name))
+            self._sinks.append(TensorBoard(folder, self.begun_at))
         return self
 
     def __exit__(

@@ -17,11 +17,6 @@ GROUPS = {
     "time": ("samples_per_second", "seconds", "hidden", "stall", "read"),
     "rate": ("lr", "dense_lr"),
 }
-SCORES = ("train/loss", "train/auc", "train/logloss", "test/auc", "test/logloss")
-"""Tags of the scores that TensorBoard's table of hyperparameters has columns for."""
-
-Table = Mapping[str, Mapping[str, Any]]
-"""The values that differ between runs, by name of the run."""
 
 
 class Appended:
@@ -69,12 +64,11 @@ class TensorBoard:
 
     name = "TensorBoard's events"
 
-    def __init__(self, folder: Path, begun_at: int, table: Table | None = None, name: str = "") -> None:
+    def __init__(self, folder: Path, begun_at: int) -> None:
         proto = "tensorboard.compat.proto"  # created at import, so type checkers cannot see them
         event, summary = (import_module(f"{proto}.{module}_pb2") for module in ("event", "summary"))
         self._records = import_module("tensorboard.summary.writer.record_writer").RecordWriter
         self._event, self._summary = event.Event, summary.Summary
-        begun, ended = ([], []) if table is None else _hyperparameters(table, name)
         file = f"events.out.tfevents.{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}"
         self.path = folder / file
         self._file = Appended(self.path)
@@ -82,9 +76,8 @@ class TensorBoard:
         if begun_at:  # has TensorBoard skip what a killed run wrote after this step
             log = event.SessionLog(status=event.SessionLog.START)
             head.append(self._of(step=begun_at + 1, session_log=log))
-        self._due = b"".join([*head, *(self._of(summary=each) for each in begun)])
+        self._due = b"".join(head)
         """What has to be written before anything else."""
-        self._end = b"".join(self._of(summary=each) for each in ended)
         self._add(b"")
 
     def write(self, line: Mapping[str, Any]) -> None:
@@ -92,10 +85,7 @@ class TensorBoard:
         self._add(self._of(step=line["step"], summary=self._summary(value=values)))
 
     def close(self) -> None:
-        try:
-            self._file.add(self._end)
-        finally:
-            self._file.close()
+        self._file.close()
 
     def _add(self, piece: bytes) -> None:
         self._file.add(self._due)
@@ -106,25 +96,6 @@ class TensorBoard:
         out = io.BytesIO()
         self._records(out).write(self._event(wall_time=time.time(), **content).SerializeToString())
         return out.getvalue()
-
-
-def _hyperparameters(table: Table, name: str) -> tuple[list[Any], list[Any]]:
-    """Return summaries for the start and the end of a run among several, for TensorBoard's table of their values."""
-    hparams = import_module("torch.utils.tensorboard.summary").hparams
-    values, known = dict(table[name]), dict[str, list[Any]]()
-    for column in sorted({column for of in table.values() for column in of}):
-        all_values = [of[column] for of in table.values() if column in of]
-        number = all(isinstance(value, int | float) and not isinstance(value, bool) for value in all_values)
-        as_shown = float if number else str
-        known[column] = list(dict.fromkeys(map(as_shown, all_values)))
-        if column in values:
-            values[column] = as_shown(values[column])
-    experiment, start, end = hparams(values, dict.fromkeys(SCORES, 0.0), known)
-    about = start.value[0].metadata.plugin_data
-    data = import_module("tensorboard.plugins.hparams.plugin_data_pb2").HParamsPluginData.FromString(about.content)
-    data.session_start_info.group_name = name
-    about.content = data.SerializeToString()
-    return [experiment, start], [end]
 
 
 class WandB:

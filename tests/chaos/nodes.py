@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -15,22 +15,9 @@ from typing import Any, Self
 from skirl.store.remote.wire import Address
 from skirl.tools.processes import die_with_parent
 
-SERVE = ("-m", "skirl", "serve")
-
 
 class StartedNodes:
-    """Some nodes, kept running as by a supervisor.
-
-    **Arguments**
-
-    - `count`: number of nodes.
-    - `host`: where they meet; by default loopback, so that no other machine can join.
-    - `rows`: where each keeps rows, as for `skirl serve --rows`. {} is replaced by the node's number.
-    - `patience`: seconds that a call may take.
-    - `log`: folder for their output. None: the standard error.
-    - `within`: command in which to run each node, such as one that enters a network namespace.
-    - `words`: arguments of `python` that run a node.
-    """
+    """Some nodes, kept running as by a supervisor."""
 
     def __init__(
         self,
@@ -40,14 +27,12 @@ class StartedNodes:
         rows: str = "memory",
         patience: float = 60.0,
         log: Path | None = None,
-        within: Sequence[str] = (),
-        words: Sequence[str] = SERVE,
     ) -> None:
         self.count = count
         self.address = Address(host, free_port() if host == "127.0.0.1" else 29400)
         self.held: set[int] = set()
         """Nodes that are not restarted."""
-        self._rows, self._patience, self._log, self._within, self._words = rows, patience, log, within, words
+        self._rows, self._patience, self._log = rows, patience, log
         self._lock = threading.Lock()
         self._over = threading.Event()
         self.processes = [self._begin(node) for node in range(count)]
@@ -60,13 +45,11 @@ class StartedNodes:
         return f"rpc://{self.address}"
 
     def _begin(self, node: int) -> Any:
-        words = [*self._words, str(self.address), "--nodes", str(self.count), "--node", str(node)]
+        words = ["-m", "skirl", "serve", str(self.address), "--nodes", str(self.count), "--node", str(node)]
         words += ["--rows", self._rows.replace("{}", str(node)), "--patience", f"{self._patience:g}"]
         out = None if self._log is None else (self._log / f"node-{node}.log").open("ab")
         try:
-            return subprocess.Popen(
-                [*self._within, sys.executable, *words], stdout=out or 2, stderr=out, preexec_fn=die_with_parent
-            )
+            return subprocess.Popen([sys.executable, *words], stdout=out or 2, stderr=out, preexec_fn=die_with_parent)
         finally:
             if out is not None:
                 out.close()
