@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from skirl.core.batch import KeyedJagged
+from skirl.data.flags import DataFlags
 from skirl.data.sessions import Sessions
 
 
