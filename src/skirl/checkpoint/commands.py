@@ -34,7 +34,6 @@ class Import:
     """Print one line of JSON."""
 
     def run(self) -> dict[str, Any]:
-        """Read the source and save the checkpoint."""
         from skirl.checkpoint.other_formats import read_rows
 
         found = read_rows(
@@ -49,7 +48,6 @@ class Import:
         return {"command": "import", "out": str(self.out), **found, "failed": None}
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """Return the result for people to read."""
         steps = result["steps"]
         told = (
             "its state starts from zero"

@@ -49,7 +49,6 @@ class Export:
             )
 
     def run(self) -> dict[str, Any]:
-        """Write the file."""
         from skirl.checkpoint.other_formats import write_rows
         from skirl.sweep.checkpoint import checkpoint_of, refuse_whole
 
@@ -69,7 +68,6 @@ class Export:
         }
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """Return the result as lines of text, by title."""
         lines = {} if self.variant is None else {"out of": result["checkpoint"]}
         return {**lines, "written": f"{result['out']}, {size(result['bytes'])}"}
 
@@ -86,7 +84,6 @@ class Report:
     """Print the facts as one line of JSON."""
 
     def run(self) -> dict[str, Any]:
-        """Read the folder and write the page."""
         from skirl.sweep.checkpoint import SWEEP
         from skirl.sweep.report import report as report_of_sweep
         from skirl.train.commands import Train
@@ -97,7 +94,6 @@ class Report:
         return report(self.folder, self.page, {name: flag.default for name, flag in flags_of(Train).items()})
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """Return the facts as lines of text, by title."""
         from skirl.sweep.report import as_text as text_of_sweep
         from skirl.train.report.report import as_text
 

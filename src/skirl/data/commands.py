@@ -62,7 +62,6 @@ class Vocab:
             )
 
     def run(self) -> dict[str, Any]:
-        """Count the ids, write the vocabulary, and return the result."""
         from skirl.data.vocab import count
 
         return timed(
@@ -84,7 +83,6 @@ class Vocab:
         )
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """Return the result as labelled lines for people to read."""
         rows, distinct = sum(result["rows"].values()), sum(result["distinct"].values())
         skipped = result["bad_rows_skipped"]
         return {
@@ -145,7 +143,6 @@ class ConvertToFile:
         )
 
     def run(self) -> dict[str, Any]:
-        """Convert the files, and return the result."""
         from skirl.data.convert import convert
 
         as_rows = self.rows is not None or self.vocab is not None
@@ -158,7 +155,6 @@ class ConvertToFile:
         )
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """Return the result as labelled lines for people to read."""
         skipped = result["bad_rows_skipped"]
         return {
             "written": f"{result['samples']:,} samples in {clock(result['seconds'])}, {size(result['bytes'])}"

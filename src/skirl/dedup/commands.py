@@ -84,7 +84,6 @@ class Convert(ConvertToFile):
             raise ValueError(f"memory is {self.memory!r}: set it to {size(LEAST_MEMORY)} or more")
 
     def run(self) -> dict[str, Any]:
-        """Convert the files, and return the result."""
         result = super().run() if self.by is None else timed("convert", self, self._by_session)
         return result | (self._checked() if self.check else {})
 
@@ -124,7 +123,6 @@ class Convert(ConvertToFile):
         return {"check": found, "failed": None if found["same"] else f"{text}: do not use it, and please report this"}
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """Return the result as labelled lines for people to read."""
         lines = super().summary(result)
         if self.by is not None:
             lines = {
@@ -181,7 +179,6 @@ class Analyze:
             raise ValueError(f"sample is {self.sample!r}: set it to 1MiB or more")
 
     def run(self) -> dict[str, Any]:
-        """Read all data once, analyze a sample of its sessions, and return the result."""
         from skirl.dedup.analyze import advice, analyze
         from skirl.dedup.sessions import Sessions, keyed, shaped
 
@@ -201,7 +198,6 @@ class Analyze:
         return {"command": "analyze", "flags": asdict(self), **found, **took, "failed": None}
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """Return the result as labelled lines for people to read."""
         lines = {"verdict": _wrapped(result["verdict"])}
         if "sampled" not in result:
             if result["verdict"].endswith("no session column"):

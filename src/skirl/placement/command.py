@@ -123,7 +123,6 @@ class Place(Composed):
             raise ValueError(f"link is {self.link!r}: write a rate like 10Gbit") from None
 
     def run(self) -> dict[str, Any]:
-        """Count, measure, search, measure the best plans, and write the best of them."""
         import numpy as np
 
         from skirl.placement.calibrate import costs_for
@@ -181,7 +180,6 @@ class Place(Composed):
         return result
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """Return the plan as printed lines, by name."""
         lines, checked = {"tables": f"{result['tables']:,}, {result['cut']:,} of them cut"}, result["check"]
         for rank in result["ranks"]:
             names = rank["tables"]

@@ -48,13 +48,11 @@ class Size(Composed):
             raise ValueError(f"step_ms is {self.step_ms}: set it to milliseconds above 0")
 
     def run(self) -> dict[str, Any]:
-        """Read the ids once, then plan over them with every cache."""
         from skirl.sizing.size import Sizing
 
         return Sizing(self.data, self.model, self.optimizer, self.movement, self.show, self.link, self.step_ms).answer()
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """Return the result as text for a reader, by label."""
         used = max(1, result["used"])
         lines = {
             "data": f"{result['ids']:,} ids in {result['steps']:,} batches of {self.data.batch:,} samples",

@@ -33,13 +33,11 @@ class Info:
     """Print one line of JSON."""
 
     def run(self) -> dict[str, Any]:
-        """Look at the path and return what was found."""
         from skirl.sizing.look import look
 
         return {"command": "info", "path": str(self.path), **look(self.path, check=self.check)}
 
     def summary(self, result: Mapping[str, Any]) -> dict[str, str]:
-        """Return the result as text for a reader, by label."""
         said = [f"format {result['format_version']}"] if "format_version" in result else []
         said += [f"written by skirl {result['skirl']}"] if result.get("skirl") else []
         lines = {"kind": ", ".join([result["kind"], *said]), "made": result["made"]}

@@ -84,7 +84,6 @@ class SweepCommand(Composed):
         return variants_of(self.recipe, self.vary.vary, self.vary.variants)
 
     def run(self) -> dict[str, Any]:
-        """Train, showing progress, and return the result."""
         device = self.recipe.device
         if device.threads is None:  # bits depend on the thread count, so it is written down
             return replace(self, recipe=replace(self.recipe, device=replace(device, threads=1))).run()
@@ -106,7 +105,6 @@ class SweepCommand(Composed):
         check_same(saved_with(self.save.save), self.flat())
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """Return the result as lines of text, by title."""
         from skirl.sweep.race import VariantPlace
         from skirl.sweep.report import MEANS, SAME, best_line, table_text
         from skirl.train.commands import origin_line

@@ -44,7 +44,6 @@ class JobThreads:
         """Seconds that each job took last time; the longest go first."""
 
     def run(self, jobs: Mapping[Hashable, Callable[[], None]]) -> None:
-        """Do all jobs. When all have ended, raise the first error."""
         if not self._threads:
             self._start()
         order = sorted(jobs, key=lambda name: -self._seconds.get(name, 0.0))

@@ -399,7 +399,6 @@ class Race:
         return float(np.sqrt(sum(v * n for v, n in spreads) / free)) if free else None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
         return {
             "names": list(self.names),
             "of": self._of.tolist(),
@@ -419,7 +418,6 @@ class Race:
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a checkpoint of the same race. Its end and its coming rungs may have changed since."""
         was = Rules(**state["rules"] | {"rungs": tuple(state["rules"]["rungs"])})
         for what, theirs, own in (
             ("variants", state["names"], list(self.names)),

@@ -165,7 +165,6 @@ class Verify(Composed):
         self.recipe.check_labels()
 
     def run(self) -> dict[str, Any]:
-        """Train three times with each optimizer. Return what was compared, and the first difference if there is one."""
         if self.trainers is not None and self.recipe.device.threads is None:
             return self._with_threads_of_trainers().run()
         from skirl.tools.machine import machine

@@ -128,7 +128,6 @@ class Evaluation:
         *,
         exchange: Exchange | None = None,
     ) -> Scores:
-        """Evaluate after a step; the other arguments are those of `evaluate`."""
         started = time.monotonic()
         scores = evaluate(model, batches, exchange=exchange)
         self.add(step, scores, time.monotonic() - started)

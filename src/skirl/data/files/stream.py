@@ -279,11 +279,9 @@ class Files:
     # States.
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the pass, counting the batches handed out, and the identity of the stream."""
         return dict(self._state) | {"stream": dict(self._identity())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Make the next pass continue where `state` was taken. Raise if it is of another stream."""
         self.check_state(state)
         self._resume = {name: state[name] for name in self._start()}
         self._state = dict(self._resume)

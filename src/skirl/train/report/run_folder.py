@@ -177,14 +177,12 @@ class RunFolder:
                 put_json(self.folder / RESULT, result)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint, with the flags from which the model can be made again."""
         if self._lines is not None:  # lines are to be as durable as the checkpoint
             with self._missing.tried(f"the sync of {METRICS}", self.folder, of=OSError):
                 self._lines.sync()
         return {"folder": self.path, "flags": self._flags, "changes": self._changes}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state of a checkpoint. Go on in its folder, unless another one is named or it is gone."""
         if self._auto and state["folder"] is not None and Path(state["folder"]).is_dir():
             self.folder = Path(state["folder"])
         self._changes = list(state["changes"])
