@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from skirl.core.handle import Groups, Setting
+from skirl.core.groups import Groups, Setting
 from skirl.core.optim import SGD, Adagrad, Adam
 from skirl.core.tables import Table
 

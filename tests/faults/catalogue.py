@@ -689,7 +689,7 @@ LAYOUTS = [
           "new.copy()", "np.zeros_like(new)"),
     Fault("a batch has the list before a row's own", "data.files.encoded:number_lists",
           "(_ONE << np.uint64(k & 63)) - _ONE", "(_ONE << np.uint64(k & 63)) >> _ONE"),
-    Fault("lists that do not follow each other are copied as if they did", "data.files.encoded:_copy_lists",
+    Fault("lists that do not follow each other are copied as if they did", "data.files.batches:_copy_lists",
           "begins[lists[k]] == end", "begins[lists[k]] >= end"),
 ]  # fmt: skip
 

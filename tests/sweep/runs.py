@@ -18,7 +18,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 import skirl
 from skirl import SGD, Table
-from skirl.core.handle import Groups, RowOptimizers
+from skirl.core.groups import Groups, RowOptimizers
 from skirl.core.reference import Reference
 from skirl.store import Record, Store
 from skirl.store.memory.store import MemoryStore

@@ -17,8 +17,8 @@ from skirl.checkpoint.own_rows import OwnRows, own_rows
 from skirl.checkpoint.together import Votes
 from skirl.core import initial
 from skirl.core.given import Given
+from skirl.core.groups import Groups
 from skirl.core.half import HALVES
-from skirl.core.handle import Groups
 from skirl.core.optim import row_optimizer
 from skirl.core.placement import Placement
 from skirl.core.tables import Schema, Table

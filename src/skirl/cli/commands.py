@@ -84,18 +84,19 @@ class Report:
     """Print the facts as one line of JSON."""
 
     def run(self) -> dict[str, Any]:
-        from skirl.sweep.checkpoint import SWEEP
-        from skirl.sweep.report import report as report_of_sweep
         from skirl.train.commands import Train
         from skirl.train.report.report import report
 
-        if (self.folder / SWEEP).is_file():
+        if (self.folder / "sweep.json").is_file():
+            from skirl.sweep.report import report as report_of_sweep
+
             return report_of_sweep(self.folder, self.page)
         return report(self.folder, self.page, {name: flag.default for name, flag in flags_of(Train).items()})
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        from skirl.sweep.report import as_text as text_of_sweep
-        from skirl.train.report.report import as_text
-
-        lines = text_of_sweep(result) if result["command"] == "report of a sweep" else as_text(result)
+        if result["command"] == "report of a sweep":
+            from skirl.sweep.report import as_text
+        else:
+            from skirl.train.report.report import as_text
+        lines = as_text(result)
         return {**lines, "page": result["page"]}

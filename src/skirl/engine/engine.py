@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from skirl.core.groups import Groups, RowOptimizers, Setting
 from skirl.core.half import HALVES, packed, words
-from skirl.core.handle import Groups, RowOptimizers, Setting
 from skirl.core.ids import Resolver
 from skirl.core.initial import InitialTable, fill
 from skirl.core.keys import row_of, table_of

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from skirl.core.batch import KeyedJagged
-from skirl.core.handle import RowOptimizers
+from skirl.core.groups import RowOptimizers
 from skirl.core.initial import Initial, Normal
 from skirl.core.tables import Pooling, Table
 from skirl.engine.access import put_weight

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from skirl.core.batch import Sparse
-from skirl.core.handle import RowOptimizers, TorchHandle, matching
+from skirl.core.groups import RowOptimizers, matching
+from skirl.core.handle import TorchHandle
 from skirl.core.optim import RowOptimizer
 from skirl.core.tables import Pooling, Table
 from skirl.engine.access import Remembered, weights_of_all

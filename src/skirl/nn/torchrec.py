@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from skirl.core.batch import KeyedJagged, Sparse
-from skirl.core.handle import RowOptimizers
+from skirl.core.groups import RowOptimizers
 from skirl.core.tables import Table
 from skirl.engine.access import put_weight
 from skirl.engine.capacity import CacheSize

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from copy import copy
 
-from skirl.core.handle import Groups, RowOptimizers
+from skirl.core.groups import Groups, RowOptimizers
 from skirl.core.ids import Captured, Resolver
 from skirl.core.positions import Positions
 from skirl.core.tables import Table

@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import combinations, product
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from skirl.core.handle import Groups, RowOptimizers
-from skirl.core.optim import RowOptimizer, RowwiseAdagrad
-from skirl.core.tables import Table
-from skirl.store import Store
-from skirl.store.own_folder import inside
 from skirl.tools.flags import Flag, expected, flags_of, is_list, read_as, read_text
 from skirl.train.recipe import Recipe
+
+if TYPE_CHECKING:
+    from skirl.core.groups import RowOptimizers
+    from skirl.core.tables import Table
+    from skirl.store import Store
 
 _SHARED = {
     "data": "it changes the batches, which all variants share",
@@ -352,7 +352,7 @@ def of_variant(variant: Variant, make: Callable[[], T]) -> T:
         raise kind(f"variant {variant.name!r}: {error}") from error
 
 
-def tables_of(overrides: Mapping[str, Any], tables: Sequence[Table]) -> list[Table]:
+def tables_of(overrides: Mapping[str, Any], tables: "Sequence[Table]") -> "list[Table]":
     """Return a variant's tables. Raise if they differ from the sweep's in anything that the plan depends on."""
     dim, own = overrides.get("dim"), list(overrides.get("tables", tables))
     if [*map(_planned, own)] != [*map(_planned, tables)]:
@@ -363,12 +363,17 @@ def tables_of(overrides: Mapping[str, Any], tables: Sequence[Table]) -> list[Tab
     return own if dim is None else [replace(table, dim=dim) for table in own]
 
 
-def _planned(table: Table) -> tuple[Any, ...]:
+def _planned(table: "Table") -> tuple[Any, ...]:
     return table.name, table.rows, table.features, table.pooling
 
 
-def optimizer_of(overrides: Mapping[str, Any], default: RowOptimizers | None, tables: Sequence[Table]) -> RowOptimizers:
+def optimizer_of(
+    overrides: Mapping[str, Any], default: "RowOptimizers | None", tables: "Sequence[Table]"
+) -> "RowOptimizers":
     """Return a variant's row optimizers, with its learning rate."""
+    from skirl.core.groups import Groups  # these load compiled loops, which help does without
+    from skirl.core.optim import RowOptimizer, RowwiseAdagrad
+
     rule = overrides.get("optimizer", default)
     rule = RowwiseAdagrad() if rule is None else rule
     lr = overrides.get("lr")
@@ -380,8 +385,10 @@ def optimizer_of(overrides: Mapping[str, Any], default: RowOptimizers | None, ta
     return rule
 
 
-def store_of(store: str | Callable[[str], str | Store], name: str) -> str | Store:
+def store_of(store: "str | Callable[[str], str | Store]", name: str) -> "str | Store":
     """Return a variant's store: the sweep's, with a folder named after the variant."""
+    from skirl.store.own_folder import inside
+
     if not isinstance(store, str):
         return store(name)
     check_store(store)

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl.core.inverse import pays
-from skirl.data.files.encoded import Encoded, batch_of
+from skirl.data.files.batches import batch_of
+from skirl.data.files.encoded import Encoded
 from tests.cases import cases
 
 

@@ -12,9 +12,10 @@ import numpy as np
 from skirl.core.batch import Batch
 from skirl.core.find import find
 from skirl.core.tables import Table
+from skirl.data.files.batches import batch_of
 from skirl.data.files.dataset import START, Dataset, FilePart, RowPosition, check_identity, identity_of
 from skirl.data.files.encode import Encoder
-from skirl.data.files.encoded import Encoded, batch_of
+from skirl.data.files.encoded import Encoded
 from skirl.data.files.windows import Windows, partial_windows, whole_windows
 from skirl.data.files.workers import Range, pieces
 from skirl.data.share import WHOLE, Shards, Share, Turn, shards
