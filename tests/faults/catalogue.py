@@ -216,7 +216,7 @@ TRAINING = [
           "before = np.sqrt(n)"),
     Fault("FTRL drops the weight that a row starts with", "engine.kernels.cpu:_ftrl",
           "not n > 0", "n > np.inf"),
-    Fault("all tables take the numbers of the first group", "core.handle:scalars",
+    Fault("all tables take the numbers of the first group", "core.groups:scalars",
           "settings[at[0]]", "settings[0]"),
     Fault("a frozen table is trained", "nn.current_step:returned",
           "ticket.live & ticket.trained", "ticket.live"),
