@@ -31,8 +31,12 @@ FIRST = {"disk": 3, "frozen": 4}
 """Where `make test` begins to count, by area. Faults of a store that need many crashes to show are left to the other two."""
 
 
+CORE = ("oracle", "moves", "training", "disk", "frozen", "checkpoints", "trainers")
+"""Areas of which `make test` plants some faults; a campaign plants those of all."""
+
+
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("area", AREAS)
+@pytest.mark.parametrize("area", [*CORE, *(pytest.param(a, marks=pytest.mark.slow) for a in AREAS if a not in CORE)])
 def test_planted_faults_are_caught(area: str):
     every = 1 if settings.get_current_profile_name() == "campaign" else EVERY
     first = 0 if every == 1 else FIRST.get(area, 0)
