@@ -4,6 +4,7 @@ Tests run with one torch thread. The bits of torch's own matrix products may dep
 for each core uses the machine better than many threads for each small product.
 """
 
+import gc
 import hashlib
 import json
 import os
@@ -18,6 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+gc.disable()  # until all tests are collected; nothing of that is garbage
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported; subprocesses inherit it
 os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels for a GPU; Triton looks once, when it is imported
 os.environ["SKIRL_RUNS"] = "none"  # no test leaves a run folder behind unless it asks for one
@@ -146,5 +148,7 @@ def fingerprint() -> dict[str, str]:
 
 
 def pytest_collection_finish() -> None:
+    gc.freeze()  # else each collection looks through 4,000 tests and their modules, for two seconds
+    gc.enable()
     if "triton" in sys.modules:
         quicken()
