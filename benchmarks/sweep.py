@@ -158,8 +158,7 @@ class Turns:
 
     def __exit__(self, *_: object) -> None:
         for one in self._started:
-            one.kill()
-            one.communicate()
+            one.communicate()  # its input ends, so it does, and the processes that it started
 
     def take(self) -> None:
         """Let all train their steps at the same time."""

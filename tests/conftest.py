@@ -19,7 +19,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-gc.disable()  # until all tests are collected; nothing of that is garbage
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported; subprocesses inherit it
 os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels for a GPU; Triton looks once, when it is imported
 os.environ["SKIRL_RUNS"] = "none"  # no test leaves a run folder behind unless it asks for one
@@ -32,6 +31,7 @@ from tests.interpreter import quicken
 from tests.warm import MODULE, Process, Python, python  # noqa: F401 a fixture
 
 torch.set_num_threads(1)
+gc.disable()  # until all tests are collected; nothing of that is garbage
 
 
 # A shell makes its background jobs ignore Ctrl-C, and some tests send it.
