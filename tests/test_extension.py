@@ -1,7 +1,6 @@
 """The code that docs/extension.md adds to skirl passes the tests that the page names."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,14 +72,13 @@ def test_the_row_optimizer_has_the_bits_of_the_reference(page):
     rows = EmbeddingBagCollection([table], optimizer=optimizer, cache=10)
     reference = Reference([table], optimizer)
     draw = np.random.default_rng(0)
-    for step in range(1, 6):
+    for _ in range(5):
         ids = draw.integers(0, 10, 4)
         grad = draw.standard_normal((4, 3)).astype(np.float32)
         out = rows(KeyedJagged.one_hot(["item"], torch.from_numpy(ids)[:, None]))["item"]
         expected = reference.forward({"item": (ids.tolist(), range(5), None)})["item"]
         assert out.detach().numpy().tobytes() == expected.tobytes()
         out.backward(torch.from_numpy(grad))
-        reference.optimizers = [replace(optimizer, lr=0.5 / step**0.5)]
         reference.backward({"item": grad})
 
 

@@ -244,7 +244,7 @@ def apply(optimizer: RowOptimizer, record: Row, g: Row, t: int) -> None:
             if momentum:
                 state[:] = number(momentum) * state + g
                 g = g + number(momentum) * state if nesterov else state
-            w[:] = w - number(lr) * g
+            w[:] = w - number(optimizer.numbers(lr, 0.0, t)[2]) * g
         case Adagrad(lr=lr, lr_decay=decay, eps=eps):
             state[:] = state + g * g
             w[:] = w - number(lr / (1 + (t - 1) * decay)) * (g / (np.sqrt(state) + number(eps)))
@@ -266,6 +266,8 @@ def apply(optimizer: RowOptimizer, record: Row, g: Row, t: int) -> None:
             n[:] = n + g * g
             within = np.where(z > l1, l1, np.where(z < -l1, -l1, z))
             w[:] = (within - z) / ((beta + after) / alpha + l2)
+        case _:
+            raise TypeError(f"the reference has no case for {optimizer}")
 
 
 def tree_sum(values: Row) -> Any:

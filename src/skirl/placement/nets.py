@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from skirl.core.optim import ROW_OPTIMIZERS
 from skirl.placement.spec import BINS, TableSpec
 
 PLAIN = (
     "log rows", "log dim", "log batch", "log ids", "log distinct", "log pooling", "no multiple of 16", "no multiple of 8",
 )  # fmt: skip
-FEATURES = (*PLAIN, *(f"reuse {n}" for n in range(BINS)), *(f"is {name}" for name in ROW_OPTIMIZERS))
+OPTIMIZERS = ("rowwise-adagrad", "sgd", "sgd-momentum", "adagrad", "adam", "ftrl")
+"""Row optimizers that the costs shipped with skirl know."""
+FEATURES = (*PLAIN, *(f"reuse {n}" for n in range(BINS)), *(f"is {name}" for name in OPTIMIZERS))
 """Features of a part of a table; unknown ones count as the mean of the training data."""
 HIDDEN, SUMS, HEAD = 32, 4, 16
 """Units of a part's net, number of sums that a set of parts has, and units of the head."""
@@ -49,7 +50,7 @@ def _shared(spec: TableSpec) -> np.ndarray:
     found = np.zeros(len(FEATURES))
     found[2] = log(spec.batch)
     found[len(PLAIN) : len(PLAIN) + BINS] = spec.reuse or np.nan
-    found[len(PLAIN) + BINS :] = [spec.optimizer == name for name in ROW_OPTIMIZERS]
+    found[len(PLAIN) + BINS :] = [spec.optimizer == name for name in OPTIMIZERS]
     return found
 
 

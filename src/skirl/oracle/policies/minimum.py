@@ -47,7 +47,7 @@ class Minimum:
             self._farthest = max(self._farthest, number)
 
     def evict(self, count: int, batch: np.ndarray, number: int) -> np.ndarray:
-        """Return rows of unknown future from the least recently used on, then those of the farthest batches."""
+        """Return slots of rows with unknown future, the least recently used first, then of the farthest batches."""
         self._reach(number)
         out = np.empty(count, np.int32)
         if count:
