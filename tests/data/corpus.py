@@ -208,6 +208,9 @@ CASES = [
     # CSV with a schema, and headers.
     Case("csv-header-without-column", raw(b"y,x,thing\n0,1,2\n"), ("line 1: label y is 'y'", LABEL), *PLAIN, 1),
     Case("csv-header-twice", raw(b"y,x,item,item\n0,1,2,3\n"), ("names column 'item' twice",), *PLAIN),
+    Case("csv-open-quote", raw(b'y,x,item\n0,1,2\n1,1,"3\n0,1,"4"\n1,1,5\n'),
+         ("line 3: a quote is not closed in its line", "expected quotes in pairs", MEND),
+         "csv", CSV + "quotes = true", 1, rows=4),
     Case("csv-no-header", raw(b"0,1,2\n"), ("is not a header that names column 'y'", "write columns = [...] under [file]"),
          "csv", CSV.split("[file]")[0]),
     Case("csv-header-wanted", raw(b"0,1,2\n"), ("its header has no column 'y'",), "csv", CSV + 'header = "yes"'),

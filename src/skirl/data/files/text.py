@@ -5,6 +5,7 @@ Part k holds the lines that begin in bytes [k * PART, (k + 1) * PART) of the tex
 
 import difflib
 import os
+import re
 from typing import Any
 
 import numpy as np
@@ -77,9 +78,12 @@ class TextFile:
             data += b"\n"
         if rows is not None:
             data = _some(data, rows)
-        data, torn = _mended(data)
         needed = self._schema.needed
         text = self._schema.text
+        delimiter = "\t" if text.delimiter == "tab" else text.delimiter
+        data, torn = _mended(data)
+        if text.quotes and b'"' in data:
+            data = _closed(data, delimiter, torn)
         broken: list[tuple[int, str, str]] = []
 
         def wrong(row: csv.InvalidRow) -> str:
@@ -94,7 +98,7 @@ class TextFile:
                 pa.BufferReader(data),
                 read_options=csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=names),
                 parse_options=csv.ParseOptions(
-                    delimiter="\t" if text.delimiter == "tab" else text.delimiter,
+                    delimiter=delimiter,
                     quote_char='"' if text.quotes else False,
                     newlines_in_values=False,
                     ignore_empty_lines=False,
@@ -316,6 +320,21 @@ def _mended(data: bytes) -> tuple[bytes, dict[int, tuple[str, str]]]:
                     lines[row] = line.translate(_ASCII)
             data = b"\n".join(lines)
     return data, torn
+
+
+def _closed(data: bytes, delimiter: str, torn: dict[int, tuple[str, str]]) -> bytes:
+    """Return the text without quotes that stay open, which would take the next line too; `torn` gets their lines."""
+    text = np.frombuffer(data, np.uint8)
+    counts = np.bincount(np.searchsorted(np.flatnonzero(text == 10), np.flatnonzero(text == 34)))
+    opened = re.compile(rb'(?:^|%b)"(?:[^"]|"")*$' % re.escape(delimiter.encode()))
+    if len(odd := np.flatnonzero(counts % 2)):
+        lines = data.split(b"\n")
+        for row in odd.tolist():
+            if opened.search(lines[row]):
+                torn[row] = ("a quote is not closed in its line", "quotes in pairs")
+                lines[row] = lines[row].replace(b'"', b" ")
+        data = b"\n".join(lines)
+    return data
 
 
 _MARKED = ("the line begins with a byte order mark", "one only at the start of the file")
