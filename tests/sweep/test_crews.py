@@ -105,6 +105,7 @@ def newest(saved: Path) -> int:
     return json.loads(max(saved.glob("checkpoint-*.json")).read_bytes())["number"]
 
 
+@pytest.mark.slow
 def test_processes_that_go_on(tmp_path: Path):
     check_processes(tmp_path)
 
@@ -175,7 +176,7 @@ def test_a_cache_that_is_too_small_is_said_as_in_one(cache: str, tmp_path: Path,
     assert cli.main([*words, "--processes", "2", "--cache", enough[1]]) == 0
 
 
-@pytest.mark.parametrize("at", [3, 4, 24])
+@pytest.mark.parametrize("at", [4, 8])
 def test_an_error_after_the_losses_are_told_ends_all(at: int, tmp_path: Path, monkeypatch):
     """Also where a checkpoint is due next, whose own errors end no sweep."""
     step = Entrant.step
@@ -189,7 +190,7 @@ def test_an_error_after_the_losses_are_told_ends_all(at: int, tmp_path: Path, mo
     for processes in (1, 2):
         with pytest.raises(NotWritten, match="the disk of the rows is full"):
             command(
-                tmp_path / str(processes), processes, vary=("dim=4,8",), rungs=None, valid=None, save_every=4, log_every=50,
+                tmp_path / str(processes), processes, vary=("dim=4,8",), rungs=None, valid=None, save_every=4, steps=8,
             ).run()  # fmt: skip
         saved = json.loads((tmp_path / str(processes) / "saved" / checkpoint.HEADER).read_text())
         assert saved["step"] < at

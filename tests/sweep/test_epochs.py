@@ -67,7 +67,7 @@ def check_ranked(folder: Path, **more: Any) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_who_learns_the_samples_by_heart_does_not_win(processes: int, tmp_path: Path):
     check_ranked(tmp_path, processes=processes)
 
@@ -90,10 +90,11 @@ def test_rungs_of_later_epochs_are_by_samples_held_out(tmp_path: Path):
     check_rungs(tmp_path)
 
 
-@pytest.mark.parametrize("step", [9, 30])
+@pytest.mark.parametrize("step", [30, pytest.param(9, marks=pytest.mark.slow)])
 def test_it_goes_on_in_any_epoch_as_if_it_had_not_stopped(step: int, tmp_path: Path):
     def rungs(of: str, **more: Any) -> SweepCommand:
-        return command(tmp_path, rungs="20,42", save=tmp_path / of, run=str(tmp_path / "run"), save_every=1, **more)
+        saves = {"save": tmp_path / of, "save_every": 7}
+        return command(tmp_path, epochs=6, rungs="20,36", run=str(tmp_path / "run"), **saves, **more)
 
     whole, lines = rungs("whole").run(), race_lines(tmp_path / "run", "standing")
     shutil.rmtree(tmp_path / "run")

@@ -189,7 +189,7 @@ def check_judged(of: Path) -> None:
         same_as_alone(name, of, of / "first", of / "alone" / name)
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_last_state_of_a_variant_that_stops_outlives_the_save_before(processes: int, first: Path, tmp_path: Path):
     """Which is written while it stops, and removes what is not needed any more when it counts."""
     result = command(tmp_path, first, processes, keep_best=False, save_every=1).run()
@@ -319,7 +319,7 @@ def test_a_best_that_cannot_be_kept_fails_the_sweep_at_its_end(tmp_path: Path, m
 
 
 def test_each_pack_touches_so_many_rows():
-    flags = FLAGS | {"vary": ("dim=4,8",), "run": "none", "cache": "24KiB", "valid": None}
+    flags = FLAGS | {"vary": ("dim=4,8",), "run": "none", "cache": "24KiB", "valid": None, "steps": 20}
     for processes in (1, 2):
         packs = SweepCommand.of(**flags, processes=processes, assert_ratio=1.0).run()["rows"]
         [(touched, cache)] = {(of["touched"], of["cache"]) for of in packs.values()}
