@@ -19,7 +19,6 @@ import pytest
 
 from skirl import cli
 from skirl.checkpoint import numbers
-from skirl.checkpoint.folder import header, read
 from skirl.engine.engine import Damaged
 from skirl.sizing.commands import Size
 from skirl.sweep.command import SweepCommand
@@ -572,31 +571,6 @@ def test_nobody_reading_a_run_is_no_traceback(python: Python):
 
 
 # Checkpoints.
-
-
-def test_a_run_that_was_killed_goes_on_with_the_bits_of_one_that_was_not(python: Python, capsys, tmp_path):
-    def result(*flags: str) -> dict[str, Any]:
-        assert exit_code("train", *SMALL, "--cache", "500", "--optimizer", "adam", "--quiet", "--json", *flags) == 0
-        return json.loads(capsys.readouterr().out)
-
-    saving = ["--save", str(tmp_path)]
-    endless = [*SMALL, "--cache", "500", "--optimizer", "adam", *saving, "--save-every", "20", "--steps", "1000000"]
-    with python.start(COMMAND, "train", *endless, stdout=DEVNULL) as process:
-        while not any(n > 2 for n in numbers(tmp_path)):
-            assert process.poll() is None
-            time.sleep(0.01)
-        process.kill()
-    saved = read(header(tmp_path, numbers(tmp_path)[-1]))["run"]["data"]["step"]
-    steps = str(saved + 30)
-    whole, resumed = result("--steps", steps), result(*saving, "--steps", steps, "--resume")
-    assert resumed["begun_at"] == saved > 0 and saved % 20 == 0
-    for what in ("steps", "samples", "loss", "auc"):
-        assert resumed[what] == whole[what]
-    assert resumed["rows"]["touched"] == whole["rows"]["touched"]
-    more = str(saved + 50)
-    longer = result(*saving, "--steps", more, "--resume")
-    assert longer["begun_at"] == saved + 30
-    assert longer["loss"] == result("--steps", more)["loss"]
 
 
 @pytest.mark.parametrize("store", ["memory", "disk"])

@@ -19,7 +19,6 @@ from skirl.sweep.crew import Crew, Duty, Entrant
 from skirl.sweep.crews import CrewDied, dealt, duties, how_many
 from skirl.sweep.flags import KeepFlags
 from skirl.sweep.race import Race
-from skirl.sweep.sweep import Sweep
 from skirl.sweep.variants import seeds_of_one, variants_of
 from skirl.tools.os_errors import NotWritten
 from skirl.train.recipe import Recipe
@@ -103,19 +102,6 @@ def check_processes(folder: Path) -> None:
 def newest(saved: Path) -> int:
     """The number of a variant's last checkpoint."""
     return json.loads(max(saved.glob("checkpoint-*.json")).read_bytes())["number"]
-
-
-@pytest.mark.slow
-def test_processes_that_go_on(tmp_path: Path):
-    check_processes(tmp_path)
-
-
-def test_all_diverge(tmp_path: Path):
-    vary = ("dense-lr=1e30,1e31,1e32",)
-    results = [command(tmp_path / str(n), n, vary=vary, rungs=None).run() for n in (1, 2)]
-    assert "all 3 variants have diverged" in results[0]["failed"]
-    assert results[0]["failed"] == results[1]["failed"] and results[1]["winner"] is None
-    assert results[0]["steps"] == results[1]["steps"] == 2
 
 
 def test_a_process_that_is_killed_ends_the_sweep_which_can_go_on(whole: dict[str, Any], tmp_path: Path, monkeypatch):
@@ -208,18 +194,6 @@ def test_losses_are_told_before_the_last_variant_trains(tmp_path: Path):
             assert all(variant.stepped for variant in crew.sweep.variants)
     assert [(found.step, found.samples) for found, _ in told] == [(1, 16), (2, 32)]
     assert crew.entrants[variants[0].name].meter.samples == 32
-
-
-def test_what_a_disk_refuses_at_the_end_is_said(tmp_path: Path, monkeypatch):
-    left = Sweep.close
-
-    def full(self: Sweep) -> None:
-        left(self)
-        raise OSError(errno.ENOSPC, "the rows of a variant could not be written: the disk is full")
-
-    monkeypatch.setattr(Sweep, "close", full)
-    with pytest.raises(OSError, match="could not be written: the disk is full"):
-        command(tmp_path, 2, vary=("dim=4,8",), steps=4, rungs=None, valid=None).run()
 
 
 def test_a_checkpoint_that_fails_as_a_process_loses_its_last_variant_ends_no_sweep(tmp_path: Path, monkeypatch, caplog):

@@ -15,6 +15,7 @@ from skirl.sweep.command import SweepCommand
 from skirl.sweep.crew import Crew
 from skirl.sweep.race import Race, Rules
 from skirl.sweep.report import report
+from skirl.sweep.sweep import Sweep
 from tests.killed import ended, forked
 from tests.sweep.folders import kill_before, race_lines
 from tests.sweep.test_files import FLAGS, LATE, files
@@ -90,8 +91,20 @@ def test_rungs_of_later_epochs_are_by_samples_held_out(tmp_path: Path):
     check_rungs(tmp_path)
 
 
-@pytest.mark.parametrize("step", [30, pytest.param(9, marks=pytest.mark.slow)])
-def test_it_goes_on_in_any_epoch_as_if_it_had_not_stopped(step: int, tmp_path: Path):
+def second(self: Sweep, name: str, *_: object) -> bool:
+    """Whether another variant has left before."""
+    return len(self) < len(self.variants)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "when"),
+    [
+        (Sweep, "drop", second),
+        pytest.param(Crew, "end_step", lambda self: self.batches.step == 9, marks=pytest.mark.slow),
+    ],
+    ids=["in a rung", "as an epoch ends"],
+)
+def test_killed_it_goes_on_as_if_it_had_not_stopped(owner: Any, name: str, when: Callable[..., bool], tmp_path: Path):
     def rungs(of: str, **more: Any) -> SweepCommand:
         saves = {"save": tmp_path / of, "save_every": 7}
         return command(tmp_path, epochs=6, rungs="20,36", run=str(tmp_path / "run"), **saves, **more)
@@ -100,7 +113,7 @@ def test_it_goes_on_in_any_epoch_as_if_it_had_not_stopped(step: int, tmp_path: P
     shutil.rmtree(tmp_path / "run")
 
     def child(begins: Callable[[], object]) -> None:
-        kill_before(Crew, "end_step", lambda self: self.batches.step == step)
+        kill_before(owner, name, when)
         begins()
         rungs("part").run()
 

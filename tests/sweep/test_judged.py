@@ -1,11 +1,9 @@
 """Evaluations, patience, best checkpoints and another run's rows in a sweep: to the bit those of each variant's lone run."""
 
-import errno
 import json
 import re
 import shutil
 import signal
-import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -218,21 +216,6 @@ def test_a_sweep_that_has_stopped_goes_on_with_more_patience_alone(whole: tuple,
     assert (alone["begun_at"], alone["steps"], alone["from"]) == (more, more + 4, None)
 
 
-def test_the_noise_is_that_of_held_out_losses_also_of_a_seed_that_stopped(tmp_path: Path):
-    flags = FLAGS | {"steps": 16, "eval_every": 4, "patience": 1, "vary": ("lr=0.02,0.1,0.5", "seed=0,1")}
-    command = SweepCommand.of(**flags, run=str(tmp_path / "run"))
-    result = command.run()
-    left = {name: of["left"] for name, of in result["by_variant"].items()}
-    there = {lr: [seed for seed in (0, 1) if left[f"lr={lr},seed={seed}"] is None] for lr in (0.02, 0.1, 0.5)}
-    whole, part = ([lr for lr, seeds in there.items() if len(seeds) == n] for n in (2, 1))
-    assert whole and len(part) == 1, "vary something else"
-    losses = {place["variant"]: place["held_out"] for place in result["standing"]}
-    apart = [losses[f"lr={lr},seed=0"] - losses[f"lr={lr},seed=1"] for lr in (0.02, 0.1, 0.5)]
-    assert result["seed_noise"] == pytest.approx(statistics.mean(each**2 / 2 for each in apart) ** 0.5)
-    [gone] = race_lines(tmp_path / "run", "left")
-    assert gone["kind"] == "patience" and gone["variant"].startswith(f"lr={part[0]},")
-
-
 def test_the_folder_of_a_sweep_is_taken_for_no_run(first: Path, tmp_path: Path):
     save, flags = tmp_path / "grid", FLAGS | {"steps": 4, "run": "none", "valid": None}
     SweepCommand.of(**flags, vary=("lr=0.02,0.5",), save=save).run()
@@ -297,25 +280,6 @@ def test_a_variant_whose_predictions_are_not_finite_diverges(tmp_path: Path):
     lines = race_lines(tmp_path / "all")
     assert [line["event"] for line in lines] == ["left", "left", "standing"]
     assert {place["state"] for place in result["standing"]} == {why}
-
-
-def test_a_best_that_cannot_be_kept_fails_the_sweep_at_its_end(tmp_path: Path, monkeypatch, caplog):
-    keep = best.keep
-
-    def full(header: Path) -> Path:
-        if "lr=0.5" in str(header):
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return keep(header)
-
-    monkeypatch.setattr(best, "keep", full)
-    flags = FLAGS | {"steps": 4, "eval_every": 4, "vary": ("lr=0.02,0.5",), "run": "none"}
-    result = SweepCommand.of(**flags, save=tmp_path, keep_best=True).run()
-    assert result["failed"].startswith(
-        "step 4 of variant lr=0.5 is the best so far, but it could not be kept: the disk is"
-    )
-    assert result["failed"].endswith(f"; none is kept yet in {tmp_path / 'lr=0.5' / 'best'}")
-    assert result["failed"] in caplog.text
-    assert [of["best"] is None for of in result["by_variant"].values()] == [False, True]
 
 
 def test_each_pack_touches_so_many_rows():

@@ -62,7 +62,13 @@ def test_kaggle_like_tables_with_a_cache_of_few_of_the_touched_rows():
     percent, steps, names = (
         (1, 230, ROW_OPTIMIZERS) if settings.get_current_profile_name() == "campaign" else (2, 100, ("adam",))
     )
-    flags = {"data": "synthetic:criteo-kaggle", "batch": 2, "steps": steps, "cache": f"touched:{percent}%", "threads": 1}
+    flags = {
+        "data": "synthetic:criteo-kaggle",
+        "batch": 2,
+        "steps": steps,
+        "cache": f"touched:{percent}%",
+        "threads": 1,
+    }
     for name in names:
         report = Verify.of(**{**SMALL, **flags, "optimizer": name}).run()
         (run,) = report["runs"]
