@@ -182,20 +182,6 @@ def test_an_error_after_the_losses_are_told_ends_all(at: int, tmp_path: Path, mo
         assert saved["step"] < at
 
 
-def test_losses_are_told_before_the_last_variant_trains(tmp_path: Path):
-    recipe = Recipe.of(**{n: FLAGS[n] for n in ("data", "model", "dim", "batch", "cache", "threads")}, steps=2)
-    variants = variants_of(recipe, ["lr=0.1,0.2,0.3"])
-    told: list[tuple[Any, list[bool]]] = []
-    with Crew(Duty(recipe, variants, 10, lambda name: "none")) as crew:
-        crew.begin(None, None)
-        for _ in range(2):
-            done = crew.step(lambda found: told.append((found, [v.stepped for v in crew.sweep.variants])))
-            assert done == told[-1][0] and told[-1][1] == [True, True, False]
-            assert all(variant.stepped for variant in crew.sweep.variants)
-    assert [(found.step, found.samples) for found, _ in told] == [(1, 16), (2, 32)]
-    assert crew.entrants[variants[0].name].meter.samples == 32
-
-
 def test_a_checkpoint_that_fails_as_a_process_loses_its_last_variant_ends_no_sweep(tmp_path: Path, monkeypatch, caplog):
     wait = Saving.wait
 

@@ -121,15 +121,3 @@ def test_another_checkpoint_than_the_run_began_from_is_refused(base, expected, t
         Train.of(**again, from_=other).run()
     with pytest.raises(ValueError, match=f"--from is {moved}, and the run in {other} began from no other run"):
         Train.of(**{**SMALL, "steps": 3}, save=other, from_=moved, resume=True).run()
-
-
-def test_a_run_that_begins_anew_forgets_what_the_one_before_began_from(base, tmp_path, monkeypatch, caplog):
-    tuned = tmp_path / "tuned"
-    killed(from_=base, save=tuned)
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(loop.RunFolder, "begin", lambda *_: (_ for _ in ()).throw(Killed()))
-        Train.of(**TUNED, save=tuned).run()
-    caplog.clear()
-    found, result = losses_of(monkeypatch, save=tuned, resume=True)
-    assert result["from"] is None and found == losses_of(monkeypatch)[0][: len(found)]
-    assert f"{tuned} holds no checkpoint: the run begins, at step 0" in caplog.text
