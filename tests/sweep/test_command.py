@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from skirl.core.placement import Cut, PlacedTable, PlacementPlan, Site
-from skirl.data import Synthetic
 from skirl.sweep import checkpoint
 from skirl.sweep.checkpoint import checkpoint_of
 from skirl.sweep.command import SweepCommand
@@ -44,23 +43,6 @@ def test_a_survivor_has_the_losses_and_the_scores_of_its_lone_run(ran: tuple):
     found = json.loads((folder / stayed[0] / "result.json").read_text())
     for name in ("loss", "auc", "logloss", "test_auc", "test_logloss", "samples", "steps"):
         assert found[name] == alone[name]
-
-
-def test_what_is_held_out_is_read_once_for_all(monkeypatch: pytest.MonkeyPatch):
-    reads = []
-    held_out_at = Synthetic.held_out_at
-
-    class Counted:
-        def __init__(self, batches: Any) -> None:
-            self.batches = batches
-
-        def __iter__(self) -> Any:
-            reads.append(self)
-            return iter(self.batches)
-
-    monkeypatch.setattr(Synthetic, "held_out_at", lambda self, state: Counted(held_out_at(self, state)))
-    result = SweepCommand.of(**FLAGS | {"steps": 4}, vary=("lr=0.02,0.5", "seed=0,1"), run="none").run()
-    assert len(reads) == 1 and all(of["test_auc"] is not None for of in result["by_variant"].values())
 
 
 def test_what_diverges_leaves_and_so_do_those_below_the_rung(ran: tuple):

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from skirl import cli
-from skirl.checkpoint.saving import Saving
 from skirl.sweep import checkpoint, crews
 from skirl.sweep.command import SweepCommand
 from skirl.sweep.crew import Crew, Duty, Entrant
@@ -180,22 +179,6 @@ def test_an_error_after_the_losses_are_told_ends_all(at: int, tmp_path: Path, mo
             ).run()  # fmt: skip
         saved = json.loads((tmp_path / str(processes) / "saved" / checkpoint.HEADER).read_text())
         assert saved["step"] < at
-
-
-def test_a_checkpoint_that_fails_as_a_process_loses_its_last_variant_ends_no_sweep(tmp_path: Path, monkeypatch, caplog):
-    wait = Saving.wait
-
-    def full(self: Saving) -> Any:
-        wait(self)
-        if "1e+30" in str(self.path) and not self._told:  # an error is told once
-            self._told = True
-            raise NotWritten("the disk is full", errno.ENOSPC)
-
-    monkeypatch.setattr(Saving, "wait", full)
-    vary = ("dense-lr=0.001,1e30",)  # each in a process; the second diverges while its checkpoint is written
-    result = command(tmp_path, 2, vary=vary, steps=6, rungs=None, valid=None, save_every=1).run()
-    assert "the disk is full" in caplog.text
-    assert result["steps"] == 6 and [of["steps"] for of in result["by_variant"].values()] == [6, 1]
 
 
 def test_how_many(monkeypatch: pytest.MonkeyPatch):

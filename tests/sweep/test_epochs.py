@@ -141,7 +141,13 @@ def test_what_could_not_be_ranked_is_refused(more: dict[str, Any], says: str, tm
 
 
 @pytest.mark.parametrize(
-    "more", [{}, {"workers": 1}, {"vocab": "open", "admit": 1, "rows": None}, {"bad_rows": "skip"}]
+    "more",
+    [
+        {},
+        pytest.param({"workers": 1}, marks=pytest.mark.slow),
+        {"vocab": "open", "admit": 1, "rows": None},
+        {"bad_rows": "skip"},
+    ],
 )
 def test_the_first_epoch_is_known_when_the_second_begins(more: dict[str, Any], tmp_path: Path):
     flags = {"batch": 16, "epochs": 3, "rows": "300", "valid": LATE, **files(tmp_path, "csv")} | more

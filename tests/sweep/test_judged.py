@@ -282,19 +282,6 @@ def test_a_variant_whose_predictions_are_not_finite_diverges(tmp_path: Path):
     assert {place["state"] for place in result["standing"]} == {why}
 
 
-def test_each_pack_touches_so_many_rows():
-    flags = FLAGS | {"vary": ("dim=4,8",), "run": "none", "cache": "24KiB", "valid": None, "steps": 20}
-    for processes in (1, 2):
-        packs = SweepCommand.of(**flags, processes=processes, assert_ratio=1.0).run()["rows"]
-        [(touched, cache)] = {(of["touched"], of["cache"]) for of in packs.values()}
-        result = SweepCommand.of(**flags, processes=processes, assert_ratio=touched / cache + 0.01).run()
-        assert result["failed"].startswith(f"variant dim=4: {touched:,} rows were touched, less than ")
-    alone = Train.of(**{n: flags[n] for n in flags if n != "vary"} | {"cache": str(cache)}).run()
-    assert alone["rows"]["touched"] == touched
-    roomy = SweepCommand.of(**flags | {"cache": "100%"}, assert_ratio=0.01).run()
-    assert roomy["failed"] == "variant dim=4: no row was fetched again: use a smaller --cache or more --steps"
-
-
 REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"valid": None}, "eval_every needs samples that are held out: set valid"),
     ({"eval_every": None}, "patience counts evaluations: set eval_every"),

@@ -35,10 +35,6 @@ MIXED = (
 )
 
 
-def test_a_loop_of_ones_own():
-    check(Case(MIXED, own_loop=True))
-
-
 def test_lanes(tmp_path):
     sweep = check(Case(MIXED, form="lanes", steps=14, kind="disk", folder=tmp_path, slots=48))
     assert [v.beside for v in sweep.variants] == [True] * 6 + [False, True]
