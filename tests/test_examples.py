@@ -33,16 +33,6 @@ def test_skirl_and_plain_torch_print_the_same_losses(python: Python) -> None:
     assert ours == pytest.approx(plain, abs=1.01e-4)
 
 
-def test_parts_of_a_grid_go_to_machines(python: Python) -> None:
-    """Without Ray, the example is only compiled."""
-    path = EXAMPLES / "with_ray.py"
-    compile(path.read_text(), str(path), "exec")
-    pytest.importorskip("ray", reason="not installed: pip install 'ray[tune]'")
-    done = python.run("import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')", str(path))
-    assert done.returncode == 0, done.stderr
-    assert " with {'model': " in done.stdout
-
-
 OPTUNA = """
 import contextlib, io, subprocess, sys
 from pathlib import Path
