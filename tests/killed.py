@@ -24,6 +24,13 @@ def resumed(folder: Path) -> Run:
     return run.load(folder) if numbers(folder) else run
 
 
+def imported() -> None:
+    """Import what torch imports at an optimizer's first step, which would cost each fork 2 s."""
+    weight = torch.ones(1, requires_grad=True)
+    weight.sum().backward()
+    torch.optim.Adam([weight]).step()
+
+
 def forked(child: Callable[[Callable[[], object]], None]) -> tuple[int, int]:
     """Fork a process that trains. Once it has begun, return its id and a pipe that closes when it ends."""
     reading, writing = os.pipe()
