@@ -13,7 +13,6 @@ from skirl.sweep import checkpoint
 from skirl.sweep.checkpoint import checkpoint_of
 from skirl.sweep.command import SweepCommand
 from skirl.sweep.flags import KeepFlags
-from skirl.tools.progress import listed
 from skirl.tools.sealed_json import CheckpointError, write_sealed
 from skirl.train.commands import Train
 from skirl.train.recipe import Recipe
@@ -60,25 +59,6 @@ def test_what_diverges_leaves_and_so_do_those_below_the_rung(ran: tuple):
     assert result["plans"] == result["read_batches"] == 40
     standing = [line["step"] for line in lines if line["event"] == "standing"]
     assert standing == [10, 20, 30, 40]
-
-
-def test_a_disk_that_refuses_the_run_folder_ends_no_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    whole = Path.open
-
-    def full(path: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        if "w" in mode and path.parent == tmp_path / "s" and path.name.startswith(("race.jsonl", "result.json")):
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return whole(path, mode, *args, **kwargs)
-
-    monkeypatch.setattr(Path, "open", full)
-    flags = FLAGS | {"steps": 20, "valid": None, "run": str(tmp_path / "s")}
-    command = SweepCommand.of(**flags, vary=("lr=0.02,0.5",))
-    result = command.run()
-    assert result["failed"] is None and result["steps"] == 20
-    told = [text.partition(":")[0] for text in result["missing"]]
-    assert told[:2] == ["race.jsonl is missing", "result.json is missing"]
-    assert "result.json is missing: the disk is full" in listed(command.summary(result))
-    assert (tmp_path / "s" / "sweep.json").is_file()
 
 
 @pytest.mark.parametrize("processes", [1, 2])

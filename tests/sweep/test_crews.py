@@ -119,20 +119,6 @@ def test_a_process_that_is_killed_ends_the_sweep_which_can_go_on(whole: dict[str
     same(left_behind(tmp_path, result), whole)
 
 
-def test_a_variant_that_cannot_be_saved_ends_no_sweep(whole: dict[str, Any], tmp_path: Path, monkeypatch, caplog):
-    save = checkpoint.save
-
-    def full(path: Path, **more: Any) -> Any:
-        if more["data"].step == 8 and "dim=8" in path.name:
-            raise NotWritten("the disk is full", errno.ENOSPC)
-        return save(path, **more)
-
-    monkeypatch.setattr(checkpoint, "save", full)
-    result = command(tmp_path, 2, save_every=8).run()
-    assert "step 8 is not saved: the disk is full" in caplog.text
-    same(left_behind(tmp_path, result), whole)
-
-
 @pytest.mark.parametrize("cache", ["3", "2KiB"])
 def test_a_cache_that_is_too_small_is_said_as_in_one(cache: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     words = ["sweep", "--data", "synthetic:tiny", "--model", "dlrm-tiny", "--steps", "4", "--quiet"]
