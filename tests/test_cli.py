@@ -19,7 +19,6 @@ import pytest
 
 from skirl import cli
 from skirl.checkpoint import numbers
-from skirl.checkpoint.folder import header, read
 from skirl.engine.engine import Damaged
 from skirl.sizing.commands import Size
 from skirl.sweep.command import SweepCommand
@@ -246,14 +245,6 @@ def test_every_flag_is_explained(capsys, name):
     assert ">>>" not in shown
 
 
-@pytest.mark.parametrize(
-    ("name", "shown"), [("export", "dict of nn.EmbeddingBag, or Parquet."), ("report", "losses, AUC, ")]
-)
-def test_help_writes_names_as_they_are(capsys, name, shown):
-    assert exit_code(name, "--help") == 0
-    assert shown in one_line(capsys.readouterr().out)
-
-
 def test_help_of_train_is_short_and_says_how_to_see_all(capsys):
     assert exit_code("train", "--help") == 0
     shown = capsys.readouterr().out
@@ -312,21 +303,6 @@ def test_no_command_begins_its_help_with_more_than_ten_flags(name):
     kind = cli._command(name)
     shown = [flag for flag in flags_of(kind).values() if flag.name not in getattr(kind, "hidden", ())]
     assert sum(not flag.group or flag.name in getattr(kind, "common", ()) for flag in shown) <= 10
-
-
-def test_help_of_a_flag_without_a_value_and_of_words_that_go_on(capsys):
-    assert exit_code("report", "--help") == 0
-    assert "[--json]" in capsys.readouterr().out
-    assert exit_code("launch", "--help") == 0
-    assert "-- train ...\n" in capsys.readouterr().out
-
-
-def test_size_shows_only_what_it_uses(capsys):
-    assert exit_code("size", "--help") == 0
-    shown = capsys.readouterr().out
-    assert "--data " in shown and "--link " in shown
-    for flag in ("--dropout", "--lr", "--device", "--schedule", "--cache", "--store", "--peer-patience"):
-        assert f"{flag} " not in shown
 
 
 def test_a_sweep_takes_the_flags_of_a_run_and_shows_none_of_other_trainers(capsys, tmp_path):
@@ -391,6 +367,12 @@ def test_help_and_a_wrong_flag_need_no_torch():
         ("--model dcnv2 --structure beside", "beside"),
         ("--model deepfm --dropout 1", "dropout is 1.0: set it to 0 or more and below 1"),
         ("--model dlrm --top 8 0", "top is (8, 0): set it to 1 or more"),
+        ("--resume", "--save-every, --save-minutes, --keep, --keep-best and --resume need a folder: set --save"),
+        ("--save x --keep 0", "keep is 0: set it to 1 or more checkpoints"),
+        ("--save x --save-minutes 0", "--save-minutes is 0.0: set it to minutes above 0"),
+        ("--save x --save-every 0", "--save-every is 0: set it to 1 or more steps"),
+        ("--eval-every 0 --valid 20%", "--eval-every is 0: set it to 1 or more"),
+        ("--assert-ratio 0", "--assert-ratio is 0.0: set it to a number above 0"),
     ],
 )
 def test_a_wrong_flag_is_exit_code_2_and_says_what_to_set(capsys, flags, said):
@@ -427,27 +409,6 @@ def test_an_error_names_what_was_written(capsys, args, said):
     """A flag that is missing is told only once all others are known."""
     assert exit_code(*args.split(), *(["--quiet"] if "--cache" in args else [])) in (1, 2)
     assert said in one_line(capsys.readouterr().err)
-
-
-@pytest.mark.parametrize("name", ["train", "sweep"])
-def test_save_none_unsets_the_folder_of_a_file(name, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("flags.toml").write_text('save = "saved"\nsave-every = 2\nkeep-best = true\n')
-    told = [
-        *SMALL,
-        "--steps",
-        "4",
-        "--run",
-        "none",
-        "--quiet",
-        "--json",
-        *(["--vary", "lr=1,2"] if name == "sweep" else []),
-    ]
-    command, _ = cli._parse(name, ["--config", "flags.toml", *told, "--valid", "20%", "--eval-every", "2"])
-    assert command.save.save == Path("saved") and command.save.save_every == 2
-    assert exit_code(name, "--config", "flags.toml", *told, "--save", "none") == 0
-    assert json.loads(capsys.readouterr().out)["save"] is None
-    assert [path.name for path in tmp_path.iterdir()] == ["flags.toml"]
 
 
 # Running.
@@ -574,32 +535,7 @@ def test_nobody_reading_a_run_is_no_traceback(python: Python):
 # Checkpoints.
 
 
-def test_a_run_that_was_killed_goes_on_with_the_bits_of_one_that_was_not(python: Python, capsys, tmp_path):
-    def result(*flags: str) -> dict[str, Any]:
-        assert exit_code("train", *SMALL, "--cache", "500", "--optimizer", "adam", "--quiet", "--json", *flags) == 0
-        return json.loads(capsys.readouterr().out)
-
-    saving = ["--save", str(tmp_path)]
-    endless = [*SMALL, "--cache", "500", "--optimizer", "adam", *saving, "--save-every", "20", "--steps", "1000000"]
-    with python.start(COMMAND, "train", *endless, stdout=DEVNULL) as process:
-        while not any(n > 2 for n in numbers(tmp_path)):
-            assert process.poll() is None
-            time.sleep(0.01)
-        process.kill()
-    saved = read(header(tmp_path, numbers(tmp_path)[-1]))["run"]["data"]["step"]
-    steps = str(saved + 30)
-    whole, resumed = result("--steps", steps), result(*saving, "--steps", steps, "--resume")
-    assert resumed["begun_at"] == saved > 0 and saved % 20 == 0
-    for what in ("steps", "samples", "loss", "auc"):
-        assert resumed[what] == whole[what]
-    assert resumed["rows"]["touched"] == whole["rows"]["touched"]
-    more = str(saved + 50)
-    longer = result(*saving, "--steps", more, "--resume")
-    assert longer["begun_at"] == saved + 30
-    assert longer["loss"] == result("--steps", more)["loss"]
-
-
-@pytest.mark.parametrize("store", ["memory", "disk"])
+@pytest.mark.parametrize("store", ["disk", pytest.param("memory", marks=pytest.mark.slow)])
 def test_one_command_repeated_until_it_is_done_survives_kills_from_the_first_moment_on(
     python: Python, capsys, tmp_path, store
 ):
@@ -620,18 +556,6 @@ def test_one_command_repeated_until_it_is_done_survives_kills_from_the_first_mom
     assert json.loads(last.stdout)["loss"] == json.loads(capsys.readouterr().out)["loss"]
 
 
-def test_rows_on_disk_go_on_from_a_checkpoint_with_the_same_bits(capsys, tmp_path):
-    def losses(*flags: str) -> dict[str, Any]:
-        assert exit_code("train", *SMALL, "--cache", "500", "--quiet", "--json", *flags) == 0
-        return json.loads(capsys.readouterr().out)["loss"]
-
-    store, save = ["--store", f"disk:{tmp_path / 'rows'}"], ["--save", str(tmp_path / "run")]
-    losses(*store, *save, "--steps", "25")
-    assert losses(*store, *save, "--resume") == losses()
-    assert exit_code("train", *SMALL, "--cache", "500", "--quiet", *store) == 1
-    assert "already holds" in capsys.readouterr().err
-
-
 def test_resuming_begins_a_run_that_is_not_there_and_refuses_another_one(capsys, tmp_path):
     flags = [*SMALL, "--cache", "500", "--quiet", "--save", str(tmp_path / "run")]
     assert exit_code("train", *flags, "--resume", "--steps", "3") == 0
@@ -646,22 +570,6 @@ def test_resuming_a_run_that_is_done_does_nothing_more(capsys, tmp_path):
     capsys.readouterr()
     assert exit_code("train", *flags, "--resume") == 0
     assert "the run had ended at step 40: nothing was left to train" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ("--resume", "--save-every, --save-minutes, --keep, --keep-best and --resume need a folder: set --save"),
-        ("--save x --keep 0", "keep is 0: set it to 1 or more checkpoints"),
-        ("--save x --save-minutes 0", "--save-minutes is 0.0: set it to minutes above 0"),
-        ("--save x --save-every 0", "--save-every is 0: set it to 1 or more steps"),
-        ("--eval-every 0 --valid 20%", "--eval-every is 0: set it to 1 or more"),
-        ("--assert-ratio 0", "--assert-ratio is 0.0: set it to a number above 0"),
-    ],
-)
-def test_flags_of_train_that_do_not_go_together(capsys, flags, said):
-    assert exit_code("train", *flags.split()) == 2
-    assert said in one_line(capsys.readouterr().err)
 
 
 # Any command.

@@ -6,7 +6,6 @@ import shlex
 import socket
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -92,14 +91,3 @@ def test_torchrun_with_two_nodes(tmp_path):
     assert [node.returncode for node in nodes] == [0, 0], said
     assert '"trainers": 2' in "".join(out for out, _ in said)
     assert numbers(tmp_path / "saves")
-
-
-@pytest.mark.slow
-def test_ray_trains(tmp_path):
-    if find_spec("ray") is None:
-        pytest.skip("needs Ray: pip install 'ray[train]'")
-    done = subprocess.run(
-        [sys.executable, CLUSTER / "ray_train.py", str(tmp_path), "2"], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert "'steps': 40" in done.stdout and "'trainers': 2" in done.stdout

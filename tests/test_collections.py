@@ -179,7 +179,7 @@ def least(batches: list[list[list[int]]]) -> int:
     return max(1, max(sum(len(set(rows)) for rows in batch) for batch in batches))
 
 
-@cases(300)
+@cases(120)
 @given(given=needs(), depth=st.sampled_from([1, 3, "auto", "epoch"]), prefetch=st.integers(0, 2))
 def test_the_least_cache_holds_every_batch_however_its_widths_change(given: Any, depth: Any, prefetch: int):
     widths, batches = given

@@ -33,21 +33,26 @@ def test_skirl_and_plain_torch_print_the_same_losses(python: Python) -> None:
     assert ours == pytest.approx(plain, abs=1.01e-4)
 
 
-def test_parts_of_a_grid_go_to_machines(python: Python) -> None:
-    """Without Ray, the example is only compiled."""
-    path = EXAMPLES / "with_ray.py"
-    compile(path.read_text(), str(path), "exec")
-    pytest.importorskip("ray", reason="not installed: pip install 'ray[tune]'")
-    done = python.run("import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')", str(path))
-    assert done.returncode == 0, done.stderr
-    assert " with {'model': " in done.stdout
+OPTUNA = """
+import contextlib, io, subprocess, sys
+from pathlib import Path
+from types import SimpleNamespace
+from skirl.cli import main
+
+def run(words, **options):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert main(words[3:]) == 0
+    return SimpleNamespace(stdout=out.getvalue())
+
+subprocess.run = run
+exec(Path(sys.argv[1]).read_text().replace("--steps 200", "--steps 10 --processes 1"))
+"""
+"""The example, whose sweeps are short and in this process."""
 
 
 def test_optuna_draws_two_sweeps_of_eight(python: Python) -> None:
     pytest.importorskip("optuna")
-    done = python.run(
-        "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')", str(EXAMPLES / "with_optuna.py")
-    )
+    done = python.run(OPTUNA, str(EXAMPLES / "with_optuna.py"))
     assert done.returncode == 0, done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["8", "16"]
 

@@ -6,6 +6,7 @@ import pytest
 
 from skirl.data.synthetic import SHAPES
 from tests.processes import interpreter
+from tests.warm import Python
 
 MB = 1 << 20
 BATCH, DEPTH, CACHE, DIM = 512, 32, 40_000, 16
@@ -46,10 +47,10 @@ print(json.dumps({
 
 
 @pytest.fixture(scope="module")
-def run() -> dict:
+def run(python: Python) -> dict:
     """Run in a separate process, because peaks of one process cannot be told apart."""
-    for steps in (40, 500):  # compiling kernels takes 100 MB, once: the next process finds them on disk
-        result = interpreter(RUN, *(str(size) for size in (BATCH, DEPTH, CACHE, DIM, steps)), timeout=140)
+    for steps, process in ((40, python.run), (300, interpreter)):  # the first one compiles kernels, which takes 100 MB
+        result = process(RUN, *(str(size) for size in (BATCH, DEPTH, CACHE, DIM, steps)), timeout=140)
         assert result.returncode == 0, result.stderr
     said = json.loads(result.stdout)
     assert not said["compiled"]
@@ -63,7 +64,7 @@ def test_the_peak_is_bit_map_cache_window_touched_rows_and_600_mb(run):
     window = DEPTH * run["batch"]
     touched = run["rows"][-1] * run["record"]
     bound = bit_map + cache + window + touched + 600 * MB
-    assert run["fetched"] > 10_000 and run["rows"][-1] > 20 * CACHE  # rows come and go
+    assert run["fetched"] > 10_000 and run["rows"][-1] > 10 * CACHE  # rows come and go
     assert run["peak"] < bound, f"{run['peak'] / MB:.0f} MB, the bound is {bound / MB:.0f} MB"
 
 
@@ -72,5 +73,5 @@ def test_a_long_stream_grows_by_the_rows_that_it_stores(run):
     half = len(run["rows"]) // 2
     rows = run["rows"][-DEPTH] - run["rows"][half]
     grown = run["resident"][-DEPTH] - run["resident"][half]
-    assert rows > 100_000
+    assert rows > 50_000
     assert grown < rows * (run["record"] + 20) + 16 * MB

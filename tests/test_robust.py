@@ -693,7 +693,7 @@ class Samples(torch.utils.data.Dataset):
         return self.batches[i % 20]
 
 
-@pytest.mark.parametrize(("method", "workers"), [("fork", 2), ("spawn", 1)])  # an interpreter takes seconds to begin
+@pytest.mark.parametrize(("method", "workers"), [("fork", 2), pytest.param("spawn", 1, marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_workers_of_a_dataloader_beside_our_threads(method, workers):
     count = 160

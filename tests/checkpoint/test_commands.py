@@ -180,29 +180,6 @@ def test_moments_without_their_steps_are_refused_and_other_optimizers_begin_anew
         Import(tmp_path / "bare.safetensors", tmp_path / "i").run()
 
 
-def test_a_checkpoint_brings_adam_along_with_its_steps(tmp_path: Path) -> None:
-    tables = [skirl.Table("item", 50, 4)]
-
-    def rows(where: str) -> Any:
-        store = f"disk:{tmp_path / where}"
-        return skirl.EmbeddingBagCollection(tables, optimizer=skirl.Adam(lr=0.1), cache=8, store=store)
-
-    def train(embeddings: Any) -> None:
-        for i in range(6):
-            ids = skirl.KeyedJagged.one_hot(["item"], torch.tensor([[i % 3], [i]]))
-            (embeddings.train()(ids)["item"] ** 2).sum().backward()
-
-    one, other = rows("one"), rows("other")
-    train(one)
-    skirl.save(tmp_path / "c", model=one)
-    assert skirl.import_rows(other, tmp_path / "c") == {"item": 6}
-    assert not list((tmp_path / "c").glob("export-*"))
-    train(one)
-    train(other)
-    every = skirl.KeyedJagged.one_hot(["item"], torch.arange(6)[:, None])
-    assert torch.equal(one.eval()(every)["item"], other.eval()(every)["item"])
-
-
 def test_parquet_has_the_touched_rows(tmp_path: Path) -> None:
     model = trained()
     skirl.save(tmp_path / "c", model=model)

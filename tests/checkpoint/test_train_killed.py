@@ -19,7 +19,7 @@ def killed(python: Python, folder: Path, kills: int, seed: int, store: str) -> N
     assert [name for name in ours if ours[name] != theirs[name]] == []
 
 
-@pytest.mark.parametrize(("store", "kills"), [("memory", 3), ("disk", 2)])
+@pytest.mark.parametrize(("store", "kills"), [("disk", 3), pytest.param("memory", 3, marks=pytest.mark.slow)])
 def test_a_few_kills(python: Python, tmp_path: Path, store: str, kills: int, campaign_seed: int) -> None:
     killed(python, tmp_path / "run", kills, campaign_seed, store)
 

@@ -1,7 +1,5 @@
 """The site of a row, compared with a splitmix64 generator in plain Python."""
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -99,17 +97,6 @@ def test_ranges_of_twice_as_many_sites_nest():
         few, many = Placement.even(sites), Placement.even(2 * sites)
         assert (many.site_of(some) // 2 == few.site_of(some)).all()
         assert [few.meets(site, many) for site in range(sites)] == [[2 * site, 2 * site + 1] for site in range(sites)]
-
-
-def test_ranges_cover_the_hash_once():
-    for sites in (1, 2, 3, 7, 100):
-        placed = Placement.even(sites)
-        ranges = [placed.ranges_of(site) for site in range(sites)]
-        assert all(len(part) == 1 for part in ranges)
-        assert ranges[0][0][0] == 0 and ranges[-1][0][1] == 2**64
-        assert all(a[0][1] == b[0][0] for a, b in pairwise(ranges))
-        sizes = [end - begin for ((begin, end),) in ranges]
-        assert max(sizes) - min(sizes) <= 1
 
 
 def test_rows_spread_evenly_and_by_no_other_hash():

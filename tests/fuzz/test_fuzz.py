@@ -45,37 +45,3 @@ def test_a_clean_error_or_a_right_result(
         record_property(name, counts[name])
     assert not done.returncode, done.stdout
     assert counts["cases"] >= loop.WARM and counts[loop.READ] + counts[loop.REFUSED] == counts["cases"]
-
-
-class Wrong(loop.Target):
-    """A parser with one bug of each kind."""
-
-    name = "wrong"
-
-    def draw(self, draw: Any, folder: Path) -> None:
-        (folder / "file").write_text(str(draw.randrange(5)))
-
-    def judge(self, folder: Path) -> str:
-        kind = int((folder / "file").read_text())
-        try:
-            if kind == 0:
-                raise KeyError("x")  # another class of error
-            if kind == 1:
-                raise ValueError("it is damaged")  # does not name the file
-            if kind == 2:
-                bytearray(loop.MEMORY * 2)
-        except (ValueError, KeyError) as error:
-            return loop.clean(error, folder, ValueError)
-        assert kind != 3, "a wrong result"
-        return loop.READ
-
-
-def test_the_loop_finds_faults_and_keeps_their_input(tmp_path: Path) -> None:
-    found = loop.run(Wrong(), 1, 0.5, tmp_path, tmp_path / "findings")
-    kinds = [one.what.split(":")[0] for one in found["findings"]]
-    assert sorted(kinds) == ["AssertionError", "AssertionError", "KeyError", "MemoryError"]
-    for one in found["findings"]:
-        folder = tmp_path / "again" / str(one.case)
-        folder.mkdir(parents=True)
-        Wrong().draw(loop.draw_of(Wrong(), 1, one.case), folder)
-        assert (folder / "file").read_text() == (Path(one.folder) / "file").read_text()

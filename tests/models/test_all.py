@@ -36,7 +36,9 @@ def test_bits_are_those_of_the_plain_reference(model: Any) -> None:
     assert report["failed"] is None and report["runs"][0]["moved"]["fetched"] > 0
 
 
-@pytest.mark.parametrize("model", TINY)
+@pytest.mark.parametrize(
+    "model", ["dlrm-tiny", *(pytest.param(n, marks=pytest.mark.slow) for n in TINY if n != "dlrm-tiny")]
+)
 def test_learns_what_is_planted(model: Any) -> None:
     """Predicting the click rate of 1/4 gives 0.562."""
     found = losses(data="synthetic:tiny", model=model, batch=256, steps=120)
@@ -109,7 +111,9 @@ def test_models_over_lists_have_the_bits_of_the_plain_reference(log: dict[str, s
     assert report["failed"] is None and report["runs"][0]["moved"]["fetched"] > 0
 
 
-@pytest.mark.parametrize(("model", "least"), [("din-tiny", 0.37), ("dcat-tiny", 0.47)])
+@pytest.mark.parametrize(
+    ("model", "least"), [("din-tiny", 0.37), pytest.param("dcat-tiny", 0.47, marks=pytest.mark.slow)]
+)
 def test_learns_from_a_history(log: dict[str, str], model: Any, least: float) -> None:
     """Predicting the click rate gives 0.519; the pooled vectors of Wide & Deep gave 0.426 after as many steps."""
     found = losses(**log, model=model, batch=50, epochs=4, dim=8, cache="100%", lr=0.2, dense_lr=0.005)

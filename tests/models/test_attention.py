@@ -16,6 +16,9 @@ SHAPES = {
     "all empty": ([0, 0], [0, 1, 1]),
 }
 HEADS = 2
+DTYPES = [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)]
+"""Compiled for doubles, the loops are no other code, and take 20 s more."""
+NEAR = {torch.float32: {"rtol": 1e-4, "atol": 1e-5}, torch.float64: {}}
 
 pytestmark = pytest.mark.skipif(not fit(torch.zeros(1)), reason="the loops need lanes")
 
@@ -41,16 +44,17 @@ def plainly(own: Tensor, of_ids: Tensor, bags: Distinct) -> Tensor:
     return torch.stack(out)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("columns", [2, 3])
 @pytest.mark.parametrize("width", [4, 12, 64])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_it_agrees_with_an_ordinary_softmax(shape: str, width: int, columns: int) -> None:
-    own, of_ids, bags = drawn(shape, width, columns, torch.float64)
+def test_it_agrees_with_an_ordinary_softmax(shape: str, width: int, columns: int, dtype: torch.dtype) -> None:
+    own, of_ids, bags = drawn(shape, width, columns, dtype)
     ours, theirs = attend(own, of_ids, SamplesByBag.of(bags), HEADS), plainly(own, of_ids, bags)
-    torch.testing.assert_close(ours, theirs)
-    weights = torch.randn(ours.shape, dtype=torch.float64)
+    torch.testing.assert_close(ours, theirs, **NEAR[dtype])
+    weights = torch.randn(ours.shape, dtype=dtype)
     for one, other in zip(*(torch.autograd.grad((out * weights).sum(), (own, of_ids)) for out in (ours, theirs))):
-        torch.testing.assert_close(one, other)
+        torch.testing.assert_close(one, other, **NEAR[dtype])
 
 
 def test_bits_do_not_depend_on_threads() -> None:

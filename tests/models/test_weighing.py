@@ -9,7 +9,7 @@ from torch import Tensor
 from skirl.core.once import Distinct
 from skirl.models.din import ActivationUnit
 from skirl.models.loops import fit
-from tests.models.test_attention import SHAPES
+from tests.models.test_attention import DTYPES, NEAR, SHAPES
 
 pytestmark = pytest.mark.skipif(not fit(torch.zeros(1)), reason="the loops need lanes")
 
@@ -31,18 +31,20 @@ def by_sample(unit: ActivationUnit, bags: Distinct, target: Tensor) -> Tensor:
     return torch.stack(out)
 
 
-@pytest.mark.parametrize("dim", [3, 16, 34])
-@pytest.mark.parametrize("width", [1, 8, 11])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dim", "width"), [(3, 1), (16, 8), (34, 11)])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_they_agree_with_the_activation_unit_of_each_sample(shape: str, width: int, dim: int) -> None:
+def test_they_agree_with_the_activation_unit_of_each_sample(
+    shape: str, dim: int, width: int, dtype: torch.dtype
+) -> None:
     torch.manual_seed(0)
-    unit = ActivationUnit(dim, width).double()
-    rows, target, bags = drawn(shape, dim, torch.float64)
+    unit = ActivationUnit(dim, width).to(dtype)
+    rows, target, bags = drawn(shape, dim, dtype)
     ours, theirs = unit.interests(bags, target), by_sample(unit, bags, target)
-    torch.testing.assert_close(ours, theirs)
-    weights, of = torch.randn(ours.shape, dtype=torch.float64), [rows, target, *unit.parameters()]
+    torch.testing.assert_close(ours, theirs, **NEAR[dtype])
+    weights, of = torch.randn(ours.shape, dtype=dtype), [rows, target, *unit.parameters()]
     for one, other in zip(*(torch.autograd.grad((out * weights).sum(), of) for out in (ours, theirs)), strict=True):
-        torch.testing.assert_close(one, other)
+        torch.testing.assert_close(one, other, **NEAR[dtype])
 
 
 def test_bits_do_not_depend_on_threads() -> None:

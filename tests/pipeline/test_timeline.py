@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import threading
-import time
 from itertools import pairwise
 from typing import Any
 
@@ -64,20 +63,6 @@ def loop(trace, *, batches=12, hook=None, each=lambda ahead: None, **flags):
     return embeddings
 
 
-def test_steps_of_a_second_pass_and_micro_batches_count_on(tmp_path):
-    loop(tmp_path / "run.json", accumulate=3)
-    events = read(tmp_path / "run.json")
-    assert done(events, "plan") == done(events, "load") == list(range(1, 9))
-    assert done(events, "compute") == [step for step in range(1, 9) for _ in range(3)]
-
-
-def test_steps_of_a_resumed_run_count_on(tmp_path):
-    flags = {**TINY, "save": tmp_path / "save", "quiet": True}
-    Train.of(**flags, steps=10).run()
-    Train.of(**flags, steps=15, resume=True, trace=tmp_path / "run.json").run()
-    assert done(read(tmp_path / "run.json"), "compute") == [11, 12, 13, 14, 15]
-
-
 def test_the_file_of_a_killed_run_opens(python, tmp_path):
     path = tmp_path / "run.json"
     flags = "--data synthetic:tiny --model dlrm-tiny --dim 8 --batch 64 --cache 600 --steps 1000000 --quiet"
@@ -89,20 +74,6 @@ def test_the_file_of_a_killed_run_opens(python, tmp_path):
     text = path.read_text()
     assert text.endswith(",\n")  # viewers accept an array without its closing bracket
     assert len(json.loads(text[:-2] + "]")) > len(events)
-
-
-def test_memory_is_bounded_and_lines_are_whole(tmp_path):
-    timeline = Timeline(tmp_path / "run.json")
-    for number in range(3000):
-        now = time.monotonic()
-        timeline.add("fetch", "fetch", number, now, now, {"rows": number})
-        assert timeline._bytes <= FLUSH_BYTES
-    found = read(tmp_path / "run.json")  # not closed yet
-    assert 2000 < len(found) < 3000
-    timeline.close()
-    timeline.close()
-    timeline.add("fetch", "fetch", 0, 0.0, 0.0)  # dropped
-    assert [e["args"]["rows"] for e in read(tmp_path / "run.json")] == list(range(3000))
 
 
 def test_threads_add_at_once(tmp_path):

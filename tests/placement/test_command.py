@@ -10,14 +10,23 @@ from skirl.placement import calibrate
 from skirl.placement.costs import save_costs, shipped
 from skirl.placement.measure import Arena
 from skirl.placement.plan_file import TablePlan
-from skirl.placement.spec import BINS, TableSpec, read_specs, reuse_of
+from skirl.placement.spec import BINS, FORMAT, VERSION, TableSpec, read_specs, reuse_of
 from skirl.train.recipe import Recipe
-from tests.fuzz.table_plans import specs_text
 
 HEAD = {"format": "skirl-tables", "format_version": 1, "batch": 64}
 TABLE = {"name": "a", "rows": 1000, "dim": 8, "ids": 64, "distinct": 40}
 PLAN_HEAD = {"format": "skirl-table-plan", "format_version": 1, "ranks": 2}
 ROWS_OF = {"name": "a", "rows": 10, "dim": 8, "optimizer": "sgd"}
+
+
+def specs_text(specs: list[TableSpec]) -> str:
+    """Return the text of a file that lists tables of one batch size."""
+    plain = {name: field.default for name, field in TableSpec.__dataclass_fields__.items()}
+    tables = [
+        {k: list(v) if k == "reuse" else v for k, v in vars(spec).items() if k != "batch" and v != plain[k]}
+        for spec in specs
+    ]
+    return json.dumps({"format": FORMAT, "format_version": VERSION, "batch": specs[0].batch, "tables": tables})
 
 
 @pytest.fixture(autouse=True)

@@ -2,21 +2,17 @@
 
 import errno
 import json
-import os
 import re
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from skirl.core.placement import Cut, PlacedTable, PlacementPlan, Site
-from skirl.data import Synthetic
 from skirl.sweep import checkpoint
 from skirl.sweep.checkpoint import checkpoint_of
 from skirl.sweep.command import SweepCommand
 from skirl.sweep.flags import KeepFlags
-from skirl.tools.progress import listed
 from skirl.tools.sealed_json import CheckpointError, write_sealed
 from skirl.train.commands import Train
 from skirl.train.recipe import Recipe
@@ -48,23 +44,6 @@ def test_a_survivor_has_the_losses_and_the_scores_of_its_lone_run(ran: tuple):
         assert found[name] == alone[name]
 
 
-def test_what_is_held_out_is_read_once_for_all(monkeypatch: pytest.MonkeyPatch):
-    reads = []
-    held_out_at = Synthetic.held_out_at
-
-    class Counted:
-        def __init__(self, batches: Any) -> None:
-            self.batches = batches
-
-        def __iter__(self) -> Any:
-            reads.append(self)
-            return iter(self.batches)
-
-    monkeypatch.setattr(Synthetic, "held_out_at", lambda self, state: Counted(held_out_at(self, state)))
-    result = SweepCommand.of(**FLAGS | {"steps": 4}, vary=("lr=0.02,0.5", "seed=0,1"), run="none").run()
-    assert len(reads) == 1 and all(of["test_auc"] is not None for of in result["by_variant"].values())
-
-
 def test_what_diverges_leaves_and_so_do_those_below_the_rung(ran: tuple):
     _, result, folder = ran
     assert result["failed"] is None
@@ -80,25 +59,6 @@ def test_what_diverges_leaves_and_so_do_those_below_the_rung(ran: tuple):
     assert result["plans"] == result["read_batches"] == 40
     standing = [line["step"] for line in lines if line["event"] == "standing"]
     assert standing == [10, 20, 30, 40]
-
-
-def test_a_disk_that_refuses_the_run_folder_ends_no_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    whole = Path.open
-
-    def full(path: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        if "w" in mode and path.parent == tmp_path / "s" and path.name.startswith(("race.jsonl", "result.json")):
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return whole(path, mode, *args, **kwargs)
-
-    monkeypatch.setattr(Path, "open", full)
-    flags = FLAGS | {"steps": 20, "valid": None, "run": str(tmp_path / "s")}
-    command = SweepCommand.of(**flags, vary=("lr=0.02,0.5",))
-    result = command.run()
-    assert result["failed"] is None and result["steps"] == 20
-    told = [text.partition(":")[0] for text in result["missing"]]
-    assert told[:2] == ["race.jsonl is missing", "result.json is missing"]
-    assert "result.json is missing: the disk is full" in listed(command.summary(result))
-    assert (tmp_path / "s" / "sweep.json").is_file()
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -121,65 +81,8 @@ def write_plan(path: Path, recipe: Recipe, *stores: str) -> None:
     PlacementPlan(sites, tuple(tables)).save(path)
 
 
-@pytest.mark.parametrize("store", ["memory", pytest.param("disk", marks=pytest.mark.slow)])
-def test_a_sweep_that_was_told_to_stop_goes_on_with_the_same_race(store: str, tmp_path: Path, monkeypatch):
-    vary, flags = ("lr=0.02,0.5", "seed=0,1"), FLAGS | {"steps": 20, "rungs": "75%"}
-    runs = {}
-    for name in ("whole", "part"):
-        where = {} if store == "memory" else {"store": f"disk:{tmp_path / name / 'rows'}"}
-        more = {"run": str(tmp_path / name / "run"), "save": tmp_path / name / "saved", **where}
-        runs[name] = SweepCommand.of(**flags, **more, vary=vary, save_every=4)
-    whole = runs["whole"].run()
-    assert whole["failed"] is None and whole["stopped_by"] is None
-    told = {5: signal.SIGINT, 11: signal.SIGTERM}
-
-    def stopping(self: KeepFlags, step: int, seconds: float) -> bool:
-        if step in told:
-            os.kill(os.getpid(), told.pop(step))
-        return step % 4 == 0
-
-    again = SweepCommand.of(**runs["part"].flat() | {"resume": True})
-    with monkeypatch.context() as patch:
-        patch.setattr(KeepFlags, "due", stopping)
-        with pytest.raises(KeyboardInterrupt):
-            runs["part"].run()
-        stopped = again.run()
-    assert stopped["stopped_by"] == "SIGTERM"
-    assert saved_step(tmp_path / "part" / "saved") == stopped["steps"] == 12  # it came while step 11 was being saved
-    again = again.run()
-    assert again["steps"] == 20
-    for name in ("winner", "standing", "variant_steps", "seed_noise"):
-        assert again[name] == whole[name]
-    for name, of in whole["by_variant"].items():
-        assert again["by_variant"][name] | {"run": None} == of | {"run": None}
-    lines = [race_lines(tmp_path / name / "run") for name in runs]
-    assert lines[0] == lines[1]
-    first, second = race_lines(tmp_path / "part" / "run", "standing", times=True)
-    assert 0 < first["begun_at"] < first["step"] == 10 and (second["begun_at"], second["step"]) == (12, 20)
-    goes_on_alone(tmp_path, store, [n for n, of in again["by_variant"].items() if of["left"] is None])
-
-
 def saved_step(folder: Path) -> int:
     return json.loads((folder / "sweep-checkpoint.json").read_bytes())["step"]
-
-
-def goes_on_alone(folder: Path, store: str, stayed: list[str]) -> None:
-    """Check that a variant's rows are those of its lone run, and so is every loss when `skirl train --resume` goes on
-    with it."""
-    [first] = [name for name in stayed if "seed=1" in name]  # the sweep's data has another seed, which its config keeps
-    part = folder / "part"
-    own = json.loads((part / "run" / first / "config.json").read_text())["flags"] | {"run": "none", "quiet": True}
-    assert (own["seed"], own["data_seed"]) == (1, 0)
-    lone = own | {"save": str(folder / "lone"), "store": "memory"}
-    Train.of(**lone).run()
-    of = ((folder / "lone", None), (part / "saved", first), (part / "run", first))
-    tables = [rows_of(path, variant) for path, variant in of]
-    assert tables[0].num_rows > 100 and tables[0] == tables[1] == tables[2]
-    where = {} if store == "memory" else {"store": f"disk:{part / 'rows' / first}"}
-    alone = Train.of(**own | {"save": str(part / "saved" / first), "resume": True, "steps": 24} | where).run()
-    never = Train.of(**lone | {"resume": True, "steps": 24}).run()
-    assert alone["begun_at"] == never["begun_at"] == 20
-    assert alone["loss"] == never["loss"] and alone["auc"] == never["auc"]
 
 
 def test_a_sweep_is_saved_by_steps_and_by_the_clock(tmp_path: Path):

@@ -12,14 +12,12 @@ from typing import Any
 import pytest
 
 from skirl import cli
-from skirl.checkpoint.saving import Saving
 from skirl.sweep import checkpoint, crews
 from skirl.sweep.command import SweepCommand
 from skirl.sweep.crew import Crew, Duty, Entrant
 from skirl.sweep.crews import CrewDied, dealt, duties, how_many
 from skirl.sweep.flags import KeepFlags
 from skirl.sweep.race import Race
-from skirl.sweep.sweep import Sweep
 from skirl.sweep.variants import seeds_of_one, variants_of
 from skirl.tools.os_errors import NotWritten
 from skirl.train.recipe import Recipe
@@ -105,18 +103,6 @@ def newest(saved: Path) -> int:
     return json.loads(max(saved.glob("checkpoint-*.json")).read_bytes())["number"]
 
 
-def test_processes_that_go_on(tmp_path: Path):
-    check_processes(tmp_path)
-
-
-def test_all_diverge(tmp_path: Path):
-    vary = ("dense-lr=1e30,1e31,1e32",)
-    results = [command(tmp_path / str(n), n, vary=vary, rungs=None).run() for n in (1, 2)]
-    assert "all 3 variants have diverged" in results[0]["failed"]
-    assert results[0]["failed"] == results[1]["failed"] and results[1]["winner"] is None
-    assert results[0]["steps"] == results[1]["steps"] == 2
-
-
 def test_a_process_that_is_killed_ends_the_sweep_which_can_go_on(whole: dict[str, Any], tmp_path: Path, monkeypatch):
     parent, step = os.getpid(), Crew.step
 
@@ -130,20 +116,6 @@ def test_a_process_that_is_killed_ends_the_sweep_which_can_go_on(whole: dict[str
         with pytest.raises(CrewDied, match=r"ended by itself \(exit code -9\): is there enough memory\?"):
             command(tmp_path, 2, save_every=4).run()
     result = command(tmp_path, 2, save_every=4, resume=True).run()
-    same(left_behind(tmp_path, result), whole)
-
-
-def test_a_variant_that_cannot_be_saved_ends_no_sweep(whole: dict[str, Any], tmp_path: Path, monkeypatch, caplog):
-    save = checkpoint.save
-
-    def full(path: Path, **more: Any) -> Any:
-        if more["data"].step == 8 and "dim=8" in path.name:
-            raise NotWritten("the disk is full", errno.ENOSPC)
-        return save(path, **more)
-
-    monkeypatch.setattr(checkpoint, "save", full)
-    result = command(tmp_path, 2, save_every=8).run()
-    assert "step 8 is not saved: the disk is full" in caplog.text
     same(left_behind(tmp_path, result), whole)
 
 
@@ -175,7 +147,7 @@ def test_a_cache_that_is_too_small_is_said_as_in_one(cache: str, tmp_path: Path,
     assert cli.main([*words, "--processes", "2", "--cache", enough[1]]) == 0
 
 
-@pytest.mark.parametrize("at", [3, 4, 24])
+@pytest.mark.parametrize("at", [4, 8])
 def test_an_error_after_the_losses_are_told_ends_all(at: int, tmp_path: Path, monkeypatch):
     """Also where a checkpoint is due next, whose own errors end no sweep."""
     step = Entrant.step
@@ -189,52 +161,10 @@ def test_an_error_after_the_losses_are_told_ends_all(at: int, tmp_path: Path, mo
     for processes in (1, 2):
         with pytest.raises(NotWritten, match="the disk of the rows is full"):
             command(
-                tmp_path / str(processes), processes, vary=("dim=4,8",), rungs=None, valid=None, save_every=4, log_every=50,
+                tmp_path / str(processes), processes, vary=("dim=4,8",), rungs=None, valid=None, save_every=4, steps=8,
             ).run()  # fmt: skip
         saved = json.loads((tmp_path / str(processes) / "saved" / checkpoint.HEADER).read_text())
         assert saved["step"] < at
-
-
-def test_losses_are_told_before_the_last_variant_trains(tmp_path: Path):
-    recipe = Recipe.of(**{n: FLAGS[n] for n in ("data", "model", "dim", "batch", "cache", "threads")}, steps=2)
-    variants = variants_of(recipe, ["lr=0.1,0.2,0.3"])
-    told: list[tuple[Any, list[bool]]] = []
-    with Crew(Duty(recipe, variants, 10, lambda name: "none")) as crew:
-        crew.begin(None, None)
-        for _ in range(2):
-            done = crew.step(lambda found: told.append((found, [v.stepped for v in crew.sweep.variants])))
-            assert done == told[-1][0] and told[-1][1] == [True, True, False]
-            assert all(variant.stepped for variant in crew.sweep.variants)
-    assert [(found.step, found.samples) for found, _ in told] == [(1, 16), (2, 32)]
-    assert crew.entrants[variants[0].name].meter.samples == 32
-
-
-def test_what_a_disk_refuses_at_the_end_is_said(tmp_path: Path, monkeypatch):
-    left = Sweep.close
-
-    def full(self: Sweep) -> None:
-        left(self)
-        raise OSError(errno.ENOSPC, "the rows of a variant could not be written: the disk is full")
-
-    monkeypatch.setattr(Sweep, "close", full)
-    with pytest.raises(OSError, match="could not be written: the disk is full"):
-        command(tmp_path, 2, vary=("dim=4,8",), steps=4, rungs=None, valid=None).run()
-
-
-def test_a_checkpoint_that_fails_as_a_process_loses_its_last_variant_ends_no_sweep(tmp_path: Path, monkeypatch, caplog):
-    wait = Saving.wait
-
-    def full(self: Saving) -> Any:
-        wait(self)
-        if "1e+30" in str(self.path) and not self._told:  # an error is told once
-            self._told = True
-            raise NotWritten("the disk is full", errno.ENOSPC)
-
-    monkeypatch.setattr(Saving, "wait", full)
-    vary = ("dense-lr=0.001,1e30",)  # each in a process; the second diverges while its checkpoint is written
-    result = command(tmp_path, 2, vary=vary, steps=6, rungs=None, valid=None, save_every=1).run()
-    assert "the disk is full" in caplog.text
-    assert result["steps"] == 6 and [of["steps"] for of in result["by_variant"].values()] == [6, 1]
 
 
 def test_how_many(monkeypatch: pytest.MonkeyPatch):

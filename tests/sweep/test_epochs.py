@@ -15,6 +15,7 @@ from skirl.sweep.command import SweepCommand
 from skirl.sweep.crew import Crew
 from skirl.sweep.race import Race, Rules
 from skirl.sweep.report import report
+from skirl.sweep.sweep import Sweep
 from tests.killed import ended, forked
 from tests.sweep.folders import kill_before, race_lines
 from tests.sweep.test_files import FLAGS, LATE, files
@@ -67,7 +68,7 @@ def check_ranked(folder: Path, **more: Any) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_who_learns_the_samples_by_heart_does_not_win(processes: int, tmp_path: Path):
     check_ranked(tmp_path, processes=processes)
 
@@ -90,16 +91,29 @@ def test_rungs_of_later_epochs_are_by_samples_held_out(tmp_path: Path):
     check_rungs(tmp_path)
 
 
-@pytest.mark.parametrize("step", [9, 30])
-def test_it_goes_on_in_any_epoch_as_if_it_had_not_stopped(step: int, tmp_path: Path):
+def second(self: Sweep, name: str, *_: object) -> bool:
+    """Whether another variant has left before."""
+    return len(self) < len(self.variants)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "when"),
+    [
+        (Sweep, "drop", second),
+        pytest.param(Crew, "end_step", lambda self: self.batches.step == 9, marks=pytest.mark.slow),
+    ],
+    ids=["in a rung", "as an epoch ends"],
+)
+def test_killed_it_goes_on_as_if_it_had_not_stopped(owner: Any, name: str, when: Callable[..., bool], tmp_path: Path):
     def rungs(of: str, **more: Any) -> SweepCommand:
-        return command(tmp_path, rungs="20,42", save=tmp_path / of, run=str(tmp_path / "run"), save_every=1, **more)
+        saves = {"save": tmp_path / of, "save_every": 7}
+        return command(tmp_path, epochs=6, rungs="20,36", run=str(tmp_path / "run"), **saves, **more)
 
     whole, lines = rungs("whole").run(), race_lines(tmp_path / "run", "standing")
     shutil.rmtree(tmp_path / "run")
 
     def child(begins: Callable[[], object]) -> None:
-        kill_before(Crew, "end_step", lambda self: self.batches.step == step)
+        kill_before(owner, name, when)
         begins()
         rungs("part").run()
 
@@ -127,7 +141,13 @@ def test_what_could_not_be_ranked_is_refused(more: dict[str, Any], says: str, tm
 
 
 @pytest.mark.parametrize(
-    "more", [{}, {"workers": 1}, {"vocab": "open", "admit": 1, "rows": None}, {"bad_rows": "skip"}]
+    "more",
+    [
+        {},
+        pytest.param({"workers": 1}, marks=pytest.mark.slow),
+        {"vocab": "open", "admit": 1, "rows": None},
+        {"bad_rows": "skip"},
+    ],
 )
 def test_the_first_epoch_is_known_when_the_second_begins(more: dict[str, Any], tmp_path: Path):
     flags = {"batch": 16, "epochs": 3, "rows": "300", "valid": LATE, **files(tmp_path, "csv")} | more

@@ -1,11 +1,9 @@
 """Evaluations, patience, best checkpoints and another run's rows in a sweep: to the bit those of each variant's lone run."""
 
-import errno
 import json
 import re
 import shutil
 import signal
-import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -189,7 +187,7 @@ def check_judged(of: Path) -> None:
         same_as_alone(name, of, of / "first", of / "alone" / name)
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_last_state_of_a_variant_that_stops_outlives_the_save_before(processes: int, first: Path, tmp_path: Path):
     """Which is written while it stops, and removes what is not needed any more when it counts."""
     result = command(tmp_path, first, processes, keep_best=False, save_every=1).run()
@@ -216,21 +214,6 @@ def test_a_sweep_that_has_stopped_goes_on_with_more_patience_alone(whole: tuple,
     own |= {"run": "none", "quiet": True, "save": tmp_path / "saved" / last, "resume": True, "steps": more + 4}
     alone = Train.of(**own).run()
     assert (alone["begun_at"], alone["steps"], alone["from"]) == (more, more + 4, None)
-
-
-def test_the_noise_is_that_of_held_out_losses_also_of_a_seed_that_stopped(tmp_path: Path):
-    flags = FLAGS | {"steps": 16, "eval_every": 4, "patience": 1, "vary": ("lr=0.02,0.1,0.5", "seed=0,1")}
-    command = SweepCommand.of(**flags, run=str(tmp_path / "run"))
-    result = command.run()
-    left = {name: of["left"] for name, of in result["by_variant"].items()}
-    there = {lr: [seed for seed in (0, 1) if left[f"lr={lr},seed={seed}"] is None] for lr in (0.02, 0.1, 0.5)}
-    whole, part = ([lr for lr, seeds in there.items() if len(seeds) == n] for n in (2, 1))
-    assert whole and len(part) == 1, "vary something else"
-    losses = {place["variant"]: place["held_out"] for place in result["standing"]}
-    apart = [losses[f"lr={lr},seed=0"] - losses[f"lr={lr},seed=1"] for lr in (0.02, 0.1, 0.5)]
-    assert result["seed_noise"] == pytest.approx(statistics.mean(each**2 / 2 for each in apart) ** 0.5)
-    [gone] = race_lines(tmp_path / "run", "left")
-    assert gone["kind"] == "patience" and gone["variant"].startswith(f"lr={part[0]},")
 
 
 def test_the_folder_of_a_sweep_is_taken_for_no_run(first: Path, tmp_path: Path):
@@ -299,38 +282,6 @@ def test_a_variant_whose_predictions_are_not_finite_diverges(tmp_path: Path):
     assert {place["state"] for place in result["standing"]} == {why}
 
 
-def test_a_best_that_cannot_be_kept_fails_the_sweep_at_its_end(tmp_path: Path, monkeypatch, caplog):
-    keep = best.keep
-
-    def full(header: Path) -> Path:
-        if "lr=0.5" in str(header):
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return keep(header)
-
-    monkeypatch.setattr(best, "keep", full)
-    flags = FLAGS | {"steps": 4, "eval_every": 4, "vary": ("lr=0.02,0.5",), "run": "none"}
-    result = SweepCommand.of(**flags, save=tmp_path, keep_best=True).run()
-    assert result["failed"].startswith(
-        "step 4 of variant lr=0.5 is the best so far, but it could not be kept: the disk is"
-    )
-    assert result["failed"].endswith(f"; none is kept yet in {tmp_path / 'lr=0.5' / 'best'}")
-    assert result["failed"] in caplog.text
-    assert [of["best"] is None for of in result["by_variant"].values()] == [False, True]
-
-
-def test_each_pack_touches_so_many_rows():
-    flags = FLAGS | {"vary": ("dim=4,8",), "run": "none", "cache": "24KiB", "valid": None}
-    for processes in (1, 2):
-        packs = SweepCommand.of(**flags, processes=processes, assert_ratio=1.0).run()["rows"]
-        [(touched, cache)] = {(of["touched"], of["cache"]) for of in packs.values()}
-        result = SweepCommand.of(**flags, processes=processes, assert_ratio=touched / cache + 0.01).run()
-        assert result["failed"].startswith(f"variant dim=4: {touched:,} rows were touched, less than ")
-    alone = Train.of(**{n: flags[n] for n in flags if n != "vary"} | {"cache": str(cache)}).run()
-    assert alone["rows"]["touched"] == touched
-    roomy = SweepCommand.of(**flags | {"cache": "100%"}, assert_ratio=0.01).run()
-    assert roomy["failed"] == "variant dim=4: no row was fetched again: use a smaller --cache or more --steps"
-
-
 REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"valid": None}, "eval_every needs samples that are held out: set valid"),
     ({"eval_every": None}, "patience counts evaluations: set eval_every"),
@@ -348,13 +299,3 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(number: int, fi
     with pytest.raises(ValueError, match=says):
         command(tmp_path, first, **more).run()
     assert not [*tmp_path.iterdir()]
-
-
-def test_other_origins_are_refused(whole: tuple, first: Path, tmp_path: Path):
-    of, _ = whole
-    with pytest.raises(ValueError, match=r"--from is .*, and the run in .* began from .*: leave --from out"):
-        command(of, tmp_path, resume=True).run()
-    assert folder.holds_some(of / "saved" / "lr=0.5,dense_lr=0.1" / best.NAME)
-    with pytest.raises(ValueError, match="best holds the checkpoints of a run"):
-        (of / "saved" / HEADER).rename(tmp_path / HEADER)
-        command(of, first, run="none").run()

@@ -1,12 +1,9 @@
-import os
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl.tools.hash_index import EMPTY, HashIndex, find, insert, mix, probe, remove
-from tests.processes import interpreter
 
 # Few distinct keys, spread over all bits: collisions, removals of existing keys, and equal halves are common.
 KEYS = st.one_of(
@@ -96,18 +93,3 @@ def test_refuses_what_it_cannot_mark():
         index.put(int64([1]), np.full(1, -1, np.int32))
     with pytest.raises(ValueError, match="one value for each key"):
         index.put(int64([1, 2]), np.zeros(1, np.int32))
-
-
-def test_same_places_in_plain_python():
-    """Kernels can be stepped through in a debugger: the arrays are the same, without overflow warnings."""
-    code = (
-        "import warnings; warnings.simplefilter('error');"
-        "import numpy as np; from skirl.tools.hash_index import HashIndex; i = HashIndex();"
-        "k = np.arange(300) * 0x1234567890ABC % (1 << 62);"
-        "i.put(k, np.arange(300, dtype=np.int32)); i.drop(k[::3]);"
-        "print(i.keys.tolist(), i.values[i.keys >= 0].tolist())"
-    )
-    done = [interpreter(code, env=os.environ | {"NUMBA_DISABLE_JIT": flag}) for flag in "01"]
-    assert not any(process.returncode for process in done), done
-    outputs = [process.stdout for process in done]
-    assert outputs[0] == outputs[1] != ""

@@ -16,8 +16,13 @@ import numpy as np
 from skirl.core.initial import Normal, Uniform, first_rows
 from skirl.engine.kernels import cpu
 from skirl.core.optim import FTRL, Adagrad, Adam, RowwiseAdagrad, SGD
+from skirl.tools.hash_index import HashIndex
 
 def everything():
+    index, keys = HashIndex(), np.arange(300) * 0x1234567890ABC % (1 << 62)
+    index.put(keys, np.arange(300, dtype=np.int32))
+    index.drop(keys[::3])
+    yield from (index.keys, index.values[index.keys >= 0])
     yield first_rows([3, 1 << 48 | 5], Uniform(0.1), 5, seed=9)
     yield first_rows([3, 1 << 48 | 5], Normal(0.1), 5, seed=9)
     grads = first_rows(range(4), Uniform(1.0), 5, seed=1)

@@ -1,17 +1,16 @@
 """A run that starts from another run's rows, is killed before its first checkpoint, and is resumed with --resume."""
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import skirl.train.fine_tuning as taking
-import skirl.train.loop as loop
 from skirl.checkpoint import numbers
 from skirl.train.commands import Train
 from skirl.train.resume import NAME
+from tests.habits.test_resume import losses_of as losses_and_result
 
 SMALL: dict[str, Any] = {
     "data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 32, "steps": 6, "cache": "300", "threads": 1,
@@ -45,18 +44,7 @@ def expected(base_and_losses: tuple[Path, list[float]]) -> list[float]:
 
 
 def losses_of(patch: pytest.MonkeyPatch, **flags: Any) -> tuple[list[float], dict[str, Any]]:
-    """Return the loss of each step of a run, and its result."""
-    found: list[float] = []
-    real = loop.steps
-
-    def steps(*args: Any) -> Iterator[Any]:
-        for done in real(*args):
-            found.append(done.loss)
-            yield done
-
-    with patch.context() as until:
-        until.setattr(loop, "steps", steps)
-        return found, Train.of(**{**TUNED, **flags}).run()
+    return losses_and_result(patch, Train.of(**{**TUNED, **flags}))
 
 
 def killed(**flags: Any) -> None:
@@ -121,15 +109,3 @@ def test_another_checkpoint_than_the_run_began_from_is_refused(base, expected, t
         Train.of(**again, from_=other).run()
     with pytest.raises(ValueError, match=f"--from is {moved}, and the run in {other} began from no other run"):
         Train.of(**{**SMALL, "steps": 3}, save=other, from_=moved, resume=True).run()
-
-
-def test_a_run_that_begins_anew_forgets_what_the_one_before_began_from(base, tmp_path, monkeypatch, caplog):
-    tuned = tmp_path / "tuned"
-    killed(from_=base, save=tuned)
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(loop.RunFolder, "begin", lambda *_: (_ for _ in ()).throw(Killed()))
-        Train.of(**TUNED, save=tuned).run()
-    caplog.clear()
-    found, result = losses_of(monkeypatch, save=tuned, resume=True)
-    assert result["from"] is None and found == losses_of(monkeypatch)[0][: len(found)]
-    assert f"{tuned} holds no checkpoint: the run begins, at step 0" in caplog.text

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import socket
 import threading
@@ -14,8 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-import skirl.checkpoint.without_model as reading
-from skirl.checkpoint import best, folder, numbers
+from skirl.checkpoint import best
 from skirl.checkpoint.keeper import Asked, Keeper
 from skirl.checkpoint.without_model import opened
 from skirl.data.share import block
@@ -23,7 +21,6 @@ from skirl.nn.collection import collections_of
 from skirl.peers.base import Alone
 from skirl.peers.job import using
 from skirl.peers.processes import BEGINS_AGAIN
-from skirl.tools.sealed_json import CheckpointError
 from skirl.train.commands import Train
 from skirl.train.loop import Done
 from skirl.train.meter import Meter
@@ -156,27 +153,6 @@ def test_a_run_from_another_ones_rows_is_that_of_one_process(by_trainers, base, 
     assert one["from"]["rows"] > 100 and results[0]["from"]["rows"] == one["from"]["rows"]
     same(results, one)
     assert learned(save) == rows
-
-
-def test_all_take_the_checkpoint_before_one_that_is_damaged_for_one_of_them(by_trainers, base, tuned, tmp_path, caplog):
-    damaged = Path(shutil.copytree(base, tmp_path / "damaged"))
-    Train.of(**{**SMALL, "steps": 8}, save=damaged, resume=True, store=f"disk:{tmp_path / 'more'}").run()
-    newest = folder.header(damaged, numbers(damaged)[-1])
-    reads: list[int] = []
-    real = reading._open
-
-    def damaged_for_one(header: Path, store: str, votes: Any) -> Any:
-        reads.append(votes.rank)
-        if header == newest and votes.rank == 1:
-            raise CheckpointError("files of it are not to be read here")
-        return real(header, store, votes)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reading, "_open", damaged_for_one)
-        results = by_trainers(2, **TUNED, from_=damaged)
-    assert sorted(reads) == [0, 0, 1, 1]
-    assert sum("Taking the checkpoint before it" in r.message for r in caplog.records) == 1
-    same(results, tuned[0], "from")
 
 
 def test_the_best_checkpoint_is_kept_by_one_for_all(by_trainers, tmp_path):

@@ -1,6 +1,6 @@
 """Compile what the launchers launch, for a GPU that is not present; print one line of JSON for each kernel.
 
-    python -m tests.engine.kernels.compiled CAPABILITY [DIM DTYPE]...
+    python -m tests.engine.kernels.compiled CAPABILITY [DIM,DTYPE[,KIND]...]...
 
 Run it as its own process, without TRITON_INTERPRET: a kernel is either interpreted or compiled, from its decoration on.
 Triton asks a driver what to compile for, and a stand-in answers; `warmup` does all of a launch except the last step.
@@ -74,14 +74,14 @@ def told(kernel, n, *args, tiles=1, **options):
     print(json.dumps(line), flush=True)
 
 
-def compile_all(dim: int, dtype: torch.dtype) -> None:
+def compile_all(dim: int, dtype: torch.dtype, kinds: list[int]) -> None:
     half = dtype in (torch.float16, torch.bfloat16)
     real = torch.float32 if half else dtype
     n = 32
     index, keys = torch.zeros(n, dtype=torch.int32), torch.zeros(n, dtype=torch.int64)
     numbers, none, live = torch.zeros(n, dtype=real), torch.zeros(0, dtype=real), torch.ones(16, dtype=torch.bool)
     out, stretches = torch.zeros(n, dim, dtype=real), torch.zeros(4, 3, dtype=torch.int32)
-    for kind, forms in FORMS.items():
+    for kind, forms in ((kind, FORMS[kind]) for kind in kinds):
         cache = torch.zeros(n, dim * forms + (kind == KIND_ROWWISE_ADAGRAD), dtype=dtype)
         plain = kind == KIND_ROWWISE_ADAGRAD  # this kind as most runs use it, the others with all that a kernel can do
         gpu.update(
@@ -103,8 +103,8 @@ def main() -> None:
     driver.set_active(NoGpu(int(sys.argv[1])))
     knobs.nvidia.dump_ptxas_log = True  # prints to standard output
     gpu.launch = gpu_update.launch = told
-    for dim, dtype in zip(sys.argv[2::2], sys.argv[3::2], strict=True):
-        compile_all(int(dim), getattr(torch, dtype))
+    for dim, dtype, *kinds in (word.split(",") for word in sys.argv[2:]):
+        compile_all(int(dim), getattr(torch, dtype), [int(kind) for kind in kinds] or [*FORMS])
 
 
 if __name__ == "__main__":

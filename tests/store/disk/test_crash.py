@@ -22,7 +22,6 @@ from tests.store.disk.crashing import (
     make_small,
     try_thaw,
 )
-from tests.warm import Python
 
 
 def test_power_loss_and_kills(tmp_path, monkeypatch, campaign_seed):
@@ -242,19 +241,3 @@ def test_what_a_killed_process_left_of_a_frozen_state_is_synced_by_the_next(tmp_
         found = tmp_path / str(seed)
         files.disk(len(files.ops)).power_off(np.random.default_rng(seed)).write_to(found)
         assert try_thaw(found, found / "frozen") == (held, generation)
-
-
-# Processes that are killed
-
-
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("kills", [3, pytest.param(200, marks=pytest.mark.slow)])
-def test_a_training_run_that_is_killed_again_and_again(python: Python, tmp_path, campaign_seed, kills):
-    """After each kill the store holds exactly its last point. The resumed run has the bits of one that was never killed."""
-    code = "from tests.store.disk.killed_training import main; main()"
-    done = python.run(code, str(tmp_path), str(kills), str(campaign_seed), timeout=3600)
-    assert done.returncode == 0, done.stdout + done.stderr
-    *lines, last = done.stdout.splitlines()
-    assert len(lines) == kills and all(line.startswith("killed; ") for line in lines)
-    assert last.endswith("with the bits of a run that was never killed")
-    assert int(last.split()[3].rstrip(",")) > kills, "each process comes a step further at least"

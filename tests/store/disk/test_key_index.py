@@ -146,7 +146,7 @@ print(json.dumps({"above_bound": above, "bytes_a_row": anon / rows, "again": (st
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="measures with Linux's /proc")
-@pytest.mark.parametrize(("known", "bound"), [(1, 10), (0, 16)])
+@pytest.mark.parametrize(("known", "bound"), [pytest.param(1, 10, marks=pytest.mark.slow), (0, 16)])
 def test_memory_a_row(known, bound, tmp_path):
     """At every step, during cleaning, and after reopening; for 882.8 million rows, of which a million are held.
 
