@@ -2,6 +2,7 @@
 placements."""
 
 import itertools
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +16,7 @@ from skirl.placement.lookups import generate
 from skirl.placement.pieces import Piece, blocks, check_cover, halves
 from skirl.placement.plan_file import TablePlan
 from skirl.placement.problem import UNBOUND, Problem, over_caps
-from skirl.placement.search import _Blocks, plan_tables, search
+from skirl.placement.search import _Beam, _Blocks, plan_tables, search
 from skirl.placement.spec import TableSpec, canonical
 from tests.cases import cases
 from tests.placement.test_nets import costs as by_net
@@ -146,6 +147,19 @@ def test_no_placement_is_much_better(seed, tables, full):
                 best = min(best, placed.score[1])
     found = search(problem, seconds=20.0).placed
     assert best == np.inf or (found.score[0] == 0 and found.score[1] <= best * 1.01)
+
+
+def test_costs_kept_of_pieces_are_not_taken_for_those_of_others():
+    problem = problem_of(*task(0, 0.6))
+    for kept, backwards in zip(problem.arrays(problem.root()), problem.arrays(problem.root()[::-1])):
+        assert np.array_equal(kept[::-1], backwards)
+
+
+def test_each_cut_is_tried_once():
+    beam = _Beam(problem_of([spec(n, 4000, 32, 20) for n in range(3)], (UNBOUND, UNBOUND)), 20.0, time.monotonic)
+    start = beam.placed_anew(beam.root)
+    children = [beam.child(start, beam.key(start.items), item) for item in (0, 1, 2, 1)]
+    assert [child is not None for child in children] == [True, True, True, False]
 
 
 def test_what_may_not_move_or_be_cut_stays():

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,20 +80,20 @@ def test_variants_that_diverge_leave_and_a_process_without_variants_trains_no_mo
     same(found[3], found[1])
 
 
-def check_processes(folder: Path) -> None:
-    """Small sweeps in two processes, stopped at a rung and gone on with, beside one in one process. For planted faults."""
+def test_processes_that_go_on(tmp_path: Path):
+    """Small sweeps in two processes, stopped at a rung and gone on with, beside one in one process."""
     found = []
     for processes, part in ((1, 10), (2, 6), (2, 10)):
         own = command(
-            folder / str(processes), processes, vary=("lr=0.02,0.5", "dim=4,8"), steps=part, rungs="5", valid=None,
+            tmp_path / str(processes), processes, vary=("lr=0.02,0.5", "dim=4,8"), steps=part, rungs="5", valid=None,
             log_every=2, save_every=2, resume=True,
         )  # fmt: skip
         result = own.run()
         assert result["failed"] is None and result["steps"] == part
         if part == 10:
-            found.append(left_behind(folder / str(processes), result))
+            found.append(left_behind(tmp_path / str(processes), result))
             left = [name for name, of in result["by_variant"].items() if of["left"] is not None]
-            found[-1]["trained"] = [newest(folder / str(processes) / "saved" / name) for name in left]
+            found[-1]["trained"] = [newest(tmp_path / str(processes) / "saved" / name) for name in left]
     same(found[1], found[0])
 
 
@@ -190,10 +189,6 @@ def test_how_many(monkeypatch: pytest.MonkeyPatch):
     ],
 )
 def test_each_variant_is_dealt_once_and_no_cache_twice(vary: tuple[str, ...], count: int, cache: str):
-    check_dealt(vary, count, cache)
-
-
-def check_dealt(vary: Sequence[str] = ("lr=0.1,0.2", "dim=4,8,12"), count: int = 3, cache: str = "1MiB") -> None:
     recipe = Recipe.of(data="synthetic:tiny", model="dlrm-tiny", cache=cache)
     variants = variants_of(recipe, vary)
     count = min(count, len(variants))

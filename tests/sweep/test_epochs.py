@@ -4,7 +4,6 @@ import json
 import shutil
 import signal
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +173,3 @@ def test_losses_of_samples_seen_before_drop_nobody_and_move_no_rank():
     assert race.judge({"a": 0.7, "b": 0.6}, last=True) == [] and (race.winner(), race.measure) == ("b", "held out")
     [left] = race.judge({"a": 0.7, "b": 0.6}, last=False)
     assert (left.variant, left.kind, left.step) == ("a", "dropped", 220)
-
-
-FOR_FAULTS = (test_losses_of_samples_seen_before_drop_nobody_and_move_no_rank,)
-CHECKS = (check_ranked, check_rungs, partial(check_ranked, processes=2))

@@ -178,15 +178,6 @@ def test_killed_and_gone_on_with(whole: tuple, first: Path, tmp_path: Path):
     same(tmp_path, command(tmp_path, first, 2, resume=True, from_=None).run(), whole)
 
 
-def check_judged(of: Path) -> None:
-    """A sweep that is killed and goes on leaves behind what its variants leave behind alone. For planted faults."""
-    assert Train.of(**FLAGS | {"steps": 8, "run": "none", "save": of / "first"}).run()["failed"] is None
-    killed(of, of / "first")
-    command(of, of / "first", 2, resume=True).run()
-    for name in NAMES:
-        same_as_alone(name, of, of / "first", of / "alone" / name)
-
-
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_last_state_of_a_variant_that_stops_outlives_the_save_before(processes: int, first: Path, tmp_path: Path):
     """Which is written while it stops, and removes what is not needed any more when it counts."""
@@ -232,11 +223,11 @@ def test_the_folder_of_a_sweep_is_taken_for_no_run(first: Path, tmp_path: Path):
     assert Train.of(**flags, from_=save / "lr=0.5").run()["from"]["folder"] == str(save / "lr=0.5")
 
 
-def check_the_last_step(of: Path) -> None:
+def test_who_runs_out_of_patience_in_the_last_step_was_trained_to_the_end(tmp_path: Path):
     """A variant whose patience ends with the stream was trained to the end. It leaves if the sweep goes on from there."""
 
     def run(steps: int, name: str, **more: Any) -> dict[str, Any]:
-        where = {"run": str(of / name / "run"), "save": of / name / "saved"}
+        where = {"run": str(tmp_path / name / "run"), "save": tmp_path / name / "saved"}
         own = {"steps": steps, "patience": 1, "vary": VARY, **where, **more}
         return SweepCommand.of(**FLAGS | JUDGED | own).run()
 
@@ -256,10 +247,6 @@ def check_the_last_step(of: Path) -> None:
     assert (again["steps"], again["winner"], left(again, there)) == (steps, result["winner"], {None})
     more = run(steps + 4, str(steps), resume=True)
     assert more["steps"] == steps + 4 and left(more, out) == {f"no better in 1 evaluation at step {steps}"}
-
-
-def test_who_runs_out_of_patience_in_the_last_step_was_trained_to_the_end(tmp_path: Path):
-    check_the_last_step(tmp_path)
 
 
 def test_a_variant_whose_predictions_are_not_finite_diverges(tmp_path: Path):

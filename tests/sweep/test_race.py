@@ -298,19 +298,3 @@ def test_sums_of_two_stretches_are_those_of_both(losses: np.ndarray):
     assert both.batches == whole.batches
     assert both.squares == pytest.approx(whole.squares)
     assert both.losses == pytest.approx(whole.losses)
-
-
-FOR_FAULTS = (
-    test_what_is_shown_of_a_place_is_the_paired_difference_written_out,
-    lambda: test_sums_and_errors_are_those_of_the_differences_written_out(of_four()),
-    lambda: test_one_that_was_not_there_changes_no_sum_of_its_pairs(of_four()),
-    test_the_noise_is_that_of_the_configurations_with_several_seeds_left,
-    lambda: [check_rule(number) for number in range(60)],
-    test_seeds_of_a_configuration_are_averaged_and_leave_together,
-    lambda: test_where_a_seed_leaves_the_others_are_placed_as_if_they_had_raced_alone("patience"),
-    test_all_that_leave_at_once_are_compared_with_the_leader_of_then,
-    test_differences_are_to_rank_1_also_if_that_left_before,
-    lambda: test_a_race_goes_on_from_its_state_as_if_it_had_not_stopped(17),
-    test_a_longer_race_keeps_the_rungs_that_it_has_passed,
-)
-"""Tests that must catch the planted faults."""

@@ -93,11 +93,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("options", "says"), REFUSED)
 def test_a_sweep_that_cannot_be_made(options, says):
-    for _ in range(2):  # planted faults are tried several times
-        with pytest.raises((ValueError, TypeError), match=re.escape(says)) as caught:
-            made(**options)
-        if options.get("make") is fails:
-            assert caught.value.__notes__ == ["make_model was called for variant 'one'"]
+    with pytest.raises((ValueError, TypeError), match=re.escape(says)) as caught:
+        made(**options)
+    if options.get("make") is fails:
+        assert caught.value.__notes__ == ["make_model was called for variant 'one'"]
 
 
 def skips(sweep: Sweep, ids: Any) -> None:

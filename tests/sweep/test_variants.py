@@ -26,13 +26,9 @@ def test_a_product_has_every_combination_and_changes_nothing_else(base: Recipe):
     assert found[0].overrides == {"lr": 0.01, "top": (64, 32), "seed": 0}
 
 
-def check_configurations():
+def test_variants_that_differ_in_the_seed_alone_are_one_configuration():
     base = Recipe.of(data="synthetic:tiny", model="dlrm-tiny", dim=4)
     assert seeds_of_one(variants_of(base, ["seed=0,1", "lr=0.01,0.5"])) == [0, 1, 0, 1]
-
-
-def test_variants_that_differ_in_the_seed_alone_are_one_configuration():
-    check_configurations()
 
 
 FILES = {
