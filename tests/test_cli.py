@@ -520,15 +520,6 @@ def test_a_batch_larger_than_the_cache_is_a_sentence_and_exit_code_1(capsys):
     )
 
 
-def test_a_ratio_that_is_not_reached_is_exit_code_1(capsys):
-    flags = [*SMALL, "--quiet", "--assert-ratio", "5"]
-    assert exit_code("train", *flags, "--cache", "touched:50%", "--json") == 1
-    caught = capsys.readouterr()
-    assert "less than 5 x the cache" in caught.err and "less than 5 x the cache" in json.loads(caught.out)["failed"]
-    assert exit_code("train", *flags, "--cache", "touched:20%") == 0
-    assert "are at least 5 x " in capsys.readouterr().out
-
-
 def test_ctrl_c_is_exit_code_130(python: Python):
     endless = [*SMALL, "--steps", "1000000", "--cache", "2000"]
     with python.start(COMMAND, "train", *endless, stdout=PIPE, stderr=PIPE) as process:
@@ -656,7 +647,6 @@ def test_resuming_a_run_that_is_done_does_nothing_more(capsys, tmp_path):
         ("--save x --save-minutes 0", "--save-minutes is 0.0: set it to minutes above 0"),
         ("--save x --save-every 0", "--save-every is 0: set it to 1 or more steps"),
         ("--eval-every 0 --valid 20%", "--eval-every is 0: set it to 1 or more"),
-        ("--assert-ratio 0", "--assert-ratio is 0.0: set it to a number above 0"),
     ],
 )
 def test_flags_of_train_that_do_not_go_together(capsys, flags, said):

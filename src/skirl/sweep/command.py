@@ -9,7 +9,7 @@ from skirl.sweep.variants import Varied, variants_of
 from skirl.tools.flags import Composed
 from skirl.tools.progress import clock, size
 from skirl.train.commands import Train
-from skirl.train.flags import LogFlags, ShowFlags, check_evaluated, check_ratio
+from skirl.train.flags import LogFlags, ShowFlags, check_evaluated
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,9 @@ class SweepCommand(Composed):
     processes: int | Literal["auto"] = "auto"
     """Processes that train variants, each reading the stream for itself; auto: one for each core and at least two
     variants, if the sweep takes more than some seconds."""
-    assert_ratio: float | None = None
-    """Fail unless each variant that is trained to the end touches at least this many times the rows of its cache, and
-    fetches rows again."""
 
     def __post_init__(self) -> None:
         self.recipe.check_labels()
-        check_ratio(self.assert_ratio)
         check_evaluated(self.evaluation, valid=self.recipe.data.valid, keep_best=self.save.keep_best)
         epochs = self.recipe.data.epochs
         if epochs > 1 and self.recipe.data.valid is None:
@@ -132,12 +128,6 @@ class SweepCommand(Composed):
             lines["begun"] = origin_line(begun)
             if zero := result["from_zero"]:
                 lines["begun"] += f"; it starts from zero for {', '.join(zero)}"
-        if self.assert_ratio is not None and not result["failed"]:
-            rows = min(result["rows"].values(), key=lambda of: of["touched"] / max(1, of["cache"]))
-            lines["asserted"] = (
-                f"{rows['touched']:,} touched rows are at least {self.assert_ratio:g} x {rows['cache']:,} rows of cache of "
-                f"each variant,\nand {rows['fetched']:,} rows were fetched again"
-            )
         if result["seed_noise"] is not None:
             noise = f"{result['seed_noise']:.5f}: a lead below that may be the seed's"
             lines["noise"] = noise + SAME * bool(result["from"])

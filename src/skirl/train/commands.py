@@ -16,7 +16,6 @@ from skirl.train.flags import (
     SaveFlags,
     ShowFlags,
     check_evaluated,
-    check_ratio,
 )
 from skirl.train.recipe import Recipe
 from skirl.train.resume import told
@@ -57,12 +56,9 @@ class Train(Composed):
     save: SaveFlags = field(default_factory=SaveFlags)
     log: LogFlags = field(default_factory=LogFlags)
     show: ShowFlags = field(default_factory=ShowFlags)
-    assert_ratio: float | None = None
-    """Fail unless the run touches at least this many times the rows of the cache, and fetches rows again."""
 
     def __post_init__(self) -> None:
         self.recipe.check_labels()
-        check_ratio(self.assert_ratio)
         check_evaluated(self.evaluation, valid=self.recipe.data.valid, keep_best=self.save.keep_best)
 
     def run(self) -> dict[str, Any]:
@@ -117,11 +113,6 @@ class Train(Composed):
         lines |= outcome(result)
         if result["bad_rows_skipped"]:
             lines["skipped"] = malformed(result["bad_rows_skipped"], result["first_bad_row"])
-        if self.assert_ratio is not None and not result["failed"]:
-            lines["asserted"] = (
-                f"{rows['touched']:,} touched rows are at least {self.assert_ratio:g} x {rows['cache']:,} rows of cache,\n"
-                f"and {moved['fetched']:,} rows were fetched again"
-            )
         if (ended := nothing_left(result, data.steps)) is not None:
             kept = ("loss", "metrics", "test", "run", "best", "missing")
             return {"ended": ended} | {name: lines[name] for name in kept if name in lines}

@@ -307,11 +307,8 @@ def train(
             "best": best_of(kept, run.judge),
             "from": begun_from,
         }
-        result["failed"] = (
-            (why_diverged(*broken, saving.save, kept) if broken else None)
-            or not_saved(saving, kept, batches.step)
-            or ratio_failure(flags["assert_ratio"], result["rows"], result["counters"]["fetched"])
-        )
+        diverged = why_diverged(*broken, saving.save, kept) if broken else None
+        result["failed"] = diverged or not_saved(saving, kept, batches.step)
     timeline = [] if batches.trace_ended is None else [f"the timeline {log.trace} ends early: {batches.trace_ended}"]
     result["missing"] = folder.missing + timeline
     folder.finish(result)
@@ -378,15 +375,3 @@ def _of_engine(batches: Lookahead, share: TrainerShare) -> dict[str, Any]:
         "counters": share.total(asdict(engine.counters)) | {"steps": engine.counters.steps},
         "movement": {"hidden": times.hidden, "stall": times.stall, "read": times.read, "busy": times.busy},
     }
-
-
-def ratio_failure(ratio: float | None, rows: Mapping[str, int], fetched: int) -> str | None:
-    """Say why a run fails that was to touch many more rows than the cache has. Return None if it did."""
-    if ratio is None:
-        return None
-    if rows["touched"] < ratio * rows["cache"]:
-        return (
-            f"{rows['touched']:,} rows were touched, less than {ratio:g} x the cache of {rows['cache']:,}: "
-            "use a smaller --cache or more --steps"
-        )
-    return None if fetched else "no row was fetched again: use a smaller --cache or more --steps"
