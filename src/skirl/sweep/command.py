@@ -25,7 +25,7 @@ class SweepCommand(Composed):
     group: ClassVar[str] = "sweep"
     repeated: ClassVar[tuple[str, ...]] = ("vary",)
     common: ClassVar[tuple[str, ...]] = ("data", "model", "dim", "batch", "steps", "vary", "rungs", "cache")
-    hidden: ClassVar[tuple[str, ...]] = ("shards", "peer_patience", "wandb")  # a sweep has one trainer and many runs
+    hidden: ClassVar[tuple[str, ...]] = ("shards", "peer_patience")  # a sweep has one trainer and many runs
     of_one_run: ClassVar[tuple[str, ...]] = (
         "run", "trace", "save", "save_every", "save_minutes", "keep_best", "resume", "json", "quiet",
     )  # fmt: skip
@@ -67,11 +67,6 @@ class SweepCommand(Composed):
         if self.recipe.step.shards > 1:
             raise ValueError(
                 f"shards is {self.recipe.step.shards}, but a sweep's steps have one shard: leave shards out"
-            )
-        if self.log.wandb is not None:
-            raise ValueError(
-                f"wandb is {self.log.wandb!r}, but Weights & Biases has one run in a process: leave wandb out; TensorBoard "
-                "shows all variants of --run"
             )
         self.made()
 

@@ -54,7 +54,6 @@ class Entrant:
         contender: Contender,
         rates: Rates,
         *,
-        lists: Sequence[str],
         folder: str,
         every: int,
         evaluation: EvaluationFlags | None = None,
@@ -62,7 +61,7 @@ class Entrant:
         resume: bool = False,
     ) -> None:
         self.variant, self.contender, self.rates = variant, contender, rates
-        self.meter = Meter(lists)
+        self.meter = Meter()
         evaluation = evaluation or EvaluationFlags()
         self.judge = Evaluation(every=evaluation.eval_every, patience=evaluation.patience)
         alone = Train(
@@ -212,7 +211,7 @@ class Crew:
             self.entrants = {
                 variant.name: Entrant(
                     variant, contender, variant.recipe.rates_of(contender.embeddings, contender.dense),  # type: ignore[arg-type]
-                    lists=self.stream.lists, folder=duty.folder(variant.name), every=duty.every, resume=duty.resume,
+                    folder=duty.folder(variant.name), every=duty.every, resume=duty.resume,
                     evaluation=duty.evaluation, from_=duty.from_,
                 )
                 for variant, contender in zip(duty.variants, self.sweep.variants, strict=True)

@@ -253,8 +253,6 @@ class LogFlags:
     none writes nothing."""
     log_every: int = 50
     """Steps between two lines of metrics."""
-    wandb: str | None = None
-    """A Weights & Biases project that gets the metrics too; needs `pip install wandb`."""
     trace: Path | None = None
     """A file for the timeline of all stages, 1.3 KB a step; open it in https://ui.perfetto.dev."""
 

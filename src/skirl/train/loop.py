@@ -196,8 +196,7 @@ class _Run:
         model, dense = recipe.model_over(embeddings)
         rates, stream = recipe.rates_of(embeddings, dense), share.of(recipe.stream(), recipe.step.shards)
         judge = Evaluation(every=evaluation.eval_every, patience=evaluation.patience)
-        meter = Meter(stream.lists)
-        return cls(recipe, share, folder, embeddings, model, dense, rates, stream, meter, judge)
+        return cls(recipe, share, folder, embeddings, model, dense, rates, stream, Meter(), judge)
 
     def saved(self, saving: SaveFlags) -> dict[str, Any]:
         """Return the arguments of a `Keeper`: what it saves, and when."""
@@ -215,8 +214,6 @@ class _Run:
         for step in steps(self.model, self.dense, batches, self.rates, batches.micros):
             done, asked = share.whole(step, keeper.asked())
             meter.add(done.loss_tensor, done.logits, done.labels, samples=done.samples, finite=done.finite)
-            for batch in done.batches:
-                meter.repeats.add(batch.sparse)
             last = batches.step == self.stream.steps
             if meter.diverged(last=last):
                 return meter.not_finite
@@ -321,9 +318,7 @@ def run_folder(
 ) -> RunFolder:
     """Where the run is written down."""
     name = f"{recipe.model.model}-{recipe.data.kind}"
-    return RunFolder(
-        log.folder(), name=name, flags=flags, every=log.log_every, wandb=log.wandb, resume=resume, trainers=trainers
-    )
+    return RunFolder(log.folder(), name=name, flags=flags, every=log.log_every, resume=resume, trainers=trainers)
 
 
 def _progress(title: str, recipe: Recipe, show: ShowFlags, *, said: bool = False) -> Progress:

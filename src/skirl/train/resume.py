@@ -183,7 +183,7 @@ Change = dict[str, Any]
 RULES: Mapping[str, frozenset[str]] = {
     "unseen": frozenset(
         ("run", "trace", "save", "save_every", "save_minutes", "keep", "keep_best", "resume", "from_", "json", "quiet",
-         "wandb", "log_every")
+         "log_every")
     ),
     "free": frozenset(
         ("steps", "epochs", "cache", "depth", "policy", "store", "prefetch", "device", "workers", "eval_every", "patience",
