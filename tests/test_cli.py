@@ -100,8 +100,6 @@ def test_python_m_is_the_command():
     [
         ([], "no command is named"),
         (["trian"], "'trian' is not a command; did you mean 'train'?"),
-        (["bench", "train"], "'bench' is not a command: benchmarks are scripts: run `python benchmarks/NAME.py`"),
-        (["simulate"], "'simulate' is not a command: measure trainers over a link"),
         (["--steps", "3"], "'--steps' is not a command"),
     ],
 )
@@ -175,65 +173,6 @@ def test_a_run_does_not_take_a_sweep_for_its_own(tmp_path, capsys):
             f"skirl {name}: {tmp_path / 'sweep.json'}: vary is a flag of skirl sweep, not of this command: use `skirl sweep "
             f"--config {tmp_path / 'sweep.json'}`, or leave it out\n"
         )
-
-
-@pytest.mark.parametrize("name", cli.CONFIGURED)
-def test_every_flag_that_is_optional_can_be_unset_over_a_file(name, tmp_path):
-    path, kind = tmp_path / "flags.toml", cli._command(name)
-    flags = flags_of(kind)
-    words = [*SMALL[:-2], *(["--vary", "lr=1,2"] if name == "sweep" else [])]
-    plain, _ = cli._parse(name, words)
-    for flag in flags.values():
-        if flag.name == "vary" or option(flag.name) in words:
-            continue
-        unset = [f"--no-{option(flag.name)[2:]}"] if flag.type is bool else [option(flag.name), "none"]
-        if flag.type is bool or flag.default in (None, (), ""):
-            path.write_text(f"{flag.name} = {json.dumps(sample_of(flag))}")
-            assert cli._out_of(path, kind, flags) != {}
-            assert cli._parse(name, ["--config", str(path), *words, *unset])[0] == plain
-            path.write_text(f'{flag.name} = "none"' if flag.type is not bool else "")
-            assert cli._parse(name, ["--config", str(path), *words])[0] == plain
-
-
-@pytest.mark.parametrize("name", ["train", "sweep"])
-def test_what_needs_a_flag_is_unset_with_it(name, tmp_path, capsys):
-    path = tmp_path / "flags.toml"
-    path.write_text(
-        'save = "saved"\nresume = true\nsave-every = 5\nsave-minutes = 2.0\nkeep-best = true\neval-every = 2\n'
-        'valid = "20%"\npatience = 3\n' + ("keep = 3\n" if name == "train" else 'rungs = "50%"\n')
-    )
-    words = ["--config", str(path), *SMALL] + (["--vary", "lr=1,2"] if name == "sweep" else [])
-    unsaved, _ = cli._parse(name, [*words, "--save", "none"])
-    assert unsaved.save == type(unsaved.save)() and unsaved.evaluation.patience == 3
-    unjudged, _ = cli._parse(name, [*words, "--valid=none"])
-    assert unjudged.evaluation.eval_every is unjudged.evaluation.patience is None and not unjudged.save.keep_best
-    assert unjudged.save.save_every == 5
-    assert exit_code(name, *words, "--save", "none", "--resume") == 2
-    assert "--resume need a folder: set --save" in capsys.readouterr().err
-    assert exit_code(name, *words, "--save", "none", "--save", "x") == 2
-    assert "--save and --save none are both given: leave one of them out" in capsys.readouterr().err
-
-
-def test_a_flag_that_takes_no_value_can_be_set_and_unset_over_one_that_is_set(capsys, tmp_path):
-    path = tmp_path / "flags.toml"
-    path.write_text('resume = true\nsave = "saved"\n')
-
-    def read(*args: str) -> tuple[bool, bool]:
-        command, _ = cli._parse("train", ["--config", str(path), *args])
-        return command.save.resume, command.show.quiet
-
-    assert read() == read("--resume") == read("--no-quiet") == (True, False)
-    assert read("--no-resume", "--quiet") == (False, True)
-    for args, said in (
-        (["--resume", "--no-resume"], "--resume and --no-resume are both given: leave one of them out"),
-        (["--no-resum"], "there is no flag --no-resum: did you mean --resume?"),
-    ):
-        with pytest.raises(SystemExit):
-            read(*args)
-        assert capsys.readouterr().err == f"skirl train: {said}\n"
-    with pytest.raises(SystemExit):
-        read("--help")
-    assert "start the run. (set: --no-resume unsets it)" in one_line(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("name", ["train", "verify", "size"])
@@ -405,9 +344,6 @@ def test_a_wrong_flag_is_exit_code_2_and_says_what_to_set(capsys, flags, said):
     ("args", "said"),
     [
         ("train --bogus", "there is no flag --bogus: skirl train --help lists them"),
-        ("train --resume none", "--resume takes no value: write --no-resume to unset it"),
-        ("train --no-save", "there is no flag --no-save: write --save none"),
-        ("train --no-dim", "there is no flag --no-dim: did you mean --dim?"),
         ("train --sead 3", "there is no flag --sead: did you mean --seed?"),
         ("evaluate --wrong", "there is no flag --wrong: skirl evaluate --help lists them"),
         (
@@ -427,27 +363,6 @@ def test_an_error_names_what_was_written(capsys, args, said):
     """A flag that is missing is told only once all others are known."""
     assert exit_code(*args.split(), *(["--quiet"] if "--cache" in args else [])) in (1, 2)
     assert said in one_line(capsys.readouterr().err)
-
-
-@pytest.mark.parametrize("name", ["train", "sweep"])
-def test_save_none_unsets_the_folder_of_a_file(name, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("flags.toml").write_text('save = "saved"\nsave-every = 2\nkeep-best = true\n')
-    told = [
-        *SMALL,
-        "--steps",
-        "4",
-        "--run",
-        "none",
-        "--quiet",
-        "--json",
-        *(["--vary", "lr=1,2"] if name == "sweep" else []),
-    ]
-    command, _ = cli._parse(name, ["--config", "flags.toml", *told, "--valid", "20%", "--eval-every", "2"])
-    assert command.save.save == Path("saved") and command.save.save_every == 2
-    assert exit_code(name, "--config", "flags.toml", *told, "--save", "none") == 0
-    assert json.loads(capsys.readouterr().out)["save"] is None
-    assert [path.name for path in tmp_path.iterdir()] == ["flags.toml"]
 
 
 # Running.

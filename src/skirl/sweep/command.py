@@ -8,7 +8,6 @@ from skirl.sweep.flags import JudgeFlags, KeepFlags, RaceFlags, SweepRecipe, Var
 from skirl.sweep.variants import Varied, variants_of
 from skirl.tools.flags import Composed
 from skirl.tools.progress import clock, size
-from skirl.train.commands import Train
 from skirl.train.flags import LogFlags, ShowFlags, check_evaluated
 
 
@@ -29,9 +28,6 @@ class SweepCommand(Composed):
     of_one_run: ClassVar[tuple[str, ...]] = (
         "run", "trace", "save", "save_every", "save_minutes", "keep_best", "resume", "json", "quiet",
     )  # fmt: skip
-    only_with: ClassVar[Mapping[str, set[str]]] = {
-        **Train.only_with, "save": {"save_every", "save_minutes", "keep_best", "resume"},
-    }  # fmt: skip
 
     vary: VaryFlags = field(default_factory=VaryFlags)
     race: RaceFlags = field(default_factory=RaceFlags)

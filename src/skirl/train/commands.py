@@ -44,12 +44,6 @@ class Train(Composed):
         "run", "trace", "save", "save_every", "save_minutes", "keep", "keep_best", "resume", "json", "quiet",
     )  # fmt: skip
     """Flags that a repetition of a run does not take from its config.json, so that it does not write to the same places."""
-    only_with: ClassVar[Mapping[str, set[str]]] = {
-        "save": {"save_every", "save_minutes", "keep", "keep_best", "resume"},
-        "valid": {"eval_every", "patience", "keep_best"},
-        "eval_every": {"patience", "keep_best"},
-    }
-    """By flag, those of a file that are unset with it, since they mean nothing without it."""
 
     recipe: Recipe = field(default_factory=Recipe)
     evaluation: EvaluationFlags = field(default_factory=EvaluationFlags)
