@@ -336,10 +336,8 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(number: int, fi
     assert not [*tmp_path.iterdir()]
 
 
-def test_other_origins_are_refused(whole: tuple, first: Path, tmp_path: Path):
+def test_checkpoints_of_a_sweep_are_not_begun_over(whole: tuple, first: Path, tmp_path: Path):
     of, _ = whole
-    with pytest.raises(ValueError, match=r"--from is .*, and the run in .* began from .*: leave --from out"):
-        command(of, tmp_path, resume=True).run()
     assert folder.holds_some(of / "saved" / "lr=0.5,dense_lr=0.1" / best.NAME)
     with pytest.raises(ValueError, match="best holds the checkpoints of a run"):
         (of / "saved" / HEADER).rename(tmp_path / HEADER)

@@ -34,7 +34,7 @@ from skirl.train.metrics import Metrics, NotFinite
 from skirl.train.predict import Fresh
 from skirl.train.recipe import Recipe
 from skirl.train.report.run_folder import RunFolder
-from skirl.train.resume import Origin, note, read
+from skirl.train.resume import Origin
 from skirl.train.schedule import Rates
 from skirl.train.verify import touched_rows
 
@@ -253,11 +253,7 @@ class Crew:
         elif (origin := self._duty.origin) is not None:
             for contender in self.sweep.racing:
                 with contender.drawing():
-                    self.entrants[contender.name].begun_from = begin_from(
-                        origin, contender.model, self.stream, save=self._duty.save
-                    )
-                if self._duty.save is not None:  # it may go on alone, with the same --from
-                    note(self._duty.save / contender.name, read(self._duty.save))
+                    self.entrants[contender.name].begun_from = begin_from(origin, contender.model, self.stream)
             self.sweep.fleet.know_rows()
         for entrant in self.entrants.values():
             self._runs.enter_context(entrant.run.begin(self.batches, entrant.meter))

@@ -28,7 +28,6 @@ from skirl.tools.os_errors import NotWritten
 from skirl.tools.progress import Progress
 from skirl.train.flags import EvaluationFlags, LogFlags, ShowFlags
 from skirl.train.recipe import Recipe
-from skirl.train.resume import note
 
 log = logging.getLogger("skirl")
 
@@ -152,8 +151,6 @@ class SweepRun:
             goes_on=self.header is not None, trace=logged.trace, evaluation=evaluation, save=keeping.save,
             from_=keeping.from_, origin=origin,
         )  # fmt: skip
-        if keeping.save is not None and (origin is not None or not keeping.resume):
-            note(keeping.save, origin)
         self.processes = how_many(processes, recipe, len(racing), trace=logged.trace is not None)
         self.crew = Crew(duty) if self.processes == 1 else Crews(duties(duty, self.race, self.processes))
         self.shown = Shown(self.standing, self._aucs)

@@ -34,7 +34,7 @@ from skirl.train.metrics import NotFinite
 from skirl.train.recipe import Recipe
 from skirl.train.report.lanes import gathered
 from skirl.train.report.run_folder import RunFolder
-from skirl.train.resume import RULES, agreed_start, note, told
+from skirl.train.resume import RULES, agreed_start, told
 from skirl.train.schedule import Rates
 from skirl.train.trainers import TrainerShare
 
@@ -276,8 +276,6 @@ def train(
     flags = {**flags, "shards": recipe.step.shards}
     origin = agreed_start(share, saving, flags)
     folder = run_folder(recipe, log, flags, resume=saving.resume, trainers=share.size)
-    if share.first and saving.save is not None and (origin is not None or not saving.resume):
-        note(saving.save, origin)
     run = _Run.made(recipe, share, folder, evaluation, show, resume=saving.resume)
     begun_from: dict[str, Any] | None = None
     with (
@@ -291,7 +289,7 @@ def train(
         if origin is None and saving.resume and share.first and keeper.found_none:
             logger.warning("%s holds no checkpoint: the run begins, at step 0", saving.save)
         if origin is not None:
-            begun_from = begin_from(origin, run.model, run.stream, share, save=saving.save)
+            begun_from = begin_from(origin, run.model, run.stream, share)
         keeper.begin()
         broken = run.loop(batches, keeper, progress)
         if broken and run.meter.steps % folder.every:
