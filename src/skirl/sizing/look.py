@@ -35,10 +35,9 @@ def look(path: Path, *, check: bool) -> dict[str, Any]:
 
 
 def _of_folder(path: Path, check: bool) -> dict[str, Any]:
-    for name, describe in ((OF_SWEEP, _sweep_checkpoint), (SWEEP, _sweep)):
-        if (path / name).is_file():
-            size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-            return {**describe(path, check), "bytes": size}
+    if (path / OF_SWEEP).is_file() or (path / SWEEP).is_file():
+        facts = _sweep_checkpoint(path, check) if (path / OF_SWEEP).is_file() else _sweep(path)
+        return {**facts, "bytes": sum(file.stat().st_size for file in path.rglob("*") if file.is_file())}
     if checkpoints.numbers(path) or (path / "checkpoint.json").is_file():
         return checkpoint.describe(path, check=check)
     if (path / MANIFEST).is_file():
@@ -147,7 +146,7 @@ def _sweep_checkpoint(path: Path, check: bool) -> dict[str, Any]:
     return facts | {"whole": wrong is None, "checked": "checksums" if check else "sizes", "failed": wrong}
 
 
-def _sweep(path: Path, check: bool) -> dict[str, Any]:
+def _sweep(path: Path) -> dict[str, Any]:
     """Describe the folder of a sweep, with a run folder for each variant."""
     at = path / "result.json"
     try:

@@ -168,15 +168,6 @@ def course(loss: Mapping[str, float]) -> str:
     return f"{first} for the first batch, {last} for the last, {mean} on average"
 
 
-def multiple(times: float) -> str:
-    """Return a multiple with one digit after the point, or two significant ones if it is below 1.
-
-    >>> multiple(12.34), multiple(0.0459)
-    ('12.3', '0.046')
-    """
-    return f"{times:.1f}" if times >= 1 else f"{times:.2g}"
-
-
 def size(count: float) -> str:
     """Return bytes as people write them.
 

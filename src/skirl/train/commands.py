@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from skirl.core.optimizer_names import OptimizerName
 from skirl.tools.flags import Composed
-from skirl.tools.progress import clock, course, figure, hidden, malformed, multiple, size
+from skirl.tools.progress import clock, course, figure, hidden, malformed, size
 from skirl.train.flags import (
     EvaluationFlags,
     LogFlags,
@@ -66,7 +66,7 @@ class Train(Composed):
 
         rows, moved = result["rows"], result["counters"]
         done = result["steps"] - result["begun_at"]
-        share = f", {multiple(rows['touched'] / rows['cache'])} times the cache" if rows["cache"] else ""
+        share = f", {rows['touched'] / rows['cache']:,.1f} times the cache" if rows["cache"] else ""
         data, dim = self.recipe.data, self.recipe.model.dim
         wide = self.recipe.model.row_dim
         numbers = f"{wide}" if wide == dim else f"{wide} ({dim} and a first-order weight)"

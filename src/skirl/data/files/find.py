@@ -1,7 +1,6 @@
 """The files that a user names, and errors that say where in them."""
 
 import difflib
-import fnmatch
 import glob
 import re
 from collections.abc import Sequence
@@ -133,14 +132,6 @@ def find(paths: str) -> list[str]:
             raise BadFile(path, f"there is no such file or folder{here}", "set data to one that exists")
         files += sorted(matches, key=natural)
     return files
-
-
-def _matches(pattern: tuple[str, ...], path: tuple[str, ...]) -> bool:
-    if pattern and pattern[0] == "**":
-        return _matches(pattern[1:], path) or (bool(path) and _matches(pattern, path[1:]))
-    if not pattern or not path:
-        return not pattern and not path
-    return fnmatch.fnmatchcase(path[0], pattern[0]) and _matches(pattern[1:], path[1:])
 
 
 def natural(name: str) -> list[tuple[int, str]]:
