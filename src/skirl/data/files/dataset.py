@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from skirl.data.files.columnar import ArrowFile, ParquetFile
+from skirl.data.files.columnar import ParquetFile
 from skirl.data.files.encode import Encoder, Raw
 from skirl.data.files.find import BadFile, kind_of
 from skirl.data.files.mind import MindFile
@@ -59,7 +59,7 @@ class Dataset:
     part_bytes: int = PART
     """Bytes of a part of a text file."""
     piece_bytes: int | None = None
-    """Approximate bytes of rows of Parquet and Arrow files to decode at once; None for as many as 65,536 rows take."""
+    """Approximate bytes of rows of Parquet files to decode at once; None for as many as 65,536 rows take."""
     _open: dict[int, DataFile] = field(default_factory=dict, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -130,8 +130,6 @@ def open_file(path: str, schema: FileSchema, part_bytes: int = PART, piece_bytes
     kind = kind_of(path)
     if kind == "parquet":
         return ParquetFile(path, schema, piece_bytes=piece_bytes)
-    if kind == "arrow":
-        return ArrowFile(path, schema, piece_bytes=piece_bytes)
     if not schema.text.columns and schema.text.header == "no":
         raise BadFile(path, "is text, and the schema does not say what its columns are", "add columns to [file]")
     kind_of_text = MindFile if schema.text.samples == "shown" else TextFile
