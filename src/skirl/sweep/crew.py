@@ -347,12 +347,7 @@ class Crew:
         return {name: self.entrants[name].meter.metrics.scores().auc for name in self.racing}
 
     def save(self, path: Path) -> dict[str, str]:
-        """Begin to save the variants. Return the name of each one's checkpoint; it counts once a header names it.
-
-        **Arguments**
-
-        - `path`: the folder of the sweep's checkpoints.
-        """
+        """Begin to save the variants. Return the name of each one's checkpoint; it counts once a header names it."""
         self.sweep.settle()
         self.sweep.saving = self._saving = save_all(path, self.sweep.variants, self.batches, self._parts, None)
         return self._saving.names

@@ -208,13 +208,7 @@ class Readable:
             put_whole(path, self.text(body).encode(), secrets.token_hex(8))
 
     def load(self, path: Path, parsed: Callable[[str], T]) -> T:
-        """Read a file. Raise a ValueError that names it if it is wrong.
-
-        **Arguments**
-
-        - `path`: the file.
-        - `parsed`: turns its text into what it describes.
-        """
+        """Read a file, whose text `parsed` turns into what it describes. Raise a ValueError that names it if it is wrong."""
         named = f"name {self.what} that `{self.writer}` wrote"
         if not path.is_file():
             raise ValueError(f"{path} is not a file: {named}")
