@@ -360,6 +360,7 @@ class Predictions:
             self._group()
 
     def _group(self) -> None:
+        assert self._path is not None
         columns = zip(zip(*self._kept, strict=True), self._schema)
         table = pa.Table.from_arrays([_array(np.concatenate(c), of.type) for c, of in columns], schema=self._schema)
         with writing(self._path):
