@@ -66,8 +66,9 @@ def report(folder: Path, page: Path | None, defaults: Mapping[str, Any]) -> dict
         ]
         charts = list(_charts(left))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
+        wrong = f"{error} is missing" if isinstance(error, KeyError) else error
         raise ValueError(
-            f"{folder} has a damaged file, or one of another version of skirl ({error!r}): name another run"
+            f"{folder} has a damaged file, or one of another version of skirl ({wrong}): name another run"
         ) from error
     write_page(
         page,
