@@ -23,7 +23,6 @@ from skirl.core.optim import SGD, RowOptimizer, RowwiseAdagrad
 from skirl.core.tables import Schema, Table
 from skirl.data import Synthetic
 from skirl.engine.access import make
-from skirl.engine.device.host import array_of
 from skirl.engine.work import Micro, Work
 from skirl.nn.collection import EmbeddingBagCollection
 from skirl.oracle import loops
@@ -74,7 +73,7 @@ class Skirl:
         rows = sum(table.rows for table in tables)
         engine.make_caches([rows], [1], in_flight=1)
         keys = np.concatenate([key_of(i, np.arange(t.rows, dtype=np.int64)) for i, t in enumerate(tables)])
-        make(engine, 0, keys, np.arange(rows, dtype=np.int32), array_of(engine.banks[0]))
+        make(engine, 0, keys, np.arange(rows, dtype=np.int32), engine.banks[0].array)
         self.module.opened(cast(Any, self))  # acts as a lookahead, which says which step is next
 
     def forward(self, given: SidesBatch) -> Tensor:
@@ -89,7 +88,7 @@ class Skirl:
 
     def weights(self) -> Tensor:
         engine = self.module.engine
-        return torch.from_numpy(array_of(engine.banks[0]))[:, : engine.schema.banks[0].dim]
+        return torch.from_numpy(engine.banks[0].array)[:, : engine.schema.banks[0].dim]
 
 
 def sides_of(tables: list[Table], optimizer: RowOptimizer) -> dict[str, Side]:

@@ -202,7 +202,7 @@ def alone(recipe: Recipe) -> Iterator[Any]:
     recipe.use_threads()
     embeddings = recipe.embeddings(recipe.cache_size(0))
     model, dense = recipe.model_over(embeddings)
-    meter, rates = Meter(recipe.stream().lists), recipe.rates_of(embeddings, dense)
+    meter, rates = Meter(), recipe.rates_of(embeddings, dense)
     with recipe.lookahead(model) as batches:
 
         def trained() -> Iterator[None]:

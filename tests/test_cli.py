@@ -99,8 +99,6 @@ def test_python_m_is_the_command():
     [
         ([], "no command is named"),
         (["trian"], "'trian' is not a command; did you mean 'train'?"),
-        (["bench", "train"], "'bench' is not a command: benchmarks are scripts: run `python benchmarks/NAME.py`"),
-        (["simulate"], "'simulate' is not a command: measure trainers over a link"),
         (["--steps", "3"], "'--steps' is not a command"),
     ],
 )
@@ -174,65 +172,6 @@ def test_a_run_does_not_take_a_sweep_for_its_own(tmp_path, capsys):
             f"skirl {name}: {tmp_path / 'sweep.json'}: vary is a flag of skirl sweep, not of this command: use `skirl sweep "
             f"--config {tmp_path / 'sweep.json'}`, or leave it out\n"
         )
-
-
-@pytest.mark.parametrize("name", cli.CONFIGURED)
-def test_every_flag_that_is_optional_can_be_unset_over_a_file(name, tmp_path):
-    path, kind = tmp_path / "flags.toml", cli._command(name)
-    flags = flags_of(kind)
-    words = [*SMALL[:-2], *(["--vary", "lr=1,2"] if name == "sweep" else [])]
-    plain, _ = cli._parse(name, words)
-    for flag in flags.values():
-        if flag.name == "vary" or option(flag.name) in words:
-            continue
-        unset = [f"--no-{option(flag.name)[2:]}"] if flag.type is bool else [option(flag.name), "none"]
-        if flag.type is bool or flag.default in (None, (), ""):
-            path.write_text(f"{flag.name} = {json.dumps(sample_of(flag))}")
-            assert cli._out_of(path, kind, flags) != {}
-            assert cli._parse(name, ["--config", str(path), *words, *unset])[0] == plain
-            path.write_text(f'{flag.name} = "none"' if flag.type is not bool else "")
-            assert cli._parse(name, ["--config", str(path), *words])[0] == plain
-
-
-@pytest.mark.parametrize("name", ["train", "sweep"])
-def test_what_needs_a_flag_is_unset_with_it(name, tmp_path, capsys):
-    path = tmp_path / "flags.toml"
-    path.write_text(
-        'save = "saved"\nresume = true\nsave-every = 5\nsave-minutes = 2.0\nkeep-best = true\neval-every = 2\n'
-        'valid = "20%"\npatience = 3\n' + ("keep = 3\n" if name == "train" else 'rungs = "50%"\n')
-    )
-    words = ["--config", str(path), *SMALL] + (["--vary", "lr=1,2"] if name == "sweep" else [])
-    unsaved, _ = cli._parse(name, [*words, "--save", "none"])
-    assert unsaved.save == type(unsaved.save)() and unsaved.evaluation.patience == 3
-    unjudged, _ = cli._parse(name, [*words, "--valid=none"])
-    assert unjudged.evaluation.eval_every is unjudged.evaluation.patience is None and not unjudged.save.keep_best
-    assert unjudged.save.save_every == 5
-    assert exit_code(name, *words, "--save", "none", "--resume") == 2
-    assert "--resume need a folder: set --save" in capsys.readouterr().err
-    assert exit_code(name, *words, "--save", "none", "--save", "x") == 2
-    assert "--save and --save none are both given: leave one of them out" in capsys.readouterr().err
-
-
-def test_a_flag_that_takes_no_value_can_be_set_and_unset_over_one_that_is_set(capsys, tmp_path):
-    path = tmp_path / "flags.toml"
-    path.write_text('resume = true\nsave = "saved"\n')
-
-    def read(*args: str) -> tuple[bool, bool]:
-        command, _ = cli._parse("train", ["--config", str(path), *args])
-        return command.save.resume, command.show.quiet
-
-    assert read() == read("--resume") == read("--no-quiet") == (True, False)
-    assert read("--no-resume", "--quiet") == (False, True)
-    for args, said in (
-        (["--resume", "--no-resume"], "--resume and --no-resume are both given: leave one of them out"),
-        (["--no-resum"], "there is no flag --no-resum: did you mean --resume?"),
-    ):
-        with pytest.raises(SystemExit):
-            read(*args)
-        assert capsys.readouterr().err == f"skirl train: {said}\n"
-    with pytest.raises(SystemExit):
-        read("--help")
-    assert "start the run. (set: --no-resume unsets it)" in one_line(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("name", ["train", "verify", "size"])
@@ -387,9 +326,6 @@ def test_a_wrong_flag_is_exit_code_2_and_says_what_to_set(capsys, flags, said):
     ("args", "said"),
     [
         ("train --bogus", "there is no flag --bogus: skirl train --help lists them"),
-        ("train --resume none", "--resume takes no value: write --no-resume to unset it"),
-        ("train --no-save", "there is no flag --no-save: write --save none"),
-        ("train --no-dim", "there is no flag --no-dim: did you mean --dim?"),
         ("train --sead 3", "there is no flag --sead: did you mean --seed?"),
         ("evaluate --wrong", "there is no flag --wrong: skirl evaluate --help lists them"),
         (
@@ -479,15 +415,6 @@ def test_a_batch_larger_than_the_cache_is_a_sentence_and_exit_code_1(capsys):
     assert (
         caught.err.startswith("skirl train: --cache 10 is 10 rows, batch 0 needs ") and "set --cache to" in caught.err
     )
-
-
-def test_a_ratio_that_is_not_reached_is_exit_code_1(capsys):
-    flags = [*SMALL, "--quiet", "--assert-ratio", "5"]
-    assert exit_code("train", *flags, "--cache", "touched:50%", "--json") == 1
-    caught = capsys.readouterr()
-    assert "less than 5 x the cache" in caught.err and "less than 5 x the cache" in json.loads(caught.out)["failed"]
-    assert exit_code("train", *flags, "--cache", "touched:20%") == 0
-    assert "are at least 5 x " in capsys.readouterr().out
 
 
 def test_ctrl_c_is_exit_code_130(python: Python):

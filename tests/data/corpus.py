@@ -8,7 +8,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.feather as feather
-import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 
 from tests.data.logs import CRITEO, criteo_rows
@@ -104,13 +103,7 @@ def cut(make: Callable[[Path], Any], keep: Callable[[bytes], bytes]) -> Callable
 
 
 def arrow(path: Path) -> None:
-    feather.write_feather(pa.table({"y": [0, 1], "x": [0.5, 1.5], "item": [1, 2], "tags": [[1], [2]]}), path)
-
-
-def arrow_stream(path: Path) -> None:
-    table = pa.table({"y": [0, 1]})
-    with ipc.new_stream(path, table.schema) as writer:
-        writer.write_table(table)
+    feather.write_feather(pa.table({"y": [0, 1]}), path)
 
 
 def packed(data: bytes) -> bytes:
@@ -166,7 +159,7 @@ CASES = [
     Case("zeros", raw(bytes(5000)), ("is not text: there is a zero byte at 0",)),
     Case("utf-16", raw(text().decode().encode("utf-16")), ("is UTF-16 text", "write it as UTF-8")),
     Case("xz", raw(b"\xfd7zXZ\0" + bytes(100)), ("is packed with xz",)),
-    Case("arrow-stream", arrow_stream, ("is an Arrow stream", "write it as an Arrow file")),
+    Case("arrow", arrow, ("is an Arrow file", "write it as Parquet")),
     Case("folder-of-others", lambda path: (path.mkdir(), (path / "README.md").write_text("x")), ("holds no data files",)),
     # gzip.
     Case("gzip-cut", raw(packed(MANY)[:-2000]), ("is damaged: what follows", "cannot be unpacked (Truncated")),
@@ -175,7 +168,7 @@ CASES = [
     Case("gzip-of-nothing", raw(packed(b"")), ("there are no rows left to read",)),
     Case("gzip-of-zeros", raw(packed(bytes(5000))), ("is not text",)),
     Case("gzip-bomb", raw(packed(b"0" * (40 << 20))), ("a line is longer than 1 MiB",)),
-    # Parquet and Arrow.
+    # Parquet.
     Case("parquet-cut", cut(parquet(), lambda b: b[: len(b) // 2]), ("is truncated: its ", "get it again"), *OURS),
     Case("parquet-footer-size", cut(parquet(), lambda b: b[:-8] + b"\xff\xff\xff\x7f" + b[-4:]), ("is damaged",), *OURS),
     Case("parquet-page", cut(parquet(), lambda b: b[:4] + bytes(60) + b[64:]), ("row group 1 cannot be read",), *OURS),
@@ -203,8 +196,6 @@ CASES = [
          "csv", CSV.replace('"y"\n', '"y"\nkind = "number"\n', 1), 1, rows=3),
     Case("parquet-negative-row", parquet(item=[1, -1, 3, 4]), ("column item is -1", "a row from 0 to 99"), *ROW, 1),
     Case("parquet-row-beyond", parquet(item=[1, 2, 100, 4]), ("column item is 100", "a row from 0 to 99"), *ROW, 1),
-    Case("arrow-cut", cut(arrow, lambda b: b[: len(b) // 2]), ("is truncated: its ", "get it again"), *OURS),
-    Case("arrow-no-column", lambda path: feather.write_feather(pa.table({"y": [0]}), path), ("has no column 'x'",), *OURS),
     # CSV with a schema, and headers.
     Case("csv-header-without-column", raw(b"y,x,thing\n0,1,2\n"), ("line 1: label y is 'y'", LABEL), *PLAIN, 1),
     Case("csv-header-twice", raw(b"y,x,item,item\n0,1,2,3\n"), ("names column 'item' twice",), *PLAIN),

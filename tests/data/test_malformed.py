@@ -87,18 +87,14 @@ def test_the_first_malformed_row_is_the_one_that_is_named(tmp_path: Path) -> Non
 BYTES = st.binary(max_size=40)
 
 
-@given(at=st.integers(0, 5000), cut=st.integers(0, 30), put=BYTES, kind=st.sampled_from(["rows", "texts", "arrow"]))
+@given(at=st.integers(0, 5000), cut=st.integers(0, 30), put=BYTES, kind=st.sampled_from(["rows", "texts"]))
 @cases(100)
 def test_mutated_columns(tmp_path_factory: pytest.TempPathFactory, at: int, cut: int, put: bytes, kind: str) -> None:
-    from tests.data.corpus import arrow
-
     base = tmp_path_factory.getbasetemp()
     path, schema = base / "fuzzed-columns", base / "fuzzed.toml"
     schema.write_text(SCHEMA)
     if kind == "texts":
         logs.write_parquet(path, ROWS)
-    elif kind == "arrow":
-        arrow(path)
     else:
         parquet()(path)
     data = path.read_bytes()
@@ -115,14 +111,3 @@ def test_a_parquet_file_that_ends_early_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(data[:start] + b"\xff" * 64 + data[start + 64 :])
     with pytest.raises(BadFile, match="row group 3 cannot be read"):
         list(DataFlags(f"criteo:{tmp_path / 'file'}").files())
-
-
-def test_names_that_are_no_utf8_are_refused(tmp_path: Path) -> None:
-    from tests.data.corpus import arrow
-
-    arrow(tmp_path / "file")
-    data = (tmp_path / "file").read_bytes()
-    (tmp_path / "file").write_bytes(data.replace(b"item", b"it\xa8m"))
-    (tmp_path / "s.toml").write_text(SCHEMA)
-    with pytest.raises(BadFile, match="is damaged"):
-        list(DataFlags(f"parquet:{tmp_path / 'file'}", schema=str(tmp_path / "s.toml")).files())

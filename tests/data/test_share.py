@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.feather as feather
 import pytest
 import torch
 from hypothesis import example, given
@@ -46,19 +44,16 @@ columns = ["y", "age", "item", "seen"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write the same rows as text, packed text, Parquet and Arrow, each in several files."""
+    """Write the same rows as text, packed text and Parquet, each in several files."""
     folder = tmp_path_factory.mktemp("shares")
     (folder / "s.toml").write_text(SCHEMA)
     rows = [[str(i % 3 % 2), str(i), str(i * i % 97), "|".join("abcdefg"[: i % 5])] for i in range(ROWS)]
-    for name in ("text", "packed", "parquet", "arrow"):
+    for name in ("text", "packed", "parquet"):
         (folder / name).mkdir()
         for number, (low, high) in enumerate(itertools.pairwise((0, 90, 91, 260, ROWS))):
             path, part = folder / name / f"part-{number}", rows[low:high]
             if name == "parquet":
                 logs.write_parquet(path, part, COLUMNS, group=30)
-            elif name == "arrow":
-                table = pa.table({column: [row[i] for row in part] for i, column in enumerate(COLUMNS)})
-                feather.write_feather(table, str(path), compression="uncompressed", chunksize=40)
             else:
                 text = "".join(",".join(row) + "\n" for row in part).encode()
                 path.write_bytes(gzip.compress(text) if name == "packed" else text)
@@ -122,7 +117,7 @@ def test_the_shards_of_all_trainers_are_the_synthetic_batch(
 
 
 @given(
-    st.sampled_from(["text", "packed", "parquet", "arrow"]), st.data(), st.sampled_from([1, 2, 3, 4, 8]), st.integers(1, 30),
+    st.sampled_from(["text", "packed", "parquet"]), st.data(), st.sampled_from([1, 2, 3, 4, 8]), st.integers(1, 30),
     st.sampled_from([0, 70]), st.booleans(),
 )  # fmt: skip
 @cases(25)
@@ -195,7 +190,7 @@ def test_an_open_vocabulary_grows_by_the_batches_of_all(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("shuffle", [0, 100])
-@pytest.mark.parametrize("name", ["text", "packed", "parquet", "arrow"])
+@pytest.mark.parametrize("name", ["text", "packed", "parquet"])
 def test_no_row_of_another_is_encoded(folder: Path, name: str, shuffle: int, monkeypatch: pytest.MonkeyPatch) -> None:
     encoded: list[int] = []
     encode = Encoder.__call__

@@ -1,11 +1,10 @@
-"""Targets of columns: Parquet and Arrow of any types, output of `skirl convert`."""
+"""Targets of columns: Parquet of any types, output of `skirl convert`."""
 
 import io
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
@@ -129,24 +128,13 @@ def write(draw: Draw, made: pa.Table) -> bytes:
     return out.getvalue()
 
 
-def write_arrow(draw: Draw, made: pa.Table) -> bytes:
-    """Return an Arrow file."""
-    out = io.BytesIO()
-    options = ipc.IpcWriteOptions(compression=draw.choice([None, "lz4", "zstd"]), unify_dictionaries=True)
-    with ipc.new_file(out, made.schema, options=options) as writer:
-        for batch in made.to_batches(draw.choice([1, 4, 1000])):
-            writer.write_batch(batch)
-    return out.getvalue()
-
-
 class Columns(Target):
     """A file of columns: odd types in a valid file, or damaged bytes."""
 
-    def __init__(self, name: str, *, arrow: bool = False) -> None:
-        self.name, self._arrow = name, arrow
+    name = "parquet"
 
     def draw(self, draw: Draw, folder: Path) -> None:
-        data = (write_arrow if self._arrow else write)(draw, table(draw, draw.choice([0, 1, 5, 30])))
+        data = write(draw, table(draw, draw.choice([0, 1, 5, 30])))
         if draw.random() < 0.6:
             data = mutated(draw, data)
         (folder / "file").write_bytes(data[: 1 << 20])
@@ -185,4 +173,4 @@ class Converted(Target):
         return judged_files(f"parquet:{folder / 'file'}", folder, rows=None)
 
 
-TARGETS: list[Target] = [Columns("parquet"), Columns("arrow", arrow=True), Converted()]
+TARGETS: list[Target] = [Columns(), Converted()]

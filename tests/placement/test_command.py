@@ -86,7 +86,6 @@ BAD = [
         ["--kernel", "fbgemm-cpu"],
         "table 'a' has dim 6, and FBGEMM's operator takes multiples of 4",
     ),
-    ([TABLE], ["--stores", "memory"], "there is no flag --stores: skirl place plans tables for TorchRec"),
 ]
 
 

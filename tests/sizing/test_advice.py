@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from skirl.sizing.advice import Conditions, advise, step_that_hides
+from skirl.sizing.advice import Conditions, advise
 from skirl.sizing.curve import LEAST, Point
 from skirl.tools.units import Link
 
@@ -66,4 +66,5 @@ def test_nothing_comes_in_again():
 
 def test_what_keeps_up():
     link = Link(rate=100.0, delay=0.5)
-    assert step_that_hides(np.array([0, 0, 100, 300]), np.array([0, 0, 0, 100]), link) == 0.5 + 2.0
+    point = Point(9, np.array([0, 0, 100, 300]), np.array([0, 0, 100, 300]), np.array([0, 0, 0, 100]))
+    assert Conditions(1.0, link).step_that_hides(point) == 0.5 + 2.0

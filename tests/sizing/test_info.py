@@ -52,10 +52,7 @@ def test_json_files_are_told_what_they_are(tmp_path: Path, capsys):
     found = [told(path, capsys) for path in (listed, tmp_path / "plan.json")]
     assert [of["kind"] for of in found] == ["list of tables", "plan of tables"] and found[1]["ranks"] == 2
     assert cli.main(["info", str(listed)]) == 0
-    assert "user: 1,000 rows, of 16" in capsys.readouterr().out
-    listed.write_text(listed.read_text().replace("1000", "-1"))
-    assert cli.main(["info", str(listed)]) == 1
-    assert "is a damaged list of tables (tables.0.rows is -1" in capsys.readouterr().err
+    assert "user: rows 1,000, dim 16" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("layout", ["rows", "once"])
@@ -70,8 +67,6 @@ def test_the_layout_of_converted_files_is_told(layout: str, tmp_path: Path, caps
     assert cli.main(["convert", "--data", data, "--out", str(tmp_path / "out"), *words, "--quiet"]) == 0
     capsys.readouterr()
     assert told(tmp_path / "out", capsys)["layout"] == layout
-    assert cli.main(["info", str(tmp_path / "out")]) == 0
-    assert f" {layout}: " in capsys.readouterr().out
 
 
 def told(path: Path, capsys, *words: str, code: int = 0) -> dict[str, Any]:

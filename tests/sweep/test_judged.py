@@ -274,7 +274,6 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"eval_every": None}, "patience counts evaluations: set eval_every"),
     ({"eval_every": None, "patience": None}, "--keep-best keeps the checkpoint with the best held-out log loss"),
     ({"save": None, "save_every": None}, "save_every, save_minutes, keep_best and resume need a folder: set save"),
-    ({"assert_ratio": 0.0}, "assert_ratio is 0.0: set it to a number above 0"),
     ({"vary": ("dim=4,8",)}, "variant dim=8: --dim is 8, the run was saved with 4: its weights fit no other model"),
     ({"from_": Path("gone")}, "gone holds no checkpoint: give a folder"),
 )

@@ -45,7 +45,7 @@ def test_toml_and_json_give_the_same_flags(tmp_path):
 
 def test_a_flag_of_another_command_is_passed_over_and_one_of_a_sweep_refused(tmp_path):
     path = tmp_path / "run.toml"
-    path.write_text('from = "x"\nbatch = 8\nrate = "none"\nvary = []\n')
+    path.write_text('from = "x"\nbatch = 8\nvary = []\n')
     assert read_config(path, FLAGS, others=("from_",), of_sweep=SWEEP) == {"batch": 8}
     path.write_text('vary = ["lr=1,2"]')
     with pytest.raises(ValueError) as error:

@@ -23,7 +23,7 @@ OF_PARTS = 5
 ROWS = "rows"
 _HEADER = re.compile(r"checkpoint-([0-9]{6,18})\.json")
 _OURS = re.compile(
-    r"(dense|site)-[0-9a-f]{16}|(checkpoint-[0-9]{6,18}|begun-from)\.json-[0-9a-f]{16}\.tmp|"
+    r"(dense|site)-[0-9a-f]{16}|checkpoint-[0-9]{6,18}\.json-[0-9a-f]{16}\.tmp|"
     rf"{parts.NAME.pattern}(-[0-9a-f]{{16}}\.tmp)?"
 )
 _OUR_ROWS = re.compile(

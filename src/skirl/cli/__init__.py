@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from skirl.peers.processes import BEGINS_AGAIN, die_with_launcher
-from skirl.tools.command_line import in_flags, joined, read_flags, without_unset
+from skirl.tools.command_line import in_flags, joined, read_flags
 from skirl.tools.config import LEFT, read_config
 from skirl.tools.flags import Composed, Flag, WrongFlags, flags_of
 from skirl.tools.os_errors import said
@@ -74,18 +74,6 @@ COMMANDS = {
         "tell what a checkpoint, store, vocabulary, data file, run or sweep is",
     ),
 }
-GONE = {
-    "same": "`skirl convert --check` compares the rows of the data with those that it has written",
-    "place calibrate": "a store's rate is not measured by itself: `python benchmarks/disk.py` measures a disk, memory nodes "
-    "`python benchmarks/serve.py`",
-    "place tables": "write `skirl place` and the list of tables",
-    "place list": "`skirl place --data ... --model ...` counts the tables itself",
-    "place costs": "`skirl place` measures costs itself, and keeps them in the file that --costs names",
-    "place score": "`skirl place` measures the best plans itself",
-    "bench": "benchmarks are scripts: run `python benchmarks/NAME.py` in a checkout of skirl's repository",
-    "simulate": "measure trainers over a link: run `python benchmarks/link.py` in a checkout of skirl's repository",
-}
-"""What to use instead of words that are no commands here, by the words."""
 NOBODY_READS = 128 + 13
 """The exit code that shells report for a process killed by SIGPIPE: `skirl train | head` ends as `yes | head` does."""
 LAUNCH = "launch"
@@ -97,8 +85,7 @@ CONFIG = Flag(
     name="config",
     type=Path | None,
     default=None,
-    help="Take flags from a TOML file, or from the folder of a run or a sweep to repeat it. Other flags win over it; "
-    "--NAME none unsets a flag that has no value by default, and --no-NAME one that takes none.",
+    help="Take flags from a TOML file, or from the folder of a run or a sweep to repeat it. Other flags win over it.",
     group="",
 )
 OVERVIEW = """usage: skirl COMMAND [flags]
@@ -144,9 +131,6 @@ def _main(args: list[str]) -> int:
         return _print(f"skirl {import_module('skirl.tools.sealed_json').skirl_version()}")
     if args in (["-h"], ["--help"]):
         return _print(_overview())
-    if gone := next((words for n in (2, 1) if (words := " ".join(args[:n])) in GONE), None):
-        print(f"skirl: {gone!r} is not a command: {GONE[gone]}", file=sys.stderr)
-        return 2
     if not args or args[0] not in COMMANDS:
         return _unknown(args)
     name = args[0]
@@ -205,15 +189,10 @@ def _parse(name: str, args: list[str]) -> tuple[Any, bool]:
         args, words = _launched(args)
     flags = flags_of(kind)
     example, positional = getattr(kind, "example", None), getattr(kind, "positional", None)
-    if any(arg.partition("=")[0] == f"--{flag}" for arg in args for flag in getattr(kind, "instead", ())):
-        example = None
     if name in CONFIGURED:
-        args, unset = without_unset(f"skirl {name}", flags, args)
         path = _config_of(args)
         if path is not None:
-            for flag in tuple(unset):
-                unset |= getattr(kind, "only_with", {}).get(flag, set())
-            given = {key: value for key, value in _out_of(path, kind, flags).items() if key not in unset}
+            given = _out_of(path, kind, flags)
             flags |= {key: replace(flags[key], default=value) for key, value in given.items()}
             example = None if positional in given else example
         flags |= {CONFIG.name: CONFIG}
@@ -227,7 +206,7 @@ def _parse(name: str, args: list[str]) -> tuple[Any, bool]:
         hidden=getattr(kind, "hidden", ()),
         positional=positional,
         example=example,
-        elsewhere={CONFIG.name: NO_CONFIG, **getattr(kind, "elsewhere", {})},
+        elsewhere={CONFIG.name: NO_CONFIG},
     )
     values.pop(CONFIG.name, None)
     command: Any = kind.of(**values) if issubclass(kind, Composed) else kind(**values)

@@ -157,12 +157,7 @@ class DataFlags:
         return self.seed if self.data_seed is None else self.data_seed
 
     def files(self, part_bytes: int | None = None) -> "Files":
-        """Return the source of batches from files, before an open vocabulary maps ids to rows.
-
-        **Arguments**
-
-        - `part_bytes`: bytes of text to read at a time; None uses the default for text files.
-        """
+        """Return the source of batches from files, before an open vocabulary maps ids to rows."""
         return self._files(part_bytes, labelled=True)
 
     def _files(self, part_bytes: int | None, *, labelled: bool) -> "Files":

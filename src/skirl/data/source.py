@@ -62,12 +62,7 @@ class Source(Protocol):
         ...
 
     def held_out_at(self, state: Any) -> "Source | None":
-        """Return the held-out samples as a run at `state` sees them: an open vocabulary, read ahead, has grown since.
-
-        **Arguments**
-
-        - `state`: what `state_dict` returned at that point.
-        """
+        """Return the held-out samples as a run at `state` sees them: an open vocabulary, read ahead, has grown since."""
         ...
 
     @property
@@ -98,20 +93,11 @@ class Source(Protocol):
         """Return the same stream with only every `ranks`-th batch from batch `rank` on: what one trainer evaluates on.
 
         All ranks get the same number: in the last round, a rank beyond the end gets a batch without samples.
-
-        **Arguments**
-
-        - `rank`, `ranks`: the trainer's rank and the number of trainers.
         """
         ...
 
     def tables(self, dim: int) -> list[Table]:
-        """Return the tables that the ids look up rows in.
-
-        **Arguments**
-
-        - `dim`: numbers in a row of each table.
-        """
+        """Return the tables that the ids look up rows in."""
         ...
 
     def __iter__(self) -> Iterator[Batch]:
@@ -123,19 +109,9 @@ class Source(Protocol):
         ...
 
     def check_state(self, state: dict[str, Any]) -> None:
-        """Raise if `state` is not a state of this stream, saying what differs. Change nothing.
-
-        **Arguments**
-
-        - `state`: what `state_dict` returned.
-        """
+        """Raise if `state` is not a state of this stream, saying what differs. Change nothing."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Make the next pass continue where a state was taken.
-
-        **Arguments**
-
-        - `state`: what `state_dict` returned; one of another stream is refused.
-        """
+        """Make the next pass continue where a state was taken. Raise if it is of another stream."""
         ...

@@ -188,21 +188,11 @@ class Synthetic:
         return {name: n if n <= 10 else max(10, round(n * scale)) for name, n in self.shapes[self.name].rows.items()}
 
     def held_out_at(self, state: Any) -> "Synthetic | None":
-        """Return `held_out`, which does not depend on the position of a run.
-
-        **Arguments**
-
-        - `state`: what `state_dict` returned.
-        """
+        """Return `held_out`, which does not depend on the position of a run."""
         return self.held_out
 
     def sharded(self, first: int, last: int, of: int) -> "Synthetic":
         """Return the stream cut to shards first .. last - 1 of each batch, a micro-batch each; nothing else is drawn.
-
-        **Arguments**
-
-        - `first`, `last`: the first shard, and the one after the last.
-        - `of`: number of shards of a batch.
 
         >>> [len(batch.labels) for batch in Synthetic("tiny", batch_size=8, batches=2).sharded(1, 3, 4)]
         [2, 2, 2, 2]
@@ -211,10 +201,6 @@ class Synthetic:
 
     def dealt(self, rank: int, ranks: int) -> "Synthetic":
         """Return the stream with every `ranks`-th batch from batch `rank` on. The last one is empty if it is beyond the end.
-
-        **Arguments**
-
-        - `rank`, `ranks`: the trainer's rank and the number of trainers.
 
         >>> [len(batch.labels) for batch in Synthetic("tiny", batch_size=8, batches=3).dealt(1, 2)]
         [8, 0]
@@ -227,12 +213,7 @@ class Synthetic:
         return other
 
     def tables(self, dim: int) -> list[Table]:
-        """Return the tables that the ids look up rows in, one for each feature.
-
-        **Arguments**
-
-        - `dim`: numbers in a row of each table.
-        """
+        """Return the tables that the ids look up rows in, one for each feature."""
         return [Table(name, rows=rows, dim=dim) for name, rows in self.rows.items()]
 
     def __len__(self) -> int:
@@ -268,12 +249,7 @@ class Synthetic:
         return {"next": self._next} | {name: getattr(self, name) for name in self._identity}
 
     def check_state(self, state: dict[str, Any]) -> None:
-        """Raise if `state` is of another stream, saying what differs. Change nothing.
-
-        **Arguments**
-
-        - `state`: what `state_dict` returned.
-        """
+        """Raise if `state` is of another stream, saying what differs. Change nothing."""
         if "name" not in state:
             raise ValueError("the state is not of a synthetic stream: set data to what it was when the state was saved")
         for name in self._identity:
@@ -281,21 +257,12 @@ class Synthetic:
                 raise ValueError(f"the state is of a stream with {name}={state[name]!r}: set {name} to that")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Make the next pass continue where a state was taken. Raise if the state is of another stream.
-
-        **Arguments**
-
-        - `state`: what `state_dict` returned.
-        """
+        """Make the next pass continue where a state was taken. Raise if the state is of another stream."""
         self.check_state(state)
         self._resume = self._next = int(state["next"])
 
     def batch(self, i: int) -> Batch:
         """Return batch i of this seed, whatever was drawn before.
-
-        **Arguments**
-
-        - `i`: index of the batch, from 0.
 
         >>> data = Synthetic("tiny", batch_size=4, seed=3)
         >>> torch.equal(data.batch(7).labels, data.batch(7).labels)

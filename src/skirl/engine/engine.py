@@ -119,8 +119,6 @@ class Engine:
         self.caches: list[Cache] = []
         self.table_steps = np.zeros(len(self.schema.tables), np.int64)
         self.counters = Counters()
-        self.asked = np.zeros((sites, len(self.schema.tables)), np.int64)
-        """With several trainers: rows that this one has read, by owner and table. As many values came."""
         self._counting = threading.Lock()
         self.saving: Any = None
         """The last checkpoint that was begun or loaded: a `skirl.checkpoint.Saving`."""
@@ -251,8 +249,6 @@ class Engine:
         """Get the values of the step's rows that this trainer reads. The rows must be resident with all owners."""
         if self.exchange is not None:
             self.exchange.values(self.banks, work)
-            for bank, reads in zip(self.schema.banks, work.reads, strict=True):
-                self.asked[:, bank.tables] += reads.counts
 
     def link(self, work: Work, after: Work | None) -> bool:
         """Agree with the other trainers on what is critical between the step in the loop and the next. Return whether

@@ -36,8 +36,6 @@ class Reads:
     """int32 [ids]: positions grouped by row, ascending in each group."""
     ask: np.ndarray
     """int32 [owners + 1]: where the rows of each owner begin. Ids and gradients go to the owner, and values come back."""
-    counts: np.ndarray
-    """int32 [owners, tables of the bank]: number of these rows."""
 
 
 @dataclass(slots=True)
@@ -86,7 +84,7 @@ class Asking:
         start = np.zeros(total + 1, np.int32)
         _group(layout.parts, layout.first, distinct.first, distinct.row_of, moved, place, start, pos)
         asked = [Requests(rows[begin:end], of) for (begin, end), of in zip(pairwise(ask.tolist()), counts, strict=True)]
-        return Reads(place, start, pos, ask, counts), asked
+        return Reads(place, start, pos, ask), asked
 
 
 def joined(tables: np.ndarray, asked: Sequence[Requests]) -> tuple[Positions, np.ndarray]:

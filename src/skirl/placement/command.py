@@ -16,9 +16,6 @@ from skirl.train.flags import OptimizerFlags, ShowFlags
 MOST_RANKS = 1024
 _SHOWN = 8
 """Most tables of a rank that are printed."""
-_SITES = (
-    "skirl place plans tables for TorchRec; rows over several stores: write a plan for --store placed:PLAN.json by hand"
-)
 
 
 @dataclass(frozen=True)
@@ -41,10 +38,6 @@ class Place(Composed):
     }
     defaults: ClassVar[Mapping[str, Any]] = {"steps": 20}
     positional: ClassVar[str] = "tables"
-    elsewhere: ClassVar[dict[str, str]] = dict.fromkeys(
-        ("sites", "stores", "rates", "cache", "depth", "prefetch", "step-ms", "move-at-most", "from", "trainers"),
-        _SITES,
-    )
 
     data: DataFlags = field(default_factory=DataFlags)
     model: ModelFlags = field(default_factory=ModelFlags)

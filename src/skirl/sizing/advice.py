@@ -3,8 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from skirl.sizing.curve import LEAST, Point
 from skirl.tools.progress import size
 from skirl.tools.units import Link
@@ -14,12 +12,6 @@ FEW = 0.05
 NEAR = 1.05
 """A depth is near enough if it brings in at most this many times the least possible."""
 DEPTHS = ("depth 1", "depth 10", "depth 50", "depth 200")
-
-
-def step_that_hides(read: np.ndarray, written: np.ndarray, link: Link) -> float:
-    """Return the seconds that a step must take for the link to keep up, on average over the run's second half."""
-    half = len(read) // 2
-    return max((link.seconds(int(part[half:].mean())) for part in (read, written) if len(part[half:])), default=0.0)
 
 
 @dataclass(frozen=True)
@@ -36,7 +28,9 @@ class Conditions:
         """Return the seconds that a step must take for the link to keep up with this cache; None without a link."""
         if self.link is None:
             return None
-        return step_that_hides(point.read * self.record_bytes, point.written * self.record_bytes, self.link)
+        half = len(point.read) // 2  # on average over the run's second half
+        parts = (part[half:] * self.record_bytes for part in (point.read, point.written))
+        return max((self.link.seconds(int(part.mean())) for part in parts if len(part)), default=0.0)
 
 
 @dataclass(frozen=True)

@@ -147,8 +147,12 @@ def describe_store(path: Path) -> dict[str, Any]:
         "made": datetime.fromtimestamp((path / NAME).stat().st_mtime, UTC).isoformat(timespec="seconds"),
         "generation": manifest.generation,
         "tables": [
-            {"number": number, "width": record.width, "dtype": record.dtype, "held": held.get(number, 0)}
-            | ({"name": named[n]} if named else {})
+            {
+                "name": named[n] if named else str(number),
+                "width": record.width,
+                "dtype": record.dtype,
+                "held": held.get(number, 0),
+            }
             for n, (number, record) in enumerate(manifest.layout.records.items())
         ],
         "opened_last_by": lock.read_text(errors="replace")[:200] if lock.is_file() else None,

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 from safetensors import SafetensorError, safe_open
 
 from skirl.data.files.columnar import KEY, KEY_OF_PREDICTIONS
-from skirl.data.files.find import BadSchema, kind_of
+from skirl.data.files.find import BadSchema
 from skirl.data.files.schema import FileSchema
 from skirl.data.vocabulary.vocabulary import FIRST, facts_of
 
@@ -20,29 +20,7 @@ def describe(path: Path, kind: str) -> dict[str, Any]:
     """Describe a data file. kind: as its first bytes say."""
     if kind == "parquet":
         return _parquet(path)
-    with path.open("rb") as file:
-        head = file.read(1 << 16)
-    line = head.partition(b"\n")[0].rstrip(b"\r").decode("utf-8", "replace")
-    delimiter = max("\t,;|", key=line.count)
-    first = line.split(delimiter)
-    return {
-        "kind": "text file",
-        "delimiter": "tab" if delimiter == "\t" else delimiter,
-        "fields": len(first),
-        "first_line": first[:50],
-        "bytes": path.stat().st_size,
-    }
-
-
-def describe_folder(path: Path, data: list[Path]) -> dict[str, Any]:
-    """Describe a folder of data files."""
-    each = [describe(file, kind_of(str(file))) for file in data]
-    facts = each[0] | {"kind": f"folder of {len(each)} files, the first a {each[0]['kind']}", "files": len(each)}
-    facts["bytes"] = sum(one["bytes"] for one in each)
-    for name in ("rows", "row_groups"):
-        if all(name in one for one in each):
-            facts[name] = sum(one[name] for one in each)
-    return facts
+    return {"kind": "text file", "bytes": path.stat().st_size}
 
 
 def _parquet(path: Path) -> dict[str, Any]:

@@ -9,16 +9,8 @@ from tyro.conf import Positional
 
 from skirl.tools.progress import figure, size
 
-NAMED = (
-    "header", "from", "step", "model", "dim", "data", "optimizer", "dtype", "store", "trainers", "generation",
-    "samples", "min_count", "ranks", "backend",
-)  # fmt: skip
-LAYOUTS = {
-    "rows": "rows: each row has its lists whole",
-    "once": "once: a list that equals the one of the row above is left out",
-}
 MOST = 40
-"""Maximum number of columns to name; of the rest, only the count is given."""
+"""Maximum number of columns, tables or variants to name; of the rest, only the count is given."""
 
 
 @dataclass(frozen=True)
@@ -38,66 +30,33 @@ class Info:
         return {"command": "info", "path": str(self.path), **look(self.path, check=self.check)}
 
     def summary(self, result: Mapping[str, Any]) -> dict[str, str]:
-        said = [f"format {result['format_version']}"] if "format_version" in result else []
-        said += [f"written by skirl {result['skirl']}"] if result.get("skirl") else []
-        lines = {"kind": ", ".join([result["kind"], *said]), "made": result["made"]}
-        if "whole" in result:
-            by = "the checksums of its files" if result["checked"] == "checksums" else "their sizes; --check reads them"
-            lines["whole"] = f"yes, by {by}" if result["whole"] else "NO"
-        for name in NAMED:
-            if (value := result.get(name)) is not None:
-                lines[name.replace("_", " ")] = f"{value:,}" if isinstance(value, int) else str(value)
-        if "finished" in result:
-            lines["finished"] = "yes" if result["finished"] else "no: it was stopped, or still goes on"
-        if result.get("scores"):
-            shown = {name: "none" if value is None else figure(value) for name, value in result["scores"].items()}
-            lines["scores"] = ", ".join(f"{name} {value}" for name, value in shown.items())
-        if result.get("of"):
-            lines["of"] = ", ".join(f"{name} {value}" for name, value in result["of"].items() if value is not None)
-        for name in ("sites", "variants"):
-            if name in result:
-                lines[name] = "\n".join(f"{one}: {of}" for one, of in result[name].items())
-        if result.get("winner"):
-            lines["winner"] = result["winner"]
-        if "tables" in result:
-            lines["tables"] = "\n".join(map(_table, result["tables"]))
-        if "rows" in result:
-            lines["rows"] = f"{result['rows']:,}"
-        if "row_groups" in result:
-            lines["row groups"] = f"{result['row_groups']:,}, compression {result['compression']}"
-        if "ids" in result:
-            kept = [f"{what} {result[what]}" for what in ("session", "time") if result[what] is not None]
-            lines["ids"] = _some([f"{name} ({how})" for name, how in result["ids"].items()])
-            lines["dense"] = _some(result["dense"]) or "none"
-            lines["labels"] = ", ".join(result["labels"])
-            lines["layout"] = LAYOUTS[result["layout"]]
-            lines["kept"] = ", ".join(kept) or "no session, no time"
-        elif "columns" in result:
-            lines["columns"] = _some([f"{name} ({kind})" for name, kind in result["columns"].items()])
-        if "first_line" in result:
-            fields = f"{result['fields']} fields, delimiter {result['delimiter']}"
-            lines["first line"] = f"{fields}: {_some(result['first_line'])}"
-        if "tensors" in result:
-            lines["tensors"] = _some([f"{name} {shape}" for name, shape in result["tensors"].items()])
-        if result.get("checkpoints"):
-            lines["in the folder"] = f"checkpoints {', '.join(map(str, result['checkpoints']))}"
-        if result.get("also"):
-            lines["also"] = f"a {', a '.join(result['also'])} is in this folder"
-        return lines | {"size": size(result["bytes"])}
+        facts = {name: value for name, value in result.items() if value not in (None, [], {})}
+        for name in ("command", "path", "failed", "bytes"):
+            facts.pop(name, None)
+        return {name.replace("_", " "): _text(value) for name, value in facts.items()} | {"size": size(result["bytes"])}
 
 
-def _table(table: Mapping[str, Any]) -> str:
-    name = table.get("name", table.get("number"))
-    if "width" in table:
-        return f"{name}: {table['held']:,} rows held, records of {table['width']} numbers ({table['dtype']})"
-    parts = [f"{table['rows']:,} rows"]
-    parts += [f"of {table['dim']}"] if "dim" in table else []
-    parts += [f"{table['held']:,} held"] if "held" in table else []
-    parts += [f"of {table['of']}"] if table.get("of") else []
-    parts += [f"after {table['steps']:,} steps"] if "steps" in table else []
-    return f"{name}: {', '.join(parts)}"
+def _text(value: Any) -> str:
+    """Return a fact as text.
 
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - MOST:,} more" if len(names) > MOST else ""
-    return ", ".join(names[:MOST]) + more
+    >>> print(_text([{"name": "user", "rows": 1000}, {"name": "item", "rows": 20}]))
+    user: rows 1,000
+    item: rows 20
+    >>> _text(True), _text(["c1", "c2"]), _text(0.69315), _text({"model": "dlrm", "dim": 16})
+    ('yes', 'c1, c2', '0.6932', 'model dlrm, dim 16')
+    """
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return figure(value)
+    if not isinstance(value, list | Mapping):
+        return str(value)
+    more = f" and {len(value) - MOST:,} more" if len(value) > MOST else ""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_text(one)}" for name, one in list(value.items())[:MOST] if one is not None) + more
+    tables = isinstance(value[0], Mapping)
+    named = [f"{one['name']}: {_text({k: v for k, v in one.items() if k != 'name'})}" if tables else _text(one)
+             for one in value[:MOST]]  # fmt: skip
+    return ("\n" if tables else ", ").join(named) + more

@@ -1,7 +1,6 @@
 """Recognises a path by its contents and collects facts about it."""
 
 import json
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,13 +11,13 @@ from skirl.checkpoint.of_sweep import OF_SWEEP
 from skirl.data.files.find import ENDINGS, BadFile, kind_of
 from skirl.sizing import checkpoint, files
 from skirl.store.disk.manifest import NAME as MANIFEST
-from skirl.tools.sealed_json import COUNT, TEXT, CheckpointError, misfit
-from skirl.train import resume
+from skirl.tools.sealed_json import CheckpointError
 
 KINDS = "a checkpoint, a disk store, a vocabulary, a run, a plan, data files, predictions or exported rows"
 SWEEP = "sweep.json"
 """What a sweep leaves in the folder of its runs."""
 PLANS = {
+    "skirl-tables": "list of tables",
     "skirl-placement": "plan of a placement",
     "skirl-table-plan": "plan of tables",
     "skirl-costs": "costs of tables",
@@ -36,27 +35,21 @@ def look(path: Path, *, check: bool) -> dict[str, Any]:
 
 
 def _of_folder(path: Path, check: bool) -> dict[str, Any]:
-    for name, describe in ((OF_SWEEP, _sweep_checkpoint), (SWEEP, _sweep)):
-        if (path / name).is_file():
-            size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-            return {**describe(path, check), "bytes": size}
-    holds: list[Callable[[], dict[str, Any]]] = []
+    if (path / OF_SWEEP).is_file() or (path / SWEEP).is_file():
+        facts = _sweep_checkpoint(path, check) if (path / OF_SWEEP).is_file() else _sweep(path)
+        return {**facts, "bytes": sum(file.stat().st_size for file in path.rglob("*") if file.is_file())}
     if checkpoints.numbers(path) or (path / "checkpoint.json").is_file():
-        holds.append(lambda: checkpoint.describe(path, check=check))
+        return checkpoint.describe(path, check=check)
     if (path / MANIFEST).is_file():
-        holds.append(lambda: checkpoint.describe_store(path))
+        return checkpoint.describe_store(path)
     if (path / "config.json").is_file() or (path / "metrics.jsonl").is_file():
-        holds.append(lambda: _run(path))
-    if not holds and (path / resume.NAME).is_file():
-        holds.append(lambda: _begun(path))
-    if not holds:
-        data = sorted(p for p in path.iterdir() if p.is_file() and p.suffix in ENDINGS and p.name[0] not in "._")
-        kinds = {_kind(file) for file in data[:1]}
-        if not data or kinds == {None}:
-            raise ValueError(f"{path} is a folder that skirl does not recognise: name {KINDS}")
-        holds.append(lambda: files.describe_folder(path, data))
-    facts, *others = [describe() for describe in holds]
-    return facts | ({"also": [other["kind"] for other in others]} if others else {})
+        return _run(path)
+    data = sorted(p for p in path.iterdir() if p.is_file() and p.suffix in ENDINGS and p.name[0] not in "._")
+    if not data or _kind(data[0]) is None:
+        raise ValueError(f"{path} is a folder that skirl does not recognise: name {KINDS}")
+    each = [files.describe(file, kind_of(str(file))) for file in data]
+    facts = each[0] | {"kind": f"folder of {len(each)} files, the first a {each[0]['kind']}", "files": len(each)}
+    return facts | {name: sum(one.get(name, 0) for one in each) for name in ("rows", "bytes") if name in facts}
 
 
 def _of_file(path: Path, check: bool) -> dict[str, Any]:
@@ -123,17 +116,12 @@ def _run(path: Path) -> dict[str, Any]:
 
 def _plan(path: Path) -> dict[str, Any] | None:
     """Describe a plan, costs or a list of tables, or return None if a JSON file is none."""
-    body: Any = None
-    with suppress(ValueError, RecursionError):
+    try:
         body = json.loads(path.read_bytes())
-    kind, size = (body.get("format") if isinstance(body, dict) else None), path.stat().st_size
-    if kind == "skirl-tables":
-        if (wrong := misfit(body, {"tables": [{"name": TEXT, "rows": COUNT, "dim": COUNT}]})) is not None:
-            raise ValueError(f"{path} is a damaged list of tables ({wrong}): write it again")
-        return {"kind": "list of tables", "tables": body["tables"], "bytes": size}
-    if isinstance(kind, str) and kind in PLANS:  # only the commands that use it check the rest
-        return {"kind": PLANS[kind], "ranks": body.get("ranks"), "backend": body.get("backend"), "bytes": size}
-    return None
+        facts = {name: body.get(name) for name in ("ranks", "backend", "tables")}
+        return {"kind": PLANS[body["format"]], **facts, "bytes": path.stat().st_size}
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def _sweep_checkpoint(path: Path, check: bool) -> dict[str, Any]:
@@ -158,7 +146,7 @@ def _sweep_checkpoint(path: Path, check: bool) -> dict[str, Any]:
     return facts | {"whole": wrong is None, "checked": "checksums" if check else "sizes", "failed": wrong}
 
 
-def _sweep(path: Path, check: bool) -> dict[str, Any]:
+def _sweep(path: Path) -> dict[str, Any]:
     """Describe the folder of a sweep, with a run folder for each variant."""
     at = path / "result.json"
     try:
@@ -179,17 +167,6 @@ def _sweep(path: Path, check: bool) -> dict[str, Any]:
         raise ValueError(
             f"{path} is the folder of a sweep with a damaged file ({error!r}): look at the folders of its variants"
         ) from None
-
-
-def _begun(path: Path) -> dict[str, Any]:
-    """Describe the folder of a run that began from another's rows and has not saved a checkpoint yet."""
-    noted = resume.read(path)
-    assert noted is not None
-    return {
-        "kind": "run before its first checkpoint",
-        "from": str(noted.header),
-        "bytes": (path / resume.NAME).stat().st_size,
-    }
 
 
 def made(path: Path) -> str:

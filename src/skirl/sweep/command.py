@@ -8,8 +8,7 @@ from skirl.sweep.flags import JudgeFlags, KeepFlags, RaceFlags, SweepRecipe, Var
 from skirl.sweep.variants import Varied, variants_of
 from skirl.tools.flags import Composed
 from skirl.tools.progress import clock, size
-from skirl.train.commands import Train
-from skirl.train.flags import LogFlags, ShowFlags, check_evaluated, check_ratio
+from skirl.train.flags import LogFlags, ShowFlags, check_evaluated
 
 
 @dataclass(frozen=True)
@@ -25,13 +24,10 @@ class SweepCommand(Composed):
     group: ClassVar[str] = "sweep"
     repeated: ClassVar[tuple[str, ...]] = ("vary",)
     common: ClassVar[tuple[str, ...]] = ("data", "model", "dim", "batch", "steps", "vary", "rungs", "cache")
-    hidden: ClassVar[tuple[str, ...]] = ("shards", "peer_patience", "wandb")  # a sweep has one trainer and many runs
+    hidden: ClassVar[tuple[str, ...]] = ("shards", "peer_patience")  # a sweep has one trainer and many runs
     of_one_run: ClassVar[tuple[str, ...]] = (
         "run", "trace", "save", "save_every", "save_minutes", "keep_best", "resume", "json", "quiet",
     )  # fmt: skip
-    only_with: ClassVar[Mapping[str, set[str]]] = {
-        **Train.only_with, "save": {"save_every", "save_minutes", "keep_best", "resume"},
-    }  # fmt: skip
 
     vary: VaryFlags = field(default_factory=VaryFlags)
     race: RaceFlags = field(default_factory=RaceFlags)
@@ -45,13 +41,9 @@ class SweepCommand(Composed):
     processes: int | Literal["auto"] = "auto"
     """Processes that train variants, each reading the stream for itself; auto: one for each core and at least two
     variants, if the sweep takes more than some seconds."""
-    assert_ratio: float | None = None
-    """Fail unless each variant that is trained to the end touches at least this many times the rows of its cache, and
-    fetches rows again."""
 
     def __post_init__(self) -> None:
         self.recipe.check_labels()
-        check_ratio(self.assert_ratio)
         check_evaluated(self.evaluation, valid=self.recipe.data.valid, keep_best=self.save.keep_best)
         epochs = self.recipe.data.epochs
         if epochs > 1 and self.recipe.data.valid is None:
@@ -71,11 +63,6 @@ class SweepCommand(Composed):
         if self.recipe.step.shards > 1:
             raise ValueError(
                 f"shards is {self.recipe.step.shards}, but a sweep's steps have one shard: leave shards out"
-            )
-        if self.log.wandb is not None:
-            raise ValueError(
-                f"wandb is {self.log.wandb!r}, but Weights & Biases has one run in a process: leave wandb out; TensorBoard "
-                "shows all variants of --run"
             )
         self.made()
 
@@ -132,12 +119,6 @@ class SweepCommand(Composed):
             lines["begun"] = origin_line(begun)
             if zero := result["from_zero"]:
                 lines["begun"] += f"; it starts from zero for {', '.join(zero)}"
-        if self.assert_ratio is not None and not result["failed"]:
-            rows = min(result["rows"].values(), key=lambda of: of["touched"] / max(1, of["cache"]))
-            lines["asserted"] = (
-                f"{rows['touched']:,} touched rows are at least {self.assert_ratio:g} x {rows['cache']:,} rows of cache of "
-                f"each variant,\nand {rows['fetched']:,} rows were fetched again"
-            )
         if result["seed_noise"] is not None:
             noise = f"{result['seed_noise']:.5f}: a lead below that may be the seed's"
             lines["noise"] = noise + SAME * bool(result["from"])

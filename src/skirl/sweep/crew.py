@@ -34,7 +34,7 @@ from skirl.train.metrics import Metrics, NotFinite
 from skirl.train.predict import Fresh
 from skirl.train.recipe import Recipe
 from skirl.train.report.run_folder import RunFolder
-from skirl.train.resume import Origin, note, read
+from skirl.train.resume import Origin
 from skirl.train.schedule import Rates
 from skirl.train.verify import touched_rows
 
@@ -54,7 +54,6 @@ class Entrant:
         contender: Contender,
         rates: Rates,
         *,
-        lists: Sequence[str],
         folder: str,
         every: int,
         evaluation: EvaluationFlags | None = None,
@@ -62,7 +61,7 @@ class Entrant:
         resume: bool = False,
     ) -> None:
         self.variant, self.contender, self.rates = variant, contender, rates
-        self.meter = Meter(lists)
+        self.meter = Meter()
         evaluation = evaluation or EvaluationFlags()
         self.judge = Evaluation(every=evaluation.eval_every, patience=evaluation.patience)
         alone = Train(
@@ -212,7 +211,7 @@ class Crew:
             self.entrants = {
                 variant.name: Entrant(
                     variant, contender, variant.recipe.rates_of(contender.embeddings, contender.dense),  # type: ignore[arg-type]
-                    lists=self.stream.lists, folder=duty.folder(variant.name), every=duty.every, resume=duty.resume,
+                    folder=duty.folder(variant.name), every=duty.every, resume=duty.resume,
                     evaluation=duty.evaluation, from_=duty.from_,
                 )
                 for variant, contender in zip(duty.variants, self.sweep.variants, strict=True)
@@ -254,11 +253,7 @@ class Crew:
         elif (origin := self._duty.origin) is not None:
             for contender in self.sweep.racing:
                 with contender.drawing():
-                    self.entrants[contender.name].begun_from = begin_from(
-                        origin, contender.model, self.stream, save=self._duty.save
-                    )
-                if self._duty.save is not None:  # it may go on alone, with the same --from
-                    note(self._duty.save / contender.name, read(self._duty.save))
+                    self.entrants[contender.name].begun_from = begin_from(origin, contender.model, self.stream)
             self.sweep.fleet.know_rows()
         for entrant in self.entrants.values():
             self._runs.enter_context(entrant.run.begin(self.batches, entrant.meter))
@@ -352,12 +347,7 @@ class Crew:
         return {name: self.entrants[name].meter.metrics.scores().auc for name in self.racing}
 
     def save(self, path: Path) -> dict[str, str]:
-        """Begin to save the variants. Return the name of each one's checkpoint; it counts once a header names it.
-
-        **Arguments**
-
-        - `path`: the folder of the sweep's checkpoints.
-        """
+        """Begin to save the variants. Return the name of each one's checkpoint; it counts once a header names it."""
         self.sweep.settle()
         self.sweep.saving = self._saving = save_all(path, self.sweep.variants, self.batches, self._parts, None)
         return self._saving.names

@@ -11,7 +11,7 @@ from skirl.sweep.folder import RACE, RESULT
 from skirl.sweep.race import VariantPlace
 from skirl.tools.page import Chart, Table, write_page
 from skirl.tools.progress import Facts, clock, figure
-from skirl.tools.sealed_json import AMOUNT, ANY, COUNT, SCORE, TEXT, finite, misfit
+from skirl.tools.sealed_json import finite
 from skirl.tools.speed import Speed
 from skirl.train.report.run_folder import lines_of
 
@@ -23,13 +23,6 @@ AUCS_EVERY = 2.0
 """Seconds between two computations of the AUCs, which take a millisecond per variant."""
 SAME = "; but all seeds began with the same rows and weights, out of --from, so other ones may differ by more"
 """What to know of the noise of seeds then."""
-OF_SWEEP = {"flags": {...: ANY}, "variants": [{"name": TEXT, "overrides": {...: ANY}}], "started": TEXT}
-OF_LEFT = {"event": TEXT, "step": COUNT, "variant": TEXT, "why": TEXT, "kind": TEXT}
-OF_STANDING = {
-    "event": TEXT, "step": COUNT, "seconds": AMOUNT, "begun_at": COUNT, "measure": TEXT, "unseen": COUNT,
-    "places": [{"rank": COUNT, "variant": TEXT, "loss": SCORE, "difference": SCORE, "error": SCORE,
-                "state": TEXT, "auc": SCORE}],
-}  # fmt: skip
 
 
 def rows(places: Sequence[VariantPlace], aucs: Mapping[str, float | None]) -> list[tuple[str, ...]]:
@@ -163,9 +156,15 @@ class Shown:
 
 def report(folder: Path, page: Path | None) -> dict[str, Any]:
     """Read the folder of a sweep, write its page and return the facts."""
-    sweep = _whole(folder / SWEEP, OF_SWEEP)
-    result = _whole(folder / RESULT, {"failed": ANY, "winner": ANY}) if (folder / RESULT).is_file() else {}
-    left, standings = _race(folder / RACE)
+    at = folder / SWEEP
+    try:
+        sweep = json.loads(at.read_bytes())
+        result = json.loads(at.read_bytes()) if (at := folder / RESULT).is_file() else {}
+        data = at.read_bytes() if (at := folder / RACE).is_file() else b""
+        race = [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]  # the last may be half a line
+        left, standings = ([line for line in race if line["event"] == event] for event in ("left", "standing"))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{at} is damaged ({error!r}), and a report needs it: name another sweep") from None
     ends = [one for one, after in zip(standings, [*standings[1:], {}]) if one["begun_at"] != after.get("begun_at")]
     page = page or folder / "report.html"
     facts = {
@@ -275,31 +274,3 @@ def _lines(folder: Path, kind: str, name: str) -> list[tuple[float, float]]:
         for line in lines_of(folder)
         if line["kind"] == kind and finite(line.get(name))
     ]
-
-
-def _race(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Read who left and where all stood, ignoring a partial last line."""
-    found: dict[str, list[dict[str, Any]]] = {"left": [], "standing": []}
-    forms = {"left": OF_LEFT, "standing": OF_STANDING}
-    data = path.read_bytes() if path.is_file() else b""
-    for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), start=1):
-        try:
-            read = json.loads(line)
-            wrong = misfit(read, {"event": TEXT}) or misfit(read, forms.get(read["event"], {}))
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path}, line {number} is not a line of a race ({error}): take it out") from None
-        if wrong is not None:
-            raise ValueError(f"{path}, line {number} is not a line of a race ({wrong}): take it out")
-        found.setdefault(read["event"], []).append(read)
-    return found["left"], found["standing"]
-
-
-def _whole(path: Path, form: Any) -> dict[str, Any]:
-    try:
-        read = json.loads(path.read_bytes())
-        wrong = misfit(read, form)
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged ({error}), and a report needs it: name another sweep") from None
-    if wrong is not None:
-        raise ValueError(f"{path} is damaged, or was written by another version of skirl ({wrong}): name another sweep")
-    return read

@@ -27,9 +27,7 @@ from skirl.tools.machine import machine
 from skirl.tools.os_errors import NotWritten
 from skirl.tools.progress import Progress
 from skirl.train.flags import EvaluationFlags, LogFlags, ShowFlags
-from skirl.train.loop import ratio_failure
 from skirl.train.recipe import Recipe
-from skirl.train.resume import note
 
 log = logging.getLogger("skirl")
 
@@ -153,8 +151,6 @@ class SweepRun:
             goes_on=self.header is not None, trace=logged.trace, evaluation=evaluation, save=keeping.save,
             from_=keeping.from_, origin=origin,
         )  # fmt: skip
-        if keeping.save is not None and (origin is not None or not keeping.resume):
-            note(keeping.save, origin)
         self.processes = how_many(processes, recipe, len(racing), trace=logged.trace is not None)
         self.crew = Crew(duty) if self.processes == 1 else Crews(duties(duty, self.race, self.processes))
         self.shown = Shown(self.standing, self._aucs)
@@ -349,7 +345,7 @@ class SweepRun:
             "run": self.folder.name,
             "stopped_by": signals.came,
             "missing": self.folder.missing + of_variants,
-            "failed": self.failed or self.not_saved or self.bests.missed or self._short_of_ratio(),
+            "failed": self.failed or self.not_saved or self.bests.missed,
         }
         page = self.folder.finish(result, lambda folder: report(folder, None)["page"])
         return result | {"page": page, "missing": self.folder.missing + of_variants}
@@ -365,14 +361,6 @@ class SweepRun:
     def _more(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
         """Return what the results of variants have that only the whole sweep knows."""
         return {name: {"best": self.bests.of(name, self.judged.get(name))} for name in names}
-
-    def _short_of_ratio(self) -> str | None:
-        """Say which variant has not touched as many rows as was asserted. Return None if all have."""
-        for name in self.race.racing if not self.failed else ():
-            rows = self.results[name]["rows"]
-            if (why := ratio_failure(self.flags["assert_ratio"], rows, rows["fetched"])) is not None:
-                return f"variant {name}: {why}"
-        return None
 
     def _aucs(self) -> dict[str, float | None]:
         """Return the AUC of every variant, also of those that no longer train; none if it counts samples of many epochs."""

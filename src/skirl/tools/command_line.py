@@ -86,49 +86,10 @@ def _field(flag: Flag) -> tuple[str, Any, Any]:
     shown = name.upper() if get_origin(flag.type) is Annotated else metavar(flag.type)  # a word without a flag
     hint = "" if flag.default in (None, "", ()) or flag.default is False else None  # nobody types None
     if flag.type is bool:
-        shown, hint = None, f"(set: {_off(name)} unsets it)" if flag.default is True else ""
+        shown, hint = None, "(set)" if flag.default is True else ""
     own = name.removesuffix("_") if name.endswith("_") else None
     told = arg(name=own, help=flag.help, prefix_name=False, metavar=shown, help_behavior_hint=hint)
     return name, Annotated[flag.type, told], field() if default is MISSING else field(default=default)
-
-
-def without_unset(prog: str, flags: Mapping[str, Flag], args: Sequence[str]) -> tuple[list[str], set[str]]:
-    """Return a command line without its `--no-NAME` and `--NAME none`, and the flags that these unset.
-
-    >>> flags = {"save": Flag("save", str | None, None, "", ""), "quiet": Flag("quiet", bool, False, "", "")}
-    >>> without_unset("skirl x", flags, ["--no-quiet", "--save", "none", "--lr", "3"])[0]
-    ['--lr', '3']
-    """
-    off = {_off(name): name for name, flag in flags.items() if flag.type is bool}
-    optional = {_off(name): f"{option(name)} none" for name, flag in flags.items() if flag.optional}
-    rest, unset, words = list[str](), dict[str, str](), iter(zip(args, [*args[1:], ""]))
-    for arg, after in words:
-        name, (_, equals, value) = _named(flags, arg), arg.partition("=")
-        if arg in off:
-            unset[off[arg]] = arg
-        elif name in flags and flags[name].type is bool and (value if equals else after) == "none":
-            _refuse(prog, f"{option(name)} takes no value: write {_off(name)} to unset it")
-        elif arg in optional:
-            _refuse(prog, f"there is no flag {arg}: write {optional[arg]}")
-        elif arg.startswith("--") and name in flags and flags[name].optional and (value if equals else after) == "none":
-            unset[name] = f"{option(name)} none"
-            if not equals:
-                next(words)
-        else:
-            rest.append(arg)
-    for name, _ in _given(flags, rest)[0]:
-        if name in unset:
-            _refuse(prog, f"{option(name)} and {unset[name]} are both given: leave one of them out")
-    return rest, set(unset)
-
-
-def _off(name: str) -> str:
-    """Return what unsets a flag that takes no value.
-
-    >>> _off("keep_best")
-    '--no-keep-best'
-    """
-    return f"--no-{option(name).removeprefix('--')}"
 
 
 def _refuse_unknown(prog: str, flags: Mapping[str, Flag], unknown: Sequence[str]) -> NoReturn:

@@ -37,8 +37,6 @@ def read_config(
         name = key.replace("-", "_")
         name = f"{name}_" if f"{name}_" in {*flags, *others} else name  # a word that Python keeps for itself
         if name in flags:
-            if value == "none" and flags[name].optional:
-                continue
             try:
                 values[name] = read_as(flags[name].type, value)
             except TypeError as expected:

@@ -27,11 +27,6 @@ class Flag:
     group: str
     """The title that help shows it under."""
 
-    @property
-    def optional(self) -> bool:
-        """True if its default is to have no value."""
-        return self.default is None or self.default in ((), "")
-
 
 class WrongFlags(ValueError):
     """Flags that turn out to be wrong once files were read. As for any wrong flag, the command exits with code 2."""

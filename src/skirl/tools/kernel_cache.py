@@ -1,5 +1,6 @@
 """Compiled kernels on disk, in folders named after what they were compiled from; one process compiles, others wait."""
 
+import fcntl
 import hashlib
 import logging
 import os
@@ -21,11 +22,6 @@ import numpy as np
 from numba.core import config, event
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile
 from numba.misc.appdirs import AppDirs
-
-try:
-    import fcntl
-except ImportError:  # not on Windows: there each process compiles
-    fcntl = None
 
 log = logging.getLogger("skirl")
 
@@ -53,7 +49,7 @@ class Turns(event.Listener):
     def take(self, path: Path) -> bool:
         """Wait for a turn, and return whether the kernel may have been kept by now."""
         levels = self._open()
-        if fcntl is None or not levels:
+        if not levels:
             return False
         try:
             file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)

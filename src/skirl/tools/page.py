@@ -40,8 +40,6 @@ class Chart:
     lines: Mapping[str, Sequence[tuple[float, float]]]
     x: str
     y: str
-    log_x: bool = False
-    log_y: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,7 +101,6 @@ def svg(chart: Chart) -> str:
     """Return a chart as an SVG element."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
-    from matplotlib.ticker import LogFormatter
 
     inked = ("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color")
     style: Any = {
@@ -113,16 +110,9 @@ def svg(chart: Chart) -> str:
     }  # fmt: skip
     with mpl.rc_context(style):
         figure = Figure(figsize=(5.6, 3.9), layout="constrained")
-        axes = figure.add_subplot(
-            xscale="log" if chart.log_x else "linear", yscale="log" if chart.log_y else "linear",
-            xlabel=chart.x, ylabel=chart.y,
-        )  # fmt: skip
+        axes = figure.add_subplot(xlabel=chart.x, ylabel=chart.y)
         axes.set_title(chart.title, loc="left", fontweight="bold", wrap=True)
         axes.grid(alpha=0.25)
-        for axis, log in ((axes.xaxis, chart.log_x), (axes.yaxis, chart.log_y)):
-            if log:  # the usual one writes powers as formulas
-                axis.set_major_formatter(LogFormatter())
-                axis.set_minor_formatter(LogFormatter())
         named = []
         for i, (name, points) in enumerate(chart.lines.items()):
             shown = len(named) < MOST_NAMED

@@ -27,8 +27,7 @@ ELSEWHERE = 3.0
 class Progress:
     """Shows the progress of a loop: use it in a with-block, and call it once per step.
 
-    `steps` is how many there are, None if not known.
-    `written` formats a number of steps, such as `size` if they are bytes. `begun` is a line to show first.
+    `steps` is how many there are, None if not known. `begun` is a line to show first.
 
     >>> with Progress("train", steps=2, to=sys.stdout) as progress:
     ...     for done in (1, 2):
@@ -44,11 +43,10 @@ class Progress:
         steps: int | None,
         to: TextIO | None = None,
         quiet: bool = False,
-        written: Callable[[float], str] | None = None,
         begun: str = "",
     ) -> None:
         self._begun = begun
-        self._quiet, self._written = quiet, written
+        self._quiet = quiet
         self._title = title
         self._steps = steps
         self._to = to or sys.stdout
@@ -98,10 +96,9 @@ class Progress:
             self._due = now + ON_TERMINAL
             return
         text = " · ".join(f"{name} {value}" for name, value in facts().items())
-        written = self._written or str
-        of = "" if self._steps is None else f"/{written(self._steps)}"
+        of = "" if self._steps is None else f"/{self._steps}"
         self._due = now + ELSEWHERE
-        self._print(f"{self._title} {written(done)}{of} · {text}")
+        self._print(f"{self._title} {done}{of} · {text}")
 
     def _print(self, line: str) -> None:
         if self._live is not None:
@@ -118,10 +115,8 @@ class Progress:
     def _panel(self, done: int, facts: Callable[[], Facts], now: float) -> Group:
         head = Table.grid(padding=(0, 2))
         bar = ProgressBar(total=self._steps, completed=done, width=30)
-        written = self._written or "{:,}".format
-        of = "" if self._steps is None else f" of {written(self._steps)}"
-        step = "" if self._written else "step "
-        head.add_row(Text(self._title, "bold"), f"{step}{written(done)}{of}", bar, self._times(done, now))
+        of = "" if self._steps is None else f" of {self._steps:,}"
+        head.add_row(Text(self._title, "bold"), f"step {done:,}{of}", bar, self._times(done, now))
         body = Table.grid(padding=(0, 2))
         for width in (0, 20, 16, 20):  # so that nothing jumps when a number grows
             body.add_column(min_width=width)
@@ -166,15 +161,6 @@ def course(loss: Mapping[str, float]) -> str:
     """
     first, last, mean = (figure(loss[name]) for name in ("first", "last", "mean"))
     return f"{first} for the first batch, {last} for the last, {mean} on average"
-
-
-def multiple(times: float) -> str:
-    """Return a multiple with one digit after the point, or two significant ones if it is below 1.
-
-    >>> multiple(12.34), multiple(0.0459)
-    ('12.3', '0.046')
-    """
-    return f"{times:.1f}" if times >= 1 else f"{times:.2g}"
 
 
 def size(count: float) -> str:

@@ -26,7 +26,6 @@ class Kind(NamedTuple):
 COUNT = Kind("a whole number from 0 on", lambda v: type(v) is int and 0 <= v < 1 << 63)
 AMOUNT = Kind("a finite number", lambda v: type(v) in (int, float) and abs(v) < 1e18)
 NUMBER = Kind("a number", lambda v: type(v) is float or (type(v) is int and abs(v) < 1 << 63))
-SCORE = Kind("a number or null", lambda v: v is None or NUMBER.fits(v))
 TEXT = Kind("a text", lambda v: isinstance(v, str))
 ANY = Kind("anything", lambda v: True)
 
@@ -176,13 +175,12 @@ def to_disk(file: BinaryIO) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Return once new names in a folder would survive a crash; Windows has no such call and needs none."""
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    """Return once new names in a folder would survive a crash."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 @dataclass(frozen=True)
@@ -210,13 +208,7 @@ class Readable:
             put_whole(path, self.text(body).encode(), secrets.token_hex(8))
 
     def load(self, path: Path, parsed: Callable[[str], T]) -> T:
-        """Read a file. Raise a ValueError that names it if it is wrong.
-
-        **Arguments**
-
-        - `path`: the file.
-        - `parsed`: turns its text into what it describes.
-        """
+        """Read a file, whose text `parsed` turns into what it describes. Raise a ValueError that names it if it is wrong."""
         named = f"name {self.what} that `{self.writer}` wrote"
         if not path.is_file():
             raise ValueError(f"{path} is not a file: {named}")

@@ -82,8 +82,7 @@ def _forget() -> None:
     _threads = Threads()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_forget)
 
 
 def partition(n: int, parts: int, work: NDArray[Any] | None = None) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from skirl.core.optimizer_names import OptimizerName
 from skirl.tools.flags import Composed
-from skirl.tools.progress import clock, course, figure, hidden, malformed, multiple, size
+from skirl.tools.progress import clock, course, figure, hidden, malformed, size
 from skirl.train.flags import (
     EvaluationFlags,
     LogFlags,
@@ -16,7 +16,6 @@ from skirl.train.flags import (
     SaveFlags,
     ShowFlags,
     check_evaluated,
-    check_ratio,
 )
 from skirl.train.recipe import Recipe
 from skirl.train.resume import told
@@ -45,24 +44,15 @@ class Train(Composed):
         "run", "trace", "save", "save_every", "save_minutes", "keep", "keep_best", "resume", "json", "quiet",
     )  # fmt: skip
     """Flags that a repetition of a run does not take from its config.json, so that it does not write to the same places."""
-    only_with: ClassVar[Mapping[str, set[str]]] = {
-        "save": {"save_every", "save_minutes", "keep", "keep_best", "resume"},
-        "valid": {"eval_every", "patience", "keep_best"},
-        "eval_every": {"patience", "keep_best"},
-    }
-    """By flag, those of a file that are unset with it, since they mean nothing without it."""
 
     recipe: Recipe = field(default_factory=Recipe)
     evaluation: EvaluationFlags = field(default_factory=EvaluationFlags)
     save: SaveFlags = field(default_factory=SaveFlags)
     log: LogFlags = field(default_factory=LogFlags)
     show: ShowFlags = field(default_factory=ShowFlags)
-    assert_ratio: float | None = None
-    """Fail unless the run touches at least this many times the rows of the cache, and fetches rows again."""
 
     def __post_init__(self) -> None:
         self.recipe.check_labels()
-        check_ratio(self.assert_ratio)
         check_evaluated(self.evaluation, valid=self.recipe.data.valid, keep_best=self.save.keep_best)
 
     def run(self) -> dict[str, Any]:
@@ -76,7 +66,7 @@ class Train(Composed):
 
         rows, moved = result["rows"], result["counters"]
         done = result["steps"] - result["begun_at"]
-        share = f", {multiple(rows['touched'] / rows['cache'])} times the cache" if rows["cache"] else ""
+        share = f", {rows['touched'] / rows['cache']:,.1f} times the cache" if rows["cache"] else ""
         data, dim = self.recipe.data, self.recipe.model.dim
         wide = self.recipe.model.row_dim
         numbers = f"{wide}" if wide == dim else f"{wide} ({dim} and a first-order weight)"
@@ -117,11 +107,6 @@ class Train(Composed):
         lines |= outcome(result)
         if result["bad_rows_skipped"]:
             lines["skipped"] = malformed(result["bad_rows_skipped"], result["first_bad_row"])
-        if self.assert_ratio is not None and not result["failed"]:
-            lines["asserted"] = (
-                f"{rows['touched']:,} touched rows are at least {self.assert_ratio:g} x {rows['cache']:,} rows of cache,\n"
-                f"and {moved['fetched']:,} rows were fetched again"
-            )
         if (ended := nothing_left(result, data.steps)) is not None:
             kept = ("loss", "metrics", "test", "run", "best", "missing")
             return {"ended": ended} | {name: lines[name] for name in kept if name in lines}

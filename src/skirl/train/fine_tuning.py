@@ -14,20 +14,16 @@ from skirl.data.files.hashing import BY_OPEN
 from skirl.data.source import Source
 from skirl.nn.collection import TablePlace, collections_of, tables_of
 from skirl.peers.base import Alone
-from skirl.train.resume import Origin, note
+from skirl.train.resume import Origin
 from skirl.train.trainers import TrainerShare
 
 log = logging.getLogger("skirl")
 
 
-def begin_from(
-    origin: Origin, model: nn.Module, stream: Source, share: TrainerShare | None = None, *, save: Path | None
-) -> dict[str, Any]:
+def begin_from(origin: Origin, model: nn.Module, stream: Source, share: TrainerShare | None = None) -> dict[str, Any]:
     """Copy rows and dense weights from a checkpoint. Check everything before changing anything."""
     path, share = Path(origin.given), TrainerShare(Alone()) if share is None else share
-    with opened(origin.header if origin.again else path, share.peers) as (rows, dense, data, header):
-        if save is not None and header != origin.header and share.first:
-            note(save, Origin.of(origin.given, header))
+    with opened(path, share.peers) as (rows, dense, data, _):
         here, theirs = tables_of(model), tables_of(rows)
         _check_tables(here, theirs, path)
         _check_ids(data, stream.state_dict(), path)

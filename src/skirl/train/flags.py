@@ -203,12 +203,6 @@ def check_evaluated(evaluation: EvaluationFlags, *, valid: str | None, keep_best
         )
 
 
-def check_ratio(assert_ratio: float | None) -> None:
-    """Raise if no run could have this ratio of touched rows to those of the cache."""
-    if assert_ratio is not None and not assert_ratio > 0:
-        raise ValueError(f"assert_ratio is {assert_ratio}: set it to a number above 0")
-
-
 @dataclass(frozen=True, kw_only=True)
 class SaveFlags:
     """Where and when to save a run.
@@ -259,8 +253,6 @@ class LogFlags:
     none writes nothing."""
     log_every: int = 50
     """Steps between two lines of metrics."""
-    wandb: str | None = None
-    """A Weights & Biases project that gets the metrics too; needs `pip install wandb`."""
     trace: Path | None = None
     """A file for the timeline of all stages, 1.3 KB a step; open it in https://ui.perfetto.dev."""
 

@@ -34,7 +34,7 @@ from skirl.train.metrics import NotFinite
 from skirl.train.recipe import Recipe
 from skirl.train.report.lanes import gathered
 from skirl.train.report.run_folder import RunFolder
-from skirl.train.resume import RULES, agreed_start, note, told
+from skirl.train.resume import RULES, agreed_start, told
 from skirl.train.schedule import Rates
 from skirl.train.trainers import TrainerShare
 
@@ -196,8 +196,7 @@ class _Run:
         model, dense = recipe.model_over(embeddings)
         rates, stream = recipe.rates_of(embeddings, dense), share.of(recipe.stream(), recipe.step.shards)
         judge = Evaluation(every=evaluation.eval_every, patience=evaluation.patience)
-        meter = Meter(stream.lists)
-        return cls(recipe, share, folder, embeddings, model, dense, rates, stream, meter, judge)
+        return cls(recipe, share, folder, embeddings, model, dense, rates, stream, Meter(), judge)
 
     def saved(self, saving: SaveFlags) -> dict[str, Any]:
         """Return the arguments of a `Keeper`: what it saves, and when."""
@@ -215,8 +214,6 @@ class _Run:
         for step in steps(self.model, self.dense, batches, self.rates, batches.micros):
             done, asked = share.whole(step, keeper.asked())
             meter.add(done.loss_tensor, done.logits, done.labels, samples=done.samples, finite=done.finite)
-            for batch in done.batches:
-                meter.repeats.add(batch.sparse)
             last = batches.step == self.stream.steps
             if meter.diverged(last=last):
                 return meter.not_finite
@@ -279,8 +276,6 @@ def train(
     flags = {**flags, "shards": recipe.step.shards}
     origin = agreed_start(share, saving, flags)
     folder = run_folder(recipe, log, flags, resume=saving.resume, trainers=share.size)
-    if share.first and saving.save is not None and (origin is not None or not saving.resume):
-        note(saving.save, origin)
     run = _Run.made(recipe, share, folder, evaluation, show, resume=saving.resume)
     begun_from: dict[str, Any] | None = None
     with (
@@ -294,7 +289,7 @@ def train(
         if origin is None and saving.resume and share.first and keeper.found_none:
             logger.warning("%s holds no checkpoint: the run begins, at step 0", saving.save)
         if origin is not None:
-            begun_from = begin_from(origin, run.model, run.stream, share, save=saving.save)
+            begun_from = begin_from(origin, run.model, run.stream, share)
         keeper.begin()
         broken = run.loop(batches, keeper, progress)
         if broken and run.meter.steps % folder.every:
@@ -307,11 +302,8 @@ def train(
             "best": best_of(kept, run.judge),
             "from": begun_from,
         }
-        result["failed"] = (
-            (why_diverged(*broken, saving.save, kept) if broken else None)
-            or not_saved(saving, kept, batches.step)
-            or ratio_failure(flags["assert_ratio"], result["rows"], result["counters"]["fetched"])
-        )
+        diverged = why_diverged(*broken, saving.save, kept) if broken else None
+        result["failed"] = diverged or not_saved(saving, kept, batches.step)
     timeline = [] if batches.trace_ended is None else [f"the timeline {log.trace} ends early: {batches.trace_ended}"]
     result["missing"] = folder.missing + timeline
     folder.finish(result)
@@ -324,9 +316,7 @@ def run_folder(
 ) -> RunFolder:
     """Where the run is written down."""
     name = f"{recipe.model.model}-{recipe.data.kind}"
-    return RunFolder(
-        log.folder(), name=name, flags=flags, every=log.log_every, wandb=log.wandb, resume=resume, trainers=trainers
-    )
+    return RunFolder(log.folder(), name=name, flags=flags, every=log.log_every, resume=resume, trainers=trainers)
 
 
 def _progress(title: str, recipe: Recipe, show: ShowFlags, *, said: bool = False) -> Progress:
@@ -378,15 +368,3 @@ def _of_engine(batches: Lookahead, share: TrainerShare) -> dict[str, Any]:
         "counters": share.total(asdict(engine.counters)) | {"steps": engine.counters.steps},
         "movement": {"hidden": times.hidden, "stall": times.stall, "read": times.read, "busy": times.busy},
     }
-
-
-def ratio_failure(ratio: float | None, rows: Mapping[str, int], fetched: int) -> str | None:
-    """Say why a run fails that was to touch many more rows than the cache has. Return None if it did."""
-    if ratio is None:
-        return None
-    if rows["touched"] < ratio * rows["cache"]:
-        return (
-            f"{rows['touched']:,} rows were touched, less than {ratio:g} x the cache of {rows['cache']:,}: "
-            "use a smaller --cache or more --steps"
-        )
-    return None if fetched else "no row was fetched again: use a smaller --cache or more --steps"

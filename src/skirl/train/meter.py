@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from math import isfinite, nan
 from typing import Any
@@ -16,55 +16,6 @@ from skirl.tools.speed import Speed
 from skirl.train.metrics import Metrics
 
 
-class Repeats:
-    """Counts of ids in samples, and of those that are looked up: once for each list.
-
-    >>> import torch
-    >>> from skirl import KeyedJagged
-    >>> repeats = Repeats(["seen"])
-    >>> repeats.add(KeyedJagged(["seen"], torch.tensor([1, 2, 3]), lengths=torch.tensor([2, 1]), strides=[2],
-    ...                         inverse={"seen": torch.tensor([0, 0, 0, 1])}))
-    >>> round(repeats.factor(), 2)
-    2.33
-    """
-
-    def __init__(self, lists: Sequence[str] = ()) -> None:
-        self._lists = frozenset(lists)
-        self.ids = self.held = 0
-        """ids: those of samples; held: those looked up, where repeated lists occur once."""
-
-    def add(self, sparse: Any) -> None:
-        if not self._lists or not hasattr(sparse, "groups"):
-            return
-        inverse = {name: of for names, of in sparse.groups.items() for name in names}
-        offsets, first = sparse.offsets(), 0
-        for name, bags in zip(sparse.keys(), sparse.stride_per_key(), strict=True):
-            if name in self._lists:
-                ids = held = int(offsets[first + bags] - offsets[first])
-                if name in inverse:
-                    ids = int(offsets[first : first + bags + 1].diff()[inverse[name].long()].sum())
-                self.ids += ids
-                self.held += held
-            first += bags
-
-    def factor(self, since: tuple[int, int] = (0, 0)) -> float | None:
-        """Return the ratio of ids in samples to those looked up, or None if no list has ever repeated."""
-        if self.ids == self.held:
-            return None
-        return (self.ids - since[0]) / max(1, self.held - since[1])
-
-    @property
-    def counted(self) -> tuple[int, int]:
-        """`ids` and `held`, for `since`."""
-        return self.ids, self.held
-
-    def state_dict(self) -> dict[str, int]:
-        return {"ids": self.ids, "held": self.held}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.ids, self.held = state["ids"], state["held"]
-
-
 class Meter:
     """Measures a run. All but the speed is part of its checkpoint.
 
@@ -75,9 +26,8 @@ class Meter:
     (1.0, 0.5)
     """
 
-    def __init__(self, lists: Sequence[str] = ()) -> None:
+    def __init__(self) -> None:
         self._metrics = Metrics()
-        self.repeats = Repeats(lists)
         self._late: deque[tuple[Callable[[], tuple[Tensor, ...]], int, bool]] = deque()
         self._counted: dict[str, Any] = {"steps": 0, "samples": 0, "first": nan, "last": nan, "sum": 0.0, "digest": ""}
         self.not_finite: tuple[int, str] | None = None
@@ -85,7 +35,6 @@ class Meter:
         self.speed = Speed()
         """The seconds spent on training."""
         self._shown = (0.0, 0, 0, 0.0)
-        self._repeats_shown = (0, 0)
 
     def add(
         self, loss: Tensor, logits: Tensor, labels: Tensor, *, samples: int | None = None, finite: bool = True
@@ -153,26 +102,19 @@ class Meter:
         return self.not_finite is not None
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "metrics": self.metrics.state_dict(),
-            "so_far": dict(self._so_far),
-            "repeats": self.repeats.state_dict(),
-        }
+        return {"metrics": self.metrics.state_dict(), "so_far": dict(self._so_far)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._late.clear()
         self._metrics.load_state_dict(state["metrics"])
         self._so_far.update(state["so_far"])
-        self.repeats.load_state_dict(state.get("repeats", {"ids": 0, "held": 0}))
-        self._repeats_shown = self.repeats.counted
         self._shown = (self.speed.seconds, self._so_far["steps"], self._so_far["samples"], self._so_far["sum"])
 
     def facts(self, batches: Lookahead) -> Facts:
-        """Return facts for the progress: speed, loss and factor since the last call, all others since the start."""
+        """Return facts for the progress: speed and loss since the last call, all others since the start."""
         now, engine, here = self.speed.seconds, batches.engine, self._so_far
         since, steps, samples, losses = self._shown
         self._shown = (now, here["steps"], here["samples"], here["sum"])
-        factor, self._repeats_shown = self.repeats.factor(self._repeats_shown), self.repeats.counted
         moved, scores = engine.counters, self.metrics.scores()
         filled = sum(cache.filled for cache in engine.caches) / max(1, sum(len(cache) for cache in engine.caches))
         return {
@@ -186,7 +128,6 @@ class Meter:
             "cache": f"{filled:.0%} full",
             "hidden": f"{batches.times.hidden:.0%}" if moved.fetched or moved.written else "nothing moved",
             "window": f"{batches.window} batches",
-            **({} if factor is None else {"factor": f"{factor:.1f}"}),
         }
 
     def result(self) -> dict[str, Any]:
@@ -202,7 +143,6 @@ class Meter:
                 "digest": here["digest"],
             },
             **{name: value for name, value in asdict(self.metrics.scores()).items() if name != "samples"},
-            "factor": self.repeats.factor(),
         }
 
 

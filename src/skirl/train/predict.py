@@ -33,6 +33,7 @@ from skirl.data.vocabulary.growing import Growing
 from skirl.nn.collection import collections_of
 from skirl.tools.flags import WrongFlags, flags_of
 from skirl.tools.machine import machine, peak_bytes
+from skirl.tools.os_errors import writing
 from skirl.tools.progress import Progress
 from skirl.tools.sealed_json import CheckpointError, OtherVersion
 from skirl.tools.side_by_side import in_thread, side_by_side
@@ -345,7 +346,7 @@ class Predictions:
     def __enter__(self) -> Self:
         if self._path is not None:
             self._draft = self._path.with_name(f"{self._path.name}.{os.getpid()}.part")
-            with self._writing():
+            with writing(self._path):
                 self._writer = pq.ParquetWriter(self._draft, self._schema, use_dictionary=False)
         return self
 
@@ -359,20 +360,12 @@ class Predictions:
             self._group()
 
     def _group(self) -> None:
+        assert self._path is not None
         columns = zip(zip(*self._kept, strict=True), self._schema)
         table = pa.Table.from_arrays([_array(np.concatenate(c), of.type) for c, of in columns], schema=self._schema)
-        with self._writing():
+        with writing(self._path):
             self._writer.write_table(table, row_group_size=self._rows)
         self._kept, self._rows = [], 0
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            why = os.strerror(error.errno) if error.errno else " ".join(str(error).split())
-            text = f"{self._path} could not be written ({why}): nothing of it is kept, so name another place"
-            raise OSError(text) from None
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -383,7 +376,7 @@ class Predictions:
         try:
             if kind is None and self._rows:
                 self._group()
-            with self._writing() if kind is None else suppress(OSError):
+            with writing(self._path) if kind is None else suppress(OSError):
                 self._writer.close()
                 if kind is None:
                     os.replace(self._draft, self._path)

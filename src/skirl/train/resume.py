@@ -1,18 +1,15 @@
 """What a run goes on with, or begins from: which flags may change, which checkpoint and data it is, and what is refused."""
 
-import hashlib
 import logging
-import secrets
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from skirl.checkpoint.of_sweep import refuse_sweep
 from skirl.models.flags import LayerFlags, ModelFlags
 from skirl.tools.flags import option
-from skirl.tools.os_errors import why
-from skirl.tools.sealed_json import TEXT, CheckpointError, misfit, read_sealed, skirl_version, write_sealed
+from skirl.tools.sealed_json import CheckpointError
 from skirl.train.flags import SaveFlags
 
 if TYPE_CHECKING:
@@ -23,10 +20,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("skirl")
 # torch and the readers take a second to import, which reports and help do without: they are imported where they are used.
 
-NAME = "begun-from.json"
-FORMAT, VERSION = "skirl-begun-from", 1
-_OTHER = "begin a new run with another --save"
-
 
 class Origin(NamedTuple):
     """A checkpoint that a run begins from."""
@@ -34,14 +27,6 @@ class Origin(NamedTuple):
     given: str
     """The path as --from gave it."""
     header: Path
-    digest: str
-    """The SHA-256 of the header, which holds those of all its files."""
-    again: bool = False
-    """True if the run began from this checkpoint before, so that no other will do."""
-
-    @classmethod
-    def of(cls, given: str, header: Path) -> Self:
-        return cls(given, header, _digest(header))
 
 
 class Begins(Protocol):
@@ -62,119 +47,32 @@ def origin_of(saving: Begins, *, saved: bool | None = None) -> Origin | None:
     from skirl.checkpoint import folder
 
     save, from_ = saving.save, saving.from_
-    if save is None:
-        return _newest(from_)
-    if not saving.resume:
-        from skirl.checkpoint.keeper import refuse_checkpoints  # needs torch, which reading a note does not
+    if save is not None and not saving.resume:
+        from skirl.checkpoint.keeper import refuse_checkpoints
 
         refuse_checkpoints(save)
-        return _newest(from_)
-    if saved is None:
-        refuse_sweep(save)
-        if save.exists() and not save.is_dir():
-            raise ValueError(f"save is {save}, which is a file: a checkpoint is a folder, name another")
-    noted = read(save)
-    if folder.holds_some(save) if saved is None else saved:
-        if from_ is not None and not (noted is not None and _means(from_, noted)):
-            began = "from no other run" if noted is None else f"from {noted.header}"
-            raise ValueError(
-                f"--from is {from_}, and the run in {save} began {began}: leave --from out to go on with it, or {_OTHER}"
-            )
-        return None
-    if noted is None:
+    elif save is not None:
+        if saved is None:
+            refuse_sweep(save)
+            if save.exists() and not save.is_dir():
+                raise ValueError(f"save is {save}, which is a file: a checkpoint is a folder, name another")
+        if folder.holds_some(save) if saved is None else saved:
+            if from_ is not None:
+                log.warning("%s holds a checkpoint: the run goes on with it, and takes nothing from %s", save, from_)
+            return None
         if from_ is None and saved is not None:  # `train` says so itself, once nothing else is refused
             log.warning("%s holds no checkpoint: the run begins, at step 0", save)
-        return _newest(from_)
-    if from_ is not None and not _means(from_, noted):
-        raise ValueError(
-            f"--from is {from_}, and the run in {save} began from {noted.header}: leave --from out to begin it from there "
-            "again, or leave --resume out to begin another one"
-        )
-    for header in [noted.header, *(_headers(from_) if from_ is not None else [])]:
-        if header.is_file() and _digest(header) == noted.digest:
-            log.warning("%s holds no checkpoint: the run begins again, from %s", save, header)
-            return noted._replace(header=header, again=True)
-    raise ValueError(
-        f"the run in {save} began from {noted.header}, which is gone or has been replaced: give the folder that it is in "
-        "now with --from, or begin another run with --from and without --resume"
-    )
-
-
-def note(save: Path, origin: Origin | None) -> None:
-    """Note what the run in a folder begins from, or remove the note of an earlier run if there is no origin."""
-    path = save / NAME
-    try:
-        if origin is None:
-            if path.exists():
-                path.unlink()
-            return
-        save.mkdir(parents=True, exist_ok=True)
-        body = {"format": FORMAT, "format_version": VERSION, "skirl": skirl_version()}
-        body |= {"from": origin.given, "checkpoint": str(origin.header.absolute()), "sha256": origin.digest}
-        write_sealed(path, body, secrets.token_hex(8))
-    except OSError as error:
-        log.warning(
-            "%s could not be written, %s: should the run be killed before its first checkpoint, begin it with --from again",
-            path,
-            why(error, save),
-        )
-
-
-def read(save: Path) -> Origin | None:
-    """Return the origin noted in a folder. None if there is none, or one that a checkpoint replaces."""
-    from skirl.checkpoint import folder
-
-    path = save / NAME
-    if not path.exists():
-        return None
-    try:
-        body = read_sealed(path, format=FORMAT, version=VERSION, what="note of what a run began from")
-        if (wrong := misfit(body, {"from": TEXT, "checkpoint": TEXT, "sha256": TEXT})) is not None:
-            raise CheckpointError(f"{path} is wrong: {wrong}")
-    except CheckpointError:
-        if folder.holds_some(save):  # the note is no longer needed
-            return None
-        raise CheckpointError(
-            f"{path} says what the run began from, and is damaged: begin it with --from and without --resume"
-        ) from None
-    return Origin(body["from"], Path(body["checkpoint"]), body["sha256"])
-
-
-def _means(from_: Path, noted: Origin) -> bool:
-    """Return whether --from names the place that was noted, or one where the same checkpoint is now."""
-    if from_.absolute() in (noted.header, noted.header.parent):
-        return True
-    return any(_digest(header) == noted.digest for header in _headers(from_) if header.is_file())
-
-
-def _headers(path: Path) -> list[Path]:
-    from skirl.checkpoint import folder
-
-    try:
-        return folder.headers(path)
-    except CheckpointError:
-        return []
-
-
-def _newest(from_: Path | None) -> Origin | None:
-    """Return the newest checkpoint with a readable header. Other damage shows when it is opened."""
-    from skirl.checkpoint import folder
-
     if from_ is None:
         return None
     headers = folder.headers(from_)
-    for header in headers:
+    for header in headers:  # the newest that can be read; other damage shows when it is opened
         try:
             folder.read(header)
         except CheckpointError:
             continue
-        return Origin.of(str(from_), header)
+        return Origin(str(from_), header)
     folder.read(headers[0])
     raise AssertionError
-
-
-def _digest(header: Path) -> str:
-    return hashlib.sha256(header.read_bytes()).hexdigest()
 
 
 Change = dict[str, Any]
@@ -183,7 +81,7 @@ Change = dict[str, Any]
 RULES: Mapping[str, frozenset[str]] = {
     "unseen": frozenset(
         ("run", "trace", "save", "save_every", "save_minutes", "keep", "keep_best", "resume", "from_", "json", "quiet",
-         "wandb", "log_every", "assert_ratio")
+         "log_every")
     ),
     "free": frozenset(
         ("steps", "epochs", "cache", "depth", "policy", "store", "prefetch", "device", "workers", "eval_every", "patience",
@@ -309,15 +207,12 @@ def check_start(saving: SaveFlags, flags: Mapping[str, Any]) -> Origin | None:
 def agreed_start(share: "TrainerShare", saving: SaveFlags, flags: Mapping[str, Any]) -> Origin | None:
     """Do `check_start` on the first trainer for all of them, since files of the run appear as soon as one begins."""
 
-    def found() -> list[Any] | None:
+    def found() -> list[str] | None:
         origin = check_start(saving, flags)
-        return None if origin is None else [origin.given, str(origin.header), origin.digest, origin.again]
+        return None if origin is None else [origin.given, str(origin.header)]
 
     told_of = share.of_first(found, "where the run begins")
-    if told_of is None:
-        return None
-    given, header, digest, again = told_of
-    return Origin(given, Path(header), digest, again)
+    return None if told_of is None else Origin(told_of[0], Path(told_of[1]))
 
 
 def check_same_data(stream: Mapping[str, Any], files: "Files") -> None:

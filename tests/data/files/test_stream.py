@@ -224,26 +224,28 @@ def test_a_state_of_another_schema_rows_or_vocabulary_is_refused(tmp_path: Path)
     state = made().state_dict()
     made(f'session = "C1"\n{whole}').load_state_dict(state)  # not read yet
     c7, i3 = '[[id]]\nname = "C7"\ncolumn = ""\ntype = "hex"', 'name = "I3"\ncolumn = ""\ntransform = "log"'
-    for change, said in {
-        (c7, c7.replace("hex", "string")): "schema has type = 'hex' for id column 'C7', not 'string': set schema to",
-        (
-            i3,
-            i3.replace("log", "none"),
-        ): "schema has transform = 'log' for dense column 'I3', not 'none': set schema to",
-        ('name = "I3"\ncolumn = ""', 'name = "I3"\ncolumn = "I4"'): "has column = '' for dense column 'I3', not 'I4'",
+    for *change, said in (
+        (c7, c7.replace("hex", "string"), 'schema has type = "hex", not type = "string" in column "C7": set schema'),
+        (i3, i3.replace("log", "none"), 'has transform = "log", not transform = "none" in column "I3"'),
+        ('name = "I3"\ncolumn = ""', 'name = "I3"\ncolumn = "I4"', 'has column = "", not column = "I4" in column "I3"'),
         (
             '[[id]]\nname = "C7"\n',
             '[[id]]\nname = "C77"\ncolumn = "C7"\nother',
-        ): "has an id column 'C7', and this one has no",
-        ('missing = [""]', 'missing = ["", "0"]'): r"schema has missing = \(''\,\), not \('', '0'\): set schema to",
-        ("nan_is_missing = false", "nan_is_missing = true"): "schema has nan_is_missing = False, not True: set schema",
-        ('header = "auto"', 'header = "no"'): "schema has header = 'auto', not 'no': set schema to what it was",
-    }.items():
+            'has name = "C7", not name = "C77": set',
+        ),
+        (
+            'missing = [""]',
+            'missing = ["", "0"]',
+            r'has missing = \[""\], not missing = \["", "0"\]: set schema and rows',
+        ),
+        ("nan_is_missing = false", "nan_is_missing = true", "has nan_is_missing = false, not nan_is_missing = true"),
+        ('header = "auto"', 'header = "no"', 'schema has header = "auto", not header = "no": set schema and rows to'),
+    ):
         other = whole.replace(*change).replace('\nothercolumn = ""', "")
         assert other != whole
         with pytest.raises(ValueError, match=said):
             made(other).load_state_dict(state)
-    with pytest.raises(ValueError, match="with 500 rows in the table of 'C3', not 700: set rows to what it was"):
+    with pytest.raises(ValueError, match='has rows = 500, not rows = 700 in column "C3"'):
         made(rows="500,C3=700").load_state_dict(state)
     vocabularies = [f"{tmp_path}/v{count}" for count in (1, 2)]
     for count, path in enumerate(vocabularies, start=1):

@@ -148,26 +148,6 @@ def test_training_is_the_same_whatever_is_read_ahead(
         assert other["loss"] == whole["loss"] and other["test_auc"] == whole["test_auc"]
 
 
-@pytest.mark.parametrize(
-    ("name", "values"),
-    [
-        ("keys", [5, 5, 6]), ("keys", [0, 5, 6]), ("rows", [2, 99, 0]), ("rows", [2, 2, 0]), ("rows", [-3, 2, 0]),
-        ("counts", [1, -1, 1]), ("last", [1, 1]), ("keys", ["a", "b", "c"]), ("rows", [[2], [3], [4, 5]]), ("next", 10**6),
-        ("next", "x"), ("next", 1), ("rows", [3, 2, 0]), ("admitted", [5]), ("admitted", [5, 6] * 10), ("admitted", "x"),
-        ("counts", [1, 1, 2**63 - 1]),
-    ],
-)  # fmt: skip
-def test_a_state_that_is_no_vocabulary_is_refused(name: str, values: Any) -> None:
-    """Fuzzing found that it gave rows beyond the table."""
-    growth = Growth(rows=10, admit=1)
-    state = {"keys": [5, 6, 7], "rows": [2, 3, 0], "counts": [1, 1, 1], "last": [1, 1, 1], "next": 4}
-    growth.load_state_dict(state, [5, 6])
-    assert growth.look_up(np.array([5, 6, 7, 8], np.uint64)).tolist() == [2, 3, 1, 1]
-    with pytest.raises(ValueError, match="the state"):
-        changed = {"admitted": [5, 6]} | state | {name: values}
-        growth.load_state_dict(changed, changed["admitted"])
-
-
 @pytest.mark.parametrize("stale", [None, 20])
 def test_exported_rows_have_their_ids(
     tsv: Path, tmp_path: Path, stale: int | None, capsys: pytest.CaptureFixture[str]

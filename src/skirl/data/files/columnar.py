@@ -1,11 +1,10 @@
-"""Reads Parquet and Arrow (Feather) files in parts of at most 65,536 rows: a row group, or a slice of a larger one."""
+"""Reads Parquet files in parts of at most 65,536 rows: a row group, or a slice of a larger one."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
@@ -30,11 +29,8 @@ KEY_OF_PREDICTIONS = b"skirl.predictions"
 _DAMAGED = (pa.ArrowException, OSError, ValueError, OverflowError)
 
 
-class ColumnFile:
-    """A Parquet or Arrow file: groups of rows, read in slices."""
-
-    magic = b""
-    """The bytes that such a file begins and ends with."""
+class ParquetFile:
+    """A Parquet file: row groups, read in slices."""
 
     def __init__(self, path: str, schema: FileSchema, slice_rows: int = SLICE, piece_bytes: int | None = None) -> None:
         self.path = path
@@ -142,31 +138,15 @@ class ColumnFile:
         return batch
 
     def _truncated(self) -> str | None:
-        """Return a message if the file ends early, else None. These formats end with the bytes that they begin with."""
+        """Return a message if the file ends early, else None. The format ends with the bytes that it begins with."""
         with open(self.path, "rb") as file:
             size = file.seek(0, 2)
-            file.seek(max(0, size - len(self.magic)))
-            whole = file.read() == self.magic and size > 2 * len(self.magic)
+            file.seek(max(0, size - 4))
+            whole = file.read() == b"PAR1" and size > 8
         return None if whole else f"is truncated: its {size:,} bytes do not end as such a file does"
 
     def _damaged(self, found: str) -> BadFile:
         return BadFile(self.path, found, "get it again, or write it again")
-
-    def _opened(self) -> tuple[list[int], pa.Schema]:
-        raise NotImplementedError
-
-    def _slices(self, group: int) -> Iterator[Any]:
-        raise NotImplementedError
-
-    def _size(self, group: int) -> int:
-        """Return roughly how many bytes the rows of a group take in memory."""
-        raise NotImplementedError
-
-
-class ParquetFile(ColumnFile):
-    """A Parquet file."""
-
-    magic = b"PAR1"
 
     def _opened(self) -> tuple[list[int], pa.Schema]:
         self._file = pq.ParquetFile(self.path, memory_map=False, pre_buffer=False, buffer_size=BUFFER)
@@ -189,8 +169,8 @@ class ParquetFile(ColumnFile):
             yield left
 
     def _size(self, group: int) -> int:
-        """Return the larger of stored and estimated bytes, column by column: dictionaries may be far smaller than their
-        values."""
+        """Return roughly the bytes of a group in memory: the larger of stored and estimated ones, column by column, since
+        dictionaries may be far smaller than their values."""
         meta, total = self._file.metadata.row_group(group), 0
         for k in range(meta.num_columns):
             column = meta.column(k)
@@ -201,30 +181,6 @@ class ParquetFile(ColumnFile):
                 each = TEXT if column.physical_type == "BYTE_ARRAY" else 8
                 total += max(column.total_uncompressed_size, each * column.num_values)
         return total
-
-
-class ArrowFile(ColumnFile):
-    """An Arrow file, also known as Feather version 2. Its buffers are used as stored, so they are validated first."""
-
-    magic = b"ARROW1"
-
-    def _opened(self) -> tuple[list[int], pa.Schema]:
-        self._file = ipc.open_file(pa.OSFile(self.path))
-        groups, self._sizes = [], []
-        for i in range(self._file.num_record_batches):
-            batch = self._file.get_batch(i)
-            groups.append(batch.num_rows)
-            self._sizes.append(batch.nbytes if self._bytes is not None else 0)
-        return groups, self._file.schema
-
-    def _slices(self, group: int) -> Iterator[Any]:
-        batch = self._file.get_batch(group).select(list(self._schema.needed))
-        batch.validate(full=True)
-        for first in range(0, batch.num_rows, self._slice[group]):
-            yield batch.slice(first, self._slice[group])
-
-    def _size(self, group: int) -> int:
-        return self._sizes[group]
 
 
 def check_columns(path: str, stored: pa.Schema, schema: FileSchema) -> None:

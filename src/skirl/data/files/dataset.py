@@ -1,17 +1,18 @@
 """Data files as one data set, and what identifies it."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from skirl.data.files.columnar import ArrowFile, ParquetFile
+from skirl.data.files.columnar import ParquetFile
 from skirl.data.files.encode import Encoder, Raw
-from skirl.data.files.find import BadFile, BadSchema, kind_of
+from skirl.data.files.find import BadFile, kind_of
 from skirl.data.files.mind import MindFile
-from skirl.data.files.schema import Dense, FileSchema, Id, Label
+from skirl.data.files.schema import FileSchema
 from skirl.data.files.text import PART, TextFile
 
 
@@ -58,7 +59,7 @@ class Dataset:
     part_bytes: int = PART
     """Bytes of a part of a text file."""
     piece_bytes: int | None = None
-    """Approximate bytes of rows of Parquet and Arrow files to decode at once; None for as many as 65,536 rows take."""
+    """Approximate bytes of rows of Parquet files to decode at once; None for as many as 65,536 rows take."""
     _open: dict[int, DataFile] = field(default_factory=dict, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -129,16 +130,12 @@ def open_file(path: str, schema: FileSchema, part_bytes: int = PART, piece_bytes
     kind = kind_of(path)
     if kind == "parquet":
         return ParquetFile(path, schema, piece_bytes=piece_bytes)
-    if kind == "arrow":
-        return ArrowFile(path, schema, piece_bytes=piece_bytes)
     if not schema.text.columns and schema.text.header == "no":
         raise BadFile(path, "is text, and the schema does not say what its columns are", "add columns to [file]")
     kind_of_text = MindFile if schema.text.samples == "shown" else TextFile
     return kind_of_text(path, schema, kind == "gzip", part_bytes)
 
 
-KINDS = {"labels": "a label", "dense": "a dense column", "ids": "an id column"}
-"""What an error calls a column of each kind."""
 ORDER = "sessions"
 """Key for how sessions are shuffled; absent if they are not."""
 REPEATS = "repeats"
@@ -236,36 +233,11 @@ def _other_files(theirs: Any, mine: list[str]) -> str:
 
 
 def _other_schema(theirs: str, mine: str) -> str:
-    """Return a message that says how the schema of a state differs from this one."""
-    here = FileSchema.parse(mine)
-    try:
-        there = FileSchema.parse(theirs)
-    except BadSchema as error:
-        return f"the state is of a stream with another schema, which this skirl cannot read ({error}): set schema to it"
-    for what, kind in KINDS.items():
-        if (found := _other_columns(kind, getattr(there, what), getattr(here, what))) is not None:
-            return f"the state is of a stream {found} to what it was"
-    for one, other in ((there, here), (there.text, here.text)):
-        for name in (each.name for each in fields(one) if each.name not in KINDS and each.name != "text"):
-            if (was := getattr(one, name)) != (now := getattr(other, name)):
-                return f"the state is of a stream whose schema has {name} = {was!r}, not {now!r}: set schema to what it was"
-    return "the state is of a stream with another schema: set schema to what it was"
-
-
-Columns = Sequence[Label] | Sequence[Dense] | Sequence[Id]
-
-
-def _other_columns(kind: str, theirs: Columns, mine: Columns) -> str | None:
-    """Return how columns of one kind differ, and the flag to set; None if they are equal."""
-    there, here, plain = {c.name: c for c in theirs}, {c.name: c for c in mine}, kind.partition(" ")[2]
-    for name in (n for n in there if n not in here):
-        return f"whose schema has {kind} {name!r}, and this one has none: set schema"
-    for name in (n for n in here if n not in there):
-        return f"whose schema has no {plain} {name!r}, and this one has one: set schema"
-    for name, column in there.items():
-        for each in fields(column):
-            if (was := getattr(column, each.name)) != (now := getattr(here[name], each.name)):
-                if each.name == "rows":
-                    return f"with {was:,} rows in the table of {name!r}, not {now:,}: set rows"
-                return f"whose schema has {each.name} = {was!r} for {plain} {name!r}, not {now!r}: set schema"
-    return None if list(there) == list(here) else f"whose schema has its {plain}s in another order: set schema"
+    """Return a message that says where the schema of a state, as TOML, first differs from this one."""
+    column = was = now = ""
+    for was, now in zip_longest(theirs.splitlines(), mine.splitlines(), fillvalue="nothing"):
+        if was != now:
+            break
+        if was.startswith(("[", "name = ")):
+            column = "" if was.startswith("[") else f" in column {was.removeprefix('name = ')}"
+    return f"the state is of a stream whose schema has {was}, not {now}{column}: set schema and rows to what they were"

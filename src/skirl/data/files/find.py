@@ -1,7 +1,6 @@
 """The files that a user names, and errors that say where in them."""
 
 import difflib
-import fnmatch
 import glob
 import re
 from collections.abc import Sequence
@@ -84,8 +83,8 @@ def shown(value: object) -> str:
     return text if len(text) <= LONGEST else text[:LONGEST] + " ..."
 
 
-Kind = Literal["text", "gzip", "parquet", "arrow"]
-ENDINGS = {"", ".tsv", ".csv", ".txt", ".gz", ".parquet", ".pq", ".arrow", ".feather", ".ipc"}
+Kind = Literal["text", "gzip", "parquet"]
+ENDINGS = {"", ".tsv", ".csv", ".txt", ".gz", ".parquet", ".pq"}
 """Suffixes of the files to take from a folder. A file that is named, or matches a pattern, may have any suffix."""
 HEAD = 4096
 _OTHERS = {
@@ -93,10 +92,11 @@ _OTHERS = {
     b"BZh": "packed with bzip2: unpack it, or pack it with gzip",
     b"\x28\xb5\x2f\xfd": "packed with zstd: unpack it, or pack it with gzip",
     b"\xfd7zXZ": "packed with xz: unpack it, or pack it with gzip",
-    b"FEA1": "Feather in its first version: write it again with pyarrow.feather.write_feather",
+    b"FEA1": "a Feather file: write it as Parquet",
+    b"ARROW1": "an Arrow file: write it as Parquet",
     b"\xff\xfe": "UTF-16 text: write it as UTF-8",
     b"\xfe\xff": "UTF-16 text: write it as UTF-8",
-    b"\xff\xff\xff\xff": "an Arrow stream: write it as an Arrow file (pyarrow.ipc.new_file)",
+    b"\xff\xff\xff\xff": "an Arrow stream: write it as Parquet",
 }
 
 
@@ -135,14 +135,6 @@ def find(paths: str) -> list[str]:
     return files
 
 
-def _matches(pattern: tuple[str, ...], path: tuple[str, ...]) -> bool:
-    if pattern and pattern[0] == "**":
-        return _matches(pattern[1:], path) or (bool(path) and _matches(pattern, path[1:]))
-    if not pattern or not path:
-        return not pattern and not path
-    return fnmatch.fnmatchcase(path[0], pattern[0]) and _matches(pattern[1:], path[1:])
-
-
 def natural(name: str) -> list[tuple[int, str]]:
     """Return a sort key that orders numbers in names as numbers.
 
@@ -163,8 +155,6 @@ def kind_of(path: str) -> Kind:
         raise BadFile(path, "is empty", "remove it, or get it again")
     if head.startswith(b"PAR1"):
         return "parquet"
-    if head.startswith(b"ARROW1"):
-        return "arrow"
     if head.startswith(b"\x1f\x8b"):
         return "gzip"
     for magic, what in _OTHERS.items():
@@ -179,5 +169,5 @@ def check_text(path: str, head: bytes) -> None:
     """Raise if the first bytes of a file are not text."""
     if b"\0" in head:
         raise BadFile(
-            path, f"is not text: there is a zero byte at {head.index(0)}", "set data to text, Parquet or Arrow files"
+            path, f"is not text: there is a zero byte at {head.index(0)}", "set data to text or Parquet files"
         )

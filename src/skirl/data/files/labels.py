@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pyarrow as pa
-import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 
 from skirl.data.files.find import kind_of
@@ -18,9 +17,9 @@ def as_labelled(schema: FileSchema, path: str) -> FileSchema:
     """
     names, bare = {label.name for label in schema.labels}, replace(schema, labels=())
     kind = kind_of(path)
-    if kind in ("parquet", "arrow"):
+    if kind == "parquet":
         try:
-            found = (pq.read_schema(path) if kind == "parquet" else ipc.open_file(pa.OSFile(path)).schema).names
+            found = pq.read_schema(path).names
         except (pa.ArrowException, OSError, ValueError):
             return schema  # reported when the file is opened for reading
         return schema if names & set(found) else bare

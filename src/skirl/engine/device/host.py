@@ -20,12 +20,6 @@ from skirl.tools.machine import free_bytes
 from skirl.tools.threads import run
 
 
-def array_of(bank: BankRows) -> np.ndarray:
-    """Return the cache's array, for benchmarks that fill it by hand."""
-    assert isinstance(bank, HostRows), "only a cache in host memory is an array"
-    return bank.array
-
-
 class Host(Device):
     """Host memory."""
 

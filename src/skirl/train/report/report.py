@@ -9,36 +9,14 @@ from typing import Any
 from skirl.tools.flags import option
 from skirl.tools.page import Chart, Table, write_page
 from skirl.tools.progress import clock, course, figure, hidden
-from skirl.tools.sealed_json import AMOUNT, ANY, COUNT, NUMBER, SCORE, TEXT, finite, misfit
+from skirl.tools.sealed_json import finite
 from skirl.train.report import lanes
-from skirl.train.report.run_folder import CONFIG, METRICS, RESULT, lines_of
+from skirl.train.report.run_folder import CONFIG, RESULT, lines_of
 from skirl.train.resume import told
 
 Line = Mapping[str, Any]
 Points = list[tuple[float, float]]
 
-FORMS: dict[str, Any] = {
-    "train": dict.fromkeys(("step", "samples", "fetched", "new", "written", "touched"), COUNT)
-    | dict.fromkeys(("seconds", "samples_per_second", "stall", "read"), AMOUNT)
-    | {"loss": NUMBER, "auc": SCORE, "ne": SCORE, "lr": SCORE, "dense_lr": SCORE}
-    | {"busy": {...: AMOUNT}, "blame": {...: AMOUNT}},
-    "eval": {"step": COUNT, "seconds": AMOUNT, "test_logloss": NUMBER}
-    | dict.fromkeys(("test_auc", "test_ne", "test_calibration"), SCORE),
-}
-"""The fields that are read from a line of each kind."""
-OF_CONFIG: dict[str, Any] = {
-    "flags": {...: ANY}, "started": TEXT, "begun_at": COUNT, "versions": {...: TEXT},
-    "machine": {"processor": ANY, "cores": ANY},
-}  # fmt: skip
-OF_RESULT: dict[str, Any] = {
-    "checkpoints": {"stopped_by": ANY}, "loss": dict.fromkeys(("first", "last", "mean"), NUMBER)
-}  # fmt: skip
-OPTIONAL: dict[str, Any] = {
-    "by_trainer": lanes.FORM, "factor": NUMBER,
-    "failed": TEXT, "trainers": COUNT, "best": {"folder": TEXT, "step": COUNT}, "missing": [TEXT],
-    "changes": [{"flag": TEXT, "was": ANY, "is": ANY, "step": COUNT}],
-}  # fmt: skip
-"""Fields of a config or a result that may be null or absent."""
 STAGES = {
     "plan": "planning", "fetch": "fetching rows", "write": "writing rows", "load": "loading into the cache",
     "move": "moving rows between trainers",
@@ -61,17 +39,10 @@ class RunContents:
     def of(cls, folder: Path) -> "RunContents":
         if not (folder / CONFIG).is_file():
             raise ValueError(f"{folder} has no {CONFIG}: name the folder of a run, such as runs/dlrm-synthetic-...")
-        by_kind: dict[str, list[Line]] = {kind: [] for kind in FORMS}
-        for number, line in enumerate(lines_of(folder), start=1):
-            if line["kind"] in FORMS:
-                _checked(f"{folder / METRICS}, line {number}", line, FORMS[line["kind"]])
-                by_kind[line["kind"]].append(line)
-        path = folder / RESULT
-        result = _checked(str(path), _read(path), OF_RESULT) if path.is_file() else {}
-        if result.get("by_trainer") is not None:
-            lanes.check(str(path), result["by_trainer"])
-        config = _checked(str(folder / CONFIG), _read(folder / CONFIG), OF_CONFIG)
-        return cls(config, by_kind["train"], by_kind["eval"], result)
+        lines = lines_of(folder)
+        train, evaluations = ([line for line in lines if line["kind"] == kind] for kind in ("train", "eval"))
+        result = _read(folder / RESULT) if (folder / RESULT).is_file() else {}
+        return cls(_read(folder / CONFIG), train, evaluations, result)
 
     def sum(self, name: str) -> float:
         return sum(line[name] for line in self.lines)
@@ -85,18 +56,26 @@ class RunContents:
 def report(folder: Path, page: Path | None, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Read the folder of a run, write a page, and return the facts."""
     left = RunContents.of(folder)
-    page, run = page or folder / "report.html", facts(left)
-    text = as_text(run)
-    flags = {n: v for n, v in run["flags"].items() if n not in defaults or v != _as_read(defaults[n])}
+    try:
+        page, run = page or folder / "report.html", facts(left)
+        text = as_text(run)
+        flags = {n: v for n, v in run["flags"].items() if n not in defaults or v != _as_read(defaults[n])}
+        tables = [
+            *_tables(left, run),
+            Table(["flag", "value"], [[option(n), _value(v)] for n, v in flags.items()], "Set"),
+        ]
+        charts = list(_charts(left))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        wrong = f"{error} is missing" if isinstance(error, KeyError) else error
+        raise ValueError(
+            f"{folder} has a damaged file, or one of another version of skirl ({wrong}): name another run"
+        ) from error
     write_page(
         page,
         title=f"Run {folder.name}",
         lead=[*_lead(run), f"{text['speed']}.", *([f"The loop waited {text['waited']}."] if "waited" in text else [])],
-        tables=[
-            *_tables(left, run),
-            Table(["flag", "value"], [[option(n), _value(v)] for n, v in flags.items()], "Set"),
-        ],
-        charts=list(_charts(left)),
+        tables=tables,
+        charts=charts,
     )
     return {"command": "report", "run": str(folder), "page": str(page), **run}
 
@@ -121,7 +100,6 @@ def facts(left: RunContents) -> dict[str, Any]:
         "samples_per_second": samples / max(seconds, 1e-9),
         **{name: last.get(name) for name in ("loss", "auc", "ne", *MOVED)},
         **lanes.of_all(result.get("by_trainer"), MOVED),
-        "factor": (result or last).get("factor"),
         "trainers": left.config.get("trainers") or 1,
         "best": min(left.evaluations, key=lambda line: line["test_logloss"], default=None),
         "last": left.evaluations[-1] if left.evaluations else None,
@@ -159,8 +137,6 @@ def as_text(run: Mapping[str, Any]) -> dict[str, str]:
         f"{whose}{run['touched']:,} touched; {run['fetched'] / steps:,.0f} fetched again, {run['new'] / steps:,.0f} made "
         f"and {run['written'] / steps:,.0f} written a step"
     )
-    if run["factor"]:
-        lines["factor"] = f"{run['factor']:.1f} times as many ids in lists as were looked up"
     lines["hidden"] = hidden(run["hidden"], run["fetched"] + run["written"])
     blame = run["blame"]
     worst = max(blame, key=lambda stage: blame[stage], default="")
@@ -194,7 +170,7 @@ def _tables(left: RunContents, run: Mapping[str, Any]) -> Iterator[Table]:
         whose = " of trainer 0" if run["trainers"] > 1 else ""
         yield Table(["", "seconds", "of them while the loop waited"], times, f"Where the time went{whose}")
     if run["by_trainer"]:
-        yield from lanes.tables(run["by_trainer"])
+        yield lanes.table(run["by_trainer"])
     if left.evaluations:
         scores = ("auc", "logloss", "ne", "calibration")
         rows = [[f"{e['step']:,}", *(_number(e[f"test_{n}"]) for n in scores)] for e in left.evaluations]
@@ -253,12 +229,3 @@ def _read(path: Path) -> dict[str, Any]:
         return json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}), and a report needs it: name another run") from error
-
-
-def _checked(where: str, read: Any, expected: Any) -> Any:
-    wrong = misfit(read, expected)
-    if wrong is None and isinstance(read, Mapping):
-        wrong = misfit(read, {name: form for name, form in OPTIONAL.items() if read.get(name) is not None})
-    if wrong is not None:
-        raise ValueError(f"{where} is damaged, or was written by another version of skirl ({wrong}): name another run")
-    return read

@@ -20,7 +20,7 @@ from skirl.tools.machine import machine
 from skirl.tools.os_errors import why
 from skirl.tools.sealed_json import COUNT, TEXT, misfit, put_whole
 from skirl.train.flags import RUNS
-from skirl.train.report.sinks import Lines, TensorBoard, WandB
+from skirl.train.report.sinks import Lines, TensorBoard
 from skirl.train.resume import Change, changes_between
 
 if TYPE_CHECKING:
@@ -55,7 +55,6 @@ class RunFolder:
         name: str,
         flags: Mapping[str, Any],
         every: int = 50,
-        wandb: str | None = None,
         resume: bool = False,
         trainers: int = 1,
     ) -> None:
@@ -69,9 +68,9 @@ class RunFolder:
         self._changes: list[Change] = []
         self._auto, self._new = folder == "auto", False
         self._name, self._flags = name, dict(flags)
-        self._wandb, self._trainers = wandb, trainers
+        self._trainers = trainers
         self._missing = Missing()
-        self._sinks: list[Lines | TensorBoard | WandB] = []
+        self._sinks: list[Lines | TensorBoard] = []
         self._lines: Lines | None = None
         self._check: Callable[[], None] = lambda: None
         self._since = Since()
@@ -97,8 +96,6 @@ class RunFolder:
         return self
 
     def __enter__(self) -> "RunFolder":
-        if self._wandb is not None:
-            self._sinks.append(WandB(self._wandb, self._name, self._flags))
         if self._auto and self.folder is None:
             runs = Path(os.environ.get(RUNS) or "runs")
             with self._missing.tried("the run's folder", runs):
@@ -232,7 +229,7 @@ class Since:
         before, now, engine, times = self._before, _sums(batches, meter), batches.engine, batches.times
         since = {name: value - before.get(name, 0.0) for name, value in now.items()}
         busy, blame = ({s: since[f"{kind} {s}"] for s in getattr(times, kind)} for kind in ("busy", "blame"))
-        factor, total = meter.repeats.factor((int(before["ids"]), int(before["held"]))), sum(busy.values())
+        total = sum(busy.values())
         self._before = now
         return {
             "kind": "train",
@@ -251,13 +248,12 @@ class Since:
             "busy": busy,
             "blame": blame,
             "window": batches.window,
-            **({} if factor is None else {"factor": factor}),
         }
 
 
 def _sums(batches: "Lookahead", meter: "Meter") -> dict[str, float]:
-    times, (ids, held) = batches.times, meter.repeats.counted
-    counts = {"steps": meter.steps, "samples": meter.samples, "losses": meter.losses, "ids": ids, "held": held}
+    times = batches.times
+    counts = {"steps": meter.steps, "samples": meter.samples, "losses": meter.losses}
     stages = {f"{kind} {stage}": s for kind in ("busy", "blame") for stage, s in getattr(times, kind).items()}
     return counts | {"seconds": meter.seconds, "stall": times.stall, "read": times.read} | stages
 

@@ -1,4 +1,4 @@
-"""Destinations for the numbers of a run while it runs: a file of lines, a TensorBoard event file, Weights & Biases."""
+"""Destinations for the numbers of a run while it runs: a file of lines, a TensorBoard event file."""
 
 import errno
 import io
@@ -96,27 +96,6 @@ class TensorBoard:
         out = io.BytesIO()
         self._records(out).write(self._event(wall_time=time.time(), **content).SerializeToString())
         return out.getvalue()
-
-
-class WandB:
-    """A Weights & Biases run."""
-
-    name = "Weights & Biases"
-
-    def __init__(self, project: str, name: str, flags: Mapping[str, Any]) -> None:
-        try:
-            module = import_module("wandb")
-        except ImportError:
-            raise ValueError(
-                "wandb is set, but its package is not installed: pip install wandb, or leave wandb out"
-            ) from None
-        self._run = module.init(project=project, name=name, config=dict(flags))
-
-    def write(self, line: Mapping[str, Any]) -> None:
-        self._run.log(dict(tagged(line)), step=line["step"])
-
-    def close(self) -> None:
-        self._run.finish()
 
 
 def tagged(line: Mapping[str, Any]) -> list[tuple[str, int | float]]:
