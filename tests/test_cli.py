@@ -311,7 +311,6 @@ def test_help_and_a_wrong_flag_need_no_torch():
         ("--save x --save-minutes 0", "--save-minutes is 0.0: set it to minutes above 0"),
         ("--save x --save-every 0", "--save-every is 0: set it to 1 or more steps"),
         ("--eval-every 0 --valid 20%", "--eval-every is 0: set it to 1 or more"),
-        ("--assert-ratio 0", "--assert-ratio is 0.0: set it to a number above 0"),
     ],
 )
 def test_a_wrong_flag_is_exit_code_2_and_says_what_to_set(capsys, flags, said):

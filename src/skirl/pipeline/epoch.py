@@ -2,10 +2,12 @@
 
 The second pass must bring the same batches in the same order: a digest of every batch's ids is compared."""
 
+import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +18,7 @@ from skirl.oracle.distinct import Finder
 from skirl.oracle.loops import NEVER
 from skirl.oracle.planner import Batch
 from skirl.oracle.row_states import MOST_IN_ARRAY, RowStates
+from skirl.tools.interrupts import uninterrupted
 from skirl.tools.jit import kernel
 from skirl.tools.os_errors import NotWritten, why
 
@@ -85,7 +88,7 @@ class Epoch:
     def close(self) -> None:
         """Delete the spool."""
         for spool in self._banks:
-            spool.file.close()
+            spool.close()
 
     def __enter__(self) -> "Epoch":
         return self
@@ -99,12 +102,17 @@ class Epoch:
 class _BankSpool:
     """One bank's distinct rows by batch, as handles. After the scan, their next uses take the same places."""
 
+    file: Any = None
+    _fd = -1
+
     def __init__(self, schema: Schema, bank: int) -> None:
         self._finder = Finder(schema, bank)
         # Here, a row's state is 1 plus the number of the next batch that uses it, as the scan has seen so far; 0: none.
         self._rows: RowStates | None = RowStates(schema, schema.banks[bank].tables, MOST_IN_ARRAY)
-        self.file = tempfile.TemporaryFile(prefix="skirl-spool-")  # noqa: SIM115 closed with the epoch
         self._starts = [0]
+        with uninterrupted(), tempfile.TemporaryFile(prefix="skirl-spool-") as file:
+            self._fd = os.dup(file.fileno())  # a file object, of which Ctrl-C may take every owner, would warn
+        self.file = open(self._fd, "r+b", closefd=False)  # noqa: SIM115 closed with the epoch
 
     def add(self, batch: Positions) -> None:
         assert self._rows is not None
@@ -113,6 +121,16 @@ class _BankSpool:
         _name(self._finder.tables, distinct.found, distinct.low, distinct.first, keys)
         self.file.write(self._handles(keys).data)
         self._starts.append(self._starts[-1] + len(keys))
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            with suppress(OSError):  # what is still buffered may find the disk full
+                if self.file is not None:
+                    self.file.close()
+            os.close(fd)
+
+    __del__ = close
 
     @property
     def needs(self) -> np.ndarray:

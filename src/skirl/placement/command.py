@@ -38,6 +38,10 @@ class Place(Composed):
     }
     defaults: ClassVar[Mapping[str, Any]] = {"steps": 20}
     positional: ClassVar[str] = "tables"
+    elsewhere: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("sites", "stores", "rates", "moves", "trainers"),
+        "skirl place plans tables for TorchRec; for rows over several stores, write --store placed:PLAN.json by hand",
+    )
 
     data: DataFlags = field(default_factory=DataFlags)
     model: ModelFlags = field(default_factory=ModelFlags)
