@@ -149,6 +149,7 @@ def fingerprint() -> dict[str, str]:
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # else each collection looks through 4,000 tests and their modules, for two seconds
+    gc.set_threshold(10_000, 20, 20)
     gc.enable()
     if "triton" in sys.modules:
         quicken()

@@ -83,6 +83,7 @@ class StoreConformance:
         """Close the files of stores that were dropped: hundreds may wait for the collector, which rarely runs in a fork."""
         yield
         gc.collect()
+        gc.freeze()  # the next one need not look through what is left
 
     def make(self, layout: Layout) -> Store:
         """Return an empty store."""
