@@ -1,4 +1,4 @@
-"""Runs that are killed while they save, for tests/checkpoint: `python -m tests.killed FOLDER`.
+"""Runs that are killed while they save, for tests/checkpoint: `python -m tests.killed FOLDER MOMENT...`.
 
 Processes are forked from this one, which has imported and compiled everything and has no threads, so a run takes 0.1 s.
 """
@@ -6,7 +6,7 @@ Processes are forked from this one, which has imported and compiled everything a
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +52,10 @@ def ended(pid: int, reading: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def everywhere(folder: Path) -> None:
-    """Kill one save at its first touch of a file, the next at its second, and so on, until one gets through."""
+def everywhere(folder: Path, moments: Iterable[int]) -> None:
+    """Kill each save at one of its touches of a file, until one gets through; at moment 0, none is killed."""
     after = step_of(folder)
-    for touches in range(200):
+    for touches in moments:
         before = after
 
         def child(begins: Callable[[], object], left: int = touches, stop: int = before + 2) -> None:
@@ -100,7 +100,7 @@ def main() -> None:
     for i in range(30):  # without a lookahead there are no threads: compile everything now
         model.loss(ENDLESS.data.batch(i)).backward()
     model.rows.flush()
-    everywhere(Path(sys.argv[1]))
+    everywhere(Path(sys.argv[1]), map(int, sys.argv[2:]))
 
 
 if __name__ == "__main__":

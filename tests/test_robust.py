@@ -324,7 +324,7 @@ def test_a_hanging_kernel_of_the_planner(data, monkeypatch):
 
 
 @pytest.mark.parametrize("slow", ["read", "write", "loop", "plan", "load"])
-@pytest.mark.parametrize("prefetch", [0, 1, 5])
+@pytest.mark.parametrize("prefetch", [0, 5])
 def test_slow_stages_slow_the_others(data, slow, prefetch):
     store = ProbedStore()
     # With two record widths and a cache in bytes, staging holds only a few rows.

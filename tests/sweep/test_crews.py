@@ -80,6 +80,7 @@ def test_variants_that_diverge_leave_and_a_process_without_variants_trains_no_mo
     same(found[3], found[1])
 
 
+@pytest.mark.slow
 def test_processes_that_go_on(tmp_path: Path):
     """Small sweeps in two processes, stopped at a rung and gone on with, beside one in one process."""
     found = []
