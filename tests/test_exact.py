@@ -26,7 +26,7 @@ from skirl import (
 from tests.cases import cases
 from tests.runs import SMALLEST, Case, Part, Report, Run
 
-CASES_A_CHUNK = 120
+CASES_A_CHUNK = 240
 COUNTED = 40
 """Cases per chunk in `make test`."""
 CHUNKS = 4
