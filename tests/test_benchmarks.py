@@ -1,11 +1,11 @@
 """The scripts in benchmarks/ run with tiny flags and print one JSON object; their figures are not judged."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.warm import Python
 
 ROOT = Path(__file__).parents[1]
 TINY = {
@@ -24,22 +24,23 @@ TINY = {
 QUICK = "traffic"
 
 
-def run(name: str, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, f"benchmarks/{name}.py", *words], capture_output=True, text=True, cwd=ROOT, check=False
-    )
+RUN = """import runpy, sys
+del sys.argv[0]
+sys.path.insert(0, "benchmarks")
+runpy.run_path(sys.argv[0], run_name="__main__")"""
 
 
-def result(name: str, tmp_path: Path, *words: str) -> dict:
-    done = run(name, *TINY[name].format(tmp=tmp_path).split(), "--json", *words)
+def result(python: Python, name: str, tmp_path: Path, *words: str) -> dict:
+    flags = TINY[name].format(tmp=tmp_path).split()
+    done = python.run(RUN, f"benchmarks/{name}.py", *flags, "--json", *words, cwd=ROOT)
     assert done.stdout, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == QUICK else pytest.mark.slow) for n in TINY])
-def test_one_line_of_json(name: str, tmp_path: Path):
+def test_one_line_of_json(python: Python, name: str, tmp_path: Path):
     record = tmp_path / "results" / "record.json"
-    found = result(name, tmp_path, "--record", str(record))
+    found = result(python, name, tmp_path, "--record", str(record))
     assert found["bench"] == name and found["machine"]["cores"] >= 1
     kept = json.loads(record.read_text())
     assert {"date", "commit"} <= set(kept) and kept["bench"] == name
@@ -48,6 +49,6 @@ def test_one_line_of_json(name: str, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_all_modes_train_the_same_model(tmp_path: Path):
-    found = result("train", tmp_path)
+def test_all_modes_train_the_same_model(python: Python, tmp_path: Path):
+    found = result(python, "train", tmp_path)
     assert found["losses_agree"] and len(set(map(found["loss_difference"].get, ("skirl", "lru", "on_demand")))) == 1
