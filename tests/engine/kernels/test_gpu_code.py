@@ -79,6 +79,7 @@ def check_width(kernels, dim):
     assert loads(kernels, "_fill", dim=dim) == {"st.global.v4.b32"}
 
 
+@pytest.mark.slow
 def test_nothing_is_fused_or_rough(tmp_path):
     """Of three optimizers; a campaign compiles all."""
     kernels = compiled(tmp_path, 90, (64, "float32", KIND_SGD, KIND_ROWWISE_ADAGRAD, KIND_ADAM))
