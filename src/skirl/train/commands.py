@@ -66,7 +66,9 @@ class Train(Composed):
 
         rows, moved = result["rows"], result["counters"]
         done = result["steps"] - result["begun_at"]
-        share = f", {rows['touched'] / rows['cache']:,.1f} times the cache" if rows["cache"] else ""
+        share = (
+            f", {rows['touched'] / rows['cache']:,.1f} times the cache" if rows["touched"] > rows["cache"] > 0 else ""
+        )
         data, dim = self.recipe.data, self.recipe.model.dim
         wide = self.recipe.model.row_dim
         numbers = f"{wide}" if wide == dim else f"{wide} ({dim} and a first-order weight)"
