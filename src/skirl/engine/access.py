@@ -119,7 +119,6 @@ def weights_of_all(engine: Engine, distinct: np.ndarray, bank: int) -> np.ndarra
     if engine.exchange is None:
         return peek_distinct(engine, distinct, bank)
     dim = engine.schema.banks[bank].dim
-    engine.settle()
     return engine.exchange.look_up(distinct, dim, lambda keys: peek_distinct(engine, keys, bank))
 
 

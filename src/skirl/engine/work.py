@@ -42,31 +42,6 @@ class Micro:
 
 
 @dataclass(slots=True)
-class Waiting:
-    """The vectors of one bank that the loop waits for in a step of several trainers."""
-
-    rows: np.ndarray
-    """bool [rows], over the rows that this trainer reads."""
-    requests: np.ndarray
-    """bool [requests], over the requests for rows that it owns."""
-
-    def others(self) -> "Waiting":
-        """Return the vectors that the loop does not wait for."""
-        return Waiting(~self.rows, ~self.requests)
-
-
-def begins(taken: np.ndarray) -> np.ndarray:
-    """Return how many are taken before each index, and in all.
-
-    >>> begins(np.array([True, False, True])).tolist()
-    [0, 1, 1, 2]
-    """
-    out = np.zeros(len(taken) + 1, np.int64)
-    np.cumsum(taken, out=out[1:])
-    return out
-
-
-@dataclass(slots=True)
 class Work:
     """One step of one collection."""
 
@@ -101,12 +76,6 @@ class Work:
     """The shards that these micro-batches belong to; None: all."""
     values: dict[int, torch.Tensor] = field(default_factory=dict)
     """By bank, where rows have owners: the weights of the rows that this trainer reads."""
-    values_wait: Sequence[Waiting] = ()
-    """By bank: the values that the step before changes. If empty, the loop waits for all."""
-    gradients_wait: Sequence[Waiting] = ()
-    """By bank: the gradients of rows that the next step uses or evicts. If empty, the loop waits for all."""
-    made: dict[int, np.ndarray] = field(default_factory=dict)
-    """By bank: records of new rows that were made ahead of the step."""
     packs: dict[str, "Work"] = field(default_factory=dict)
     """Where several engines carry out one plan: the work of each pack, with the same Steps."""
 

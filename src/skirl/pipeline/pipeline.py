@@ -1,9 +1,6 @@
-"""The stages around the oracle: plan, fetch and write back, each in its own thread, alongside the training loop.
-
-If several trainers share the rows, one more stage moves values and gradients between them while the loop computes."""
+"""The stages around the oracle: plan, fetch and write back, each in its own thread, alongside the training loop."""
 
 import os
-import sys
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -56,14 +53,7 @@ class Pipeline:
         self._engines = engines
         self._plan = plan
         self._window = Window(engines, plan, epochs, shards, together, mine)
-        self._exchanges = [engine.exchange for engine in engines if engine.exchange is not None]
-        self._issues = any(exchange.issues for exchange in self._exchanges)
-        for exchange in self._exchanges:
-            exchange.open()
-        names = (*STAGES, "move") if self._exchanges else STAGES
-        for seconds in (self.times.busy, self.times.blame) if self._exchanges else ():
-            seconds.setdefault("move", 0.0)
-        self._stages = Stages(names, patience=patience, hook=hook, times=self.times)
+        self._stages = Stages(STAGES, patience=patience, hook=hook, times=self.times)
         self._lock = self._stages.lock
         self._inbox: deque[list[Item]] = deque()
         self._ended = False
@@ -72,10 +62,6 @@ class Pipeline:
         self._credits = plan.prefetch
         self._ready: deque[Flight] = deque()
         self._all_ready = False
-        self._known: dict[int, Flight] = {}
-        """Steps that are planned and not in the loop yet, by number."""
-        self._moves: deque[Flight] = deque()
-        """The step in the loop, until the stage that moves rows takes it."""
         self._writes: deque[tuple[int, list[Leaving]]] = deque()
         self._writing: list[int] = []
         """Steps that are being written."""
@@ -91,11 +77,8 @@ class Pipeline:
         self._unwritten_rows = [0 for _ in banks]
         self._closed = False
         self._pid = os.getpid()
-        jobs = (
-            self._plan_all, self._fetch_all, lambda: self._write_all("write"), lambda: self._write_all("write 2"),
-            self._move_all,
-        )  # fmt: skip
-        self._stages.start(dict(zip(names, jobs)))
+        writers = (lambda: self._write_all("write"), lambda: self._write_all("write 2"))
+        self._stages.start(dict(zip(STAGES, (self._plan_all, self._fetch_all, *writers))))
 
     @property
     def window(self) -> int:
@@ -160,7 +143,6 @@ class Pipeline:
         started = time.monotonic()
         with self._lock:
             self._ready.popleft()
-            self._known.pop(flight.number, None)
             _add(self._fetched_rows, [-len(step.fetch_keys) for step in flight.steps])
             self._stages.wake("fetch")
         left = self._load(flight)
@@ -172,21 +154,10 @@ class Pipeline:
         self.done = flight.number + 1
         for engine, work in zip(self._engines, flight.works, strict=True):
             engine.bring_values(work)
-        if self._exchanges:
-            self._begin_move(flight)
         ended = time.monotonic()
         self.times.busy["load"] += ended - started
         self.times.tell(LOOP, "load", flight.number, started, ended)
         return flight
-
-    def _begin_move(self, flight: Flight) -> None:
-        """Let what the next step and the one before need travel while this step computes."""
-        with self._lock:
-            self._stages.check()
-            for exchange in self._exchanges:
-                exchange.begin_move()
-            self._moves.append(flight)
-            self._stages.wake("move")
 
     def _load(self, flight: Flight) -> list[Leaving]:
         """Make a step's rows resident. Return what leaves the caches."""
@@ -306,7 +277,6 @@ class Pipeline:
                     break
                 with self._lock:
                     self._planned.append(flight)
-                    self._known[flight.number] = flight
                     stages.wake("fetch", LOOP)
                     stages.pause("plan", self._may_plan_more)
                     if stages.stopping:
@@ -355,7 +325,7 @@ class Pipeline:
                     engine.fetch(work)
             with self._lock:
                 self._ready.append(flight)
-                stages.wake(LOOP, "move")
+                stages.wake(LOOP)
 
     def _may_fetch(self) -> bool:
         if self._stages.stopping:
@@ -364,55 +334,6 @@ class Pipeline:
 
     def _may_read(self, rows: list[int], after: int) -> bool:
         return self._written >= after and self._fits(self._fetched_rows, rows)
-
-    def _move_all(self) -> None:
-        """While a step computes, move late gradients of the step before it and early values of the step after it."""
-        stages, flight = self._stages, None
-        try:
-            while True:
-                with self._lock:
-                    stages.pause("move", lambda: stages.stopping or self._moves)
-                    if stages.stopping:
-                        return
-                    flight = self._moves.popleft()
-                    after = self._known.get(flight.number + 1) if self._plan.prefetch else None
-                    if self._issues and not (self._ready and self._ready[0] is after):
-                        after = None  # the loop would wait for it, and not this thread
-                if not self._move(flight, None if after is None or after.splits is not None else after):
-                    return
-                flight = None
-                for exchange in self._exchanges:
-                    exchange.end_move()
-        finally:
-            if flight is not None or self._moves:
-                error = sys.exception() or stages.failure or RuntimeError("this pass has ended in the middle of a step")
-                for exchange in self._exchanges:
-                    exchange.end_move(error)
-
-    def _move(self, flight: Flight, after: Flight | None) -> bool:
-        """Agree on what is critical, then move late gradients and early values, for all collections. False if stopped.
-
-        The moves are left to the loop if it issues them to a GPU.
-        """
-        stages, following = self._stages, [None] * len(flight.works) if after is None else after.works
-        with stages.working("move", flight.number):
-            both = zip(self._engines, flight.works, following, strict=True)
-            linked = [engine.link(work, then) for engine, work, then in both]
-            for exchange in self._exchanges:
-                exchange.end_link()
-            for exchange in () if self._issues else self._exchanges:
-                exchange.bring_late()
-        if self._issues or after is None or not any(linked):
-            return True
-        with self._lock:
-            stages.pause("move", lambda: stages.stopping or (self._ready and self._ready[0] is after))
-            if stages.stopping:
-                return False
-        with stages.working("move", flight.number):
-            for engine, work, early in zip(self._engines, after.works, linked, strict=True):
-                if early and engine.exchange is not None:
-                    engine.exchange.bring_early(engine.banks, work)
-        return True
 
     def _write_all(self, name: str) -> None:
         """Write evicted rows, in order. Go on after a failure elsewhere: the loop may be moving rows at that moment."""

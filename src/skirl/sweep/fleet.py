@@ -157,12 +157,6 @@ class Fleet:
     def bring_values(self, work: Work) -> None:
         """Do nothing: there is one trainer, and it has the rows."""
 
-    def settle(self) -> None:
-        """Do nothing: there is one trainer."""
-
-    def give_up(self) -> None:
-        """Do nothing: there is one trainer."""
-
 
 def _own(work: Work) -> Work:
     """Return a pack's part of a step: the same Steps and ids, and room for its own records."""
