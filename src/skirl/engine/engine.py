@@ -212,15 +212,10 @@ class Engine:
         ]
         self.capacity.take(split)
 
-    def split_anew(self, split: CacheSplit) -> None:
-        """Write all resident rows to the store and begin with empty caches, split anew. Write-backs must be drained."""
-        with self._losing("splitting the cache again failed"):
-            self.drop_caches()
-            self.allocate(split)
-
     def drop_caches(self) -> None:
         """Write all resident rows to the store; the next batches decide on new caches. Write-backs must be drained."""
-        self.flush()
+        with self._losing("splitting the cache again failed"):
+            self.flush()
         self.forget_moves()
         self.banks = self._open_banks()  # the old caches go before the new ones are made: a device has no room for both
         self.caches = []

@@ -10,7 +10,6 @@ import torch
 from skirl.core.ids import BankIds, Captured, Item, Resolver
 from skirl.core.positions import Positions
 from skirl.core.tree import leaves
-from skirl.engine.capacity import CacheSplit
 from skirl.engine.kernels.tree import Parts
 from skirl.oracle.halves import Reads
 from skirl.oracle.step import Step
@@ -45,8 +44,9 @@ class Micro:
 class Work:
     """One step of one collection."""
 
-    number: int
     micros: list[Micro]
+    number: int = -1
+    """Set when it is planned, as `steps`."""
     steps: Sequence[Step] = ()
     """The Step of each bank."""
     fetched: list[Any] = field(default_factory=list)
@@ -141,12 +141,21 @@ class Work:
 class Flight:
     """One step of all collections of a model."""
 
-    number: int
     items: list[Item]
     works: list[Work]
     """One for each collection."""
-    splits: list[CacheSplit] | None = None
-    """The split of each collection's cache from this step on; None if no split changes."""
+    banks: list[Positions]
+    """Until it is planned: the ids of all banks of all collections, joined over the micro-batches. If rows have owners,
+    what all trainers ask of this one."""
+    next_uses: list[np.ndarray] | None = None
+    """By bank, until it is planned, if the epoch is known."""
+    number: int = -1
+    """Set when it is planned."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it holds in the window: the user's batch, and at most 16 bytes per id in the planner."""
+        return sum(item.nbytes for item in self.items) + 16 * sum(map(len, self.banks))
 
     @property
     def steps(self) -> list[Step]:

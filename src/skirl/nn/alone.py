@@ -59,7 +59,9 @@ class StepByStep:
             if len(self._engine.schema.banks) == 1:
                 raise self._engine.capacity.refusal([_needs(micro)], in_flight=_IN_FLIGHT, number=None) from None
             by_one = self._engine.capacity.by_one
-            self._engine.split_anew(self._decide(micro))
+            split = self._decide(micro)
+            self._engine.drop_caches()
+            self._engine.allocate(split)
             self._engine.capacity.by_one = by_one
             return self._next(micro)
 
@@ -74,7 +76,7 @@ class StepByStep:
         self._planner.add(micro, micro.positions, micro.captured.nbytes)
         planned = self._planner.next()
         assert planned is not None
-        return Work(self._steps, [micro], planned[1])
+        return Work([micro], self._steps, planned[1])
 
     @property
     def _begun(self) -> Planner[Micro]:

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Sequence
 
 from skirl.core.ids import Item
-from skirl.engine.capacity import CacheSplit
 from skirl.engine.engine import Engine, Leaving
 from skirl.engine.work import Flight
 from skirl.oracle.options import Plan
@@ -70,8 +69,8 @@ class Pipeline:
         self._written = -1
         """The last step whose evicted rows, and those of all steps before it, are in the store."""
         self._write_failure: BaseException | None = None
-        self._split_at = -1
-        """The last step for which the caches were split anew."""
+        self._stopped = False
+        """True while the planner waits for caches that are split anew."""
         banks = [bank for engine in engines for bank in engine.schema.banks]
         self._fetched_rows = [0 for _ in banks]
         self._unwritten_rows = [0 for _ in banks]
@@ -106,11 +105,9 @@ class Pipeline:
                 f"rows of step {self.done}",
                 self.done,
             )
-            with self._lock:
-                splits = self._planned[0].splits if self._waits_for_split() else None
-            if splits is None:
+            if not self._waits_for_split():
                 return not self._is_ready()
-            self._split_anew(splits, hold)
+            self._split_anew(hold)
 
     def hungry(self) -> bool:
         """Return whether the planner could use another batch soon."""
@@ -172,18 +169,18 @@ class Pipeline:
         for engine in self._engines:
             engine.lose(what, error)
 
-    def _split_anew(self, splits: list[CacheSplit], hold: Hold) -> None:
-        """Begin the next step with empty caches, split as its plan says."""
+    def _split_anew(self, hold: Hold) -> None:
+        """Write all rows to the store, and let the window split the caches anew."""
         self._stages.wait(hold, lambda: self._written == self.done - 1, "write-backs", self.done - 1)
         try:
-            for engine, split in zip(self._engines, splits, strict=True):
-                engine.split_anew(split)
+            for engine in self._engines:
+                engine.drop_caches()
         except BaseException as error:
             self._lose(f"splitting the cache again failed: {why(error)}", error)
             raise
         with self._lock:
-            self._split_at = self.done
-            self._stages.wake("fetch")
+            self._stopped = False
+            self._stages.wake("plan")
 
     def drain(self) -> None:
         """Wait until all rows that have left the cache are in the store. This counts as no stall: training does not wait."""
@@ -234,12 +231,8 @@ class Pipeline:
         return not self._ended and len(self._inbox) < BACKLOG and waiting <= self._plan.prefetch
 
     def _waits_for_split(self) -> bool:
-        """Return whether the next step waits for the loop to split the caches anew."""
-        flight = self._planned[0] if self._planned else None
-        return flight is not None and flight.number == self.done and self._is_unsplit(flight)
-
-    def _is_unsplit(self, flight: Flight) -> bool:
-        return flight.splits is not None and self._split_at != flight.number
+        """Return whether the next step waits for the loop to drop the caches, so that they can be split anew."""
+        return self._stopped and self.done == self._window.next_number
 
     def _fits(self, taken: list[int], more: list[int]) -> bool:
         """Return whether staging has room in one of its halves. A step too large for it goes alone."""
@@ -273,6 +266,15 @@ class Pipeline:
                 with stages.working("plan", window.next_number) as note:
                     flight = window.next()
                     note.what, note.facts = (None, {}) if flight is None else ("plan", _moves(flight))
+                if flight is None and window.stopped:
+                    with self._lock:
+                        self._stopped = True
+                        stages.wake(LOOP)
+                        stages.pause("plan", lambda: stages.stopping or not self._stopped)
+                        if stages.stopping:
+                            return
+                    window.begin_anew()
+                    continue
                 if flight is None:
                     break
                 with self._lock:
@@ -308,9 +310,6 @@ class Pipeline:
                     stages.wake(LOOP)
                     return
                 self._credits -= 1
-                stages.pause("fetch", lambda: stages.stopping or not self._is_unsplit(self._planned[0]))
-                if stages.stopping:
-                    return
                 flight = self._planned.popleft()
                 stages.wake("plan", LOOP)
                 rows = [len(step.fetch_keys) for step in flight.steps]
