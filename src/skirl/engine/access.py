@@ -9,6 +9,7 @@ from skirl.core.half import expanded, packed
 from skirl.core.initial import fill
 from skirl.core.keys import ROW_BITS, table_of
 from skirl.engine.engine import Engine
+from skirl.tools.hash_index import distinct
 from skirl.tools.threads import run
 
 PIECE = 1 << 16
@@ -24,41 +25,41 @@ def peek(engine: Engine, keys: np.ndarray, bank: int) -> tuple[np.ndarray, np.nd
     """Return the distinct rows among `keys`, with their state, as the last executed step left them, and each key's
     index among them. This changes nothing.
     """
-    distinct, place = np.unique(keys, return_inverse=True)
-    return peek_distinct(engine, distinct, bank), place.astype(np.int32)
+    rows, place = distinct(keys)
+    return peek_distinct(engine, rows, bank), place
 
 
-def peek_distinct(engine: Engine, distinct: np.ndarray, bank: int) -> np.ndarray:
+def peek_distinct(engine: Engine, keys: np.ndarray, bank: int) -> np.ndarray:
     """Return the same for rows that are distinct already, in their order."""
-    rows = np.empty((len(distinct), engine.widths[bank]), engine.dtype)
-    slots = engine.caches[bank].find(distinct) if engine.caches else np.full(len(distinct), -1)
+    rows = np.empty((len(keys), engine.widths[bank]), engine.dtype)
+    slots = engine.caches[bank].find(keys) if engine.caches else np.full(len(keys), -1)
     found = slots >= 0
     if engine.caches:
         rows[found] = _numbers(engine, engine.banks[bank].read(slots[found]), bank)
     away = np.flatnonzero(~found)
-    known = away[engine.seen.has(distinct[away])]
+    known = away[engine.seen.has(keys[away])]
     if len(known):
-        at_once = len(known) == len(distinct) and not engine.half
+        at_once = len(known) == len(keys) and not engine.half
         records = rows if at_once else np.empty((len(known), engine.held[bank]), engine.dtype)
-        held = engine.store.read(distinct[known], records)
+        held = engine.store.read(keys[known], records)
         if not at_once:
             rows[known[held]] = _numbers(engine, records[held], bank)
         found[known[held]] = True
     fresh = np.flatnonzero(~found).astype(np.int32)
-    make(engine, bank, distinct[fresh], fresh, rows)
+    make(engine, bank, keys[fresh], fresh, rows)
     if engine.half:
         rows[fresh] = _numbers(engine, packed(rows[fresh], engine.half), bank)
     return rows
 
 
-def weights_of_all(engine: Engine, distinct: np.ndarray, bank: int) -> np.ndarray:
+def weights_of_all(engine: Engine, keys: np.ndarray, bank: int) -> np.ndarray:
     """Return rows as `peek_distinct` does, whichever trainer owns them. With several trainers, all must call this at
     the same time, and only weights are returned.
     """
     if engine.exchange is None:
-        return peek_distinct(engine, distinct, bank)
+        return peek_distinct(engine, keys, bank)
     dim = engine.schema.banks[bank].dim
-    return engine.exchange.look_up(distinct, dim, lambda keys: peek_distinct(engine, keys, bank))
+    return engine.exchange.look_up(keys, dim, lambda keys: peek_distinct(engine, keys, bank))
 
 
 def make(engine: Engine, bank: int, keys: np.ndarray, slots: np.ndarray, into: np.ndarray) -> None:

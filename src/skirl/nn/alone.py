@@ -1,12 +1,13 @@
 """Training without a lookahead: forward plans and fetches a batch's rows, and writes those that leave the cache."""
 
-from skirl.core.ids import Captured, distinct
+from skirl.core.ids import Captured
 from skirl.engine.capacity import CacheSplit
 from skirl.engine.engine import Engine
 from skirl.engine.work import Micro, Work
 from skirl.oracle.bank import BatchTooLarge
 from skirl.oracle.options import Plan
 from skirl.oracle.planner import Planner, bank_planners
+from skirl.tools.hash_index import distinct
 from skirl.tools.interrupts import uninterrupted
 
 _PLAN = Plan(depth=1, prefetch=0)
@@ -90,4 +91,4 @@ class StepByStep:
 
 def _needs(micro: Micro) -> list[int]:
     """Return the number of distinct rows of each bank."""
-    return [len(distinct(ids.keys)) for ids in micro.ids]
+    return [len(distinct(ids.keys)[0]) for ids in micro.ids]

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from skirl.core.ids import BadIds, Item, distinct
+from skirl.core.ids import BadIds, Item
 from skirl.core.positions import Positions
 from skirl.engine.capacity import CacheSplit, DoesNotFit
 from skirl.engine.engine import Engine
@@ -18,6 +18,7 @@ from skirl.oracle.planner import Planner, bank_planners
 from skirl.oracle.together import Together
 from skirl.pipeline.agree import tell_of_same_data
 from skirl.pipeline.epoch import Epoch, OrderChanged
+from skirl.tools.hash_index import distinct
 
 FIRST_WINDOW = 8
 """Steps whose demand decides how the caches are split."""
@@ -247,11 +248,11 @@ class Window:
     def _split(self, i: int) -> CacheSplit:
         """Return how the cache of an engine is split for the first batches."""
         first = self._first[: self._first_window]
-        rows = [[distinct(part.keys()) for part in flight.banks[self._banks[i]]] for flight in first]
+        rows = [[distinct(part.keys())[0] for part in flight.banks[self._banks[i]]] for flight in first]
         try:
             return self._engines[i].capacity.decide(
                 [[len(part) for part in parts] for parts in rows],
-                [len(distinct(np.concatenate(parts))) for parts in zip(*rows)],
+                [len(distinct(np.concatenate(parts))[0]) for parts in zip(*rows)],
                 in_flight=2 * self._plan.hold,
                 number=self.next_number,
             )
@@ -280,7 +281,7 @@ class Window:
 
     def _needs(self, i: int, flight: Flight) -> list[int]:
         """Return the number of distinct rows of each bank of an engine."""
-        return [len(distinct(part.keys())) for part in flight.banks[self._banks[i]]]
+        return [len(distinct(part.keys())[0]) for part in flight.banks[self._banks[i]]]
 
     def _first_uses(self, i: int, residents: list[Resident] | None) -> list[np.ndarray] | None:
         """Return the first batch that uses each resident row, if the epoch is known."""
