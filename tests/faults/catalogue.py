@@ -279,8 +279,8 @@ TRAINERS = [
     Fault("requests are taken for those of another rank", "oracle.halves:joined",
           "[part.rows for part in asked]", "[part.rows for part in asked[::-1]]"),
     Fault("one owner writes nothing back", "pipeline.window:Window._next",
-          "entry, steps = planned",
-          "entry, steps = planned\n"
+          "flight, steps = planned",
+          "flight, steps = planned\n"
           "for step in steps if self._together is not None and self._together.rank else []:\n"
           "    step.evict_keys, step.evict_slots = step.evict_keys[:0], step.evict_slots[:0]"),
     Fault("rows are trained with gradients of another trainer that are not finite", "engine.engine:Engine._update_together",
