@@ -33,8 +33,6 @@ from skirl.tools.machine import cores
 from skirl.tools.units import Link
 from train import RepeatedBatches, TrainSpeed
 
-WAYS = ("hidden", "all_critical")
-"""How trainers take turns: as skirl trains, and with nothing that travels early or late."""
 LOOPBACK = "loopback"
 EDGE = 2
 """Untimed steps at the beginning of a turn."""
@@ -70,7 +68,7 @@ class LinkSpeed:
     steps: int = 16
     """Steps in a turn."""
     rounds: int = 3
-    """Timed turns of each way."""
+    """Timed turns, alone and together."""
 
     def run(self) -> dict[str, Any]:
         """Measure each link with each dense size, or each cache, in sequence."""
@@ -81,8 +79,7 @@ class LinkSpeed:
         return result(
             "link", self, "part links dense batch dim steps rounds",
             vs_roof=max(point["vs_roof"] for point in points),
-            critical_share=max(point["critical_share"] for point in points),
-            vs_all_critical=[point["vs_all_critical"] for point in points],
+            rows_share=max(point["rows_share"] for point in points),
             points=points,
         )  # fmt: skip
 
@@ -109,20 +106,19 @@ def rate_of(link: str) -> float:
 
 
 def judged(ranks: Sequence[dict[str, Any]], rate: float) -> dict[str, Any]:
-    """Compare the time of a step with its roof, and with the same step when nothing travels early or late."""
-    together = [rank["hidden"] for rank in ranks]
+    """Compare the time of a step with its roof."""
+    together = [rank["together"] for rank in ranks]
     busiest = max(sum(rank[side].values()) for rank in together for side in ("sent", "received"))
     roof = {
         "compute": max(rank["local"]["seconds"] for rank in ranks), "wire": busiest / rate,
         "cores": sum(rank["cpu"] for rank in together) / cores(),
     }  # fmt: skip
-    seconds = {way: max(rank[way]["seconds"] for rank in ranks) for way in WAYS}
+    seconds = max(rank["seconds"] for rank in together)
     return {
-        "vs_roof": seconds["hidden"] / max(roof.values()),
-        "critical_share": max(rank["waited"]["rows"] for rank in together) / seconds["hidden"],
-        "vs_all_critical": seconds["all_critical"] / seconds["hidden"],
+        "vs_roof": seconds / max(roof.values()),
+        "rows_share": max(rank["waited"]["rows"] for rank in together) / seconds,
+        "seconds": seconds,
         "roof": roof,
-        "cpu": {way: sum(rank[way]["cpu"] for rank in ranks) for way in WAYS},
     }
 
 
@@ -149,7 +145,6 @@ class Way:
         rows = min(sum(table.rows for table in tables), 26 * job.batch * READ)
         with using(peers):
             embeddings = EmbeddingBagCollection(tables, optimizer=RowwiseAdagrad(lr=0.02), cache=rows)
-        self._exchange = embeddings.engine.exchange
         torch.manual_seed(0)
         self.model = TwoLayers(embeddings, len(tables) * job.dim, dense)
         self._dense = torch.optim.SGD(self.model.layers.parameters(), lr=0.01)
@@ -157,31 +152,21 @@ class Way:
         stream = RepeatedBatches(parts * 1000)
         self._batches = iter(stack.enter_context(lookahead(stream, self.model, depth=8, shards=peers.size)))
 
-    def turn(self, way: str = WAYS[0]) -> dict[str, Any]:
+    def turn(self) -> dict[str, Any]:
         """Train a turn and return its averages per step: time, bytes sent and received, and waits."""
-        if self._exchange is not None:
-            self._exchange.all_critical = way == "all_critical"
         for _ in range(EDGE):
             self._trained()
-        self._let_move()
         before, used, began = self._counted(), time.process_time(), time.perf_counter()
         for _ in range(self._steps):
             self._trained()
-        waited = self._counted()
         seconds, cpu = time.perf_counter() - began, time.process_time() - used
-        self._let_move()
         after = self._counted()
         moved = {
             side: {name: (after[name][n] - before[name][n]) / self._steps for name in after}
             for n, side in enumerate(("sent", "received"))
         }
-        waits = {name: (waited[name][2] - before[name][2]) / self._steps for name in waited}
+        waits = {name: (after[name][2] - before[name][2]) / self._steps for name in after}
         return {"seconds": seconds / self._steps, "cpu": cpu / self._steps, **moved, "waited": waits}
-
-    def _let_move(self) -> None:
-        """Wait for all background transfers, so that the bytes counted belong to exactly these steps."""
-        while self._exchange is not None and not self._exchange.moved:
-            time.sleep(1e-4)
 
     def _counted(self) -> dict[str, tuple[int, int, float]]:
         channels = {name: of for name, of in self.peers.counted().items() if name != "start"}
@@ -199,16 +184,16 @@ class Way:
 
 
 def of_rank(job: LinkSpeed, dense: int, peers: Peers) -> dict[str, Any]:
-    """Measure one trainer alone and with the others in each way, taking turns. Return the medians."""
+    """Measure one trainer alone and with the others, taking turns. Return the medians."""
     torch.set_num_threads(1)
     parts = list(job.source.sharded(peers.rank, peers.rank + 1, peers.size))
-    turns: dict[str, list[dict[str, Any]]] = {name: [] for name in ("local", *WAYS)}
+    turns: dict[str, list[dict[str, Any]]] = {name: [] for name in ("local", "together")}
     with ExitStack() as stack:
         local, together = (Way(job, dense, of, parts, stack) for of in (Alone(), peers))
         for _ in range(1 + job.rounds):
             for name, of in turns.items():
                 peers.channel("start").exchange([np.zeros(0, np.uint8)] * peers.size, f"before {name}")
-                of.append(local.turn() if name == "local" else together.turn(name))
+                of.append((local if name == "local" else together).turn())
     return {name: _middle(of[1:]) for name, of in turns.items()}
 
 

@@ -25,10 +25,8 @@ from skirl.peers.job import trainers, using
 from skirl.peers.start import join
 from skirl.pipeline.lookahead import lookahead
 
-VECTORS = ("rows", "moves")
-"""Channels of values and gradients: those that the loop waits for, and those that travel while it computes."""
-CHANNELS = (*VECTORS, "ids", "links")
-"""All channels that training rows needs; the others carry ids of the batches ahead, and which vectors are critical."""
+CHANNELS = ("rows", "ids")
+"""Channels that training rows needs: of values and gradients, and of the ids of the batches ahead."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class Network:
 
     def _overhead(self, ranks: list[dict[str, Any]]) -> float:
         """Return the ratio of all bytes to those of the vectors alone."""
-        vectors = sum(sum(rank[name]["sent"]) for rank in ranks for name in VECTORS)
+        vectors = sum(sum(rank["rows"]["sent"]) for rank in ranks)
         nbytes = sum(sum(rank[name]["bytes_sent"]) for rank in ranks for name in CHANNELS)
         return nbytes / (vectors * self.dim * 4)
 

@@ -79,7 +79,7 @@ class Skirl:
     def forward(self, given: SidesBatch) -> Tensor:
         given.micro.entered = given.micro.returned = False
         given.micro.captured.hashes = given.micro.captured.hashes or hashes_of(given.micro.captured)
-        self.module.current.expect(Work(given.step.number, [given.micro], [given.step]), 0)
+        self.module.current.expect(Work([given.micro], given.step.number, [given.step]), 0)
         return self.module(given.sparse).stacked()
 
     def coming(self) -> list[Captured]:

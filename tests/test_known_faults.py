@@ -26,7 +26,7 @@ class Known:
 KNOWN = {
     1: Known("prefetched rows never enter the cache", ("fetched rows never enter the cache",), (RETURN,)),
     2: Known("rows that one batch uses are never trained", ("rows that occur once get no gradient",), (BITS,)),
-    3: Known("a row is written back from a stale copy", ("a row that leaves gets its gradient after",), (RETURN,)),
+    3: Known("a row is written back from a stale copy", ("write-back from a slot that was overwritten",), (RETURN,)),
     4: Known(
         "a window that no interval divides ends in an error",
         ("what is left of a window at the end is not trained",),

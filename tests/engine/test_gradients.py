@@ -1,4 +1,4 @@
-"""Sums of gradients between trainers: steps narrowed to some requests, and several sums per request."""
+"""Sums of gradients between trainers: several sums of a request."""
 
 from typing import Any
 
@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from skirl.core.tree import subtrees
 from skirl.engine import gradients
-from skirl.engine.work import begins
 from skirl.oracle.step import Step
 from tests.cases import cases
 
@@ -30,39 +29,29 @@ def step_of(rows: list[list[int]]) -> Step:
 
 
 @st.composite
-def requests(draw: st.DrawFn) -> tuple[list[list[int]], list[int], list[int]]:
-    """Draw the requests of each row, the trainer of each request, and the rows to keep."""
+def requests(draw: st.DrawFn) -> tuple[list[list[int]], list[int]]:
+    """Draw the requests of each row, and the trainer of each request."""
     trainers, rows = draw(st.integers(1, 5)), draw(st.integers(1, 6))
     asked = [sorted(draw(st.sets(st.integers(0, trainers - 1), min_size=1))) for _ in range(rows)]
     pairs = sorted((trainer, row) for row, of in enumerate(asked) for trainer in of)
     found = [[i for i, (_, r) in enumerate(pairs) if r == row] for row in range(rows)]
-    return found, [trainer for trainer, _ in pairs], sorted(draw(st.sets(st.integers(0, rows - 1))))
+    return found, [trainer for trainer, _ in pairs]
 
 
 @cases(200)
 @given(case=requests(), data=st.data())
-def test_some_rows_of_a_step_and_several_sums_of_a_request(case: Any, data: st.DataObject) -> None:
-    rows, trainer_of, kept = case
-    taken = np.zeros(len(trainer_of), np.bool_)
-    for row in kept:
-        taken[rows[row]] = True
-    step = gradients.narrowed(step_of(rows), taken)
-    old = np.flatnonzero(taken)
-    assert step.keys.tolist() == [100 + row for row in kept] and step.rows.tolist() == [10 * row for row in kept]
-    groups = [step.group_pos[a:b].tolist() for a, b in zip(step.group_start[:-1], step.group_start[1:])]
-    assert [[int(old[pos]) for pos in group] for group in groups] == [rows[row] for row in kept]
-    assert [int(slot) for slot in step.slots] == [10 * next(r for r in kept if pos in rows[r]) for pos in old.tolist()]
-
-    # Several sums of each trainer: those of its first subtree, then those of the next.
+def test_several_sums_of_a_request(case: Any, data: st.DataObject) -> None:
+    rows, trainer_of = case
+    # Those of each trainer's first subtree come first, then those of the next.
     blocks = [subtrees(0, data.draw(st.sampled_from([1, 2, 3, 7]))) for _ in range(max(trainer_of) + 1)]
-    serve = begins(taken)[np.searchsorted(trainer_of, np.arange(len(blocks) + 1))]
+    serve = np.searchsorted(trainer_of, np.arange(len(blocks) + 1))
     come = [
-        (int(old[pos]), tree)
+        (pos, tree)
         for rank, trees in enumerate(blocks)
         for tree in range(len(trees))
         for pos in range(serve[rank], serve[rank + 1])
     ]
-    spread = gradients._spread(step, serve, blocks)
-    for n, row in enumerate(kept):
+    spread = gradients._spread(step_of(rows), serve, blocks)
+    for n, of in enumerate(rows):
         sums = [come[pos] for pos in spread.group_pos[spread.group_start[n] : spread.group_start[n + 1]]]
-        assert sums == [(pos, tree) for pos in rows[row] for tree in range(len(blocks[trainer_of[pos]]))]
+        assert sums == [(pos, tree) for pos in of for tree in range(len(blocks[trainer_of[pos]]))]

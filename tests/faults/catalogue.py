@@ -263,45 +263,34 @@ CHECKPOINTS = [
 ]  # fmt: skip
 
 TRAINERS = [
-    Fault("sums of rows are added in the order of ranks", "engine.gradients:Gradients.apply",
+    Fault("sums of rows are added in the order of ranks", "engine.gradients:apply",
           "np.array([leaves.start for tree in trees for leaves in tree])", "1 << np.arange(len(ends))"),
     Fault("an owner takes the sums of a row for those of its neighbours", "engine.gradients:_spread",
           "which * np.repeat(counts[rank], copies)", "which"),
-    Fault("owners serve the values of the step before", "engine.exchange:Exchange._bring",
-          "send = values_of(work, np.flatnonzero(which.requests))",
-          "of = np.flatnonzero(which.requests)\n"
-          "now, slots, name = values_of(work, of).clone(), work.steps[number].slots[of].tolist(), f'served {number}'\n"
-          "before, self.__dict__[name] = self.__dict__.get(name, {}), dict(zip(slots, now.clone()))\n"
-          "for i, slot in enumerate(slots):\n"
-          "    now[i] = before.get(slot, now[i])\n"
-          "send = now"),
-    Fault("the last gradient that came is dropped", "engine.gradients:Gradients.apply",
+    Fault("owners serve the values of the step before", "engine.exchange:Exchange.values",
+          "bank.values(work)",
+          "(now := bank.values(work), old := self.__dict__.get(number), "
+          "self.__dict__.__setitem__(number, now.clone()), "
+          "old if old is not None and old.shape == now.shape else now)[-1]"),
+    Fault("the last gradient that came is dropped", "engine.gradients:apply",
           "~((first == 0) & torch.signbit(first))", "~((first == 0) & torch.signbit(first)) & (torch.arange(len(come)) + 1 < len(come))"),
     Fault("a request for one row of a table is dropped", "oracle.halves:_parts",
           "counts[i] > 0", "counts[i] > 1"),
     Fault("requests are taken for those of another rank", "oracle.halves:joined",
           "[part.rows for part in asked]", "[part.rows for part in asked[::-1]]"),
     Fault("one owner writes nothing back", "pipeline.window:Window._next",
-          "entry, steps = planned",
-          "entry, steps = planned\n"
+          "flight, steps = planned",
+          "flight, steps = planned\n"
           "for step in steps if self._together is not None and self._together.rank else []:\n"
           "    step.evict_keys, step.evict_slots = step.evict_keys[:0], step.evict_slots[:0]"),
     Fault("rows are trained with gradients of another trainer that are not finite", "engine.engine:Engine._update_together",
           "told[-1]", "not finite"),
-    Fault("all gradients come late", "oracle.halves:critical_gradients",
-          "wanted[after.rows] = True", "pass"),
-    Fault("a row that leaves gets its gradient after", "oracle.halves:critical_gradients",
-          "wanted[after.evict_slots] = True", "wanted[after.evict_slots] = False"),
-    Fault("all values come early", "oracle.halves:critical_values",
-          "changed[before.rows] = True", "pass"),
-    Fault("values go early before late gradients came", "pipeline.pipeline:Pipeline._move",
-          "exchange.bring_late()", "pass"),
     Fault("rows without gradient are told as rows with one of zero", "engine.gradients:marked",
           "-0.0", "0.0"),
     Fault("a dense gradient that is nowhere is zero", "peers.dense:_Kind.give",
           "found[n] is None and there", "found[n] is None"),
-    Fault("rows get the mean over the shards of one trainer", "engine.gradients:Gradients.apply",
-          "1 / update.work.shards", "1 / len(update.work.micros)"),
+    Fault("rows get the mean over the shards of one trainer", "engine.gradients:apply",
+          "1 / work.shards", "1 / len(work.micros)"),
     Fault("two rows of an owner have one number", "oracle.share:number_of",
           "bit - np.uint64(1)", "bit - np.uint64(1) & ~np.uint64(1)"),
     Fault("what is left of a window at the end is not trained", "oracle.planner:Planner.next",
@@ -309,7 +298,7 @@ TRAINERS = [
     Fault("a batch that one trainer cannot hold is told to nobody", "pipeline.window:Window._told",
           "self._together.failure = error", "pass"),
     Fault("rows and ids travel on one channel, in any order", "engine.exchange:Exchange.__init__",
-          "peers.channel('moves')", "peers.channel('ids')"),
+          "peers.channel('rows')", "peers.channel('ids')"),
     Fault("a trainer reads its shards in another order", "data.share:Shards.cuts",
           "range(self.first * each, self.last * each, each)", "range(self.first * each, self.last * each, each)[::-1]"),
 ]  # fmt: skip

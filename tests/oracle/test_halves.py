@@ -1,7 +1,6 @@
 """A trainer's half of a step, its requests, and their encoding, compared with plain Python."""
 
 from collections import defaultdict
-from itertools import pairwise
 
 import numpy as np
 from hypothesis import given
@@ -11,13 +10,10 @@ from skirl import Table
 from skirl.core.placement import Placement
 from skirl.core.positions import Positions
 from skirl.core.tables import ROW_BITS, Schema
-from skirl.oracle.halves import Asking, Requests, critical_gradients, critical_values, joined
-from skirl.oracle.options import Plan, Vote
-from skirl.oracle.planner import Planner, bank_planners
-from skirl.oracle.seen import Seen
+from skirl.oracle.halves import Asking, Requests, joined
+from skirl.oracle.options import Vote
 from skirl.oracle.together import BATCH, Letter, Letters
 from tests.cases import cases
-from tests.oracle.traces import traces
 from tests.oracle.trainers import BANKS, SCHEMA, TABLES, asked, positions, random_ids
 
 ALL = [(SCHEMA, bank) for bank in range(len(BANKS))]
@@ -98,20 +94,3 @@ def test_rows_at_the_edges_of_their_words():
     letters, counts = Letters([(schema, 0)]), np.array([5, 1, 2], np.int32)
     letter = letters.read(letters.write(Letter(BATCH, 0, Vote(0, 0), [Requests(rows, counts)])))
     assert letter.banks[0].rows.tolist() == rows.tolist() and letter.banks[0].counts.tolist() == counts.tolist()
-
-
-@cases(50)
-@given(trace=traces(), more=st.integers(0, 3))
-def test_rows_that_the_loop_waits_for(trace, more):
-    schema = Schema.of([Table("a", 1000, 4)])
-    capacity, plan = max(1, *(len(set(batch)) for batch in trace)) + more, Plan(3)
-    planner: Planner[None] = Planner(bank_planners(schema, [capacity], plan, Seen(schema)), plan)
-    for batch in trace:
-        planner.add(None, [np.array(batch, np.int64)], 0)
-    planner.end()
-    steps = [planned[1][0] for planned in iter(planner.next, None)]
-    for number, (step, after) in enumerate(pairwise(steps)):
-        now, then = trace[number], trace[number + 1]
-        leaving = {*then, *after.evict_keys.tolist()}
-        assert critical_gradients(step, after, capacity).tolist() == [row in leaving for row in now]
-        assert critical_values(step, after, capacity).tolist() == [row in now for row in then]

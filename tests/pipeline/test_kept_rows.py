@@ -182,7 +182,7 @@ def before(owner: object, name: str, patch: pytest.MonkeyPatch) -> None:
 def test_a_second_interrupt_while_the_pass_ends_waits_for_the_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    assert interrupted(tmp_path, lambda one: before(one.engine, "give_up", monkeypatch)) == 10
+    assert interrupted(tmp_path, lambda one: before(one.engine, "forget_moves", monkeypatch)) == 10
     assert not caplog.records
 
 

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skirl.tools.hash_index import EMPTY, HashIndex, find, insert, mix, probe, remove
+from skirl.tools.hash_index import EMPTY, HashIndex, distinct, find, insert, mix, probe, remove
 
 # Few distinct keys, spread over all bits: collisions, removals of existing keys, and equal halves are common.
 KEYS = st.one_of(
@@ -45,17 +45,12 @@ def test_agrees_with_a_dict(operations):
         whole(index, expected)
 
 
-@given(st.lists(st.lists(KEYS, max_size=30), max_size=6))
-def test_numbers_are_given_in_the_order_of_first_appearance(batches):
-    index, expected = HashIndex(), {}
-    for keys in batches:
-        known = len(expected)
-        for key in keys:
-            expected.setdefault(key, len(expected))
-        new, numbers = index.number(int64(keys))
-        assert new.tolist() == list(expected)[known:]
-        assert numbers.tolist() == [expected[key] for key in keys]
-        whole(index, expected)
+@given(st.lists(KEYS, max_size=60))
+def test_distinct_keys_come_in_the_order_of_first_appearance(keys):
+    expected = {key: n for n, key in enumerate(dict.fromkeys(keys))}
+    found, place = distinct(int64(keys))
+    assert found.tolist() == list(expected)
+    assert place.tolist() == [expected[key] for key in keys]
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 30)), min_size=20, max_size=200))

@@ -352,17 +352,6 @@ def _one_hot(features: int, batch: int) -> tuple[np.ndarray, np.ndarray]:
     return np.arange(batch * features + 1, dtype=np.int32), bag_of
 
 
-def distinct(keys: np.ndarray) -> np.ndarray:
-    """Return the distinct keys, ascending. This sorts them: np.unique hashes integers, which takes 18 times as long if
-    they are sorted already.
-
-    >>> distinct(np.array([3, 1, 3]))
-    array([1, 3])
-    """
-    ordered = np.sort(keys)
-    return ordered[np.append(True, ordered[1:] != ordered[:-1])] if len(ordered) else ordered
-
-
 def _complaint(captured: Captured, schema: Schema, position: int) -> str:
     bag = int(np.searchsorted(captured.offsets, position, side="right")) - 1
     place = next(p for p in range(len(captured.keys)) if bag < captured.bags(p).stop)

@@ -1,4 +1,4 @@
-"""Rows by id, outside of a step: read, set, remembered for a forward without a lookahead."""
+"""Rows by id, outside of a step: read and set."""
 
 from collections.abc import Mapping
 
@@ -8,69 +8,9 @@ import torch
 from skirl.core.half import expanded, packed
 from skirl.core.initial import fill
 from skirl.core.keys import ROW_BITS, table_of
-from skirl.core.tables import Schema
 from skirl.engine.engine import Engine
-from skirl.engine.kernels.buffers import empty
-from skirl.tools.hash_index import HashIndex
-from skirl.tools.jit import AHEAD, kernel, prefetch
+from skirl.tools.hash_index import distinct
 from skirl.tools.threads import run
-
-
-class RowNumbers:
-    """Does what `HashIndex.number` does, in a third of its time, for the tables of one bank.
-
-    >>> from skirl import Table
-    >>> numbers = RowNumbers(Schema.of([Table("a", 10, 4), Table("b", 5, 4)]), 0)
-    >>> [found.tolist() for found in numbers.number(np.array([7, 3, 7]))]
-    [[7, 3], [0, 1, 0]]
-    >>> numbers.number(np.array([3, 1 << ROW_BITS]))[1].tolist(), len(numbers)
-    ([1, 2], 3)
-    """
-
-    def __init__(self, schema: Schema, bank: int) -> None:
-        self._count = 0
-        self._first = np.zeros(len(schema.tables), np.int64)
-        """For each table of the bank: the entry of its row 0."""
-        end = 0
-        for table in schema.banks[bank].tables:
-            self._first[table] = end
-            end += schema.tables[table].rows
-        self._numbers = np.zeros(end, np.int32)
-        """Number of each row, counted from 1; 0 if it has not come. Zeros take no memory until they are written."""
-
-    @staticmethod
-    def nbytes(schema: Schema, bank: int) -> int:
-        """Return the bytes that the numbers take once every row has come."""
-        return 4 * sum(schema.tables[table].rows for table in schema.banks[bank].tables)
-
-    def __len__(self) -> int:
-        return self._count
-
-    def number(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return those of the int64 keys that are new, and the number of each key."""
-        new, numbers = np.empty(len(keys), np.int64), np.empty(len(keys), np.int32)
-        found = _number(self._numbers, self._first, keys, new, numbers, self._count)
-        self._count += found
-        return new[:found], numbers
-
-
-@kernel
-def _number(entries, first, keys, new, numbers, count):
-    """Number keys from `count` on and write the new ones to `new`. Return how many are new."""
-    found, last, rows = 0, keys.size - 1, (1 << ROW_BITS) - 1
-    for i in range(keys.size):
-        ahead = keys[min(i + AHEAD, last)]
-        prefetch(entries, first[ahead >> ROW_BITS] + (ahead & rows))
-        at = first[keys[i] >> ROW_BITS] + (keys[i] & rows)
-        number = entries[at]
-        if number == 0:
-            new[found] = keys[i]
-            found += 1
-            number = count + found
-            entries[at] = number
-        numbers[i] = number - 1
-    return found
-
 
 PIECE = 1 << 16
 """Rows moved at a time."""
@@ -85,42 +25,41 @@ def peek(engine: Engine, keys: np.ndarray, bank: int) -> tuple[np.ndarray, np.nd
     """Return the distinct rows among `keys`, with their state, as the last executed step left them, and each key's
     index among them. This changes nothing.
     """
-    distinct, place = np.unique(keys, return_inverse=True)
-    return peek_distinct(engine, distinct, bank), place.astype(np.int32)
+    rows, place = distinct(keys)
+    return peek_distinct(engine, rows, bank), place
 
 
-def peek_distinct(engine: Engine, distinct: np.ndarray, bank: int) -> np.ndarray:
+def peek_distinct(engine: Engine, keys: np.ndarray, bank: int) -> np.ndarray:
     """Return the same for rows that are distinct already, in their order."""
-    rows = np.empty((len(distinct), engine.widths[bank]), engine.dtype)
-    slots = engine.caches[bank].find(distinct) if engine.caches else np.full(len(distinct), -1)
+    rows = np.empty((len(keys), engine.widths[bank]), engine.dtype)
+    slots = engine.caches[bank].find(keys) if engine.caches else np.full(len(keys), -1)
     found = slots >= 0
     if engine.caches:
         rows[found] = _numbers(engine, engine.banks[bank].read(slots[found]), bank)
     away = np.flatnonzero(~found)
-    known = away[engine.seen.has(distinct[away])]
+    known = away[engine.seen.has(keys[away])]
     if len(known):
-        at_once = len(known) == len(distinct) and not engine.half
+        at_once = len(known) == len(keys) and not engine.half
         records = rows if at_once else np.empty((len(known), engine.held[bank]), engine.dtype)
-        held = engine.store.read(distinct[known], records)
+        held = engine.store.read(keys[known], records)
         if not at_once:
             rows[known[held]] = _numbers(engine, records[held], bank)
         found[known[held]] = True
     fresh = np.flatnonzero(~found).astype(np.int32)
-    make(engine, bank, distinct[fresh], fresh, rows)
+    make(engine, bank, keys[fresh], fresh, rows)
     if engine.half:
         rows[fresh] = _numbers(engine, packed(rows[fresh], engine.half), bank)
     return rows
 
 
-def weights_of_all(engine: Engine, distinct: np.ndarray, bank: int) -> np.ndarray:
+def weights_of_all(engine: Engine, keys: np.ndarray, bank: int) -> np.ndarray:
     """Return rows as `peek_distinct` does, whichever trainer owns them. With several trainers, all must call this at
     the same time, and only weights are returned.
     """
     if engine.exchange is None:
-        return peek_distinct(engine, distinct, bank)
+        return peek_distinct(engine, keys, bank)
     dim = engine.schema.banks[bank].dim
-    engine.settle()
-    return engine.exchange.look_up(distinct, dim, lambda keys: peek_distinct(engine, keys, bank))
+    return engine.exchange.look_up(keys, dim, lambda keys: peek_distinct(engine, keys, bank))
 
 
 def make(engine: Engine, bank: int, keys: np.ndarray, slots: np.ndarray, into: np.ndarray) -> None:
@@ -178,56 +117,3 @@ def put_weight(engine: Engine, table: int, weight: torch.Tensor) -> None:
 def _numbers(engine: Engine, records: np.ndarray, bank: int) -> np.ndarray:
     """Unpack rows from their records."""
     return expanded(records, engine.widths[bank], engine.half) if engine.half else records
-
-
-LIMIT = 64 << 20
-"""Bytes of rows, over all banks, that are kept at most. The index may take as much again."""
-
-
-class Remembered:
-    """Weights of rows as the last executed step left them. Valid until the next step, and for use by one thread."""
-
-    def __init__(self, engine: Engine, limit: int = LIMIT) -> None:
-        share = limit // len(engine.schema.banks)
-        self._banks = [_Bank(engine, bank, share) for bank in range(len(engine.schema.banks))]
-
-    def find(self, keys: np.ndarray, bank: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return an array of rows, and the index of each key's row in it. Rows already in the array do not change."""
-        return self._banks[bank].find(keys)
-
-
-class _Bank:
-    def __init__(self, engine: Engine, bank: int, limit: int) -> None:
-        self._engine, self._bank = engine, bank
-        self._dim = engine.schema.banks[bank].dim
-        self._most = max(1, limit // (self._dim * engine.dtype.itemsize))
-        self._small = RowNumbers.nbytes(engine.schema, bank) <= limit
-        self._forget()
-
-    def _forget(self) -> None:
-        self._index = RowNumbers(self._engine.schema, self._bank) if self._small else HashIndex()
-        self._rows = np.empty((0, self._dim), self._engine.dtype)
-
-    def find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        new, places = self._index.number(keys)
-        if len(new) < len(self._index) > self._most:
-            self._forget()
-            new, places = self._index.number(keys)
-        try:
-            self._append(new)
-        except BaseException:
-            self._forget()  # the index has numbers without rows
-            raise
-        return self._rows, places
-
-    def _append(self, new: np.ndarray) -> None:
-        """Look up the rows of new keys and append them."""
-        if not len(new):
-            return
-        end = len(self._index)
-        begin = end - len(new)
-        if end > len(self._rows):
-            rows = empty(max(end, min(2 * end, self._most)) * self._dim, self._engine.dtype).reshape(-1, self._dim)
-            rows[:begin] = self._rows[:begin]
-            self._rows = rows
-        self._rows[begin:end] = peek_distinct(self._engine, new, self._bank)[:, : self._dim]

@@ -84,8 +84,6 @@ class Engine:
         self.exchange = exchange_with(torch_device(device))  # with several GPUs, it chooses one
         """The exchange with other trainers, each of which owns some of the rows; None for a single trainer."""
         self.device = open_device(device, self.dtype)
-        if self.exchange is not None:
-            self.exchange.issues = self.device.issues_moves
         self.resolver = Resolver(self.schema, self.dtype, pooled)
         if isinstance(store, str):
             rank, others = (0, launched_here()) if self.exchange is None else (self.exchange.peers.rank, True)
@@ -214,15 +212,10 @@ class Engine:
         ]
         self.capacity.take(split)
 
-    def split_anew(self, split: CacheSplit) -> None:
-        """Write all resident rows to the store and begin with empty caches, split anew. Write-backs must be drained."""
-        with self._losing("splitting the cache again failed"):
-            self.drop_caches()
-            self.allocate(split)
-
     def drop_caches(self) -> None:
         """Write all resident rows to the store; the next batches decide on new caches. Write-backs must be drained."""
-        self.flush()
+        with self._losing("splitting the cache again failed"):
+            self.flush()
         self.forget_moves()
         self.banks = self._open_banks()  # the old caches go before the new ones are made: a device has no room for both
         self.caches = []
@@ -249,33 +242,6 @@ class Engine:
         """Get the values of the step's rows that this trainer reads. The rows must be resident with all owners."""
         if self.exchange is not None:
             self.exchange.values(self.banks, work)
-
-    def link(self, work: Work, after: Work | None) -> bool:
-        """Agree with the other trainers on what is critical between the step in the loop and the next. Return whether
-        values of the next one may come early.
-        """
-        assert self.exchange is not None
-        return self.exchange.link(self.banks, work, after, [len(cache) for cache in self.caches])
-
-    def settle(self) -> None:
-        """Wait until no gradient is on its way to another trainer. All trainers call this after the same step."""
-        if self.exchange is not None:
-            with self._losing("exchanging gradients between trainers failed"):
-                self.exchange.settle()
-                for bank in self.banks:
-                    bank.join()
-
-    def give_up(self) -> None:
-        """Note that the loop has ended. Rows are lost if gradients are still on their way between trainers."""
-        if self.exchange is not None and not self.exchange.settled:
-            why = self.exchange.peers.over or "the job has ended"
-            self.lose(f"{why} while gradients were in transit between trainers")
-
-    def complete(self, wait: bool = True) -> None:
-        """Finish the update of the step in the loop, as far as the next needs it. Unless `wait`, wait for no move."""
-        if self.exchange is not None and (wait or self.exchange.moved):
-            with self._losing("exchanging gradients between trainers failed"):
-                self.exchange.complete()
 
     @contextmanager
     def _losing(self, what: str) -> Iterator[None]:
@@ -392,18 +358,19 @@ class Engine:
         """Update with other trainers. Sums are made while trainers tell each other which tables have gradients; they
         are sent once all have told.
         """
-        exchange.issue_early(self.banks)
         flags = exchange.begin_anywhere(np.append(raised, not finite))
         updates = {bank: self._summed(exchange, work, bank) for bank in self._raised(raised)}
         told = exchange.anywhere(flags)
         if told[-1]:
             return False
         self.table_steps += told[:-1]
+        ready = []
         for bank in self._raised(told[:-1]):  # other trainers may have gradients where this one has none
-            update, sent = updates.get(bank) or self._summed(exchange, work, bank)
+            update, sums = updates.get(bank) or self._summed(exchange, work, bank)
             update.scalars = self._scalars(bank, settings)
             self.caches[bank].changing(work.steps[bank].rows)
-            exchange.update(self.banks[bank], update, sent)
+            ready.append((self.banks[bank], update, sums))
+        exchange.update(ready)
         return True
 
     def _summed(self, exchange: Exchange, work: Work, bank: int) -> tuple[Update, list[torch.Tensor]]:
@@ -439,7 +406,6 @@ class Engine:
     def flush(self) -> None:
         """Write resident rows that the store lacks as they are. All stay resident. Write-backs must be drained."""
         self.check()
-        self.settle()
         for bank, cache in zip(self.banks, self.caches, strict=False):  # no caches before the first batch
             slots = cache.unwritten
             for part in np.array_split(slots, max(1, len(slots) // 65536)):

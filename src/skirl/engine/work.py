@@ -10,7 +10,6 @@ import torch
 from skirl.core.ids import BankIds, Captured, Item, Resolver
 from skirl.core.positions import Positions
 from skirl.core.tree import leaves
-from skirl.engine.capacity import CacheSplit
 from skirl.engine.kernels.tree import Parts
 from skirl.oracle.halves import Reads
 from skirl.oracle.step import Step
@@ -42,36 +41,12 @@ class Micro:
 
 
 @dataclass(slots=True)
-class Waiting:
-    """The vectors of one bank that the loop waits for in a step of several trainers."""
-
-    rows: np.ndarray
-    """bool [rows], over the rows that this trainer reads."""
-    requests: np.ndarray
-    """bool [requests], over the requests for rows that it owns."""
-
-    def others(self) -> "Waiting":
-        """Return the vectors that the loop does not wait for."""
-        return Waiting(~self.rows, ~self.requests)
-
-
-def begins(taken: np.ndarray) -> np.ndarray:
-    """Return how many are taken before each index, and in all.
-
-    >>> begins(np.array([True, False, True])).tolist()
-    [0, 1, 1, 2]
-    """
-    out = np.zeros(len(taken) + 1, np.int64)
-    np.cumsum(taken, out=out[1:])
-    return out
-
-
-@dataclass(slots=True)
 class Work:
     """One step of one collection."""
 
-    number: int
     micros: list[Micro]
+    number: int = -1
+    """Set when it is planned, as `steps`."""
     steps: Sequence[Step] = ()
     """The Step of each bank."""
     fetched: list[Any] = field(default_factory=list)
@@ -101,12 +76,6 @@ class Work:
     """The shards that these micro-batches belong to; None: all."""
     values: dict[int, torch.Tensor] = field(default_factory=dict)
     """By bank, where rows have owners: the weights of the rows that this trainer reads."""
-    values_wait: Sequence[Waiting] = ()
-    """By bank: the values that the step before changes. If empty, the loop waits for all."""
-    gradients_wait: Sequence[Waiting] = ()
-    """By bank: the gradients of rows that the next step uses or evicts. If empty, the loop waits for all."""
-    made: dict[int, np.ndarray] = field(default_factory=dict)
-    """By bank: records of new rows that were made ahead of the step."""
     packs: dict[str, "Work"] = field(default_factory=dict)
     """Where several engines carry out one plan: the work of each pack, with the same Steps."""
 
@@ -172,12 +141,21 @@ class Work:
 class Flight:
     """One step of all collections of a model."""
 
-    number: int
     items: list[Item]
     works: list[Work]
     """One for each collection."""
-    splits: list[CacheSplit] | None = None
-    """The split of each collection's cache from this step on; None if no split changes."""
+    banks: list[Positions]
+    """Until it is planned: the ids of all banks of all collections, joined over the micro-batches. If rows have owners,
+    what all trainers ask of this one."""
+    next_uses: list[np.ndarray] | None = None
+    """By bank, until it is planned, if the epoch is known."""
+    number: int = -1
+    """Set when it is planned."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it holds in the window: the user's batch, and at most 16 bytes per id in the planner."""
+        return sum(item.nbytes for item in self.items) + 16 * sum(map(len, self.banks))
 
     @property
     def steps(self) -> list[Step]:

@@ -1,12 +1,13 @@
 """Training without a lookahead: forward plans and fetches a batch's rows, and writes those that leave the cache."""
 
-from skirl.core.ids import Captured, distinct
+from skirl.core.ids import Captured
 from skirl.engine.capacity import CacheSplit
 from skirl.engine.engine import Engine
 from skirl.engine.work import Micro, Work
 from skirl.oracle.bank import BatchTooLarge
 from skirl.oracle.options import Plan
 from skirl.oracle.planner import Planner, bank_planners
+from skirl.tools.hash_index import distinct
 from skirl.tools.interrupts import uninterrupted
 
 _PLAN = Plan(depth=1, prefetch=0)
@@ -59,7 +60,9 @@ class StepByStep:
             if len(self._engine.schema.banks) == 1:
                 raise self._engine.capacity.refusal([_needs(micro)], in_flight=_IN_FLIGHT, number=None) from None
             by_one = self._engine.capacity.by_one
-            self._engine.split_anew(self._decide(micro))
+            split = self._decide(micro)
+            self._engine.drop_caches()
+            self._engine.allocate(split)
             self._engine.capacity.by_one = by_one
             return self._next(micro)
 
@@ -74,7 +77,7 @@ class StepByStep:
         self._planner.add(micro, micro.positions, micro.captured.nbytes)
         planned = self._planner.next()
         assert planned is not None
-        return Work(self._steps, [micro], planned[1])
+        return Work([micro], self._steps, planned[1])
 
     @property
     def _begun(self) -> Planner[Micro]:
@@ -88,4 +91,4 @@ class StepByStep:
 
 def _needs(micro: Micro) -> list[int]:
     """Return the number of distinct rows of each bank."""
-    return [len(distinct(ids.keys)) for ids in micro.ids]
+    return [len(distinct(ids.keys)[0]) for ids in micro.ids]

@@ -14,6 +14,7 @@ from skirl.core.optim import RowOptimizer
 from skirl.core.tables import Table
 from skirl.engine.access import PIECE, bank_of, peek, put, put_rows, weights_of_all
 from skirl.engine.engine import Engine
+from skirl.tools.hash_index import distinct
 
 Ids = Sequence[int] | np.ndarray | Tensor
 
@@ -28,8 +29,8 @@ def weights_of(engine: Engine, table: str, ids: Ids) -> Tensor:
     )
     out = np.empty((len(rows), dim), engine.dtype)
     for start in range(0, _most(engine, table, len(rows)), PIECE):  # all trainers make the same number of calls
-        distinct, place = np.unique(key_of(number, rows[start : start + PIECE]), return_inverse=True)
-        out[start : start + PIECE] = weights_of_all(engine, distinct, bank)[place, :dim]
+        keys, place = distinct(key_of(number, rows[start : start + PIECE]))
+        out[start : start + PIECE] = weights_of_all(engine, keys, bank)[place, :dim]
     return torch.from_numpy(out).to(engine.device.at)
 
 

@@ -13,7 +13,7 @@ from skirl.core.groups import RowOptimizers, matching
 from skirl.core.handle import TorchHandle
 from skirl.core.optim import RowOptimizer
 from skirl.core.tables import Pooling, Table
-from skirl.engine.access import Remembered, weights_of_all
+from skirl.engine.access import weights_of_all
 from skirl.engine.capacity import CacheSize
 from skirl.engine.engine import Engine
 from skirl.engine.work import Micro
@@ -188,24 +188,16 @@ class Collection(nn.Module):
         both = Lookup.apply(self.anchor, micro.weights, tickets)
         return self.output(self.engine.schema, list(both[::2]), tickets, micro.ids, list(both[1::2]))
 
-    def looked_up(self, sparse: Sparse, remembered: Remembered | None = None) -> LookedUp:
+    def looked_up(self, sparse: Sparse) -> LookedUp:
         """Look up rows as the executed steps left them, by bank. Any thread may call it while no step is running."""
         with self._looking:
-            return self._look(sparse, remembered)
-
-    def _look(self, sparse: Sparse, remembered: Remembered | None) -> LookedUp:
-        captured = self.engine.resolver.capture_part(sparse)
-        ids = self.engine.resolver.resolve(captured, self.engine.resolver.positions(captured))
-        found = []
-        for bank, part in enumerate(ids):
-            if remembered is not None:
-                looked_up = FoundRows(part, *remembered.find(part.keys, bank))
-                looked_up.out = self._pooled(bank, looked_up)
-            else:
+            captured = self.engine.resolver.capture_part(sparse)
+            ids = self.engine.resolver.resolve(captured, self.engine.resolver.positions(captured))
+            found = []
+            for bank, part in enumerate(ids):
                 keys, place = distinct(part.keys)
-                looked_up = FoundRows(part, weights_of_all(self.engine, keys, bank), place)
-            found.append(looked_up)
-        return found
+                found.append(FoundRows(part, weights_of_all(self.engine, keys, bank), place))
+            return found
 
     def _pooled(self, bank: int, found: FoundRows) -> tuple[Tensor, Tensor | None]:
         out = self.engine.banks[bank].pool_rows(found.rows, found.ids, found.place)
@@ -218,7 +210,7 @@ class Collection(nn.Module):
         self.current.drain()
         early, self.early.found = self.early.found, None
         found = (early.take(sparse) if early is not None else None) or self.looked_up(sparse)
-        banks = [self._pooled(bank, part) if part.out is None else part.out for bank, part in enumerate(found)]
+        banks = [self._pooled(bank, part) for bank, part in enumerate(found)]
         outputs, bags = [out for out, _ in banks], [bags for _, bags in banks]
         return self.output(self.engine.schema, outputs, None, [part.ids for part in found], bags).only(sparse.keys())
 

@@ -189,8 +189,6 @@ class CurrentStep:
             work, self.work = self.work, None
             if apply and work is not None and not work.updated and (work.returned or self.engine.exchange):
                 self._update(work)
-            if apply and work is not None:
-                self.engine.complete()
 
     def update_together(self) -> None:
         """All of the step's backwards that come have come: with several trainers each sends what it has, or nothing."""
@@ -199,18 +197,11 @@ class CurrentStep:
             if work is not None and not work.updated and self.engine.exchange is not None:
                 self._update(work)
 
-    def complete_meanwhile(self) -> None:
-        """Apply what others sent for the step that was just updated, unless rows still move for the steps beside it."""
-        with uninterrupted():
-            if self.work is not None and self.work.updated:
-                self.engine.complete(wait=False)
-
     def settle(self) -> None:
         """Bring rows to the state after the step in the loop, in the cache or in the store."""
         self._same.settle(wait=True)  # a checkpoint of wrong rows would be the newest
         if self.loop is not None:
             self.loop.settle()
-            self.engine.settle()
             self.loop.drain()
         else:
             self.finish()

@@ -208,9 +208,6 @@ class DenseSums:
         if self._summing is None:
             self._begin()
         assert self._summing is not None
-        self._summing.share()
-        for collection in self._collections:  # while the means travel
-            collection.current.complete_meanwhile()
         summing, self._summing = self._summing, None
         return summing.wait()
 

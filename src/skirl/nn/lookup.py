@@ -23,8 +23,6 @@ class FoundRows:
     """Records, or only their weights."""
     place: np.ndarray
     """The index in `rows` of each id's row."""
-    out: tuple[Tensor, Tensor | None] | None = None
-    """The bank's output and its shared bags, if they were pooled early."""
 
 
 LookedUp = list[FoundRows]

@@ -108,26 +108,6 @@ def fused(reads: Reads, step: Step) -> Step:
     return replace(step, slots=step.slots[reads.place], group_start=reads.group_start, group_pos=reads.group_pos)
 
 
-def critical_values(before: Step, step: Step, capacity: int) -> np.ndarray:
-    """Return for each request of `step` whether the step before it changes its row."""
-    changed = np.zeros(capacity, np.bool_)
-    changed[before.rows] = True
-    changed[_arrivals(step)] = False  # another row was there before
-    return changed[step.slots]
-
-
-def critical_gradients(step: Step, after: Step, capacity: int) -> np.ndarray:
-    """Return for each request of `step` whether the next step uses or evicts its row."""
-    wanted = np.zeros(capacity, np.bool_)
-    wanted[after.rows] = True  # if another row takes one of these slots, the row there is evicted
-    wanted[after.evict_slots] = True
-    return wanted[step.slots]
-
-
-def _arrivals(step: Step) -> np.ndarray:
-    return np.concatenate([step.fetch_slots, step.forward_slots, step.new_slots])
-
-
 @kernel
 def _by_owner(tables, found, low, first, cut_of, salt, guess, ends, sites, counts, ask, rows, moved):
     """Order distinct rows by owner. `counts` comes as zeros. `moved` gets the new index of each row, in the order of tables.

@@ -76,15 +76,12 @@ def failed(rank: int, why: str) -> str:
     return why if why.startswith("rank ") else f"rank {rank} ended the job: {why}"
 
 
-CHANNELS = ("start", "ids", "rows", "moves", "links", "dense", "votes", "lookups")
-"""One for each thread that communicates, "start" for agreements before those begin, "lookups" for between two steps.
-
-"rows" carries what the loop waits for, "moves" what is sent while it computes, and "links" says which is which.
-"""
-ON_DEVICE = ("rows", "moves", "dense")
+CHANNELS = ("start", "ids", "rows", "dense", "votes", "lookups")
+"""One for each thread that communicates, "start" for agreements before those begin, "lookups" for what is on the host."""
+ON_DEVICE = ("rows", "dense")
 """Channels whose tensors are on the rows' device. Tensors of the others are on the host, so these have `exchange`."""
 OF_STEP = " of step "
-NAMED_BY_STEP = ("rows", "moves", "links", "dense", "lookups")
+NAMED_BY_STEP = ("rows", "dense", "lookups")
 """Channels that serve the loop's present step, which their errors name."""
 LIMIT = 1 << 30
 """Most bytes of one message of an exchange."""

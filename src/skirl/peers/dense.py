@@ -60,19 +60,12 @@ class Summing:
 
     def __init__(self, kinds: "list[_Kind]", weights: Sequence[Tensor], parts: Sequence[Gradients]) -> None:
         self._kinds, self._weights, self._parts = kinds, weights, parts
-        self._shared = False
-
-    @torch.no_grad()
-    def share(self) -> None:
-        """Sum this trainer's piece and begin to send it to all. Other work may be done between this and `wait`."""
-        for kind in () if self._shared else self._kinds:
-            kind.share()
-        self._shared = True
 
     @torch.no_grad()
     def wait(self) -> list[Tensor | None]:
         """Return the mean over all shards for each weight, or None for a weight that has no gradient anywhere."""
-        self.share()
+        for kind in self._kinds:
+            kind.share()
         found: list[Tensor | None] = [None] * len(self._weights)
         for kind in self._kinds:
             kind.give(self._weights, self._parts, found)

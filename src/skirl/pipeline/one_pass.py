@@ -144,14 +144,9 @@ class OnePass:
         now.torn = not apply and now.tears(self._collections)
         try:
             self._finish(apply)
-            if whole:
-                if self._shards is not None:
-                    self._shards.left(now.step, None if now.ends_step else now.micro + 1)
-                for collection in self._collections:
-                    collection.engine.settle()
+            if whole and self._shards is not None:
+                self._shards.left(now.step, None if now.ends_step else now.micro + 1)
         finally:
-            for collection in self._collections:
-                collection.engine.give_up()
             now.flight = None
             self._reader.end()
             try:

@@ -1,15 +1,11 @@
-"""The stages around the oracle: plan, fetch and write back, each in its own thread, alongside the training loop.
-
-If several trainers share the rows, one more stage moves values and gradients between them while the loop computes."""
+"""The stages around the oracle: plan, fetch and write back, each in its own thread, alongside the training loop."""
 
 import os
-import sys
 import time
 from collections import deque
 from collections.abc import Sequence
 
 from skirl.core.ids import Item
-from skirl.engine.capacity import CacheSplit
 from skirl.engine.engine import Engine, Leaving
 from skirl.engine.work import Flight
 from skirl.oracle.options import Plan
@@ -56,14 +52,7 @@ class Pipeline:
         self._engines = engines
         self._plan = plan
         self._window = Window(engines, plan, epochs, shards, together, mine)
-        self._exchanges = [engine.exchange for engine in engines if engine.exchange is not None]
-        self._issues = any(exchange.issues for exchange in self._exchanges)
-        for exchange in self._exchanges:
-            exchange.open()
-        names = (*STAGES, "move") if self._exchanges else STAGES
-        for seconds in (self.times.busy, self.times.blame) if self._exchanges else ():
-            seconds.setdefault("move", 0.0)
-        self._stages = Stages(names, patience=patience, hook=hook, times=self.times)
+        self._stages = Stages(STAGES, patience=patience, hook=hook, times=self.times)
         self._lock = self._stages.lock
         self._inbox: deque[list[Item]] = deque()
         self._ended = False
@@ -72,10 +61,6 @@ class Pipeline:
         self._credits = plan.prefetch
         self._ready: deque[Flight] = deque()
         self._all_ready = False
-        self._known: dict[int, Flight] = {}
-        """Steps that are planned and not in the loop yet, by number."""
-        self._moves: deque[Flight] = deque()
-        """The step in the loop, until the stage that moves rows takes it."""
         self._writes: deque[tuple[int, list[Leaving]]] = deque()
         self._writing: list[int] = []
         """Steps that are being written."""
@@ -84,18 +69,15 @@ class Pipeline:
         self._written = -1
         """The last step whose evicted rows, and those of all steps before it, are in the store."""
         self._write_failure: BaseException | None = None
-        self._split_at = -1
-        """The last step for which the caches were split anew."""
+        self._stopped = False
+        """True while the planner waits for caches that are split anew."""
         banks = [bank for engine in engines for bank in engine.schema.banks]
         self._fetched_rows = [0 for _ in banks]
         self._unwritten_rows = [0 for _ in banks]
         self._closed = False
         self._pid = os.getpid()
-        jobs = (
-            self._plan_all, self._fetch_all, lambda: self._write_all("write"), lambda: self._write_all("write 2"),
-            self._move_all,
-        )  # fmt: skip
-        self._stages.start(dict(zip(names, jobs)))
+        writers = (lambda: self._write_all("write"), lambda: self._write_all("write 2"))
+        self._stages.start(dict(zip(STAGES, (self._plan_all, self._fetch_all, *writers))))
 
     @property
     def window(self) -> int:
@@ -123,11 +105,9 @@ class Pipeline:
                 f"rows of step {self.done}",
                 self.done,
             )
-            with self._lock:
-                splits = self._planned[0].splits if self._waits_for_split() else None
-            if splits is None:
+            if not self._waits_for_split():
                 return not self._is_ready()
-            self._split_anew(splits, hold)
+            self._split_anew(hold)
 
     def hungry(self) -> bool:
         """Return whether the planner could use another batch soon."""
@@ -160,7 +140,6 @@ class Pipeline:
         started = time.monotonic()
         with self._lock:
             self._ready.popleft()
-            self._known.pop(flight.number, None)
             _add(self._fetched_rows, [-len(step.fetch_keys) for step in flight.steps])
             self._stages.wake("fetch")
         left = self._load(flight)
@@ -172,21 +151,10 @@ class Pipeline:
         self.done = flight.number + 1
         for engine, work in zip(self._engines, flight.works, strict=True):
             engine.bring_values(work)
-        if self._exchanges:
-            self._begin_move(flight)
         ended = time.monotonic()
         self.times.busy["load"] += ended - started
         self.times.tell(LOOP, "load", flight.number, started, ended)
         return flight
-
-    def _begin_move(self, flight: Flight) -> None:
-        """Let what the next step and the one before need travel while this step computes."""
-        with self._lock:
-            self._stages.check()
-            for exchange in self._exchanges:
-                exchange.begin_move()
-            self._moves.append(flight)
-            self._stages.wake("move")
 
     def _load(self, flight: Flight) -> list[Leaving]:
         """Make a step's rows resident. Return what leaves the caches."""
@@ -201,18 +169,18 @@ class Pipeline:
         for engine in self._engines:
             engine.lose(what, error)
 
-    def _split_anew(self, splits: list[CacheSplit], hold: Hold) -> None:
-        """Begin the next step with empty caches, split as its plan says."""
+    def _split_anew(self, hold: Hold) -> None:
+        """Write all rows to the store, and let the window split the caches anew."""
         self._stages.wait(hold, lambda: self._written == self.done - 1, "write-backs", self.done - 1)
         try:
-            for engine, split in zip(self._engines, splits, strict=True):
-                engine.split_anew(split)
+            for engine in self._engines:
+                engine.drop_caches()
         except BaseException as error:
             self._lose(f"splitting the cache again failed: {why(error)}", error)
             raise
         with self._lock:
-            self._split_at = self.done
-            self._stages.wake("fetch")
+            self._stopped = False
+            self._stages.wake("plan")
 
     def drain(self) -> None:
         """Wait until all rows that have left the cache are in the store. This counts as no stall: training does not wait."""
@@ -263,12 +231,8 @@ class Pipeline:
         return not self._ended and len(self._inbox) < BACKLOG and waiting <= self._plan.prefetch
 
     def _waits_for_split(self) -> bool:
-        """Return whether the next step waits for the loop to split the caches anew."""
-        flight = self._planned[0] if self._planned else None
-        return flight is not None and flight.number == self.done and self._is_unsplit(flight)
-
-    def _is_unsplit(self, flight: Flight) -> bool:
-        return flight.splits is not None and self._split_at != flight.number
+        """Return whether the next step waits for the loop to drop the caches, so that they can be split anew."""
+        return self._stopped and self.done == self._window.next_number
 
     def _fits(self, taken: list[int], more: list[int]) -> bool:
         """Return whether staging has room in one of its halves. A step too large for it goes alone."""
@@ -302,11 +266,19 @@ class Pipeline:
                 with stages.working("plan", window.next_number) as note:
                     flight = window.next()
                     note.what, note.facts = (None, {}) if flight is None else ("plan", _moves(flight))
+                if flight is None and window.stopped:
+                    with self._lock:
+                        self._stopped = True
+                        stages.wake(LOOP)
+                        stages.pause("plan", lambda: stages.stopping or not self._stopped)
+                        if stages.stopping:
+                            return
+                    window.begin_anew()
+                    continue
                 if flight is None:
                     break
                 with self._lock:
                     self._planned.append(flight)
-                    self._known[flight.number] = flight
                     stages.wake("fetch", LOOP)
                     stages.pause("plan", self._may_plan_more)
                     if stages.stopping:
@@ -338,9 +310,6 @@ class Pipeline:
                     stages.wake(LOOP)
                     return
                 self._credits -= 1
-                stages.pause("fetch", lambda: stages.stopping or not self._is_unsplit(self._planned[0]))
-                if stages.stopping:
-                    return
                 flight = self._planned.popleft()
                 stages.wake("plan", LOOP)
                 rows = [len(step.fetch_keys) for step in flight.steps]
@@ -355,7 +324,7 @@ class Pipeline:
                     engine.fetch(work)
             with self._lock:
                 self._ready.append(flight)
-                stages.wake(LOOP, "move")
+                stages.wake(LOOP)
 
     def _may_fetch(self) -> bool:
         if self._stages.stopping:
@@ -364,55 +333,6 @@ class Pipeline:
 
     def _may_read(self, rows: list[int], after: int) -> bool:
         return self._written >= after and self._fits(self._fetched_rows, rows)
-
-    def _move_all(self) -> None:
-        """While a step computes, move late gradients of the step before it and early values of the step after it."""
-        stages, flight = self._stages, None
-        try:
-            while True:
-                with self._lock:
-                    stages.pause("move", lambda: stages.stopping or self._moves)
-                    if stages.stopping:
-                        return
-                    flight = self._moves.popleft()
-                    after = self._known.get(flight.number + 1) if self._plan.prefetch else None
-                    if self._issues and not (self._ready and self._ready[0] is after):
-                        after = None  # the loop would wait for it, and not this thread
-                if not self._move(flight, None if after is None or after.splits is not None else after):
-                    return
-                flight = None
-                for exchange in self._exchanges:
-                    exchange.end_move()
-        finally:
-            if flight is not None or self._moves:
-                error = sys.exception() or stages.failure or RuntimeError("this pass has ended in the middle of a step")
-                for exchange in self._exchanges:
-                    exchange.end_move(error)
-
-    def _move(self, flight: Flight, after: Flight | None) -> bool:
-        """Agree on what is critical, then move late gradients and early values, for all collections. False if stopped.
-
-        The moves are left to the loop if it issues them to a GPU.
-        """
-        stages, following = self._stages, [None] * len(flight.works) if after is None else after.works
-        with stages.working("move", flight.number):
-            both = zip(self._engines, flight.works, following, strict=True)
-            linked = [engine.link(work, then) for engine, work, then in both]
-            for exchange in self._exchanges:
-                exchange.end_link()
-            for exchange in () if self._issues else self._exchanges:
-                exchange.bring_late()
-        if self._issues or after is None or not any(linked):
-            return True
-        with self._lock:
-            stages.pause("move", lambda: stages.stopping or (self._ready and self._ready[0] is after))
-            if stages.stopping:
-                return False
-        with stages.working("move", flight.number):
-            for engine, work, early in zip(self._engines, after.works, linked, strict=True):
-                if early and engine.exchange is not None:
-                    engine.exchange.bring_early(engine.banks, work)
-        return True
 
     def _write_all(self, name: str) -> None:
         """Write evicted rows, in order. Go on after a failure elsewhere: the loop may be moving rows at that moment."""

@@ -1,5 +1,5 @@
 """Batches for evaluation. The rows of each next batch are looked up while the model computes. Nothing changes
-meanwhile, so they are the same as if they were looked up later. Rows of earlier batches are remembered.
+meanwhile, so they are the same as if they were looked up later.
 """
 
 import threading
@@ -10,7 +10,6 @@ from queue import SimpleQueue
 from torch import nn
 
 from skirl.core.batch import Batch, Sparse
-from skirl.engine.access import Remembered
 from skirl.nn.collection import Collection, collection_of
 from skirl.nn.lookup import Found
 from skirl.pipeline.batch_copy import own
@@ -31,8 +30,6 @@ class Ahead:
 
     def __init__(self, collection: Collection) -> None:
         self._collection = collection
-        engine = collection.engine
-        self._remembered = Remembered(engine) if engine.device.by_any_thread else None
         self._asked: SimpleQueue[tuple[Sparse, Found] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, daemon=True, name="skirl-evaluation")
         self._thread.start()
@@ -52,7 +49,7 @@ class Ahead:
         while (asked := self._asked.get()) is not None:
             sparse, found = asked
             try:
-                found.give(self._collection.looked_up(sparse, self._remembered))
+                found.give(self._collection.looked_up(sparse))
             except BaseException as error:
                 found.fail(error)
 

@@ -4,11 +4,10 @@ It belongs to the planner's thread."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 
-from skirl.core.ids import BadIds, Item, distinct
+from skirl.core.ids import BadIds, Item
 from skirl.core.positions import Positions
 from skirl.engine.capacity import CacheSplit, DoesNotFit
 from skirl.engine.engine import Engine
@@ -16,38 +15,20 @@ from skirl.engine.work import Flight, Micro, Work
 from skirl.oracle.bank import BankPlanner, BatchTooLarge, Resident
 from skirl.oracle.options import Plan, Vote
 from skirl.oracle.planner import Planner, bank_planners
-from skirl.oracle.together import Joined, Together
+from skirl.oracle.together import Together
 from skirl.pipeline.agree import tell_of_same_data
 from skirl.pipeline.epoch import Epoch, OrderChanged
+from skirl.tools.hash_index import distinct
 
 FIRST_WINDOW = 8
 """Steps whose demand decides how the caches are split."""
 
 
-@dataclass(slots=True)
-class Entry:
-    """One step's micro-batches in the window."""
-
-    items: list[Item]
-    micros: list[list[Micro]]
-    """By collection."""
-    banks: list[Positions]
-    """The ids of all banks of all collections, joined over the micro-batches."""
-    next_uses: list[np.ndarray] | None = None
-    """By bank, if the epoch is known."""
-    joined: Joined | None = None
-    """Set if rows have owners: `banks` are then what all trainers ask of this one."""
-
-    @property
-    def nbytes(self) -> int:
-        """Memory that it holds: the user's batch, and at most 16 bytes per id in the planner."""
-        return sum(item.nbytes for item in self.items) + 16 * sum(map(len, self.banks))
-
-
 class Window:
     """Turns micro-batches into planned steps.
 
-    `enter` and `next` raise what is wrong with a batch: an id out of range, or more rows than the cache holds.
+    `enter` and `next` raise what is wrong with a batch: an id out of range, or more rows than the cache holds. If it is
+    only the split of the cache that a batch does not fit, the window is `stopped` once all before it is planned.
     """
 
     def __init__(
@@ -66,21 +47,17 @@ class Window:
         self._plan = plan
         self._epochs = epochs
         self._shards, self._mine = shards, mine
-        self._planner: Planner[Entry] | None = None
-        self._older: list[Planner[Entry]] = []
-        """Planners before it, whose steps may not all be executed yet."""
-        self._checked: Planner[Entry] | None = None
-        """The planner that stopped at a batch that is known to fit with another split."""
-        self._first: list[Entry] = []
+        self._planner: Planner[Flight] | None = None
+        self._fits_anew = False
+        """True if the planner stopped at a batch that is known to fit with another split."""
+        self._first: list[Flight] = []
         """Batches that wait for a planner to be made."""
         self._wanted = 1 if all(engine.caches for engine in engines) else self._first_window
         """Number of them that are needed to make one."""
-        self._splits: list[CacheSplit] | None = None
-        """The split of the caches from the next step on, if it changes."""
         ends = np.cumsum([len(engine.schema.banks) for engine in engines])
         self._banks = [slice(end - len(e.schema.banks), end) for e, end in zip(engines, ends, strict=True)]
         """For each engine, which of all banks are its own."""
-        self._ended = False
+        self._ended = self._anew = False
         self._together = together
         with self._told():
             for engine, epoch in zip(engines, epochs):
@@ -108,28 +85,31 @@ class Window:
         banks = [
             Positions.joined(list(parts)) for part in micros for parts in zip(*(micro.positions for micro in part))
         ]
-        entry = Entry(items, micros, banks)
+        works = [Work(of, shards=self._shards, mine=self._mine) for of in micros]
+        flight = Flight(items, works, banks)
         if self._together is not None:
-            entry.joined = self._together.batch(banks, self._vote())
-            if entry.joined is None:
+            joined = self._together.batch(banks, self._vote())
+            if joined is None:
                 self._over()
                 return
-            self._together.decide(self._plan, entry.joined)
+            self._together.decide(self._plan, joined)
             tell_of_same_data(self._together)
-            entry.banks = entry.joined.banks
+            flight.banks = joined.banks
+            for work, part in zip(works, self._banks, strict=True):
+                work.reads, work.serve = joined.reads[part], joined.serve[part]
         self.entered += 1
         with self._told():
-            self._take(entry)
+            self._take(flight)
 
-    def _take(self, entry: Entry) -> None:
+    def _take(self, flight: Flight) -> None:
         """Give a batch to the planner, or keep it until there is one."""
         if self._due and self._planner is None:
             self._begin()
         if self._planner is not None:
-            self._add(self._planner, entry)
+            self._add(self._planner, flight)
             return
-        self._first.append(entry)
-        if len(self._first) >= self._wanted or sum(e.nbytes for e in self._first) >= self._plan.most_bytes:
+        self._first.append(flight)
+        if len(self._first) >= self._wanted or sum(flight.nbytes for flight in self._first) >= self._plan.most_bytes:
             self._begin()
 
     def end(self) -> None:
@@ -156,11 +136,28 @@ class Window:
             self._planner.end()
 
     def next(self) -> Flight | None:
-        """Plan the next step and return it. Return None until the window is full, or if all is planned."""
+        """Plan the next step and return it. Return None until the window is full, when it stops, or if all is planned."""
         flight = None
         with self._told():
             flight = self._next()
         return flight
+
+    @property
+    def stopped(self) -> bool:
+        """True if all is planned before a batch that the caches hold only if they are split anew: see `begin_anew`."""
+        planner = self._planner
+        return planner is not None and self._fits_anew and not planner.window
+
+    def begin_anew(self) -> None:
+        """Begin at the batch that it stopped at. Its steps must be executed, and its engines without caches."""
+        assert self._planner is not None
+        self._first = [flight for flight, *_ in self._planner.rest]
+        self._planner, self._fits_anew, self._wanted, self._anew = None, False, self._first_window, True
+        if self._due:
+            last = self._first.pop()
+            self._take(last)
+        elif self._ended or len(self._first) >= self._wanted:
+            self._begin()
 
     def _next(self) -> Flight | None:
         planner = self._planner
@@ -169,45 +166,31 @@ class Window:
         if self._together is not None:
             planner.due = self._due
         planned = planner.next()
-        if planner.stopped is not None:
-            if self._checked is not planner:
-                self._check_fits(planner, planner.stopped)
-                self._checked = planner
-            if planned is None and not planner.window:
-                self._begin_anew(planner)
-                return self._next()
+        if planner.stopped is not None and not self._fits_anew:
+            self._check_fits(planner, planner.stopped)
+            self._fits_anew = True
         if planned is None:
             return None
         if self._together is not None:
             self._together.step_planned()
-        entry, steps = planned
-        works = []
-        for i, (engine, micros) in enumerate(zip(self._engines, entry.micros, strict=True)):
-            for micro in micros:  # only now: in the window, bags would take more memory than the user's ids
+        flight, steps = planned
+        flight.number, flight.banks, flight.next_uses = self.next_number, [], None
+        for engine, work, part in zip(self._engines, flight.works, self._banks, strict=True):
+            for micro in work.micros:  # only now: in the window, bags would take more memory than the user's ids
                 micro.ids = engine.resolver.resolve(micro.captured, micro.positions)
-            work = Work(self.next_number, micros, steps[self._banks[i]], shards=self._shards, mine=self._mine)
-            if entry.joined is not None:
-                work.reads, work.serve = entry.joined.reads[self._banks[i]], entry.joined.serve[self._banks[i]]
-            works.append(work)
-        flight = Flight(self.next_number, entry.items, works, self._splits)
+            work.number, work.steps = self.next_number, steps[part]
         self.next_number += 1
-        self._splits = None
         return flight
 
     def executed(self, number: int) -> None:
         """Mark steps before `number` as done."""
-        for planner in self._planners:
-            planner.executed(number)
-        self._older = [planner for planner in self._older if planner.end_number > number]
+        if self._planner is not None:
+            self._planner.executed(number)
 
     def rollback(self, number: int) -> None:
         """Take back the steps from `number` on, which will not be executed."""
-        for planner in self._planners:
-            planner.rollback(number)
-
-    @property
-    def _planners(self) -> list[Planner[Entry]]:
-        return self._older if self._planner is None else [*self._older, self._planner]
+        if self._planner is not None:
+            self._planner.rollback(number)
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -234,17 +217,14 @@ class Window:
         return min(FIRST_WINDOW, self._plan.depth) if isinstance(self._plan.depth, int) else FIRST_WINDOW
 
     def _begin(self) -> None:
-        """Make a planner for the batches that came so far. Their demand decides splits that are missing or must change."""
-        anew = bool(self._older)
-        if anew:
-            self._splits = [self._split(i) for i in range(len(self._engines))]
+        """Make a planner for the batches that came so far. Their demand decides splits that are missing."""
         banks: list[BankPlanner] = []
         for i, engine in enumerate(self._engines):
             if not engine.caches:
                 engine.allocate(self._split(i))
-            split = self._splits[i] if self._splits else engine.capacity.split
+            split = engine.capacity.split
             assert split is not None
-            residents = None if anew else [cache.resident() for cache in engine.caches]
+            residents = None if self._anew else [cache.resident() for cache in engine.caches]
             banks += bank_planners(
                 engine.schema,
                 split.slots,
@@ -256,8 +236,8 @@ class Window:
                 share=None if self._together is None else self._together.share,
             )
         self._planner = Planner(banks, self._plan, first=self.next_number, may_stop=True)
-        for entry in self._first:
-            self._add(self._planner, entry)
+        for flight in self._first:
+            self._add(self._planner, flight)
         self._first.clear()
         if self._due:  # these were in the window before: they enter before any is planned
             self._planner.due = 0
@@ -265,54 +245,43 @@ class Window:
         if self._ended:
             self._planner.end()
 
-    def _begin_anew(self, planner: Planner[Entry]) -> None:
-        """Begin a new window at a batch that did not fit; all before it is planned. Its first batches decide the split."""
-        self._first = [entry for entry, *_ in planner.rest]
-        self._older.append(planner)
-        self._planner, self._wanted = None, self._first_window
-        if self._due:
-            last = self._first.pop()
-            self._take(last)
-        elif self._ended or len(self._first) >= self._wanted:
-            self._begin()
-
     def _split(self, i: int) -> CacheSplit:
         """Return how the cache of an engine is split for the first batches."""
         first = self._first[: self._first_window]
-        rows = [[distinct(part.keys()) for part in entry.banks[self._banks[i]]] for entry in first]
+        rows = [[distinct(part.keys())[0] for part in flight.banks[self._banks[i]]] for flight in first]
         try:
             return self._engines[i].capacity.decide(
                 [[len(part) for part in parts] for parts in rows],
-                [len(distinct(np.concatenate(parts))) for parts in zip(*rows)],
+                [len(distinct(np.concatenate(parts))[0]) for parts in zip(*rows)],
                 in_flight=2 * self._plan.hold,
                 number=self.next_number,
             )
         except DoesNotFit:
             raise self._refusal(i, self._first, self.next_number) from None
 
-    def _check_fits(self, planner: Planner[Entry], error: BatchTooLarge) -> None:
+    def _check_fits(self, planner: Planner[Flight], error: BatchTooLarge) -> None:
         """Raise if its engine's cache cannot hold a batch, however it is split."""
         i = next(i for i, banks in enumerate(self._banks) if error.bank < banks.stop)
-        entries = [entry for entry, *_ in planner.rest]
+        rest = [flight for flight, *_ in planner.rest]
         if len(self._engines[i].schema.banks) == 1:
-            raise self._refusal(i, entries, error.number)
+            raise self._refusal(i, rest, error.number)
         try:
-            needs = self._needs(i, entries[0])
+            needs = self._needs(i, rest[0])
             self._engines[i].capacity.check(needs, in_flight=2 * self._plan.hold, number=error.number)
         except DoesNotFit:
-            raise self._refusal(i, entries, error.number) from None
+            raise self._refusal(i, rest, error.number) from None
 
-    def _refusal(self, i: int, entries: list[Entry], number: int) -> DoesNotFit:
+    def _refusal(self, i: int, flights: list[Flight], number: int) -> DoesNotFit:
         """Return the error for the first of these batches, number `number`. It also says what all the others need."""
         capacity, in_flight = self._engines[i].capacity, 2 * self._plan.hold
         if self._epochs:
             needs = self._epochs[i].needs.tolist()
             return capacity.refusal(needs, in_flight=in_flight, number=0, at=number, whole=True)
-        return capacity.refusal([self._needs(i, e) for e in entries], in_flight=in_flight, number=number)
+        return capacity.refusal([self._needs(i, flight) for flight in flights], in_flight=in_flight, number=number)
 
-    def _needs(self, i: int, entry: Entry) -> list[int]:
+    def _needs(self, i: int, flight: Flight) -> list[int]:
         """Return the number of distinct rows of each bank of an engine."""
-        return [len(distinct(part.keys())) for part in entry.banks[self._banks[i]]]
+        return [len(distinct(part.keys())[0]) for part in flight.banks[self._banks[i]]]
 
     def _first_uses(self, i: int, residents: list[Resident] | None) -> list[np.ndarray] | None:
         """Return the first batch that uses each resident row, if the epoch is known."""
@@ -320,10 +289,10 @@ class Window:
             return None
         return [self._epochs[i].first_uses(bank, resident.keys) for bank, resident in enumerate(residents)]
 
-    def _add(self, planner: Planner[Entry], entry: Entry) -> None:
-        if self._epochs and entry.next_uses is None:
+    def _add(self, planner: Planner[Flight], flight: Flight) -> None:
+        if self._epochs and flight.next_uses is None:
             known = [
-                epoch.next_uses(entry.banks[banks]) for epoch, banks in zip(self._epochs, self._banks, strict=True)
+                epoch.next_uses(flight.banks[banks]) for epoch, banks in zip(self._epochs, self._banks, strict=True)
             ]
-            entry.next_uses = [uses for part in known for uses in part]
-        planner.add(entry, entry.banks, entry.nbytes, entry.next_uses)
+            flight.next_uses = [uses for part in known for uses in part]
+        planner.add(flight, flight.banks, flight.nbytes, flight.next_uses)

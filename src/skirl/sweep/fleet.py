@@ -107,11 +107,11 @@ class Fleet:
             engine.allocate(split)
         self.capacity.take(split)
 
-    def split_anew(self, split: CacheSplit) -> None:
-        """Begin again with empty caches, split differently."""
+    def drop_caches(self) -> None:
+        """Write all resident rows to the stores; the next batches decide on new caches."""
         for engine in self.live.values():
-            engine.split_anew(split)
-        self.capacity.take(split)
+            engine.drop_caches()
+        self.capacity.forget()
 
     def forget_split(self) -> None:
         """Prepare for a lookahead. Keep the caches as a checkpoint split them if all packs have the same split."""
@@ -157,17 +157,11 @@ class Fleet:
     def bring_values(self, work: Work) -> None:
         """Do nothing: there is one trainer, and it has the rows."""
 
-    def settle(self) -> None:
-        """Do nothing: there is one trainer."""
-
-    def give_up(self) -> None:
-        """Do nothing: there is one trainer."""
-
 
 def _own(work: Work) -> Work:
     """Return a pack's part of a step: the same Steps and ids, and room for its own records."""
     micros = [Micro(micro.captured, micro.positions, [copy(ids) for ids in micro.ids]) for micro in work.micros]
-    return Work(work.number, micros, work.steps, shards=work.shards, mine=work.mine)
+    return Work(micros, work.number, work.steps, shards=work.shards, mine=work.mine)
 
 
 def shared_banks(all_tables: Sequence[Sequence[Table]], optimizers: Sequence[RowOptimizers]) -> list[tuple[int, ...]]:

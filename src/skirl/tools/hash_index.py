@@ -140,16 +140,15 @@ def _distinct(
     wanted: NDArray[np.int64],
     out: NDArray[np.int64],
     place: NDArray[np.int32],
-    first: int,
 ) -> int:
-    """Number keys from `first` on, put the new ones into `out`, and return how many these are."""
+    """Number keys as they first come, put the new ones into `out`, and return how many these are."""
     found, mask, last = 0, keys.size - 1, wanted.size - 1
     for i in range(wanted.size):
         ask(keys, values, mask, wanted[min(i + AHEAD, last)])
         at = probe(keys, mask, wanted[i])
         if keys[at] != wanted[i]:
             keys[at] = out[found] = wanted[i]
-            values[at] = first + found
+            values[at] = found
             found += 1
         place[i] = values[at]
     return found
@@ -163,7 +162,7 @@ def distinct(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int
     """
     size = 1 << max(4, (2 * len(keys) - 1).bit_length())
     out, place = np.empty(len(keys), np.int64), np.empty(len(keys), np.int32)
-    found = _distinct(np.full(size, EMPTY, np.int64), np.empty(size, np.int32), keys, out, place, 0)
+    found = _distinct(np.full(size, EMPTY, np.int64), np.empty(size, np.int32), keys, out, place)
     return out[:found], place
 
 
@@ -250,16 +249,3 @@ class HashIndex:
         out = np.empty(len(keys), np.int32)
         self.count -= remove_all(self.keys, self.values, self.mask, keys, out)
         return out
-
-    def number(self, keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """Number keys in the order in which they first come. Return the new ones, and the number of each key.
-
-        >>> index = HashIndex()
-        >>> index.number(np.array([7, 300, 7])), index.number(np.array([300, 8]))
-        ((array([  7, 300]), array([0, 1, 0], dtype=int32)), (array([8]), array([1, 2], dtype=int32)))
-        """
-        self.reserve(len(keys))
-        new, numbers = np.empty(len(keys), np.int64), np.empty(len(keys), np.int32)
-        found = _distinct(self.keys, self.values, keys, new, numbers, self.count)
-        self.count += found
-        return new[:found], numbers

@@ -47,7 +47,7 @@ class Stages:
             ids = torch.from_numpy(self.rng.integers(0, universe, (8, 1)))
             micro = Micro.of(engine.resolver.capture(KeyedJagged.one_hot(["a"], ids)), engine.resolver)
             planner.add(None, micro.positions, micro.captured.nbytes)
-            self.works.append(Work(len(self.works), [micro]))
+            self.works.append(Work([micro], len(self.works)))
         planner.end()
         for work in self.works:
             work.steps = (planner.next() or (None, []))[1]

@@ -91,18 +91,16 @@ class LazyStream:
 class World:
     """Some streams, and a random generator."""
 
-    def __init__(self, seed: int, eager: float, streams: int = 3) -> None:
+    def __init__(self, seed: int, eager: float) -> None:
         """eager: the chance that some stream advances whenever something new is queued; 0: everything runs as late as
         possible.
-
-        streams: 4 where several trainers share rows.
         """
         quicken()
         self.lock = threading.RLock()
         self.eager = eager
         self.rng = np.random.default_rng([seed, 7])
-        self.all = [LazyStream(self) for _ in range(streams)]
-        self._haste = np.ones(streams) / streams
+        self.all = [LazyStream(self) for _ in range(3)]
+        self._haste = np.ones(3) / 3
         self._stirring = False
 
     def streams(self) -> Streams:

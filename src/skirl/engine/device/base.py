@@ -1,9 +1,9 @@
 """The interface of whatever holds one bank's cache and computes on it: host memory, or a GPU."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,8 +14,6 @@ from skirl.core.inverse import Shared
 from skirl.engine.kernels.tree import Parts
 from skirl.engine.work import Work
 from skirl.store.changes import Records
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -173,40 +171,9 @@ class BankRows(ABC):
 
     # The two halves of an update. The sums of other trainers come in between.
 
-    moves_ahead = False
-    """True if `values_ahead`, and `apply` for other steps, may run while a step computes.
-
-    It then has `picked` and `place` too. All of them run on another thread or, if the device `issues_moves`, on the
-    loop's, through `aside`.
-    """
-
-    def branch(self) -> None:
-        """Let what moves aside from here on find rows as they are now."""
-        return
-
-    def aside(self, work: Callable[..., T], *args: Any) -> T:
-        """Have the device do this work alongside its computation, and return what it returns."""
-        return work(*args)
-
-    def join(self) -> None:
-        """Finish what was moved aside before anything that follows."""
-        return
-
     @abstractmethod
-    def values(self, work: Work, which: np.ndarray | None = None) -> torch.Tensor:
-        """Return the weights of the current step's rows, one for each position, or only `which`: [positions, dim]."""
-
-    def values_ahead(self, work: Work, which: np.ndarray | None = None) -> torch.Tensor:
-        """Return the same before the step's `load`, for rows that the step in the loop does not change."""
-        raise NotImplementedError
-
-    def picked(self, vectors: torch.Tensor, which: np.ndarray) -> torch.Tensor:
-        """Return some of these vectors. `which` is int32."""
-        raise NotImplementedError
-
-    def place(self, into: torch.Tensor, which: np.ndarray, vectors: torch.Tensor) -> None:
-        """Put vectors in `into[which]`. `which` is int32 and distinct."""
-        raise NotImplementedError
+    def values(self, work: Work) -> torch.Tensor:
+        """Return the weights of the current step's rows, one for each position: [positions, dim]."""
 
     @abstractmethod
     def sums(self, update: Update, block: range | None = None) -> Sums:
@@ -242,8 +209,6 @@ class Device(ABC):
     """Where the outputs are."""
     by_any_thread = False
     """True if threads other than the one that computes may pool rows."""
-    issues_moves = False
-    """True if the loop's thread issues the transfers between trainers while a step computes, on a separate stream."""
 
     @abstractmethod
     def banks(self, facts: Sequence[BankFacts]) -> list[BankRows]:

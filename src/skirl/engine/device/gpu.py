@@ -10,7 +10,7 @@ import torch
 from skirl.core.ids import BankIds
 from skirl.core.inverse import Shared
 from skirl.engine.device.base import BankFacts, BankRows, Device, joined_bags, joined_scales
-from skirl.engine.device.gpu_moves import GpuMoves
+from skirl.engine.device.gpu_backward import GpuBackward
 from skirl.engine.device.streams import CudaStreams, Streams, no_streams
 from skirl.engine.device.transfers import (
     Arrival,
@@ -37,7 +37,6 @@ from skirl.tools.machine import free_bytes
 # rows that leave are gathered before they are copied out    the outward stream waits for an event of the loop's
 # the store gets rows that are there                         the write stage waits for the outward event, on the host,
 # a block is not gathered into while it is copied out        and releases the block only then
-# with several trainers                                      gpu_moves.py
 
 _TORCH = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}
 PLANS_KEPT = 4
@@ -74,8 +73,6 @@ def open_gpu(at: torch.device, dtype: np.dtype) -> "Gpu":
 class Gpu(Device):
     """One GPU, or Triton's interpreter."""
 
-    issues_moves = True
-
     def __init__(self, at: torch.device, dtype: np.dtype, streams: Streams) -> None:
         from skirl.engine.kernels import gpu, gpu_update
 
@@ -103,7 +100,7 @@ class Gpu(Device):
         return tensor if self.at.type != "cuda" else tensor.pin_memory().to(self.at, non_blocking=True)
 
 
-class GpuRows(GpuMoves):
+class GpuRows(GpuBackward):
     """One bank on a GPU."""
 
     def __init__(self, facts: BankFacts, gpu: Gpu) -> None:
@@ -128,7 +125,6 @@ class GpuRows(GpuMoves):
         initial = [gpu.up(array) for array in (facts.initial.kind, facts.initial.scale, facts.initial.quantiles)]
         last = facts.dim, facts.seed, *initial, facts.initial_state
         self._fill = lambda keys, slots, into: gpu.kernels.fill(keys, slots, into, *last)
-        self._where = np.empty(0, np.int32)
 
     @property
     def staging_bytes(self) -> int:
@@ -155,12 +151,11 @@ class GpuRows(GpuMoves):
                 f"{total >> 20:,} MiB are free on {self._gpu.at}: set cache to a size like '{max(1, free // 2 >> 20)}MiB', "
                 "or to 'auto', which leaves room for the model"
             ) from error
-        self._where = np.full(slots, -1, np.int32)
         return DeviceRecords(self)
 
     def forget_moves(self) -> None:
         # Rows that were planned and not used may still arrive, and rows that nobody waited for may still leave.
-        for stream in (self._streams.compute, self._streams.inward, self._streams.outward, self._streams.aside):
+        for stream in (self._streams.compute, self._streams.inward, self._streams.outward):
             stream.record().synchronize()
         self._pending.clear()
         self._now = None
@@ -205,8 +200,6 @@ class GpuRows(GpuMoves):
         streams, compute, facts = self._streams, self._streams.compute, self.facts
         step = work.steps[facts.number]
         streams.begin()
-        if work.reads:
-            self.join()
         self._let_go(step)
         count = len(step.evict_keys)
         leaving = Departure(self.blocks.take(count * self._record_bytes), count)
@@ -275,6 +268,17 @@ class GpuRows(GpuMoves):
         return known[1] if known is not None and known[0] is bags else None
 
     # Computing.
+
+    def values(self, work: Work) -> torch.Tensor:
+        slots = self._current(work).views["slots"]
+
+        def values() -> torch.Tensor:
+            out = self._gpu.empty(len(slots), self.facts.dim)
+            self._kernels.pool(self.rows, self.facts.dim, slots, self._nothing, 1, self._no_scale, out)
+            return out
+
+        self._streams.begin()
+        return self._streams.compute.now(values)
 
     def pool(self, work: Work, micro: int) -> torch.Tensor:
         arrival, number = self._current(work), self.facts.number

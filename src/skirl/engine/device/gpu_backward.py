@@ -8,11 +8,10 @@ import numpy as np
 import torch
 
 from skirl.engine.device.base import BankRows, Sums, Update, joined_scales
-from skirl.engine.device.streams import Stream, Streams
+from skirl.engine.device.streams import Streams
 from skirl.engine.device.transfers import Arrival
 from skirl.engine.kernels.tree import Parts, TreePlan
 from skirl.engine.work import Work
-from skirl.oracle.step import Step
 
 
 class Computes(Protocol):
@@ -68,10 +67,6 @@ class GpuBackward(BankRows):
         self._streams.begin()  # autograd's thread has the stream of the forward
         self._streams.compute.run(apply)
 
-    def _here(self) -> Stream:
-        """Return the stream that work goes to now."""
-        raise NotImplementedError
-
     def sums(self, update: Update, block: range | None = None) -> Sums:
         work, bank = update.work, self.facts.number
         arrival, tree = self._current(work), None
@@ -94,41 +89,34 @@ class GpuBackward(BankRows):
         return self._streams.compute.now(sums)
 
     def combined(self, work: Work, parts: Parts, given: Sums) -> Sums:
-        step = work.steps[self.facts.number]
-        views = self._planned(step)
+        step, arrival = work.steps[self.facts.number], self._current(work)
         tree = TreePlan.of(step.group_start, step.group_pos, parts)
 
         def sums() -> Sums:
             each = torch.arange(len(given.values), dtype=torch.int32, device=self._gpu.at)
             groups = each, self._no_scale, given.values, given.counted
-            if views is None:
-                starts = self._gpu.up(step.group_start), self._gpu.up(step.group_pos)
+            if step is arrival.work.steps[self.facts.number]:
+                starts = arrival.views["group_start"], arrival.views["group_pos"]
             else:
-                starts = views["group_start"], views["group_pos"]
+                starts = self._gpu.up(step.group_start), self._gpu.up(step.group_pos)
             return self._summed(starts, groups, tree, self._gpu.up(tree.stretches), self._gpu.up(tree.runs))
 
-        return self._here().now(sums)
+        self._streams.begin()
+        return self._streams.compute.now(sums)
 
     def apply(self, work: Work, sums: Sums, scalars: np.ndarray, step: int, times: float = 1.0) -> None:
-        of, at = work.steps[self.facts.number], self._gpu.at
-        rows, views, stream = len(sums.values), self._planned(of), self._here()
-        remembered = "scalars" if stream is self._streams.compute else "scalars aside"
+        rows, views, at = len(sums.values), self._current(work).views, self._gpu.at
 
         def apply() -> None:
-            named = {"rows": self._gpu.up(of.rows), "keys": self._gpu.up(of.keys)} if views is None else views
             # The sums are applied as the gradients of rows with one position each.
             each = torch.arange(rows + 1, dtype=torch.int32, device=at)
             scale = self._no_scale if times == 1 else torch.full((rows,), times, dtype=self._gpu.dtype, device=at)
             groups = each, each[:-1], each[:-1], scale, sums.values, sums.counted
             none = self._nothing.view(0, 3), self._gpu.empty(0, self.facts.dim), self._nothing
-            self._apply(named, groups, scalars, step, none, remembered)
+            self._apply(views, groups, scalars, step, none)
 
-        stream.run(apply)
-
-    def _planned(self, step: Step) -> dict[str, torch.Tensor] | None:
-        """Return the arrays of the step in the loop. None for another step, or for some rows of that one."""
-        now = self._now
-        return now.views if now is not None and step is now.work.steps[self.facts.number] else None
+        self._streams.begin()
+        self._streams.compute.run(apply)
 
     def _summed(
         self, starts: tuple[torch.Tensor, torch.Tensor], groups: tuple[torch.Tensor, ...], tree: TreePlan,
@@ -142,16 +130,15 @@ class GpuBackward(BankRows):
 
     def _apply(
         self, views: dict[str, torch.Tensor], groups: tuple[torch.Tensor, ...], scalars: np.ndarray, step: int,
-        scratch: tuple[torch.Tensor, ...], remembered: str = "scalars",
+        scratch: tuple[torch.Tensor, ...],
     ) -> None:  # fmt: skip
         facts = self.facts
         self._gpu.update(
-            self.rows, facts.dim, facts.kind, views["rows"], views["keys"], *groups, self._remembered(remembered, scalars),
+            self.rows, facts.dim, facts.kind, views["rows"], views["keys"], *groups, self._remembered("scalars", scalars),
             facts.clips, *scratch, rounding=(facts.seed, step) if facts.half else None,
         )  # fmt: skip
 
     def _current(self, work: Work) -> Arrival:
-        # An owner's work may be narrowed to some rows of the step; its micro-batches are the same.
         assert self._now is not None and self._now.work.micros is work.micros, "rows of another step are in place"
         return self._now
 

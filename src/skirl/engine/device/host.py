@@ -14,7 +14,6 @@ from skirl.engine.kernels.buffers import Reused, empty
 from skirl.engine.kernels.tree import Parts
 from skirl.engine.staging import Staging
 from skirl.engine.work import Work
-from skirl.oracle.step import Step
 from skirl.store.base import Rows
 from skirl.tools.machine import free_bytes
 from skirl.tools.threads import run
@@ -42,16 +41,12 @@ class Host(Device):
 class HostRows(BankRows):
     """One bank in host memory. Both an arrival and the rows that leave are arrays; the store reads into the former."""
 
-    moves_ahead = True
-
     def __init__(self, facts: BankFacts, buffers: Reused) -> None:
         super().__init__(facts)
         self.array = np.empty((0, facts.width), facts.dtype)
         self.staging = Staging(facts.width, facts.dtype)
         self._buffers = buffers
         self._pending: dict[int, np.ndarray] = {}
-        self._where = np.empty(0, np.int32)
-        """By slot, for rows that are coming: the index of their records. -1 otherwise."""
 
     @property
     def staging_bytes(self) -> int:
@@ -73,7 +68,6 @@ class HostRows(BankRows):
         self.staging.most = staging_rows
         # The array begins on a cache line. Pages are backed when first written.
         self.array = empty(slots * self.facts.width, self.facts.dtype).reshape(slots, self.facts.width)
-        self._where = np.full(slots if self.moves_ahead else 0, -1, np.int32)
         return self.array
 
     def forget_moves(self) -> None:
@@ -97,24 +91,14 @@ class HostRows(BankRows):
         self._run(cpu.take, len(leaving), self.array, step.evict_slots, leaving)
         pending[step.number] = leaving
         staging.retain(leaving)  # one owner is the write-back, the other a possible forward
-        for which, rows in self._forwarded(step):
-            cpu.put(self.array, step.forward_slots[which], rows, 0, len(rows))
-        self._run(cpu.put, len(arrival), self.array, step.fetch_slots, arrival)
-        made = work.made.pop(self.facts.number, None)
-        if made is None:
-            self._make(step.new_keys, step.new_slots, self.array)
-        else:
-            self._run(cpu.put, len(made), self.array, step.new_slots, made)
-        staging.release(arrival)
-        return leaving
-
-    def _forwarded(self, step: Step) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return a mask of the step's forwarded rows and their records, for each pending write-back they come from."""
-        found = []
         for number in np.unique(step.forward_step):
             which = step.forward_step == number
-            found.append((which, self._pending[int(number)][step.forward_index[which]]))
-        return found
+            rows = pending[int(number)][step.forward_index[which]]
+            cpu.put(self.array, step.forward_slots[which], rows, 0, len(rows))
+        self._run(cpu.put, len(arrival), self.array, step.fetch_slots, arrival)
+        self._make(step.new_keys, step.new_slots)
+        staging.release(arrival)
+        return leaving
 
     def landed(self, leaving: np.ndarray) -> np.ndarray:
         return leaving
@@ -188,37 +172,13 @@ class HostRows(BankRows):
             work=groups[0],
         )  # fmt: skip
 
-    def values(self, work: Work, which: np.ndarray | None = None) -> torch.Tensor:
+    def values(self, work: Work) -> torch.Tensor:
         slots = work.steps[self.facts.number].slots
-        slots = slots if which is None else slots[which]
         out = self._buffers.take(len(slots), self.facts.dim)
         into, none = out.numpy(), np.empty(0, self.facts.dtype)
         kernel = choice.pool_for(self.facts.dim, self.array.shape[1], into, True)
         self._run(kernel, len(out), self.array, self.facts.dim, slots, slots[:0], 1, none, into)
         return out
-
-    def values_ahead(self, work: Work, which: np.ndarray | None = None) -> torch.Tensor:
-        step, dim = work.steps[self.facts.number], self.facts.dim
-        out = self.values(work, which)  # rows that are still to come get whatever is in their slots now
-        work.made[self.facts.number] = made = self._made(step.new_keys)
-        coming = [
-            (step.fetch_slots, work.fetched[self.facts.number]),
-            (step.new_slots, made),
-            *((step.forward_slots[which], rows) for which, rows in self._forwarded(step)),
-        ]
-        slots = step.slots if which is None else step.slots[which]
-        for places, records in coming:
-            if len(places):
-                cpu.take_coming(slots, places, records, self._where, dim, out.numpy())
-        return out
-
-    def picked(self, vectors: torch.Tensor, which: np.ndarray) -> torch.Tensor:
-        out = self._buffers.take(len(which), vectors.shape[1])
-        self._run(cpu.take, len(which), vectors.numpy(), which, out.numpy())
-        return out
-
-    def place(self, into: torch.Tensor, which: np.ndarray, vectors: torch.Tensor) -> None:
-        self._run(cpu.put, len(which), into.numpy(), which, vectors.numpy())
 
     def sums(self, update: Update, block: range | None = None) -> Sums:
         facts, work = self.facts, update.work
@@ -273,16 +233,11 @@ class HostRows(BankRows):
     def write(self, slots: np.ndarray, records: np.ndarray) -> None:
         self.array[slots] = records
 
-    def _made(self, keys: np.ndarray) -> np.ndarray:
-        """Make the first records of some rows."""
-        records = np.empty((len(keys), self.facts.width), self.facts.dtype)
-        self._make(keys, np.arange(len(keys), dtype=np.int32), records)
-        return records
-
-    def _make(self, keys: np.ndarray, slots: np.ndarray, into: np.ndarray) -> None:
+    def _make(self, keys: np.ndarray, slots: np.ndarray) -> None:
+        """Make new rows."""
         facts, initial = self.facts, self.facts.initial
         self._run(
-            fill, len(keys), keys, slots, into, facts.dim, facts.seed, initial.kind, initial.scale,
+            fill, len(keys), keys, slots, self.array, facts.dim, facts.seed, initial.kind, initial.scale,
             initial.quantiles, facts.initial_state,
         )  # fmt: skip
 

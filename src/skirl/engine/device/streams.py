@@ -1,7 +1,7 @@
 """The streams that a GPU's cache needs, and the events between them. Tests replace them with streams of their own."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import torch
@@ -47,8 +47,6 @@ class Streams:
     """From host to device: fetched rows and plans."""
     outward: Stream
     """From device to host: rows that leave."""
-    aside: Stream = field(default_factory=lambda: Immediate())
-    """Transfers between trainers that share the rows, while a step computes."""
 
     def begin(self) -> None:
         """Prepare for the loop to use rows on the stream that is current there."""
@@ -90,7 +88,7 @@ class CudaStreams(Streams):
 
     def __init__(self, device: torch.device) -> None:
         self._loop = CudaStream(torch.cuda.current_stream(device))
-        super().__init__(self._loop, *(CudaStream(torch.cuda.Stream(device)) for _ in range(3)))
+        super().__init__(self._loop, *(CudaStream(torch.cuda.Stream(device)) for _ in range(2)))
         self._device = device
 
     def begin(self) -> None:

@@ -183,20 +183,6 @@ def put(cache, slots, rows, lo, hi):
 
 
 @kernel
-def take_coming(slots, places, records, where, dim, out):
-    """Copy weights that are not in the cache yet: out[i] = records[j] where slots[i] is places[j]."""
-    for j in range(places.size):
-        where[places[j]] = j
-    for i in range(slots.size):
-        j = where[slots[i]]
-        if j >= 0:
-            for d in range(dim):
-                out[i, d] = records[j, d]
-    for j in range(places.size):
-        where[places[j]] = -1
-
-
-@kernel
 def tree_sum(v, n):
     """Return the sum of v[:n] by halves: add the upper half to the lower until one is left. Overwrites v.
 

@@ -19,7 +19,6 @@ Points = list[tuple[float, float]]
 
 STAGES = {
     "plan": "planning", "fetch": "fetching rows", "write": "writing rows", "load": "loading into the cache",
-    "move": "moving rows between trainers",
 }  # fmt: skip
 MOVED = ("touched", "fetched", "new", "written")
 
