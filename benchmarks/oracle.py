@@ -143,9 +143,7 @@ class Owner:
     def __init__(self, schema: Schema, rank: int, ranks: int, capacity: int, plan: Plan) -> None:
         self.together = Together([schema], rank, Placement.even(ranks), lambda given: [])
         self._plan = plan
-        self._planner: Planner[Joined] = Planner(
-            bank_planners(schema, [capacity], plan, Seen(schema), share=self.together.share), plan
-        )
+        self._planner: Planner[Joined] = Planner(bank_planners(schema, [capacity], plan, Seen(schema)), plan)
         self._planner.due = 0
         self.end = self._planner.end
 

@@ -21,7 +21,6 @@ from tests.checkpoint.checks import CHECKS
 from tests.data.test_share import check_shards
 from tests.engine.kernels import test_tree
 from tests.oracle.execute import Cache
-from tests.oracle.test_share import check_plans
 from tests.oracle.traces import SCHEMA, keys_of
 from tests.pipeline import test_shards
 from tests.runs import Case, Part, Run
@@ -133,7 +132,6 @@ def trainers(shift: int) -> dict[str, Callable[[], object]]:
             test_trainers.together(test_trainers.Case(shards=2, cache=4, depth=1, steps=2, patience=runs.PATIENCE))
 
     return {
-        "numbers of an owner's rows": lambda: [check_plans(20 * shift + n, n % 4) for n in range(12)],
         "shards of data": lambda: check_shards(Synthetic("tiny", 8, batches=3), 8, 4, 2),
         "a cache that is too small": too_small,
         **{name: lambda case=case: run(case) for name, case in TRAINERS.items()},

@@ -291,8 +291,6 @@ TRAINERS = [
           "found[n] is None and there", "found[n] is None"),
     Fault("rows get the mean over the shards of one trainer", "engine.gradients:apply",
           "1 / work.shards", "1 / len(work.micros)"),
-    Fault("two rows of an owner have one number", "oracle.share:number_of",
-          "bit - np.uint64(1)", "bit - np.uint64(1) & ~np.uint64(1)"),
     Fault("what is left of a window at the end is not trained", "oracle.planner:Planner.next",
           "self._full() or self._ended or (self.stopped and self.due is None)", "self._full() or (self.stopped and self.due is None)"),
     Fault("a batch that one trainer cannot hold is told to nobody", "pipeline.window:Window._told",

@@ -53,7 +53,7 @@ class Planned:
     def _adopt(self, residents: list[int]) -> None:
         keys, slots = np.array(residents, np.int64), np.arange(len(residents), dtype=np.int32)
         handles = self.rows.handles(keys)
-        loops.adopt(keys, handles, slots, self.rows.by_key, *self.states, self.slot_row, self.slot_next)
+        loops.adopt(keys, handles, slots, self.rows.base, *self.states, self.slot_row, self.slot_next)
         self.free, self.n_free = self.free.copy(), len(self.free) - len(residents)
         self.seen.add(keys)
 
@@ -68,7 +68,7 @@ class Planned:
         self.rows.name(TABLES, found.found, found.low, first, handles)
         called, state, told = np.empty(total, np.int32), np.empty(total, np.int32), np.zeros((3, 2), np.int64)
         loops.link(
-            BORDERS, TABLES, self.rows.base, self.rows.by_key, *self.states, found.found, found.low, first, place,
+            BORDERS, TABLES, self.rows.base, *self.states, found.found, found.low, first, place,
             self.uses.handle, self.uses.next, self.uses.slot, state, self.slot_next, called, told, 0, 2,
         )  # fmt: skip
         low = [found.found[found.low[t] : found.low[t] + n] for t, n in enumerate(np.diff(first))]
@@ -100,7 +100,7 @@ class Planned:
         first, keys = self.first[number], np.empty(len(self.keys[number]), np.int64)
         missing, counts = np.empty(len(keys), np.int32), np.zeros(3, np.int64)
         loops.scan(
-            BORDERS, TABLES, self.rows.base, self.rows.by_key, self.rows.key, first, self.place[number], self.uses.handle,
+            BORDERS, TABLES, self.rows.base, self.rows.key, first, self.place[number], self.uses.handle,
             self.uses.slot, keys, missing, counts, 0, 2,
         )  # fmt: skip
         assert (keys == self.keys[number]).all()
@@ -112,7 +112,7 @@ class Planned:
     def leave(self, number: int, victims: list[int]) -> None:
         slots, out = np.array([self.slot_of[key] for key in victims], np.int32), np.empty(len(victims), np.int64)
         loops.leave(
-            slots, self.evictions, self.rows.base, self.rows.numbered.begin, self.rows.numbered.words, self.rows.key,
+            slots, self.evictions, self.rows.base, self.rows.key,
             *self.states, self.uses.slot, self.slot_row,
             self.slot_next, self.free, self.n_free, out,
         )  # fmt: skip
@@ -137,7 +137,7 @@ class Planned:
         absent = [int(i) for t in range(3) for i in missing[first[t] : first[t] + counts[t]]]
         existed = np.array([key in self.exist for key in keys.tolist()])
         told: Any = (
-            TABLES, self.rows.by_key, first, counts, missing, self.place[number], self.uses.handle, self.uses.slot, keys,
+            TABLES, self.rows.base, first, counts, missing, self.place[number], self.uses.handle, self.uses.slot, keys,
             self.slot_row, self.free, self.n_free, self.seen.bits, self.seen.base, existed, held,
             np.concatenate([left for _, _, left in self.left]), hold_from, -7,
             *(part[way] for way in ways for part in (come, into)), step, index,
@@ -168,7 +168,7 @@ class Planned:
         keys, first = self.keys[number], self.first[number]
         last = np.empty(len(keys), np.int32)
         loops.last_uses(
-            TABLES, self.rows.by_key, *self.states, first, self.place[number], self.uses.bits, self.uses.batch,
+            TABLES, self.rows.base, *self.states, first, self.place[number], self.uses.bits, self.uses.batch,
             self.uses.handle, last,
         )  # fmt: skip
         entered = {n: set(batch.tolist()) for n, batch in enumerate(self.keys)}
@@ -176,7 +176,7 @@ class Planned:
         slots, next_uses, lasts = (np.empty(len(keys), np.int32) for _ in range(3))
         counts = np.zeros(3, np.int64)
         loops.use(
-            BORDERS, TABLES, self.rows.by_key, *self.states, first, self.place[number], self.uses.bits, self.uses.batch,
+            BORDERS, TABLES, self.rows.base, *self.states, first, self.place[number], self.uses.bits, self.uses.batch,
             self.uses.handle, self.uses.next, self.uses.slot, self.slot_next, slots, next_uses, lasts, counts, 0, 2,
         )  # fmt: skip
         assert slots.tolist() == [self.slot_of[key] for key in keys.tolist()]

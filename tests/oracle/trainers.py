@@ -39,7 +39,7 @@ class Owner(Generic[Item]):
         self.together = Together([schema], rank, placement, _not_called)
         self._plan = plan
         self._planner: Planner[tuple[Item, Joined]] = Planner(
-            bank_planners(schema, capacities, plan, Seen(schema), share=self.together.share), plan
+            bank_planners(schema, capacities, plan, Seen(schema)), plan
         )
         self._planner.due = 0
 

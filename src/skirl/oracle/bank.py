@@ -16,7 +16,6 @@ from skirl.oracle.distinct import Finder
 from skirl.oracle.policies.base import make_policy
 from skirl.oracle.row_states import EVICTED, RowStates
 from skirl.oracle.seen import Seen
-from skirl.oracle.share import OwnedRows
 from skirl.oracle.step import Step
 from skirl.oracle.uses import Uses
 from skirl.tools.threads import run
@@ -42,8 +41,6 @@ class _Entered:
     place: int
     """Place of its first use. The others follow."""
     next_uses: np.ndarray | None
-    keys: np.ndarray | None
-    """The key of each row whose handle does not tell it: see `RowStates.name`."""
 
     @property
     def rows(self) -> int:
@@ -97,12 +94,11 @@ class BankPlanner:
         threads: int = 1,
         resident: Resident | None = None,
         resident_next: np.ndarray | None = None,
-        share: OwnedRows | None = None,
     ) -> None:
         """Set up; nothing is planned yet.
 
         Evicted rows can be forwarded for `hold` steps (4 is right for a `prefetch` of 2), `hold_rows` of them at a time.
-        `depth` sizes arrays, and `share` says which rows batches may have: neither changes a Step.
+        `depth` sizes arrays and changes no Step.
         """
         self.capacity = capacity
         self.entered = 0
@@ -114,7 +110,6 @@ class BankPlanner:
         """The dim of its tables."""
         self._schema = schema
         self._seen = seen
-        self._share = share
         self._threads = max(1, min(threads, len(tables)))
         self._cost = np.ones(len(tables), np.int64)
         """For each table, in some unit: its part of the work."""
@@ -165,11 +160,11 @@ class BankPlanner:
             self._begin(layout.positions)
         rows, uses = self._known, self._uses
         place = uses.take(total, self.entered)
-        keys = rows.name(self._tables, distinct.found, distinct.low, first, uses.handle[place : place + total])
+        rows.name(self._tables, distinct.found, distinct.low, first, uses.handle[place : place + total])
         called, state = np.empty(total, np.int32), np.empty(total, np.int32)
         told = np.empty((len(self._tables), 2), np.int64)
         self._run(
-            loops.link, borders, self._tables, rows.base, rows.by_key, rows.dense, rows.hashed, distinct.found, distinct.low,
+            loops.link, borders, self._tables, rows.base, rows.dense, rows.hashed, distinct.found, distinct.low,
             first, place, uses.handle, uses.next, uses.slot, state, self._slot_next, called, told,
         )  # fmt: skip
         n_called, fresh = loops.close_up(first, told, called)
@@ -178,7 +173,7 @@ class BankPlanner:
         self.window_rows += fresh
         if self._threads > 1:
             self._cost = np.diff(layout.at) + 4 * np.diff(first) + 1
-        self._window.append(_Entered(layout, first, distinct.row_of, place, next_uses, keys))
+        self._window.append(_Entered(layout, first, distinct.row_of, place, next_uses))
         self.entered += 1
 
     def plan(self) -> Step:
@@ -187,11 +182,10 @@ class BankPlanner:
         batch = self._window.popleft()
         rows, uses, total = self._known, self._uses, batch.rows
         place, borders, first = batch.place, self._borders(self._threads), batch.first
-        keys = np.empty(total, np.int64) if batch.keys is None else batch.keys
-        missing = np.empty(total, np.int32)
+        keys, missing = np.empty(total, np.int64), np.empty(total, np.int32)
         counts = np.zeros(len(self._tables), np.int64)
         self._run(
-            loops.scan, borders, self._tables, rows.base, rows.by_key, rows.key, first, place, uses.handle, uses.slot, keys,
+            loops.scan, borders, self._tables, rows.base, rows.key, first, place, uses.handle, uses.slot, keys,
             missing, counts,
         )  # fmt: skip
         n_missing = int(counts.sum())
@@ -202,7 +196,7 @@ class BankPlanner:
         victims = self._policy.evict(need, uses.slot[place : place + total], number)
         evict_keys = np.empty(len(victims), np.int64)
         loops.leave(
-            victims, self._evictions, rows.base, rows.numbered.begin, rows.numbered.words, rows.key, rows.dense,
+            victims, self._evictions, rows.base, rows.key, rows.dense,
             rows.hashed, uses.slot, self._slot_row, self._slot_next, self._free, self._n_free, evict_keys,
         )  # fmt: skip
         self._n_free += len(victims)
@@ -214,7 +208,7 @@ class BankPlanner:
         from_step, from_index = np.empty(n_missing, np.int64), np.empty(n_missing, np.int32)
         held, held_keys = self._held()
         f, w, n, fetch_after = loops.arrive(
-            self._tables, rows.by_key, first, counts, missing, place, uses.handle, uses.slot, keys, self._slot_row,
+            self._tables, rows.base, first, counts, missing, place, uses.handle, uses.slot, keys, self._slot_row,
             self._free, self._n_free, self._seen.bits, self._seen.base, self._existed(batch, missing, counts, keys),
             held, held_keys, self._hold_from, number - self._hold - 1, fetch_keys, fetch_slots, forward_keys,
             forward_slots, new_keys, new_slots, from_step, from_index,
@@ -228,11 +222,11 @@ class BankPlanner:
         if self._policy.wants_last:
             last = np.empty(total, np.int32)
             loops.last_uses(
-                self._tables, rows.by_key, rows.dense, rows.hashed, first, place, uses.bits, uses.batch, uses.handle, last
+                self._tables, rows.base, rows.dense, rows.hashed, first, place, uses.bits, uses.batch, uses.handle, last
             )  # fmt: skip
         slots, next_uses, lasts = (np.empty(total, np.int32) for _ in range(3))
         self._run(
-            loops.use, borders, self._tables, rows.by_key, rows.dense, rows.hashed, first, place, uses.bits, uses.batch,
+            loops.use, borders, self._tables, rows.base, rows.dense, rows.hashed, first, place, uses.bits, uses.batch,
             uses.handle, uses.next, uses.slot, self._slot_next, slots, next_uses, lasts, counts,
         )  # fmt: skip
         self.window_rows -= int(counts.sum())
@@ -292,7 +286,7 @@ class BankPlanner:
     def _begin(self, positions: int) -> None:
         """Make the row states. The first batch says how large the window will be; the array of states may take as much."""
         room = max(1 << 22, 4 * self.capacity, min(self._depth, 256) * positions)
-        self._rows = RowStates(self._schema, tuple(self._tables.tolist()), room, self._share)
+        self._rows = RowStates(self._schema, tuple(self._tables.tolist()), room)
         resident, next_uses = self._resident
         if resident is not None and len(resident.keys):
             self._adopt(resident, next_uses)
@@ -313,7 +307,7 @@ class BankPlanner:
         """Start with rows already in the cache."""
         rows, keys, slots = self._known, resident.keys, resident.slots.astype(np.int32)
         handles = rows.handles(keys)
-        loops.adopt(keys, handles, slots, rows.by_key, rows.dense, rows.hashed, self._slot_row, self._slot_next)
+        loops.adopt(keys, handles, slots, rows.base, rows.dense, rows.hashed, self._slot_row, self._slot_next)
         taken = np.zeros(self.capacity, np.bool_)
         taken[slots] = True
         free = np.flatnonzero(~taken)[::-1].astype(np.int32)

@@ -6,7 +6,6 @@ import numpy as np
 
 from skirl.core.keys import MAX_ROWS, ROW_BITS
 from skirl.oracle.row_states import EVICTED
-from skirl.oracle.share import number_of
 from skirl.tools.jit import AHEAD, kernel, prefetch
 
 NEVER = np.int32(2**31 - 1)
@@ -15,8 +14,8 @@ NEVER = np.int32(2**31 - 1)
 
 @kernel
 def link(
-    borders, tables, base, by_key, dense, hashed, found, low, first, place, handle, after, slot, state, slot_next, called,
-    counts, lo, hi,
+    borders, tables, base, dense, hashed, found, low, first, place, handle, after, slot, state, slot_next, called, counts,
+    lo, hi,
 ):  # fmt: skip
     """Write a batch's uses, from `place` on, and link each to the row's previous use.
 
@@ -33,7 +32,7 @@ def link(
                 for i in range(n):
                     mine[i] = shift + found[of + i]
             else:
-                states = dense if by_key[tables[t]] >= 0 else hashed
+                states = hashed
             for i in range(n):
                 prefetch(states, mine[min(i + AHEAD, n - 1)])
                 before = states[mine[i]]
@@ -76,10 +75,10 @@ def close_up(first, counts, called):
 
 
 @kernel
-def scan(borders, tables, base, by_key, entry_key, first, place, handle, slot, keys, missing, counts, lo, hi):
+def scan(borders, tables, base, entry_key, first, place, handle, slot, keys, missing, counts, lo, hi):
     """Write the keys of a batch's rows, and which of its uses have no slot, in each table's stretch of `missing`.
 
-    Keys of numbered rows are there already. counts [tables]: how many uses have no slot.
+    counts [tables]: how many uses have no slot.
     """
     for stretch in range(lo, hi):
         for t in range(borders[stretch], borders[stretch + 1]):
@@ -89,10 +88,6 @@ def scan(borders, tables, base, by_key, entry_key, first, place, handle, slot, k
             if shift >= 0:
                 for i in range(first[t], first[t + 1]):
                     keys[i] = high + (handle[place + i] - shift)
-                    missing[n] = i
-                    n += slot[place + i] < 0
-            elif by_key[tables[t]] >= 0:
-                for i in range(first[t], first[t + 1]):
                     missing[n] = i
                     n += slot[place + i] < 0
             else:
@@ -106,7 +101,7 @@ def scan(borders, tables, base, by_key, entry_key, first, place, handle, slot, k
 
 @kernel
 def leave(
-    victims, number, base, begin, words, entry_key, dense, hashed, slot, slot_row, slot_next, free, n_free, keys
+    victims, number, base, entry_key, dense, hashed, slot, slot_row, slot_next, free, n_free, keys
 ):  # fmt: skip
     """Take rows out of the cache. `number` is that of the first of these evictions."""
     n = len(victims)
@@ -115,30 +110,26 @@ def leave(
         prefetch(slot_next, victims[min(i + 2 * AHEAD, n - 1)])
         far = slot_row[victims[min(i + AHEAD, n - 1)]]
         table, low = far >> ROW_BITS, far & (MAX_ROWS - 1)
-        if begin[table] >= 0:
-            prefetch(words, begin[table] + (low >> 5))
-        elif base[table] < 0:
+        if base[table] < 0:
             prefetch(entry_key, low)
         s = victims[i]
         free[n_free + i] = s
         row, p = slot_row[s], slot_next[s]
         table, low = row >> ROW_BITS, row & (MAX_ROWS - 1)
         state = -EVICTED - 1 - ((number + i) & (EVICTED - 1))
-        is_hashed = base[table] < 0 and begin[table] < 0
+        is_hashed = base[table] < 0
         keys[i] = entry_key[low] if is_hashed else row
         if p >= 0:
             slot[p] = state
         elif is_hashed:
             hashed[low] = state
-        elif base[table] >= 0:
-            dense[base[table] + low] = state
         else:
-            dense[number_of(words, begin[table], low)] = state
+            dense[base[table] + low] = state
 
 
 @kernel
 def arrive(
-    tables, by_key, first, counts, missing, place, handle, slot, keys, slot_row, free, n_free, bits, base, existed, held,
+    tables, row_base, first, counts, missing, place, handle, slot, keys, slot_row, free, n_free, bits, base, existed, held,
     held_keys, hold_from, long_ago, fetch_keys, fetch_slots, forward_keys, forward_slots, new_keys, new_slots, from_step,
     from_index,
 ):  # fmt: skip
@@ -156,7 +147,7 @@ def arrive(
     one = np.uint64(1)
     for t in range(len(counts)):
         high = np.int64(tables[t]) << ROW_BITS
-        keyed = by_key[tables[t]] >= 0
+        keyed = row_base[tables[t]] >= 0
         words = base[tables[t]]
         end = first[t] + counts[t]
         for j in range(first[t], end):
@@ -213,7 +204,7 @@ def arrive(
 
 @kernel
 def use(
-    borders, tables, by_key, dense, hashed, first, place, bits, batch_of, handle, after, slot, slot_next, rows, next_uses,
+    borders, tables, base, dense, hashed, first, place, bits, batch_of, handle, after, slot, slot_next, rows, next_uses,
     lasts, counts, lo, hi,
 ):  # fmt: skip
     """Hand every row's slot on to its next use, or put it in the row's state. counts [tables]: rows without a next use.
@@ -222,7 +213,7 @@ def use(
     """
     for stretch in range(lo, hi):
         for t in range(borders[stretch], borders[stretch + 1]):
-            states = dense if by_key[tables[t]] >= 0 else hashed
+            states = dense if base[tables[t]] >= 0 else hashed
             start, end = first[t], first[t + 1]
             last = start
             for i in range(start, end):
@@ -247,21 +238,21 @@ def use(
 
 
 @kernel
-def last_uses(tables, by_key, dense, hashed, first, place, bits, batch_of, handle, out):
+def last_uses(tables, base, dense, hashed, first, place, bits, batch_of, handle, out):
     """Write the number of the last batch in the window that uses each row of a batch."""
     for t in range(len(tables)):
-        states = dense if by_key[tables[t]] >= 0 else hashed
+        states = dense if base[tables[t]] >= 0 else hashed
         for i in range(first[t], first[t + 1]):
             out[i] = batch_of[(states[handle[place + i]] - 1) >> bits]
 
 
 @kernel
-def adopt(keys, handles, slots, by_key, dense, hashed, slot_row, slot_next):
+def adopt(keys, handles, slots, base, dense, hashed, slot_row, slot_next):
     """Record rows that are in the cache before the first batch."""
     for i in range(len(keys)):
         s, h, table = slots[i], handles[i], keys[i] >> ROW_BITS
         slot_next[s] = -1
-        if by_key[table] >= 0:
+        if base[table] >= 0:
             slot_row[s] = keys[i]
             dense[h] = -1 - s
         else:

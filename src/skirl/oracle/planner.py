@@ -16,7 +16,6 @@ from skirl.oracle.bank import BankPlanner, BatchTooLarge, Resident
 from skirl.oracle.loops import NEVER
 from skirl.oracle.options import AUTO_ROWS, Plan, Vote, is_full
 from skirl.oracle.seen import Seen
-from skirl.oracle.share import OwnedRows
 from skirl.oracle.step import Step
 
 Batch = Positions | np.ndarray
@@ -32,7 +31,6 @@ def bank_planners(
     hold_rows: Sequence[int] | None = None,
     residents: Sequence[Resident] | None = None,
     resident_next: Sequence[np.ndarray] | None = None,
-    share: OwnedRows | None = None,
 ) -> list[BankPlanner]:
     """Return a planner for each bank of a collection."""
     return [
@@ -48,7 +46,6 @@ def bank_planners(
             threads=plan.threads,
             resident=None if residents is None else residents[bank],
             resident_next=None if resident_next is None else resident_next[bank],
-            share=share,
         )
         for bank, capacity in enumerate(capacities)
     ]

@@ -1,28 +1,20 @@
 """The state of a row, one int32: what the planner knows of it."""
 
 import mmap
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from skirl.core.keys import MAX_ROWS, ROW_BITS
 from skirl.core.tables import Schema
-from skirl.oracle.share import Numbered, OwnedRows, number_of
 from skirl.tools.hash_index import HashIndex, ask, find, insert, remove
-from skirl.tools.jit import AHEAD, kernel, prefetch
+from skirl.tools.jit import AHEAD, kernel
 
 EVICTED = 1 << 30
 """States below -EVICTED mean evicted recently. Also the count after which evictions are numbered from 0 again."""
 
 MOST_IN_ARRAY = 1 << 26
 """Most rows whose states are in the array: 256 MB."""
-
-MOST_TO_NUMBER = 1 << 27
-"""Most rows of all tables whose rows an owner numbers: each row is hashed once, which takes about 2 ns."""
-
-_BYTES_A_STATE = 8
-"""Memory that numbered rows may take for each state that fits into the array. A hash index would take no less."""
 
 
 class RowStates:
@@ -33,8 +25,8 @@ class RowStates:
         -1 - slot           resident, and not used in the window
         -2**30 - 1 - number evicted: the number of that eviction, modulo 2**30
 
-    States of small tables, and of rows that an owner can number (share.py), are in one array, row after row; a hash index
-    finds those of all other rows. A handle is the index of a state, in the array or among the hashed ones.
+    States of small tables are in one array, row after row; a hash index finds those of all other rows. A handle is the
+    index of a state, in the array or among the hashed ones.
 
     >>> from skirl import Table
     >>> schema = Schema.of([Table("a", 100, 4), Table("b", 10**9, 4)])
@@ -43,27 +35,23 @@ class RowStates:
     [5, 0, 7]
     """
 
-    def __init__(self, schema: Schema, tables: tuple[int, ...], room: int, share: OwnedRows | None = None) -> None:
+    def __init__(self, schema: Schema, tables: tuple[int, ...], room: int) -> None:
         self.base = np.full(len(schema.tables), -1, np.int64)
-        """[all tables]: the handle of the table's row 0; -1: its rows are hashed or numbered."""
+        """[all tables]: the handle of the table's row 0; -1: its rows are hashed, and whatever refers to one of them has its
+        handle instead of its key."""
         used = 0
         for table in sorted(tables, key=lambda i: (schema.tables[i].rows, i)):
             if used + schema.tables[table].rows <= min(room, MOST_IN_ARRAY):
                 self.base[table] = used
                 used += schema.tables[table].rows
-        others = [table for table in tables if self.base[table] < 0]
-        self.numbered = Numbered(schema, _to_number(schema, others, room, share), share, first=used)
-        self.dense = zeros(self.numbered.end)
-        self.by_key = np.maximum(self.base, self.numbered.begin)
-        """[all tables]: -1: its rows are hashed, and whatever refers to one of them has its handle instead of its key."""
+        self.dense = zeros(used)
         self.hashed = np.zeros(0, np.int32)
         self.key = np.empty(0, np.int64)
         """The key of each hashed row."""
         self.index = HashIndex()
         self.free = np.empty(0, np.int32)
         self.n_free = 0
-        self.any_numbered = bool((self.numbered.begin >= 0).any())
-        self.any_hashed = any(self.by_key[table] < 0 for table in tables)
+        self.any_hashed = any(self.base[table] < 0 for table in tables)
 
     def reserve(self, count: int) -> None:
         """Make room for this many more hashed rows."""
@@ -92,31 +80,22 @@ class RowStates:
         self._added(_handles(*args))
         return out
 
-    def name(
-        self, tables: np.ndarray, found: np.ndarray, low: np.ndarray, first: np.ndarray, out: np.ndarray
-    ) -> np.ndarray | None:
+    def name(self, tables: np.ndarray, found: np.ndarray, low: np.ndarray, first: np.ndarray, out: np.ndarray) -> None:
         """Write the handles of a batch's distinct rows that are outside of small tables. Make those that are missing.
 
-        Table t's rows are found[low[t]:], and their handles go to out[first[t]:first[t + 1]]. Return the keys of
-        numbered rows in the same places, or None if no rows are numbered: their handles do not tell their keys.
+        Table t's rows are found[low[t]:], and their handles go to out[first[t]:first[t + 1]].
         """
         if self.any_hashed:
             self.reserve(len(out))
-        keys = np.empty(len(out) if self.any_numbered else 0, np.int64)
-        if self.any_hashed or self.any_numbered:
-            args: Any = (tables, self.base, found, low, first, *self._named, out, keys)
+            args: Any = (tables, self.base, found, low, first, *self._named, out)
             self._added(_name(*args))
-        return keys if self.any_numbered else None
 
     @property
     def _named(self) -> tuple[Any, ...]:
         """The arrays by which handles are found."""
-        numbered, index = self.numbered, self.index
-        return numbered.begin, numbered.words, self.key, index.keys, index.values, self.free, self.n_free
+        return self.key, self.index.keys, self.index.values, self.free, self.n_free
 
     def _added(self, count: int) -> None:
-        if count < 0:
-            raise AssertionError("an owner is asked for a row of another one: this is a bug in skirl")
         self.n_free -= count
         self.index.count += count
 
@@ -124,7 +103,7 @@ class RowStates:
         """Forget hashed rows that are as their eviction left them. The first one's eviction has the number `first`."""
         if self.any_hashed:
             removed = _release(
-                keys, first, self.by_key, self.hashed, self.index.keys, self.index.values, self.free, self.n_free
+                keys, first, self.base, self.hashed, self.index.keys, self.index.values, self.free, self.n_free
             )
             self.n_free += removed
             self.index.count -= removed
@@ -133,21 +112,6 @@ class RowStates:
     def hashed_rows(self) -> int:
         """Number of rows in the hash index."""
         return len(self.key) - self.n_free
-
-
-def _to_number(schema: Schema, tables: Sequence[int], room: int, share: OwnedRows | None) -> list[int]:
-    """Return the tables whose rows an owner numbers, the smallest first."""
-    out, looked, nbytes = list[int](), 0, 0
-    if share is None:
-        return out
-    for table in sorted(tables, key=lambda i: (schema.tables[i].rows, i)):
-        rows = schema.tables[table].rows
-        looked += rows
-        nbytes += rows // 4 + 4 * share.rows_of(table, rows)
-        if looked > MOST_TO_NUMBER or nbytes > _BYTES_A_STATE * room:
-            break
-        out.append(table)
-    return out
 
 
 def zeros(count: int) -> np.ndarray:
@@ -161,21 +125,12 @@ def zeros(count: int) -> np.ndarray:
 
 
 @kernel
-def _name(tables, base, found, low, first, begin, words, entry_key, index_keys, index_values, free, n_free, out, keys):
+def _name(tables, base, found, low, first, entry_key, index_keys, index_values, free, n_free, out):
     before, mask = n_free, len(index_keys) - 1
     for t in range(len(tables)):
         if base[tables[t]] >= 0:
             continue
         high, rows, mine = tables[t] << ROW_BITS, found[low[t] :], out[first[t] : first[t + 1]]
-        if begin[tables[t]] >= 0:
-            for i in range(len(mine)):
-                prefetch(words, begin[tables[t]] + (rows[min(i + AHEAD, len(mine) - 1)] >> 5))
-                mine[i] = number_of(words, begin[tables[t]], rows[i])
-                keys[first[t] + i] = high | rows[i]
-            for handle in mine:
-                if handle < 0:
-                    return -1
-            continue
         for i in range(len(mine)):
             ask(index_keys, index_values, mask, high | rows[min(i + AHEAD, len(mine) - 1)])
             key = high | rows[i]
@@ -190,7 +145,7 @@ def _name(tables, base, found, low, first, begin, words, entry_key, index_keys, 
 
 
 @kernel
-def _handles(keys, base, begin, words, entry_key, index_keys, index_values, free, n_free, out):
+def _handles(keys, base, entry_key, index_keys, index_values, free, n_free, out):
     before = n_free
     mask, last = len(index_keys) - 1, len(keys) - 1
     for i in range(len(keys)):
@@ -200,11 +155,6 @@ def _handles(keys, base, begin, words, entry_key, index_keys, index_values, free
         table, row = key >> ROW_BITS, key & (MAX_ROWS - 1)
         if base[table] >= 0:
             out[i] = base[table] + row
-            continue
-        if begin[table] >= 0:
-            out[i] = number_of(words, begin[table], row)
-            if out[i] < 0:
-                return -1
             continue
         handle = find(index_keys, index_values, mask, key)
         if handle < 0:
@@ -217,12 +167,12 @@ def _handles(keys, base, begin, words, entry_key, index_keys, index_values, free
 
 
 @kernel
-def _release(keys, first, by_key, hashed, index_keys, index_values, free, n_free):
+def _release(keys, first, base, hashed, index_keys, index_values, free, n_free):
     mask = len(index_keys) - 1
     removed, last = 0, len(keys) - 1
     for i in range(len(keys)):
         ask(index_keys, index_values, mask, keys[min(i + AHEAD, last)])
-        if by_key[keys[i] >> ROW_BITS] >= 0:
+        if base[keys[i] >> ROW_BITS] >= 0:
             continue
         handle = find(index_keys, index_values, mask, keys[i])
         if handle >= 0 and hashed[handle] == -EVICTED - 1 - ((first + i) & (EVICTED - 1)):

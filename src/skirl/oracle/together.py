@@ -11,7 +11,6 @@ from skirl.core.positions import Positions
 from skirl.core.tables import Schema
 from skirl.oracle.halves import NARROW, Asking, Reads, Requests, joined, row_type
 from skirl.oracle.options import Plan, Vote, due
-from skirl.oracle.share import OwnedRows
 
 BATCH, END, ERROR = 0, 1, 2
 HEAD = 4
@@ -150,8 +149,6 @@ class Together:
     def __init__(self, schemas: Sequence[Schema], rank: int, placement: Placement, exchange: Exchange) -> None:
         banks = [(schema, bank) for schema in schemas for bank in range(len(schema.banks))]
         self.rank = rank
-        self.share = OwnedRows(placement, rank)
-        """The rows that this rank owns."""
         self.number = 0
         """Number of batches exchanged."""
         self.planned = 0

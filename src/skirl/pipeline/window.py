@@ -233,7 +233,6 @@ class Window:
                 hold_rows=[rows // 2 for rows in split.staging_rows],
                 residents=residents,
                 resident_next=self._first_uses(i, residents),
-                share=None if self._together is None else self._together.share,
             )
         self._planner = Planner(banks, self._plan, first=self.next_number, may_stop=True)
         for flight in self._first:
