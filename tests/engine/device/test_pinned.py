@@ -19,16 +19,6 @@ def make(most=1 << 20, kept=1 << 30):
     return Blocks(torch.device("cpu"), no_streams().here, most, kept)
 
 
-def test_a_block_is_free_when_its_last_owner_lets_go():
-    blocks = make()
-    block = blocks.take(50_000)
-    blocks.retain(block)
-    blocks.release(block)
-    assert blocks.in_use == 1 and blocks.take(50_000) is not block
-    blocks.release(block)
-    assert blocks.take(50_000) is block
-
-
 def test_memory_beyond_the_bound_is_let_go_of_once_nothing_uses_it():
     blocks = make(most=100_000)
     taken = [blocks.take(40_000) for _ in range(5)]
@@ -41,15 +31,6 @@ def test_memory_beyond_the_bound_is_let_go_of_once_nothing_uses_it():
     assert blocks.nbytes <= 100_000 and not blocks.in_use
     dropped = sum(copied.waited == used.waited == 1 for copied, used in events)
     assert dropped == 5 - blocks.nbytes // taken[0].host.numel()
-
-
-def test_a_reset_forgets_owners_and_what_they_do_later():
-    blocks = make()
-    block = blocks.take(5000)
-    blocks.reset()
-    assert blocks.nbytes == blocks.in_use == 0
-    blocks.release(block)  # by a thread that was stuck
-    assert blocks.take(5000) is not block
 
 
 def test_a_device_without_memory_says_what_to_set(monkeypatch):

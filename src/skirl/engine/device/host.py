@@ -12,7 +12,7 @@ from skirl.engine.device.base import BankFacts, BankRows, Device, Sums, Update, 
 from skirl.engine.kernels import choice, cpu, shares
 from skirl.engine.kernels.buffers import Reused, empty
 from skirl.engine.kernels.tree import Parts
-from skirl.engine.staging import Staging
+from skirl.engine.staging import HostBuffer, Staging
 from skirl.engine.work import Work
 from skirl.store.base import Rows
 from skirl.tools.machine import free_bytes
@@ -39,14 +39,14 @@ class Host(Device):
 
 
 class HostRows(BankRows):
-    """One bank in host memory. Both an arrival and the rows that leave are arrays; the store reads into the former."""
+    """One bank in host memory. Both an arrival and the rows that leave are buffers; the store reads into the former."""
 
     def __init__(self, facts: BankFacts, buffers: Reused) -> None:
         super().__init__(facts)
         self.array = np.empty((0, facts.width), facts.dtype)
         self.staging = Staging(facts.width, facts.dtype)
         self._buffers = buffers
-        self._pending: dict[int, np.ndarray] = {}
+        self._pending: dict[int, HostBuffer] = {}
 
     @property
     def staging_bytes(self) -> int:
@@ -58,14 +58,14 @@ class HostRows(BankRows):
 
     @property
     def in_flight(self) -> int:
-        return sum(map(len, self._pending.values()))
+        return sum(len(leaving.rows) for leaving in self._pending.values())
 
     def allocate(self, slots: int, staging_rows: int) -> Rows:
         if self.facts.half:
             raise ValueError(
                 f"rows of {self.facts.half} can only be trained on a GPU: set device='cuda', or dtype=torch.float32"
             )
-        self.staging.most = staging_rows
+        self.staging.most = staging_rows * self.facts.width * self.facts.dtype.itemsize
         # The array begins on a cache line. Pages are backed when first written.
         self.array = empty(slots * self.facts.width, self.facts.dtype).reshape(slots, self.facts.width)
         return self.array
@@ -74,36 +74,36 @@ class HostRows(BankRows):
         self._pending.clear()
         self.staging.reset()
 
-    def arriving(self, work: Work) -> np.ndarray:
-        return self.staging.take(len(work.steps[self.facts.number].fetch_keys))
+    def arriving(self, work: Work) -> HostBuffer:
+        return self.staging.of(len(work.steps[self.facts.number].fetch_keys))
 
-    def room(self, arrival: np.ndarray) -> np.ndarray:
-        return arrival
+    def room(self, arrival: HostBuffer) -> np.ndarray:
+        return arrival.rows
 
-    def shipped(self, arrival: np.ndarray, work: Work) -> None:
+    def shipped(self, arrival: HostBuffer, work: Work) -> None:
         pass
 
-    def load(self, work: Work, arrival: np.ndarray) -> np.ndarray:
+    def load(self, work: Work, arrival: HostBuffer) -> HostBuffer:
         step, pending, staging = work.steps[self.facts.number], self._pending, self.staging
         for number in [n for n in pending if n < step.hold_from]:
             staging.release(pending.pop(number))
-        leaving = staging.take(len(step.evict_keys))
-        self._run(cpu.take, len(leaving), self.array, step.evict_slots, leaving)
+        leaving = staging.of(len(step.evict_keys))
+        self._run(cpu.take, len(leaving.rows), self.array, step.evict_slots, leaving.rows)
         pending[step.number] = leaving
         staging.retain(leaving)  # one owner is the write-back, the other a possible forward
         for number in np.unique(step.forward_step):
             which = step.forward_step == number
-            rows = pending[int(number)][step.forward_index[which]]
+            rows = pending[int(number)].rows[step.forward_index[which]]
             cpu.put(self.array, step.forward_slots[which], rows, 0, len(rows))
-        self._run(cpu.put, len(arrival), self.array, step.fetch_slots, arrival)
+        self._run(cpu.put, len(arrival.rows), self.array, step.fetch_slots, arrival.rows)
         self._make(step.new_keys, step.new_slots)
         staging.release(arrival)
         return leaving
 
-    def landed(self, leaving: np.ndarray) -> np.ndarray:
-        return leaving
+    def landed(self, leaving: HostBuffer) -> np.ndarray:
+        return leaving.rows
 
-    def written(self, leaving: np.ndarray) -> None:
+    def written(self, leaving: HostBuffer) -> None:
         self.staging.release(leaving)
 
     def pool(self, work: Work, micro: int) -> torch.Tensor:
