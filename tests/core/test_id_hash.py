@@ -34,7 +34,7 @@ def of(ids: KeyedJagged) -> Captured:
 @cases(150)
 @given(one=batches(), other=batches())
 def test_equal_hashes_mean_equal_bags(one, other):
-    mine, theirs = hashes_of(of(jagged(one[0]))).by_name(), hashes_of(of(jagged(other[0]))).by_name()
+    mine, theirs = hashes_of(of(jagged(one[0]))), hashes_of(of(jagged(other[0])))
     for name in mine.keys() & theirs.keys():
         assert (mine[name].ids == theirs[name].ids) == (one[0][name] == other[0][name])
 
@@ -44,16 +44,16 @@ def test_equal_hashes_mean_equal_bags(one, other):
 def test_a_gpu_computes_the_same(batch):
     ids = jagged(batch[0])
     there = hashes_on_device(ids.values(), ids.offsets(), len(ids.keys())).tolist()
-    assert there == [each.ids for each in hashes_of(of(ids)).by_name().values()]
+    assert there == [each.ids for each in hashes_of(of(ids)).values()]
 
 
 @cases(50)
 @given(batch=batches())
 def test_a_part_and_another_order_of_features_have_the_same(batch):
     ids = jagged(batch[0])
-    whole = hashes_of(of(ids)).by_name()
+    whole = hashes_of(of(ids))
     for names in (sorted(whole, reverse=True), sorted(whole)[:1]):
-        assert hashes_of(of(ids.select(names))).by_name() == {name: whole[name] for name in names}
+        assert hashes_of(of(ids.select(names))) == {name: whole[name] for name in names}
 
 
 def test_batches_that_differ_in_one_id_differ():
@@ -63,7 +63,7 @@ def test_batches_that_differ_in_one_id_differ():
     for id in range(1, 201):
         for place in range(1000 // id):
             values[place] = id
-            found.add(hashes_of(Captured(("a",), values, ends, None)).by_name()["a"].ids)
+            found.add(hashes_of(Captured(("a",), values, ends, None))["a"].ids)
             values[place] = 0
             tried += 1
     assert len(found) == tried
@@ -74,5 +74,5 @@ def test_batches_that_differ_in_one_id_differ():
 def test_weights_have_one_of_their_own(weights):
     ids = KeyedJagged(["a"], torch.tensor([1, 2]), lengths=torch.tensor([2]), weights=torch.tensor(weights))
     plain = KeyedJagged(["a"], torch.tensor([1, 2]), lengths=torch.tensor([2]), weights=torch.tensor([0.25, 0.5]))
-    mine, theirs = hashes_of(of(ids)).by_name()["a"], hashes_of(of(plain)).by_name()["a"]
+    mine, theirs = hashes_of(of(ids))["a"], hashes_of(of(plain))["a"]
     assert mine.ids == theirs.ids and (mine.weights == theirs.weights) == (weights == [0.25, 0.5])

@@ -24,27 +24,8 @@ class FeatureHashes(NamedTuple):
     """Hash of its weights and its bags; 0 if there are no weights."""
 
 
-class Hashes:
-    """The hashes of a batch.
-
-    - `array`: int64 [2, features], the fields of each feature's `FeatureHashes`.
-    """
-
-    __slots__ = ("array", "keys")
-
-    def __init__(self, keys: tuple[str, ...], array: np.ndarray) -> None:
-        self.keys, self.array = keys, array
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Hashes) or self.keys != other.keys:
-            return False
-        return self.array.tobytes() == other.array.tobytes()
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def by_name(self) -> dict[str, FeatureHashes]:
-        """Return the hashes of each feature."""
-        return dict(zip(self.keys, map(FeatureHashes._make, self.array.T.tolist()), strict=True))
+Hashes = dict[str, FeatureHashes]
+"""The hashes of a batch, by feature."""
 
 
 def hashes_of(captured: Captured) -> Hashes:
@@ -54,7 +35,7 @@ def hashes_of(captured: Captured) -> Hashes:
     >>> from skirl.core.ids import capture
     >>> def of(ids, *lengths):
     ...     ids = KeyedJagged(["a"], torch.tensor(ids), lengths=torch.tensor(lengths))
-    ...     return hashes_of(capture(ids, ["a"])).by_name()["a"].ids
+    ...     return hashes_of(capture(ids, ["a"]))["a"].ids
     >>> of([7, 8], 1, 1) == of([7, 8], 1, 1), of([7, 8], 1, 1) == of([8, 7], 1, 1), of([7, 8], 1, 1) == of([7, 8], 2, 0)
     (True, False, False)
     """
@@ -67,7 +48,7 @@ def hashes_of(captured: Captured) -> Hashes:
             _hash(of, captured.offsets, captured.batch, _of_one_each(captured.batch), out)
         else:
             _hash_shared(of, captured, out)
-    return Hashes(captured.keys, array)
+    return dict(zip(captured.keys, map(FeatureHashes._make, array.T.tolist()), strict=True))
 
 
 def _hash_shared(numbers: np.ndarray, captured: Captured, out: np.ndarray) -> None:
@@ -95,7 +76,7 @@ def hashes_on_device(values: Tensor, offsets: Tensor, features: int) -> Tensor:
     >>> from skirl import KeyedJagged
     >>> from skirl.core.ids import capture
     >>> ids = KeyedJagged(["a", "b"], torch.tensor([7, 8, 9]), lengths=torch.tensor([1, 1, 0, 1]))
-    >>> hashed = hashes_of(capture(ids, ["a"])).by_name()
+    >>> hashed = hashes_of(capture(ids, ["a"]))
     >>> [each.ids for each in hashed.values()] == hashes_on_device(ids.values(), ids.offsets(), 2).tolist()
     True
     """

@@ -1,13 +1,13 @@
 """Checks that a forward gets the ids of the batch in the loop, and says what is wrong if it does not."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from skirl.core.batch import Sparse, moved
-from skirl.core.id_hash import FeatureHashes, Hashes, hashes_of, hashes_on_device
+from skirl.core.id_hash import Hashes, hashes_of, hashes_on_device
 from skirl.core.ids import Captured, capture, check_form
 from skirl.core.inverse import is_shared
 
@@ -98,14 +98,14 @@ class SameBatch:
         found = hashes_of(now)
         if found == captured.hashes:
             return True
-        given = {name: hashes for name, hashes in found.by_name().items() if name in self._features}
-        known = captured.hashes.by_name()
+        given = {name: hashes for name, hashes in found.items() if name in self._features}
+        known = captured.hashes
         wrong = _other_ids(given, known)
         if wrong is None:
             return all(known[name].weights == hashes.weights for name, hashes in given.items())
-        if self._before is not None and _other_ids(given, self._before.by_name()) is None:
+        if self._before is not None and _other_ids(given, self._before) is None:
             raise ValueError(_BEHIND)
-        if any(_other_ids(given, later.hashes.by_name()) is None for later in coming()):
+        if any(_other_ids(given, later.hashes) is None for later in coming()):
             raise ValueError(_AHEAD)
         if now.batch != captured.batch:
             samples = "1 sample" if captured.batch == 1 else f"{captured.batch} samples"
@@ -122,7 +122,7 @@ class SameBatch:
         if not mine:
             return  # looking up a missing feature raises its own error
         found = hashes_on_device(sparse.values(), sparse.offsets(), len(keys))
-        hashes = captured.hashes.by_name()
+        hashes = captured.hashes
         known, place = torch.tensor([[hashes[keys[i]].ids for i in mine], mine], dtype=torch.int64)
         differs = (found[moved(place, there)] != moved(known, there)).any()
         after = None
@@ -162,6 +162,6 @@ def _alike(sparse: Sparse, captured: Captured) -> Captured | None:
     return Captured(captured.keys, values, offsets, None) if tuple(sparse.keys()) == captured.keys else None
 
 
-def _other_ids(given: Mapping[str, FeatureHashes], known: Mapping[str, FeatureHashes]) -> str | None:
+def _other_ids(given: Hashes, known: Hashes) -> str | None:
     """Return the first feature whose ids differ from the known ones, or None."""
     return next((name for name, (ids, _) in given.items() if name not in known or known[name].ids != ids), None)
