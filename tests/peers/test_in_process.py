@@ -31,7 +31,7 @@ def test_counters_count_what_others_get_and_nothing_of_its_own():
     def work(peers):
         channel = peers.channel("rows")
         send = torch.zeros(3 * peers.size, 8)
-        channel.swap(send, [3] * peers.size, [3] * peers.size)
+        channel.begin_swap(send, [3] * peers.size, [3] * peers.size).wait()
         return channel.counters
 
     first, _ = InProcess.run(2, work)
@@ -62,7 +62,7 @@ def test_a_rank_that_hangs_is_named():
     def work(peers):
         if peers.rank == 1:
             end.wait(10)
-        peers.channel("rows").swap(torch.zeros(2, 1), [1, 1], [1, 1], tag="values of step 4")
+        peers.channel("rows").begin_swap(torch.zeros(2, 1), [1, 1], [1, 1], tag="values of step 4").wait()
 
     try:
         job = InProcess.job(2, patience=0.1)
@@ -93,7 +93,7 @@ def test_a_rank_that_left_is_named():
             lambda ids: ids.exchange([np.zeros(1)] * 2, "batch 4"),
             "is in channel ids, exchange 1 .batch [45]. where rank",
         ),
-        (lambda ids: ids.swap(torch.zeros(2), [1, 1], [1, 1]), "all ranks have to make the same calls"),
+        (lambda ids: ids.begin_swap(torch.zeros(2), [1, 1], [1, 1]).wait(), "all ranks have to make the same calls"),
         (lambda ids: ids.exchange([np.zeros(2)] * 2, "batch 5"), None),
     ],
 )
@@ -128,10 +128,9 @@ def test_a_message_that_is_too_large_ends_all():
         (lambda c: c.exchange([np.zeros(1)]), "1 parts for 2 ranks"),
         (lambda c: c.exchange([np.zeros((1, 2))] * 2), "2 dimensions"),
         (lambda c: c.exchange([np.array(["a"], object)] * 2), "object"),
-        (lambda c: c.swap(torch.zeros(3), [1, 1], [1, 1]), r"send is \(3,\) with counts \[1, 1\]"),
-        (lambda c: c.swap(torch.zeros(2), [1, 1], [1, -1]), "the counts are"),
-        (lambda c: c.swap(torch.zeros(2), [1, 1], [1, 1], torch.zeros(3)), r"out is \(3,\)"),
-        (lambda c: c.swap(torch.zeros(4, 2)[:, :1], [2, 2], [2, 2]), "contiguous"),
+        (lambda c: c.begin_swap(torch.zeros(3), [1, 1], [1, 1]), r"send is \(3,\) with counts \[1, 1\]"),
+        (lambda c: c.begin_swap(torch.zeros(2), [1, 1], [1, -1]), "the counts are"),
+        (lambda c: c.begin_swap(torch.zeros(4, 2)[:, :1], [2, 2], [2, 2]), "contiguous"),
         (lambda c: c.begin_swap_parts([torch.zeros(1)] * 2, [torch.zeros(1)]), "give 2 outs"),
     ],
 )

@@ -34,9 +34,11 @@ class Exchange:
 
     def values(self, banks: Sequence[BankRows], work: Work) -> None:
         """Get the values that this trainer reads. The step's rows must be resident with all owners."""
+        coming = []
         for number, bank in enumerate(banks):
-            ask, serve = np.diff(work.reads[number].ask), np.diff(work.serve[number])
-            work.values[number] = self._rows.swap(bank.values(work), serve.tolist(), ask.tolist(), tag="values of rows")
+            ask, serve = np.diff(work.reads[number].ask).tolist(), np.diff(work.serve[number]).tolist()
+            coming.append(self._rows.begin_swap(bank.values(work), serve, ask, tag="values of rows"))
+        work.values = {number: swap.wait() for number, swap in enumerate(coming)}
 
     def look_up(self, keys: np.ndarray, dim: int, read: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         """Return the weights of some rows as their owners have them now. All trainers call this together.

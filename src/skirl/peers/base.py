@@ -210,55 +210,36 @@ class Channel(ABC):
         text = np.frombuffer(json.dumps(mine).encode(), np.uint8)
         return [json.loads(said.tobytes()) for said in self.exchange([text] * self.size, tag)]
 
-    def swap(
-        self,
-        send: "Tensor",
-        send_counts: Sequence[int],
-        receive_counts: Sequence[int],
-        out: "Tensor | None" = None,
-        tag: str = "",
-    ) -> "Tensor":
-        """Send a slice of a tensor to each rank and return the slices from all, whose sizes are known beforehand.
+    def begin_swap(
+        self, send: "Tensor", send_counts: Sequence[int], receive_counts: Sequence[int], tag: str = ""
+    ) -> "Swapping[Tensor]":
+        """Begin to send a slice of a tensor to each rank, and to receive one from each, of sizes that are known beforehand.
+
+        Call `wait()` on what this returns to get the slices from all, in the order of ranks.
 
         **Arguments**
 
         - `send`: [sum of send_counts, ...], contiguous: the vectors for rank 0, then those for rank 1, and so on.
         - `send_counts`: how many vectors go to each rank; any may be 0.
         - `receive_counts`: how many come from each: that rank's entry for this one in its `send_counts`.
-        - `out`: where to put them, contiguous. None: in a new tensor.
         - `tag`: what the call is for.
         """
-        return self.begin_swap(send, send_counts, receive_counts, out, tag).wait()
-
-    def begin_swap(
-        self,
-        send: "Tensor",
-        send_counts: Sequence[int],
-        receive_counts: Sequence[int],
-        out: "Tensor | None" = None,
-        tag: str = "",
-    ) -> "Swapping[Tensor]":
-        """Begin a `swap`, which takes the same arguments. Call `wait()` on what this returns to get the result."""
         send_counts, receive_counts = [int(n) for n in send_counts], [int(n) for n in receive_counts]
-        shape = (sum(receive_counts), *send.shape[1:])
-        out = send.new_empty(shape) if out is None else out
         with self._issue("swap", tag, len(send_counts)) as doing, self.timed():
             if len(receive_counts) != self.size or min(send_counts + receive_counts) < 0:
                 raise ValueError(f"{doing}: the counts are {send_counts} and {receive_counts}, for {self.size} ranks")
-            if len(send) != sum(send_counts) or out.shape != shape or out.dtype != send.dtype:
+            if len(send) != sum(send_counts) or not send.is_contiguous():
                 raise ValueError(
-                    f"{doing}: send is {tuple(send.shape)} with counts {send_counts}, and out is {tuple(out.shape)} of "
-                    f"{out.dtype} where {shape} of {send.dtype} come"
+                    f"{doing}: send is {tuple(send.shape)} with counts {send_counts}, and has to be contiguous"
                 )
-            if not (send.is_contiguous() and out.is_contiguous()):
-                raise ValueError(f"{doing}: send and out have to be contiguous")
+            out = send.new_empty((sum(receive_counts), *send.shape[1:]))
             self._counted(send, send_counts, receive_counts, vectors=True)
             return Swapping(self, self._moved(_split(out, receive_counts), _split(send, send_counts), doing), out, send)
 
     def begin_swap_parts(
         self, parts: "Sequence[Tensor]", outs: "Sequence[Tensor]", tag: str = ""
     ) -> "Swapping[Sequence[Tensor]]":
-        """Begin to do as `swap`, with separate tensors; this rank's own part is not copied.
+        """Begin to do as `begin_swap`, with separate tensors; this rank's own part is not copied.
 
         Call `wait()` on what this returns to get the result; `parts` must not change until then."""
         with self._issue("swap", tag, len(parts)) as doing, self.timed():
