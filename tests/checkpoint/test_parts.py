@@ -24,7 +24,7 @@ import skirl
 from skirl.checkpoint import best, dense, numbers, parts, together
 from skirl.checkpoint import folder as folders
 from skirl.checkpoint.without_model import opened
-from skirl.core.placement import Cut, Placement
+from skirl.core.placement import Placement
 from skirl.engine.access import peek
 from skirl.peers.base import PeerError, Peers
 from skirl.sizing.checkpoint import describe
@@ -387,7 +387,7 @@ def test_what_does_not_go_together_is_refused_on_all(tmp_path: Path) -> None:
         Trainer(peers, "memory").train(0, 2 + peers.rank).save(tmp_path / "a")
 
     def other_place(peers: Peers) -> None:
-        Trainer(peers, "memory", Placement(2, Cut.even([peers.rank, 1 - peers.rank]))).save(tmp_path / "a")
+        Trainer(peers, "memory", Placement((1, 1 + peers.rank))).save(tmp_path / "a")
 
     refused(ValueError, "after the same step", other_step)
     refused(ValueError, "place rows differently", other_place)

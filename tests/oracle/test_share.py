@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from skirl import Table
 from skirl.core.keys import key_of
-from skirl.core.placement import Cut, Placement
+from skirl.core.placement import Placement
 from skirl.core.positions import Positions
 from skirl.core.tables import Schema
 from skirl.oracle import row_states
@@ -26,10 +26,8 @@ ALL = (0, 1, 2, 3)
 
 @st.composite
 def shares(draw) -> OwnedRows:
-    sites = draw(st.integers(1, 5))
-    whole = Cut.even(range(sites))
-    cuts = {table: Cut((0, 1 << 62, 3 << 62), (0, sites - 1, 0)) for table in draw(st.sets(st.integers(0, 2)))}
-    return OwnedRows(Placement(sites, whole, cuts), draw(st.integers(0, sites - 1)))
+    weights = draw(st.lists(st.integers(1, 3), min_size=1, max_size=5))
+    return OwnedRows(Placement(tuple(weights)), draw(st.integers(0, len(weights) - 1)))
 
 
 def owned(share: OwnedRows, tables: list[int]) -> list[int]:

@@ -143,7 +143,7 @@ def _to_number(schema: Schema, tables: Sequence[int], room: int, share: OwnedRow
     for table in sorted(tables, key=lambda i: (schema.tables[i].rows, i)):
         rows = schema.tables[table].rows
         looked += rows
-        nbytes += rows // 4 + 4 * share.rows_of(table, rows)
+        nbytes += rows // 4 + 4 * share.rows_of(rows)
         if looked > MOST_TO_NUMBER or nbytes > _BYTES_A_STATE * room:
             break
         out.append(table)

@@ -23,9 +23,10 @@ class OwnedRows:
     placement: Placement
     site: int
 
-    def rows_of(self, table: int, rows: int) -> int:
+    def rows_of(self, rows: int) -> int:
         """Return about how many of a table's rows it has."""
-        return rows * sum(end - begin for begin, end in self.placement.ranges_of(self.site, table)) >> 64
+        begin, end = self.placement.ranges[self.site]
+        return rows * (end - begin) >> 64
 
 
 class Numbered:
@@ -50,9 +51,8 @@ class Numbered:
         """The number that one more row would have."""
         for table in tables:
             assert share is not None
-            cut_of, *rest = share.placement.arrays
-            cut, mine = cut_of[min(table, len(cut_of) - 1)], self.words[self.begin[table] :]
-            self.end = int(_mark(mine, table << ROW_BITS, schema.tables[table].rows, share.site, self.end, cut, *rest))
+            words, of = self.words[self.begin[table] :], schema.tables[table].rows
+            self.end = int(_mark(words, table << ROW_BITS, of, share.site, self.end, *share.placement.arrays))
 
 
 @kernel
@@ -66,12 +66,12 @@ def number_of(words, begin, row):
 
 
 @kernel
-def _mark(words, high, rows, site, end, cut, salt, guess, ends, sites):
+def _mark(words, high, rows, site, end, salt, guess, lasts):
     """Fill a table's words. `end` is the number of its first row. Return that of the next table's first row."""
     for i in range((rows + 31) >> 5):
         word = np.uint64(0)
         for row in range(32 * i, min(32 * i + 32, rows)):
-            mine = site_in(cut, high | row, salt, guess, ends, sites) == site
+            mine = site_in(high | row, salt, guess, lasts) == site
             word |= np.uint64(mine) << np.uint64(row & 31)
         words[i] = np.uint64(end) << _HALF | word
         end += ones(word)

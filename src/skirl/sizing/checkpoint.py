@@ -18,7 +18,7 @@ from skirl.store.disk.os_files import NAME as LOCK
 from skirl.store.disk.os_files import Unusable
 from skirl.store.disk.segment import FORMAT_VERSION
 from skirl.store.frozen_keys import frozen_keys, segment_keys
-from skirl.store.placed.taking import MARK
+from skirl.store.sharded import MARK
 from skirl.tools.sealed_json import CheckpointError
 from skirl.tools.tensor_file import TensorReader
 from skirl.train.resume import run_of

@@ -12,13 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skirl.core.keys import MAX_TABLES, ROW_BITS, table_of
+from skirl.core.placement import Shard
 from skirl.tools.jit import kernel
 
 Facts = dict[str, Any]
 """JSON-compatible facts about frozen rows, such as the files that hold them."""
-
-Mine = Callable[[NDArray[np.int64]], NDArray[np.bool_]]
-"""Returns a mask of the keys that belong to the caller."""
 
 
 class Frozen(ABC):
@@ -39,14 +37,15 @@ class FrozenPart:
 
     facts: Facts
     over: Iterable[tuple[NDArray[np.int64], Any]] = ()
-    mine: Mine | None = None
+    shard: Shard | None = None
+    """The rows to take. None: all."""
 
     def own(self, pairs: Iterable[tuple[NDArray[np.int64], Any]]) -> Iterator[tuple[NDArray[np.int64], Any]]:
         """Yield those of the keys and rows that are to be taken."""
         for keys, rows in pairs:
-            if self.mine is None:
+            if self.shard is None:
                 yield keys, rows
-            elif (here := self.mine(keys)).any():
+            elif (here := self.shard(keys)).any():
                 yield keys[here], rows[here]
 
 
@@ -372,7 +371,7 @@ class Store(ABC):
         - `ready`: called once everything is read (and on disk, in a store on disk), before anything changes. If it
           raises, nothing changes.
         """
-        if len(parts) != 1 or parts[0].mine is not None:
+        if len(parts) != 1 or parts[0].shard is not None:
             raise ValueError(
                 f"{self!r} can only take all rows of a single trainer: set store='memory' or 'disk:FOLDER'"
             )

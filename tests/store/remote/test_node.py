@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skirl.core.placement import AtSite, Placement
+from skirl.core.placement import Placement, Shard
 from skirl.store import DiskError, DiskStore, Layout, MemoryStore, Record, Store, open_store
 from skirl.store.base import Facts, FrozenPart
 from skirl.store.remote import group, metrics, service
@@ -227,7 +227,7 @@ def test_rows_go_from_nodes_to_other_stores_and_back(nodes: Nodes, tmp_path: Pat
             store.close()
         found: dict[int, bytes] = {}
         for site in range(3):
-            taken = [FrozenPart(of, (), AtSite(here, site)) for of in facts]
+            taken = [FrozenPart(of, (), Shard.at(here, site)) for of in facts]
             own = open_store(there.spec, LAYOUT)
             own.thaw_parts(rows, taken, "ab" * 16, 70)
             local = MemoryStore(LAYOUT) if kind == "memory" else DiskStore(tmp_path / f"local {site}", LAYOUT)

@@ -85,7 +85,7 @@ def take(
     """
     laid: list[Iterable[tuple[NDArray[np.int64], Rows]]] = []
     for part in parts:  # shared segments first: what is appended must come after them
-        if part.facts.get("kind") != MEMORY_ROWS and part.mine is None:
+        if part.facts.get("kind") != MEMORY_ROWS and part.shard is None:
             _share(files, _manifest_of(folder, part.facts, layout), folder, logs, added)
         else:
             laid.append(rows_of(files, part, layout, folder))
@@ -103,7 +103,7 @@ def rows_of(files: OsFiles, part: FrozenPart, layout: Layout, folder: Path) -> I
         links.check_sizes(folder, entry.files())
         with _opened(files, layout, folder, entry) as log:
             for segment in log.segments.values():
-                for _, keys, words in log.live_rows(segment, part.mine):
+                for _, keys, words in log.live_rows(segment, part.shard):
                     yield keys, words.view(entry.record.dtype).reshape(keys.size, entry.record.width)
 
 

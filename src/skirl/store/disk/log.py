@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from skirl.core.keys import row_of, table_of
-from skirl.store.base import Layout, Mine, Record, Rows
+from skirl.core.placement import Shard
+from skirl.store.base import Layout, Record, Rows
 from skirl.store.disk import records
 from skirl.store.disk.key_index import MOST_PLACED, KeyIndex
 from skirl.store.disk.manifest import Manifest
@@ -284,16 +285,16 @@ class Log:
                 self.append(keys, rows)
             yield dealt
 
-    def live_rows(self, segment: Segment, mine: Mine | None = None) -> Iterator[tuple[int, Keys, Words]]:
+    def live_rows(self, segment: Segment, shard: Shard | None = None) -> Iterator[tuple[int, Keys, Words]]:
         """Yield a segment's live keys and flat rows in pieces, each after the number of records that it covers.
 
-        `mine` tells which of the keys to include. None: all.
+        `shard` tells which of the keys to include. None: all.
         """
         with self._opened(segment.keys_path) as file:  # `sync` may close the segment's own handle meanwhile
             for start, keys in self._all_keys(segment, file.number):
                 picks = self.index.standing(keys, segment.slot << INDEX_BITS | start)
-                if mine is not None and picks.size:
-                    picks = picks[mine(keys[picks])]
+                if shard is not None and picks.size:
+                    picks = picks[shard(keys[picks])]
                 rows = np.empty(picks.size * self._words, np.uint32)
                 bad = self._checked(segment, keys, start, picks, rows) if picks.size else -1
                 if bad >= 0:

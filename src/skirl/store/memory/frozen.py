@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from skirl.store.base import DISK_ROWS, MEMORY_ROWS, Facts, Frozen, FrozenPart, Layout, Mine, Record, Rows
+from skirl.core.placement import Shard
+from skirl.store.base import DISK_ROWS, MEMORY_ROWS, Facts, Frozen, FrozenPart, Layout, Record, Rows
 from skirl.store.changes import Taken
 from skirl.store.memory.directory import Arena, Directory
 from skirl.tools.jit import kernel
@@ -42,7 +43,7 @@ class MappedRows:
         readers = []
         for part in parts:
             identity_of(folder, part.facts, layout)
-            readers += [(TensorReader(folder, entry), part.mine) for entry in part.facts["files"]]
+            readers += [(TensorReader(folder, entry), part.shard) for entry in part.facts["files"]]
         self._kinds = [_MappedKind(record, readers, layout) for record in layout.kinds]
         for part in parts:
             for keys, rows in part.own(part.over):
@@ -65,7 +66,7 @@ class MappedRows:
 class _MappedKind:
     """The rows of one kind: the number of each key's row, counted through all files in order."""
 
-    def __init__(self, record: Record, readers: list[tuple[TensorReader, Mine | None]], layout: Layout) -> None:
+    def __init__(self, record: Record, readers: list[tuple[TensorReader, Shard | None]], layout: Layout) -> None:
         self.directory = Directory()
         self._at = Arena(np.int64)
         self._files: list[tuple[int, Rows]] = []
@@ -73,7 +74,7 @@ class _MappedKind:
         self._rows = 0
         self._replaced, self._replacing = Arena(record.dtype, (record.width,)), 0
         name = name_of(record)
-        for reader, mine in readers:
+        for reader, shard in readers:
             begin = self._rows
             if not reader.columns.keys() >= {f"keys-{name}", f"rows-{name}"}:
                 raise CheckpointError(f"{reader.path} has no keys-{name}: use another checkpoint")
@@ -83,15 +84,15 @@ class _MappedKind:
             for [keys] in reader.pieces([f"keys-{name}"], PIECE):
                 if layout.stranger(keys, record) >= 0:
                     raise CheckpointError(f"{reader.path}: keys-{name} does not fit its rows: use another checkpoint")
-                self._place(keys, mine)
+                self._place(keys, shard)
             self._files.append((begin, np.asarray(rows)))
 
-    def _place(self, keys: NDArray[np.int64], mine: Mine | None = None) -> None:
-        """Add the keys of the next rows. A key that came before now has its row here. `mine` tells which keys to take."""
+    def _place(self, keys: NDArray[np.int64], shard: Shard | None = None) -> None:
+        """Add the keys of the next rows. A key that came before now has its row here. `shard` tells which keys to take."""
         at = np.arange(self._rows, self._rows + len(keys))
         self._rows += len(keys)
-        if mine is not None:
-            here = mine(keys)
+        if shard is not None:
+            here = shard(keys)
             keys, at = keys[here], at[here]
         self.directory.reserve(len(keys))
         positions = self.directory.place(keys)

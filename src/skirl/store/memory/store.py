@@ -193,7 +193,7 @@ class MemoryStore(Store):
                     if changed:  # relative to the files of the frozen state
                         kind.changing(positions)
         ready()
-        whole = len(parts) == 1 and parts[0].mine is None  # otherwise no files have exactly these rows
+        whole = len(parts) == 1 and parts[0].shard is None  # otherwise no files have exactly these rows
         with self._gate.alone():
             self._kinds = kinds
             self.identity, self.generation = identity, generation

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from skirl.core.placement import AtSite, Placement
+from skirl.core.placement import Shard
 from skirl.store.base import Frozen, FrozenPart, Layout, Store
 from skirl.store.remote.wire import NodeError, Taken, held_bits, said
 
@@ -290,10 +290,7 @@ def _thaw(
 ) -> dict[str, Any]:
     """See `Store.thaw_parts`. Each part comes with placements and a site in each, which say which of its rows to take."""
     laid, held.laid = held.laid, {}
-    taken = [
-        FrozenPart(facts, laid.get(i, []), AtSite.all([AtSite(Placement.of(of), site) for of, site in mine]))
-        for i, (facts, mine) in enumerate(parts)
-    ]
+    taken = [FrozenPart(facts, laid.get(i, []), Shard.of(shard)) for i, (facts, shard) in enumerate(parts)]
     held.store.thaw_parts(Path(folder), taken, identity, generation)
     return _point(held.store)
 

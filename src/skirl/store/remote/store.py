@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from skirl.core.placement import AtSite, AtSites, Placement
+from skirl.core.placement import Placement
 from skirl.store import cut
 from skirl.store.base import DISK_ROWS, MEMORY_ROWS, Facts, Frozen, FrozenPart, Layout, Record, Rows, Store, at_once
 from skirl.store.disk.frozen import point_of
@@ -187,11 +187,11 @@ class RemoteStore(Store):
         told: list[list[Any]] = [[] for _ in nodes]
         self._nodes.of_all(service.lay, self._each(0, None, None))
         for number, part in enumerate(parts):
-            mine = [] if part.mine is None else _told(part.mine)
+            shard = [] if part.shard is None else part.shard.facts
             own = cut.own_parts(part.facts, digest)
             for node in nodes:
                 at = [] if own is not None or len(nodes) == 1 else [(self._placement.facts, node)]
-                told[node].append((part.facts if own is None else own[node], mine + at))
+                told[node].append((part.facts if own is None else own[node], shard + at))
             for keys, rows in part.own(part.over):
                 self._lay(number, keys, rows)
         ready()
@@ -233,10 +233,3 @@ class FrozenOnNodes(Frozen):
 def _tensor(array: NDArray[Any]) -> torch.Tensor:
     """Return an array as a tensor that a call can carry, without a copy if possible."""
     return torch.from_numpy(np.ascontiguousarray(array) if array.flags.writeable else array.copy())
-
-
-def _told(mine: Callable[..., Any]) -> list[tuple[dict[str, Any], int]]:
-    """Return which keys to take in a form for another process: placements, and the site in each."""
-    if not isinstance(mine, AtSite | AtSites):
-        raise TypeError(f"{mine!r} chooses rows: a node is told of a placement and a site, an AtSite")
-    return [(at.placement.facts, at.site) for at in (mine.each if isinstance(mine, AtSites) else (mine,))]
