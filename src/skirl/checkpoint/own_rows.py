@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from skirl.checkpoint import parts, whole
+from skirl.checkpoint import parts
 from skirl.core.placement import Placement, Shard
 from skirl.engine.cache import Cache
-from skirl.store.base import DISK_ROWS, Facts, FrozenPart, Layout, Rows, Store
+from skirl.store.base import Facts, FrozenPart, Layout, Rows, Store
+from skirl.store.disk.frozen import check_files
 from skirl.tools.sealed_json import COUNT, TEXT, CheckpointError, misfit
 from skirl.tools.tensor_file import Columns, TensorReader, TensorWriter
 
@@ -86,8 +87,9 @@ class OwnRows(NamedTuple):
     def check(self, files: Path) -> None:
         """Raise a CheckpointError if a file of these parts is not as it was written."""
         for rows, _ in self.parts:
-            whole.check(files, rows["store"])
-            whole.check(files, rows["cache"])
+            check_files(files, rows["store"])
+            for entry in rows["cache"]["files"]:
+                TensorReader(files, entry).check()
 
     def thaw(self, store: Store, files: Path) -> None:
         """Have a store take all of them, or nothing."""
@@ -103,9 +105,9 @@ class OwnRows(NamedTuple):
 
     @property
     def written(self) -> dict[str, Any]:
-        """The part on which the next checkpoint may build: the only one, if taken whole and not from disk; else nothing."""
+        """The part on which the next checkpoint may build: the only one, if taken whole; else nothing."""
         [*others, (rows, shard)] = self.parts or [({}, None)]
-        return rows if rows and not others and shard is None and rows["store"]["kind"] != DISK_ROWS else {}
+        return rows if rows and not others and shard is None else {}
 
 
 def own_rows(body: parts.Body, here: Placement, rank: int) -> dict[str, OwnRows]:

@@ -30,7 +30,6 @@ from skirl.engine.work import Work
 from skirl.oracle.seen import Seen
 from skirl.peers.processes import launched_here
 from skirl.store import Record, Store, open_store
-from skirl.store.base import DISK_ROWS
 from skirl.store.specs import own_part
 from skirl.tools.os_errors import why
 
@@ -124,7 +123,7 @@ class Engine:
         self.damage: str | None = None
         """Text of the error that every later use raises: what happened and what to do."""
         self._cause: BaseException | None = None
-        self._goes_on = resume and self.store.frozen_kind == DISK_ROWS and not len(self.store)
+        self._goes_on = resume and self.store.durable and not len(self.store)
         """True if rows are to go on from a store that has none, and no checkpoint was loaded yet."""
         self.banks = self._open_banks()
         """One for each bank, which holds its part of the cache and computes on it."""

@@ -51,9 +51,6 @@ class FrozenPart:
 
 DTYPES = ("float32", "float64")
 
-MEMORY_ROWS, DISK_ROWS = "rows", "disk rows"
-"""Values of `kind` in the facts of frozen rows: the kind of store that froze them."""
-
 Rows = NDArray[np.float32] | NDArray[np.float64]
 
 
@@ -243,8 +240,8 @@ class Store(ABC):
     """True if its rows can be looked up but not trained."""
     ready = True
     """False while the rows that it is to serve are not loaded yet."""
-    frozen_kind = MEMORY_ROWS
-    """Value of `kind` in the facts of its frozen rows."""
+    durable = False
+    """True if its rows outlive this process."""
 
     def __init__(self, layout: Layout | Mapping[int, Record]) -> None:
         self.layout = layout if isinstance(layout, Layout) else Layout(layout)

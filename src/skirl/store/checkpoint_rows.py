@@ -1,4 +1,4 @@
-"""A read-only store that reads a checkpoint's rows in place, from files that it never changes."""
+"""A read-only store of a checkpoint's rows."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from skirl.store.base import DISK_ROWS, Facts, Frozen, FrozenPart, Layout, Record, Rows, Store, at_once
+from skirl.store.base import Facts, Frozen, FrozenPart, Layout, Record, Rows, Store, at_once
 from skirl.store.disk.store import DiskStore
-from skirl.store.memory.frozen import MappedRows
 
 log = logging.getLogger("skirl")
 
@@ -19,9 +18,8 @@ log = logging.getLogger("skirl")
 class CheckpointRows(Store):
     """The store behind `store="checkpoint"`: empty until `skirl.load` gives it a checkpoint's rows; it refuses writes.
 
-    Rows of a memory store are mapped, not copied. Files of a disk store are hard-linked into a temporary folder next to
-    the checkpoint; if none can be made there, they are copied to the system's folder for temporary files. Closing the
-    store removes that folder.
+    Files are hard-linked into a temporary folder next to the checkpoint; if none can be made there, they are copied to the
+    system's folder for temporary files. Closing the store removes that folder.
 
     **Arguments**
 
@@ -34,14 +32,13 @@ class CheckpointRows(Store):
     def __init__(self, layout: Layout | Mapping[int, Record], *, rows: Mapping[int, int] | None = None) -> None:
         super().__init__(layout)
         self._table_rows = rows
-        self._mapped: MappedRows | None = None
         self._disk: DiskStore | None = None
         self._folder: TemporaryDirectory[str] | None = None
 
     @property
     def ready(self) -> bool:
         """True once a checkpoint has been loaded."""
-        return self._mapped is not None or self._disk is not None
+        return self._disk is not None
 
     def __repr__(self) -> str:
         return "the rows of a checkpoint"
@@ -56,13 +53,6 @@ class CheckpointRows(Store):
     ) -> None:
         """See `Store.thaw_parts`. The files must not change while the store is open, but may be unlinked."""
         self._check_open()
-        if all(part.facts.get("kind") != DISK_ROWS for part in parts):
-            found = MappedRows(folder, parts, self.layout)
-            ready()
-            self._let_go()
-            self._mapped = found
-            self.identity, self.generation = identity, generation
-            return
         beside = _folder_beside(folder.parent)
         try:
             disk = DiskStore(Path(beside.name) / "rows", self.layout, rows=self._table_rows)
@@ -79,10 +69,8 @@ class CheckpointRows(Store):
         self.identity, self.generation = identity, generation
 
     def _read(self, kind: int, keys: NDArray[np.int64], out: Rows, found: NDArray[np.bool_]) -> None:
-        if self._mapped is not None:
-            self._mapped.read(kind, keys, out, found)
-        elif self._disk is not None:
-            found[:] = self._disk.read(keys, out)
+        if self._disk is not None:
+            self._disk._read(kind, keys, out, found)
 
     def _write(self, kind: int, keys: NDArray[np.int64], rows: Rows) -> None:
         raise ValueError(
@@ -91,13 +79,11 @@ class CheckpointRows(Store):
         )
 
     def __len__(self) -> int:
-        held = self._disk if self._mapped is None else self._mapped
-        return 0 if held is None else len(held)
+        return 0 if self._disk is None else len(self._disk)
 
     def keys(self) -> Iterator[NDArray[np.int64]]:
         self._check_open()
-        held = self._disk if self._mapped is None else self._mapped
-        return iter(()) if held is None else held.keys()
+        return iter(()) if self._disk is None else self._disk.keys()
 
     def freeze(self, folder: Path, since: Facts | None) -> Frozen:
         """Always raise: the rows are in a checkpoint already."""
@@ -110,7 +96,6 @@ class CheckpointRows(Store):
             self._let_go()
 
     def _let_go(self) -> None:
-        self._mapped = None
         if self._disk is not None:
             self._disk.close()
             self._disk = None

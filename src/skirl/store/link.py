@@ -37,7 +37,7 @@ class LinkStore(Store):
         super().__init__(inner.layout)
         self.inner, self.link = inner, link
         self.received, self.sent = _Pipe(link), _Pipe(link)
-        self.about, self.frozen_kind = inner.about, inner.frozen_kind
+        self.about, self.durable = inner.about, inner.durable
         self._same()
 
     def _same(self) -> None:

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skirl.core.placement import Placement, Shard
-from skirl.store import cut, mixed
-from skirl.store.base import DISK_ROWS, MEMORY_ROWS, Facts, Frozen, FrozenPart, Layout, Record, Rows, Store, at_once
-from skirl.store.disk.frozen import point_of
+from skirl.store import cut
+from skirl.store.base import Facts, Frozen, FrozenPart, Layout, Record, Rows, Store, at_once
+from skirl.store.disk.frozen import manifest_of
 
 log = logging.getLogger("skirl")
 
@@ -51,10 +51,7 @@ class ShardedStore(Store):
         self.placement = Placement(tuple(int(weight * scale) for weight in each), "sites")
         if len(self.stores) != self.placement.sites:
             raise ValueError(f"{len(self.stores)} stores and {self.placement.sites} weights: give each store one")
-        kinds = {store.frozen_kind for store in self.stores}
-        self.mixed = len(kinds) > 1
-        """True if some stores are in memory and others on disk."""
-        self.frozen_kind = DISK_ROWS if self.mixed else self.stores[0].frozen_kind
+        self.durable = any(store.durable for store in self.stores)
         self._pool = ThreadPoolExecutor(_CALLS * len(self.stores), thread_name_prefix="skirl-shard")
         self._take_point()
         self._read_about()
@@ -74,7 +71,7 @@ class ShardedStore(Store):
 
     def _read_about(self) -> None:
         """Set `about` from the first store on disk that has rows, else the first on disk, else the first of all."""
-        on_disk = [store for store in self.stores if store.frozen_kind == DISK_ROWS] or self.stores[:1]
+        on_disk = [store for store in self.stores if store.durable] or self.stores[:1]
         keeps = min(on_disk, key=lambda store: not len(store))
         self.about = {name: of for name, of in keeps.about.items() if name != MARK}
 
@@ -93,13 +90,13 @@ class ShardedStore(Store):
                     f"{store!r} has rows that another list of stores, or other weights, put there: load a checkpoint, "
                     "which moves them, or use the list that they were written by"
                 )
-            if store.frozen_kind == DISK_ROWS:
+            if store.durable:
                 return (
                     f"{store!r} is empty and was never told of the rows in {full!r}: see whether its disk is mounted "
                     "and its folder the one that it had, or load a checkpoint"
                 )
-        if self.mixed:
-            gone = next(store for store in self.stores if store.frozen_kind == MEMORY_ROWS)
+        gone = next((store for store in self.stores if not store.durable), None)
+        if self.durable and gone is not None:
             return (
                 f"{full!r} has the rows of a run in which other rows were in {gone!r}, and those are gone: load a "
                 "checkpoint, or begin with empty folders"
@@ -175,9 +172,7 @@ class ShardedStore(Store):
         frozen: list[Frozen] = []
         try:
             for number, store in enumerate(self.stores):
-                turned = self.mixed and store.frozen_kind == MEMORY_ROWS
-                of_store = store.freeze(folder, None if parts is None or turned else parts[number])
-                frozen.append(mixed.AsSegments(of_store, folder, self.layout) if turned else of_store)
+                frozen.append(store.freeze(folder, None if parts is None else parts[number]))
         except BaseException:
             FrozenShards(self._pool, self.placement.digest, frozen).release()
             raise
@@ -198,12 +193,8 @@ class ShardedStore(Store):
         """
         self._check_open()
         for part in parts:
-            point_of(folder, part.facts, self.layout)
+            manifest_of(folder, part.facts, self.layout)
         taken = self._divided(parts)
-        if self.mixed:
-            for number, store in enumerate(self.stores):
-                if store.frozen_kind == MEMORY_ROWS:
-                    taken[number] = [mixed.in_memory(part, folder, self.layout) for part in taken[number]]
         # Each store reads all its rows and then waits for the others, so if one fails before that, none has changed.
         changing, before = threading.Event(), [dict(store.about) for store in self.stores]
 

@@ -91,7 +91,7 @@ def body(pipe, numbers, task) -> None:
     part.run(pipe, numbers, task, (*service.FUNCTIONS, failing))
 
 
-_real = {"fsync": os.fsync, "replace": os.replace}
+_real = {"fsync": os.fsync}
 
 
 def failing(name: str | None) -> tuple[str, None]:

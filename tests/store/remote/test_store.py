@@ -14,6 +14,8 @@ def nodes():
 
 
 class TestOnNodes(StoreConformance):
+    syncs = ("fsync",)
+
     @pytest.fixture(autouse=True)
     def on(self, nodes: Nodes):
         self.nodes = nodes

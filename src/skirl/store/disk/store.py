@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from skirl.store.base import DISK_ROWS, Facts, Frozen, FrozenPart, Layout, Record, Rows, Store, at_once
+from skirl.store.base import Facts, Frozen, FrozenPart, Layout, Record, Rows, Store, at_once
 from skirl.store.disk import frozen, links, os_files
 from skirl.store.disk import log as all_logs
 from skirl.store.disk.log import Cleaner, Log
@@ -50,7 +50,7 @@ class DiskStore(Store):
     [False  True] 1
     """
 
-    frozen_kind = DISK_ROWS
+    durable = True
 
     def __init__(
         self,
@@ -302,7 +302,7 @@ class DiskStore(Store):
         generation: int,
         ready: Callable[[], Any] = at_once,
     ) -> None:
-        """See `Store.thaw_parts`. This is a durable point. Rows that a `MemoryStore` has frozen are accepted too.
+        """See `Store.thaw_parts`. This is a durable point.
 
         Files of a part that is taken whole are hard-linked, or copied if they cannot be; of any other part, each row is
         read and written again. For a moment, the index of the new rows is in memory along with the old one.
@@ -310,7 +310,7 @@ class DiskStore(Store):
         self._check_open()
         with self._writing, self._explained(), frozen.named(folder, self.path):
             for part in parts:
-                frozen.point_of(folder, part.facts, self.layout)
+                frozen.manifest_of(folder, part.facts, self.layout)
             with self._replaced_by(identity, generation, ready) as (logs, added):
                 frozen.take(self._files, parts, self.layout, folder, logs, added)
 

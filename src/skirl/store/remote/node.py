@@ -65,9 +65,7 @@ class Node:
         """The part of each owner."""
         self._meeting, self._rows, self._limit, self._patience, self._body = meeting, rows, limit, patience, body
         self._context: Any = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(
-            ["skirl.store.remote.warm" if rows == "memory" else "skirl.store.remote.warm_disk"]
-        )
+        self._context.set_forkserver_preload(["skirl.store.remote.warm"])
         about = {"version": VERSION, "nodes": nodes}
         if number == 0:
             meeting.tell("about", about)

@@ -5,6 +5,7 @@ None of them raises: an error comes back as ("error", result of `said`), so that
 
 import functools
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,8 @@ from numpy.typing import NDArray
 
 from skirl.core.placement import Shard
 from skirl.store.base import Frozen, FrozenPart, Layout, Store
+from skirl.store.disk.frozen import named, rows_of
+from skirl.store.disk.os_files import OsFiles
 from skirl.store.remote.wire import NodeError, Taken, held_bits, said
 
 MOST_BYTES = 256 << 20
@@ -120,7 +123,7 @@ class OwnedPart:
             store = self._make(place, Layout.from_facts(layout), rows)
             with self._lock:
                 self._held[place] = Held(store, rows, Taken(self.run))
-        return {"store": place, "about": dict(store.about), "shown": repr(store)} | _point(store)
+        return {"store": place, "about": dict(store.about), "durable": store.durable} | _point(store)
 
     def close(self, number: int) -> None:
         """Close a store, which frees its number."""
@@ -295,7 +298,17 @@ def _thaw(
     return _point(held.store)
 
 
-JOBS: dict[str, Callable[..., Any]] = {"write": _write, "flush": _flush, "remember": _remember, "thaw": _thaw}
+def _check(held: Held, folder: str, parts: list[dict[str, Any]]) -> None:
+    """Read all rows that "thaw" will read, and raise a CheckpointError if one is damaged."""
+    where = Path(folder)
+    with named(where, where):
+        for facts in parts:
+            deque(rows_of(OsFiles(), FrozenPart(facts), held.store.layout, where), maxlen=0)
+
+
+JOBS: dict[str, Callable[..., Any]] = {
+    "write": _write, "flush": _flush, "remember": _remember, "check": _check, "thaw": _thaw,
+}  # fmt: skip
 
 _part: OwnedPart | None = None
 """The part that this process serves."""

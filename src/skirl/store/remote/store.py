@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from skirl.core.placement import Placement
 from skirl.store import cut
-from skirl.store.base import DISK_ROWS, MEMORY_ROWS, Facts, Frozen, FrozenPart, Layout, Record, Rows, Store, at_once
-from skirl.store.disk.frozen import point_of
+from skirl.store.base import Facts, Frozen, FrozenPart, Layout, Record, Rows, Store, at_once
+from skirl.store.disk.frozen import manifest_of
 from skirl.store.remote import service
 from skirl.store.remote.connection import Connection, connection
 from skirl.store.remote.wire import Address, NodeError, NumberedCalls
@@ -37,8 +37,7 @@ class RemoteStore(Store):
         none = [None] * self._nodes.nodes
         opened = self._nodes.job_of_all("open", none, [tuple(about)] * self._nodes.nodes)
         self._stores: list[int] = [each["store"] for each in opened]
-        self._on_disk = opened[0]["shown"].startswith("DiskStore")
-        self.frozen_kind = DISK_ROWS if self._on_disk else MEMORY_ROWS
+        self.durable = opened[0]["durable"]
         self.about = opened[0]["about"]
         self._take_point(opened)
         self.closed = False
@@ -142,7 +141,7 @@ class RemoteStore(Store):
         """See `Store.remember`. Nodes are told only if their rows outlive this run."""
         self._check_open()
         self.about = dict(about)
-        if self._on_disk:
+        if self.durable:
             told = {name: of if isinstance(of, str) else of.digest for name, of in about.items()}
             self.about = self._job("remember", told)[0]
 
@@ -178,11 +177,11 @@ class RemoteStore(Store):
     ) -> None:
         """See `Store.thaw_parts`. If rows were split the same way, each node takes its own; else each looks through all.
 
-        Errors in the files show only after `ready`, when the nodes read them.
+        The nodes read the files twice, so that none has changed its rows when another finds damage.
         """
         self._check_open()
         for part in parts:
-            point_of(folder, part.facts, self.layout)
+            manifest_of(folder, part.facts, self.layout)
         nodes, digest = range(self._nodes.nodes), self._placement.digest
         told: list[list[Any]] = [[] for _ in nodes]
         self._nodes.of_all(service.lay, self._each(0, None, None))
@@ -194,8 +193,10 @@ class RemoteStore(Store):
                 told[node].append((part.facts if own is None else own[node], shard + at))
             for keys, rows in part.own(part.over):
                 self._lay(number, keys, rows)
-        ready()
         where = str(folder.absolute())
+        checks = [(where, [facts for facts, _ in each]) for each in told]
+        self._nodes.job_of_all("check", self._stores, checks)
+        ready()
         args = [(where, each, identity, generation) for each in told]
         self._take_point(self._nodes.job_of_all("thaw", self._stores, args))
 
