@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from skirl.store.remote import group, service
@@ -21,8 +22,22 @@ PATIENCE = 60.0
 """Seconds that a call may take, unless SKIRL_PATIENCE is set."""
 
 
+@dataclass
+class Joined:
+    """The group that this process has joined, with the parts of all its connections."""
+
+    address: Address
+    run: int
+    ranks: int = 1
+    connections: int = 0
+
+
+_joined: list[Joined] = []
+"""At most one: PyTorch RPC has one group in a process."""
+
+
 class Connection:
-    """The parts of one owner, one on each node, for the length of this run."""
+    """The parts of one owner, one on each node that meets at an address, for the length of this run."""
 
     def __init__(self, address: Address, patience: float) -> None:
         self.address, self.patience = address, patience
@@ -35,15 +50,24 @@ class Connection:
             raise NodeError(f"{address} is of another version of skirl: install the same one on all machines")
         self.nodes: int = about["nodes"]
         self.run = meeting.count("runs", 1)
-        self.names = [part_name(node, self.run) for node in range(self.nodes)]
+        self.names: list[str] = []
+        self._shared: Joined | None = None
         if address.owner == 0 and not _loopback(address):
             log.warning(
                 "rows go to %s by PyTorch RPC, without passwords or encryption: use networks that you trust", address
             )
         try:
-            group.join(meeting.group(self.run), address, owner_name(address.owner, self.run), 0, patience)
-            began, ask = time.monotonic(), {"run": self.run, "owner": address.owner}
-            for node in range(self.nodes):
+            if not _joined:
+                group.join(meeting.group(self.run), address, owner_name(address.owner, self.run), 0, patience)
+                _joined.append(Joined(address, self.run))
+            self._shared = shared = _joined[0]
+            shared.connections += 1
+            ranks = range(shared.ranks, shared.ranks + self.nodes)
+            shared.ranks += self.nodes
+            self.names = [part_name(rank, shared.run) for rank in ranks]
+            began, of = time.monotonic(), {"run": self.run, "owner": address.owner}
+            for node, rank in enumerate(ranks):
+                ask = of | {"meet": str(shared.address), "group": shared.run, "rank": rank}
                 meeting.tell(f"node/{node}/ask/{meeting.count(f'node/{node}/asks', 1)}", ask)
             for node in range(self.nodes):
                 told = self._waited(lambda node=node: meeting.note(f"answer/{self.run}/{node}"), f"node {node}", began)
@@ -52,7 +76,7 @@ class Connection:
                         told.get("refused") or f"node {node} has no part for this run: {told.get('failed')}"
                     )
         except group.Failed as error:
-            group.leave()
+            self.end()
             raise NodeError(f"no group for rows is formed at {address}: {error}") from None
         except BaseException:
             self.end()
@@ -70,7 +94,7 @@ class Connection:
         return found
 
     def end(self) -> None:
-        """Leave the group. Parts that still answer close their stores."""
+        """Let the parts that still answer close their stores. The last connection leaves the group."""
         if self.closed:
             return
         self.closed = True
@@ -78,7 +102,11 @@ class Connection:
             if self.failure is None:
                 for future in [group.begin(name, service.bye, (), min(self.patience, 5.0)) for name in self.names]:
                     group.end(future)
-        group.leave()
+        if self._shared is not None:
+            self._shared.connections -= 1
+        if not any(of.connections for of in _joined):
+            _joined.clear()
+            group.leave()
 
     # Calls
 
@@ -142,9 +170,9 @@ class Connection:
     def _failed(self, node: int, function: Callable[..., Any], error: group.Failed, seconds: float) -> NodeError:
         """Make every later call fail, because it is unknown what the node has done. Return the error to raise."""
         text = (
-            f"node {node} failed in `{function.__name__}` for the part of trainer {self.address.owner} after {seconds:.1f} "
-            f"s ({error}; limit {self.patience:g} s): see the last lines that the node printed, and resume this run from "
-            "its last checkpoint"
+            f"node {node} failed in `{function.__name__}` for the part of trainer {self.address.owner} at {self.address} "
+            f"after {seconds:.1f} s ({error}; limit {self.patience:g} s): see the last lines that the node printed, and "
+            "resume this run from its last checkpoint"
         )
         if self.failure is None:
             self.failure = text
@@ -162,14 +190,15 @@ _connected: dict[str, Connection] = {}
 def connection(address: Address) -> Connection:
     """Return this process's connection to the nodes at an address. Make a new one if there is none or it was lost."""
     with _lock:
-        for name, there in list(_connected.items()):
-            if there.failure is not None or there.closed:
+        if any(there.failure is not None or there.closed for there in _connected.values()):
+            for there in _connected.values():  # all of them: nobody can join a group with a member that is gone
                 there.end()
-                del _connected[name]
-            elif there.address != address:
+            _connected.clear()
+        for there in _connected.values():
+            if there.address.owner != address.owner:
                 raise ValueError(
-                    f"this process has rows at {there.address} (trainer {there.address.owner}), and {address} (trainer "
-                    f"{address.owner}) is another meeting point: use one for all embeddings of a process"
+                    f"this process has rows of trainer {there.address.owner} at {there.address}, and was told to open those "
+                    f"of trainer {address.owner}: let each process be one trainer"
                 )
         key = f"{address}/{address.owner}"
         if key not in _connected:
