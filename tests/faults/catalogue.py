@@ -232,7 +232,7 @@ CHECKPOINTS = [
           "self.changing(slots, stored)", "_set(self._unwritten, slots, not stored)"),
     Fault("a row written to memory does not count as changed", "store.memory.store:MemoryStore._write_pieces",
           "held.changing(positions)", "pass"),
-    Fault("rows of the last cache do not count as changed after a resume", "store.memory.store:MemoryStore.thaw_parts",
+    Fault("rows of the last cache do not count as changed after a resume", "store.memory.store:MemoryStore.thaw",
           "if changed:", "if False:"),
     Fault("a checkpoint names the generation before", "store.memory.store:MemoryStore.freeze",
           "self.generation, self.layout", "self.generation - 1, self.layout"),

@@ -369,10 +369,10 @@ class StoreConformance:
             {"identity": 3}, {"layout": [[0.0, 4, "float32"]]}, {"generation": "1"},
         ):  # fmt: skip
             with pytest.raises(CheckpointError, match=r"does not describe rows|has rows in format"):
-                store.thaw(tmp_path, facts | wrong, [])
+                frozen.thaw(store, tmp_path, facts | wrong)
         for name in ("segment_format", "identity", "generation", "layout"):
             with pytest.raises(CheckpointError, match="does not describe rows"):
-                store.thaw(tmp_path, {n: v for n, v in facts.items() if n != name}, [])
+                frozen.thaw(store, tmp_path, {n: v for n, v in facts.items() if n != name})
         assert len(store) == 0
 
     def test_rows_of_other_tables_are_refused(self, tmp_path):

@@ -75,7 +75,7 @@ def test_stores_on_disk_take_all_or_nothing_and_know_their_list(tmp_path):
         last.unlink()  # the store that wrote it has the same file
         last.write_bytes(data[:-8] + bytes(8))
         with pytest.raises(ValueError, match=last.name):
-            store.thaw(tmp_path / "saved", facts, [])
+            frozen.thaw(store, tmp_path / "saved", facts)
         assert contents(store) == later
         last.write_bytes(data)
         frozen.load(store, tmp_path / "saved")
@@ -122,15 +122,15 @@ class Takes(DiskStore):
 
     taken = threading.Semaphore(0)
 
-    def thaw_parts(self, *args, **kwargs) -> None:
-        super().thaw_parts(*args, **kwargs)
+    def thaw(self, *args, **kwargs) -> None:
+        super().thaw(*args, **kwargs)
         self.taken.release()
 
 
 class Fails(DiskStore):
     """Reads its rows until all are ready, and loses its disk once the two others have theirs."""
 
-    def thaw_parts(self, folder, parts, identity, generation, ready=at_once) -> None:
+    def thaw(self, folder, parts, identity, generation, ready=at_once) -> None:
         ready()
         assert all(Takes.taken.acquire(timeout=60) for _ in range(2))
         raise OSError("the disk is gone")

@@ -96,12 +96,9 @@ class OwnRows(NamedTuple):
         taken = [
             FrozenPart(rows["store"], overlay(files, rows["cache"], store.layout), shard) for rows, shard in self.parts
         ]
-        if len(taken) == 1 and taken[0].shard is None and taken[0].facts is self.named:  # any kind of store can do that
-            store.thaw(files, taken[0].facts, taken[0].over)
-            return
         if (wrong := misfit(self.named, {"identity": TEXT, "generation": COUNT})) is not None:
             raise CheckpointError(f"{files} does not describe rows ({wrong}): use another checkpoint")
-        store.thaw_parts(files, taken, self.named["identity"], self.named["generation"])
+        store.thaw(files, taken, self.named["identity"], self.named["generation"])
 
     @property
     def written(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ class Frozen(ABC):
 
     @abstractmethod
     def write(self) -> Facts:
-        """Write the rows, wait until they are durable, and return what `Store.thaw` needs. Meant for its own thread."""
+        """Write the rows, wait until they are durable, and return the facts of a `FrozenPart`. Meant for its own thread."""
 
     @abstractmethod
     def release(self) -> None:
@@ -335,22 +335,8 @@ class Store(ABC):
           are not written again. None: write all.
         """
 
-    def thaw(self, folder: Path, facts: Facts, over: Iterable[tuple[NDArray[np.int64], Rows]]) -> None:
-        """Replace the store's rows, identity and generation with those of frozen rows.
-
-        If anything is wrong, it raises a `CheckpointError` that names the file, and the store is unchanged. A store
-        implements either this method or `thaw_parts`; the default of each calls the other.
-
-        **Arguments**
-
-        - `folder`: folder of the frozen rows.
-        - `facts`: what `Frozen.write` returned.
-        - `over`: keys and rows that replace the frozen ones: those that were in the cache.
-        """
-        self._check_open()
-        self.thaw_parts(folder, [FrozenPart(facts, over)], facts.get("identity", ""), facts.get("generation", 0))
-
-    def thaw_parts(
+    @abstractmethod
+    def thaw(
         self,
         folder: Path,
         parts: Sequence[FrozenPart],
@@ -358,25 +344,18 @@ class Store(ABC):
         generation: int,
         ready: Callable[[], Any] = at_once,
     ) -> None:
-        """Do as `thaw`, from frozen states of several stores that have no key in common. Take all of it or change nothing.
+        """Replace the store's rows with those of frozen states of one or several stores, which have no key in common.
+
+        If anything is wrong, it raises a `CheckpointError` that names the file, and the store is unchanged.
 
         **Arguments**
 
         - `folder`: folder of the frozen rows.
-        - `parts`: the frozen states, and which of their rows are this store's. The default takes one whole state.
+        - `parts`: the frozen states, and which of their rows are this store's.
         - `identity`, `generation`: what the store takes as its own, since each part has its own.
         - `ready`: called once everything is read (and on disk, in a store on disk), before anything changes. If it
           raises, nothing changes.
         """
-        if len(parts) != 1 or parts[0].shard is not None:
-            raise ValueError(
-                f"{self!r} can only take all rows of a single trainer: set store='memory' or 'disk:FOLDER'"
-            )
-        if type(self).thaw is Store.thaw:
-            raise NotImplementedError(f"{type(self).__name__} cannot take frozen rows: implement thaw, or thaw_parts")
-        ready()
-        self.thaw(folder, parts[0].facts, parts[0].over)
-        self.identity, self.generation = identity, generation
 
     def flush(self) -> None:
         """Wait until all that was written would survive a kill, as far as this kind of store can ensure that."""

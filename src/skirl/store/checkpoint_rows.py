@@ -43,7 +43,7 @@ class CheckpointRows(Store):
     def __repr__(self) -> str:
         return "the rows of a checkpoint"
 
-    def thaw_parts(
+    def thaw(
         self,
         folder: Path,
         parts: Sequence[FrozenPart],
@@ -51,13 +51,13 @@ class CheckpointRows(Store):
         generation: int,
         ready: Callable[[], Any] = at_once,
     ) -> None:
-        """See `Store.thaw_parts`. The files must not change while the store is open, but may be unlinked."""
+        """See `Store.thaw`. The files must not change while the store is open, but may be unlinked."""
         self._check_open()
         beside = _folder_beside(folder.parent)
         try:
             disk = DiskStore(Path(beside.name) / "rows", self.layout, rows=self._table_rows)
             try:
-                disk.thaw_parts(folder, parts, identity, generation, ready)
+                disk.thaw(folder, parts, identity, generation, ready)
             except BaseException:
                 disk.close()
                 raise

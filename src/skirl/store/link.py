@@ -2,13 +2,14 @@
 
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from skirl.store.base import Facts, Frozen, Rows, Store
+from skirl.store.base import Facts, Frozen, FrozenPart, Rows, Store, at_once
 from skirl.tools.units import Link
 
 
@@ -64,8 +65,15 @@ class LinkStore(Store):
         self._same()
         return frozen
 
-    def thaw(self, folder: Path, facts: Facts, over: Iterable[tuple[NDArray[np.int64], Rows]]) -> None:
-        self.inner.thaw(folder, facts, over)
+    def thaw(
+        self,
+        folder: Path,
+        parts: Sequence[FrozenPart],
+        identity: str,
+        generation: int,
+        ready: Callable[[], Any] = at_once,
+    ) -> None:
+        self.inner.thaw(folder, parts, identity, generation, ready)
         self._same()
 
     def flush(self) -> None:

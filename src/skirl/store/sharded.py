@@ -179,7 +179,7 @@ class ShardedStore(Store):
         self._take_point()
         return FrozenShards(self._pool, self.placement.digest, frozen)
 
-    def thaw_parts(
+    def thaw(
         self,
         folder: Path,
         parts: Sequence[FrozenPart],
@@ -187,7 +187,7 @@ class ShardedStore(Store):
         generation: int,
         ready: Callable[[], Any] = at_once,
     ) -> None:
-        """See `Store.thaw_parts`. If the same list saved the rows, each store takes its own; else each looks through all.
+        """See `Store.thaw`. If the same list saved the rows, each store takes its own; else each looks through all.
 
         If a store fails or the process ends once the first one has changed, calls are refused until a load succeeds.
         """
@@ -206,7 +206,7 @@ class ShardedStore(Store):
 
         def take(number: int) -> None:
             try:
-                self.stores[number].thaw_parts(folder, taken[number], identity, generation, meeting.wait)
+                self.stores[number].thaw(folder, taken[number], identity, generation, meeting.wait)
             except BaseException:
                 meeting.abort()
                 raise

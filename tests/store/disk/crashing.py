@@ -160,7 +160,7 @@ class Workload:
         if self.frozen:
             folder = sorted(self.frozen)[int(self.rng.integers(len(self.frozen)))]
             self.content = dict(self.frozen[folder])
-            self.store.thaw(folder, frozen.facts_in(folder), [])
+            frozen.thaw(self.store, folder, frozen.facts_in(folder))
 
     def adopt(self) -> None:
         """Load the frozen state of a store in memory."""
@@ -176,7 +176,7 @@ class Workload:
             self.files.put(copy / path.name, path.read_bytes())
         self.files.sync_folder(copy)
         shutil.rmtree(folder)
-        self.store.thaw(copy, facts, [])
+        frozen.thaw(self.store, copy, facts)
         for path in list(copy.iterdir()):
             self.files.remove(path)
 

@@ -229,9 +229,9 @@ def test_rows_go_from_nodes_to_other_stores_and_back(nodes: Nodes, tmp_path: Pat
         for site in range(3):
             taken = [FrozenPart(of, (), Shard.at(here, site)) for of in facts]
             own = open_store(there.spec, LAYOUT)
-            own.thaw_parts(rows, taken, "ab" * 16, 70)
+            own.thaw(rows, taken, "ab" * 16, 70)
             local = MemoryStore(LAYOUT) if kind == "memory" else DiskStore(tmp_path / f"local {site}", LAYOUT)
-            local.thaw_parts(rows, taken, "ab" * 16, 70)
+            local.thaw(rows, taken, "ab" * 16, 70)
             assert contents(own) == contents(local) and own.generation == 70 and own.identity == "ab" * 16
             found |= contents(own)
             own.close()
@@ -244,9 +244,9 @@ def test_rows_go_from_nodes_to_other_stores_and_back(nodes: Nodes, tmp_path: Pat
         own.close()
         for of in facts:  # all of a part: each node takes what it wrote
             own, local = open_store(there.spec, LAYOUT), open_store(there.spec, LAYOUT)
-            own.thaw(rows, of, [])
+            frozen.thaw(own, rows, of)
             again = frozen.save(own, tmp_path / "again")
-            local.thaw(tmp_path / "again", again, [])
+            frozen.thaw(local, tmp_path / "again", again)
             assert contents(own) == contents(local)
             own.close()
             local.close()

@@ -294,7 +294,7 @@ class DiskStore(Store):
             log.sync()
             log.seal()
 
-    def thaw_parts(
+    def thaw(
         self,
         folder: Path,
         parts: Sequence[FrozenPart],
@@ -302,7 +302,7 @@ class DiskStore(Store):
         generation: int,
         ready: Callable[[], Any] = at_once,
     ) -> None:
-        """See `Store.thaw_parts`. This is a durable point.
+        """See `Store.thaw`. This is a durable point.
 
         Files of a part that is taken whole are hard-linked, or copied if they cannot be; of any other part, each row is
         read and written again. For a moment, the index of the new rows is in memory along with the old one.

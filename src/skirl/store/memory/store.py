@@ -183,7 +183,7 @@ class MemoryStore(Store):
                 kind.changes.forget(kind.flags.array)
             self._frozen = generation
 
-    def thaw_parts(
+    def thaw(
         self,
         folder: Path,
         parts: Sequence[FrozenPart],
@@ -191,7 +191,7 @@ class MemoryStore(Store):
         generation: int,
         ready: Callable[[], Any] = at_once,
     ) -> None:
-        """See `Store.thaw_parts`. Old rows are freed last, so unless the store is empty, both are in memory for a while."""
+        """See `Store.thaw`. Old rows are freed last, so unless the store is empty, both are in memory for a while."""
         self._check_open()
         kinds = self._empty()
         for part in parts:

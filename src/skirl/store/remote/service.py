@@ -291,10 +291,10 @@ def _thaw(
     identity: str,
     generation: int,
 ) -> dict[str, Any]:
-    """See `Store.thaw_parts`. Each part comes with placements and a site in each, which say which of its rows to take."""
+    """See `Store.thaw`. Each part comes with placements and a site in each, which say which of its rows to take."""
     laid, held.laid = held.laid, {}
     taken = [FrozenPart(facts, laid.get(i, []), Shard.of(shard)) for i, (facts, shard) in enumerate(parts)]
-    held.store.thaw_parts(Path(folder), taken, identity, generation)
+    held.store.thaw(Path(folder), taken, identity, generation)
     return _point(held.store)
 
 

@@ -167,7 +167,7 @@ class RemoteStore(Store):
         self._take_point(points)
         return frozen
 
-    def thaw_parts(
+    def thaw(
         self,
         folder: Path,
         parts: Sequence[FrozenPart],
@@ -175,7 +175,7 @@ class RemoteStore(Store):
         generation: int,
         ready: Callable[[], Any] = at_once,
     ) -> None:
-        """See `Store.thaw_parts`. If rows were split the same way, each node takes its own; else each looks through all.
+        """See `Store.thaw`. If rows were split the same way, each node takes its own; else each looks through all.
 
         The nodes read the files twice, so that none has changed its rows when another finds damage.
         """

@@ -34,7 +34,7 @@ def warm(dtype: str = "float32") -> int:
                 frozen = store.freeze(saved, None)
                 facts = frozen.write()
                 frozen.release()
-                store.thaw_parts(saved, [FrozenPart(facts, ())], store.identity, store.generation)
+                store.thaw(saved, [FrozenPart(facts, ())], store.identity, store.generation)
     return read
 
 
