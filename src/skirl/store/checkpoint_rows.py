@@ -1,9 +1,12 @@
 """A read-only store of a checkpoint's rows."""
 
 import logging
+import os
+import shutil
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -33,7 +36,7 @@ class CheckpointRows(Store):
         super().__init__(layout)
         self._table_rows = rows
         self._disk: DiskStore | None = None
-        self._folder: TemporaryDirectory[str] | None = None
+        self._remove: Callable[[], Any] = lambda: None
 
     @property
     def ready(self) -> bool:
@@ -55,17 +58,17 @@ class CheckpointRows(Store):
         self._check_open()
         beside = _folder_beside(folder.parent)
         try:
-            disk = DiskStore(Path(beside.name) / "rows", self.layout, rows=self._table_rows)
+            disk = DiskStore(beside / "rows", self.layout, rows=self._table_rows)
             try:
                 disk.thaw(folder, parts, identity, generation, ready)
             except BaseException:
                 disk.close()
                 raise
         except BaseException:
-            beside.cleanup()
+            shutil.rmtree(beside, ignore_errors=True)
             raise
         self._let_go()
-        self._disk, self._folder = disk, beside
+        self._disk, self._remove = disk, weakref.finalize(self, _remove, beside, os.getpid())
         self.identity, self.generation = identity, generation
 
     def _read(self, kind: int, keys: NDArray[np.int64], out: Rows, found: NDArray[np.bool_]) -> None:
@@ -99,15 +102,19 @@ class CheckpointRows(Store):
         if self._disk is not None:
             self._disk.close()
             self._disk = None
-        if self._folder is not None:
-            self._folder.cleanup()
-            self._folder = None
+        self._remove()
 
 
-def _folder_beside(folder: Path) -> "TemporaryDirectory[str]":
+def _remove(folder: Path, pid: int) -> None:
+    """Remove a folder, unless this is a forked child of the process that made it."""
+    if os.getpid() == pid:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _folder_beside(folder: Path) -> Path:
     """Make a temporary folder in `folder`, so that files can be hard-linked into it; elsewhere if that fails."""
     try:
-        return TemporaryDirectory(dir=folder, prefix="reading-")
+        return Path(mkdtemp(dir=folder, prefix="reading-"))
     except OSError as error:
         log.warning("%s cannot be written to (%s): its rows are copied to be read", folder, error.strerror)
-        return TemporaryDirectory(prefix="skirl-reading-")
+        return Path(mkdtemp(prefix="skirl-reading-"))
