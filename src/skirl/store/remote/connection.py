@@ -100,7 +100,9 @@ class Connection:
         self.closed = True
         with suppress(group.Failed):
             if self.failure is None:
-                for future in [group.begin(name, service.bye, (), min(self.patience, 5.0)) for name in self.names]:
+                for future in [
+                    group.begin(name, service.call, ("bye",), min(self.patience, 5.0)) for name in self.names
+                ]:
                     group.end(future)
         if self._shared is not None:
             self._shared.connections -= 1
@@ -110,21 +112,21 @@ class Connection:
 
     # Calls
 
-    def call(self, node: int, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function of a part, and return its result."""
-        return self.answer(node, function, self.begin(node, function, *args), time.monotonic())
+    def call(self, node: int, method: str, *args: Any) -> Any:
+        """Call a method of a part, and return its result."""
+        return self.answer(node, method, self.begin(node, method, *args), time.monotonic())
 
-    def of_all(self, function: Callable[..., Any], args: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Call a function of all parts at once, and return the result of each."""
-        return self.answers([(node, function, each) for node, each in enumerate(args)])
+    def of_all(self, method: str, args: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Call a method of all parts at once, and return the result of each."""
+        return self.answers([(node, method, each) for node, each in enumerate(args)])
 
-    def answers(self, calls: Iterable[tuple[int, Callable[..., Any], tuple[Any, ...]]]) -> list[Any]:
+    def answers(self, calls: Iterable[tuple[int, str, tuple[Any, ...]]]) -> list[Any]:
         """Make several calls at once, wait for all of them even if one fails, and return their results."""
         began, found, wrong = time.monotonic(), list[Any](), None
-        begun = [(node, function, self.begin(node, function, *args)) for node, function, args in calls]
-        for node, function, future in begun:
+        begun = [(node, method, self.begin(node, method, *args)) for node, method, args in calls]
+        for node, method, future in begun:
             try:
-                found.append(self.answer(node, function, future, began))
+                found.append(self.answer(node, method, future, began))
             except Exception as error:
                 wrong = wrong or error
         if wrong is not None:
@@ -133,11 +135,11 @@ class Connection:
 
     def job_of_all(self, what: str, stores: Sequence[int | None], args: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Have all parts do a job that may take long, by calls that are short. Return the result of each."""
-        jobs = self.of_all(service.begin, [(s, what, a) for s, a in zip(stores, args, strict=True)])
+        jobs = self.of_all("begin", [(s, what, a) for s, a in zip(stores, args, strict=True)])
         found: list[Any] = []
         wrong: Exception | None = None
         for node, job in enumerate(jobs):
-            while (outcome := self.call(node, service.outcome, job, 0.5)) is None:
+            while (outcome := self.call(node, "outcome", job, 0.5)) is None:
                 pass
             if outcome[0] == "error":
                 wrong = wrong or raised(outcome[1], f"node {node}")
@@ -146,31 +148,31 @@ class Connection:
             raise wrong
         return found
 
-    def begin(self, node: int, function: Callable[..., Any], *args: Any) -> Any:
+    def begin(self, node: int, method: str, *args: Any) -> Any:
         """Begin a call, for which `answer` waits."""
         if self.failure is not None:
             raise NodeError(self.failure)
         if self.closed:
             raise NodeError(f"this process has left the nodes at {self.address}: make new embeddings")
         try:
-            return group.begin(self.names[node], function, args, self.patience)
+            return group.begin(self.names[node], service.call, (method, *args), self.patience)
         except group.Failed as error:
-            raise self._failed(node, function, error, 0.0) from None
+            raise self._failed(node, method, error, 0.0) from None
 
-    def answer(self, node: int, function: Callable[..., Any], future: Any, began: float) -> Any:
+    def answer(self, node: int, method: str, future: Any, began: float) -> Any:
         """Wait for a call and return its result. Raise the error that the node reported, or a NodeError if none came."""
         try:
             kind, value = group.end(future)
         except group.Failed as error:
-            raise self._failed(node, function, error, time.monotonic() - began) from None
+            raise self._failed(node, method, error, time.monotonic() - began) from None
         if kind == "error":
             raise raised(value, f"node {node}")
         return value
 
-    def _failed(self, node: int, function: Callable[..., Any], error: group.Failed, seconds: float) -> NodeError:
+    def _failed(self, node: int, method: str, error: group.Failed, seconds: float) -> NodeError:
         """Make every later call fail, because it is unknown what the node has done. Return the error to raise."""
         text = (
-            f"node {node} failed in `{function.__name__}` for the part of trainer {self.address.owner} at {self.address} "
+            f"node {node} failed in `{method}` for the part of trainer {self.address.owner} at {self.address} "
             f"after {seconds:.1f} s ({error}; limit {self.patience:g} s): see the last lines that the node printed, and "
             "resume this run from its last checkpoint"
         )

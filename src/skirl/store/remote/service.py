@@ -182,6 +182,14 @@ class OwnedPart:
             raise ValueError(f"key {int(of[stranger])} is of a table without records {record}: open the store with it")
         return record, of
 
+    def count(self, number: int) -> int:
+        """Return how many rows a store holds."""
+        return len(self.held(number).store)
+
+    def bye(self) -> None:
+        """Note that the owner needs nothing more."""
+        self.left.set()
+
     def freeze(self, number: int, folder: str, since: Any) -> dict[str, Any]:
         """See `Store.freeze`. The frozen state is kept here for the job "write" and for `release`."""
         held = self.held(number)
@@ -320,92 +328,19 @@ def serve(part: OwnedPart | None) -> None:
     _part = part
 
 
-def _answered(function: Callable[..., Any]) -> Callable[..., Answer]:
-    """Make a function of the part return ("ok", result) or ("error", result of `said`)."""
-
-    @functools.wraps(function)
-    def answer(*args: Any) -> Answer:
-        try:
-            if _part is None:
-                raise NodeError("this process serves no rows")
-            with _part:
-                return "ok", function(_part, *args)
-        except Exception as error:
-            return "error", said(error)
-
-    return answer
+METHODS = ("close", "get", "put", "count", "freeze", "release", "lay", "walk", "step", "begin", "outcome", "bye")
+"""The methods of its part that a node's owner may call."""
 
 
-@_answered
-def close_store(part: OwnedPart, store: int) -> None:
-    """Call `OwnedPart.close`."""
-    part.close(store)
-
-
-@_answered
-def get(part: OwnedPart, *args: Any) -> Any:
-    """Call `OwnedPart.get`."""
-    return part.get(*args)
-
-
-@_answered
-def put(part: OwnedPart, *args: Any) -> None:
-    """Call `OwnedPart.put`."""
-    part.put(*args)
-
-
-@_answered
-def count(part: OwnedPart, store: int) -> int:
-    """Return how many rows are held."""
-    return len(part.held(store).store)
-
-
-@_answered
-def freeze(part: OwnedPart, *args: Any) -> dict[str, Any]:
-    """Call `OwnedPart.freeze`."""
-    return part.freeze(*args)
-
-
-@_answered
-def release(part: OwnedPart, store: int) -> None:
-    """Call `OwnedPart.release`."""
-    part.release(store)
-
-
-@_answered
-def lay(part: OwnedPart, *args: Any) -> None:
-    """Call `OwnedPart.lay`."""
-    part.lay(*args)
-
-
-@_answered
-def walk(part: OwnedPart, *args: Any) -> int:
-    """Call `OwnedPart.walk`."""
-    return part.walk(*args)
-
-
-@_answered
-def step(part: OwnedPart, *args: Any) -> Any:
-    """Call `OwnedPart.step`."""
-    return part.step(*args)
-
-
-@_answered
-def begin(part: OwnedPart, *args: Any) -> int:
-    """Call `OwnedPart.begin`."""
-    return part.begin(*args)
-
-
-@_answered
-def outcome(part: OwnedPart, *args: Any) -> Answer | None:
-    """Call `OwnedPart.outcome`."""
-    return part.outcome(*args)
-
-
-@_answered
-def bye(part: OwnedPart) -> None:
-    """Note that the owner needs nothing more."""
-    part.left.set()
+def call(method: str, *args: Any) -> Answer:
+    """Call one of `METHODS`. Return ("ok", result) or ("error", result of `said`)."""
+    try:
+        if _part is None or method not in METHODS:
+            raise NodeError(f"this process serves no rows, or not by {method!r}: install the same version of skirl")
+        with _part:
+            return "ok", getattr(_part, method)(*args)
+    except Exception as error:
+        return "error", said(error)
 
 
 def alive() -> bool:
@@ -413,7 +348,5 @@ def alive() -> bool:
     return True
 
 
-FUNCTIONS = (
-    close_store, get, put, count, freeze, release, lay, walk, step, begin, outcome, bye, alive,
-)  # fmt: skip
+FUNCTIONS = (call, alive)
 """All functions that one process may call in another."""

@@ -13,7 +13,6 @@ from skirl.core.placement import Placement
 from skirl.store import cut
 from skirl.store.base import Facts, Frozen, FrozenPart, Layout, Record, Rows, Store, at_once
 from skirl.store.disk.frozen import manifest_of
-from skirl.store.remote import service
 from skirl.store.remote.connection import Connection, connection
 from skirl.store.remote.wire import Address, NodeError, NumberedCalls
 
@@ -71,7 +70,7 @@ class RemoteStore(Store):
 
     def _read(self, kind: int, keys: NDArray[np.int64], out: Rows, found: NDArray[np.bool_]) -> None:
         pieces = list(self._pieces(kind, keys))
-        calls = [(node, service.get, (self._stores[node], kind, _tensor(keys[at]))) for node, at in pieces]
+        calls = [(node, "get", (self._stores[node], kind, _tensor(keys[at]))) for node, at in pieces]
         for (node, at), (rows, held) in zip(pieces, self._nodes.answers(calls), strict=True):
             self._put_in(out, found, at, *self._checked(node, len(keys[at]), out, rows, held))
 
@@ -110,13 +109,13 @@ class RemoteStore(Store):
             number, settled = self._puts[node].begin()
             begun.append((node, number))
             args = self._stores[node], self._nodes.run, number, settled, kind, _tensor(keys[at]), _tensor(values)
-            calls.append((node, service.put, args))
+            calls.append((node, "put", args))
         self._nodes.answers(calls)
         for node, number in begun:
             self._puts[node].done(number)
 
     def __len__(self) -> int:
-        return sum(self._nodes.of_all(service.count, self._each()))
+        return sum(self._nodes.of_all("count", self._each()))
 
     def keys(self) -> Iterator[NDArray[np.int64]]:
         self._check_open()
@@ -131,8 +130,8 @@ class RemoteStore(Store):
 
     def _walked(self, *, bits: bool) -> Iterator[tuple[int | None, Any]]:
         for node, store in enumerate(self._stores):
-            walk = self._nodes.call(node, service.walk, store, bits)
-            while (found := self._nodes.call(node, service.step, store, walk)) is not None:
+            walk = self._nodes.call(node, "walk", store, bits)
+            while (found := self._nodes.call(node, "step", store, walk)) is not None:
                 yield found[0], found[1].numpy()
 
     # Points
@@ -160,7 +159,7 @@ class RemoteStore(Store):
         each = [(s, str(folder.absolute()), None if parts is None else parts[i]) for i, s in enumerate(self._stores)]
         frozen = FrozenOnNodes(self)
         try:
-            points = self._nodes.of_all(service.freeze, each)
+            points = self._nodes.of_all("freeze", each)
         except BaseException:
             frozen.release()
             raise
@@ -184,7 +183,7 @@ class RemoteStore(Store):
             manifest_of(folder, part.facts, self.layout)
         nodes, digest = range(self._nodes.nodes), self._placement.digest
         told: list[list[Any]] = [[] for _ in nodes]
-        self._nodes.of_all(service.lay, self._each(0, None, None))
+        self._nodes.of_all("lay", self._each(0, None, None))
         for number, part in enumerate(parts):
             shard = [] if part.shard is None else part.shard.facts
             own = cut.own_parts(part.facts, digest)
@@ -204,7 +203,7 @@ class RemoteStore(Store):
         calls = []
         for node, at in self._pieces(self.layout.kind(keys, rows), np.ascontiguousarray(keys)):
             args = (self._stores[node], part, _tensor(keys[at]), _tensor(rows[at]))
-            calls.append((node, service.lay, args))
+            calls.append((node, "lay", args))
         self._nodes.answers(calls)
 
     def close(self) -> None:
@@ -212,7 +211,7 @@ class RemoteStore(Store):
         if not self.closed:
             super().close()
             if self._nodes.failure is None and not self._nodes.closed:
-                self._nodes.of_all(service.close_store, self._each())
+                self._nodes.of_all("close", self._each())
 
 
 class FrozenOnNodes(Frozen):
@@ -228,7 +227,7 @@ class FrozenOnNodes(Frozen):
     def release(self) -> None:
         """Have the nodes release what they keep. If one is gone, so is what it kept."""
         with suppress(NodeError):
-            self._store._nodes.of_all(service.release, self._store._each())
+            self._store._nodes.of_all("release", self._store._each())
 
 
 def _tensor(array: NDArray[Any]) -> torch.Tensor:
