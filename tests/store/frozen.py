@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from skirl.store import Store
-from skirl.store.base import Facts, Frozen, FrozenPart
+from skirl.store.base import Facts, Frozen, FrozenPart, SavedRows
 from skirl.store.disk.frozen import check_files
 from skirl.tools.sealed_json import read_sealed, write_sealed
 
@@ -68,4 +68,4 @@ def load(store: Store, folder: Path, over: Iterable[tuple[np.ndarray, Any]] = ()
 
 def thaw(store: Store, folder: Path, facts: Facts, over: Iterable[tuple[np.ndarray, Any]] = ()) -> None:
     """Have a store take all of a frozen state, with its identity and generation."""
-    store.thaw(folder, [FrozenPart(facts, over)], facts.get("identity", ""), facts.get("generation", 0))
+    store.thaw(SavedRows(folder, [FrozenPart(facts, over)], facts.get("identity", ""), facts.get("generation", 0)))

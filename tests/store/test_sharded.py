@@ -130,7 +130,7 @@ class Takes(DiskStore):
 class Fails(DiskStore):
     """Reads its rows until all are ready, and loses its disk once the two others have theirs."""
 
-    def thaw(self, folder, parts, identity, generation, ready=at_once) -> None:
+    def thaw(self, saved, ready=at_once) -> None:
         ready()
         assert all(Takes.taken.acquire(timeout=60) for _ in range(2))
         raise OSError("the disk is gone")

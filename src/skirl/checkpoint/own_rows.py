@@ -10,7 +10,7 @@ import numpy as np
 from skirl.checkpoint import parts
 from skirl.core.placement import Placement, Shard
 from skirl.engine.cache import Cache
-from skirl.store.base import Facts, FrozenPart, Layout, Rows, Store
+from skirl.store.base import Facts, FrozenPart, Layout, Rows, SavedRows, Store
 from skirl.store.disk.frozen import check_files
 from skirl.tools.sealed_json import COUNT, TEXT, CheckpointError, misfit
 from skirl.tools.tensor_file import Columns, TensorReader, TensorWriter
@@ -98,7 +98,7 @@ class OwnRows(NamedTuple):
         ]
         if (wrong := misfit(self.named, {"identity": TEXT, "generation": COUNT})) is not None:
             raise CheckpointError(f"{files} does not describe rows ({wrong}): use another checkpoint")
-        store.thaw(files, taken, self.named["identity"], self.named["generation"])
+        store.thaw(SavedRows(files, taken, self.named["identity"], self.named["generation"]))
 
     @property
     def written(self) -> dict[str, Any]:

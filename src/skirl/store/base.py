@@ -49,6 +49,18 @@ class FrozenPart:
                 yield keys[here], rows[here]
 
 
+@dataclass(frozen=True)
+class SavedRows:
+    """Frozen states of one or several stores, which have no key in common, for a store to take."""
+
+    folder: Path
+    parts: Sequence[FrozenPart]
+    """The frozen states, and which of their rows to take."""
+    identity: str
+    """What the store takes as its own, since each part has its own."""
+    generation: int
+
+
 DTYPES = ("float32", "float64")
 
 Rows = NDArray[np.float32] | NDArray[np.float64]
@@ -336,23 +348,14 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def thaw(
-        self,
-        folder: Path,
-        parts: Sequence[FrozenPart],
-        identity: str,
-        generation: int,
-        ready: Callable[[], Any] = at_once,
-    ) -> None:
-        """Replace the store's rows with those of frozen states of one or several stores, which have no key in common.
+    def thaw(self, saved: SavedRows, ready: Callable[[], Any] = at_once) -> None:
+        """Replace the store's rows, identity and generation.
 
         If anything is wrong, it raises a `CheckpointError` that names the file, and the store is unchanged.
 
         **Arguments**
 
-        - `folder`: folder of the frozen rows.
-        - `parts`: the frozen states, and which of their rows are this store's.
-        - `identity`, `generation`: what the store takes as its own, since each part has its own.
+        - `saved`: what replaces them.
         - `ready`: called once everything is read (and on disk, in a store on disk), before anything changes. If it
           raises, nothing changes.
         """

@@ -4,7 +4,7 @@ import logging
 import os
 import shutil
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from skirl.store.base import Facts, Frozen, FrozenPart, Layout, Record, Rows, Store, at_once
+from skirl.store.base import Facts, Frozen, Layout, Record, Rows, SavedRows, Store, at_once
 from skirl.store.disk.store import DiskStore
 
 log = logging.getLogger("skirl")
@@ -46,21 +46,14 @@ class CheckpointRows(Store):
     def __repr__(self) -> str:
         return "the rows of a checkpoint"
 
-    def thaw(
-        self,
-        folder: Path,
-        parts: Sequence[FrozenPart],
-        identity: str,
-        generation: int,
-        ready: Callable[[], Any] = at_once,
-    ) -> None:
+    def thaw(self, saved: SavedRows, ready: Callable[[], Any] = at_once) -> None:
         """See `Store.thaw`. The files must not change while the store is open, but may be unlinked."""
         self._check_open()
-        beside = _folder_beside(folder.parent)
+        beside = _folder_beside(saved.folder.parent)
         try:
             disk = DiskStore(beside / "rows", self.layout, rows=self._table_rows)
             try:
-                disk.thaw(folder, parts, identity, generation, ready)
+                disk.thaw(saved, ready)
             except BaseException:
                 disk.close()
                 raise
@@ -69,7 +62,7 @@ class CheckpointRows(Store):
             raise
         self._let_go()
         self._disk, self._remove = disk, weakref.finalize(self, _remove, beside, os.getpid())
-        self.identity, self.generation = identity, generation
+        self.identity, self.generation = saved.identity, saved.generation
 
     def _read(self, kind: int, keys: NDArray[np.int64], out: Rows, found: NDArray[np.bool_]) -> None:
         if self._disk is not None:

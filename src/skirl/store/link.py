@@ -2,14 +2,14 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from skirl.store.base import Facts, Frozen, FrozenPart, Rows, Store, at_once
+from skirl.store.base import Facts, Frozen, Rows, SavedRows, Store, at_once
 from skirl.tools.units import Link
 
 
@@ -65,15 +65,8 @@ class LinkStore(Store):
         self._same()
         return frozen
 
-    def thaw(
-        self,
-        folder: Path,
-        parts: Sequence[FrozenPart],
-        identity: str,
-        generation: int,
-        ready: Callable[[], Any] = at_once,
-    ) -> None:
-        self.inner.thaw(folder, parts, identity, generation, ready)
+    def thaw(self, saved: SavedRows, ready: Callable[[], Any] = at_once) -> None:
+        self.inner.thaw(saved, ready)
         self._same()
 
     def flush(self) -> None:

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from math import lcm
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from skirl.core.placement import Placement, Shard
 from skirl.store import cut
-from skirl.store.base import Facts, Frozen, FrozenPart, Layout, Record, Rows, Store, at_once
+from skirl.store.base import Facts, Frozen, FrozenPart, Layout, Record, Rows, SavedRows, Store, at_once
 from skirl.store.disk.frozen import manifest_of
 
 log = logging.getLogger("skirl")
@@ -179,22 +180,15 @@ class ShardedStore(Store):
         self._take_point()
         return FrozenShards(self._pool, self.placement.digest, frozen)
 
-    def thaw(
-        self,
-        folder: Path,
-        parts: Sequence[FrozenPart],
-        identity: str,
-        generation: int,
-        ready: Callable[[], Any] = at_once,
-    ) -> None:
+    def thaw(self, saved: SavedRows, ready: Callable[[], Any] = at_once) -> None:
         """See `Store.thaw`. If the same list saved the rows, each store takes its own; else each looks through all.
 
         If a store fails or the process ends once the first one has changed, calls are refused until a load succeeds.
         """
         self._check_open()
-        for part in parts:
-            manifest_of(folder, part.facts, self.layout)
-        taken = self._divided(parts)
+        for part in saved.parts:
+            manifest_of(saved.folder, part.facts, self.layout)
+        taken = self._divided(saved.parts)
         # Each store reads all its rows and then waits for the others, so if one fails before that, none has changed.
         changing, before = threading.Event(), [dict(store.about) for store in self.stores]
 
@@ -206,7 +200,7 @@ class ShardedStore(Store):
 
         def take(number: int) -> None:
             try:
-                self.stores[number].thaw(folder, taken[number], identity, generation, meeting.wait)
+                self.stores[number].thaw(replace(saved, parts=taken[number]), meeting.wait)
             except BaseException:
                 meeting.abort()
                 raise

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from skirl.core.placement import Placement, Shard
 from skirl.store import DiskError, DiskStore, Layout, MemoryStore, Record, Store, open_store
-from skirl.store.base import Facts, FrozenPart
+from skirl.store.base import Facts, FrozenPart, SavedRows
 from skirl.store.remote import group, metrics
 from skirl.store.remote import node as serving
 from skirl.store.remote import store as remote
@@ -229,9 +229,9 @@ def test_rows_go_from_nodes_to_other_stores_and_back(nodes: Nodes, tmp_path: Pat
         for site in range(3):
             taken = [FrozenPart(of, (), Shard.at(here, site)) for of in facts]
             own = open_store(there.spec, LAYOUT)
-            own.thaw(rows, taken, "ab" * 16, 70)
+            own.thaw(SavedRows(rows, taken, "ab" * 16, 70))
             local = MemoryStore(LAYOUT) if kind == "memory" else DiskStore(tmp_path / f"local {site}", LAYOUT)
-            local.thaw(rows, taken, "ab" * 16, 70)
+            local.thaw(SavedRows(rows, taken, "ab" * 16, 70))
             assert contents(own) == contents(local) and own.generation == 70 and own.identity == "ab" * 16
             found |= contents(own)
             own.close()

@@ -1,13 +1,13 @@
 """Rows in this machine's memory. From its first write on, a row takes its record and 16 to 19 bytes."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from skirl.store.base import Facts, Frozen, FrozenPart, Layout, Record, Rows, Store, at_once
+from skirl.store.base import Facts, Frozen, Layout, Record, Rows, SavedRows, Store, at_once
 from skirl.store.changes import Changes, Taken
 from skirl.store.disk.frozen import manifest_of, named, rows_of
 from skirl.store.disk.manifest import Manifest
@@ -183,23 +183,16 @@ class MemoryStore(Store):
                 kind.changes.forget(kind.flags.array)
             self._frozen = generation
 
-    def thaw(
-        self,
-        folder: Path,
-        parts: Sequence[FrozenPart],
-        identity: str,
-        generation: int,
-        ready: Callable[[], Any] = at_once,
-    ) -> None:
+    def thaw(self, saved: SavedRows, ready: Callable[[], Any] = at_once) -> None:
         """See `Store.thaw`. Old rows are freed last, so unless the store is empty, both are in memory for a while."""
         self._check_open()
         kinds = self._empty()
-        for part in parts:
-            manifest_of(folder, part.facts, self.layout)
-        with named(folder, folder):
-            for part in parts:
-                saved = part.own(rows_of(OsFiles(), part, self.layout, folder))
-                for pairs, changed in ((saved, False), (part.own(part.over), True)):
+        for part in saved.parts:
+            manifest_of(saved.folder, part.facts, self.layout)
+        with named(saved.folder, saved.folder):
+            for part in saved.parts:
+                written = part.own(rows_of(OsFiles(), part, self.layout, saved.folder))
+                for pairs, changed in ((written, False), (part.own(part.over), True)):
                     for keys, rows in pairs:
                         kind = kinds[self.layout.kind(keys, rows)]
                         kind.reserve(keys.size)
@@ -208,11 +201,11 @@ class MemoryStore(Store):
                         if changed:  # relative to the files of the frozen state
                             kind.changing(positions)
         ready()
-        whole = len(parts) == 1 and parts[0].shard is None  # otherwise no files have exactly these rows
+        whole = len(saved.parts) == 1 and saved.parts[0].shard is None  # otherwise no files have exactly these rows
         with self._gate.alone():
             self._kinds = kinds
-            self.identity, self.generation = identity, generation
-            self._frozen = parts[0].facts["generation"] if whole else None
+            self.identity, self.generation = saved.identity, saved.generation
+            self._frozen = saved.parts[0].facts["generation"] if whole else None
 
     def close(self) -> None:
         """Free the rows."""

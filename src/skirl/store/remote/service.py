@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from skirl.core.placement import Shard
-from skirl.store.base import Frozen, FrozenPart, Layout, Store
+from skirl.store.base import Frozen, FrozenPart, Layout, SavedRows, Store
 from skirl.store.disk.frozen import named, rows_of
 from skirl.store.disk.os_files import OsFiles
 from skirl.store.remote.wire import NodeError, Taken, held_bits, said
@@ -302,7 +302,7 @@ def _thaw(
     """See `Store.thaw`. Each part comes with placements and a site in each, which say which of its rows to take."""
     laid, held.laid = held.laid, {}
     taken = [FrozenPart(facts, laid.get(i, []), Shard.of(shard)) for i, (facts, shard) in enumerate(parts)]
-    held.store.thaw(Path(folder), taken, identity, generation)
+    held.store.thaw(SavedRows(Path(folder), taken, identity, generation))
     return _point(held.store)
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from skirl.core.placement import Placement
 from skirl.store import cut
-from skirl.store.base import Facts, Frozen, FrozenPart, Layout, Record, Rows, Store, at_once
+from skirl.store.base import Facts, Frozen, Layout, Record, Rows, SavedRows, Store, at_once
 from skirl.store.disk.frozen import manifest_of
 from skirl.store.remote.connection import Connection, connection
 from skirl.store.remote.wire import Address, NodeError, NumberedCalls
@@ -166,25 +166,18 @@ class RemoteStore(Store):
         self._take_point(points)
         return frozen
 
-    def thaw(
-        self,
-        folder: Path,
-        parts: Sequence[FrozenPart],
-        identity: str,
-        generation: int,
-        ready: Callable[[], Any] = at_once,
-    ) -> None:
+    def thaw(self, saved: SavedRows, ready: Callable[[], Any] = at_once) -> None:
         """See `Store.thaw`. If rows were split the same way, each node takes its own; else each looks through all.
 
         The nodes read the files twice, so that none has changed its rows when another finds damage.
         """
         self._check_open()
-        for part in parts:
-            manifest_of(folder, part.facts, self.layout)
+        for part in saved.parts:
+            manifest_of(saved.folder, part.facts, self.layout)
         nodes, digest = range(self._nodes.nodes), self._placement.digest
         told: list[list[Any]] = [[] for _ in nodes]
         self._nodes.of_all("lay", self._each(0, None, None))
-        for number, part in enumerate(parts):
+        for number, part in enumerate(saved.parts):
             shard = [] if part.shard is None else part.shard.facts
             own = cut.own_parts(part.facts, digest)
             for node in nodes:
@@ -192,11 +185,11 @@ class RemoteStore(Store):
                 told[node].append((part.facts if own is None else own[node], shard + at))
             for keys, rows in part.own(part.over):
                 self._lay(number, keys, rows)
-        where = str(folder.absolute())
+        where = str(saved.folder.absolute())
         checks = [(where, [facts for facts, _ in each]) for each in told]
         self._nodes.job_of_all("check", self._stores, checks)
         ready()
-        args = [(where, each, identity, generation) for each in told]
+        args = [(where, each, saved.identity, saved.generation) for each in told]
         self._take_point(self._nodes.job_of_all("thaw", self._stores, args))
 
     def _lay(self, part: int, keys: NDArray[np.int64], rows: Rows) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch.distributed.rpc  # noqa: F401
 
-from skirl.store.base import FrozenPart, Layout
+from skirl.store.base import FrozenPart, Layout, SavedRows
 from skirl.store.disk.store import DiskStore
 from skirl.store.memory.store import MemoryStore
 from skirl.store.remote import part  # noqa: F401
@@ -34,7 +34,7 @@ def warm(dtype: str = "float32") -> int:
                 frozen = store.freeze(saved, None)
                 facts = frozen.write()
                 frozen.release()
-                store.thaw(saved, [FrozenPart(facts, ())], store.identity, store.generation)
+                store.thaw(SavedRows(saved, [FrozenPart(facts)], store.identity, store.generation))
     return read
 
 
