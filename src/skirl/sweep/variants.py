@@ -382,7 +382,11 @@ def optimizer_of(
 
 
 def store_of(store: "str | Callable[[str], str | Store]", name: str) -> "str | Store":
-    """Return a variant's store: the sweep's, with a folder named after the variant."""
+    """Return a variant's store: the sweep's, with a folder named after the variant.
+
+    >>> store_of("disk:rows", "lr=0.1,dim=4")
+    'disk:rows/lr=0.1+dim=4'
+    """
     from skirl.store.specs import inside
 
     if not isinstance(store, str):
@@ -390,4 +394,4 @@ def store_of(store: "str | Callable[[str], str | Store]", name: str) -> "str | S
     check_store(store)
     if "/" in name or name in ("", ".", ".."):
         raise ValueError(f"variant {name!r} cannot be the name of a folder: leave slashes out of it")
-    return inside(store.rstrip("/"), name)
+    return inside(store.rstrip("/"), name.replace(",", "+"))  # a comma would begin another store
