@@ -175,7 +175,7 @@ DISK = [
           "self._files.sync_folder(self.path)\n"
           "for log in self._logs:\n"
           "    log.trim()"),
-    Fault("a file that was cut counts as synced", "store.disk.log:Log.load",
+    Fault("a file that was cut counts as synced", "store.disk.log:Log._registered",
           "Segment(entry.name, slot, rows, keys, paths[0], paths[1], synced=-1, named=True)",
           "Segment(entry.name, slot, rows, keys, paths[0], paths[1], synced=entry.count, named=True)"),
     Fault("records are not synced", "store.disk.log:Log.sync",
