@@ -226,10 +226,10 @@ class ShardedStore(Store):
     def _divided(self, parts: Sequence[FrozenPart]) -> list[list[FrozenPart]]:
         """Return what each store takes of frozen rows."""
         taken: list[list[FrozenPart]] = [[] for _ in self.stores]
-        for part in parts:
-            own = cut.own_parts(part.facts, self.placement.digest)
-            if own is None and (len(self.stores) > 1 or "nodes" in part.facts):
-                log.warning("rows move: each of %d stores looks through all that were saved", len(self.stores))
+        owns = [cut.own_parts(part.facts, self.placement.digest) for part in parts]
+        if None in owns:
+            log.warning("rows move: each of %d stores looks through all that were saved", len(self.stores))
+        for part, own in zip(parts, owns, strict=True):
             over: list[list[tuple[NDArray[np.int64], Any]]] = [[] for _ in self.stores]
             for keys, rows in part.own(part.over):
                 sites = self.placement.site_of(keys)
