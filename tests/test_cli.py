@@ -298,7 +298,7 @@ def test_help_and_a_wrong_flag_need_no_torch():
             f"day_0: there is no such file or folder in {Path.cwd()}: set --data to one that exists",
         ),
         ("--schedule slow", "slow"),
-        ("--store disk:", "store is 'disk:': set it to memory, disk:FOLDER, rpc://HOST:PORT or placed:PLAN.json"),
+        ("--store disk:", "store is 'disk:': set it to memory, disk:FOLDER, rpc://HOST:PORT, or a list"),
         ("--rows-scale 0", "--rows-scale is 0.0, set it above 0"),
         ("--model dcnv2 --target user", "--target is a flag of din and dcat, and dcnv2 does not have it"),
         ("--model din-tiny --structure stacked", "--structure is a flag of dcnv2, and din does not have it"),

@@ -24,7 +24,7 @@ embeddings = skirl.EmbeddingBagCollection(
     tables,
     optimizer=skirl.RowwiseAdagrad(lr=0.02),
     cache="4GiB",                       # of the device; or "10%" of the tables' rows, or an int: rows
-    store="disk:rows/",                 # "memory" | "disk:PATH" | "rpc://HOST:PORT" | "placed:plan.json"; resume=True keeps its rows
+    store="disk:rows/",                 # "memory" | "disk:PATH" | "rpc://HOST:PORT" | "disk:A,disk:B*2"; resume=True keeps its rows
     device="cuda", seed=0,
 )
 model = MyModel(embeddings)             # embeddings(batch.sparse)["clicked"] is a [batch, dim] tensor; .stacked() is [batch, features, dim]

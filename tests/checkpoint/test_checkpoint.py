@@ -525,7 +525,7 @@ def test_what_cannot_be_saved_is_named_and_leaves_the_old_checkpoint(tmp_path: P
 def test_one_folder_holds_one_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "notes-0123456789abcdef").mkdir()
     (tmp_path / "dense-mine").write_bytes(b"mine")
-    stale = tmp_path / "rows" / "store-0123456789abcdef.safetensors-0123456789abcdef.tmp"
+    stale = tmp_path / "rows" / "cache-0123456789abcdef.safetensors-0123456789abcdef.tmp"
     stale.parent.mkdir()
     stale.write_bytes(b"cut short by a kill")
     run = Run(Setup()).train(until=3, saved=lambda step: tmp_path)

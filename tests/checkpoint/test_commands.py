@@ -75,7 +75,7 @@ def test_exported_rows_predict_the_same_in_plain_pytorch(tmp_path: Path, store: 
     with torch.no_grad():
         assert torch.equal(plain(batch(99, 1)), model(batch(99, 1))), "one id a bag: to the last bit"
         torch.testing.assert_close(plain(batch(98, 5)), model(batch(98, 5)), rtol=1e-5, atol=1e-6)
-    assert list((tmp_path / "c").glob("export-*")) == []
+    assert list((tmp_path / "c").glob("reading-*")) == []
 
 
 @pytest.mark.parametrize("suffix", [".pt", None])

@@ -142,7 +142,7 @@ def test_a_save_that_fails_at_once_takes_nothing_from_the_next(
 
 
 def test_what_a_killed_export_has_left_goes_a_day_later(tmp_path: Path) -> None:
-    names = ["export-ab_cd123", "export-of mine", "export-12345678"]
+    names = ["reading-ab_cd123", "reading-of mine", "reading-12345678"]
     for name in names:
         (tmp_path / name / "rows").mkdir(parents=True)
     long_ago = time.time() - folders.LEFT - 60

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skirl.core.placement import SALTS, Cut, Placement
+from skirl.core.placement import SALTS, Placement
 from skirl.tools.hash_index import mix as index_mix
 from tests.cases import cases
 
@@ -45,36 +45,27 @@ def test_where_these_rows_live_for_ever(sites, use, wanted):
     assert by_hand == wanted
 
 
-@st.composite
-def cuts(draw: st.DrawFn, sites: int) -> Cut:
-    by = draw(st.sampled_from(["hash", "hash", "rows"]))
-    inner = draw(st.lists(st.integers(1, 2 ** (64 if by == "hash" else 48) - 1), max_size=6, unique=True))
-    of = draw(st.lists(st.integers(0, sites - 1), min_size=len(inner) + 1, max_size=len(inner) + 1))
-    return Cut((0, *sorted(inner)), tuple(of), by)
-
-
-@st.composite
-def placements(draw: st.DrawFn) -> Placement:
-    sites = draw(st.integers(1, 9))
-    tables = draw(st.dictionaries(st.integers(0, 6), cuts(sites), max_size=3))
-    cut = draw(st.one_of(st.just(Cut.even(range(sites))), cuts(sites)))
-    return Placement(sites, cut, tables, draw(st.sampled_from(list(SALTS))))
+placements = st.builds(
+    Placement,
+    st.lists(st.integers(1, 1000) | st.integers(1, 1 << 29), min_size=1, max_size=7).map(tuple),
+    st.sampled_from(list(SALTS)),
+)
 
 
 def site_by_hand(placement: Placement, key: int) -> int:
-    cut = placement.tables.get(key >> 48, placement.cut)
-    hashed = drawn(key, SALTS[placement.use]) if cut.by == "hash" else key % 2**48
-    return next(site for begin, end, site in cut.ranges if begin <= hashed < end)
+    hashed = drawn(key, SALTS[placement.use])
+    return next(site for site, (begin, end) in enumerate(placement.ranges) if begin <= hashed < end)
 
 
 @cases(60)
-@given(placement=placements(), some=st.lists(keys, max_size=12))
+@given(placement=placements, some=st.lists(keys, max_size=12))
 def test_the_range_that_the_hash_is_in(placement, some):
     assert placement.site_of(np.array(some, np.int64)).tolist() == [site_by_hand(placement, key) for key in some]
+    assert Placement.of(placement.facts) == placement
 
 
 @cases(40)
-@given(placement=placements(), other=placements(), some=st.lists(keys, max_size=12))
+@given(placement=placements, other=placements, some=st.lists(keys, max_size=12))
 def test_who_may_have_a_site_s_rows(placement, other, some):
     met = [placement.meets(site, other) for site in range(placement.sites)]
     for key in some:
@@ -82,13 +73,12 @@ def test_who_may_have_a_site_s_rows(placement, other, some):
 
 
 @cases(60)
-@given(weights=st.lists(st.floats(0, 1e6), min_size=1, max_size=9).filter(lambda w: sum(w) > 0))
-def test_ranges_are_as_wide_as_their_weights(weights):
-    found = dict.fromkeys(range(len(weights)), 0)
-    for begin, end, site in Cut.weighted(weights).ranges:
-        found[site] += end - begin
-    assert sum(found.values()) == 2**64
-    assert all(abs(found[s] / 2**64 - w / sum(weights)) < 1e-12 for s, w in enumerate(weights))
+@given(placement=placements)
+def test_ranges_are_as_wide_as_their_weights(placement):
+    total = sum(placement.weights)
+    assert placement.ranges[0][0] == 0 and placement.ranges[-1][1] == 2**64
+    for (begin, end), weight in zip(placement.ranges, placement.weights, strict=True):
+        assert abs(end - begin - 2**64 * weight / total) <= 2**12
 
 
 def test_ranges_of_twice_as_many_sites_nest():
@@ -114,17 +104,10 @@ def test_rows_spread_evenly_and_by_no_other_hash():
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
-        (lambda: Placement.even(0), "sites is 0: set it to 1 or more"),
+        (lambda: Placement.even(0), "there are 0 sites: set 1 or more"),
         (lambda: Placement.even(2, "rows"), "use is 'rows': set it to 'ranks' or 'store' or 'sites'"),  # type: ignore[arg-type]
-        (lambda: Placement(2, Cut.even([0, 2])), "a range is placed at site 2: there are sites 0 to 1"),
-        (lambda: Cut((0, 9, 9), (0, 1, 0)), r"begin at \[0, 9, 9\]: let them rise"),
-        (
-            lambda: Cut((0, 1 << 48), (0, 1), "rows"),
-            r"ranges of rows begin at \[0, 281474976710656\]: .* less than 2\*\*48",
-        ),
-        (lambda: Cut((0,), (0,), "column"), "by is 'column': set it to 'hash' or 'rows'"),  # type: ignore[arg-type]
-        (lambda: Cut.weighted([0, 0]), "set them to 0 or more, not all to 0"),
-        (lambda: Cut((0, 9), (0,)), "2 ranges of the hash and 1 sites: give each range its site"),
+        (lambda: Placement((1, 0)), r"weights are \[1, 0\]: set each to 1 or more"),
+        (lambda: Placement((1, 1 << 32)), "all together to 2\\*\\*32 at most"),
     ],
 )
 def test_a_wrong_placement_is_refused(wrong, text):

@@ -113,12 +113,7 @@ def plain_rows(folder: Path, body: Any) -> Rows:
     """Return the rows in a checkpoint's files, read by docs/checkpoints.md alone."""
     found: Rows = {}
     store = body["rows"]["rows"]["store"]
-    for entry in store.get("files", []):
-        _, tensors = safetensors_of((folder / "rows" / entry["file"]).read_bytes())
-        for name in tensors:
-            if name.startswith("keys-"):
-                found |= {int(k): r.tobytes() for k, r in zip(tensors[name], tensors["rows-" + name[5:]])}
-    found |= segments(folder / "rows", store.get("segments", []))
+    found |= segments(folder / "rows", store["segments"])
     files = [
         safetensors_of((folder / "rows" / e["file"]).read_bytes())[1] for e in body["rows"]["rows"]["cache"]["files"]
     ]
@@ -225,13 +220,12 @@ class Checkpoint(Target):
             path = copy / body["dense"]["file"]
             path.write_bytes(mutated_safetensors(draw, path.read_bytes()))
             body["dense"] |= {"bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-        elif kind == 2 and self._store == "disk":
+        elif kind == 2:
             lines = body["rows"]["rows"]["store"]["segments"]
             i = draw.randrange(len(lines))
             lines[i] = resealed_segment(draw, copy / "rows", lines[i])
         else:
-            part = "cache" if self._store == "disk" or draw.random() < 0.5 else "store"
-            entry = draw.choice(body["rows"]["rows"][part]["files"])
+            entry = draw.choice(body["rows"]["rows"]["cache"]["files"])
             self._reseal(draw, copy / "rows" / entry["file"], entry)
         try:
             header.write_bytes(seal(body))

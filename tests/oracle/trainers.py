@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from skirl import Table
-from skirl.core.placement import Cut, Placement
+from skirl.core.placement import Placement
 from skirl.core.positions import Positions
 from skirl.core.tables import ROW_BITS, Schema
 from skirl.oracle.options import Plan, Vote
@@ -165,7 +165,7 @@ def runs(draw: st.DrawFn, most_ranks: int = 8) -> Run:
     rows = draw(st.sampled_from([3, 12, 40]))
     placement = Placement.even(ranks)
     if draw(st.booleans()):
-        placement = Placement(ranks, placement.cut, {2: Cut((0, 1 << 63), (ranks - 1, 0))})
+        placement = Placement(tuple(range(ranks, 0, -1)))
     batches = [[random_ids(rng, rows=rows) for _ in range(ranks)] for _ in range(count)]
     return Run(placement, batches, draw(st.lists(st.integers(0, 3), min_size=1, max_size=3)))
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import skirl
-from skirl.core.placement import Cut, PlacedTable, PlacementPlan, Site
 from skirl.store import DiskStore
 from tests.warm import Python
 
@@ -61,11 +60,8 @@ def test_a_loop_without_close_leaves_its_rows(python: Python, tmp_path: Path):
     assert rows_in(tmp_path / "half") == rows_in(tmp_path / "whole") != after_half
 
 
-def test_a_plan_s_sites_get_their_rows(python: Python, tmp_path: Path):
-    table = PlacedTable("user", 300, 4, Cut.even([0, 1]))
-    sites = (Site("a", f"disk:{tmp_path}/a"), Site("b", f"disk:{tmp_path}/b"))
-    PlacementPlan(sites, (table,)).save(tmp_path / "plan.json")
-    for store in (f"placed:{tmp_path}/plan.json", f"disk:{tmp_path}/whole"):
+def test_all_stores_of_a_list_get_their_rows(python: Python, tmp_path: Path):
+    for store in (f"disk:{tmp_path}/a,disk:{tmp_path}/b*2", f"disk:{tmp_path}/whole"):
         assert python.run(loop(store, "train(0, 20)"), timeout=60).returncode == 0
     assert rows_in(tmp_path / "a") | rows_in(tmp_path / "b") == rows_in(tmp_path / "whole")
 

@@ -78,6 +78,9 @@ def filled(make: Callable[[Layout], Store], n: int = 50) -> Store:
 
 
 class StoreConformance:
+    syncs: tuple[str, ...] = ("fsync", "replace")
+    """System calls without which nothing is frozen."""
+
     @pytest.fixture(autouse=True)
     def collected(self):
         """Close the files of stores that were dropped: hundreds may wait for the collector, which rarely runs in a fork."""
@@ -313,7 +316,7 @@ class StoreConformance:
         frozen.save(store, tmp_path)
         store.write(np.array([0]), blank(0, 1))
         files = sorted(tmp_path.rglob("*"))
-        for name in ("fsync", "replace"):
+        for name in self.syncs:
             with monkeypatch.context() as patch:
                 patch.setattr(f"os.{name}", _fails)
                 with pytest.raises(OSError, match="disk full"):
@@ -362,14 +365,14 @@ class StoreConformance:
         facts = frozen.save(filled(self.make), tmp_path)
         store = self.make(LAYOUT)
         for wrong in (
-            {"kind": "model"}, {"kind": None}, {"layout": 3}, {"layout": [[0, -4, "float32"]]}, {"identity": 3},
-            {"layout": [[0.0, 4, "float32"]]}, {"generation": "1"},
+            {"segment_format": 2}, {"segment_format": None}, {"layout": 3}, {"layout": [[0, -4, "float32"]]},
+            {"identity": 3}, {"layout": [[0.0, 4, "float32"]]}, {"generation": "1"},
         ):  # fmt: skip
-            with pytest.raises(CheckpointError, match=r"does not describe rows|is of"):
-                store.thaw(tmp_path, facts | wrong, [])
-        for name in ("kind", "identity", "generation", "layout"):
+            with pytest.raises(CheckpointError, match=r"does not describe rows|has rows in format"):
+                frozen.thaw(store, tmp_path, facts | wrong)
+        for name in ("segment_format", "identity", "generation", "layout"):
             with pytest.raises(CheckpointError, match="does not describe rows"):
-                store.thaw(tmp_path, {n: v for n, v in facts.items() if n != name}, [])
+                frozen.thaw(store, tmp_path, {n: v for n, v in facts.items() if n != name})
         assert len(store) == 0
 
     def test_rows_of_other_tables_are_refused(self, tmp_path):

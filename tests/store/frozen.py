@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from skirl.checkpoint import whole
 from skirl.store import Store
-from skirl.store.base import Facts, Frozen
+from skirl.store.base import Facts, Frozen, FrozenPart, SavedRows
+from skirl.store.disk.frozen import check_files
 from skirl.tools.sealed_json import read_sealed, write_sealed
 
 HEADER = "frozen.json"
@@ -25,10 +25,7 @@ def facts_in(folder: Path) -> Facts:
 
 def files_of(facts: Facts) -> set[str]:
     """Return the names of the files of a frozen state."""
-    names = {entry["file"] for entry in facts.get("files", [])}
-    return names | {
-        f"{text.split(' ')[0]}.{suffix}" for text in facts.get("segments", []) for suffix in ("rows", "keys")
-    }
+    return {f"{text.split(' ')[0]}.{suffix}" for text in facts["segments"] for suffix in ("rows", "keys")}
 
 
 def put(folder: Path, facts: Facts) -> None:
@@ -65,5 +62,10 @@ def save(store: Store, folder: Path, since: Facts | None = None) -> Facts:
 def load(store: Store, folder: Path, over: Iterable[tuple[np.ndarray, Any]] = ()) -> None:
     """Load the rows of a folder into a store, after checking them as for a checkpoint."""
     facts = facts_in(folder)
-    whole.check(folder, facts)
-    store.thaw(folder, facts, over)
+    check_files(folder, facts)
+    thaw(store, folder, facts, over)
+
+
+def thaw(store: Store, folder: Path, facts: Facts, over: Iterable[tuple[np.ndarray, Any]] = ()) -> None:
+    """Have a store take all of a frozen state, with its identity and generation."""
+    store.thaw(SavedRows(folder, [FrozenPart(facts, over)], facts.get("identity", ""), facts.get("generation", 0)))

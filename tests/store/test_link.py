@@ -68,7 +68,7 @@ def test_the_directions_do_not_wait_for_each_other(clock):
 
 
 def test_a_spec_does_not_name_a_link():
-    with pytest.raises(ValueError, match="store 'link:1Gbit,1us:memory' is not known, set it to 'memory', "):
+    with pytest.raises(ValueError, match="a list in which 'link:1Gbit' is no store: set each to memory"):
         open_store("link:1Gbit,1us:memory", {0: Record(2)})
 
 

@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 
-from skirl.core.placement import Cut, PlacedTable, PlacementPlan, Site
 from skirl.sweep import checkpoint
 from skirl.sweep.checkpoint import checkpoint_of
 from skirl.sweep.command import SweepCommand
 from skirl.sweep.flags import KeepFlags
 from skirl.tools.sealed_json import CheckpointError, write_sealed
 from skirl.train.commands import Train
-from skirl.train.recipe import Recipe
 from tests.sweep.folders import race_lines, rows_of
 
 FLAGS: dict[str, Any] = {
@@ -62,23 +60,14 @@ def test_what_diverges_leaves_and_so_do_those_below_the_rung(ran: tuple):
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_rows_placed_in_several_stores_are_those_of_one(processes: int, tmp_path: Path):
+def test_rows_in_several_stores_are_those_of_one(processes: int, tmp_path: Path):
     flags = {n: v for n, v in FLAGS.items() if n not in ("valid", "rungs")} | {"steps": 12, "run": "none"}
-    own = {n: flags[n] for n in ("data", "model", "dim", "batch", "steps", "cache")}
-    plan = tmp_path / "plan.json"
-    write_plan(plan, Recipe.of(**own), f"disk:{tmp_path / 'rows'}", "memory")
     told = ("standing", "winner", "variant_steps")
     flags |= {"vary": ("lr=0.02,0.5", "optimizer=sgd,adagrad"), "processes": processes}
-    one, placed = SweepCommand.of(**flags).run(), SweepCommand.of(**flags, store=f"placed:{plan}").run()
-    assert {name: one[name] for name in told} == {name: placed[name] for name in told}
+    one = SweepCommand.of(**flags).run()
+    listed = SweepCommand.of(**flags, store=f"disk:{tmp_path / 'rows'},memory").run()
+    assert {name: one[name] for name in told} == {name: listed[name] for name in told}
     assert len([*(tmp_path / "rows").iterdir()]) == 4, "each variant has a folder of its own"
-
-
-def write_plan(path: Path, recipe: Recipe, *stores: str) -> None:
-    """Write a plan of rows, evenly over some stores."""
-    sites, cut = tuple(Site(f"site-{n}", store) for n, store in enumerate(stores)), Cut.even(range(len(stores)))
-    tables = (PlacedTable(table.name, table.rows, table.dim, cut) for table in recipe.tables())
-    PlacementPlan(sites, tuple(tables)).save(path)
 
 
 def saved_step(folder: Path) -> int:

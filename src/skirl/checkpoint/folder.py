@@ -17,22 +17,20 @@ from skirl.tools.sealed_json import CheckpointError, read_sealed
 log = logging.getLogger("skirl")
 
 FORMAT = "skirl-checkpoint"
-FORMAT_VERSION = 4
-OF_PARTS = 5
+FORMAT_VERSION = 6
+OF_PARTS = 7
 """Version of a header of several trainers, with a part of each."""
 ROWS = "rows"
 _HEADER = re.compile(r"checkpoint-([0-9]{6,18})\.json")
 _OURS = re.compile(
-    r"(dense|site)-[0-9a-f]{16}|checkpoint-[0-9]{6,18}\.json-[0-9a-f]{16}\.tmp|"
+    r"dense-[0-9a-f]{16}|checkpoint-[0-9]{6,18}\.json-[0-9a-f]{16}\.tmp|"
     rf"{parts.NAME.pattern}(-[0-9a-f]{{16}}\.tmp)?"
 )
-_OUR_ROWS = re.compile(
-    r"(store|cache)-[0-9a-f]{16}\.safetensors(-[0-9a-f]{16}\.tmp)?|[0-9a-f]{16}\.(rows|keys)(\.tmp)?"
-)
+_OUR_ROWS = re.compile(r"cache-[0-9a-f]{16}\.safetensors(-[0-9a-f]{16}\.tmp)?|[0-9a-f]{16}\.(rows|keys)(\.tmp)?")
 
-_EXPORTS = re.compile(r"export-[a-z0-9_]{8}")
+_READING = re.compile(r"reading-[a-z0-9_]{8}")
 LEFT = 24 * 3600.0
-"""Seconds after which an export's folder counts as left behind by a kill."""
+"""Seconds after which the folder of a reader counts as left behind by a kill."""
 
 
 def header(folder: Path, number: int) -> Path:
@@ -129,7 +127,7 @@ def drop_newer(folder: Path, number: int, start: int | None) -> None:
 
 
 def sweep(folder: Path, start: int | None = None) -> None:
-    """Remove files of ours that no header names: those of older checkpoints, of failed ones, and of killed exports.
+    """Remove files of ours that no header names: those of older checkpoints, of failed ones, and of killed readers.
 
     Files are listed first, and whether this start is the newest is checked last, so no file of a newer start is removed.
     """
@@ -137,7 +135,7 @@ def sweep(folder: Path, start: int | None = None) -> None:
     ours = [(path, path.name) for path in folder.iterdir() if _OURS.fullmatch(path.name)]
     if rows.is_dir():
         ours += [(path, f"{ROWS}/{path.name}") for path in rows.iterdir() if _OUR_ROWS.fullmatch(path.name)]
-    ours += [(path, path.name) for path in folder.iterdir() if _EXPORTS.fullmatch(path.name) and _age(path) > LEFT]
+    ours += [(path, path.name) for path in folder.iterdir() if _READING.fullmatch(path.name) and _age(path) > LEFT]
     named: set[str] = set()
     for n in numbers(folder):
         try:
@@ -172,8 +170,7 @@ def files_of_rows(rows: Mapping[str, Any]) -> set[str]:
     """Return the files that a header names for the rows of its collections, relative to its folder."""
     named = set[str]()
     for of in rows.values():
-        for part in ("store", "cache"):
-            named |= {f"{ROWS}/{entry['file']}" for entry in of[part].get("files", [])}
+        named |= {f"{ROWS}/{entry['file']}" for entry in of["cache"].get("files", [])}
         for text in of["store"].get("segments", []):
             name = text.split(" ")[0]
             named |= {f"{ROWS}/{name}.rows", f"{ROWS}/{name}.keys"}

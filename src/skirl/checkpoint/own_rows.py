@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from skirl.checkpoint import parts, whole
-from skirl.core.placement import AtSite, Placement
+from skirl.checkpoint import parts
+from skirl.core.placement import Placement, Shard
 from skirl.engine.cache import Cache
-from skirl.store.base import DISK_ROWS, Facts, FrozenPart, Layout, Mine, Rows, Store
+from skirl.store.base import Facts, FrozenPart, Layout, Rows, SavedRows, Store
+from skirl.store.disk.frozen import check_files
 from skirl.tools.sealed_json import COUNT, TEXT, CheckpointError, misfit
 from skirl.tools.tensor_file import Columns, TensorReader, TensorWriter
 
@@ -78,51 +79,44 @@ def _banks(columns: Columns) -> int:
 class OwnRows(NamedTuple):
     """The rows of one collection that a trainer takes."""
 
-    parts: list[tuple[dict[str, Any], Mine | None]]
-    """For each part, the entries `store` and `cache` of the header, and a choice of the keys to take. None: all."""
+    parts: list[tuple[dict[str, Any], Shard | None]]
+    """For each part, the entries `store` and `cache` of the header, and the keys to take. None: all."""
     named: Facts
     """Facts of the first trainer's store, whose identity and generation the rows get on every trainer."""
 
     def check(self, files: Path) -> None:
         """Raise a CheckpointError if a file of these parts is not as it was written."""
         for rows, _ in self.parts:
-            whole.check(files, rows["store"])
-            whole.check(files, rows["cache"])
+            check_files(files, rows["store"])
+            for entry in rows["cache"]["files"]:
+                TensorReader(files, entry).check()
 
     def thaw(self, store: Store, files: Path) -> None:
         """Have a store take all of them, or nothing."""
         taken = [
-            FrozenPart(rows["store"], overlay(files, rows["cache"], store.layout), mine) for rows, mine in self.parts
+            FrozenPart(rows["store"], overlay(files, rows["cache"], store.layout), shard) for rows, shard in self.parts
         ]
-        if len(taken) == 1 and taken[0].mine is None and taken[0].facts is self.named:  # any kind of store can do that
-            store.thaw(files, taken[0].facts, taken[0].over)
-            return
         if (wrong := misfit(self.named, {"identity": TEXT, "generation": COUNT})) is not None:
             raise CheckpointError(f"{files} does not describe rows ({wrong}): use another checkpoint")
-        store.thaw_parts(files, taken, self.named["identity"], self.named["generation"])
+        store.thaw(SavedRows(files, taken, self.named["identity"], self.named["generation"]))
 
     @property
     def written(self) -> dict[str, Any]:
-        """The part on which the next checkpoint may build: the only one, if taken whole and not from disk; else nothing."""
-        [*others, (rows, mine)] = self.parts or [({}, None)]
-        return rows if rows and not others and mine is None and rows["store"]["kind"] != DISK_ROWS else {}
+        """The part on which the next checkpoint may build: the only one, if taken whole; else nothing."""
+        [*others, (rows, shard)] = self.parts or [({}, None)]
+        return rows if rows and not others and shard is None else {}
 
 
 def own_rows(body: parts.Body, here: Placement, rank: int) -> dict[str, OwnRows]:
     """Return the rows that a trainer takes, by collection."""
     saved, there = parts.placement(body), parts.of(body)
     chosen = [
-        (there[of], None if saved.meets(of, here) == [rank] else mine_of(here, rank)) for of in here.meets(rank, saved)
+        (there[of], None if saved.meets(of, here) == [rank] else Shard.at(here, rank)) for of in here.meets(rank, saved)
     ]
     return {
-        name: OwnRows([(part["rows"][name], mine) for part, mine in chosen], first["store"])
+        name: OwnRows([(part["rows"][name], shard) for part, shard in chosen], first["store"])
         for name, first in there[0]["rows"].items()
     }
-
-
-def mine_of(here: Placement, rank: int) -> Mine:
-    """Return the function that tells a trainer's own keys."""
-    return AtSite(here, rank)
 
 
 def counters_of(body: parts.Body, name: str, first: dict[str, int], rank: int, size: int) -> dict[str, int]:

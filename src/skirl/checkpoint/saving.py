@@ -15,8 +15,10 @@ from typing import Any
 from skirl.checkpoint import dense, folder, starts
 from skirl.checkpoint.own_rows import FrozenCaches
 from skirl.engine.engine import Engine
+from skirl.store.disk import links
+from skirl.store.disk.frozen import check_files
 from skirl.tools.os_errors import ROOM, NotWritten, of_system, why
-from skirl.tools.sealed_json import write_sealed
+from skirl.tools.sealed_json import CheckpointError, write_sealed
 
 log = logging.getLogger("skirl")
 
@@ -116,11 +118,13 @@ class Saving:
     def files_are_there(self) -> bool:
         """Return whether the files on which the next checkpoint would build are still there."""
         rows = self.folder / folder.ROWS
-        entries = [e for part in self.files.values() for of in ("store", "cache") for e in part[of].get("files", [])]
         try:
-            return all((rows / entry["file"]).stat().st_size == entry["bytes"] for entry in entries)
-        except OSError:
+            for part in self.files.values():
+                check_files(rows, part["store"])
+                links.check_sizes(rows, {entry["file"]: entry["bytes"] for entry in part["cache"]["files"]})
+        except CheckpointError:
             return False
+        return True
 
 
 class FrozenCollection:

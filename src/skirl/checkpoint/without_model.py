@@ -5,13 +5,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from glob import escape
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from skirl.checkpoint import dense, folder, parts
+from skirl.checkpoint import dense, folder
 from skirl.checkpoint.decoding import decode
 from skirl.checkpoint.own_rows import OwnRows, own_rows
 from skirl.checkpoint.together import Votes
@@ -26,7 +25,6 @@ from skirl.engine.counters import Counters
 from skirl.nn.collection import Collection, EmbeddingBagCollection, EmbeddingCollection, collections_of
 from skirl.peers.base import Alone, Peers
 from skirl.peers.job import using
-from skirl.store.base import DISK_ROWS
 from skirl.tools.sealed_json import COUNT, CheckpointError, OtherVersion, misfit
 
 log = logging.getLogger("skirl")
@@ -55,16 +53,14 @@ class Opened(NamedTuple):
     """The header of the checkpoint."""
 
 
-def _newest(candidates: list[Path], store: str, votes: Votes) -> Opened:
+def _newest(candidates: list[Path], votes: Votes) -> Opened:
     """Open the first of these checkpoints that is undamaged for all trainers."""
     first: CheckpointError | None = None
-    for number, header in enumerate(candidates):
+    for header in candidates:
         here: list[Opened] = []
         try:
             votes.agreed(
-                lambda of=header, into=here, at=f"{store}-{number}" if number else store: into.append(
-                    _open(of, at, votes)
-                ),
+                lambda of=header, into=here: into.append(_open(of, votes)),
                 "checkpoint of another run",
             )
             return here[0]
@@ -85,43 +81,28 @@ def _newest(candidates: list[Path], store: str, votes: Votes) -> Opened:
 def opened(path: str | Path, peers: Peers | None = None) -> Iterator[Opened]:
     """Open embeddings with the rows of the newest undamaged checkpoint, and its other content, for the length of a block.
 
-    Files of a disk store are hard-linked into a temporary folder next to the checkpoint.
+    Files of rows are hard-linked into a temporary folder next to the checkpoint.
     """
     votes = Votes(peers or Alone())
     names = votes.agreed(
         lambda: [] if votes.rank else [str(h) for h in folder.headers(Path(path))], "checkpoints there"
     )
     candidates = [Path(name) for name in votes.told(names, "checkpoints there")[0]]
-    newest = candidates[0]
-    try:
-        of_all = [rows for part in parts.of(folder.read(newest)) for rows in part["rows"].values()]
-        on_disk = any(rows["store"]["kind"] == DISK_ROWS for rows in of_all)
-    except (ValueError, KeyError, TypeError):  # an older one may be undamaged, and is most likely of the same kind
-        on_disk = any(newest.parent.glob("rows/*.keys"))
     with ExitStack() as stack:
-        store = "memory"
-        if on_disk:
-            store = f"disk:{stack.enter_context(TemporaryDirectory(dir=newest.parent, prefix='export-'))}/rows"
-        found = _newest(candidates, store, votes)
+        found = _newest(candidates, votes)
         for collection in collections_of(found.rows).values():
             stack.callback(collection.engine.store.close)
         yield found
 
 
-def _open(header: Path, store: str, votes: Votes) -> Opened:
+def _open(header: Path, votes: Votes) -> Opened:
     body = folder.read(header)
     try:
         tensors = dense.read(header.parent, body["dense"])
         rows_of = own_rows(body, Placement.even(votes.size), votes.rank)
         collections = [
-            _rows_of(
-                header,
-                about,
-                rows_of[name],
-                body["run"]["rows"][name]["table_steps"],
-                f"{store}/{i}" if i else store,
-            )
-            for i, (name, about) in enumerate(body["definition"].items())
+            _rows_of(header, about, rows_of[name], body["run"]["rows"][name]["table_steps"])
+            for name, about in body["definition"].items()
         ]
         data = decode(body["run"]["data"], tensors)
         data = (
@@ -136,7 +117,7 @@ def _open(header: Path, store: str, votes: Votes) -> Opened:
     return Opened(rows, {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}, data, header)
 
 
-def _rows_of(header: Path, definition: dict[str, Any], rows: OwnRows, steps: Any, store: str) -> Collection:
+def _rows_of(header: Path, definition: dict[str, Any], rows: OwnRows, steps: Any) -> Collection:
     """Make one collection with its rows."""
     files = header.parent / folder.ROWS
     kind, about = _described(header, definition)
@@ -144,7 +125,7 @@ def _rows_of(header: Path, definition: dict[str, Any], rows: OwnRows, steps: Any
     if misfit(steps, [COUNT]) is not None or len(steps) != len(about["tables"]):
         raise CheckpointError(f"{header} counts the steps of other tables than it has: use another checkpoint")
     with using(Alone()):  # only this process reads the rows of these embeddings
-        collection = kind(**about, cache=1, store="memory" if store.startswith("memory") else store)
+        collection = kind(**about, cache=1, store="checkpoint")
     engine = collection.engine
     engine.restore(lambda: rows.thaw(engine.store, files), table_steps=steps, counters=Counters(), split=None)
     return collection

@@ -29,9 +29,8 @@ from skirl.engine.first_values import FirstValues
 from skirl.engine.work import Work
 from skirl.oracle.seen import Seen
 from skirl.peers.processes import launched_here
-from skirl.store import Record, Store, check_plan, open_store
-from skirl.store.base import DISK_ROWS
-from skirl.store.own_folder import own_folder
+from skirl.store import Record, Store, open_store
+from skirl.store.specs import own_part
 from skirl.tools.os_errors import why
 
 log = logging.getLogger("skirl")
@@ -87,7 +86,7 @@ class Engine:
         self.resolver = Resolver(self.schema, self.dtype, pooled)
         if isinstance(store, str):
             rank, others = (0, launched_here()) if self.exchange is None else (self.exchange.peers.rank, True)
-            store = own_folder(store, rank, among_others=others)
+            store = own_part(store, rank, among_others=others)
         self.widths = [self.optimizers[bank.tables[0]].width(bank.dim) for bank in self.schema.banks]
         """By bank: numbers of a row and its state."""
         self.held = [words(width) if self.half else width for width in self.widths]
@@ -96,7 +95,6 @@ class Engine:
         sites, near = (1, 1) if self.exchange is None else (self.exchange.peers.size, self.exchange.peers.near)
         self.capacity = Capacity(cache, self.schema, self.record_bytes, self.device.free_bytes, sites, near)
         records = {t: Record(self.held[i], self.dtype) for i, b in enumerate(self.schema.banks) for t in b.tables}
-        check_plan(store, self.schema.tables, records)
         self.store = open_store(store, records, rows={t: table.rows for t, table in enumerate(self.schema.tables)})
         self.initial = InitialTable.of([t.initial for t in self.schema.tables], self.dtype)
         self.seen = Seen(self.schema)
@@ -123,7 +121,7 @@ class Engine:
         self.damage: str | None = None
         """Text of the error that every later use raises: what happened and what to do."""
         self._cause: BaseException | None = None
-        self._goes_on = resume and self.store.frozen_kind == DISK_ROWS and not len(self.store)
+        self._goes_on = resume and self.store.durable and not len(self.store)
         """True if rows are to go on from a store that has none, and no checkpoint was loaded yet."""
         self.banks = self._open_banks()
         """One for each bank, which holds its part of the cache and computes on it."""

@@ -411,7 +411,8 @@ class EmbeddingBagCollection(Collection):
     - `cache`: rows on the device: a number of rows, a share of all rows ("10%"), bytes with a unit ("4GiB"), or "auto":
       half of the free memory. The results are the same, bit for bit. `skirl size` shows what your data needs.
     - `store`: where all other rows are: "memory", which needs no folder; "disk:FOLDER"; "rpc://HOST:PORT", memory
-      nodes; "placed:PLAN.json"; "checkpoint", the checkpoint that is loaded, read-only; or a `skirl.store.Store`.
+      nodes; a list of these with weights, "disk:a,disk:b*2"; "checkpoint", the checkpoint that is loaded, read-only; or a
+      `skirl.store.Store`.
     - `device`: what computes on the rows: "cpu", which every machine has, "cuda" or "cuda:N".
     - `seed`: fixes the rows' initial values, 0 so that runs repeat. A store with rows refuses another.
     - `dtype`: dtype of the rows: float32, as in torch; float64; on a GPU also bfloat16 or float16, rounded stochastically.

@@ -109,7 +109,7 @@ def fused(reads: Reads, step: Step) -> Step:
 
 
 @kernel
-def _by_owner(tables, found, low, first, cut_of, salt, guess, ends, sites, counts, ask, rows, moved):
+def _by_owner(tables, found, low, first, salt, guess, lasts, counts, ask, rows, moved):
     """Order distinct rows by owner. `counts` comes as zeros. `moved` gets the new index of each row, in the order of tables.
 
     Owners and places are unsigned. Otherwise each would be checked for wrapping around from the end.
@@ -118,10 +118,9 @@ def _by_owner(tables, found, low, first, cut_of, salt, guess, ends, sites, count
     of_table = np.empty(owners, np.int32)
     for t in range(len(tables)):
         high = np.int64(tables[t]) << ROW_BITS
-        cut = cut_of[min(tables[t], len(cut_of) - 1)]
         mine, of = found[low[t] : low[t] + first[t + 1] - first[t]], owner[first[t] : first[t + 1]]
         for i in range(len(of)):
-            of[i] = site_in(cut, high | mine[i], salt, guess, ends, sites)
+            of[i] = site_in(high | mine[i], salt, guess, lasts)
         of_table[:] = 0
         for o in of:
             of_table[o] += 1

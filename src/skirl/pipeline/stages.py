@@ -11,7 +11,6 @@ from typing import Any
 from skirl.engine.engine import Engine
 from skirl.pipeline.loader_watch import StageStuck, seconds
 from skirl.pipeline.timeline import LOOP, Timeline
-from skirl.store.base import DISK_ROWS
 from skirl.tools.interrupts import Hold
 
 log = logging.getLogger("skirl")
@@ -24,7 +23,7 @@ def keep_rows(engines: Sequence[Engine], torn: bool, *, whole: bool, hold: Hold)
     """
     hold.most = hold.count + 1
     for engine in engines:
-        if not isinstance(engine, Engine) or engine.store.frozen_kind != DISK_ROWS:
+        if not isinstance(engine, Engine) or not engine.store.durable:
             continue
         if not engine.table_steps.any():
             continue  # nothing was trained

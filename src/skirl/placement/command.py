@@ -40,7 +40,7 @@ class Place(Composed):
     positional: ClassVar[str] = "tables"
     elsewhere: ClassVar[dict[str, str]] = dict.fromkeys(
         ("sites", "stores", "rates", "moves", "trainers"),
-        "skirl place plans tables for TorchRec; for rows over several stores, write --store placed:PLAN.json by hand",
+        "skirl place plans tables for TorchRec; for rows over several stores, write --store disk:a,disk:b*2",
     )
 
     data: DataFlags = field(default_factory=DataFlags)

@@ -9,16 +9,14 @@ from typing import Any
 import numpy as np
 
 from skirl.checkpoint import folder, parts
-from skirl.checkpoint.whole import check as check_rows
 from skirl.core.keys import table_of
-from skirl.store.base import DISK_ROWS
 from skirl.store.disk import links
+from skirl.store.disk.frozen import check_files, manifest_of
 from skirl.store.disk.manifest import NAME, Manifest
 from skirl.store.disk.os_files import NAME as LOCK
 from skirl.store.disk.os_files import Unusable
-from skirl.store.disk.segment import FORMAT_VERSION
-from skirl.store.frozen_keys import frozen_keys, segment_keys
-from skirl.store.placed.taking import MARK
+from skirl.store.disk.segment import FORMAT_VERSION, read_keys
+from skirl.store.sharded import MARK
 from skirl.tools.sealed_json import CheckpointError
 from skirl.tools.tensor_file import TensorReader
 from skirl.train.resume import run_of
@@ -58,7 +56,8 @@ def _facts(header: Path, body: dict[str, Any]) -> dict[str, Any]:
     tables = []
     for name, definition in body["definition"].items():
         of_parts = [part["rows"][name] for part in parts.of(body)]
-        kept = [keys for of in of_parts for _, keys in frozen_keys(rows, of["store"])]
+        segments = [entry for of in of_parts for entry in manifest_of(rows, of["store"]).segments]
+        kept = [read_keys(rows, entry) for entry in segments]
         held = _held([*kept, *(keys for of in of_parts for keys in _cached(rows, of["cache"]))])
         tables += [
             {"name": table["name"], "rows": table["rows"], "dim": table["dim"], "held": held.get(number, 0)}
@@ -80,9 +79,6 @@ def _facts(header: Path, body: dict[str, Any]) -> dict[str, Any]:
         "step": run["counters"]["steps"],
         "optimizer": ", ".join(sorted(kinds)),
         "dtype": first["dtype"],
-        "store": "disk"
-        if next(iter(parts.of(body)[0]["rows"].values()))["store"].get("kind") == DISK_ROWS
-        else "memory",
         "trainers": len(parts.of(body)),
         "tables": tables,
         "model": flags.get("model"),
@@ -97,12 +93,11 @@ def _whole(header: Path, body: dict[str, Any], check: bool) -> None:
     dense = body["dense"]
     links.check_sizes(header.parent, {dense["file"]: dense["bytes"]})
     for rows in [rows for part in parts.of(body) for rows in part["rows"].values()]:
-        for part in ("store", "cache"):
-            if check or rows[part].get("kind") == DISK_ROWS:
-                check_rows(header.parent / folder.ROWS, rows[part])
-            else:
-                for entry in rows[part]["files"]:
-                    TensorReader(header.parent / folder.ROWS, entry)
+        check_files(header.parent / folder.ROWS, rows["store"])
+        for entry in rows["cache"]["files"]:
+            reader = TensorReader(header.parent / folder.ROWS, entry)
+            if check:
+                reader.check()
     if check:
         with (header.parent / dense["file"]).open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != dense["sha256"]:
@@ -137,7 +132,7 @@ def describe_store(path: Path) -> dict[str, Any]:
                 wrong = (
                     f"{path / name} is missing or too short: resume from a checkpoint, with a new folder for the rows"
                 )
-    held = {} if wrong else _held([segment_keys(path, entry.name, entry.count) for entry in manifest.segments])
+    held = {} if wrong else _held([read_keys(path, entry) for entry in manifest.segments])
     lock = path / LOCK
     names = [name for name in manifest.about if name != MARK]
     named = names if len(names) == len(manifest.layout.records) else []

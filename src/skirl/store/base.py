@@ -12,13 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skirl.core.keys import MAX_TABLES, ROW_BITS, table_of
+from skirl.core.placement import Shard
 from skirl.tools.jit import kernel
 
 Facts = dict[str, Any]
 """JSON-compatible facts about frozen rows, such as the files that hold them."""
-
-Mine = Callable[[NDArray[np.int64]], NDArray[np.bool_]]
-"""Returns a mask of the keys that belong to the caller."""
 
 
 class Frozen(ABC):
@@ -26,7 +24,7 @@ class Frozen(ABC):
 
     @abstractmethod
     def write(self) -> Facts:
-        """Write the rows, wait until they are durable, and return what `Store.thaw` needs. Meant for its own thread."""
+        """Write the rows, wait until they are durable, and return the facts of a `FrozenPart`. Meant for its own thread."""
 
     @abstractmethod
     def release(self) -> None:
@@ -39,21 +37,31 @@ class FrozenPart:
 
     facts: Facts
     over: Iterable[tuple[NDArray[np.int64], Any]] = ()
-    mine: Mine | None = None
+    shard: Shard | None = None
+    """The rows to take. None: all."""
 
     def own(self, pairs: Iterable[tuple[NDArray[np.int64], Any]]) -> Iterator[tuple[NDArray[np.int64], Any]]:
         """Yield those of the keys and rows that are to be taken."""
         for keys, rows in pairs:
-            if self.mine is None:
+            if self.shard is None:
                 yield keys, rows
-            elif (here := self.mine(keys)).any():
+            elif (here := self.shard(keys)).any():
                 yield keys[here], rows[here]
 
 
-DTYPES = ("float32", "float64")
+@dataclass(frozen=True)
+class SavedRows:
+    """Frozen states of one or several stores, which have no key in common, for a store to take."""
 
-MEMORY_ROWS, DISK_ROWS = "rows", "disk rows"
-"""Values of `kind` in the facts of frozen rows: the kind of store that froze them."""
+    folder: Path
+    parts: Sequence[FrozenPart]
+    """The frozen states, and which of their rows to take."""
+    identity: str
+    """What the store takes as its own, since each part has its own."""
+    generation: int
+
+
+DTYPES = ("float32", "float64")
 
 Rows = NDArray[np.float32] | NDArray[np.float64]
 
@@ -244,8 +252,8 @@ class Store(ABC):
     """True if its rows can be looked up but not trained."""
     ready = True
     """False while the rows that it is to serve are not loaded yet."""
-    frozen_kind = MEMORY_ROWS
-    """Value of `kind` in the facts of its frozen rows."""
+    durable = False
+    """True if its rows outlive this process."""
 
     def __init__(self, layout: Layout | Mapping[int, Record]) -> None:
         self.layout = layout if isinstance(layout, Layout) else Layout(layout)
@@ -339,48 +347,18 @@ class Store(ABC):
           are not written again. None: write all.
         """
 
-    def thaw(self, folder: Path, facts: Facts, over: Iterable[tuple[NDArray[np.int64], Rows]]) -> None:
-        """Replace the store's rows, identity and generation with those of frozen rows.
+    @abstractmethod
+    def thaw(self, saved: SavedRows, ready: Callable[[], Any] = at_once) -> None:
+        """Replace the store's rows, identity and generation.
 
-        If anything is wrong, it raises a `CheckpointError` that names the file, and the store is unchanged. A store
-        implements either this method or `thaw_parts`; the default of each calls the other.
-
-        **Arguments**
-
-        - `folder`: folder of the frozen rows.
-        - `facts`: what `Frozen.write` returned.
-        - `over`: keys and rows that replace the frozen ones: those that were in the cache.
-        """
-        self._check_open()
-        self.thaw_parts(folder, [FrozenPart(facts, over)], facts.get("identity", ""), facts.get("generation", 0))
-
-    def thaw_parts(
-        self,
-        folder: Path,
-        parts: Sequence[FrozenPart],
-        identity: str,
-        generation: int,
-        ready: Callable[[], Any] = at_once,
-    ) -> None:
-        """Do as `thaw`, from frozen states of several stores that have no key in common. Take all of it or change nothing.
+        If anything is wrong, it raises a `CheckpointError` that names the file, and the store is unchanged.
 
         **Arguments**
 
-        - `folder`: folder of the frozen rows.
-        - `parts`: the frozen states, and which of their rows are this store's. The default takes one whole state.
-        - `identity`, `generation`: what the store takes as its own, since each part has its own.
+        - `saved`: what replaces them.
         - `ready`: called once everything is read (and on disk, in a store on disk), before anything changes. If it
           raises, nothing changes.
         """
-        if len(parts) != 1 or parts[0].mine is not None:
-            raise ValueError(
-                f"{self!r} can only take all rows of a single trainer: set store='memory' or 'disk:FOLDER'"
-            )
-        if type(self).thaw is Store.thaw:
-            raise NotImplementedError(f"{type(self).__name__} cannot take frozen rows: implement thaw, or thaw_parts")
-        ready()
-        self.thaw(folder, parts[0].facts, parts[0].over)
-        self.identity, self.generation = identity, generation
 
     def flush(self) -> None:
         """Wait until all that was written would survive a kill, as far as this kind of store can ensure that."""

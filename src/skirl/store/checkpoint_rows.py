@@ -1,17 +1,19 @@
-"""A read-only store that reads a checkpoint's rows in place, from files that it never changes."""
+"""A read-only store of a checkpoint's rows."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+import shutil
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from skirl.store.base import DISK_ROWS, Facts, Frozen, FrozenPart, Layout, Record, Rows, Store, at_once
+from skirl.store.base import Facts, Frozen, Layout, Record, Rows, SavedRows, Store, at_once
 from skirl.store.disk.store import DiskStore
-from skirl.store.memory.frozen import MappedRows
 
 log = logging.getLogger("skirl")
 
@@ -19,9 +21,8 @@ log = logging.getLogger("skirl")
 class CheckpointRows(Store):
     """The store behind `store="checkpoint"`: empty until `skirl.load` gives it a checkpoint's rows; it refuses writes.
 
-    Rows of a memory store are mapped, not copied. Files of a disk store are hard-linked into a temporary folder next to
-    the checkpoint; if none can be made there, they are copied to the system's folder for temporary files. Closing the
-    store removes that folder.
+    Files are hard-linked into a temporary folder next to the checkpoint; if none can be made there, they are copied to the
+    system's folder for temporary files. Closing the store removes that folder.
 
     **Arguments**
 
@@ -34,55 +35,38 @@ class CheckpointRows(Store):
     def __init__(self, layout: Layout | Mapping[int, Record], *, rows: Mapping[int, int] | None = None) -> None:
         super().__init__(layout)
         self._table_rows = rows
-        self._mapped: MappedRows | None = None
         self._disk: DiskStore | None = None
-        self._folder: TemporaryDirectory[str] | None = None
+        self._remove: Callable[[], Any] = lambda: None
 
     @property
     def ready(self) -> bool:
         """True once a checkpoint has been loaded."""
-        return self._mapped is not None or self._disk is not None
+        return self._disk is not None
 
     def __repr__(self) -> str:
         return "the rows of a checkpoint"
 
-    def thaw_parts(
-        self,
-        folder: Path,
-        parts: Sequence[FrozenPart],
-        identity: str,
-        generation: int,
-        ready: Callable[[], Any] = at_once,
-    ) -> None:
-        """See `Store.thaw_parts`. The files must not change while the store is open, but may be unlinked."""
+    def thaw(self, saved: SavedRows, ready: Callable[[], Any] = at_once) -> None:
+        """See `Store.thaw`. The files must not change while the store is open, but may be unlinked."""
         self._check_open()
-        if all(part.facts.get("kind") != DISK_ROWS for part in parts):
-            found = MappedRows(folder, parts, self.layout)
-            ready()
-            self._let_go()
-            self._mapped = found
-            self.identity, self.generation = identity, generation
-            return
-        beside = _folder_beside(folder.parent)
+        beside = _folder_beside(saved.folder.parent)
         try:
-            disk = DiskStore(Path(beside.name) / "rows", self.layout, rows=self._table_rows)
+            disk = DiskStore(beside / "rows", self.layout, rows=self._table_rows)
             try:
-                disk.thaw_parts(folder, parts, identity, generation, ready)
+                disk.thaw(saved, ready)
             except BaseException:
                 disk.close()
                 raise
         except BaseException:
-            beside.cleanup()
+            shutil.rmtree(beside, ignore_errors=True)
             raise
         self._let_go()
-        self._disk, self._folder = disk, beside
-        self.identity, self.generation = identity, generation
+        self._disk, self._remove = disk, weakref.finalize(self, _remove, beside, os.getpid())
+        self.identity, self.generation = saved.identity, saved.generation
 
     def _read(self, kind: int, keys: NDArray[np.int64], out: Rows, found: NDArray[np.bool_]) -> None:
-        if self._mapped is not None:
-            self._mapped.read(kind, keys, out, found)
-        elif self._disk is not None:
-            found[:] = self._disk.read(keys, out)
+        if self._disk is not None:
+            self._disk._read(kind, keys, out, found)
 
     def _write(self, kind: int, keys: NDArray[np.int64], rows: Rows) -> None:
         raise ValueError(
@@ -91,13 +75,11 @@ class CheckpointRows(Store):
         )
 
     def __len__(self) -> int:
-        held = self._disk if self._mapped is None else self._mapped
-        return 0 if held is None else len(held)
+        return 0 if self._disk is None else len(self._disk)
 
     def keys(self) -> Iterator[NDArray[np.int64]]:
         self._check_open()
-        held = self._disk if self._mapped is None else self._mapped
-        return iter(()) if held is None else held.keys()
+        return iter(()) if self._disk is None else self._disk.keys()
 
     def freeze(self, folder: Path, since: Facts | None) -> Frozen:
         """Always raise: the rows are in a checkpoint already."""
@@ -110,19 +92,22 @@ class CheckpointRows(Store):
             self._let_go()
 
     def _let_go(self) -> None:
-        self._mapped = None
         if self._disk is not None:
             self._disk.close()
             self._disk = None
-        if self._folder is not None:
-            self._folder.cleanup()
-            self._folder = None
+        self._remove()
 
 
-def _folder_beside(folder: Path) -> "TemporaryDirectory[str]":
+def _remove(folder: Path, pid: int) -> None:
+    """Remove a folder, unless this is a forked child of the process that made it."""
+    if os.getpid() == pid:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _folder_beside(folder: Path) -> Path:
     """Make a temporary folder in `folder`, so that files can be hard-linked into it; elsewhere if that fails."""
     try:
-        return TemporaryDirectory(dir=folder, prefix="reading-")
+        return Path(mkdtemp(dir=folder, prefix="reading-"))
     except OSError as error:
         log.warning("%s cannot be written to (%s): its rows are copied to be read", folder, error.strerror)
-        return TemporaryDirectory(prefix="skirl-reading-")
+        return Path(mkdtemp(prefix="skirl-reading-"))

@@ -6,11 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from skirl.store.base import DISK_ROWS, MEMORY_ROWS, Facts
+from skirl.store.base import Facts
 from skirl.tools.jit import kernel
-
-LISTS = {MEMORY_ROWS: "files", DISK_ROWS: "segments"}
-"""Name of the list in the facts that has the files or segments, for each kind of frozen rows."""
 
 
 @kernel
@@ -49,42 +46,33 @@ def give(rows: Any, order: NDArray[np.int64], out: Any) -> None:
 
 
 def joined(parts: Sequence[Facts], placement: str) -> Facts:
-    """Join the facts of several nodes' or sites' frozen rows into facts of one store, which any store can take.
+    """Join the facts of several stores' frozen rows into facts of one store, which any store can take.
 
-    >>> each = [{"kind": "rows", "identity": i, "generation": 3, "files": [i]} for i in "ab"]
+    >>> each = [{"identity": i, "generation": 3, "segments": [i], "rows": [4]} for i in "ab"]
     >>> facts = joined(each, "d")
-    >>> facts["files"], facts["identity"], [part["files"] for part in own_parts(facts, "d")], own_parts(facts, "e")
-    (['a', 'b'], 'a', [['a'], ['b']], None)
+    >>> facts["segments"], facts["rows"], own_parts(facts, "d") == each, own_parts(facts, "e")
+    (['a', 'b'], [8], True, None)
     """
-    first, name = parts[0], LISTS[parts[0]["kind"]]
-    if any(part["kind"] != first["kind"] for part in parts):
-        raise ValueError("some rows are in memory and some on disk: set all nodes, or all sites, to the same kind")
-    points = [
-        [part["identity"], part["generation"], len(part[name]), part.get("rows", []), part.get("nodes")]
-        for part in parts
-    ]
-    facts = first | {
+    own = ("identity", "generation", "segments", "rows", "nodes")
+    points = [{name: part[name] for name in own if name in part} for part in parts]
+    return parts[0] | {
         "generation": max(part["generation"] for part in parts),
-        name: [each for part in parts for each in part[name]],
-        "nodes": {"placement": placement, "points": points},
+        "segments": [each for part in parts for each in part["segments"]],
+        "rows": np.sum([part["rows"] for part in parts], axis=0).tolist(),
+        "nodes": {"placement": placement, "points": [p | {"segments": len(p["segments"])} for p in points]},
     }
-    if all(part.get("rows") for part in parts):
-        facts["rows"] = np.sum([part["rows"] for part in parts], axis=0).tolist()
-    return facts
 
 
 def own_parts(facts: Facts, placement: str) -> list[Facts] | None:
-    """Return the parts that `joined` put together, or None if rows were split among the nodes differently then."""
+    """Return the parts that `joined` put together, or None if rows were split among the stores differently then."""
     try:
-        nodes, name = facts["nodes"], LISTS[facts["kind"]]
-        if nodes["placement"] != placement:
+        if facts["nodes"]["placement"] != placement:
             return None
-        found, start = [], 0
-        for identity, generation, count, rows, *inner in nodes["points"]:
-            point = {"identity": identity, "generation": generation, name: facts[name][start : start + count]}
-            point |= ({"rows": rows} if rows else {}) | ({"nodes": inner[0]} if inner and inner[0] else {})
-            found.append({k: v for k, v in facts.items() if k != "nodes"} | point)
-            start += count
+        found, start, common = [], 0, {name: value for name, value in facts.items() if name != "nodes"}
+        for point in facts["nodes"]["points"]:
+            end = start + point["segments"]
+            found.append(common | point | {"segments": facts["segments"][start:end]})
+            start = end
     except (KeyError, TypeError, ValueError):
         return None
-    return found if start == len(facts[name]) else None
+    return found if start == len(facts["segments"]) else None

@@ -2,13 +2,14 @@
 
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from skirl.store.base import Facts, Frozen, Rows, Store
+from skirl.store.base import Facts, Frozen, Rows, SavedRows, Store, at_once
 from skirl.tools.units import Link
 
 
@@ -37,7 +38,7 @@ class LinkStore(Store):
         super().__init__(inner.layout)
         self.inner, self.link = inner, link
         self.received, self.sent = _Pipe(link), _Pipe(link)
-        self.about, self.frozen_kind = inner.about, inner.frozen_kind
+        self.about, self.durable = inner.about, inner.durable
         self._same()
 
     def _same(self) -> None:
@@ -64,8 +65,8 @@ class LinkStore(Store):
         self._same()
         return frozen
 
-    def thaw(self, folder: Path, facts: Facts, over: Iterable[tuple[NDArray[np.int64], Rows]]) -> None:
-        self.inner.thaw(folder, facts, over)
+    def thaw(self, saved: SavedRows, ready: Callable[[], Any] = at_once) -> None:
+        self.inner.thaw(saved, ready)
         self._same()
 
     def flush(self) -> None:

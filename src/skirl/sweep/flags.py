@@ -33,7 +33,7 @@ class StoreFlags(CacheFlags):
 
     store: str = "memory"
     """Where the rows outside the cache are: memory, disk:FOLDER, in which each variant has a folder of its name, or
-    placed:PLAN.json for several of these."""
+    several of these with weights: disk:a,disk:b*2."""
 
     def __post_init__(self) -> None:
         check_store(self.store)

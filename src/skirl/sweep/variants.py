@@ -117,14 +117,10 @@ def check_store(store: str) -> None:
     Traceback (most recent call last):
     ValueError: store is 'rpc://node:1', and a sweep keeps its rows in memory or on disk: set it to memory or disk:FOLDER
     """
-    sites: list[str] = []
-    if store.startswith("placed:"):
-        from skirl.store import plan_of
-
-        sites = [site.store for site in plan_of(store)[0].sites]
-    if found := next((one for one in (store, *sites) if "rpc://" in one), None):
-        where = f"store is {store!r}" + (f", which has {found}" if sites else "")
-        raise ValueError(f"{where}, and a sweep keeps its rows in memory or on disk: set it to memory or disk:FOLDER")
+    if "rpc://" in store:
+        raise ValueError(
+            f"store is {store!r}, and a sweep keeps its rows in memory or on disk: set it to memory or disk:FOLDER"
+        )
 
 
 def varied(base: Recipe, overrides: Mapping[str, Any]) -> Recipe:
@@ -386,14 +382,16 @@ def optimizer_of(
 
 
 def store_of(store: "str | Callable[[str], str | Store]", name: str) -> "str | Store":
-    """Return a variant's store: the sweep's, with a folder named after the variant."""
-    from skirl.store.own_folder import inside
+    """Return a variant's store: the sweep's, with a folder named after the variant.
+
+    >>> store_of("disk:rows", "lr=0.1,dim=4")
+    'disk:rows/lr=0.1+dim=4'
+    """
+    from skirl.store.specs import inside
 
     if not isinstance(store, str):
         return store(name)
     check_store(store)
     if "/" in name or name in ("", ".", ".."):
         raise ValueError(f"variant {name!r} cannot be the name of a folder: leave slashes out of it")
-    if store.startswith("placed:"):
-        return f"{store}/{name}"
-    return inside(store.rstrip("/"), name)
+    return inside(store.rstrip("/"), name.replace(",", "+"))  # a comma would begin another store

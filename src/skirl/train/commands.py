@@ -209,13 +209,14 @@ class Verify(Composed):
         """Return a recipe for each optimizer. On disk, each has a folder of its own if there are several."""
         if self.optimizer != "all":
             return [replace(self.recipe, optimizer=OptimizerFlags(self.optimizer))]
+        from skirl.store.specs import inside
+
         cache = self.recipe.cache
-        on_disk = cache.store.startswith(("disk:", "placed:"))
         return [
             replace(
                 self.recipe,
                 optimizer=OptimizerFlags(name),
-                cache=replace(cache, store=f"{cache.store}/{name}") if on_disk else cache,
+                cache=replace(cache, store=inside(cache.store, name)),
             )
             for name in get_args(OptimizerName)
         ]

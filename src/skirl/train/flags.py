@@ -74,23 +74,12 @@ class CacheFlags:
     """Which rows the cache evicts: min is optimal, the others are for comparison."""
     store: str = "memory"
     """Where the rows outside the cache are: memory, disk:FOLDER, rpc://HOST:PORT for memory nodes (`skirl serve`), or
-    placed:PLAN.json for several of these."""
+    several of these with weights: disk:a,disk:b*2."""
 
     def __post_init__(self) -> None:
-        stores = [self.store]
-        if self.store.startswith("rpc:"):
-            from skirl.store.remote.wire import Address
+        from skirl.store.specs import shards
 
-            Address.parse(self.store)
-        elif self.store.startswith("placed:"):
-            from skirl.store import plan_of
-
-            stores = [site.store for site in plan_of(self.store)[0].sites]
-        elif self.store != "memory" and not re.fullmatch(r"disk:.+", self.store):
-            raise ValueError(
-                f"store is {self.store!r}: set it to memory, disk:FOLDER, rpc://HOST:PORT or placed:PLAN.json"
-            )
-        if any("rpc://" in store for store in stores):
+        if any(store.startswith("rpc:") for store, _ in shards(self.store)):
             from skirl.store.remote.wire import hush
 
             hush()

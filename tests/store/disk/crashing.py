@@ -160,19 +160,25 @@ class Workload:
         if self.frozen:
             folder = sorted(self.frozen)[int(self.rng.integers(len(self.frozen)))]
             self.content = dict(self.frozen[folder])
-            self.store.thaw(folder, frozen.facts_in(folder), [])
+            frozen.thaw(self.store, folder, frozen.facts_in(folder))
 
     def adopt(self) -> None:
         """Load the frozen state of a store in memory."""
-        folder = self.root.with_name("memory")
+        folder, copy = self.root.with_name("memory"), self.root / "memory"
         with MemoryStore(LAYOUT) as memory:
             for table in TABLES[:2]:
                 keys = table_keys(table, self.rng.choice(30, 9, replace=False))
                 memory.write(keys, random_rows(table, 9, int(self.rng.integers(1 << 30))))
             facts = frozen.save(memory, folder)
             self.content = contents(memory)
-        self.store.thaw(folder, facts, [])
+        self.files.make_folder(copy)
+        for path in folder.iterdir():
+            self.files.put(copy / path.name, path.read_bytes())
+        self.files.sync_folder(copy)
         shutil.rmtree(folder)
+        frozen.thaw(self.store, copy, facts)
+        for path in list(copy.iterdir()):
+            self.files.remove(path)
 
     def kill(self) -> None:
         self.store._let_go()

@@ -136,7 +136,7 @@ def test_many_short_lives_leave_few_files(tmp_path):
     assert len(list(store.path.iterdir())) < 8
 
 
-def test_takes_what_a_memory_store_has_frozen(tmp_path, store):
+def test_stores_in_memory_and_on_disk_take_each_other_s_rows(tmp_path, store):
     memory = filled(MemoryStore)
     frozen.save(memory, tmp_path / "memory")
     store.write(np.array([5]), blank(0, 1))
@@ -144,10 +144,17 @@ def test_takes_what_a_memory_store_has_frozen(tmp_path, store):
     assert contents(store) == contents(memory) and (store.identity, store.generation) == (memory.identity, 1)
     held, again = held_then_reopened(store)
     assert contents(again) == held == contents(memory)
-    frozen.save(again, tmp_path / "disk")
+    before = frozen.save(again, tmp_path / "disk")
     again.close()
-    with pytest.raises(CheckpointError, match=r"holds the rows of a disk store, .*: set store='disk:FOLDER', with a"):
-        frozen.load(memory, tmp_path / "disk")
+    memory = MemoryStore(LAYOUT)
+    frozen.load(memory, tmp_path / "disk")
+    assert contents(memory) == held
+    memory.write(np.array([5]), random_rows(0, 1, seed=1))
+    after = frozen.save(memory, tmp_path / "disk", before)
+    assert after["segments"][:-1] == before["segments"], "only what has changed is written"
+    with DiskStore(tmp_path / "other", LAYOUT) as other:
+        frozen.load(other, tmp_path / "disk")
+        assert contents(other) == contents(memory) != held
 
 
 def test_rows_that_a_failed_sync_may_have_lost_are_written_again_before_they_are_frozen(tmp_path, store):
@@ -283,9 +290,9 @@ def test_other_versions_are_refused_by_name(tmp_path):
     header.write_bytes(seal(body | {"format_version": 2, "skirl": "9.9"}))
     with pytest.raises(DiskError, match=r"written by skirl 9.9 in format 2.*: use the version that wrote it"):
         DiskStore(tmp_path, LAYOUT)
-    for facts in ({"kind": "model"}, {"segment_format": 7}, {"layout": 3}, {"segments": ["x"]}, {"generation": "1"}, 3):
+    for facts in ({"segment_format": 7}, {"layout": 3}, {"segments": ["x"]}, {"generation": "1"}, 3):
         header.write_bytes(seal(body | {"facts": facts if facts == 3 else body["facts"] | facts}))
-        with pytest.raises(DiskError, match=r"store\.json (is of|does not describe)"):
+        with pytest.raises(DiskError, match=r"store\.json (has rows in format|does not describe)"):
             DiskStore(tmp_path, LAYOUT)
     header.write_bytes(seal(body))
     path = next(tmp_path.glob("*.rows"))

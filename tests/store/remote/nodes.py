@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from skirl.store import Record, open_store
-from skirl.store.remote import connection, part, service
+from skirl.store.remote import connection, group, part, service
 from skirl.store.remote.meeting import Meeting
 from skirl.store.remote.node import Node
 from skirl.store.remote.wire import Address, NodeError
@@ -91,7 +91,7 @@ def body(pipe, numbers, task) -> None:
     part.run(pipe, numbers, task, (*service.FUNCTIONS, failing))
 
 
-_real = {"fsync": os.fsync, "replace": os.replace}
+_real = {"fsync": os.fsync}
 
 
 def failing(name: str | None) -> tuple[str, None]:
@@ -120,7 +120,8 @@ class Patch:
 
     def _all(self, name: str | None) -> None:
         (there,) = connection._connected.values()
-        there.of_all(failing, [(name,)] * there.nodes)
+        for name_of_part in there.names:
+            group.end(group.begin(name_of_part, failing, (name,), 20.0))
 
 
 def in_process(nodes: Nodes, what: str, more: str) -> str:

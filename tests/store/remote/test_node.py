@@ -11,10 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skirl.core.placement import AtSite, Placement
+from skirl.core.placement import Placement, Shard
 from skirl.store import DiskError, DiskStore, Layout, MemoryStore, Record, Store, open_store
-from skirl.store.base import Facts, FrozenPart
-from skirl.store.remote import group, metrics, service
+from skirl.store.base import Facts, FrozenPart, SavedRows
+from skirl.store.remote import group, metrics
 from skirl.store.remote import node as serving
 from skirl.store.remote import store as remote
 from skirl.store.remote.meeting import Meeting
@@ -52,7 +52,7 @@ def test_a_killed_node_is_named_and_rows_come_back_from_the_frozen_state(nodes: 
     held = contents(store)
     frozen.save(store, tmp_path)
     os.kill(nodes.pids()[1], signal.SIGKILL)
-    with pytest.raises(NodeError, match=r"node 1 failed in `(walk|get|count)` for the part of trainer 0 after"):
+    with pytest.raises(NodeError, match=r"node 1 failed in `(walk|get|count)` for the part of trainer 0 at .* after"):
         while True:
             contents(store)
     with pytest.raises(NodeError, match="node 1 failed"):
@@ -121,14 +121,14 @@ def test_a_call_that_is_too_large_is_refused_before_anything_is_allocated(nodes:
     assert isinstance(store, remote.RemoteStore)
     keys = torch.arange(300)
     with pytest.raises(ValueError, match=r"300 rows of .* are 1,258,291,200 bytes, a call carries 268,435,456: cut"):
-        store._nodes.call(0, service.get, store._stores[0], 0, keys)
+        store._nodes.call(0, "get", store._stores[0], 0, keys)
     for wrong in (torch.zeros(3), torch.zeros((3, 1), dtype=torch.int64), torch.zeros(0, dtype=torch.int64), "keys"):
         with pytest.raises(TypeError, match="pass some int64 of one dimension"):
-            store._nodes.call(0, service.get, store._stores[0], 0, wrong)
+            store._nodes.call(0, "get", store._stores[0], 0, wrong)
     with pytest.raises(ValueError, match="table without records"):
-        store._nodes.call(0, service.get, store._stores[0], 0, keys[:1] + (1 << 48))
+        store._nodes.call(0, "get", store._stores[0], 0, keys[:1] + (1 << 48))
     with pytest.raises(ValueError, match="kind 7 of records: this store has 1"):
-        store._nodes.call(0, service.get, store._stores[0], 7, keys)
+        store._nodes.call(0, "get", store._stores[0], 7, keys)
     store.close()
 
 
@@ -168,7 +168,7 @@ def test_a_second_owner_of_a_part_is_refused_while_the_first_one_lives(nodes: No
     assert "the rows of trainer 0 at" in out and f"belong to run {store._nodes.run}, which is alive" in out
     assert in_process(nodes, "opened", "/rank-1") == "0 rows"
     assert one_row(store).shape == (1, 4)
-    with pytest.raises(ValueError, match=r"this process has rows at .* use one for all embeddings of a process"):
+    with pytest.raises(ValueError, match=r"this process has rows of trainer 0 at .* let each process be one trainer"):
         open_store(f"{nodes.spec}/rank-1", LAYOUT)
     store.close()
 
@@ -227,11 +227,11 @@ def test_rows_go_from_nodes_to_other_stores_and_back(nodes: Nodes, tmp_path: Pat
             store.close()
         found: dict[int, bytes] = {}
         for site in range(3):
-            taken = [FrozenPart(of, (), AtSite(here, site)) for of in facts]
+            taken = [FrozenPart(of, (), Shard.at(here, site)) for of in facts]
             own = open_store(there.spec, LAYOUT)
-            own.thaw_parts(rows, taken, "ab" * 16, 70)
+            own.thaw(SavedRows(rows, taken, "ab" * 16, 70))
             local = MemoryStore(LAYOUT) if kind == "memory" else DiskStore(tmp_path / f"local {site}", LAYOUT)
-            local.thaw_parts(rows, taken, "ab" * 16, 70)
+            local.thaw(SavedRows(rows, taken, "ab" * 16, 70))
             assert contents(own) == contents(local) and own.generation == 70 and own.identity == "ab" * 16
             found |= contents(own)
             own.close()
@@ -244,9 +244,9 @@ def test_rows_go_from_nodes_to_other_stores_and_back(nodes: Nodes, tmp_path: Pat
         own.close()
         for of in facts:  # all of a part: each node takes what it wrote
             own, local = open_store(there.spec, LAYOUT), open_store(there.spec, LAYOUT)
-            own.thaw(rows, of, [])
+            frozen.thaw(own, rows, of)
             again = frozen.save(own, tmp_path / "again")
-            local.thaw(tmp_path / "again", again, [])
+            frozen.thaw(local, tmp_path / "again", again)
             assert contents(own) == contents(local)
             own.close()
             local.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from skirl.store.base import MEMORY_ROWS, Facts, Frozen, FrozenPart, Layout, Rows
+from skirl.store.base import Facts, Frozen, FrozenPart, Layout, Rows
 from skirl.store.disk import links
 from skirl.store.disk import log as all_logs
 from skirl.store.disk.log import Log
@@ -17,7 +17,6 @@ from skirl.store.disk.manifest import Manifest
 from skirl.store.disk.os_files import Handle, OsFiles, Unusable
 from skirl.store.disk.segment import SegmentEntry
 from skirl.store.gate import Gate
-from skirl.store.memory.frozen import frozen_rows, identity_of
 from skirl.tools.sealed_json import CheckpointError
 
 
@@ -58,23 +57,22 @@ class FrozenSegments(Frozen):
             links.undo(self._files, self._added)
 
 
-def point_of(folder: Path, facts: Facts, layout: Layout) -> tuple[str, int]:
-    """Return the identity and generation of frozen rows. Raise a CheckpointError if they do not fit the layout."""
-    if facts.get("kind") == MEMORY_ROWS:
-        return identity_of(folder, facts, layout)
-    manifest = _manifest_of(folder, facts, layout)
-    return manifest.identity, manifest.generation
-
-
-def _manifest_of(folder: Path, facts: Facts, layout: Layout) -> Manifest:
+def manifest_of(folder: Path, facts: Facts, layout: Layout | None = None) -> Manifest:
+    """Return the manifest of frozen rows. Raise a CheckpointError if they do not fit the layout."""
     try:
         manifest = Manifest.from_facts(facts)
     except Unusable as error:
         raise CheckpointError(f"{folder} {error}: use another checkpoint") from None
-    if manifest.layout != layout:
+    if layout is not None and manifest.layout != layout:
         has, need = manifest.layout.against(layout)
         raise CheckpointError(f"{folder} has records {has}, this store {need}: open it with the same tables")
     return manifest
+
+
+def check_files(folder: Path, facts: Facts) -> None:
+    """Raise a CheckpointError if a file of frozen rows is missing or has another size."""
+    for entry in manifest_of(folder, facts).segments:
+        links.check_sizes(folder, entry.files())
 
 
 def take(
@@ -85,25 +83,38 @@ def take(
     """
     laid: list[Iterable[tuple[NDArray[np.int64], Rows]]] = []
     for part in parts:  # shared segments first: what is appended must come after them
-        if part.facts.get("kind") != MEMORY_ROWS and part.mine is None:
-            _share(files, _manifest_of(folder, part.facts, layout), folder, logs, added)
+        if part.shard is None:
+            _share(files, manifest_of(folder, part.facts, layout), folder, logs, added)
         else:
-            laid.append(rows_of(files, part, layout, folder))
+            laid.append(_live_rows(files, part, layout, folder))
         laid.append(part.own(part.over))
     for pairs in laid:
         _append(logs, layout, pairs, folder, added)
 
 
 def rows_of(files: OsFiles, part: FrozenPart, layout: Layout, folder: Path) -> Iterator[tuple[NDArray[np.int64], Rows]]:
-    """Yield the rows of a part that are to be taken, in the order in which to append them. Index one segment at a time."""
-    if part.facts.get("kind") == MEMORY_ROWS:
-        yield from part.own(frozen_rows(folder, part.facts, layout))
-        return
-    for entry in _manifest_of(folder, part.facts, layout).segments:
+    """Yield the rows of a part that are to be taken, in the order in which later ones replace earlier ones."""
+    for entry in manifest_of(folder, part.facts, layout).segments:
         links.check_sizes(folder, entry.files())
         with _opened(files, layout, folder, entry) as log:
+            for keys, words in log.scan(entry):
+                if (at := layout.stranger(keys, entry.record)) >= 0:
+                    raise CheckpointError(
+                        f"{folder / entry.name}.keys: key {keys[at]} does not fit: use another checkpoint"
+                    )
+                yield keys, words.view(entry.record.dtype).reshape(keys.size, entry.record.width)
+
+
+def _live_rows(
+    files: OsFiles, part: FrozenPart, layout: Layout, folder: Path
+) -> Iterator[tuple[NDArray[np.int64], Rows]]:
+    """Do as `rows_of`, without rows that later ones in the same segment replace."""
+    for entry in manifest_of(folder, part.facts, layout).segments:
+        links.check_sizes(folder, entry.files())
+        with _opened(files, layout, folder, entry) as log:
+            log.load(entry)
             for segment in log.segments.values():
-                for _, keys, words in log.live_rows(segment, part.mine):
+                for _, keys, words in log.live_rows(segment, part.shard):
                     yield keys, words.view(entry.record.dtype).reshape(keys.size, entry.record.width)
 
 
@@ -113,6 +124,7 @@ def _share(files: OsFiles, manifest: Manifest, folder: Path, logs: list[Log], ad
         links.check_sizes(folder, entry.files())
         if links.is_shorter(logs[0].folder, entry):
             with _opened(files, manifest.layout, folder, entry) as log:
+                log.load(entry)
                 for segment in log.segments.values():
                     log.check(segment)  # before it replaces what the store's manifest may name
     links.take_over(files, manifest.segments, folder, logs[0].folder, added)
@@ -126,10 +138,9 @@ def _share(files: OsFiles, manifest: Manifest, folder: Path, logs: list[Log], ad
 
 @contextmanager
 def _opened(files: OsFiles, layout: Layout, folder: Path, entry: SegmentEntry) -> Iterator[Log]:
-    """Open one segment where it is, as a log of its own. Raise an Unusable if its keys are damaged."""
+    """Return a log of its own for one segment where it is."""
     log = Log(folder, entry.record, files, Gate(), layout=layout)
     try:
-        log.load(entry)
         yield log
     finally:
         log.close()

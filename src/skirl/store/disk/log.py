@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from skirl.core.keys import row_of, table_of
-from skirl.store.base import Layout, Mine, Record, Rows
+from skirl.core.placement import Shard
+from skirl.store.base import Layout, Record, Rows
 from skirl.store.disk import records
 from skirl.store.disk.key_index import MOST_PLACED, KeyIndex
 from skirl.store.disk.manifest import Manifest
@@ -284,16 +285,16 @@ class Log:
                 self.append(keys, rows)
             yield dealt
 
-    def live_rows(self, segment: Segment, mine: Mine | None = None) -> Iterator[tuple[int, Keys, Words]]:
+    def live_rows(self, segment: Segment, shard: Shard | None = None) -> Iterator[tuple[int, Keys, Words]]:
         """Yield a segment's live keys and flat rows in pieces, each after the number of records that it covers.
 
-        `mine` tells which of the keys to include. None: all.
+        `shard` tells which of the keys to include. None: all.
         """
         with self._opened(segment.keys_path) as file:  # `sync` may close the segment's own handle meanwhile
             for start, keys in self._all_keys(segment, file.number):
                 picks = self.index.standing(keys, segment.slot << INDEX_BITS | start)
-                if mine is not None and picks.size:
-                    picks = picks[mine(keys[picks])]
+                if shard is not None and picks.size:
+                    picks = picks[shard(keys[picks])]
                 rows = np.empty(picks.size * self._words, np.uint32)
                 bad = self._checked(segment, keys, start, picks, rows) if picks.size else -1
                 if bad >= 0:
@@ -342,8 +343,8 @@ class Log:
 
     # Opening
 
-    def load(self, entry: SegmentEntry) -> None:
-        """Load a segment that an earlier process wrote. Call it in the order of the log."""
+    def _registered(self, entry: SegmentEntry) -> Segment:
+        """Open a segment that an earlier process wrote, without its keys."""
         paths = [self.folder / name for name in entry.files()]
         for name, size in entry.least().items():
             if (found := _size(self.folder / name)) < size:
@@ -353,7 +354,28 @@ class Log:
         segment = Segment(entry.name, slot, rows, keys, paths[0], paths[1], synced=-1, named=True)
         self._register(segment)
         check_header(self._files, segment.rows.number, segment.rows_path, self.record, entry.id)
-        other = ""
+        return segment
+
+    def scan(self, entry: SegmentEntry) -> Iterator[tuple[Keys, Words]]:
+        """Yield keys and flat rows of all records of a segment, garbage included, in order and without an index."""
+        segment = self._registered(entry)
+        self.ends[segment.slot], self._sums[segment.slot] = entry.count, entry.keys_hash
+        state = np.uint64(0)
+        with self._keys_file(segment) as file:
+            check_header(self._files, file, segment.keys_path, self.record, entry.id)
+            for start, keys in self._all_keys(segment, file):
+                state = np.uint64(records.hash_keys(keys, state))
+                rows = np.empty(keys.size * self._words, np.uint32)
+                if self._checked(segment, keys, start, np.arange(keys.size), rows) >= 0:
+                    self.check(segment)  # raises an error that names the record
+                yield keys, rows
+        if state != self._sums[segment.slot]:
+            self.check(segment)
+
+    def load(self, entry: SegmentEntry) -> None:
+        """Load a segment that an earlier process wrote. Call it in the order of the log."""
+        segment = self._registered(entry)
+        slot, paths, other = segment.slot, (segment.rows_path, segment.keys_path), ""
         with self._keys_file(segment) as file:
             check_header(self._files, file, segment.keys_path, self.record, entry.id)
             for start in range(0, entry.count, MOST_PLACED):

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from skirl.store.base import DISK_ROWS, Layout
+from skirl.store.base import Layout
 from skirl.store.disk.os_files import Unusable
 from skirl.store.disk.segment import FORMAT_VERSION, SegmentEntry
 from skirl.tools.sealed_json import TEXT, CheckpointError, misfit, read_sealed, seal, skirl_version
@@ -30,7 +30,6 @@ class Manifest:
     def facts(self) -> dict[str, Any]:
         """Return the manifest in a form that JSON can hold, for `from_facts`."""
         return {
-            "kind": DISK_ROWS,
             "segment_format": FORMAT_VERSION,
             "identity": self.identity,
             "generation": self.generation,
@@ -41,10 +40,10 @@ class Manifest:
 
     @classmethod
     def from_facts(cls, facts: dict[str, Any]) -> "Manifest":
-        """Return the manifest that `facts` describe. Raise an Unusable if they do not describe rows on disk."""
+        """Return the manifest that `facts` describe. Raise an Unusable if they describe none."""
         try:
-            if facts["kind"] != DISK_ROWS or facts["segment_format"] != FORMAT_VERSION:
-                raise Unusable(f"is of {facts['kind']!r} in format {facts['segment_format']}")
+            if facts["segment_format"] != FORMAT_VERSION:
+                raise Unusable(f"has rows in format {facts['segment_format']}")
             layout = Layout.from_facts(facts["layout"])
             segments = [SegmentEntry.from_text(entry) for entry in facts["segments"]]
             if not isinstance(facts["identity"], str) or not isinstance(facts["generation"], int):

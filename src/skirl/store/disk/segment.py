@@ -2,15 +2,19 @@
 
 import hashlib
 import re
+import secrets
 import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from skirl.store.base import Record
+from skirl.store.base import Record, Rows
 from skirl.store.disk.os_files import Handle, OsFiles, Unusable
-from skirl.store.disk.records import HEADER
+from skirl.store.disk.records import HEADER, INDEX_BITS, Keys, encode, hash_keys
+from skirl.tools.jit import read_only
+from skirl.tools.sealed_json import CheckpointError
 
 FORMAT_VERSION = 1
 _HEAD = struct.Struct("<8sIIIIQ24x")  # and 8 bytes of SHA-256
@@ -120,3 +124,49 @@ def check_header(files: OsFiles, file: int, path: Path, record: Record, segment:
                 f"{path} has been replaced by a file of segment {other:016x}, with records of {width} x {size} bytes"
             )
     raise Unusable(f"{path} is damaged in its first {HEADER} bytes")
+
+
+class SegmentWriter:
+    """A new segment, for a folder in which nobody reads it before it is finished. Its files are listed in `added`."""
+
+    def __init__(self, files: OsFiles, folder: Path, record: Record, added: list[Path]) -> None:
+        self._files, self._record = files, record
+        self._name = secrets.token_hex(8)
+        self._count, self._state = 0, np.uint64(0)
+        self._made: list[Handle] = []
+        for suffix in (".rows", ".keys"):
+            path = folder / f"{self._name}{suffix}"
+            self._made.append(Handle(files, lambda path=path: files.create(path)))
+            added.append(path)
+            files.write(self._made[-1].number, header(suffix, record, int(self._name, 16)), 0)
+
+    def write(self, keys: Keys, rows: Rows) -> int:
+        """Write as many rows as it has room for, and return how many."""
+        n = min(len(keys), (1 << INDEX_BITS) - self._count)
+        size, words = stride(self._record), stride(self._record) // 4 - 1
+        some, out = keys[:n], np.empty(n * (words + 1), np.uint32)
+        encode(rows[:n].reshape(-1).view(np.uint32), words, some, np.uint64(int(self._name, 16)), self._count, out)
+        self._state = np.uint64(hash_keys(read_only(some), self._state))
+        by_rows, by_keys = (file.number for file in self._made)
+        self._files.write(by_rows, out.data, HEADER + self._count * size)
+        self._files.write(by_keys, some.data, HEADER + self._count * 8)
+        self._files.send(by_rows, HEADER + self._count * size, n * size)
+        self._count += n
+        return n
+
+    def finish(self) -> SegmentEntry:
+        """Wait until it is durable but for the names of its files."""
+        for file in self._made:
+            self._files.sync(file.number)
+            file.close()
+        sizes = HEADER + self._count * stride(self._record), HEADER + self._count * 8
+        return SegmentEntry(self._name, self._record, self._count, int(self._state), *sizes)
+
+
+def read_keys(folder: Path, entry: SegmentEntry) -> NDArray[np.int64]:
+    """Read the keys of a segment, which takes a small part of what reading its rows would. A key may come twice."""
+    path = folder / f"{entry.name}.keys"
+    try:
+        return np.fromfile(path, np.int64, entry.count, offset=HEADER)
+    except OSError:
+        raise CheckpointError(f"{path} is missing: use another checkpoint, or copy the whole folder again") from None

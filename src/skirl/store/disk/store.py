@@ -6,7 +6,7 @@ README.md in this folder says which files there are, what is atomic, and how a s
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from skirl.store.base import DISK_ROWS, Facts, Frozen, FrozenPart, Layout, Record, Rows, Store, at_once
+from skirl.store.base import Facts, Frozen, Layout, Record, Rows, SavedRows, Store, at_once
 from skirl.store.disk import frozen, links, os_files
 from skirl.store.disk import log as all_logs
 from skirl.store.disk.log import Cleaner, Log
@@ -50,7 +50,7 @@ class DiskStore(Store):
     [False  True] 1
     """
 
-    frozen_kind = DISK_ROWS
+    durable = True
 
     def __init__(
         self,
@@ -294,25 +294,18 @@ class DiskStore(Store):
             log.sync()
             log.seal()
 
-    def thaw_parts(
-        self,
-        folder: Path,
-        parts: Sequence[FrozenPart],
-        identity: str,
-        generation: int,
-        ready: Callable[[], Any] = at_once,
-    ) -> None:
-        """See `Store.thaw_parts`. This is a durable point. Rows that a `MemoryStore` has frozen are accepted too.
+    def thaw(self, saved: SavedRows, ready: Callable[[], Any] = at_once) -> None:
+        """See `Store.thaw`. This is a durable point.
 
         Files of a part that is taken whole are hard-linked, or copied if they cannot be; of any other part, each row is
         read and written again. For a moment, the index of the new rows is in memory along with the old one.
         """
         self._check_open()
-        with self._writing, self._explained(), frozen.named(folder, self.path):
-            for part in parts:
-                frozen.point_of(folder, part.facts, self.layout)
-            with self._replaced_by(identity, generation, ready) as (logs, added):
-                frozen.take(self._files, parts, self.layout, folder, logs, added)
+        with self._writing, self._explained(), frozen.named(saved.folder, self.path):
+            for part in saved.parts:
+                frozen.manifest_of(saved.folder, part.facts, self.layout)
+            with self._replaced_by(saved.identity, saved.generation, ready) as (logs, added):
+                frozen.take(self._files, saved.parts, self.layout, saved.folder, logs, added)
 
     @contextlib.contextmanager
     def _replaced_by(

@@ -1,21 +1,30 @@
 """Rows in this machine's memory. From its first write on, a row takes its record and 16 to 19 bytes."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from skirl.store.base import Facts, Frozen, FrozenPart, Layout, Record, Rows, Store, at_once
+from skirl.store.base import Facts, Frozen, Layout, Record, Rows, SavedRows, Store, at_once
 from skirl.store.changes import Changes, Taken
+from skirl.store.disk.frozen import manifest_of, named, rows_of
+from skirl.store.disk.manifest import Manifest
+from skirl.store.disk.os_files import OsFiles
+from skirl.store.disk.records import INDEX_BITS
+from skirl.store.disk.segment import SegmentEntry
 from skirl.store.gate import Gate
 from skirl.store.memory.directory import Arena, Directory
-from skirl.store.memory.frozen import PIECE, FrozenRows, frozen_rows
+from skirl.store.memory.frozen import FrozenRows
 from skirl.tools.jit import kernel, read_only
 
+PIECE = 1 << 16
+"""Number of keys handled at a time, which bounds the wait for the store's lock and the room reserved too early."""
 _WORTH = 2
 """Most bytes of frozen files per byte of rows held. Beyond that, all rows are written again."""
+_MANY = 500
+"""Most segments of frozen files beyond those that the rows held would fill. A store on disk takes some 4,000 of a kind."""
 
 
 @kernel
@@ -141,19 +150,21 @@ class MemoryStore(Store):
 
     def freeze(self, folder: Path, since: Facts | None) -> Frozen:
         self._check_open()
-        files = list(since["files"]) if since is not None and self._frozen == since["generation"] else []
+        before: list[SegmentEntry] = []
+        if since is not None and self._frozen == since["generation"]:
+            before = [SegmentEntry.from_text(text) for text in since["segments"]]
         with self._gate.alone():
-            each = [
-                (np.dtype(r.dtype).itemsize * r.width + 8, k)
-                for r, k in zip(self.layout.kinds, self._kinds, strict=True)
-            ]
-            held = sum(bytes * kind.directory.count for bytes, kind in each)
-            everything = not files or sum(entry["bytes"] for entry in files) > _WORTH * held
-            counts = [k.changes.freeze(k.flags.array, k.directory.keys, everything=everything) for k in self._kinds]
+            rows = [kind.directory.count for kind in self._kinds]
+            held = sum(count * (record.nbytes + 8) for count, record in zip(rows, self.layout.kinds, strict=True))
+            written = sum(entry.rows_bytes + entry.keys_bytes for entry in before)
+            everything = not before or written > _WORTH * held or len(before) > _MANY + (len(self) >> INDEX_BITS)
+            for kind in self._kinds:
+                kind.changes.freeze(kind.flags.array, kind.directory.keys, everything=everything)
             self.generation += 1
             self._frozen = None
-        facts = {"identity": self.identity, "generation": self.generation, "files": [] if everything else files}
-        return FrozenRows(folder, self.layout, facts, counts, self._take, self._release)
+        earlier = [] if everything else before
+        manifest = Manifest(self.identity, self.generation, self.layout, earlier, tuple(rows))
+        return FrozenRows(folder, manifest, self._take, self._release)
 
     def _take(self, kind: int) -> Taken | None:
         """Return some of the rows that the frozen state still has to write."""
@@ -172,32 +183,29 @@ class MemoryStore(Store):
                 kind.changes.forget(kind.flags.array)
             self._frozen = generation
 
-    def thaw_parts(
-        self,
-        folder: Path,
-        parts: Sequence[FrozenPart],
-        identity: str,
-        generation: int,
-        ready: Callable[[], Any] = at_once,
-    ) -> None:
-        """See `Store.thaw_parts`. Old rows are freed last, so unless the store is empty, both are in memory for a while."""
+    def thaw(self, saved: SavedRows, ready: Callable[[], Any] = at_once) -> None:
+        """See `Store.thaw`. Old rows are freed last, so unless the store is empty, both are in memory for a while."""
         self._check_open()
         kinds = self._empty()
-        for part in parts:
-            for pairs, changed in ((frozen_rows(folder, part.facts, self.layout), False), (part.over, True)):
-                for keys, rows in part.own(pairs):
-                    kind = kinds[self.layout.kind(keys, rows)]
-                    kind.reserve(keys.size)
-                    positions = kind.directory.place(keys)
-                    _scatter(kind.rows.array, positions, read_only(rows))
-                    if changed:  # relative to the files of the frozen state
-                        kind.changing(positions)
+        for part in saved.parts:
+            manifest_of(saved.folder, part.facts, self.layout)
+        with named(saved.folder, saved.folder):
+            for part in saved.parts:
+                written = part.own(rows_of(OsFiles(), part, self.layout, saved.folder))
+                for pairs, changed in ((written, False), (part.own(part.over), True)):
+                    for keys, rows in pairs:
+                        kind = kinds[self.layout.kind(keys, rows)]
+                        kind.reserve(keys.size)
+                        positions = kind.directory.place(keys)
+                        _scatter(kind.rows.array, positions, read_only(rows))
+                        if changed:  # relative to the files of the frozen state
+                            kind.changing(positions)
         ready()
-        whole = len(parts) == 1 and parts[0].mine is None  # otherwise no files have exactly these rows
+        whole = len(saved.parts) == 1 and saved.parts[0].shard is None  # otherwise no files have exactly these rows
         with self._gate.alone():
             self._kinds = kinds
-            self.identity, self.generation = identity, generation
-            self._frozen = parts[0].facts["generation"] if whole else None
+            self.identity, self.generation = saved.identity, saved.generation
+            self._frozen = saved.parts[0].facts["generation"] if whole else None
 
     def close(self) -> None:
         """Free the rows."""

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from skirl.store.remote import group, service
@@ -21,8 +22,22 @@ PATIENCE = 60.0
 """Seconds that a call may take, unless SKIRL_PATIENCE is set."""
 
 
+@dataclass
+class Joined:
+    """The group that this process has joined, with the parts of all its connections."""
+
+    address: Address
+    run: int
+    ranks: int = 1
+    connections: int = 0
+
+
+_joined: list[Joined] = []
+"""At most one: PyTorch RPC has one group in a process."""
+
+
 class Connection:
-    """The parts of one owner, one on each node, for the length of this run."""
+    """The parts of one owner, one on each node that meets at an address, for the length of this run."""
 
     def __init__(self, address: Address, patience: float) -> None:
         self.address, self.patience = address, patience
@@ -35,15 +50,24 @@ class Connection:
             raise NodeError(f"{address} is of another version of skirl: install the same one on all machines")
         self.nodes: int = about["nodes"]
         self.run = meeting.count("runs", 1)
-        self.names = [part_name(node, self.run) for node in range(self.nodes)]
+        self.names: list[str] = []
+        self._shared: Joined | None = None
         if address.owner == 0 and not _loopback(address):
             log.warning(
                 "rows go to %s by PyTorch RPC, without passwords or encryption: use networks that you trust", address
             )
         try:
-            group.join(meeting.group(self.run), address, owner_name(address.owner, self.run), 0, patience)
-            began, ask = time.monotonic(), {"run": self.run, "owner": address.owner}
-            for node in range(self.nodes):
+            if not _joined:
+                group.join(meeting.group(self.run), address, owner_name(address.owner, self.run), 0, patience)
+                _joined.append(Joined(address, self.run))
+            self._shared = shared = _joined[0]
+            shared.connections += 1
+            ranks = range(shared.ranks, shared.ranks + self.nodes)
+            shared.ranks += self.nodes
+            self.names = [part_name(rank, shared.run) for rank in ranks]
+            began, of = time.monotonic(), {"run": self.run, "owner": address.owner}
+            for node, rank in enumerate(ranks):
+                ask = of | {"meet": str(shared.address), "group": shared.run, "rank": rank}
                 meeting.tell(f"node/{node}/ask/{meeting.count(f'node/{node}/asks', 1)}", ask)
             for node in range(self.nodes):
                 told = self._waited(lambda node=node: meeting.note(f"answer/{self.run}/{node}"), f"node {node}", began)
@@ -52,7 +76,7 @@ class Connection:
                         told.get("refused") or f"node {node} has no part for this run: {told.get('failed')}"
                     )
         except group.Failed as error:
-            group.leave()
+            self.end()
             raise NodeError(f"no group for rows is formed at {address}: {error}") from None
         except BaseException:
             self.end()
@@ -70,33 +94,39 @@ class Connection:
         return found
 
     def end(self) -> None:
-        """Leave the group. Parts that still answer close their stores."""
+        """Let the parts that still answer close their stores. The last connection leaves the group."""
         if self.closed:
             return
         self.closed = True
         with suppress(group.Failed):
             if self.failure is None:
-                for future in [group.begin(name, service.bye, (), min(self.patience, 5.0)) for name in self.names]:
+                for future in [
+                    group.begin(name, service.call, ("bye",), min(self.patience, 5.0)) for name in self.names
+                ]:
                     group.end(future)
-        group.leave()
+        if self._shared is not None:
+            self._shared.connections -= 1
+        if not any(of.connections for of in _joined):
+            _joined.clear()
+            group.leave()
 
     # Calls
 
-    def call(self, node: int, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function of a part, and return its result."""
-        return self.answer(node, function, self.begin(node, function, *args), time.monotonic())
+    def call(self, node: int, method: str, *args: Any) -> Any:
+        """Call a method of a part, and return its result."""
+        return self.answer(node, method, self.begin(node, method, *args), time.monotonic())
 
-    def of_all(self, function: Callable[..., Any], args: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Call a function of all parts at once, and return the result of each."""
-        return self.answers([(node, function, each) for node, each in enumerate(args)])
+    def of_all(self, method: str, args: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Call a method of all parts at once, and return the result of each."""
+        return self.answers([(node, method, each) for node, each in enumerate(args)])
 
-    def answers(self, calls: Iterable[tuple[int, Callable[..., Any], tuple[Any, ...]]]) -> list[Any]:
+    def answers(self, calls: Iterable[tuple[int, str, tuple[Any, ...]]]) -> list[Any]:
         """Make several calls at once, wait for all of them even if one fails, and return their results."""
         began, found, wrong = time.monotonic(), list[Any](), None
-        begun = [(node, function, self.begin(node, function, *args)) for node, function, args in calls]
-        for node, function, future in begun:
+        begun = [(node, method, self.begin(node, method, *args)) for node, method, args in calls]
+        for node, method, future in begun:
             try:
-                found.append(self.answer(node, function, future, began))
+                found.append(self.answer(node, method, future, began))
             except Exception as error:
                 wrong = wrong or error
         if wrong is not None:
@@ -105,11 +135,11 @@ class Connection:
 
     def job_of_all(self, what: str, stores: Sequence[int | None], args: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Have all parts do a job that may take long, by calls that are short. Return the result of each."""
-        jobs = self.of_all(service.begin, [(s, what, a) for s, a in zip(stores, args, strict=True)])
+        jobs = self.of_all("begin", [(s, what, a) for s, a in zip(stores, args, strict=True)])
         found: list[Any] = []
         wrong: Exception | None = None
         for node, job in enumerate(jobs):
-            while (outcome := self.call(node, service.outcome, job, 0.5)) is None:
+            while (outcome := self.call(node, "outcome", job, 0.5)) is None:
                 pass
             if outcome[0] == "error":
                 wrong = wrong or raised(outcome[1], f"node {node}")
@@ -118,33 +148,33 @@ class Connection:
             raise wrong
         return found
 
-    def begin(self, node: int, function: Callable[..., Any], *args: Any) -> Any:
+    def begin(self, node: int, method: str, *args: Any) -> Any:
         """Begin a call, for which `answer` waits."""
         if self.failure is not None:
             raise NodeError(self.failure)
         if self.closed:
             raise NodeError(f"this process has left the nodes at {self.address}: make new embeddings")
         try:
-            return group.begin(self.names[node], function, args, self.patience)
+            return group.begin(self.names[node], service.call, (method, *args), self.patience)
         except group.Failed as error:
-            raise self._failed(node, function, error, 0.0) from None
+            raise self._failed(node, method, error, 0.0) from None
 
-    def answer(self, node: int, function: Callable[..., Any], future: Any, began: float) -> Any:
+    def answer(self, node: int, method: str, future: Any, began: float) -> Any:
         """Wait for a call and return its result. Raise the error that the node reported, or a NodeError if none came."""
         try:
             kind, value = group.end(future)
         except group.Failed as error:
-            raise self._failed(node, function, error, time.monotonic() - began) from None
+            raise self._failed(node, method, error, time.monotonic() - began) from None
         if kind == "error":
             raise raised(value, f"node {node}")
         return value
 
-    def _failed(self, node: int, function: Callable[..., Any], error: group.Failed, seconds: float) -> NodeError:
+    def _failed(self, node: int, method: str, error: group.Failed, seconds: float) -> NodeError:
         """Make every later call fail, because it is unknown what the node has done. Return the error to raise."""
         text = (
-            f"node {node} failed in `{function.__name__}` for the part of trainer {self.address.owner} after {seconds:.1f} "
-            f"s ({error}; limit {self.patience:g} s): see the last lines that the node printed, and resume this run from "
-            "its last checkpoint"
+            f"node {node} failed in `{method}` for the part of trainer {self.address.owner} at {self.address} "
+            f"after {seconds:.1f} s ({error}; limit {self.patience:g} s): see the last lines that the node printed, and "
+            "resume this run from its last checkpoint"
         )
         if self.failure is None:
             self.failure = text
@@ -162,14 +192,15 @@ _connected: dict[str, Connection] = {}
 def connection(address: Address) -> Connection:
     """Return this process's connection to the nodes at an address. Make a new one if there is none or it was lost."""
     with _lock:
-        for name, there in list(_connected.items()):
-            if there.failure is not None or there.closed:
+        if any(there.failure is not None or there.closed for there in _connected.values()):
+            for there in _connected.values():  # all of them: nobody can join a group with a member that is gone
                 there.end()
-                del _connected[name]
-            elif there.address != address:
+            _connected.clear()
+        for there in _connected.values():
+            if there.address.owner != address.owner:
                 raise ValueError(
-                    f"this process has rows at {there.address} (trainer {there.address.owner}), and {address} (trainer "
-                    f"{address.owner}) is another meeting point: use one for all embeddings of a process"
+                    f"this process has rows of trainer {there.address.owner} at {there.address}, and was told to open those "
+                    f"of trainer {address.owner}: let each process be one trainer"
                 )
         key = f"{address}/{address.owner}"
         if key not in _connected:

@@ -11,7 +11,7 @@ from typing import Any
 
 from skirl.store.remote.wire import Address, NodeError
 
-VERSION = 1
+VERSION = 2
 """Version of the protocol between nodes and owners."""
 
 

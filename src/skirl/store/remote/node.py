@@ -13,7 +13,7 @@ from typing import Any
 from skirl.store.remote import part as parts
 from skirl.store.remote.meeting import VERSION, Meeting
 from skirl.store.remote.part import PartFacts
-from skirl.store.remote.wire import NodeError
+from skirl.store.remote.wire import Address, NodeError
 
 log = logging.getLogger("skirl")
 
@@ -65,9 +65,7 @@ class Node:
         """The part of each owner."""
         self._meeting, self._rows, self._limit, self._patience, self._body = meeting, rows, limit, patience, body
         self._context: Any = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(
-            ["skirl.store.remote.warm" if rows == "memory" else "skirl.store.remote.warm_disk"]
-        )
+        self._context.set_forkserver_preload(["skirl.store.remote.warm"])
         about = {"version": VERSION, "nodes": nodes}
         if number == 0:
             meeting.tell("about", about)
@@ -147,14 +145,16 @@ class Node:
         numbers = self._context.RawArray("q", parts.NUMBERS)
         ours, theirs = self._context.Pipe()
         task = PartFacts(
-            self._meeting.address,
-            self.number,
-            self.nodes,
-            ask["run"],
-            ask["owner"],
-            self._rows,
-            self._limit,
-            self._patience,
+            address=Address.meeting(ask["meet"]),
+            group=ask["group"],
+            rank=ask["rank"],
+            node=self.number,
+            nodes=self.nodes,
+            run=ask["run"],
+            owner=ask["owner"],
+            rows=self._rows,
+            limit=self._limit,
+            patience=self._patience,
         )
         process = self._context.Process(
             target=self._body, args=(theirs, numbers, task), name=f"skirl part of owner {task.owner}"

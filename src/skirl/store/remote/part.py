@@ -33,6 +33,11 @@ class PartFacts:
     """The facts that the process of a part is given."""
 
     address: Address
+    """The meeting point at which the owner's group was formed."""
+    group: int
+    """The run that formed it there."""
+    rank: int
+    """The part's own rank in that group."""
     node: int
     nodes: int
     run: int
@@ -56,9 +61,9 @@ def owner_name(owner: int, run: int) -> str:
     return f"owner_{owner}_run_{run}"
 
 
-def part_name(node: int, run: int) -> str:
-    """Return the name of a node's part in the group of a run."""
-    return f"node_{node}_run_{run}"
+def part_name(rank: int, run: int) -> str:
+    """Return the name of a part in the group of a run."""
+    return f"part_{rank}_run_{run}"
 
 
 def memory() -> int:
@@ -109,7 +114,8 @@ def run(pipe: Connection, numbers: Any, task: PartFacts, functions: tuple[Any, .
     wire.only(functions)
     try:
         meeting = Meeting(task.address, seconds=task.patience)
-        group.join(meeting.group(task.run), task.address, part_name(task.node, task.run), 1 + task.node, task.patience)
+        name = part_name(task.rank, task.group)
+        group.join(meeting.group(task.group), task.address, name, task.rank, task.patience)
         pipe.send(("joined", None))
         _watch(pipe, numbers, task, part)
         pipe.send(("ended", None))
@@ -145,7 +151,7 @@ def _watch(pipe: Connection, numbers: Any, task: PartFacts, part: service.OwnedP
 def _owner_answers(task: PartFacts, seconds: float) -> bool | None:
     """Return whether the owner is alive, or None if it does not answer in time."""
     try:
-        group.end(group.begin(owner_name(task.owner, task.run), service.alive, (), seconds))
+        group.end(group.begin(owner_name(task.owner, task.group), service.alive, (), seconds))
         return True
     except group.Failed as error:
         return None if group.timed_out(error) else False

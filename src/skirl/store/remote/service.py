@@ -5,6 +5,7 @@ None of them raises: an error comes back as ("error", result of `said`), so that
 
 import functools
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +15,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from skirl.core.placement import AtSite, Placement
-from skirl.store.base import Frozen, FrozenPart, Layout, Store
+from skirl.core.placement import Shard
+from skirl.store.base import Frozen, FrozenPart, Layout, SavedRows, Store
+from skirl.store.disk.frozen import named, rows_of
+from skirl.store.disk.os_files import OsFiles
 from skirl.store.remote.wire import NodeError, Taken, held_bits, said
 
 MOST_BYTES = 256 << 20
@@ -120,7 +123,7 @@ class OwnedPart:
             store = self._make(place, Layout.from_facts(layout), rows)
             with self._lock:
                 self._held[place] = Held(store, rows, Taken(self.run))
-        return {"store": place, "about": dict(store.about), "shown": repr(store)} | _point(store)
+        return {"store": place, "about": dict(store.about), "durable": store.durable} | _point(store)
 
     def close(self, number: int) -> None:
         """Close a store, which frees its number."""
@@ -178,6 +181,14 @@ class OwnedPart:
         if (stranger := layout.stranger(of, record)) >= 0:
             raise ValueError(f"key {int(of[stranger])} is of a table without records {record}: open the store with it")
         return record, of
+
+    def count(self, number: int) -> int:
+        """Return how many rows a store holds."""
+        return len(self.held(number).store)
+
+    def bye(self) -> None:
+        """Note that the owner needs nothing more."""
+        self.left.set()
 
     def freeze(self, number: int, folder: str, since: Any) -> dict[str, Any]:
         """See `Store.freeze`. The frozen state is kept here for the job "write" and for `release`."""
@@ -288,17 +299,24 @@ def _thaw(
     identity: str,
     generation: int,
 ) -> dict[str, Any]:
-    """See `Store.thaw_parts`. Each part comes with placements and a site in each, which say which of its rows to take."""
+    """See `Store.thaw`. Each part comes with placements and a site in each, which say which of its rows to take."""
     laid, held.laid = held.laid, {}
-    taken = [
-        FrozenPart(facts, laid.get(i, []), AtSite.all([AtSite(Placement.of(of), site) for of, site in mine]))
-        for i, (facts, mine) in enumerate(parts)
-    ]
-    held.store.thaw_parts(Path(folder), taken, identity, generation)
+    taken = [FrozenPart(facts, laid.get(i, []), Shard.of(shard)) for i, (facts, shard) in enumerate(parts)]
+    held.store.thaw(SavedRows(Path(folder), taken, identity, generation))
     return _point(held.store)
 
 
-JOBS: dict[str, Callable[..., Any]] = {"write": _write, "flush": _flush, "remember": _remember, "thaw": _thaw}
+def _check(held: Held, folder: str, parts: list[dict[str, Any]]) -> None:
+    """Read all rows that "thaw" will read, and raise a CheckpointError if one is damaged."""
+    where = Path(folder)
+    with named(where, where):
+        for facts in parts:
+            deque(rows_of(OsFiles(), FrozenPart(facts), held.store.layout, where), maxlen=0)
+
+
+JOBS: dict[str, Callable[..., Any]] = {
+    "write": _write, "flush": _flush, "remember": _remember, "check": _check, "thaw": _thaw,
+}  # fmt: skip
 
 _part: OwnedPart | None = None
 """The part that this process serves."""
@@ -310,92 +328,19 @@ def serve(part: OwnedPart | None) -> None:
     _part = part
 
 
-def _answered(function: Callable[..., Any]) -> Callable[..., Answer]:
-    """Make a function of the part return ("ok", result) or ("error", result of `said`)."""
-
-    @functools.wraps(function)
-    def answer(*args: Any) -> Answer:
-        try:
-            if _part is None:
-                raise NodeError("this process serves no rows")
-            with _part:
-                return "ok", function(_part, *args)
-        except Exception as error:
-            return "error", said(error)
-
-    return answer
+METHODS = ("close", "get", "put", "count", "freeze", "release", "lay", "walk", "step", "begin", "outcome", "bye")
+"""The methods of its part that a node's owner may call."""
 
 
-@_answered
-def close_store(part: OwnedPart, store: int) -> None:
-    """Call `OwnedPart.close`."""
-    part.close(store)
-
-
-@_answered
-def get(part: OwnedPart, *args: Any) -> Any:
-    """Call `OwnedPart.get`."""
-    return part.get(*args)
-
-
-@_answered
-def put(part: OwnedPart, *args: Any) -> None:
-    """Call `OwnedPart.put`."""
-    part.put(*args)
-
-
-@_answered
-def count(part: OwnedPart, store: int) -> int:
-    """Return how many rows are held."""
-    return len(part.held(store).store)
-
-
-@_answered
-def freeze(part: OwnedPart, *args: Any) -> dict[str, Any]:
-    """Call `OwnedPart.freeze`."""
-    return part.freeze(*args)
-
-
-@_answered
-def release(part: OwnedPart, store: int) -> None:
-    """Call `OwnedPart.release`."""
-    part.release(store)
-
-
-@_answered
-def lay(part: OwnedPart, *args: Any) -> None:
-    """Call `OwnedPart.lay`."""
-    part.lay(*args)
-
-
-@_answered
-def walk(part: OwnedPart, *args: Any) -> int:
-    """Call `OwnedPart.walk`."""
-    return part.walk(*args)
-
-
-@_answered
-def step(part: OwnedPart, *args: Any) -> Any:
-    """Call `OwnedPart.step`."""
-    return part.step(*args)
-
-
-@_answered
-def begin(part: OwnedPart, *args: Any) -> int:
-    """Call `OwnedPart.begin`."""
-    return part.begin(*args)
-
-
-@_answered
-def outcome(part: OwnedPart, *args: Any) -> Answer | None:
-    """Call `OwnedPart.outcome`."""
-    return part.outcome(*args)
-
-
-@_answered
-def bye(part: OwnedPart) -> None:
-    """Note that the owner needs nothing more."""
-    part.left.set()
+def call(method: str, *args: Any) -> Answer:
+    """Call one of `METHODS`. Return ("ok", result) or ("error", result of `said`)."""
+    try:
+        if _part is None or method not in METHODS:
+            raise NodeError(f"this process serves no rows, or not by {method!r}: install the same version of skirl")
+        with _part:
+            return "ok", getattr(_part, method)(*args)
+    except Exception as error:
+        return "error", said(error)
 
 
 def alive() -> bool:
@@ -403,7 +348,5 @@ def alive() -> bool:
     return True
 
 
-FUNCTIONS = (
-    close_store, get, put, count, freeze, release, lay, walk, step, begin, outcome, bye, alive,
-)  # fmt: skip
+FUNCTIONS = (call, alive)
 """All functions that one process may call in another."""

@@ -9,11 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from skirl.core.placement import AtSite, AtSites, Placement
+from skirl.core.placement import Placement
 from skirl.store import cut
-from skirl.store.base import DISK_ROWS, MEMORY_ROWS, Facts, Frozen, FrozenPart, Layout, Record, Rows, Store, at_once
-from skirl.store.disk.frozen import point_of
-from skirl.store.remote import service
+from skirl.store.base import Facts, Frozen, Layout, Record, Rows, SavedRows, Store, at_once
+from skirl.store.disk.frozen import manifest_of
 from skirl.store.remote.connection import Connection, connection
 from skirl.store.remote.wire import Address, NodeError, NumberedCalls
 
@@ -37,8 +36,7 @@ class RemoteStore(Store):
         none = [None] * self._nodes.nodes
         opened = self._nodes.job_of_all("open", none, [tuple(about)] * self._nodes.nodes)
         self._stores: list[int] = [each["store"] for each in opened]
-        self._on_disk = opened[0]["shown"].startswith("DiskStore")
-        self.frozen_kind = DISK_ROWS if self._on_disk else MEMORY_ROWS
+        self.durable = opened[0]["durable"]
         self.about = opened[0]["about"]
         self._take_point(opened)
         self.closed = False
@@ -72,7 +70,7 @@ class RemoteStore(Store):
 
     def _read(self, kind: int, keys: NDArray[np.int64], out: Rows, found: NDArray[np.bool_]) -> None:
         pieces = list(self._pieces(kind, keys))
-        calls = [(node, service.get, (self._stores[node], kind, _tensor(keys[at]))) for node, at in pieces]
+        calls = [(node, "get", (self._stores[node], kind, _tensor(keys[at]))) for node, at in pieces]
         for (node, at), (rows, held) in zip(pieces, self._nodes.answers(calls), strict=True):
             self._put_in(out, found, at, *self._checked(node, len(keys[at]), out, rows, held))
 
@@ -111,13 +109,13 @@ class RemoteStore(Store):
             number, settled = self._puts[node].begin()
             begun.append((node, number))
             args = self._stores[node], self._nodes.run, number, settled, kind, _tensor(keys[at]), _tensor(values)
-            calls.append((node, service.put, args))
+            calls.append((node, "put", args))
         self._nodes.answers(calls)
         for node, number in begun:
             self._puts[node].done(number)
 
     def __len__(self) -> int:
-        return sum(self._nodes.of_all(service.count, self._each()))
+        return sum(self._nodes.of_all("count", self._each()))
 
     def keys(self) -> Iterator[NDArray[np.int64]]:
         self._check_open()
@@ -132,8 +130,8 @@ class RemoteStore(Store):
 
     def _walked(self, *, bits: bool) -> Iterator[tuple[int | None, Any]]:
         for node, store in enumerate(self._stores):
-            walk = self._nodes.call(node, service.walk, store, bits)
-            while (found := self._nodes.call(node, service.step, store, walk)) is not None:
+            walk = self._nodes.call(node, "walk", store, bits)
+            while (found := self._nodes.call(node, "step", store, walk)) is not None:
                 yield found[0], found[1].numpy()
 
     # Points
@@ -142,7 +140,7 @@ class RemoteStore(Store):
         """See `Store.remember`. Nodes are told only if their rows outlive this run."""
         self._check_open()
         self.about = dict(about)
-        if self._on_disk:
+        if self.durable:
             told = {name: of if isinstance(of, str) else of.digest for name, of in about.items()}
             self.about = self._job("remember", told)[0]
 
@@ -161,49 +159,44 @@ class RemoteStore(Store):
         each = [(s, str(folder.absolute()), None if parts is None else parts[i]) for i, s in enumerate(self._stores)]
         frozen = FrozenOnNodes(self)
         try:
-            points = self._nodes.of_all(service.freeze, each)
+            points = self._nodes.of_all("freeze", each)
         except BaseException:
             frozen.release()
             raise
         self._take_point(points)
         return frozen
 
-    def thaw_parts(
-        self,
-        folder: Path,
-        parts: Sequence[FrozenPart],
-        identity: str,
-        generation: int,
-        ready: Callable[[], Any] = at_once,
-    ) -> None:
-        """See `Store.thaw_parts`. If rows were split the same way, each node takes its own; else each looks through all.
+    def thaw(self, saved: SavedRows, ready: Callable[[], Any] = at_once) -> None:
+        """See `Store.thaw`. If rows were split the same way, each node takes its own; else each looks through all.
 
-        Errors in the files show only after `ready`, when the nodes read them.
+        The nodes read the files twice, so that none has changed its rows when another finds damage.
         """
         self._check_open()
-        for part in parts:
-            point_of(folder, part.facts, self.layout)
+        for part in saved.parts:
+            manifest_of(saved.folder, part.facts, self.layout)
         nodes, digest = range(self._nodes.nodes), self._placement.digest
         told: list[list[Any]] = [[] for _ in nodes]
-        self._nodes.of_all(service.lay, self._each(0, None, None))
-        for number, part in enumerate(parts):
-            mine = [] if part.mine is None else _told(part.mine)
+        self._nodes.of_all("lay", self._each(0, None, None))
+        for number, part in enumerate(saved.parts):
+            shard = [] if part.shard is None else part.shard.facts
             own = cut.own_parts(part.facts, digest)
             for node in nodes:
                 at = [] if own is not None or len(nodes) == 1 else [(self._placement.facts, node)]
-                told[node].append((part.facts if own is None else own[node], mine + at))
+                told[node].append((part.facts if own is None else own[node], shard + at))
             for keys, rows in part.own(part.over):
                 self._lay(number, keys, rows)
+        where = str(saved.folder.absolute())
+        checks = [(where, [facts for facts, _ in each]) for each in told]
+        self._nodes.job_of_all("check", self._stores, checks)
         ready()
-        where = str(folder.absolute())
-        args = [(where, each, identity, generation) for each in told]
+        args = [(where, each, saved.identity, saved.generation) for each in told]
         self._take_point(self._nodes.job_of_all("thaw", self._stores, args))
 
     def _lay(self, part: int, keys: NDArray[np.int64], rows: Rows) -> None:
         calls = []
         for node, at in self._pieces(self.layout.kind(keys, rows), np.ascontiguousarray(keys)):
             args = (self._stores[node], part, _tensor(keys[at]), _tensor(rows[at]))
-            calls.append((node, service.lay, args))
+            calls.append((node, "lay", args))
         self._nodes.answers(calls)
 
     def close(self) -> None:
@@ -211,7 +204,7 @@ class RemoteStore(Store):
         if not self.closed:
             super().close()
             if self._nodes.failure is None and not self._nodes.closed:
-                self._nodes.of_all(service.close_store, self._each())
+                self._nodes.of_all("close", self._each())
 
 
 class FrozenOnNodes(Frozen):
@@ -227,16 +220,9 @@ class FrozenOnNodes(Frozen):
     def release(self) -> None:
         """Have the nodes release what they keep. If one is gone, so is what it kept."""
         with suppress(NodeError):
-            self._store._nodes.of_all(service.release, self._store._each())
+            self._store._nodes.of_all("release", self._store._each())
 
 
 def _tensor(array: NDArray[Any]) -> torch.Tensor:
     """Return an array as a tensor that a call can carry, without a copy if possible."""
     return torch.from_numpy(np.ascontiguousarray(array) if array.flags.writeable else array.copy())
-
-
-def _told(mine: Callable[..., Any]) -> list[tuple[dict[str, Any], int]]:
-    """Return which keys to take in a form for another process: placements, and the site in each."""
-    if not isinstance(mine, AtSite | AtSites):
-        raise TypeError(f"{mine!r} chooses rows: a node is told of a placement and a site, an AtSite")
-    return [(at.placement.facts, at.site) for at in (mine.each if isinstance(mine, AtSites) else (mine,))]

@@ -1,1 +1,0 @@
-"""A store that spreads its rows over several stores, according to a plan."""

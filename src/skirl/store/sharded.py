@@ -1,0 +1,324 @@
+"""Several stores as one: each row is in one of them, by a hash of its key and their weights."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import replace
+from fractions import Fraction
+from functools import partial
+from math import lcm
+from pathlib import Path
+from threading import BrokenBarrierError
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from skirl.core.placement import Placement, Shard
+from skirl.store import cut
+from skirl.store.base import Facts, Frozen, FrozenPart, Layout, Record, Rows, SavedRows, Store, at_once
+from skirl.store.disk.frozen import manifest_of
+
+log = logging.getLogger("skirl")
+
+MARK = "~placement"
+"""Entry of a store's `about` that says of which list the store is, and which of its stores."""
+_MOVING = "rows are being moved"
+_HALF = "a load ended before all stores had their rows: load a checkpoint"
+_CALLS = 3
+"""Number of calls of the store that are served at once: different threads read, write back and look up rows."""
+
+
+class ShardedStore(Store):
+    """The store behind a list of stores, such as `store="disk:a,disk:b*2"`.
+
+    >>> from skirl.store import MemoryStore
+    >>> layout = Layout({0: Record(1)})
+    >>> store = ShardedStore([MemoryStore(layout), MemoryStore(layout)], [1, 3], layout)
+    >>> store.write(np.arange(100), np.zeros((100, 1), np.float32)), [len(one) for one in store.stores]
+    (100, [17, 83])
+    """
+
+    def __init__(
+        self, stores: Sequence[Store], weights: Sequence[int | Fraction], layout: Layout | Mapping[int, Record]
+    ) -> None:
+        super().__init__(layout)
+        self.stores = tuple(stores)
+        each = [Fraction(weight) for weight in weights]
+        scale = lcm(*(weight.denominator for weight in each))
+        self.placement = Placement(tuple(int(weight * scale) for weight in each), "sites")
+        if len(self.stores) != self.placement.sites:
+            raise ValueError(f"{len(self.stores)} stores and {self.placement.sites} weights: give each store one")
+        self.durable = any(store.durable for store in self.stores)
+        self._pool = ThreadPoolExecutor(_CALLS * len(self.stores), thread_name_prefix="skirl-shard")
+        self._take_point()
+        self._read_about()
+        self._misplaced = self._find_misplaced()
+
+    def __repr__(self) -> str:
+        return f"ShardedStore({', '.join(map(repr, self.stores))})"
+
+    def _take_point(self) -> None:
+        self.identity = self.stores[0].identity
+        self.generation = max(store.generation for store in self.stores)
+
+    # Stores that outlive this process remember which rows they have.
+
+    def _mark(self, number: int) -> str:
+        return f"{self.placement.digest} site {number}"
+
+    def _read_about(self) -> None:
+        """Set `about` from the first store on disk that has rows, else the first on disk, else the first of all."""
+        on_disk = [store for store in self.stores if store.durable] or self.stores[:1]
+        keeps = min(on_disk, key=lambda store: not len(store))
+        self.about = {name: of for name, of in keeps.about.items() if name != MARK}
+
+    def _find_misplaced(self) -> str | None:
+        """Return why rows would not be found, if a store has another list's rows or has lost its own; else None."""
+        full = next((store for store in self.stores if len(store)), None)
+        if full is None:
+            return None
+        for number, store in enumerate(self.stores):
+            if store.about.get(MARK) == self._mark(number):
+                continue  # if it has no rows, it never had any
+            if store.about.get(MARK) == _MOVING:
+                return f"{store!r}: {_HALF}"
+            if len(store):
+                return (
+                    f"{store!r} has rows that another list of stores, or other weights, put there: load a checkpoint, "
+                    "which moves them, or use the list that they were written by"
+                )
+            if store.durable:
+                return (
+                    f"{store!r} is empty and was never told of the rows in {full!r}: see whether its disk is mounted "
+                    "and its folder the one that it had, or load a checkpoint"
+                )
+        gone = next((store for store in self.stores if not store.durable), None)
+        if self.durable and gone is not None:
+            return (
+                f"{full!r} has the rows of a run in which other rows were in {gone!r}, and those are gone: load a "
+                "checkpoint, or begin with empty folders"
+            )
+        return None
+
+    def _check_placed(self) -> None:
+        if self._misplaced is not None:
+            raise ValueError(self._misplaced)
+
+    def remember(self, about: Mapping[str, Any]) -> None:
+        self._check_open()
+        for number, store in enumerate(self.stores):
+            store.remember({**about, MARK: self._mark(number)})
+        self._read_about()
+
+    # Rows
+
+    def _by_store(self, keys: NDArray[np.int64]) -> list[tuple[Store, NDArray[np.int64]]]:
+        """Return each store that has some of these rows, and their indices."""
+        self._check_placed()
+        starts, order = np.zeros(len(self.stores) + 1, np.int64), np.empty(keys.size, np.int64)
+        cut.by_site(self.placement.site_of(keys), starts, order)
+        ends = starts.tolist()
+        return [(of, order[ends[s] : ends[s + 1]]) for s, of in enumerate(self.stores) if ends[s + 1] > ends[s]]
+
+    def _read(self, kind: int, keys: NDArray[np.int64], out: Rows, found: NDArray[np.bool_]) -> None:
+        def read(store: Store, at: NDArray[np.int64]) -> None:
+            if len(at) == len(keys):
+                store._read(kind, keys, out, found)
+                return
+            rows: Any = np.empty((len(at), out.shape[1]), out.dtype)
+            held = np.zeros(len(at), np.bool_)
+            store._read(kind, keys[at], rows, held)
+            if not held.all():
+                at, rows = at[held], rows[held]
+            cut.give(rows, at, out)
+            found[at] = True
+
+        all_at_once(self._pool, [partial(read, *each) for each in self._by_store(keys)])
+
+    def _write(self, kind: int, keys: NDArray[np.int64], rows: Rows) -> None:
+        def write(store: Store, at: NDArray[np.int64]) -> None:
+            if len(at) == len(keys):
+                store._write(kind, keys, rows)
+                return
+            part: Any = np.empty((len(at), rows.shape[1]), rows.dtype)
+            cut.take(rows, at, part)
+            store._write(kind, keys[at], part)
+
+        all_at_once(self._pool, [partial(write, *each) for each in self._by_store(keys)])
+
+    def __len__(self) -> int:
+        return sum(map(len, self.stores))
+
+    def keys(self) -> Iterator[NDArray[np.int64]]:
+        self._check_open()
+        for store in self.stores:
+            yield from store.keys()
+
+    def held(self) -> Iterator[NDArray[np.int64] | tuple[int, NDArray[np.uint64]]]:
+        self._check_open()
+        for store in self.stores:
+            yield from store.held()
+
+    # Points
+
+    def freeze(self, folder: Path, since: Facts | None) -> Frozen:
+        """See `Store.freeze`. Any store can take all of these rows."""
+        self._check_open()
+        self._check_placed()
+        parts = None if since is None else cut.own_parts(since, self.placement.digest)
+        frozen: list[Frozen] = []
+        try:
+            for number, store in enumerate(self.stores):
+                frozen.append(store.freeze(folder, None if parts is None else parts[number]))
+        except BaseException:
+            FrozenShards(self._pool, self.placement.digest, frozen).release()
+            raise
+        self._take_point()
+        return FrozenShards(self._pool, self.placement.digest, frozen)
+
+    def thaw(self, saved: SavedRows, ready: Callable[[], Any] = at_once) -> None:
+        """See `Store.thaw`. If the same list saved the rows, each store takes its own; else each looks through all.
+
+        If a store fails or the process ends once the first one has changed, calls are refused until a load succeeds.
+        """
+        self._check_open()
+        for part in saved.parts:
+            manifest_of(saved.folder, part.facts, self.layout)
+        taken = self._divided(saved.parts)
+        # Each store reads all its rows and then waits for the others, so if one fails before that, none has changed.
+        changing, before = threading.Event(), [dict(store.about) for store in self.stores]
+
+        def all_ready() -> None:
+            ready()
+            changing.set()
+
+        meeting = threading.Barrier(len(self.stores), action=all_ready)
+
+        def take(number: int) -> None:
+            try:
+                self.stores[number].thaw(replace(saved, parts=taken[number]), meeting.wait)
+            except BaseException:
+                meeting.abort()
+                raise
+
+        try:
+            for store in self.stores:
+                self._tell(store, store.about | {MARK: _MOVING})
+            all_at_once(self._pool, [partial(take, number) for number in range(len(self.stores))])
+            for number, store in enumerate(self.stores):
+                self._tell(store, self.about | store.about | {MARK: self._mark(number)})
+        except BaseException:
+            if changing.is_set():
+                self._misplaced = _HALF
+            else:
+                for store, about in zip(self.stores, before):
+                    with suppress(Exception):  # the first error is the one to raise
+                        self._tell(store, about)
+            raise
+        self._misplaced = None
+        self._take_point()
+        self._read_about()
+
+    def _divided(self, parts: Sequence[FrozenPart]) -> list[list[FrozenPart]]:
+        """Return what each store takes of frozen rows."""
+        taken: list[list[FrozenPart]] = [[] for _ in self.stores]
+        owns = [cut.own_parts(part.facts, self.placement.digest) for part in parts]
+        if None in owns:
+            log.warning("rows move: each of %d stores looks through all that were saved", len(self.stores))
+        for part, own in zip(parts, owns, strict=True):
+            over: list[list[tuple[NDArray[np.int64], Any]]] = [[] for _ in self.stores]
+            for keys, rows in part.own(part.over):
+                sites = self.placement.site_of(keys)
+                for site in np.unique(sites):
+                    over[site].append((keys[sites == site], rows[sites == site]))
+            for site, of in enumerate(taken):
+                if own is not None:
+                    of.append(FrozenPart(own[site], over[site], part.shard))
+                elif part.shard is None:
+                    of.append(FrozenPart(part.facts, over[site], Shard.at(self.placement, site)))
+                else:
+                    of.append(FrozenPart(part.facts, over[site], part.shard.within(self.placement, site)))
+        return taken
+
+    def _tell(self, store: Store, about: Mapping[str, Any]) -> None:
+        """Have a store remember to which list its rows belong, or that they are being moved."""
+        if store.about.get(MARK) != about.get(MARK):
+            store.flush()
+            store.remember(about)
+
+    def flush(self) -> None:
+        self._check_open()
+        all_at_once(self._pool, [store.flush for store in self.stores])
+        self._take_point()
+
+    def close(self) -> None:
+        """Close all stores."""
+        self.__exit__(None, None, None)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Exit each store as if it were alone. A store on disk does not flush after an exception."""
+        if self.closed:
+            return
+        super().close()
+        self._pool.shutdown()
+        _each([partial(store.__exit__, kind, error, trace) for store in self.stores])
+
+
+class FrozenShards(Frozen):
+    """The rows of all stores at one moment."""
+
+    def __init__(self, pool: ThreadPoolExecutor, placement: str, parts: Sequence[Frozen]) -> None:
+        self._pool, self._placement, self._parts = pool, placement, parts
+
+    def write(self) -> Facts:
+        return cut.joined(all_at_once(self._pool, [part.write for part in self._parts]), self._placement)
+
+    def release(self) -> None:
+        _each([part.release for part in self._parts])
+
+
+def _each(calls: Sequence[Callable[[], None]]) -> None:
+    """Make all calls, even if one fails, and raise the first error."""
+    failed: list[BaseException] = []
+    for call in calls:
+        try:
+            call()
+        except BaseException as error:
+            failed.append(error)
+    if failed:
+        raise failed[0]
+
+
+T = TypeVar("T")
+
+
+def all_at_once(pool: ThreadPoolExecutor, calls: Sequence[Callable[[], T]]) -> list[T]:
+    """Make calls in parallel, the last one in this thread, and return their results. All have ended, even if one fails.
+
+    >>> with ThreadPoolExecutor(2) as pool:
+    ...     all_at_once(pool, [partial(pow, 2, n) for n in range(4)])
+    [1, 2, 4, 8]
+    """
+    futures: list[Future[T]] = []
+    last: list[T] = []
+    errors: list[BaseException] = []
+    try:
+        futures += [pool.submit(call) for call in calls[:-1]]
+        last = [call() for call in calls[-1:]]
+    except BaseException as error:
+        errors.append(error)
+    try:
+        wait(futures)
+    except BaseException:
+        wait(futures)  # even after a Ctrl-C, so that none goes on unnoticed
+        raise
+    errors = [error for future in futures if (error := future.exception()) is not None] + errors
+    if errors:  # one that waited for another call says nothing
+        raise next((error for error in errors if not isinstance(error, BrokenBarrierError)), errors[0])
+    return [*(future.result() for future in futures), *last]

@@ -1,0 +1,274 @@
+"""Rows over several stores: a store like any other, whatever the stores and their weights."""
+
+import re
+import shutil
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from skirl.store import DiskStore, Layout, MemoryStore, Record, open_store
+from skirl.store.base import at_once
+from skirl.store.link import LinkStore
+from skirl.store.sharded import ShardedStore
+from skirl.store.specs import own_part
+from skirl.tools.units import Link
+from tests.store import frozen
+from tests.store.conformance import LAYOUT, TABLES, StoreConformance, contents, filled, random_rows, table_keys
+
+Weights = Sequence[int]
+ABOUT = {f"t{n}": "zeros()" for n in range(7)}
+
+
+def in_memory(layout: Layout, weights: Weights = (3, 1, 2)) -> ShardedStore:
+    return ShardedStore([MemoryStore(layout) for _ in weights], weights, layout)
+
+
+def on_disks(root: Path, weights: Weights = (3, 1, 2)) -> ShardedStore:
+    return ShardedStore([DiskStore(root / f"s{n}", LAYOUT) for n in range(len(weights))], weights, LAYOUT)
+
+
+def divided(store: Any) -> bool:
+    """Return whether each row is where its key's hash says."""
+    each = enumerate(store.stores)
+    return all((store.placement.site_of(keys) == site).all() for site, of in each for keys in of.keys())  # noqa: SIM118
+
+
+class TestShardedStore(StoreConformance):
+    def make(self, layout: Layout) -> ShardedStore:
+        return in_memory(layout)
+
+
+@pytest.mark.parametrize("weights", [(2, 1, 3), (1, 1, 1, 1)])
+def test_frozen_rows_move_to_where_other_weights_have_them(tmp_path, weights):
+    rows_move(tmp_path, weights)
+
+
+def rows_move(folder: Path, weights: Weights = (1, 2)) -> None:
+    """Move rows out of one store into several, into others, and back into one."""
+    plain = filled(MemoryStore)
+    held = contents(plain)
+    frozen.save(plain, folder / "0")
+    for number, of in enumerate([(3, 1, 2), weights, weights, None]):
+        store = MemoryStore(LAYOUT) if of is None else in_memory(LAYOUT, of)
+        frozen.load(store, folder / str(number), [(table_keys(0, [97]), random_rows(0, 1, 3 + number))])
+        held[97] = random_rows(0, 1, 3 + number).tobytes()
+        assert contents(store) == held and (of is None or divided(store))
+        frozen.save(store, folder / str(number + 1))
+
+
+def test_stores_on_disk_take_all_or_nothing_and_know_their_list(tmp_path):
+    weights, other = (3, 1, 2), (1, 2, 3)
+    with on_disks(tmp_path / "a", weights) as store:
+        store.remember(ABOUT)
+        store.write(table_keys(1, range(300)), random_rows(1, 300, 1))
+        held = contents(store)
+        facts = frozen.save(store, tmp_path / "saved")
+    with on_disks(tmp_path / "b", weights) as store:
+        store.write(table_keys(1, range(500)), random_rows(1, 500, 2))
+        later = contents(store)
+        last = sorted((tmp_path / "saved").glob("*.rows"))[-1]  # of one store: the others' files are whole
+        data = last.read_bytes()
+        last.unlink()  # the store that wrote it has the same file
+        last.write_bytes(data[:-8] + bytes(8))
+        with pytest.raises(ValueError, match=last.name):
+            frozen.thaw(store, tmp_path / "saved", facts)
+        assert contents(store) == later
+        last.write_bytes(data)
+        frozen.load(store, tmp_path / "saved")
+        assert contents(store) == held
+    with on_disks(tmp_path / "a", weights) as store:
+        assert contents(store) == held and store.about == ABOUT
+    with on_disks(tmp_path / "a", other) as store:
+        with pytest.raises(ValueError, match=r"DiskStore\('.*s0'\) has rows that another list of stores, or other wei"):
+            store.read(table_keys(1, [0]), random_rows(1, 1, 0).copy())
+        frozen.load(store, tmp_path / "saved")
+        assert contents(store) == held
+    with on_disks(tmp_path / "a", other) as store:
+        assert contents(store) == held
+    with on_disks(tmp_path / "a", weights) as store, pytest.raises(ValueError, match="another list of stores"):
+        store.write(table_keys(1, [0]), random_rows(1, 1, 0))
+
+
+def test_a_store_that_lost_its_rows_is_refused_and_gets_them_from_a_checkpoint(tmp_path):
+    """As if a disk is not mounted, or a folder in the list has changed its name."""
+    lost_store(tmp_path, 2)
+
+
+def lost_store(folder: Path, gone: int = 0) -> None:
+    with on_disks(folder / "a") as store:
+        store.remember(ABOUT)
+        store.write(table_keys(1, range(90)), random_rows(1, 90, 1))
+        held = contents(store)
+        frozen.save(store, folder / "saved")
+    shutil.rmtree(folder / "a" / f"s{gone}")
+    with on_disks(folder / "a") as store:
+        assert store.about == ABOUT, "as the stores say that have rows"
+        with pytest.raises(ValueError, match=rf"s{gone}'\) is empty and was never told of the rows in"):
+            store.read(table_keys(1, [0]), random_rows(1, 1, 0).copy())
+        with pytest.raises(ValueError, match="is empty and was never told"):
+            store.freeze(folder / "torn", None)
+        frozen.load(store, folder / "saved")
+        assert contents(store) == held
+    with on_disks(folder / "a") as store:
+        assert contents(store) == held and store.about == ABOUT
+
+
+class Takes(DiskStore):
+    """Signals once it has its rows."""
+
+    taken = threading.Semaphore(0)
+
+    def thaw(self, *args, **kwargs) -> None:
+        super().thaw(*args, **kwargs)
+        self.taken.release()
+
+
+class Fails(DiskStore):
+    """Reads its rows until all are ready, and loses its disk once the two others have theirs."""
+
+    def thaw(self, saved, ready=at_once) -> None:
+        ready()
+        assert all(Takes.taken.acquire(timeout=60) for _ in range(2))
+        raise OSError("the disk is gone")
+
+
+def test_rows_of_a_load_that_failed_halfway_are_refused(tmp_path):
+    """By the new list and by the old one, because no store is sure to have its old rows."""
+    half_loaded(tmp_path, (1, 2, 3))
+
+
+def half_loaded(folder: Path, now: Weights = (3, 1, 2)) -> None:
+    with on_disks(folder / "a") as store:
+        store.write(table_keys(1, range(90)), random_rows(1, 90, 1))
+        held = contents(store)
+        frozen.save(store, folder / "saved")
+    with on_disks(folder / "b") as store:
+        store.remember(ABOUT)
+        store.write(table_keys(1, range(60)), random_rows(1, 60, 2))
+    stores = [kind(folder / "b" / f"s{n}", LAYOUT) for n, kind in enumerate((Takes, Fails, Takes))]
+    with ShardedStore(stores, now, LAYOUT) as store:
+        with pytest.raises(OSError, match="the disk is gone"):
+            frozen.load(store, folder / "saved")
+        with pytest.raises(ValueError, match="a load ended before all stores had their rows"):
+            store.read(table_keys(1, [0]), random_rows(1, 1, 0).copy())
+    for again in ((3, 1, 2), now):
+        with on_disks(folder / "b", again) as store, pytest.raises(ValueError, match=r"s0'\): a load ended before"):
+            store.write(table_keys(1, [0]), random_rows(1, 1, 0))
+    with on_disks(folder / "b", now) as store:
+        frozen.load(store, folder / "saved")
+        assert contents(store) == held
+    with on_disks(folder / "b", now) as store:
+        assert contents(store) == held
+
+
+KINDS = (("memory", "disk", "link"), ("disk", "memory", "disk"))
+
+
+def of_kinds(root: Path, kinds=KINDS[0], weights: Weights = (3, 1, 2)) -> ShardedStore:
+    """Return a store with stores in memory, on disk, and behind a link."""
+    made = {
+        "memory": lambda n: MemoryStore(LAYOUT),
+        "link": lambda n: LinkStore(MemoryStore(LAYOUT), Link(rate=1e12, delay=0.0)),
+        "disk": lambda n: DiskStore(root / str(n), LAYOUT),
+    }
+    return ShardedStore([made[kind](n) for n, kind in enumerate(kinds)], weights, LAYOUT)
+
+
+def test_rows_of_stores_of_all_kinds_are_taken_by_any(tmp_path):
+    with of_kinds(tmp_path / "a") as store:
+        for table in TABLES:
+            store.write(table_keys(table, range(90)), random_rows(table, 90, table))
+        store.write(table_keys(0, range(9)), random_rows(0, 9, 7))
+        held = contents(store)
+        facts = frozen.save(store, tmp_path / "saved" / "rows")
+        assert [path.name for path in (tmp_path / "saved").iterdir()] == ["rows"], "nothing else is left behind"
+        store.write(table_keys(0, range(40)), random_rows(0, 40, 8))
+        frozen.load(store, tmp_path / "saved" / "rows")
+        assert contents(store) == held
+        again = frozen.save(store, tmp_path / "saved" / "rows", since=facts)
+        assert set(again["segments"]) & set(facts["segments"]), "what is on disk is not written again"
+        frozen.load(store, tmp_path / "saved" / "rows")
+        assert contents(store) == held
+    for name, kinds, weights in (("b", KINDS[0], (3, 1, 2)), ("c", KINDS[1], (3, 1, 2)), ("d", KINDS[1], (1, 1, 1))):
+        with of_kinds(tmp_path / name, kinds, weights) as store:
+            over = [(table_keys(0, [3, 97]), random_rows(0, 2, 3))]
+            frozen.load(store, tmp_path / "saved" / "rows", over)
+            wanted = held | dict(
+                zip(table_keys(0, [3, 97]).tolist(), (row.tobytes() for row in over[0][1]), strict=True)
+            )
+            assert contents(store) == wanted and divided(store)
+    with DiskStore(tmp_path / "one", LAYOUT) as one:
+        frozen.load(one, tmp_path / "saved" / "rows")
+        assert contents(one) == held
+
+
+def test_rows_on_disk_whose_neighbours_were_in_memory_are_not_trained_further(tmp_path):
+    with of_kinds(tmp_path) as store:
+        store.remember(ABOUT)
+        store.write(table_keys(0, range(90)), random_rows(0, 90, 1))
+        held = contents(store)
+        frozen.save(store, tmp_path / "saved" / "rows")
+    with of_kinds(tmp_path) as store:
+        with pytest.raises(ValueError, match=r"has the rows of a run in which other rows were in MemoryStore"):
+            store.read(table_keys(0, [0]), random_rows(0, 1, 0).copy())
+        frozen.load(store, tmp_path / "saved" / "rows")
+        assert contents(store) == held
+
+
+def test_calls_of_stores_run_at_the_same_time():
+    """Each store waits for the two others."""
+    meet = threading.Barrier(3, timeout=60)
+
+    class Meets(MemoryStore):
+        def _read(self, kind, keys, out, found) -> None:
+            meet.wait()
+            super()._read(kind, keys, out, found)
+
+    layout = Layout({0: Record(1)})
+    store = ShardedStore([Meets(layout) for _ in range(3)], (1, 1, 1), layout)
+    store.write(np.arange(90), np.zeros((90, 1), np.float32))
+    assert store.read(np.arange(90), np.ones((90, 1), np.float32)).all()
+
+
+def test_a_list_opens_the_stores(tmp_path):
+    layout, (a, b) = Layout({0: Record(5)}), (f"disk:{tmp_path}/{name}" for name in "ab")
+    with open_store(f"{a},{b}*2.5,memory", layout) as store:
+        assert isinstance(store, ShardedStore) and store.placement.weights == (2, 5, 2)
+        store.write(np.arange(60), np.zeros((60, 5), np.float32))
+    with open_store(b, layout) as store:
+        assert len(store) > 25
+    with open_store(f"{a},{b}", layout) as store, pytest.raises(ValueError, match="or other weights, put there"):
+        store.read(np.arange(60), np.zeros((60, 5), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ("disk:a,b", "'disk:a,b', a list in which 'b' is no store: set each to memory, disk:FOLDER or"),
+        ("disk:a,checkpoint", "a list in which 'checkpoint' is no store"),
+        ("disk:a,", "a list in which '' is no store"),
+        ("disk:a,disk:b*0", "the weight of disk:b is '0', set it to a number above 0"),
+        ("disk:a,disk:b*x", "the weight of disk:b is 'x', set it to a number above 0"),
+        ("disk:a,disk:a*2", "which has disk:a twice: name it once, with a weight"),
+        ("placed:plan.json", "write the stores in place of a plan, such as disk:a,disk:b"),
+    ],
+)
+def test_a_list_that_is_none_is_refused_before_any_store_is_opened(spec, text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=re.escape(text)):
+        open_store(spec, Layout({0: Record(5)}))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_trainer_has_a_part_of_its_own(tmp_path):
+    rows, other = f"disk:{tmp_path}/rows", f"disk:{tmp_path}/other"
+    assert own_part(rows, 0, among_others=False) == rows, "no trainer had the first one's"
+    assert own_part(f"{rows},{other}*2", 1, among_others=True) == f"{rows}/rank-1,{other}/rank-1*2"
+    (tmp_path / "rows" / "rank-0").mkdir(parents=True)
+    assert own_part(rows, 0, among_others=False) == f"{rows}/rank-0"
+    assert own_part(rows, 2, among_others=True) == f"{rows}/rank-2"
+    assert own_part("memory", 2, among_others=True) == "memory"
