@@ -4,7 +4,7 @@ import json
 import random
 from collections import Counter, defaultdict
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl import cli
+from skirl.data.files.column import Column, offsets_of
 from skirl.data.files.encoded import Encoded
 from skirl.data.files.schema import BUILT_IN, FileSchema
 from skirl.data.flags import DataFlags
@@ -291,8 +292,7 @@ def check_sums(one: list[Any], other: list[Any]) -> None:
         encoded = Encoded(
             np.array([[r[2]] for r in rows], np.float32).reshape(len(rows), 1),
             np.empty((len(rows), 0), np.float32),
-            [np.array([v for bag in bags for v in bag], np.int64) for bags in lists],
-            [np.array([len(bag) for bag in bags], np.int64) for bags in lists],
+            [Column(np.array([*chain(*bags)], np.int64), offsets_of([len(bag) for bag in bags])) for bags in lists],
             np.arange(len(rows)),
         )
         sums.append(row_hashes(encoded, of, {"v": pa.array([r[3] for r in rows], pa.int64())}).sum())

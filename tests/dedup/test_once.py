@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from skirl.core.find import find
 from skirl.data.files.columnar import KEY
-from skirl.data.files.encoded import used
 from skirl.data.files.find import BadFile, BadSchema
 from skirl.data.files.schema import FileSchema
 from skirl.data.flags import DataFlags
@@ -237,19 +236,3 @@ def test_other_programs_expand_it_in_a_line(tmp_path: Path, by: Callable[[Path],
     some, whole = both(tmp_path, rows)
     lists = table_of(Path(whole.partition(":")[2])).column("seen").to_pylist()
     assert by(Path(some.partition(":")[2]) / "part-00000.parquet") == lists and [] in lists
-
-
-@given(st.data())
-@cases(60)
-def test_the_lists_that_some_row_has_are_those_of_the_rows(data: st.DataObject) -> None:
-    """Compared with Python's lists: those that each row uses, and those that all rows use, ascending."""
-    sizes = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=8))
-    values = np.arange(100, 100 + max(10, sum(sizes)))
-    begins = [sum(sizes[:k]) for k in range(len(sizes))]
-    lists = [values[begin : begin + size].tolist() for begin, size in zip(begins, sizes, strict=True)]
-    rows = data.draw(st.lists(st.integers(0, len(sizes) - 1), max_size=6))
-    ids, lengths, which = used(values, np.array(sizes), np.array(rows, np.int64))
-    at = np.cumsum(lengths) - lengths
-    some = [ids[begin : begin + size].tolist() for begin, size in zip(at.tolist(), lengths.tolist(), strict=True)]
-    assert [some[k] for k in which.tolist()] == [lists[row] for row in rows]
-    assert some == [lists[k] for k in sorted(set(rows))] and len(ids) == lengths.sum()

@@ -16,7 +16,6 @@ from skirl.data.files.hashing import hash_numbers, seed_of
 from skirl.data.files.schema import FileSchema
 from skirl.data.files.stream import Files
 from skirl.data.files.times import is_date, since_1970
-from skirl.data.files.windows import cut
 from skirl.dedup.row_hash import session_hashes, time_bits
 from skirl.tools.units import parse_seconds
 
@@ -116,9 +115,9 @@ def shaped(files: Files, request: Sessions) -> tuple[Files, Columns]:
 def keyed(files: Files, columns: Columns, first: int = 0, schema: pa.Schema | None = None) -> Iterator[pa.Table]:
     """Yield the rows of shaped files with their sort keys, as tables of one schema. first: number of the first row."""
     length = columns.request.seconds("partition")
-    for whole in files.pieces(expanded=False):
+    for whole in files.pieces():
         for low in range(0, len(whole), ROWS):
-            piece = cut(whole, low, min(low + ROWS, len(whole))).expanded()
+            piece = whole.slice(low, min(low + ROWS, len(whole)))
             kept = dict(zip(columns.read, piece.kept, strict=True))
             times = np.zeros(len(piece))
             if columns.time is not None:

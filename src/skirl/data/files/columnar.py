@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
-from skirl.data.files.columns import is_list, is_number, is_text
+from skirl.data.files.columns import is_list, is_number, is_text, kinds_of, one, pc
 from skirl.data.files.encode import Raw
 from skirl.data.files.find import BadFile, BadSchema, OldLayout, no_column
-from skirl.data.files.repeats import share
+from skirl.data.files.hashing import GOOD
 from skirl.data.files.schema import FileSchema
 from skirl.data.files.times import is_date
 
@@ -85,7 +85,7 @@ class ParquetFile:
             raise self._damaged(f"row group {group + 1:,} cannot be read ({_short(error)})") from None
         if batch.num_rows != rows:
             raise self._damaged(f"row group {group + 1:,} has fewer rows than its header says")
-        if wrong := share(columns, self._schema):
+        if wrong := share_lists(columns, self._schema):
             row, found = wrong
             raise self._damaged(f"row {row + 1:,} of row group {group + 1:,} {found}")
         return Raw(columns, rows, self.path, lambda row: f"row {first + row + 1:,} of row group {group + 1:,}", [])
@@ -237,6 +237,48 @@ def check_runs(path: str, stored: pa.Schema, schema: FileSchema) -> None:
                 f"schema does not say so: write run = {run!r} under its [[id]], or leave schema out for the one in the "
                 "file; if files were converted apart, convert them with one command"
             )
+
+
+def share_lists(columns: dict[str, Any], schema: FileSchema) -> tuple[int, str] | None:
+    """Replace list columns of a row group that leave lists out with dictionary arrays: each list once, an index per row.
+
+    Lists that equal the one in the row above are null, and a column of runs says how many rows above each is stored.
+    Return None, or the first wrong row and what was found in it.
+    """
+    for spec in schema.ids:
+        if not spec.run:
+            continue
+        name = spec.column or spec.name
+        lists, runs = (one(columns[of]) for of in (name, spec.run))
+        if not (pt.is_list(lists.type) or pt.is_large_list(lists.type)) or not pt.is_integer(runs.type):
+            return 0, f"has no list in column {name!r}, or no whole number in {spec.run!r}"
+        if not len(lists):
+            continue
+        written = kinds_of(lists) == GOOD
+        if not written[0]:
+            return 0, f"leaves out the list of column {name!r}, but the first row of a row group must store it"
+        said, above = (pc.fill_null(runs, -1) if runs.null_count else runs).to_numpy(), runs_of(written)
+        if len(wrong := np.flatnonzero(said != above)):
+            row = int(wrong[0])
+            is_there = f"{above[row]:,} rows above" if above[row] else "in this row"
+            return row, f"has {said[row]} in column {spec.run!r}, but the list of column {name!r} is stored {is_there}"
+        offsets = lists.offsets.to_numpy()
+        hidden = (offsets[1:] != offsets[:-1])[~written].any()  # a null may hide ids
+        begins = pa.array(np.append(offsets[:-1][written], offsets[-1:]))
+        there = lists.drop_null() if hidden else type(lists).from_arrays(begins, lists.values)
+        inverse = (np.cumsum(written) - 1).astype(np.int32)
+        columns[name] = pa.DictionaryArray.from_arrays(pa.array(inverse), there, safe=False)
+    return None
+
+
+def runs_of(written: np.ndarray) -> np.ndarray:
+    """Return how many rows above each row its list is stored (int32 [n]).
+
+    >>> runs_of(np.array([True, False, False, True])).tolist()
+    [0, 1, 2, 0]
+    """
+    rows = np.arange(len(written))
+    return (rows - np.maximum.accumulate(np.where(written, rows, 0))).astype(np.int32)
 
 
 def embedded_schema(path: str) -> str | None:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
+from skirl.data.files.column import Column, offsets_of
 from skirl.data.files.columns import (
     floats_of,
     hex_of,
@@ -24,12 +25,10 @@ from skirl.data.files.columns import (
     texts_of,
     value_at,
 )
-from skirl.data.files.encoded import Encoded, taken
+from skirl.data.files.encoded import Encoded
 from skirl.data.files.find import BadRow, BadSchema, shown
 from skirl.data.files.hashing import BAD, BY_HASH, BY_OPEN, GOOD, NONE, hash_numbers, hash_texts, rows_by_hash, seed_of
-from skirl.data.files.repeats import is_shared, shared_lists
 from skirl.data.files.schema import Dense, FileSchema, Id, Label
-from skirl.data.files.session_order import sessions_of
 from skirl.data.files.times import (
     DATE,
     EXPECTED,
@@ -39,6 +38,7 @@ from skirl.data.files.times import (
     hours_of,
     is_date,
     seconds_of,
+    sessions_of,
     since_1970,
 )
 from skirl.tools.jit import kernel, read_only
@@ -199,17 +199,10 @@ class Encoder:
         k = 0
         for column in schema.dense:
             k += self._dense(raw, seen[column.column or column.name], column, dense, k, marks)
-        ids, lengths, inverses = [], [], []
+        ids = []
         for column in schema.ids:
-            source, inverse = seen[column.column or column.name], None
-            if column.list:
-                source, inverse = shared_lists(source)
-                values, sizes = self._lists(raw, source, column, marks, inverse)
-            else:
-                values, sizes = self._ids(raw, source, column, marks), None
-            ids.append(values)
-            lengths.append(sizes)
-            inverses.append(inverse)
+            read = self._lists if column.list else self._ids
+            ids.append(read(raw, seen[column.column or column.name], column, marks))
         wanted = np.ones(raw.rows, bool)
         if self.keep is not None:
             wanted = self._in_time(raw, seen[self.keep.column], self.keep, marks)
@@ -227,20 +220,10 @@ class Encoder:
             marks.refuse(raw)
         places = np.arange(raw.rows) if raw.places is None else raw.places
         bad = int(marks.bad.sum()) + len(raw.broken)
-        done = Encoded(
-            labels,
-            dense,
-            ids,
-            lengths,
-            places,
-            bad,
-            marks.at,
-            kept=kept,
-            inverses=inverses,
-            sessions=sessions,
-        )
+        read = raw.rows + len(raw.broken)
+        done = Encoded(labels, dense, ids, places, read, bad, marks.at, kept=kept, sessions=sessions)
         wanted &= ~marks.bad
-        return done if wanted.all() else taken(done, np.flatnonzero(wanted))
+        return done if wanted.all() else done.take(np.flatnonzero(wanted))
 
     def _label(self, raw: Raw, column: pa.Array, label: Label, out: np.ndarray, marks: Marks) -> None:
         values, kinds = floats_of(column, False)
@@ -284,19 +267,15 @@ class Encoder:
             out[:, k + 1] = kinds != GOOD
         return 1 + dense.indicator
 
-    def _ids(self, raw: Raw, column: pa.Array, spec: Id, marks: Marks) -> np.ndarray:
+    def _ids(self, raw: Raw, column: pa.Array, spec: Id, marks: Marks) -> Column:
         values, wrong, why = self.rows_in(raw.file, column, spec)
         if wrong is not None:
             marks.add(raw, wrong, lambda i: _of_id(f"column {spec.name} is", value_at(column, i), why, spec))
-        return values
+        return Column(values)
 
-    def _lists(
-        self, raw: Raw, column: Any, spec: Id, marks: Marks, inverse: np.ndarray | None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids of all lists, and the length of each.
-
-        A missing list is an empty one. inverse: the list of each row.
-        """
+    def _lists(self, raw: Raw, column: Any, spec: Id, marks: Marks) -> Column:
+        """Return the lists of a column. A missing list is an empty one."""
+        column, inverse = shared_lists(column)
         if not is_list(column.type):
             if not is_text(column.type) or not spec.separator:
                 raise BadSchema(
@@ -304,26 +283,22 @@ class Encoder:
                 )
             column = pc.split_pattern(column, spec.separator)
         column = one(column)
-        sizes = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+        sizes = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
         items = plain(column.flatten(), self.schema.missing)
         values, wrong, why = self.rows_in(raw.file, items, spec)
+        offsets = offsets_of(sizes)
         if wrong is not None and wrong.any():
-            begins = np.cumsum(sizes) - sizes
             before = np.append(0, np.cumsum(wrong))
-            rows = before[begins + sizes] > before[begins]
+            rows = before[offsets[1:]] > before[offsets[:-1]]
             of = np.arange(raw.rows) if inverse is None else inverse
-            rows = rows[of]
-            marks.add(
-                raw,
-                rows,
-                lambda i: _of_id(
-                    f"column {spec.name} has",
-                    value_at(items, int(begins[of[i]] + np.argmax(wrong[begins[of[i]] :]))),
-                    why,
-                    spec,
-                ),
-            )
-        return values, sizes
+
+            def why_not(i: int) -> tuple[str, str]:
+                begin = int(offsets[of[i]])
+                value = value_at(items, begin + int(np.argmax(wrong[begin:])))
+                return _of_id(f"column {spec.name} has", value, why, spec)
+
+            marks.add(raw, rows[of], why_not)
+        return Column(values, offsets, inverse)
 
     def rows_in(self, file: str, column: pa.Array, spec: Id) -> tuple[np.ndarray, np.ndarray | None, str]:
         """Return the row of each value, a mask of malformed values (None if there are none), and what was expected of
@@ -397,6 +372,23 @@ class Encoder:
             raw, kinds != GOOD, lambda i: (f"time column {keep.column} is {shown(value_at(column, i))}", expected)
         )
         return inside
+
+
+def is_shared(column: Any) -> bool:
+    """Return whether a column stores each list once for all rows that share it."""
+    return pa.types.is_dictionary(column.type) and is_list(column.type.value_type)
+
+
+def shared_lists(column: Any) -> tuple[Any, np.ndarray | None]:
+    """Return the lists that some row uses, and the list of each row (int64); for any other column, the column and None."""
+    if not is_shared(column):
+        return column, None
+    inverse = column.indices.to_numpy().astype(np.int64)
+    there = np.zeros(len(column.dictionary), bool)
+    there[inverse] = True
+    if there.all():
+        return column.dictionary, inverse
+    return column.dictionary.take(pa.array(np.flatnonzero(there))), (np.cumsum(there) - 1)[inverse]
 
 
 def _of_id(found: str, value: Any, expected: str, spec: Id) -> tuple[str, str]:

@@ -12,11 +12,10 @@ import numpy as np
 from skirl.core.batch import Batch
 from skirl.core.find import find
 from skirl.core.tables import Table
-from skirl.data.files.batches import batch_of
 from skirl.data.files.dataset import START, Dataset, FilePart, RowPosition, check_identity, identity_of
 from skirl.data.files.encode import Encoder
 from skirl.data.files.encoded import Encoded
-from skirl.data.files.windows import Windows, partial_windows, whole_windows
+from skirl.data.files.windows import Windows, in_windows
 from skirl.data.files.workers import Range, pieces
 from skirl.data.share import WHOLE, Shards, Share, Turn, shards
 from skirl.tools.progress import malformed
@@ -166,16 +165,45 @@ class Files:
         self._state = after
         yield batches[-1]
 
-    def pieces(self, *, expanded: bool = True) -> Iterator[Encoded]:
-        """Yield the rows of one epoch in order, in pieces as files yield them. expanded: with a list for each row."""
+    def parts(self) -> Iterator[tuple[Encoded, FilePart]]:
+        """Yield the rows of one epoch in order, as files yield them, each piece with its part."""
         self.bad_rows, self._first_bad = 0, None
         source = pieces(self.dataset, self.encoder, [Range(self.begin, self.end)], self.workers)
         try:
-            for found in iter(lambda: next(source), None):
-                self._count_bad(*found)
-                yield found[0].expanded() if expanded else found[0]
+            yield from self._counted(source, count=True)
         finally:
             source.close()
+
+    def pieces(self, size: int | None = None) -> Iterator[Encoded]:
+        """Yield the rows of one epoch in order, in pieces of `size` rows; None for pieces as files yield them."""
+        if size is None:
+            return (piece for piece, _ in self.parts())
+        return (piece.slice(first, first + rows) for piece, first, rows, _ in in_windows(self.parts(), size))
+
+    def numbered(self) -> Iterator[tuple[Batch, np.ndarray]]:
+        """Yield the batches of one epoch that is not shuffled, with the number of each row among all rows of all files."""
+
+        def numbers() -> Iterator[tuple[Encoded, FilePart]]:
+            before = self._rows_before()
+            for piece, part in self.parts():
+                yield replace(piece, places=piece.places + (before - part.low)), part
+                before += piece.read
+
+        done = 0
+        for piece, first, done, _ in in_windows(numbers(), self.batch_size):
+            rows = np.arange(first, first + done)
+            yield self.batch_of(piece, rows), piece.places[rows]
+        if not done:
+            self.refuse_empty()
+
+    def _rows_before(self) -> int:
+        """Return the number of rows before the first one, over all files."""
+        if not self.begin.file and not self.begin.part:
+            return self.begin.row
+        dataset = self.dataset.anew()
+        before = sum(dataset.rows(part) for part in dataset.parts(end=self.begin._replace(row=0)))
+        dataset.close()
+        return before + self.begin.row
 
     def _start(self) -> dict[str, int]:
         return {
@@ -205,12 +233,12 @@ class Files:
                 assert windows is not None
                 empty, left_out, n = not skip, 0, 0
                 found = self._counted(source, epoch == 0)
-                cut_out = partial_windows(found, size) if some else whole_windows(found, size)
+                cut_out = in_windows(found, size, partial=some)
                 for number, (rows, begun, n, place) in enumerate(cut_out, start=windows.number):
                     sessions = None if rows.sessions is None else rows.sessions[begun : begun + n]
                     steps, samples = windows.samples(number, n, sessions)
                     left_out = self.share.left_out(n, self.batch_size)
-                    samples = np.searchsorted(np.sort(samples), samples) if some else samples + begun
+                    samples = (np.searchsorted(np.sort(samples), samples) if some else samples) + begun
                     here = {"epoch": epoch, "file": place.file, "part": place.part, "row": place.row, "window": number}
                     at = 0
                     for index, cuts in enumerate(steps):
@@ -274,7 +302,7 @@ class Files:
 
     def batch_of(self, piece: Encoded, rows: np.ndarray) -> Batch:
         """Return some rows (int64) of a piece as a batch, in this order."""
-        batch = batch_of(piece, rows, [column.name for column in self.encoder.schema.ids])
+        batch = piece.batch(rows, [column.name for column in self.encoder.schema.ids])
         return replace(batch, sparse=find(batch.sparse)) if self.find_repeats else batch
 
     # States.

@@ -11,7 +11,7 @@ import numpy as np
 
 from skirl.data.files.dataset import Dataset, FilePart, RowPosition
 from skirl.data.files.encode import Encoder
-from skirl.data.files.encoded import Encoded, nothing
+from skirl.data.files.encoded import Encoded
 from skirl.data.files.windows import Windows
 
 PATIENCE = 5.0
@@ -59,7 +59,7 @@ def pieces(
 
 def _read(dataset: Dataset, encoder: Encoder, part: FilePart, rows: np.ndarray | None) -> Encoded:
     if rows is not None and not len(rows):
-        return nothing(encoder.schema)
+        return Encoded.nothing(encoder.schema)
     return encoder(dataset.read(part, rows))
 
 
