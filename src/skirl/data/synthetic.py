@@ -18,6 +18,7 @@ from skirl.core.initial import mix
 from skirl.core.tables import Table
 from skirl.data.share import WHOLE, Cut, Share, Turn, shards
 from skirl.data.skew import GOLDEN, bits_for, fold, mass_of, named, rank_at, scatter, unit
+from skirl.data.source import Source
 from skirl.tools.jit import kernel
 
 CLICK_RATE = 0.25
@@ -66,7 +67,7 @@ cardinalities of the published data, with all values kept."""
 
 
 @dataclass
-class Synthetic:
+class Synthetic(Source):
     """An iterable of batches that look like a public data set's: a `Source` without a file.
 
     **Arguments**
@@ -146,28 +147,9 @@ class Synthetic:
         return None if self.batches is None else -(-(self.batches - self.start) // self._share.batches)
 
     @property
-    def first_epoch(self) -> None:
-        """None: all samples are of one epoch."""
-
-    @property
     def samples(self) -> int | None:
         """Samples of a whole pass over all trainers; None for an endless stream."""
         return None if self.batches is None else (self.batches - self.start) * self.batch_size
-
-    @property
-    def left_out(self) -> int:
-        """Always 0: every batch is whole."""
-        return 0
-
-    @property
-    def bad_rows(self) -> int:
-        """Always 0: no row is malformed."""
-        return 0
-
-    @property
-    def first_bad_row(self) -> str | None:
-        """Always None: no row is malformed."""
-        return None
 
     @property
     def held_out(self) -> "Synthetic | None":
@@ -186,10 +168,6 @@ class Synthetic:
         """Number of rows of each table after scaling, by name."""
         scale = self.rows_scale
         return {name: n if n <= 10 else max(10, round(n * scale)) for name, n in self.shapes[self.name].rows.items()}
-
-    def held_out_at(self, state: Any) -> "Synthetic | None":
-        """Return `held_out`, which does not depend on the position of a run."""
-        return self.held_out
 
     def sharded(self, first: int, last: int, of: int) -> "Synthetic":
         """Return the stream cut to shards first .. last - 1 of each batch, a micro-batch each; nothing else is drawn.

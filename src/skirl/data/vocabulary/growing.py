@@ -10,9 +10,8 @@ import torch
 
 from skirl.core.batch import Batch, KeyedJagged
 from skirl.core.inverse import is_shared
-from skirl.core.tables import Table
 from skirl.data.files.stream import Files
-from skirl.data.share import WHOLE, Shards, Share, part_of, shards
+from skirl.data.share import WHOLE, Shards, Share, shards
 from skirl.data.vocabulary.vocabulary import FIRST, SMALLEST, look_up, places_for, probe
 from skirl.tools.jit import kernel
 from skirl.tools.sealed_json import ANY, COUNT, misfit
@@ -125,7 +124,10 @@ class Growth:
 
 @dataclass
 class Growing:
-    """Batches of files whose ids get their rows from an open vocabulary; made by `DataFlags.stream` with `--vocab open`."""
+    """Batches of files whose ids get their rows from an open vocabulary; made by `DataFlags.stream` with `--vocab open`.
+
+    What it does not say itself, such as its tables, is as in `inner`.
+    """
 
     inner: Files
     """Yields batches with fingerprints in place of rows."""
@@ -150,56 +152,8 @@ class Growing:
         tables = {table for _, table, hashed in self._features if hashed}
         self.growths = {table: Growth(self.inner.encoder.rows[table], self.admit) for table in sorted(tables)}
 
-    # What a model needs to know.
-
-    @property
-    def dense_features(self) -> int:
-        """Number of columns of `Batch.dense`."""
-        return self.inner.dense_features
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Names of the labels."""
-        return self.inner.labels
-
-    @property
-    def lists(self) -> tuple[str, ...]:
-        """The features with any number of ids per sample instead of exactly one."""
-        return self.inner.lists
-
-    @property
-    def samples(self) -> int | None:
-        """Samples of all epochs and trainers; None if they were not counted."""
-        return self.inner.samples
-
-    @property
-    def steps(self) -> int | None:
-        """Steps of a whole pass. None until the number is known, at the latest when the last one is yielded."""
-        return self.inner.steps
-
-    @property
-    def first_epoch(self) -> int | None:
-        """Steps of the first epoch. None until the number is known, at the latest when a step of the second is yielded."""
-        return self.inner.first_epoch
-
-    @property
-    def left_out(self) -> int:
-        """Samples left out at the end of the last epoch: with shards, those that do not fill a whole batch."""
-        return self.inner.left_out
-
-    @property
-    def bad_rows(self) -> int:
-        """Number of malformed rows that this process has left out so far."""
-        return self.inner.bad_rows
-
-    @property
-    def first_bad_row(self) -> str | None:
-        """Location of the first of them; None if there is none."""
-        return self.inner.first_bad_row
-
-    def tables(self, dim: int) -> list[Table]:
-        """Return the tables that the ids look up rows in."""
-        return self.inner.tables(dim)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__.get("inner"), name)
 
     @property
     def held_out(self) -> Any:
@@ -341,6 +295,12 @@ class Growing:
                 )
 
 
+def part_of(batch: Batch, low: int, high: int) -> Batch:
+    """Copy samples low .. high - 1 of a batch into a new one."""
+    ids = KeyedJagged.of(batch.sparse).samples(low, high)
+    return Batch(batch.dense[low:high].clone(), ids, batch.labels[low:high].clone())
+
+
 _TABLE = {"keys": ANY, "rows": ANY, "counts": ANY, "last": ANY, "next": COUNT}
 
 
@@ -354,7 +314,7 @@ class HeldOut:
     yields_fresh: ClassVar[bool] = True
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.files, name)
+        return getattr(self.__dict__.get("files"), name)
 
     def dealt(self, rank: int, ranks: int) -> "HeldOut":
         """Return every `ranks`-th batch from batch `rank` on. The last one is empty if it is beyond the end."""
