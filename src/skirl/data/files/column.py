@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from skirl.core.inverse import gather, pays
+from skirl.core.inverse import pays
 from skirl.tools.jit import AHEAD, kernel, ones, prefetch, read_only
 
 _ONE = np.uint64(1)
@@ -61,10 +61,10 @@ class Column:
             return Column(self.values.take(rows))
         if self.inverse is not None:
             return Column(self.values, self.offsets, self.inverse[rows])
-        offsets = offsets_of((self.offsets[1:] - self.offsets[:-1])[rows])
-        out = np.empty(int(offsets[-1]), self.values.dtype)
-        gather(read_only(self.values), self.offsets, rows, out)
-        return Column(out, offsets)
+        bags = self.bags(rows)
+        values, lengths = np.empty(bags.ids, self.values.dtype), np.empty(len(rows), np.int64)
+        self.fill(bags, values, lengths)
+        return Column(values, offsets_of(lengths))
 
     def expanded(self) -> "Column":
         """Return the same rows with a list for each."""

@@ -9,7 +9,8 @@ import pyarrow as pa
 import torch
 
 from skirl.core.batch import Batch, KeyedJagged
-from skirl.data.files.column import Bags, Column
+from skirl.core.inverse import grouped
+from skirl.data.files.column import Column
 from skirl.data.files.schema import FileSchema
 
 
@@ -108,23 +109,8 @@ class Encoded:
                 column.fill(each, values[id_ : id_ + each.ids], lengths[bag : bag + len(each.of)])
                 id_, bag = id_ + each.ids, bag + len(each.of)
             jagged["lengths"] = torch.from_numpy(lengths)
-            if groups := _groups(bags, names):
+            if groups := grouped({name: each.inverse for name, each in zip(names, bags, strict=True)}):
                 jagged |= {"strides": [len(each.of) for each in bags], "inverse": groups}
         labels = self.labels[:, 0] if self.labels.shape[1] == 1 else self.labels
         dense, labels = (torch.from_numpy(of.take(rows, axis=0)) for of in (self.dense, labels))
         return Batch(dense, KeyedJagged(names, torch.from_numpy(values), **jagged), labels)
-
-
-def _groups(bags: list[Bags], names: list[str]) -> dict[tuple[str, ...], torch.Tensor]:
-    """Return the inverses of features that share bags, each once, by the names of the features that have it."""
-    groups: list[tuple[list[str], Bags]] = []
-    for name, each in zip(names, bags, strict=True):
-        if each.inverse is None:
-            continue
-        for shared, first in groups:
-            if len(first.of) == len(each.of) and np.array_equal(first.inverse, each.inverse):  # type: ignore[arg-type]
-                shared.append(name)
-                break
-        else:
-            groups.append(([name], each))
-    return {tuple(shared): torch.from_numpy(each.inverse) for shared, each in groups}
