@@ -178,27 +178,15 @@ def test_damaged_files_are_refused(tmp_path: Path, what: str) -> None:
         list(DataFlags(f"parquet:{path}", batch=2).stream())
 
 
-OLD = """
-[[label]]
-name = "y"
-[[id]]
-name = "seen"
-type = "int"
-list = true
-run = "run"
-start = "run_start"
-length = "run_length"
-"""
-
-
-def test_files_whose_lists_are_windows_are_refused(tmp_path: Path) -> None:
+def test_files_of_an_unknown_layout_are_refused(tmp_path: Path) -> None:
     """Also with a schema that does not say so: what they leave out would be read as empty lists."""
     path, by = tmp_path / "x.parquet", tmp_path / "x.toml"
-    columns = {"seen": [[1, 2, 3], None], "y": [0.0, 1.0], "run": [0, 1], "run_start": [0, 1], "run_length": [2, 2]}
-    pq.write_table(pa.table(columns).replace_schema_metadata({KEY: OLD.encode()}), path)
-    by.write_text(OLD.partition("run =")[0])
+    plain = '[[label]]\nname = "y"\n[[id]]\nname = "seen"\ntype = "int"\nlist = true\n'
+    table = pa.table({"seen": [[1, 2, 3], None], "y": [0.0, 1.0]})
+    pq.write_table(table.replace_schema_metadata({KEY: f'{plain}begin = "run_start"'.encode()}), path)
+    by.write_text(plain)
     for of in (None, str(by)):
-        with pytest.raises(BadSchema, match=r"lists of column 'seen' are windows .* convert the original files again"):
+        with pytest.raises(BadSchema, match=r"the schema in it \[\[id\]\] 'seen': there is no 'begin'"):
             list(DataFlags(f"parquet:{path}", batch=2, schema=of).stream())
 
 

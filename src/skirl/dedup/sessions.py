@@ -21,10 +21,8 @@ from skirl.tools.units import parse_seconds
 
 KEYS = ("~partition", "~session", "~time", "~row")
 """Columns that rows are ordered by: partition of time, hash of the session or the user, time, and place in the data."""
-PIECE = 32 << 20
-"""Approximate bytes of rows to decode at once,"""
 ROWS = 4096
-"""and rows to write out in full at once, whose lists a file may store once for many."""
+"""Rows to decode, and to write out in full, at once: lists may be long, and a file may store each once for many rows."""
 
 T = TypeVar("T")
 
@@ -108,7 +106,7 @@ def shaped(files: Files, request: Sessions) -> tuple[Files, Columns]:
         written = replace(written, session=named)
     read = tuple(dict.fromkeys(c for c in (request.user or session, schema.time) if c is not None))
     files = keeping(files, read, all_there=True)
-    files = replace(files, dataset=replace(files.dataset, piece_bytes=PIECE))
+    files = replace(files, dataset=replace(files.dataset, slice_rows=ROWS))
     return files, Columns(request, written, kept, read, schema.time, named)
 
 

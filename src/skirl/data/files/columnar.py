@@ -10,7 +10,7 @@ import pyarrow.types as pt
 
 from skirl.data.files.columns import is_list, is_number, is_text, kinds_of, one, pc
 from skirl.data.files.encode import Raw
-from skirl.data.files.find import BadFile, BadSchema, OldLayout, no_column
+from skirl.data.files.find import BadFile, BadSchema, no_column
 from skirl.data.files.hashing import GOOD
 from skirl.data.files.schema import FileSchema
 from skirl.data.files.times import is_date
@@ -18,10 +18,6 @@ from skirl.data.files.times import is_date
 SLICE = 1 << 16
 BUFFER = 1 << 17
 """Bytes of a column to read at once. They stay in the processor's cache until they are decoded, as whole columns do not."""
-WHOLE = 4
-"""A row group that cannot be cut may take up to this many times the bytes to decode at once."""
-TEXT = 24
-"""Bytes that a text value takes at least, until it is turned into an id."""
 KEY = b"skirl.schema"
 """Key in the Arrow schema's metadata under which `skirl convert` stores the file's schema."""
 KEY_OF_PREDICTIONS = b"skirl.predictions"
@@ -32,10 +28,10 @@ _DAMAGED = (pa.ArrowException, OSError, ValueError, OverflowError)
 class ParquetFile:
     """A Parquet file: row groups, read in slices."""
 
-    def __init__(self, path: str, schema: FileSchema, slice_rows: int = SLICE, piece_bytes: int | None = None) -> None:
+    def __init__(self, path: str, schema: FileSchema, slice_rows: int = SLICE) -> None:
         self.path = path
         self._schema = schema
-        self._most, self._bytes = slice_rows, piece_bytes
+        self._most = slice_rows
         self._whole = any(column.run for column in schema.ids)
         """Lists are left out, so row groups are read as a whole: only a group's first row is sure to store its lists."""
         self._file: Any = None
@@ -45,12 +41,6 @@ class ParquetFile:
         """For each part: its group, its first row in the group, and its number of rows."""
         self._going: tuple[int, Iterator[Any]] | None = None
         """The next part, and the iterator over slices that yields it."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"args": (self.path, self._schema, self._most, self._bytes)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(*state["args"])
 
     def close(self) -> None:
         """Close the file."""
@@ -72,23 +62,20 @@ class ParquetFile:
 
     def read(self, part: int, rows: np.ndarray | None = None) -> Raw:
         """Return a part's columns. rows: the rows to keep, ascending; None for all."""
-        raw = self._read(part)
-        return raw if rows is None else raw.only(rows)
-
-    def _read(self, part: int) -> Raw:
         self._open()
-        group, first, rows = self._parts[part]
+        group, first, there = self._parts[part]
         try:
             batch = self._batch(part)
             columns = {name: batch.column(batch.schema.get_field_index(name)) for name in self._schema.needed}
         except _DAMAGED as error:
             raise self._damaged(f"row group {group + 1:,} cannot be read ({_short(error)})") from None
-        if batch.num_rows != rows:
+        if batch.num_rows != there:
             raise self._damaged(f"row group {group + 1:,} has fewer rows than its header says")
         if wrong := share_lists(columns, self._schema):
             row, found = wrong
             raise self._damaged(f"row {row + 1:,} of row group {group + 1:,} {found}")
-        return Raw(columns, rows, self.path, lambda row: f"row {first + row + 1:,} of row group {group + 1:,}", [])
+        raw = Raw(columns, there, self.path, lambda row: f"row {first + row + 1:,} of row group {group + 1:,}", [])
+        return raw if rows is None else raw.only(rows)
 
     def _open(self) -> None:
         if self._file is not None:
@@ -101,24 +88,12 @@ class ParquetFile:
             raise self._damaged(self._truncated() or f"is damaged ({_short(error)})") from None
         check_runs(self.path, schema, self._schema)
         check_columns(self.path, schema, self._schema)
-        self._slice = [self._rows_at_once(group, rows) for group, rows in enumerate(groups)]
+        self._slice = [max(1, rows) if self._whole else self._most for rows in groups]
         self._parts = [
             (group, first, min(self._slice[group], rows - first))
             for group, rows in enumerate(groups)
             for first in range(0, rows, self._slice[group])
         ]
-
-    def _rows_at_once(self, group: int, rows: int) -> int:
-        size = 0 if self._bytes is None else self._size(group)
-        if self._whole:
-            if self._bytes is not None and size > WHOLE * self._bytes:
-                raise BadFile(
-                    self.path,
-                    f"row group {group + 1:,} takes about {size >> 20:,} MiB, and is read as a whole: it leaves lists out",
-                    "give more memory (--memory), or write it with smaller row groups",
-                )
-            return max(1, rows)
-        return self._most if self._bytes is None else max(1, min(self._most, self._bytes * rows // max(1, size)))
 
     def _batch(self, part: int) -> Any:
         """Return the slice of a part. Going back within a group reads the group again from its start."""
@@ -168,20 +143,6 @@ class ParquetFile:
         if left is not None:
             yield left
 
-    def _size(self, group: int) -> int:
-        """Return roughly the bytes of a group in memory: the larger of stored and estimated ones, column by column, since
-        dictionaries may be far smaller than their values."""
-        meta, total = self._file.metadata.row_group(group), 0
-        for k in range(meta.num_columns):
-            column = meta.column(k)
-            if any(
-                column.path_in_schema == name or column.path_in_schema.startswith(f"{name}.")
-                for name in self._schema.needed
-            ):
-                each = TEXT if column.physical_type == "BYTE_ARRAY" else 8
-                total += max(column.total_uncompressed_size, each * column.num_values)
-        return total
-
 
 def check_columns(path: str, stored: pa.Schema, schema: FileSchema) -> None:
     """Raise if a file's columns do not fit the schema."""
@@ -220,10 +181,8 @@ def check_runs(path: str, stored: pa.Schema, schema: FileSchema) -> None:
         return
     try:
         written = {column.name: column for column in FileSchema.parse(embedded.decode("utf-8", "replace")).ids}
-    except OldLayout as error:
-        raise BadSchema(f"{path}: its schema {error}") from None
-    except BadSchema:
-        return
+    except BadSchema as error:
+        raise BadSchema(f"{path}: the schema in it {error}") from None
     for column in schema.ids:
         run = written.get(column.column or column.name, column).run
         if column.run and not run and column.run not in stored.names:
@@ -281,13 +240,17 @@ def runs_of(written: np.ndarray) -> np.ndarray:
     return (rows - np.maximum.accumulate(np.where(written, rows, 0))).astype(np.int32)
 
 
+def stored_schema(path: str) -> Any:
+    """Return the Arrow schema of a Parquet file; None if it cannot be read, which is reported when its rows are."""
+    try:
+        return pq.read_schema(path)
+    except _DAMAGED:
+        return None
+
+
 def embedded_schema(path: str) -> str | None:
     """Return the schema that `skirl convert` stored in a Parquet file, as TOML; None if there is none."""
-    try:
-        metadata = pq.read_schema(path).metadata or {}
-    except _DAMAGED:
-        return None  # reported when the file is opened for reading
-    raw = metadata.get(KEY)
+    raw = (getattr(stored_schema(path), "metadata", None) or {}).get(KEY)
     return None if raw is None else raw.decode("utf-8", "replace")
 
 

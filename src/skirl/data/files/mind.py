@@ -1,7 +1,6 @@
 """MIND's behaviors.tsv: each line is an impression, and each item that it shows is a sample."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -32,15 +31,8 @@ class MindFile:
 
     def __init__(self, path: str, schema: FileSchema, packed: bool, part: int = PART) -> None:
         self.path = path
-        self._args = (path, schema, packed, part)
         self._schema = schema
         self._lines = TextFile(path, replace(_LINES, missing=schema.missing), packed, part)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"args": self._args}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(*state["args"])
 
     def close(self) -> None:
         """Close the file."""
@@ -86,9 +78,7 @@ class MindFile:
             places,
             nulls=True,
         )
-        if rows is None:
-            return done
-        return _some(done, rows)
+        return done if rows is None else done.only(rows)
 
 
 def _shown(raw: Raw) -> pa.Array:
@@ -103,13 +93,3 @@ def _samples(raw: Raw, shown: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     counts = np.ones(raw.rows + len(raw.broken), np.int64)
     counts[lines] = pc.list_value_length(shown).to_numpy(zero_copy_only=False)
     return lines, counts
-
-
-def _some(raw: Raw, rows: np.ndarray) -> Raw:
-    """Return only the samples with these places."""
-    assert raw.places is not None
-    at = np.flatnonzero(np.isin(raw.places, rows))
-    wanted = set(rows.tolist())
-    columns = {name: column.take(pa.array(at)) for name, column in raw.columns.items()}
-    broken = [one for one in raw.broken if one[0] in wanted]
-    return replace(raw, columns=columns, rows=len(at), places=raw.places[at], broken=broken)

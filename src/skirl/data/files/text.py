@@ -29,12 +29,8 @@ class TextFile:
     def __init__(self, path: str, schema: FileSchema, packed: bool, part: int = PART) -> None:
         self.path = path
         self._schema = schema
-        self._packed = packed
         self._part = part
-        self._file: Any = None
-        self._now, self._at, self._kept, self._ended = 0, 0, b"", False
-        """For a packed file: the part and the offset in the text that `_kept` begins at, the unpacked text that is kept, and
-        whether the text ends with it."""
+        self._text = (_Unpacked if packed else _Plain)(path)
         self._names: list[str] | None = None
         self._skip = 0
         """Bytes before the first row: the byte order mark and the header."""
@@ -42,24 +38,12 @@ class TextFile:
 
     def close(self) -> None:
         """Close the file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"args": (self.path, self._schema, self._packed, self._part)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(*state["args"])
+        self._text.close()
 
     def has(self, part: int) -> bool:
         """Return whether the file has this part."""
-        if not self._packed:
-            return part * self._part < os.stat(self.path).st_size
-        self._unpacked(part)
-        while not self._kept and not self._ended:
-            self._fill()
-        return bool(self._kept)
+        begin = max(0, part * self._part - 1)  # where `_lines` begins to read
+        return len(self._text.read(begin, 2)) > (part > 0)
 
     def share(self, part: int) -> int:
         """Return the share of a part: each part has its own. One worker reads all parts of a share."""
@@ -187,93 +171,87 @@ class TextFile:
     # Lines.
 
     def _lines(self, part: int) -> bytes:
-        """Return the lines that begin in a part, without byte order mark and header."""
-        self._columns()
-        data = self._unpacked(part) if self._packed else self._plain(part)
-        return data[self._skip :] if part == 0 else data
+        """Return the lines that begin in a part, without byte order mark and header.
 
-    def _plain(self, part: int) -> bytes:
-        """Return bytes [a, b) of the file: a follows the first line end from part * PART - 1 on, b the first one from
-        (part + 1) * PART - 1 on."""
-        if self._file is None:
-            self._file = open(self.path, "rb", buffering=0)  # noqa: SIM115 closed by `close`
+        These are bytes [a, b) of the text: a follows the first line end from part * PART - 1 on, b the first one from
+        (part + 1) * PART - 1 on.
+        """
+        self._columns()
         begin = max(0, part * self._part - 1)
         last = (part + 1) * self._part - 1 - begin  # where the search for the end begins
-        data = os.pread(self._file.fileno(), last + 1 + BEYOND, begin)
+        data = self._text.read(begin, last + 1 + BEYOND)
         a = data.find(b"\n") + 1 if part else 0
         if a > last or (part and not a):
             return b""  # no line begins here
-        while (b := data.find(b"\n", last)) < 0:
-            more = os.pread(self._file.fileno(), BEYOND, begin + len(data))
-            if not more:
-                return data[a:]
-            data += more
+        b, there = data.find(b"\n", last), 0
+        while b < 0 and len(data) > there:
             if len(data) > last + LONGEST_LINE:
                 raise self._too_long()
-        return data[a : b + 1]
+            there = len(data)
+            data = self._text.read(begin, there + BEYOND)
+            b = data.find(b"\n", max(last, there))
+        return data[a if part else self._skip : b + 1 if b >= 0 else None]
 
     def _too_long(self) -> BadFile:
         return BadFile(
             self.path, f"a line is longer than {LONGEST_LINE >> 20} MiB", "is it a text file with line ends?"
         )
 
-    def _unpacked(self, part: int) -> bytes:
-        """Return the same for a packed file. The lines stay in `_kept` until a later part is read."""
-        if self._file is None or part < self._now:
-            self._rewind()
-        while self._now < part:
-            end = self._end(self._now)
-            self._at, self._kept = self._at + end, self._kept[end:]
-            self._now += 1
-            if not self._kept and self._ended:
-                self._now = part
-        end = self._end(part)  # this may read more into `_kept`
-        return self._kept[:end]
-
-    def _end(self, part: int) -> int:
-        """Return where the lines of `part` end in `_kept`, which begins with the first line of `part` or of a later one."""
-        need = (part + 1) * self._part - 1 - self._at
-        if need < 0:
-            return 0
-        end = self._kept.find(b"\n", need)
-        while end < 0 and not self._ended:
-            if len(self._kept) > need + LONGEST_LINE:
-                raise self._too_long()
-            searched = max(need, len(self._kept))
-            self._fill()
-            end = self._kept.find(b"\n", searched)
-        return end + 1 if end >= 0 else len(self._kept)
-
-    def _rewind(self) -> None:
-        self.close()
-        self._file = pa.input_stream(self.path, compression="gzip")
-        self._now, self._at, self._kept, self._ended = 0, 0, b"", False
-
-    def _fill(self) -> None:
-        try:
-            more = self._file.read(1 << 20)
-        except (OSError, pa.ArrowException) as error:
-            raise BadFile(
-                self.path,
-                f"is damaged: what follows byte {self._at + len(self._kept):,} of its text cannot be unpacked ({error})",
-                "get it again",
-            ) from None
-        self._ended = not more
-        self._kept += more
-
     def _at_begin(self) -> bytes:
         """Return the beginning of the text, with at least its first line."""
-        if not self._packed:
-            with open(self.path, "rb") as file:
-                data = file.read(LONGEST_LINE)
-        else:
-            self._unpacked(0)
-            data = self._kept
+        data = self._text.read(0, LONGEST_LINE)
         if not data:
             raise BadFile(self.path, "is empty", "remove it, or get it again")
         if b"\n" not in data and len(data) >= LONGEST_LINE:
             raise self._too_long()
         return data
+
+
+class _Plain:
+    """The bytes of a file."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._file: Any = None
+
+    def read(self, begin: int, size: int) -> bytes:
+        """Return at most `size` bytes from `begin` on; fewer only at the end."""
+        if self._file is None:
+            self._file = open(self._path, "rb", buffering=0)  # noqa: SIM115 closed by `close`
+        return os.pread(self._file.fileno(), size, begin)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+
+
+class _Unpacked(_Plain):
+    """The text of a file that gzip has packed. Who reads before where the last read began starts again at its beginning."""
+
+    _at, _kept = 0, b""
+    """Where the text that is kept begins, and this text."""
+
+    def read(self, begin: int, size: int) -> bytes:
+        """Return at most `size` bytes from `begin` on; fewer only at the end."""
+        if self._file is None or begin < self._at:
+            self.close()
+            self._file = pa.input_stream(self._path, compression="gzip")
+            self._at, self._kept = 0, b""
+        more = b"-"
+        while more and self._at + len(self._kept) < begin + size:
+            try:
+                more = self._file.read(1 << 20)
+            except (OSError, pa.ArrowException) as error:
+                raise BadFile(
+                    self._path,
+                    f"is damaged: what follows byte {self._at + len(self._kept):,} of its text cannot be unpacked ({error})",
+                    "get it again",
+                ) from None
+            used = min(begin - self._at, len(self._kept))
+            self._at, self._kept = self._at + used, self._kept[used:] + more
+        return self._kept[begin - self._at :][:size]
 
 
 def _some(data: bytes, lines: np.ndarray) -> bytes:
