@@ -1,7 +1,7 @@
 """An open vocabulary: an id gets a row of its own during training, once it has occurred often enough."""
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NoReturn
 
@@ -12,7 +12,7 @@ from skirl.core.batch import Batch, KeyedJagged
 from skirl.core.inverse import is_shared
 from skirl.data.files.stream import Files
 from skirl.data.share import WHOLE, Shards, Share, shards
-from skirl.data.vocabulary.vocabulary import FIRST, SMALLEST, look_up, places_for, probe
+from skirl.data.vocabulary.vocabulary import FIRST, Slots, look_up, probe
 from skirl.tools.jit import kernel
 from skirl.tools.sealed_json import ANY, COUNT, misfit
 
@@ -27,51 +27,40 @@ class Kept(np.ndarray):
         return self
 
 
-class Growth:
-    """The open vocabulary of one table: its remembered values, their rows and counts."""
+class Growth(Slots):
+    """The open vocabulary of one table: its remembered values, their rows (0 if not admitted), counts and last batches."""
 
     def __init__(self, rows: int, admit: int) -> None:
+        super().__init__(rows=np.int64, counts=np.int64, last=np.int64)
         self.limit, self.admit = rows, admit
         self.next = FIRST
         """The next free row."""
         self._admitted = np.zeros(0, np.uint64)
         """The fingerprint of each row given so far, from row 2 on, and room for more. Entries never change."""
-        self._allocate(SMALLEST)
-
-    def _allocate(self, size: int) -> None:
-        self.keys = np.zeros(size, np.uint64)
-        self.rows = np.zeros(size, np.int64)
-        """The row of each key; 0 if it has not been admitted."""
-        self.counts = np.zeros(size, np.int64)
-        self.last = np.zeros(size, np.int64)
-        """The last batch that contained each key."""
-        self.used = 0
 
     def grow(self, fingerprints: np.ndarray, now: int) -> np.ndarray:
         """Count the values of batch `now`, admit those that have now occurred often enough, and return the row of each."""
-        if 2 * (self.used + len(fingerprints)) > len(self.keys):
-            self._refill(self.entries(), self.used + len(fingerprints))
+        self.reserve(len(fingerprints))
         out = np.empty(len(fingerprints), np.int64)
         self._make_room(len(fingerprints))
         added, self.next = _grow(
-            self.keys, self.rows, self.counts, self.last, fingerprints, self.admit, now, self.next, self.limit,
-            self._admitted, out,
-        )  # fmt: skip
+            self.keys, *self.numbers.values(), fingerprints, self.admit, now, self.next, self.limit, self._admitted, out
+        )
         self.used += added
         return out
 
     def look_up(self, fingerprints: np.ndarray) -> np.ndarray:
         """Return the current rows of values, without counting them."""
         out = np.empty(len(fingerprints), np.int64)
-        look_up(self.keys, self.rows, fingerprints, out)
+        look_up(self.keys, self.numbers["rows"], fingerprints, out)
         return out
 
     def give(self, admitted: Any) -> None:
         """Become the vocabulary that gave its rows to these values and forgot none. Only for lookups: counts are lost."""
-        given = np.asarray(admitted, np.int64).view(np.uint64)
-        rows = np.arange(FIRST, FIRST + len(given))
-        self._refill([given, rows, np.full(len(given), self.admit), np.zeros(len(given), np.int64)])
-        self._admitted, self.next = given.copy(), FIRST + len(given)
+        keys = np.asarray(admitted, np.int64).view(np.uint64)
+        rows = np.arange(FIRST, FIRST + len(keys))
+        self.refill({"keys": keys, "rows": rows, "counts": np.full(len(keys), self.admit), "last": np.zeros_like(rows)})
+        self._admitted, self.next = keys.copy(), FIRST + len(keys)
 
     def age(self, now: int, stale: int | None) -> None:
         """Forget the values that the last `stale` batches did not contain. Checks only every `stale // 4` batches."""
@@ -81,13 +70,8 @@ class Growth:
     def forget(self, before: int) -> None:
         """Drop the values whose last batch came before batch `before`."""
         entries = self.entries()
-        stays = entries[3] >= before
-        self._refill([array[stays] for array in entries])
-
-    def entries(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Return the fingerprints, rows, counts and last batches of all remembered values."""
-        held = np.flatnonzero(self.keys)
-        return self.keys[held], self.rows[held], self.counts[held], self.last[held]
+        stays = entries["last"] >= before
+        self.refill({name: array[stays] for name, array in entries.items()})
 
     @property
     def admitted(self) -> np.ndarray:
@@ -102,22 +86,15 @@ class Growth:
             room[: self.next - FIRST] = self._admitted[: self.next - FIRST]
             self._admitted = room
 
-    def _refill(self, entries: Sequence[np.ndarray], room: int = 0) -> None:
-        keys, rows, counts, last = entries
-        self._allocate(places_for(max(room, len(keys))))
-        _place(self.keys, self.rows, self.counts, self.last, keys, rows, counts, last)
-        self.used = len(keys)
-
     def state_dict(self) -> dict[str, Any]:
         """Return the whole vocabulary, in arrays that copies of the state share."""
-        names = ("keys", "rows", "counts", "last")
-        arrays = {name: array.view(np.int64).view(Kept) for name, array in zip(names, self.entries())}
+        arrays = {name: array.view(np.int64).view(Kept) for name, array in self.entries().items()}
         return {**arrays, "next": self.next}
 
     def load_state_dict(self, state: Mapping[str, Any], admitted: Any) -> None:
         """Continue from a state. admitted: the fingerprints that rows were given to, at that time or later."""
-        keys, *others = (np.asarray(state[name], np.int64) for name in ("keys", "rows", "counts", "last"))
-        self._refill([keys.view(np.uint64), *others])
+        entries = {name: np.asarray(state[name], np.int64) for name in ("keys", *self.numbers)}
+        self.refill(entries | {"keys": entries["keys"].view(np.uint64)})
         self.next = state["next"]
         self._admitted = np.asarray(admitted, np.int64)[: self.next - FIRST].view(np.uint64).copy()
 
@@ -158,13 +135,13 @@ class Growing:
     @property
     def held_out(self) -> Any:
         """The held-out rows, looked up in the vocabulary as it is at the reader's position. See `held_out_at`."""
-        return None if self.inner.held is None else HeldOut(self, self.inner.held)
+        return None if self.inner.held_out is None else HeldOut(self, self.inner.held_out)
 
     def held_out_at(self, state: Any) -> Any:
         """Return the held-out rows, looked up in the vocabulary as it was at `state`, however far ahead this stream is."""
-        if self.inner.held is None or state is None:
+        if self.inner.held_out is None or state is None:
             return self.held_out
-        return HeldOut(self.at(state), self.inner.held)
+        return HeldOut(self.at(state), self.inner.held_out)
 
     def at(self, state: Any) -> "Growing":
         """Return the same stream with its vocabulary as it was at `state`."""
@@ -181,7 +158,7 @@ class Growing:
     # Parts for several trainers.
 
     def sharded(self, first: int, last: int, of: int) -> "Growing":
-        """Return the stream cut to shards first .. last - 1 of each batch, a micro-batch each, without a smaller last batch.
+        """Return the stream cut to some shards of each batch.
 
         Every trainer reads all samples: the row that a value gets depends on all values before it.
         """
@@ -317,7 +294,6 @@ class HeldOut:
         return getattr(self.__dict__.get("files"), name)
 
     def dealt(self, rank: int, ranks: int) -> "HeldOut":
-        """Return every `ranks`-th batch from batch `rank` on. The last one is empty if it is beyond the end."""
         return HeldOut(self.vocabulary, self.files.dealt(rank, ranks))
 
     def __iter__(self) -> Iterator[Batch]:
@@ -346,10 +322,3 @@ def _grow(keys, rows, counts, last, fingerprints, admit, now, free, limit, admit
             free += 1
         out[i] = rows[place] if rows[place] != 0 else 1
     return added, free
-
-
-@kernel
-def _place(keys, rows, counts, last, from_keys, from_rows, from_counts, from_last):
-    for i in range(from_keys.size):
-        place = probe(keys, from_keys[i])
-        keys[place], rows[place], counts[place], last[place] = from_keys[i], from_rows[i], from_counts[i], from_last[i]
