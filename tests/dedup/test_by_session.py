@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from skirl import cli
@@ -27,6 +27,7 @@ from skirl.dedup.row_hash import row_hashes
 from skirl.dedup.sessions import KEYS, Sessions, with_keys
 from skirl.store.disk.os_files import DiskError, Lock
 from tests.cases import cases
+from tests.data.logs import plain
 from tests.dedup.rows import SCHEMA, Row, counted, schema, write
 from tests.warm import Python
 
@@ -124,13 +125,8 @@ ways = st.sampled_from(
 def test_sessions_are_those_of_a_plain_sort(
     tmp_path_factory: Any, n: int, sessions: int, seed: int, wanted: Sessions
 ) -> None:
-    check_sessions(tmp_path_factory.mktemp("by"), n, sessions, seed, wanted)
-
-
-def check_sessions(folder: Path, n: int, sessions: int, seed: int, wanted: Sessions) -> None:
-    """Check that sessions and rows are those of a plain sort."""
     rows = made(n, sessions, seed)
-    files, found = converted(folder, rows, wanted)
+    files, found = converted(tmp_path_factory.mktemp("by"), rows, wanted)
     reference = expected(rows, wanted)
     assert sessions_in(files, wanted) == reference
     assert found["samples"] == n and found["sessions"] == reference.total()
@@ -160,8 +156,7 @@ def test_small_groups_and_files_hold_the_same(tmp_path: Path, monkeypatch: pytes
 
 
 def batches_of(folder: Path) -> list[Any]:
-    stream = DataFlags(f"parquet:{folder / 'out'}", batch=64).stream()
-    return [(batch.dense.tolist(), batch.sparse.expanded().values().tolist()) for batch in stream]
+    return [plain(batch) for batch in DataFlags(f"parquet:{folder / 'out'}", batch=64).stream()]
 
 
 def groups_in(folder: Path) -> list[list[int]]:
@@ -283,8 +278,14 @@ row = st.tuples(
 )
 
 
-def check_sums(one: list[Any], other: list[Any]) -> None:
-    """Check that the sums of the hashes of rows are equal where the rows are, in any order."""
+@given(st.lists(row, max_size=5), st.lists(row, max_size=5))
+@cases(100)
+@example([([1], [2], 0, 0), ([3], [4], 1, 1)], [([3], [4], 1, 1), ([1], [2], 0, 0)])
+@example([([1], [2], 0, 0), ([3], [4], 1, 1)], [([1], [2], 1, 0), ([3], [4], 0, 1)])
+@example([([1, 2], [], 0, 0)], [([2, 1], [], 0, 0)])
+@example([([1], [2], 0, 0)], [([2], [1], 0, 0)])
+def test_sums_of_hashes_are_equal_where_the_rows_are(one: list[Any], other: list[Any]) -> None:
+    """In any order."""
     of = FileSchema.parse('session = "v"\n[[label]]\nname = "y"\n[[id]]\nnames = ["a", "b"]\nlist = true\n')
     sums = []
     for rows in (one, other):
@@ -297,21 +298,6 @@ def check_sums(one: list[Any], other: list[Any]) -> None:
         )
         sums.append(row_hashes(encoded, of, {"v": pa.array([r[3] for r in rows], pa.int64())}).sum())
     assert (sums[0] == sums[1]) == (counted(map(numbered, one)) == counted(map(numbered, other)))
-
-
-PAIRS = [
-    ([([1], [2], 0, 0), ([3], [4], 1, 1)], [([3], [4], 1, 1), ([1], [2], 0, 0)]),
-    ([([1], [2], 0, 0), ([3], [4], 1, 1)], [([1], [2], 1, 0), ([3], [4], 0, 1)]),
-    ([([1], [2], 0, 0), ([3], [4], 1, 1)], [([1], [4], 0, 0), ([3], [2], 1, 1)]),
-    ([([1, 2], [], 0, 0)], [([2, 1], [], 0, 0)]),
-    ([([1], [2], 0, 0)], [([2], [1], 0, 0)]),
-]
-
-
-@given(st.lists(row, max_size=5), st.lists(row, max_size=5))
-@cases(100)
-def test_sums_of_hashes_are_equal_where_the_rows_are(one: list[Any], other: list[Any]) -> None:
-    check_sums(one, other)
 
 
 def numbered(values: Any) -> Row:

@@ -20,6 +20,7 @@ from skirl.data.flags import DataFlags
 from skirl.dedup.by_session import convert_by_session
 from skirl.dedup.layout import once, runs_of, with_runs
 from tests.cases import cases
+from tests.data.logs import plain
 from tests.dedup.rows import Row, schema, write
 from tests.dedup.test_by_session import WANTED, made
 
@@ -31,12 +32,6 @@ def both(folder: Path, rows: list[Row]) -> tuple[str, str]:
         wanted = replace(WANTED, layout=layout)
         convert_by_session(source, str(folder / layout), wanted, force=True, quiet=True)
     return f"parquet:{folder / 'once'}", f"parquet:{folder / 'rows'}"
-
-
-def plain(batch: Any) -> tuple[Any, ...]:
-    sparse = batch.sparse.expanded()
-    parts = (batch.dense, batch.labels, sparse.values(), sparse.lengths())
-    return tuple(part.tolist() for part in parts)
 
 
 def test_what_is_left_out_is_what_equals_the_row_above(tmp_path: Path) -> None:
@@ -61,12 +56,7 @@ def test_what_is_left_out_is_what_equals_the_row_above(tmp_path: Path) -> None:
 def test_batches_are_those_of_the_plain_rows(
     tmp_path_factory: Any, n: int, sessions: int, seed: int, batch: int
 ) -> None:
-    check_batches(tmp_path_factory.mktemp("once"), n, sessions, seed, batch)
-
-
-def check_batches(folder: Path, n: int, sessions: int, seed: int, batch: int) -> None:
-    """Check that batches of lists once equal those of the same rows in full."""
-    some, whole = both(folder, made(n, sessions, seed))
+    some, whole = both(tmp_path_factory.mktemp("once"), made(n, sessions, seed))
     ways: list[dict[str, Any]] = [{}, {"shuffle": 30}, {"valid": "30%"}]
     for more in ways:
         streams = [DataFlags(data, batch=batch, **more).stream() for data in (some, whole)]

@@ -167,7 +167,7 @@ def _split(files: Files, valid: str) -> Files:
         held = replace(files, encoder=replace(files.encoder, keep=Span(schema.time, limit, INF, dated)))
         files = replace(files, encoder=replace(files.encoder, keep=Span(schema.time, -INF, limit, dated)))
     held = replace(held, dataset=files.dataset.anew(), epochs=1, batches=None, shuffle=0, most_rows=None)
-    return replace(files, held=held)
+    return replace(files, held_out=held)
 
 
 def _moment(valid: str) -> tuple[str, float, bool]:

@@ -40,12 +40,6 @@ class Shards:
         """True if another trainer reads some of the samples."""
         return self.cut and self.last - self.first < self.of
 
-    def check(self, batch: int) -> None:
-        """Raise unless a batch divides into `of` equal shards."""
-        if batch % self.of:
-            more = -(-batch // self.of) * self.of
-            raise ValueError(f"a batch of {batch:,} samples is not {self.of} equal shards: set batch to {more:,}")
-
     def cuts(self, samples: int, batch: int) -> list[list[Cut]]:
         """Return the cuts to read from samples that begin with a step: for each step, its shards of the whole batch."""
         each = batch // self.of if self.cut else batch
@@ -100,7 +94,9 @@ WHOLE = Turn(0, 1)
 def shards(first: int, last: int, of: int, batch: int) -> Share:
     """Return shards first .. last - 1 of `of`. With one shard that is `WHOLE`, which keeps a smaller last batch."""
     share = Shards(first, last, of)
-    share.check(batch)
+    if batch % of:
+        more = -(-batch // of) * of
+        raise ValueError(f"a batch of {batch:,} samples is not {of} equal shards: set batch to {more:,}")
     return WHOLE if of == 1 else share
 
 

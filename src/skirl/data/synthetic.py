@@ -128,12 +128,10 @@ class Synthetic(Source):
 
     @property
     def dense_features(self) -> int:
-        """Number of columns of `Batch.dense`."""
         return self.shapes[self.name].dense
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of the labels."""
         return ("click",)
 
     @property
@@ -200,7 +198,6 @@ class Synthetic(Source):
         return sum(len(self._cuts(i)) for i in range(self.start, self.batches, self._share.batches))
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield the batches of one pass. The first pass after `load_state_dict` continues where that state was taken."""
         i, self._resume = self.start if self._resume is None else self._resume, None
         while self.batches is None or i < self.batches:
             *cuts, (low, high) = self._cuts(i)
@@ -223,11 +220,9 @@ class Synthetic(Source):
         return self._samples_of(i + before, low - before * self.batch_size, high - before * self.batch_size)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the pass, counting the batches handed out, and the identity of the stream."""
         return {"next": self._next} | {name: getattr(self, name) for name in self._identity}
 
     def check_state(self, state: dict[str, Any]) -> None:
-        """Raise if `state` is of another stream, saying what differs. Change nothing."""
         if "name" not in state:
             raise ValueError("the state is not of a synthetic stream: set data to what it was when the state was saved")
         for name in self._identity:
@@ -235,7 +230,6 @@ class Synthetic(Source):
                 raise ValueError(f"the state is of a stream with {name}={state[name]!r}: set {name} to that")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Make the next pass continue where a state was taken. Raise if the state is of another stream."""
         self.check_state(state)
         self._resume = self._next = int(state["next"])
 

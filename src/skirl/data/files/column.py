@@ -133,9 +133,9 @@ def _copy_lists(values, offsets, lists, out, lengths):
             end = offsets[lists[k] + 1]
             lengths[k] = end - offsets[lists[k]]
             k += 1
-        part, own = values[begin:end], out[at : at + end - begin]  # views: no check for index < 0
+        part, room = values[begin:end], out[at : at + end - begin]  # views: no check for index < 0
         for j in range(len(part)):
-            own[j] = part[j]
+            room[j] = part[j]
         at += len(part)
 
 

@@ -43,25 +43,20 @@ class ParquetFile:
         """The next part, and the iterator over slices that yields it."""
 
     def close(self) -> None:
-        """Close the file."""
         self._file, self._going = None, None
 
     def has(self, part: int) -> bool:
-        """Return whether the file has this part."""
         self._open()
         return part < len(self._parts)
 
     def share(self, part: int) -> int:
-        """Return the share of a part, here its row group. One worker reads all parts of a share."""
         return self._parts[part][0]
 
     def rows(self, part: int) -> int:
-        """Return the number of rows of a part."""
         self._open()
         return self._parts[part][2]
 
     def read(self, part: int, rows: np.ndarray | None = None) -> Raw:
-        """Return a part's columns. rows: the rows to keep, ascending; None for all."""
         self._open()
         group, first, there = self._parts[part]
         try:

@@ -1,15 +1,14 @@
 """Data files as one data set, and what identifies it."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from skirl.data.files.columnar import SLICE, ParquetFile
-from skirl.data.files.encode import Encoder, Raw
+from skirl.data.files.encode import Raw
 from skirl.data.files.find import BadFile, kind_of
 from skirl.data.files.mind import MindFile
 from skirl.data.files.schema import FileSchema
@@ -43,11 +42,25 @@ class DataFile(Protocol):
 
     path: str
 
-    def has(self, part: int) -> bool: ...
-    def rows(self, part: int) -> int: ...
-    def share(self, part: int) -> int: ...
-    def read(self, part: int, rows: np.ndarray | None = None) -> Raw: ...
-    def close(self) -> None: ...
+    def has(self, part: int) -> bool:
+        """Return whether the file has this part."""
+        ...
+
+    def rows(self, part: int) -> int:
+        """Return the number of rows of a part, including malformed ones."""
+        ...
+
+    def share(self, part: int) -> int:
+        """Return the share of a part. One worker reads all parts of a share."""
+        ...
+
+    def read(self, part: int, rows: np.ndarray | None = None) -> Raw:
+        """Return a part's columns. rows: the rows to keep, ascending; None for all."""
+        ...
+
+    def close(self) -> None:
+        """Close the file."""
+        ...
 
 
 @dataclass
@@ -96,7 +109,7 @@ class Dataset:
         return self._file(part.file).read(part.part).between(part.low, part.high)
 
     def rows(self, part: FilePart) -> int:
-        """Return the number of rows of a whole part, whatever its bounds, including malformed ones."""
+        """Return the number of rows of a whole part, whatever its bounds."""
         return self._file(part.file).rows(part.part)
 
     def count(self) -> int:
@@ -119,66 +132,27 @@ class Dataset:
         self._open.clear()
 
     def _file(self, number: int) -> DataFile:
+        """Open a file, in the format that its first bytes say it has."""
         if number not in self._open:
             self.close()  # keep one open at a time: a folder may hold thousands
-            self._open[number] = open_file(self.paths[number], self.schema, self.part_bytes, self.slice_rows)
+            path, text = self.paths[number], self.schema.text
+            kind = kind_of(path)
+            if kind == "parquet":
+                self._open[number] = ParquetFile(path, self.schema, self.slice_rows)
+            elif not text.columns and text.header == "no":
+                raise BadFile(
+                    path, "is text, and the schema does not say what its columns are", "add columns to [file]"
+                )
+            else:
+                kind_of_text = MindFile if text.samples == "shown" else TextFile
+                self._open[number] = kind_of_text(path, self.schema, kind == "gzip", self.part_bytes)
         return self._open[number]
-
-
-def open_file(path: str, schema: FileSchema, part_bytes: int = PART, slice_rows: int = SLICE) -> DataFile:
-    """Open a file in the format that its first bytes say it has."""
-    kind = kind_of(path)
-    if kind == "parquet":
-        return ParquetFile(path, schema, slice_rows)
-    if not schema.text.columns and schema.text.header == "no":
-        raise BadFile(path, "is text, and the schema does not say what its columns are", "add columns to [file]")
-    kind_of_text = MindFile if schema.text.samples == "shown" else TextFile
-    return kind_of_text(path, schema, kind == "gzip", part_bytes)
 
 
 ORDER = "sessions"
 """Key for how sessions are shuffled; absent if they are not."""
 REPEATS = "repeats"
 """Key for searching repeated lists: gradients are then summed by list first, which may change the last bit."""
-
-
-def identity_of(
-    encoder: Encoder,
-    files: Sequence[str],
-    rows: tuple[RowPosition, RowPosition | None],
-    *,
-    batch_size: int,
-    shuffle: int,
-    seed: int,
-    most_rows: int | None,
-    find_repeats: bool = False,
-) -> dict[str, Any]:
-    """Return the identity of a stream, in types that JSON has.
-
-    rows: where the stream begins and ends; None for the end of the last file.
-    """
-    paths = [Path(path) for path in files]
-    begin, end = rows
-    reads = f"from {_at(begin)} to {'the end' if end is None else _at(end)}"
-    if encoder.keep is not None:
-        span = encoder.keep
-        reads += f" where {span.low} <= {span.column} < {span.high}"
-    # Use the actual numbers of rows (from a flag, the schema or a vocabulary). The session column and the time unit do not
-    # change what training reads; the order of sessions is stored under its own key.
-    ids = tuple(replace(column, rows=encoder.rows[column.table or column.name]) for column in encoder.schema.ids)
-    return {
-        "files": [f"{path.name} ({path.stat().st_size} bytes)" for path in paths],
-        "reads": reads,
-        "rows_of": encoder.rows_of.described,
-        "schema": replace(encoder.schema, ids=ids, session=None, time_unit="").toml(),
-        "batch_size": batch_size,
-        "shuffle": shuffle,
-        "seed": seed if shuffle else 0,
-        "bad_rows": "skip" if encoder.skip else "refuse",
-    } | {
-        **({} if most_rows is None else {ORDER: f"{encoder.session}, at most {most_rows or 'all'} rows"}),
-        **({REPEATS: "find"} if find_repeats else {}),
-    }
 
 
 _DIFFERS = {
@@ -206,10 +180,6 @@ def check_identity(state: dict[str, Any], stream: dict[str, Any]) -> None:
             what, then = _DIFFERS.get(name, (f"with {name}={{!r}}, not {{!r}}", "set it to that"))
             was, now = _other_lines(was, now) if name == "schema" else (was, now)
             raise ValueError(f"the state is of a stream {what.format(was, now)}: {then}")
-
-
-def _at(place: RowPosition) -> str:
-    return f"file {place.file} part {place.part} row {place.row}"
 
 
 def _other_files(was: Any, now: list[str]) -> str:

@@ -4,8 +4,8 @@ Malformed rows are marked on the way. At the end, the first one is raised, or al
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -62,31 +62,33 @@ class Raw:
     """Returns the location of a row of the piece in the file, as an error names it; malformed rows count."""
     broken: list[tuple[int, str, str]]
     """Rows that could not be split into columns: the row of the piece, what was found, what was expected."""
-    places: np.ndarray | None = None
-    """int64 [n]: the index in the piece of each row; None means 0 to n - 1."""
+    places: np.ndarray = field(default=None)  # type: ignore[assignment]
+    """int64 [n]: the index in the piece of each row; by default 0 to n - 1."""
     nulls: bool = False
     """True if texts that mean no value are nulls already."""
+
+    def __post_init__(self) -> None:
+        if self.places is None:
+            self.places = np.arange(self.rows)
 
     def between(self, low: int, high: int | None) -> "Raw":
         """Return only the rows low <= row < high of the piece."""
         if low <= 0 and high is None:
             return self
-        places = np.arange(self.rows) if self.places is None else self.places
-        begin = int(np.searchsorted(places, low))
-        end = len(places) if high is None else int(np.searchsorted(places, high))
+        begin = int(np.searchsorted(self.places, low))
+        end = self.rows if high is None else int(np.searchsorted(self.places, high))
         columns = {name: column.slice(begin, end - begin) for name, column in self.columns.items()}
         broken = [one for one in self.broken if low <= one[0] and (high is None or one[0] < high)]
-        return Raw(columns, end - begin, self.file, self.where, broken, places[begin:end], self.nulls)
+        return Raw(columns, end - begin, self.file, self.where, broken, self.places[begin:end], self.nulls)
 
     def only(self, rows: np.ndarray) -> "Raw":
         """Return only these rows (int64, ascending) of the piece."""
         if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
             return self.between(int(rows[0]), int(rows[-1]) + 1)
-        at = rows if self.places is None else np.flatnonzero(np.isin(self.places, rows))
+        at = np.flatnonzero(np.isin(self.places, rows))
         columns = {name: column.take(pa.array(at)) for name, column in self.columns.items()}
         broken = [one for one in self.broken if one[0] in rows]
-        places = rows if self.places is None else self.places[at]
-        return Raw(columns, len(at), self.file, self.where, broken, places, self.nulls)
+        return Raw(columns, len(at), self.file, self.where, broken, self.places[at], self.nulls)
 
 
 class RowsOf(Protocol):
@@ -108,10 +110,7 @@ class ByHash:
 
     rows: Mapping[str, int]
 
-    @property
-    def described(self) -> str:
-        """How ids become rows, as stored in a state."""
-        return BY_HASH
+    described: ClassVar[str] = BY_HASH
 
     def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray | None) -> np.ndarray:
         """Return row 0 for missing values, and a row from 1 on for all others."""
@@ -125,10 +124,8 @@ class ByHash:
 class Fingerprints:
     """Keeps the fingerprints themselves in place of rows, as int64; 0 where a value is missing."""
 
-    @property
-    def described(self) -> str:
-        """How ids become rows in training: only an open vocabulary resumes from a state of fingerprints."""
-        return BY_OPEN
+    described: ClassVar[str] = BY_OPEN
+    """In training, only an open vocabulary resumes from a state of fingerprints."""
 
     def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray | None) -> np.ndarray:
         """Return the fingerprints, with 0 for missing values. Copies nothing if no value is missing or malformed."""
@@ -153,8 +150,8 @@ class Marks:
         """Mark rows as malformed. wrong: a bool for each row; why: returns what was found and expected in a row."""
         if not wrong.any():
             return
-        i, places = int(np.argmax(wrong)), self._raw.places
-        self._note(i if places is None else int(places[i]), lambda: why(i))
+        i = int(np.argmax(wrong))
+        self._note(int(self._raw.places[i]), lambda: why(i))
         self.bad |= wrong
 
     def add_values(self, what: str, column: pa.Array, wrong: np.ndarray, expected: str) -> None:
@@ -224,10 +221,9 @@ class Encoder:
             marks.add_values(f"session column {self.session}", column, known != GOOD, EACH)
         if not self.skip:
             marks.refuse()
-        places = np.arange(raw.rows) if raw.places is None else raw.places
         bad = int(marks.bad.sum()) + len(raw.broken)
         read = raw.rows + len(raw.broken)
-        done = Encoded(labels, dense, ids, places, read, bad, marks.at, kept=kept, sessions=sessions)
+        done = Encoded(labels, dense, ids, raw.places, read, bad, marks.at, kept=kept, sessions=sessions)
         wanted &= ~marks.bad
         return done if wanted.all() else done.take(np.flatnonzero(wanted))
 

@@ -338,10 +338,8 @@ def _make(kind: type[T], where: str, values: Any) -> T:
             values = values | {name: (value := tuple(value))}
         if type(value) is int and hints[name] is float and abs(value) < 1 << 53:
             values = values | {name: (value := float(value))}
-        choices = get_args(hints[name])
-        if not _fits(value, hints[name]):
-            allowed = " or ".join(map(str, choices)) if choices and isinstance(choices[0], str) else _plain(hints[name])
-            raise BadSchema(f"{where}: {name} is {value!r}, set it to {allowed}")
+        if (wanted := _misfit(value, hints[name])) is not None:
+            raise BadSchema(f"{where}: {name} is {value!r}, set it to {wanted}")
     return kind(**values)
 
 
@@ -351,24 +349,20 @@ def _hints(kind: type) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
-def _fits(value: Any, hint: Any) -> bool:
+_WORDS = {str: "a text", int: "a whole number", float: "a finite number", bool: "true or false"}
+
+
+def _misfit(value: Any, hint: Any) -> str | None:
+    """Return in words what a field of this type takes, or None if it takes the value."""
     choices = get_args(hint)
-    if hint in (str, int, float, bool):
-        finite = not isinstance(value, float) or abs(value) < float("inf")
-        return type(value) is hint and finite
-    if choices and isinstance(choices[0], str):
-        return value in choices
     if choices == (str, ...):
-        return isinstance(value, tuple) and all(isinstance(item, str) for item in value)
-    if type(None) in choices:
-        return value is None or any(_fits(value, choice) for choice in choices if choice is not type(None))
-    return True
-
-
-def _plain(hint: Any) -> str:
-    names = {str: "a text", int: "a whole number", float: "a finite number", bool: "true or false"}
-    kinds = [k for k in get_args(hint) if k in names] or [hint]
-    return names.get(kinds[0], "a list of texts") if hint not in names else names[hint]
+        fits = isinstance(value, tuple) and all(isinstance(item, str) for item in value)
+        return None if fits else "a list of texts"
+    if choices and isinstance(choices[0], str):
+        return None if value in choices else " or ".join(choices)
+    kinds = [kind for kind in choices or (hint,) if kind in _WORDS]
+    finite = not isinstance(value, float) or abs(value) < float("inf")
+    return None if not kinds or (type(value) in kinds and finite) else _WORDS[kinds[0]]
 
 
 def _unknown(name: str, known: list[str]) -> str:

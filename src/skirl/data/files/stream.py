@@ -5,6 +5,8 @@ Parts become encoded pieces, these windows of rows, which are permuted, and thes
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
@@ -12,11 +14,11 @@ import numpy as np
 from skirl.core.batch import Batch
 from skirl.core.find import find
 from skirl.core.tables import Table
-from skirl.data.files.dataset import START, Dataset, FilePart, RowPosition, check_identity, identity_of
+from skirl.data.files.dataset import ORDER, REPEATS, START, Dataset, FilePart, RowPosition, check_identity
 from skirl.data.files.encode import Encoder
 from skirl.data.files.encoded import Encoded
 from skirl.data.files.windows import Windows, in_windows
-from skirl.data.files.workers import Range, pieces
+from skirl.data.files.workers import pieces
 from skirl.data.share import WHOLE, Shards, Share, Turn, shards
 from skirl.tools.progress import malformed
 from skirl.tools.sealed_json import ANY, COUNT, misfit
@@ -45,8 +47,7 @@ class Files:
     begin: RowPosition = START
     end: RowPosition | None = None
     """The rows to read: from `begin` to before `end`, or to the last."""
-    held: "Files | None" = None
-    """The held-out rows."""
+    held_out: "Files | None" = None
     rows_of_epoch: int | None = None
     """Samples of an epoch, if they were counted."""
     share: Share = WHOLE
@@ -59,7 +60,6 @@ class Files:
     left_out: int = field(default=0, init=False)
     """Samples left out at the end of the last epoch that ended: with shards, those that do not fill a whole batch."""
     _first_bad: tuple[FilePart, int] | None = field(default=None, init=False, repr=False)
-    _of: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
     _steps: int | None = field(default=None, init=False)
     first_epoch: int | None = field(default=None, init=False)
     """Steps of the first epoch, once it was read; None until then."""
@@ -73,31 +73,21 @@ class Files:
 
     @property
     def dense_features(self) -> int:
-        """Number of columns of `Batch.dense`."""
         return self.encoder.schema.dense_features
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of the labels."""
         return tuple(label.name for label in self.encoder.schema.labels)
 
     @property
     def lists(self) -> tuple[str, ...]:
-        """The features with any number of ids per sample instead of exactly one."""
         return tuple(column.name for column in self.encoder.schema.ids if column.list)
 
     def held_out_at(self, state: Any) -> "Files | None":
-        """Return `held_out`, which does not depend on the position of a run."""
         return self.held_out
 
     def tables(self, dim: int) -> list[Table]:
-        """Return the tables that the ids look up rows in."""
         return self.encoder.schema.tables(dim, self.encoder.rows)
-
-    @property
-    def held_out(self) -> "Files | None":
-        """The rows held out for evaluation, as a source of one pass in order; None if there are none."""
-        return self.held
 
     @property
     def samples(self) -> int | None:
@@ -129,7 +119,7 @@ class Files:
     # Parts for several trainers.
 
     def sharded(self, first: int, last: int, of: int) -> "Files":
-        """Return the stream cut to shards first .. last - 1 of each batch, a micro-batch each, without a smaller last batch.
+        """Return the stream cut to some shards of each batch.
 
         Values of other shards are parsed only if malformed rows are skipped, rows are chosen by time, or sessions are
         shuffled: which row is which sample then depends on all of them.
@@ -137,7 +127,6 @@ class Files:
         return replace(self, dataset=self.dataset.anew(), share=shards(first, last, of, self.batch_size))
 
     def dealt(self, rank: int, ranks: int) -> "Files":
-        """Return every `ranks`-th batch from batch `rank` on. The last one is empty if it is beyond the end."""
         return replace(self, dataset=self.dataset.anew(), share=Turn(rank, ranks))
 
     # Iteration.
@@ -168,7 +157,7 @@ class Files:
     def parts(self) -> Iterator[tuple[Encoded, FilePart]]:
         """Yield the rows of one epoch in order, as files yield them, each piece with its part."""
         self.bad_rows, self._first_bad = 0, None
-        source = pieces(self.dataset, self.encoder, [Range(self.begin, self.end)], self.workers)
+        source = pieces(self.dataset, self.encoder, [Windows(self.begin, self.end)], self.workers)
         try:
             yield from self._counted(source, count=True)
         finally:
@@ -216,21 +205,22 @@ class Files:
         done, skip, first = state["batches"], state["next"], state["epoch"]
         if first:  # how many steps it had is not in a state; the pass has none of them
             self.first_epoch = done
-        begin, window = RowPosition(state["file"], state["part"], state["row"]), state["window"]
         together = self.share.batches * self.batch_size
         size = max(1, -(-self.shuffle // together)) * together
         # Only this trainer's rows are read if it is known in advance which row is which sample.
         some = self.share.partial and not self.encoder.skip and self.encoder.keep is None and self.most_rows is None
-        ranges: list[Range] = []
+        ranges: list[Windows] = []
         for epoch in range(first, self.epochs):
-            here = (begin, window) if epoch == first else (self.begin, 0)
+            begin, window = self.begin, 0
+            if epoch == first:
+                begin, window = RowPosition(state["file"], state["part"], state["row"]), state["window"]
             order = (self.seed, epoch) if self.shuffle else None
-            windows = Windows(self.share, self.batch_size, size, here[1], order, self.most_rows)
-            ranges.append(Range(here[0], self.end, windows, some))
+            ranges.append(
+                Windows(begin, self.end, self.share, self.batch_size, size, window, order, self.most_rows, partial=some)
+            )
         source = pieces(self.dataset, self.encoder, ranges, self.workers)
         try:
-            for epoch, windows in enumerate((r.windows for r in ranges), start=first):
-                assert windows is not None
+            for epoch, windows in enumerate(ranges, start=first):
                 empty, left_out, n = not skip, 0, 0
                 found = self._counted(source, epoch == 0)
                 cut_out = in_windows(found, size, partial=some)
@@ -308,7 +298,7 @@ class Files:
     # States.
 
     def state_dict(self) -> dict[str, Any]:
-        return dict(self._state) | {"stream": dict(self._identity())}
+        return dict(self._state) | {"stream": dict(self._identity)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.check_state(state)
@@ -324,20 +314,34 @@ class Files:
         form = dict.fromkeys(self._start(), COUNT) | {"stream": {...: ANY}}
         if (wrong := misfit(state, form)) is not None:
             raise ValueError(f"the state is not one of a stream over files ({wrong}): give what state_dict() returned")
-        check_identity(state["stream"], self._identity())
+        check_identity(state["stream"], self._identity)
         if state["file"] > len(self.dataset.paths):
             raise ValueError(f"the state is in file {state['file']}, of {len(self.dataset.paths)}: use another")
 
+    @cached_property
     def _identity(self) -> dict[str, Any]:
-        if not self._of:  # cached: a state is taken at each batch
-            self._of = identity_of(
-                self.encoder,
-                self.dataset.paths,
-                (self.begin, self.end),
-                batch_size=self.batch_size,
-                shuffle=self.shuffle,
-                seed=self.seed,
-                most_rows=self.most_rows,
-                find_repeats=self.find_repeats,
-            )
-        return self._of
+        """The identity of the stream, in types that JSON has. Cached, since a state is taken at each batch."""
+        encoder, paths = self.encoder, map(Path, self.dataset.paths)
+        begin, end = (
+            None if at is None else f"file {at.file} part {at.part} row {at.row}" for at in (self.begin, self.end)
+        )
+        reads = f"from {begin} to {'the end' if end is None else end}"
+        if encoder.keep is not None:
+            span = encoder.keep
+            reads += f" where {span.low} <= {span.column} < {span.high}"
+        # Use the actual numbers of rows (from a flag, the schema or a vocabulary). The session column and the time unit do
+        # not change what training reads; the order of sessions is stored under its own key.
+        ids = tuple(replace(column, rows=encoder.rows[column.table or column.name]) for column in encoder.schema.ids)
+        identity = {
+            "files": [f"{path.name} ({path.stat().st_size} bytes)" for path in paths],
+            "reads": reads,
+            "rows_of": encoder.rows_of.described,
+            "schema": replace(encoder.schema, ids=ids, session=None, time_unit="").toml(),
+            "batch_size": self.batch_size,
+            "shuffle": self.shuffle,
+            "seed": self.seed if self.shuffle else 0,
+            "bad_rows": "skip" if encoder.skip else "refuse",
+        }
+        if self.most_rows is not None:
+            identity[ORDER] = f"{encoder.session}, at most {self.most_rows or 'all'} rows"
+        return identity | ({REPEATS: "find"} if self.find_repeats else {})

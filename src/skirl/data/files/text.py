@@ -37,25 +37,23 @@ class TextFile:
         self._header = False
 
     def close(self) -> None:
-        """Close the file."""
         self._text.close()
 
     def has(self, part: int) -> bool:
-        """Return whether the file has this part."""
         begin = max(0, part * self._part - 1)  # where `_lines` begins to read
         return len(self._text.read(begin, 2)) > (part > 0)
 
     def share(self, part: int) -> int:
-        """Return the share of a part: each part has its own. One worker reads all parts of a share."""
         return part
 
     def rows(self, part: int) -> int:
-        """Return the number of rows of a part, including malformed ones."""
+        return self._count(part)
+
+    def _count(self, part: int) -> int:
         data = self._lines(part)
         return data.count(b"\n") + (len(data) > 0 and not data.endswith(b"\n"))
 
     def read(self, part: int, rows: np.ndarray | None = None) -> Raw:
-        """Return a part's columns. rows: the lines to parse, ascending; None for all."""
         data = self._lines(part)
         names = self._columns()
         if data and not data.endswith(b"\n"):
@@ -115,7 +113,7 @@ class TextFile:
 
     def _where(self, part: int) -> Any:
         def where(row: int) -> str:
-            before = sum(self.rows(p) for p in range(part))
+            before = sum(map(self._count, range(part)))
             return f"line {before + row + 1 + self._header:,}"
 
         return where

@@ -10,25 +10,29 @@ import numpy as np
 from skirl.data.files.column import Column
 from skirl.data.files.dataset import Dataset, FilePart, RowPosition
 from skirl.data.files.encoded import Encoded
-from skirl.data.share import Cut, Share
+from skirl.data.share import WHOLE, Cut, Share
 from skirl.data.skew import named, unit
 from skirl.tools.jit import kernel
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Cuts the rows of one epoch, from a place on, into windows and samples; picklable."""
+    """Rows from one place to before another, or to the end, cut into windows and samples; picklable."""
 
-    share: Share
-    batch: int
-    rows: int
+    begin: RowPosition
+    end: RowPosition | None
+    share: Share = WHOLE
+    batch: int = 1
+    rows: int = 1
     """Rows of a window: a whole number of steps."""
-    number: int
+    number: int = 0
     """Number of the first window in its epoch."""
-    shuffled: tuple[int, int] | None
+    shuffled: tuple[int, int] | None = None
     """The seed and the epoch that decide the order of rows in a window; None keeps the order of the files."""
     most_rows: int | None = None
     """Most rows of a session that are shuffled as one chunk, 0 for all; None shuffles single rows."""
+    partial: bool = False
+    """True to read only the rows that are in samples."""
 
     def samples(self, number: int, rows: int, sessions: np.ndarray | None = None) -> tuple[list[list[Cut]], np.ndarray]:
         """Return the batches of each step in window `number`, and the row of each sample in them, in order (int64).
@@ -48,14 +52,15 @@ class Windows:
             samples = order[samples]
         return steps, samples
 
-    def parts(
-        self, dataset: Dataset, begin: RowPosition, end: RowPosition | None
-    ) -> Iterator[tuple[FilePart, np.ndarray]]:
-        """Yield each part with explicit bounds, and the rows of it to read, ascending (int64).
+    def parts(self, dataset: Dataset) -> Iterator[tuple[FilePart, np.ndarray | None]]:
+        """Yield each part, and the rows of it to read, ascending (int64); None for all. Partial ones have explicit bounds.
 
-        Rows are counted, without reading their values, up to the end of the window in which a part ends: the order of a last
-        window depends on its size.
+        Their rows are counted, without reading their values, up to the end of the window in which a part ends: the order
+        of a last window depends on its size.
         """
+        if not self.partial:
+            yield from ((part, None) for part in dataset.parts(self.begin, self.end))
+            return
         counting = dataset.anew()
         waiting: deque[tuple[FilePart, int]] = deque()
         known = np.empty(0, np.int64)  # rows to read, counted from `begin`, of the windows before `done`
@@ -72,7 +77,7 @@ class Windows:
                 known = known[own:]
 
         try:
-            for part in counting.parts(begin, end):
+            for part in counting.parts(self.begin, self.end):
                 rows = counting.rows(part)
                 high = max(part.low, rows if part.high is None else min(part.high, rows))
                 counted += high - part.low
