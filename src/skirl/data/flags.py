@@ -48,6 +48,8 @@ class DataFlags:
     """
 
     group: ClassVar[str] = "data"
+    labelled: ClassVar[bool] = True
+    """Whether files must have labels."""
 
     data: str = "synthetic:criteo-kaggle"
     """Where batches come from: synthetic:NAME (tiny, avazu, criteo-kaggle, criteo-terabyte, sessions), or files:
@@ -229,11 +231,7 @@ def share_of(text: str) -> float | None:
 class Unlabelled(DataFlags):
     """The same flags for predictions, where files may lack labels."""
 
-    def files(self, part_bytes: int | None = None) -> "Files":
-        """Return the source of batches from files, with labels if the files have them."""
-        from skirl.data.open import open_files
-
-        return open_files(self, part_bytes, labelled=False)
+    labelled: ClassVar[bool] = False
 
 
 def check_in_and_out(data: str, out: str, *, folder: bool = False) -> None:

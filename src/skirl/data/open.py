@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 INF = float("inf")
 
 
-def open_files(flags: "DataFlags", part_bytes: int | None = None, *, labelled: bool = True) -> Files:
-    """Open files as a source. part_bytes: bytes of text to read at a time. labelled: refuse files without labels."""
+def open_files(flags: "DataFlags", part_bytes: int | None = None) -> Files:
+    """Open files as a source. part_bytes: bytes of text to read at a time."""
     paths = find(flags.path)
     columns = schema_of(flags.kind, flags.schema, paths[0])
-    if not labelled:
+    if not flags.labelled:
         columns = as_labelled(columns, paths[0])
     table_rows, rows_of, means = encoding_of(columns, flags.rows, flags.vocab)
     by_session = flags.session_order == "shuffle"

@@ -76,7 +76,9 @@ class ParquetFile:
         if self._file is not None:
             return
         try:
-            groups, schema = self._opened()
+            self._file = pq.ParquetFile(self.path, memory_map=False, pre_buffer=False, buffer_size=BUFFER)
+            meta, schema = self._file.metadata, self._file.schema_arrow
+            groups = [meta.row_group(g).num_rows for g in range(meta.num_row_groups)]
             _ = schema.names, [str(kind) for kind in schema.types]  # Arrow reads names lazily, so errors show up here
         except _DAMAGED as error:
             self._file = None
@@ -117,11 +119,6 @@ class ParquetFile:
 
     def _damaged(self, found: str) -> BadFile:
         return BadFile(self.path, found, "get it again, or write it again")
-
-    def _opened(self) -> tuple[list[int], pa.Schema]:
-        self._file = pq.ParquetFile(self.path, memory_map=False, pre_buffer=False, buffer_size=BUFFER)
-        meta = self._file.metadata
-        return [meta.row_group(g).num_rows for g in range(meta.num_row_groups)], self._file.schema_arrow
 
     def _slices(self, group: int) -> Iterator[Any]:
         names = list(self._schema.needed)

@@ -5,7 +5,7 @@ Malformed rows are marked on the way. At the end, the first one is raised, or al
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -109,8 +109,7 @@ class ByHash:
     """Maps fingerprints to rows by hash."""
 
     rows: Mapping[str, int]
-
-    described: ClassVar[str] = BY_HASH
+    described: str = BY_HASH
 
     def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray | None) -> np.ndarray:
         """Return row 0 for missing values, and a row from 1 on for all others."""
@@ -124,7 +123,7 @@ class ByHash:
 class Fingerprints:
     """Keeps the fingerprints themselves in place of rows, as int64; 0 where a value is missing."""
 
-    described: ClassVar[str] = BY_OPEN
+    described: str = BY_OPEN
     """In training, only an open vocabulary resumes from a state of fingerprints."""
 
     def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray | None) -> np.ndarray:

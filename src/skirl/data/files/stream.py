@@ -3,7 +3,7 @@
 Parts become encoded pieces, these windows of rows, which are permuted, and these batches."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -52,6 +52,8 @@ class Files:
     """Samples of an epoch, if they were counted."""
     share: Share = WHOLE
     """This trainer's part of each step."""
+    look_up: Callable[[Batch], Batch] | None = None
+    """Gives fingerprints their rows; None if ids have theirs, or get them elsewhere."""
 
     yields_fresh: ClassVar[bool] = True
 
@@ -254,10 +256,12 @@ class Files:
         self, source: Iterator[tuple[Encoded, FilePart] | None], count: bool
     ) -> Iterator[tuple[Encoded, FilePart]]:
         """Yield the pieces of one epoch. count: count their malformed rows."""
-        for found in iter(lambda: next(source), None):
+        for piece, part in iter(lambda: next(source), None):
             if count:
-                self._count_bad(*found)
-            yield found
+                self.bad_rows += piece.bad
+                if piece.bad and self._first_bad is None:
+                    self._first_bad = part, piece.first_bad
+            yield piece, part
 
     def _note(self, left_out: int) -> None:
         """Set `left_out`. Warn once, on one trainer, if an epoch does not end with a whole batch."""
@@ -285,15 +289,11 @@ class Files:
             + "or hold out less"
         )
 
-    def _count_bad(self, piece: Encoded, part: FilePart) -> None:
-        self.bad_rows += piece.bad
-        if piece.bad and self._first_bad is None:
-            self._first_bad = part, piece.first_bad
-
     def batch_of(self, piece: Encoded, rows: np.ndarray) -> Batch:
         """Return some rows (int64) of a piece as a batch, in this order."""
         batch = piece.batch(rows, [column.name for column in self.encoder.schema.ids])
-        return replace(batch, sparse=find(batch.sparse)) if self.find_repeats else batch
+        batch = replace(batch, sparse=find(batch.sparse)) if self.find_repeats else batch
+        return batch if self.look_up is None else self.look_up(batch)
 
     # States.
 

@@ -43,8 +43,9 @@ class Growth(Slots):
         self.reserve(len(fingerprints))
         out = np.empty(len(fingerprints), np.int64)
         self._make_room(len(fingerprints))
+        rows, counts, last = self.numbers.values()
         added, self.next = _grow(
-            self.keys, *self.numbers.values(), fingerprints, self.admit, now, self.next, self.limit, self._admitted, out
+            self.keys, rows, counts, last, fingerprints, self.admit, now, self.next, self.limit, self._admitted, out
         )
         self.used += added
         return out
@@ -133,15 +134,15 @@ class Growing:
         return getattr(self.__dict__.get("inner"), name)
 
     @property
-    def held_out(self) -> Any:
+    def held_out(self) -> Files | None:
         """The held-out rows, looked up in the vocabulary as it is at the reader's position. See `held_out_at`."""
-        return None if self.inner.held_out is None else HeldOut(self, self.inner.held_out)
+        return None if self.inner.held_out is None else replace(self.inner.held_out, look_up=self.look_up)
 
-    def held_out_at(self, state: Any) -> Any:
+    def held_out_at(self, state: Any) -> Files | None:
         """Return the held-out rows, looked up in the vocabulary as it was at `state`, however far ahead this stream is."""
         if self.inner.held_out is None or state is None:
             return self.held_out
-        return HeldOut(self.at(state), self.inner.held_out)
+        return replace(self.inner.held_out, look_up=self.at(state).look_up)
 
     def at(self, state: Any) -> "Growing":
         """Return the same stream with its vocabulary as it was at `state`."""
@@ -279,26 +280,6 @@ def part_of(batch: Batch, low: int, high: int) -> Batch:
 
 
 _TABLE = {"keys": ANY, "rows": ANY, "counts": ANY, "last": ANY, "next": COUNT}
-
-
-@dataclass
-class HeldOut:
-    """Held-out rows, looked up in a vocabulary without changing it."""
-
-    vocabulary: Growing
-    files: Files
-
-    yields_fresh: ClassVar[bool] = True
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__.get("files"), name)
-
-    def dealt(self, rank: int, ranks: int) -> "HeldOut":
-        return HeldOut(self.vocabulary, self.files.dealt(rank, ranks))
-
-    def __iter__(self) -> Iterator[Batch]:
-        for batch in self.files:
-            yield self.vocabulary.look_up(batch)
 
 
 @kernel
