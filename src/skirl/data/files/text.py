@@ -6,6 +6,7 @@ Part k holds the lines that begin in bytes [k * PART, (k + 1) * PART) of the tex
 import difflib
 import os
 import re
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ class TextFile:
     def __init__(self, path: str, schema: FileSchema, packed: bool, part: int = PART) -> None:
         self.path = path
         self._schema = schema
+        self._delimiter = "\t" if schema.text.delimiter == "tab" else schema.text.delimiter
         self._part = part
         self._text = (_Unpacked if packed else _Plain)(path)
         self._names: list[str] | None = None
@@ -60,12 +62,10 @@ class TextFile:
             data += b"\n"
         if rows is not None:
             data = _some(data, rows)
-        needed = self._schema.needed
-        text = self._schema.text
-        delimiter = "\t" if text.delimiter == "tab" else text.delimiter
+        needed, text = self._schema.needed, self._schema.text
         data, torn = _mended(data)
         if text.quotes and b'"' in data:
-            data = _closed(data, delimiter, torn)
+            data = _closed(data, self._delimiter, torn)
         broken: list[tuple[int, str, str]] = []
 
         def wrong(row: csv.InvalidRow) -> str:
@@ -80,7 +80,7 @@ class TextFile:
                 pa.BufferReader(data),
                 read_options=csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=names),
                 parse_options=csv.ParseOptions(
-                    delimiter=delimiter,
+                    delimiter=self._delimiter,
                     quote_char='"' if text.quotes else False,
                     newlines_in_values=False,
                     ignore_empty_lines=False,
@@ -109,14 +109,12 @@ class TextFile:
         if rows is not None:
             broken, lines = [(int(rows[line]), found, wanted) for line, found, wanted in broken], rows[lines]
         columns = {name: table.column(name) for name in needed}
-        return Raw(columns, table.num_rows, self.path, self._where(part), broken, lines, nulls=True)
+        where = partial(self._where, part)
+        return Raw(columns, table.num_rows, self.path, where, broken, lines, nulls=True)
 
-    def _where(self, part: int) -> Any:
-        def where(row: int) -> str:
-            before = sum(map(self._count, range(part)))
-            return f"line {before + row + 1 + self._header:,}"
-
-        return where
+    def _where(self, part: int, row: int) -> str:
+        before = sum(map(self._count, range(part)))
+        return f"line {before + row + 1 + self._header:,}"
 
     # Names.
 
@@ -124,8 +122,7 @@ class TextFile:
         """Return the columns in order, as named by the header or the schema, and the number that the first line has."""
         names = self._columns()
         line = self._at_begin()[self._skip :].partition(b"\n")[0]
-        delimiter = "\t" if self._schema.text.delimiter == "tab" else self._schema.text.delimiter
-        return names, len(names) if self._header else line.count(delimiter.encode()) + 1
+        return names, len(names) if self._header else line.count(self._delimiter.encode()) + 1
 
     def _columns(self) -> list[str]:
         """Return the columns in order. Also finds out where the first row begins."""
@@ -138,8 +135,8 @@ class TextFile:
         end = data.find(b"\n", skip)
         whole = data[skip : end if end >= 0 else len(data)]
         line = whole.rstrip(b"\r")
-        delimiter = b"\t" if text.delimiter == "tab" else text.delimiter.encode()
-        first = [name.strip(b'"' if text.quotes else b"").decode("utf-8", "replace") for name in line.split(delimiter)]
+        fields = line.split(self._delimiter.encode())
+        first = [name.strip(b'"' if text.quotes else b"").decode("utf-8", "replace") for name in fields]
         absent = [name for name in needed if name not in first]
 
         def named() -> bool:  # called only if needed, as it takes 10 ms
@@ -268,34 +265,31 @@ def _mended(data: bytes) -> tuple[bytes, dict[int, tuple[str, str]]]:
 
     Arrow takes a carriage return for a line end, and cannot report a line that is not UTF-8.
     """
-    torn: dict[int, tuple[str, str]] = {}
     if b"\r" in data:
         data = data.replace(b"\r\n", b"\n")
-        text = np.frombuffer(data, np.uint8)
-        returns = np.flatnonzero(text == 13)
-        if len(returns):
-            data = data.replace(b"\r", b" ")
-            for row in np.unique(np.searchsorted(np.flatnonzero(text == 10), returns)).tolist():
-                torn[row] = ("there is a carriage return inside the line", "one at its end only")
-    if not data.isascii():
-        if data.startswith(_BOM):  # the file's own is gone by now, and Arrow would drop one from the first line it sees
-            torn[0] = _MARKED
-        at = data.find(b"\n" + _BOM)
-        while at >= 0:
-            torn[data.count(b"\n", 0, at + 1)] = _MARKED
-            at = data.find(b"\n" + _BOM, at + 1)
-        try:
-            data.decode()
-        except UnicodeDecodeError:
-            lines = data.split(b"\n")
-            for row, line in enumerate(lines):
-                try:
-                    line.decode()
-                except UnicodeDecodeError as error:
-                    torn[row] = (f"byte {error.start + 1} of the line is {line[error.start]:#04x}", "UTF-8 text")
-                    lines[row] = line.translate(_ASCII)
-            data = b"\n".join(lines)
-    return data, torn
+    torn: dict[int, tuple[str, str]] = {}
+    if b"\r" not in data and (data.isascii() or (b"\n" + _BOM not in b"\n" + data and _undecodable(data) is None)):
+        return data, torn
+    lines = data.split(b"\n")
+    for row, line in enumerate(lines):
+        if b"\r" in line:
+            torn[row] = ("there is a carriage return inside the line", "one at its end only")
+            lines[row] = line = line.replace(b"\r", b" ")
+        if line.startswith(_BOM):  # the file's own is gone by now, and Arrow would drop one from the first line it sees
+            torn[row] = ("the line begins with a byte order mark", "one only at the start of the file")
+        if (at := _undecodable(line)) is not None:
+            torn[row] = (f"byte {at + 1} of the line is {line[at]:#04x}", "UTF-8 text")
+            lines[row] = line.translate(_ASCII)
+    return b"\n".join(lines), torn
+
+
+def _undecodable(data: bytes) -> int | None:
+    """Return the place of the first byte that is not UTF-8; None if all are."""
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        return error.start
+    return None
 
 
 def _closed(data: bytes, delimiter: str, torn: dict[int, tuple[str, str]]) -> bytes:
@@ -313,5 +307,4 @@ def _closed(data: bytes, delimiter: str, torn: dict[int, tuple[str, str]]) -> by
     return data
 
 
-_MARKED = ("the line begins with a byte order mark", "one only at the start of the file")
 _ASCII = bytes(min(byte, 127) for byte in range(256))
