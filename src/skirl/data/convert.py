@@ -101,10 +101,12 @@ def table_of(rows: Encoded, schema: FileSchema, kept_names: list[str]) -> Any:
     arrays = [pa.array(rows.labels[:, k]) for k in range(len(schema.labels))]
     arrays += [pa.array(np.ascontiguousarray(rows.dense[:, k])) for k in range(len(schema.dense))]
     for column in rows.expanded().ids:
-        array = pa.array(column.values)
-        if column.offsets is not None:
-            array = pa.ListArray.from_arrays(pa.array(column.offsets.astype(np.int32)), array)
-        arrays.append(array)
+        if (offsets := column.offsets) is None:
+            arrays.append(pa.array(column.values))
+            continue
+        values = column.values[offsets[0] : offsets[-1]]
+        begins = (offsets - offsets[0]).astype(np.int32)
+        arrays.append(pa.ListArray.from_arrays(pa.array(begins), pa.array(values)))
     names = [*(column.name for column in (*schema.labels, *schema.dense, *schema.ids)), *kept_names]
     return pa.table(dict(zip(names, [*arrays, *rows.kept], strict=True)))
 
