@@ -43,8 +43,8 @@ class Shards:
     def cuts(self, samples: int, batch: int) -> list[list[Cut]]:
         """Return the cuts to read from samples that begin with a step: for each step, its shards of the whole batch."""
         each = batch // self.of if self.cut else batch
-        mine = range(self.first * each, self.last * each, each) if self.cut else (0,)
-        return [[(low + at, low + at + each) for at in mine] for low in range(0, samples - batch + 1, batch)]
+        begins = range(self.first * each, self.last * each, each) if self.cut else (0,)
+        return [[(low + at, low + at + each) for at in begins] for low in range(0, samples - batch + 1, batch)]
 
     def left_out(self, samples: int, batch: int) -> int:
         """Return the number of samples after the last whole batch."""
@@ -110,5 +110,5 @@ def block(rank: int, ranks: int, shards: int) -> tuple[int, int]:
         raise ValueError(f"rank is {rank} of {ranks}: set it from 0 to {ranks - 1}")
     if shards < ranks:
         raise ValueError(f"a step has {shards} shards for {ranks} trainers: set shards to {ranks} or more")
-    mine = block_of(rank, ranks, shards)
-    return mine.start, mine.stop
+    of_rank = block_of(rank, ranks, shards)
+    return of_rank.start, of_rank.stop

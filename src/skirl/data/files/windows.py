@@ -72,9 +72,9 @@ class Windows:
             while waiting and waiting[0][1] <= upto:
                 part, last = waiting.popleft()
                 assert part.high is not None
-                own = int(np.searchsorted(known, last))
-                yield part, known[:own] - last + part.high
-                known = known[own:]
+                here = int(np.searchsorted(known, last))
+                yield part, known[:here] - last + part.high
+                known = known[here:]
 
         try:
             for part in counting.parts(self.begin, self.end):
