@@ -6,6 +6,7 @@ import math
 import random
 import zlib
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -93,3 +94,9 @@ def samples_of(batches: list[Batch]) -> list[tuple[float, list[float], list[int]
         ids = batch.sparse.values().view(-1, n).t().tolist()
         found += zip(batch.labels.tolist(), batch.dense.tolist(), ids)
     return found
+
+
+def plain(batch: Batch) -> tuple[list[Any], ...]:
+    """Return all that a batch holds, each list in full."""
+    sparse = batch.sparse.expanded()
+    return tuple(of.tolist() for of in (batch.dense, batch.labels, sparse.values(), sparse.lengths()))

@@ -5,16 +5,12 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from skirl.data import DataFlags
 from skirl.data.files.find import BadFile, BadRow
 from skirl.data.files.stream import Files
-from tests.cases import cases
 from tests.data import logs
-from tests.data.corpus import CASES, ROWS, SCHEMA, Case, parquet, text
-from tests.data.files.read import outcome
+from tests.data.corpus import CASES, Case, text
 
 
 def opened(case: Case, folder: Path, **flags: Any) -> Files:
@@ -80,27 +76,6 @@ def test_the_first_malformed_row_is_the_one_that_is_named(tmp_path: Path) -> Non
         with pytest.raises(BadRow, match=r"line 801: column C7 is 'zz'") as caught:
             list(DataFlags(f"criteo:{tmp_path / 'file'}", workers=workers).files(10_000))
         assert caught.value.where == "line 801"
-
-
-# Fuzzing: whatever the bytes are, there is an error of ours or the right result.
-
-BYTES = st.binary(max_size=40)
-
-
-@given(at=st.integers(0, 5000), cut=st.integers(0, 30), put=BYTES, kind=st.sampled_from(["rows", "texts"]))
-@cases(100)
-def test_mutated_columns(tmp_path_factory: pytest.TempPathFactory, at: int, cut: int, put: bytes, kind: str) -> None:
-    base = tmp_path_factory.getbasetemp()
-    path, schema = base / "fuzzed-columns", base / "fuzzed.toml"
-    schema.write_text(SCHEMA)
-    if kind == "texts":
-        logs.write_parquet(path, ROWS)
-    else:
-        parquet()(path)
-    data = path.read_bytes()
-    at %= len(data)
-    path.write_bytes(data[:at] + put + data[at + cut :])
-    outcome(path, "criteo" if kind == "texts" else "parquet", None if kind == "texts" else str(schema))
 
 
 def test_a_parquet_file_that_ends_early_is_refused(tmp_path: Path) -> None:

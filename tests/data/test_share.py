@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from skirl.core.batch import Batch, KeyedJagged
 from skirl.data import DataFlags, Source, Synthetic
 from skirl.data.files.encode import Encoder
-from skirl.data.share import block, part_of
+from skirl.data.share import block
+from skirl.data.vocabulary.growing import part_of
 from tests.cases import cases
 from tests.data import logs
 from tests.data.files.read import INTS

@@ -13,6 +13,7 @@ from skirl.data import Synthetic
 from skirl.data.skew import EXPONENT, OFFSET, bits_for, fold, named, scatter
 from skirl.data.synthetic import _HEAT, SHAPES
 from skirl.tools.jit import kernel
+from tests.data.logs import plain
 
 # The counts
 
@@ -125,9 +126,7 @@ def test_shapes_are_the_published_ones(name: str, tables: int, rows: float) -> N
 
 
 def same(a: Batch, b: Batch) -> bool:
-    pairs = [(a.dense, b.dense), (a.labels, b.labels)]
-    pairs += [(a.sparse.values(), b.sparse.values()), (a.sparse.offsets(), b.sparse.offsets())]
-    return a.sparse.keys() == b.sparse.keys() and all(torch.equal(x, y) for x, y in pairs)
+    return plain(a) == plain(b)
 
 
 @pytest.mark.parametrize("pooling_factor", [1, 3])
@@ -188,6 +187,3 @@ def test_multi_hot_bags_have_random_lengths() -> None:
     assert float(lengths.double().mean()) == pytest.approx(3, abs=0.1)
     for first, end, rows in zip(sparse.offsets()[::2000], sparse.offsets()[2000::2000], data.rows.values()):
         assert int(sparse.values()[first:end].max()) < rows
-
-
-# The labels

@@ -150,24 +150,6 @@ def test_malformed_vocabularies_are_refused(tsv: Path, tmp_path: Path) -> None:
         DataFlags(f"criteo:{tsv}", vocab=path, rows="10")
 
 
-@given(at=st.integers(0, 2000), put=st.binary(max_size=8))
-@cases(60)
-def test_mutated_vocabularies(tmp_path_factory: pytest.TempPathFactory, at: int, put: bytes) -> None:
-    path = tmp_path_factory.getbasetemp() / "mutated-vocabulary"
-    keys = np.arange(1, 50, dtype=np.uint64)
-    save(str(path), Facts({"a": "hex", "b": "texts"}, 1, 9), {"a": (keys, keys), "b": (keys[:3], keys[:3])})
-    data = path.read_bytes()
-    at %= len(data)
-    path.write_bytes(data[:at] + put + data[at + len(put) :])
-    try:
-        vocabulary = load(str(path))
-    except BadVocabulary:
-        return
-    for table, rows in vocabulary.rows.items():
-        found = vocabulary(table, keys, np.zeros(len(keys), np.uint8))
-        assert found.min() >= 1 and found.max() < rows
-
-
 @pytest.mark.parametrize("form", ["fingerprints", "rows", "vocab"])
 def test_converted_files_give_the_same_batches(tsv: Path, tmp_path: Path, form: str) -> None:
     out, vocab = str(tmp_path / "out.parquet"), str(tmp_path / "v")

@@ -4,7 +4,7 @@ import json
 import random
 from collections import Counter, defaultdict
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from skirl import cli
+from skirl.data.files.column import Column, offsets_of
 from skirl.data.files.encoded import Encoded
 from skirl.data.files.schema import BUILT_IN, FileSchema
 from skirl.data.flags import DataFlags
@@ -26,6 +27,7 @@ from skirl.dedup.row_hash import row_hashes
 from skirl.dedup.sessions import KEYS, Sessions, with_keys
 from skirl.store.disk.os_files import DiskError, Lock
 from tests.cases import cases
+from tests.data.logs import plain
 from tests.dedup.rows import SCHEMA, Row, counted, schema, write
 from tests.warm import Python
 
@@ -123,13 +125,8 @@ ways = st.sampled_from(
 def test_sessions_are_those_of_a_plain_sort(
     tmp_path_factory: Any, n: int, sessions: int, seed: int, wanted: Sessions
 ) -> None:
-    check_sessions(tmp_path_factory.mktemp("by"), n, sessions, seed, wanted)
-
-
-def check_sessions(folder: Path, n: int, sessions: int, seed: int, wanted: Sessions) -> None:
-    """Check that sessions and rows are those of a plain sort."""
     rows = made(n, sessions, seed)
-    files, found = converted(folder, rows, wanted)
+    files, found = converted(tmp_path_factory.mktemp("by"), rows, wanted)
     reference = expected(rows, wanted)
     assert sessions_in(files, wanted) == reference
     assert found["samples"] == n and found["sessions"] == reference.total()
@@ -159,8 +156,7 @@ def test_small_groups_and_files_hold_the_same(tmp_path: Path, monkeypatch: pytes
 
 
 def batches_of(folder: Path) -> list[Any]:
-    stream = DataFlags(f"parquet:{folder / 'out'}", batch=64).stream()
-    return [(batch.dense.tolist(), batch.sparse.expanded().values().tolist()) for batch in stream]
+    return [plain(batch) for batch in DataFlags(f"parquet:{folder / 'out'}", batch=64).stream()]
 
 
 def groups_in(folder: Path) -> list[list[int]]:
@@ -282,8 +278,14 @@ row = st.tuples(
 )
 
 
-def check_sums(one: list[Any], other: list[Any]) -> None:
-    """Check that the sums of the hashes of rows are equal where the rows are, in any order."""
+@given(st.lists(row, max_size=5), st.lists(row, max_size=5))
+@cases(100)
+@example([([1], [2], 0, 0), ([3], [4], 1, 1)], [([3], [4], 1, 1), ([1], [2], 0, 0)])
+@example([([1], [2], 0, 0), ([3], [4], 1, 1)], [([1], [2], 1, 0), ([3], [4], 0, 1)])
+@example([([1, 2], [], 0, 0)], [([2, 1], [], 0, 0)])
+@example([([1], [2], 0, 0)], [([2], [1], 0, 0)])
+def test_sums_of_hashes_are_equal_where_the_rows_are(one: list[Any], other: list[Any]) -> None:
+    """In any order."""
     of = FileSchema.parse('session = "v"\n[[label]]\nname = "y"\n[[id]]\nnames = ["a", "b"]\nlist = true\n')
     sums = []
     for rows in (one, other):
@@ -291,27 +293,11 @@ def check_sums(one: list[Any], other: list[Any]) -> None:
         encoded = Encoded(
             np.array([[r[2]] for r in rows], np.float32).reshape(len(rows), 1),
             np.empty((len(rows), 0), np.float32),
-            [np.array([v for bag in bags for v in bag], np.int64) for bags in lists],
-            [np.array([len(bag) for bag in bags], np.int64) for bags in lists],
+            [Column(np.array([*chain(*bags)], np.int64), offsets_of([len(bag) for bag in bags])) for bags in lists],
             np.arange(len(rows)),
         )
         sums.append(row_hashes(encoded, of, {"v": pa.array([r[3] for r in rows], pa.int64())}).sum())
     assert (sums[0] == sums[1]) == (counted(map(numbered, one)) == counted(map(numbered, other)))
-
-
-PAIRS = [
-    ([([1], [2], 0, 0), ([3], [4], 1, 1)], [([3], [4], 1, 1), ([1], [2], 0, 0)]),
-    ([([1], [2], 0, 0), ([3], [4], 1, 1)], [([1], [2], 1, 0), ([3], [4], 0, 1)]),
-    ([([1], [2], 0, 0), ([3], [4], 1, 1)], [([1], [4], 0, 0), ([3], [2], 1, 1)]),
-    ([([1, 2], [], 0, 0)], [([2, 1], [], 0, 0)]),
-    ([([1], [2], 0, 0)], [([2], [1], 0, 0)]),
-]
-
-
-@given(st.lists(row, max_size=5), st.lists(row, max_size=5))
-@cases(100)
-def test_sums_of_hashes_are_equal_where_the_rows_are(one: list[Any], other: list[Any]) -> None:
-    check_sums(one, other)
 
 
 def numbered(values: Any) -> Row:

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from skirl.core.find import find
 from skirl.data.files.columnar import KEY
-from skirl.data.files.encoded import used
 from skirl.data.files.find import BadFile, BadSchema
 from skirl.data.files.schema import FileSchema
 from skirl.data.flags import DataFlags
 from skirl.dedup.by_session import convert_by_session
 from skirl.dedup.layout import once, runs_of, with_runs
 from tests.cases import cases
+from tests.data.logs import plain
 from tests.dedup.rows import Row, schema, write
 from tests.dedup.test_by_session import WANTED, made
 
@@ -32,12 +32,6 @@ def both(folder: Path, rows: list[Row]) -> tuple[str, str]:
         wanted = replace(WANTED, layout=layout)
         convert_by_session(source, str(folder / layout), wanted, force=True, quiet=True)
     return f"parquet:{folder / 'once'}", f"parquet:{folder / 'rows'}"
-
-
-def plain(batch: Any) -> tuple[Any, ...]:
-    sparse = batch.sparse.expanded()
-    parts = (batch.dense, batch.labels, sparse.values(), sparse.lengths())
-    return tuple(part.tolist() for part in parts)
 
 
 def test_what_is_left_out_is_what_equals_the_row_above(tmp_path: Path) -> None:
@@ -62,12 +56,7 @@ def test_what_is_left_out_is_what_equals_the_row_above(tmp_path: Path) -> None:
 def test_batches_are_those_of_the_plain_rows(
     tmp_path_factory: Any, n: int, sessions: int, seed: int, batch: int
 ) -> None:
-    check_batches(tmp_path_factory.mktemp("once"), n, sessions, seed, batch)
-
-
-def check_batches(folder: Path, n: int, sessions: int, seed: int, batch: int) -> None:
-    """Check that batches of lists once equal those of the same rows in full."""
-    some, whole = both(folder, made(n, sessions, seed))
+    some, whole = both(tmp_path_factory.mktemp("once"), made(n, sessions, seed))
     ways: list[dict[str, Any]] = [{}, {"shuffle": 30}, {"valid": "30%"}]
     for more in ways:
         streams = [DataFlags(data, batch=batch, **more).stream() for data in (some, whole)]
@@ -179,27 +168,15 @@ def test_damaged_files_are_refused(tmp_path: Path, what: str) -> None:
         list(DataFlags(f"parquet:{path}", batch=2).stream())
 
 
-OLD = """
-[[label]]
-name = "y"
-[[id]]
-name = "seen"
-type = "int"
-list = true
-run = "run"
-start = "run_start"
-length = "run_length"
-"""
-
-
-def test_files_whose_lists_are_windows_are_refused(tmp_path: Path) -> None:
+def test_files_of_an_unknown_layout_are_refused(tmp_path: Path) -> None:
     """Also with a schema that does not say so: what they leave out would be read as empty lists."""
     path, by = tmp_path / "x.parquet", tmp_path / "x.toml"
-    columns = {"seen": [[1, 2, 3], None], "y": [0.0, 1.0], "run": [0, 1], "run_start": [0, 1], "run_length": [2, 2]}
-    pq.write_table(pa.table(columns).replace_schema_metadata({KEY: OLD.encode()}), path)
-    by.write_text(OLD.partition("run =")[0])
+    plain = '[[label]]\nname = "y"\n[[id]]\nname = "seen"\ntype = "int"\nlist = true\n'
+    table = pa.table({"seen": [[1, 2, 3], None], "y": [0.0, 1.0]})
+    pq.write_table(table.replace_schema_metadata({KEY: f'{plain}begin = "run_start"'.encode()}), path)
+    by.write_text(plain)
     for of in (None, str(by)):
-        with pytest.raises(BadSchema, match=r"lists of column 'seen' are windows .* convert the original files again"):
+        with pytest.raises(BadSchema, match=r"the schema in it \[\[id\]\] 'seen': there is no 'begin'"):
             list(DataFlags(f"parquet:{path}", batch=2, schema=of).stream())
 
 
@@ -237,19 +214,3 @@ def test_other_programs_expand_it_in_a_line(tmp_path: Path, by: Callable[[Path],
     some, whole = both(tmp_path, rows)
     lists = table_of(Path(whole.partition(":")[2])).column("seen").to_pylist()
     assert by(Path(some.partition(":")[2]) / "part-00000.parquet") == lists and [] in lists
-
-
-@given(st.data())
-@cases(60)
-def test_the_lists_that_some_row_has_are_those_of_the_rows(data: st.DataObject) -> None:
-    """Compared with Python's lists: those that each row uses, and those that all rows use, ascending."""
-    sizes = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=8))
-    values = np.arange(100, 100 + max(10, sum(sizes)))
-    begins = [sum(sizes[:k]) for k in range(len(sizes))]
-    lists = [values[begin : begin + size].tolist() for begin, size in zip(begins, sizes, strict=True)]
-    rows = data.draw(st.lists(st.integers(0, len(sizes) - 1), max_size=6))
-    ids, lengths, which = used(values, np.array(sizes), np.array(rows, np.int64))
-    at = np.cumsum(lengths) - lengths
-    some = [ids[begin : begin + size].tolist() for begin, size in zip(at.tolist(), lengths.tolist(), strict=True)]
-    assert [some[k] for k in which.tolist()] == [lists[row] for row in rows]
-    assert some == [lists[k] for k in sorted(set(rows))] and len(ids) == lengths.sum()

@@ -10,8 +10,7 @@ import pyarrow.parquet as pq
 from skirl.data.files.columnar import KEY
 from skirl.data.files.schema import FileSchema
 from skirl.dedup.layout import once, with_runs
-from tests.data.files.read import outcome
-from tests.fuzz.loop import READ, REFUSED, Target
+from tests.fuzz.loop import Target
 from tests.fuzz.mutate import Draw, mutated, mutated_text
 from tests.fuzz.samples import judged_files
 
@@ -75,7 +74,7 @@ class Mind(Target):
         (folder / "file").write_bytes(mutated_text(draw, data, b"\t") if draw.random() < 0.7 else mutated(draw, data))
 
     def judge(self, folder: Path) -> str:
-        return REFUSED if outcome(folder / "file", "mind") is None else READ
+        return judged_files(f"mind:{folder / 'file'}", folder)
 
 
 TARGETS: list[Target] = [Laid(), Mind()]

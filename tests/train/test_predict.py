@@ -13,7 +13,6 @@ from torch import Tensor, nn
 import skirl
 from skirl.core.batch import Batch
 from skirl.data import Synthetic
-from skirl.data.files.numbered import numbered
 from skirl.data.flags import DataFlags
 from skirl.models import DLRM
 from skirl.train.commands import Evaluate, Predict, Train
@@ -66,7 +65,7 @@ def test_numbered_batches_are_the_batches_and_number_all_rows_of_all_files(tmp_p
     found = DataFlags(f"criteo:{tmp_path}", batch=64, **flags).files(part_bytes=10_000)
     stream = found.held_out if "valid" in flags else found
     assert stream is not None
-    pairs = list(numbered(stream))
+    pairs = list(stream.numbered())
     assert logs.samples_of([batch for batch, _ in pairs]) == logs.samples_of(list(stream))
     numbers = np.concatenate([numbers for _, numbers in pairs])
     first = 490 if "valid" in flags else 0

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from skirl.core.ids import NO_SCALE, capture
-from skirl.core.inverse import LEAST, gather, pays
+from skirl.core.inverse import LEAST, grouped, pays
 from skirl.core.jagged import KeyedJagged
 from skirl.tools.jit import kernel
 
@@ -82,37 +82,10 @@ def _shared(whole: KeyedJagged, found: dict[str, tuple[np.ndarray, np.ndarray]])
     if not found:
         return whole
     captured = capture(whole, (), copy=False)
-    given = captured.inverse.of if captured.inverse is not None else ()
-    inverses = {name: of for name, of in zip(captured.keys, given) if of is not None}
-    inverses |= {name: inverse for name, (inverse, _) in found.items()}
-    groups: dict[bytes, list[str]] = {}
-    for name in filter(inverses.__contains__, captured.keys):
-        groups.setdefault(inverses[name].tobytes(), []).append(name)
-    bags = [
-        found[name][1] if name in found else np.arange(len(captured.starts(place)) - 1, dtype=np.int32)
-        for place, name in enumerate(captured.keys)
-    ]
-    lengths = [np.diff(captured.starts(place))[of] for place, of in enumerate(bags)]
-    ends = np.concatenate([[0], np.cumsum([int(of.sum()) for of in lengths])])
-    both: list[torch.Tensor | None] = []
-    for whole_of in (captured.values, captured.weights):
-        out = None if whole_of is None else np.empty(int(ends[-1]), whole_of.dtype)
-        for place, of in enumerate(bags):
-            starts = captured.starts(place)
-            if whole_of is None or out is None:
-                continue
-            if captured.keys[place] in found:
-                gather(whole_of, starts, of, out[ends[place] : ends[place + 1]])
-            else:
-                out[ends[place] : ends[place + 1]] = whole_of[starts[0] : starts[-1]]
-        both.append(None if out is None else torch.from_numpy(out))
-    values, weights = both
-    assert values is not None
-    return KeyedJagged(
-        captured.keys, values, lengths=torch.from_numpy(np.concatenate(lengths).astype(np.int64)), weights=weights,
-        strides=[len(of) for of in bags],
-        inverse={tuple(names): torch.from_numpy(inverses[names[0]]) for names in groups.values()},
-    )  # fmt: skip
+    before = captured.inverse.of if captured.inverse is not None else (None,) * len(captured.keys)
+    inverses = {name: found[name][0] if name in found else of for name, of in zip(captured.keys, before)}
+    bags = {name: torch.from_numpy(first.astype(np.int64)) for name, (_, first) in found.items()}
+    return whole.to("cpu").with_bags(bags, grouped(inverses))
 
 
 @kernel

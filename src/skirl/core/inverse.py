@@ -150,18 +150,6 @@ def _bags(
             offsets[bags] = n
 
 
-@kernel
-def gather(values, starts, bags, out):
-    """Copy the values of some bags, one bag after the other."""
-    at = np.uint64(0)  # indices that need no check for negative ones: so the copy takes several values at a time
-    for bag in bags:
-        begin = np.uint64(starts[bag])
-        count = np.uint64(starts[bag + 1]) - begin
-        for i in range(count):
-            out[at + i] = values[begin + i]
-        at += count
-
-
 class BadIds(ValueError):
     """Raised for ids that cannot be looked up; the message says which, where, and what is allowed."""
 
@@ -288,6 +276,19 @@ def by_feature(groups: Mapping[tuple[str, ...], torch.Tensor], bags: Mapping[str
             raise _no_such(names[0], inverse, wrong, there)
         found.update(dict.fromkeys(names, inverse.to(torch.int64)))
     return found
+
+
+def grouped(inverses: Mapping[str, np.ndarray | None]) -> dict[tuple[str, ...], torch.Tensor]:
+    """Return inverses by the features that have the same one. None: each sample has its own bag.
+
+    >>> [*grouped({"a": np.array([0, 0]), "b": None, "c": np.array([0, 0])})]
+    [('a', 'c')]
+    """
+    groups: dict[bytes, tuple[list[str], np.ndarray]] = {}
+    for name, inverse in inverses.items():
+        if inverse is not None:
+            groups.setdefault(inverse.tobytes(), ([], inverse))[0].append(name)
+    return {tuple(names): torch.from_numpy(inverse) for names, inverse in groups.values()}
 
 
 def _no_such(name: str, inverse: torch.Tensor, sample: int, there: int) -> BadIds:

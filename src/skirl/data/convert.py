@@ -24,10 +24,12 @@ def convert(files: Files, out: str, compression: str, *, as_rows: bool, json: bo
 
     as_rows: write ids as rows of their tables, otherwise as fingerprints.
     """
+    from skirl.data.files.columnar import SLICE
+
     files, schema, kept = as_written(files, as_rows)
     samples = 0
     with Progress("convert", steps=None, to=sys.stderr if json else sys.stdout, quiet=quiet) as progress:
-        for number, rows in enumerate(write(out, schema, list(kept), files.pieces(), compression), start=1):
+        for number, rows in enumerate(write(out, schema, list(kept), files.pieces(SLICE), compression), start=1):
             samples += rows
             facts = {"samples": f"{samples:,}"}
             progress(number, lambda facts=facts: facts)
@@ -93,60 +95,43 @@ def converted(schema: FileSchema, rows: Any) -> tuple[FileSchema, dict[str, str]
 
 
 def table_of(rows: Encoded, schema: FileSchema, kept_names: list[str]) -> Any:
-    """Return encoded rows as an Arrow table with the columns of a converted file."""
+    """Return rows, with a list for each, as an Arrow table with the columns of a converted file."""
     import pyarrow as pa
 
     arrays = [pa.array(rows.labels[:, k]) for k in range(len(schema.labels))]
     arrays += [pa.array(np.ascontiguousarray(rows.dense[:, k])) for k in range(len(schema.dense))]
-    for values, sizes in zip(rows.ids, rows.lengths):
-        array = pa.array(values)
-        if sizes is not None:
-            offsets = np.zeros(len(sizes) + 1, np.int32)
-            np.cumsum(sizes, out=offsets[1:])
-            array = pa.ListArray.from_arrays(pa.array(offsets), array)
-        arrays.append(array)
+    for column in rows.expanded().ids:
+        if (offsets := column.offsets) is None:
+            arrays.append(pa.array(column.values))
+            continue
+        values = column.values[offsets[0] : offsets[-1]]
+        begins = (offsets - offsets[0]).astype(np.int32)
+        arrays.append(pa.ListArray.from_arrays(pa.array(begins), pa.array(values)))
     names = [*(column.name for column in (*schema.labels, *schema.dense, *schema.ids)), *kept_names]
     return pa.table(dict(zip(names, [*arrays, *rows.kept], strict=True)))
 
 
 def write(
-    path: str, schema: FileSchema, kept_names: list[str], pieces: Iterator[Any], compression: str
+    path: str, schema: FileSchema, kept_names: list[str], groups: Iterator[Encoded], compression: str
 ) -> Iterator[int]:
-    """Write encoded pieces, and yield the size of each row group once it is written. The file appears when complete."""
+    """Write row groups, and yield the size of each once it is written. The file appears when complete."""
     import pyarrow.parquet as pq
 
-    from skirl.data.files.columnar import KEY, SLICE
-    from skirl.data.files.windows import cut, joined
+    from skirl.data.files.columnar import KEY
 
     place = Path(path)  # drops a trailing slash
     unfinished = place.with_name(f"{place.name}.{os.getpid()}.part")
     writer: Any = None
-    kept: list[Any] = []
-    rows = 0
-
-    def group() -> int:
-        nonlocal writer, rows, kept
-        whole = joined(kept)
-        now, later = cut(whole, 0, min(SLICE, rows)), cut(whole, min(SLICE, rows), rows)
-        table = table_of(now, schema, kept_names).replace_schema_metadata({KEY: schema.toml().encode()})
-        if writer is not None:
-            table = table.cast(writer.schema)  # another file may store kept columns with other types
-        with writing(path):
-            if writer is None:
-                writer = pq.ParquetWriter(unfinished, table.schema, compression=compression, use_dictionary=False)
-            writer.write_table(table, row_group_size=len(now))
-        kept, rows = [later] if len(later) else [], len(later)
-        return len(now)
-
     try:
-        for piece in pieces:
-            if len(piece):
-                kept.append(piece)
-                rows += len(piece)
-            while rows >= SLICE:
-                yield group()
-        if rows:
-            yield group()
+        for rows in groups:
+            table = table_of(rows, schema, kept_names).replace_schema_metadata({KEY: schema.toml().encode()})
+            if writer is not None:
+                table = table.cast(writer.schema)  # another file may store kept columns with other types
+            with writing(path):
+                if writer is None:
+                    writer = pq.ParquetWriter(unfinished, table.schema, compression=compression, use_dictionary=False)
+                writer.write_table(table, row_group_size=len(rows))
+            yield len(rows)
         if writer is None:
             raise ValueError(f"{path}: there are no rows to write: set data to files that have some")
         with writing(path):

@@ -1,10 +1,10 @@
 """The flags that say where batches come from."""
 
+import re
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from skirl.data.held_out import share_of
 from skirl.tools.flags import check_types
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ class DataFlags:
     """
 
     group: ClassVar[str] = "data"
+    labelled: ClassVar[bool] = True
+    """Whether files must have labels."""
 
     data: str = "synthetic:criteo-kaggle"
     """Where batches come from: synthetic:NAME (tiny, avazu, criteo-kaggle, criteo-terabyte, sessions), or files:
@@ -158,61 +160,32 @@ class DataFlags:
 
     def files(self, part_bytes: int | None = None) -> "Files":
         """Return the source of batches from files, before an open vocabulary maps ids to rows."""
-        return self._files(part_bytes, labelled=True)
-
-    def _files(self, part_bytes: int | None, *, labelled: bool) -> "Files":
         from skirl.data.open import open_files
 
-        return open_files(
-            self.kind,
-            self.path,
-            batch=self.batch,
-            schema=self.schema,
-            rows=self.rows,
-            vocab=self.vocab,
-            valid=self.valid,
-            epochs=self.epochs,
-            steps=self.steps,
-            shuffle=self.mix if (by_session := self.session_order == "shuffle") else self.shuffle,
-            most_rows=(0 if self.most_rows == "all" else self.most_rows) if by_session else None,
-            find_repeats=self.repeats == "find",
-            seed=self.stream_seed,
-            workers=self.workers,
-            skip=self.bad_rows == "skip",
-            part_bytes=part_bytes,
-            labelled=labelled,
-        )
+        return open_files(self, part_bytes)
 
     def _refuse_unread(self) -> None:
         """Raise if a flag is set that this data does not read: the run would use other data than the user meant."""
-        if self.kind == "synthetic":
-            unread, why = _OF_FILES, "is a flag of files, and data is synthetic"
-        elif self.kind in FILE_KINDS:
-            unread, why = (*_OF_SYNTHETIC, *_OF_SESSIONS), "is a flag of synthetic data, and data is files"
-        else:
+        files = self.kind in FILE_KINDS
+        if not files and self.kind != "synthetic":
             return
-        if self.kind in FILE_KINDS and self.vocab != OPEN:
-            for name in ("admit", "stale"):
-                if getattr(self, name) != getattr(DataFlags, name):
-                    raise ValueError(f"{name} is a flag of an open vocabulary: set vocab to open, or leave it out")
-        if self.kind == "synthetic" and self.path != SESSIONS:
-            for name in _OF_SESSIONS:
-                if getattr(self, name) != getattr(DataFlags, name):
-                    raise ValueError(f"{name} is a flag of synthetic:{SESSIONS}, and data is {self.data}: leave it out")
-        if self.kind in FILE_KINDS and self.session_order == "keep":
-            for name in ("most_rows", "mix"):
-                if getattr(self, name) != getattr(DataFlags, name):
-                    raise ValueError(f"{name} is a flag of session_order shuffle: set that, or leave {name} out")
-        elif self.kind in FILE_KINDS and self.shuffle:
+        for unread, names, of in (
+            (not files, _OF_FILES, "files, and data is synthetic: leave it out"),
+            (files, (*_OF_SYNTHETIC, *_OF_SESSIONS), "synthetic data, and data is files: leave it out"),
+            (self.vocab != OPEN, ("admit", "stale"), "an open vocabulary: set vocab to open, or leave it out"),
+            (self.path != SESSIONS, _OF_SESSIONS, f"synthetic:{SESSIONS}, and data is {self.data}: leave it out"),
+            (self.session_order == "keep", OF_ORDER[1:], "session_order shuffle: set that, or leave it out"),
+        ):
+            for name in names:
+                if unread and getattr(self, name) != getattr(DataFlags, name):
+                    raise ValueError(f"{name} is a flag of {of}")
+        if self.session_order == "shuffle" and self.shuffle:
             raise ValueError("shuffle and session_order shuffle are both set: leave one of them out")
         if self.repeats == "find" and self.vocab == OPEN:
             raise ValueError(
                 "repeats is 'find', and an open vocabulary gives ids rows when batches are made: write its vocabulary with "
                 "`skirl vocab`, or leave repeats out"
             )
-        for name in unread:
-            if getattr(self, name) != getattr(DataFlags, name):
-                raise ValueError(f"{name} {why}: leave it out")
 
     @property
     def path(self) -> str:
@@ -224,7 +197,7 @@ class DataFlags:
         """The part of `data` before the colon."""
         return self.data.partition(":")[0]
 
-    def _grown(self) -> "Source":
+    def _grown(self) -> Any:
         from skirl.data.vocabulary.growing import Growing  # imports Arrow, which only files need
 
         files = self.files()
@@ -239,13 +212,26 @@ class DataFlags:
         return max(1, round(share * (self.steps or SYNTHETIC_STEPS)))
 
 
+def share_of(text: str) -> float | None:
+    """Return the share that a text such as 20% means, or None if the text is not a share.
+
+    >>> share_of("20%"), share_of("time>=3")
+    (0.2, None)
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", text)
+    if match is None:
+        return None
+    share = float(match[1]) / 100
+    if not 0 < share < 1:
+        raise ValueError(f"valid is {text!r}: set it to a share above 0% and below 100%")
+    return share
+
+
 @dataclass(frozen=True)
 class Unlabelled(DataFlags):
     """The same flags for predictions, where files may lack labels."""
 
-    def files(self, part_bytes: int | None = None) -> "Files":
-        """Return the source of batches from files, with labels if the files have them."""
-        return self._files(part_bytes, labelled=False)
+    labelled: ClassVar[bool] = False
 
 
 def check_in_and_out(data: str, out: str, *, folder: bool = False) -> None:

@@ -2,64 +2,72 @@
 
 import re
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from skirl.data.files.columnar import embedded_schema
+from skirl.data.files.columnar import embedded_schema, stored_schema
 from skirl.data.files.dataset import Dataset, RowPosition
 from skirl.data.files.encode import ByHash, Encoder, Fingerprints, RowsOf
 from skirl.data.files.find import BadSchema, find, kind_of
-from skirl.data.files.labels import as_labelled
 from skirl.data.files.mind import MIND
 from skirl.data.files.schema import BUILT_IN, FileSchema
 from skirl.data.files.stream import Files
-from skirl.data.files.text import PART
+from skirl.data.files.text import PART, TextFile
 from skirl.data.files.times import Span, second_of
-from skirl.data.held_out import share_of
+from skirl.data.flags import share_of
 from skirl.data.vocabulary.vocabulary import Vocabulary, load
+
+if TYPE_CHECKING:
+    from skirl.data.flags import DataFlags
 
 INF = float("inf")
 
 
-def open_files(
-    kind: str,
-    path: str,
-    *,
-    batch: int,
-    schema: str | None,
-    rows: str | None,
-    vocab: str | None,
-    valid: str | None,
-    epochs: int,
-    steps: int | None,
-    shuffle: int,
-    seed: int,
-    workers: int,
-    skip: bool,
-    most_rows: int | None = None,
-    find_repeats: bool = False,
-    part_bytes: int | None = None,
-    labelled: bool = True,
-) -> Files:
-    """Open files as a source.
-
-    The arguments are those of `DataFlags`, except for five. skip: leave malformed rows out; most_rows: the most rows of a
-    session to shuffle together, 0 for all, None to shuffle single rows; find_repeats: batches share lists that repeat;
-    part_bytes: bytes of text to read at a time; labelled: refuse files without labels.
-    """
-    paths = find(path)
-    columns = schema_of(kind, schema, paths[0])
-    if not labelled:
+def open_files(flags: "DataFlags", part_bytes: int | None = None) -> Files:
+    """Open files as a source. part_bytes: bytes of text to read at a time."""
+    paths = find(flags.path)
+    columns = schema_of(flags.kind, flags.schema, paths[0])
+    if not flags.labelled:
         columns = as_labelled(columns, paths[0])
-    dataset = Dataset(paths, columns, PART if part_bytes is None else part_bytes)
-    table_rows, rows_of, means = encoding_of(columns, rows, vocab)
-    encoder = Encoder(columns, rows_of, table_rows, means, skip=skip)
-    files = Files(dataset, encoder, batch, epochs=epochs, batches=steps, shuffle=shuffle, seed=seed, workers=workers)
-    files = replace(files, find_repeats=find_repeats)
-    if most_rows is not None:
-        files = _by_session(files, most_rows)
-    return files if valid is None else _split(files, valid)
+    table_rows, rows_of, means = encoding_of(columns, flags.rows, flags.vocab)
+    by_session = flags.session_order == "shuffle"
+    files = Files(
+        Dataset(paths, columns, PART if part_bytes is None else part_bytes),
+        Encoder(columns, rows_of, table_rows, means, skip=flags.bad_rows == "skip"),
+        flags.batch,
+        epochs=flags.epochs,
+        batches=flags.steps,
+        shuffle=flags.mix if by_session else flags.shuffle,
+        seed=flags.stream_seed,
+        workers=flags.workers,
+        find_repeats=flags.repeats == "find",
+    )
+    if by_session:
+        files = _by_session(files, 0 if flags.most_rows == "all" else flags.most_rows)
+    return files if flags.valid is None else _split(files, flags.valid)
+
+
+def as_labelled(schema: FileSchema, path: str) -> FileSchema:
+    """Return the schema unchanged if the file has one of its labels, else without labels: predictions need none.
+
+    A text file without a header has no labels if its first line is shorter by exactly that many columns.
+    """
+    names, bare = {label.name for label in schema.labels}, replace(schema, labels=())
+    kind = kind_of(path)
+    if kind == "parquet":
+        stored = stored_schema(path)
+        return schema if stored is None or names & set(stored.names) else bare
+    with closing(TextFile(path, bare, kind == "gzip")) as file:
+        columns, first = file.named()
+    if not names & set(columns):
+        return bare
+    others = tuple(name for name in schema.text.columns if name not in names)
+    if tuple(columns) == schema.text.columns and first == len(others) < len(columns):
+        return replace(bare, text=replace(schema.text, columns=others))
+    return schema
 
 
 def _by_session(files: Files, most_rows: int) -> Files:
@@ -159,7 +167,7 @@ def _split(files: Files, valid: str) -> Files:
         held = replace(files, encoder=replace(files.encoder, keep=Span(schema.time, limit, INF, dated)))
         files = replace(files, encoder=replace(files.encoder, keep=Span(schema.time, -INF, limit, dated)))
     held = replace(held, dataset=files.dataset.anew(), epochs=1, batches=None, shuffle=0, most_rows=None)
-    return replace(files, held=held)
+    return replace(files, held_out=held)
 
 
 def _moment(valid: str) -> tuple[str, float, bool]:

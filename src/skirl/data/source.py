@@ -11,6 +11,8 @@ from skirl.core.tables import Table
 class Source(Protocol):
     """An iterable of batches that knows their tables and its own position. A pass is the whole run: all epochs in a row.
 
+    A class that inherits from it holds nothing out, has no lists, and leaves nothing out, unless it says otherwise.
+
     >>> from skirl.data import Synthetic
     >>> isinstance(Synthetic("tiny"), Source)
     True
@@ -32,7 +34,7 @@ class Source(Protocol):
     @property
     def lists(self) -> tuple[str, ...]:
         """The features with any number of ids per sample instead of exactly one."""
-        ...
+        return ()
 
     @property
     def samples(self) -> int | None:
@@ -49,31 +51,31 @@ class Source(Protocol):
     def first_epoch(self) -> int | None:
         """Steps of the first epoch, before which nobody trained on its samples. None until they are counted, at the latest
         when a step of the second is yielded."""
-        ...
+        return None
 
     @property
     def left_out(self) -> int:
         """Samples left out at the end of the last epoch: with shards, those that do not fill a whole batch."""
-        ...
+        return 0
 
     @property
     def held_out(self) -> "Source | None":
         """The samples held out for evaluation, as a source of one pass in order; None if there are none."""
-        ...
+        return None
 
     def held_out_at(self, state: Any) -> "Source | None":
         """Return the held-out samples as a run at `state` sees them: an open vocabulary, read ahead, has grown since."""
-        ...
+        return self.held_out
 
     @property
     def bad_rows(self) -> int:
         """Number of malformed rows that this process has left out so far."""
-        ...
+        return 0
 
     @property
     def first_bad_row(self) -> str | None:
         """Location of the first of them, as an error would name it; None if there is none."""
-        ...
+        return None
 
     def sharded(self, first: int, last: int, of: int) -> "Source":
         """Return the same stream cut to shards first .. last - 1 of each batch: one micro-batch each, for `lookahead`.

@@ -18,6 +18,7 @@ from skirl.core.initial import mix
 from skirl.core.tables import Table
 from skirl.data.share import WHOLE, Cut, Share, Turn, shards
 from skirl.data.skew import GOLDEN, bits_for, fold, mass_of, named, rank_at, scatter, unit
+from skirl.data.source import Source
 from skirl.tools.jit import kernel
 
 CLICK_RATE = 0.25
@@ -66,7 +67,7 @@ cardinalities of the published data, with all values kept."""
 
 
 @dataclass
-class Synthetic:
+class Synthetic(Source):
     """An iterable of batches that look like a public data set's: a `Source` without a file.
 
     **Arguments**
@@ -127,12 +128,10 @@ class Synthetic:
 
     @property
     def dense_features(self) -> int:
-        """Number of columns of `Batch.dense`."""
         return self.shapes[self.name].dense
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of the labels."""
         return ("click",)
 
     @property
@@ -146,28 +145,9 @@ class Synthetic:
         return None if self.batches is None else -(-(self.batches - self.start) // self._share.batches)
 
     @property
-    def first_epoch(self) -> None:
-        """None: all samples are of one epoch."""
-
-    @property
     def samples(self) -> int | None:
         """Samples of a whole pass over all trainers; None for an endless stream."""
         return None if self.batches is None else (self.batches - self.start) * self.batch_size
-
-    @property
-    def left_out(self) -> int:
-        """Always 0: every batch is whole."""
-        return 0
-
-    @property
-    def bad_rows(self) -> int:
-        """Always 0: no row is malformed."""
-        return 0
-
-    @property
-    def first_bad_row(self) -> str | None:
-        """Always None: no row is malformed."""
-        return None
 
     @property
     def held_out(self) -> "Synthetic | None":
@@ -186,10 +166,6 @@ class Synthetic:
         """Number of rows of each table after scaling, by name."""
         scale = self.rows_scale
         return {name: n if n <= 10 else max(10, round(n * scale)) for name, n in self.shapes[self.name].rows.items()}
-
-    def held_out_at(self, state: Any) -> "Synthetic | None":
-        """Return `held_out`, which does not depend on the position of a run."""
-        return self.held_out
 
     def sharded(self, first: int, last: int, of: int) -> "Synthetic":
         """Return the stream cut to shards first .. last - 1 of each batch, a micro-batch each; nothing else is drawn.
@@ -222,7 +198,6 @@ class Synthetic:
         return sum(len(self._cuts(i)) for i in range(self.start, self.batches, self._share.batches))
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield the batches of one pass. The first pass after `load_state_dict` continues where that state was taken."""
         i, self._resume = self.start if self._resume is None else self._resume, None
         while self.batches is None or i < self.batches:
             *cuts, (low, high) = self._cuts(i)
@@ -245,11 +220,9 @@ class Synthetic:
         return self._samples_of(i + before, low - before * self.batch_size, high - before * self.batch_size)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the pass, counting the batches handed out, and the identity of the stream."""
         return {"next": self._next} | {name: getattr(self, name) for name in self._identity}
 
     def check_state(self, state: dict[str, Any]) -> None:
-        """Raise if `state` is of another stream, saying what differs. Change nothing."""
         if "name" not in state:
             raise ValueError("the state is not of a synthetic stream: set data to what it was when the state was saved")
         for name in self._identity:
@@ -257,7 +230,6 @@ class Synthetic:
                 raise ValueError(f"the state is of a stream with {name}={state[name]!r}: set {name} to that")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Make the next pass continue where a state was taken. Raise if the state is of another stream."""
         self.check_state(state)
         self._resume = self._next = int(state["next"])
 

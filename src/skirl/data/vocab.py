@@ -46,7 +46,7 @@ def count(
         with Progress("count", steps=None, to=sys.stderr if json else sys.stdout, quiet=quiet) as progress:
             for number, piece in enumerate(files.pieces(), start=1):
                 for table, k in hashed:
-                    counters.add(table, piece.ids[k].view(np.uint64))
+                    counters.add(table, piece.ids[k].expanded().values.view(np.uint64))
                 at = 0
                 for column in columns.dense:
                     if column.name in moments:

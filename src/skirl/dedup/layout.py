@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from skirl.data.files.columnar import KEY, SLICE
+from skirl.data.files.columnar import KEY, SLICE, runs_of
 from skirl.data.files.columns import one
 from skirl.data.files.schema import FileSchema
 from skirl.dedup.sessions import KEYS, Columns, SessionStarts, keys_of
@@ -118,16 +118,6 @@ def once(table: Any, schema: FileSchema, new: np.ndarray) -> Any:
         table = table.set_column(table.column_names.index(spec.name), pa.field(spec.name, some.type), some)
         table = table.append_column(pa.field(spec.run, pa.int32()), pa.array(runs_of(written)))
     return table
-
-
-def runs_of(written: np.ndarray) -> np.ndarray:
-    """Return how many rows above each row its list is stored (int32 [n]).
-
-    >>> runs_of(np.array([True, False, False, True])).tolist()
-    [0, 1, 2, 0]
-    """
-    rows = np.arange(len(written))
-    return (rows - np.maximum.accumulate(np.where(written, rows, 0))).astype(np.int32)
 
 
 def dictionaries_for(table: Any, compression: str) -> list[str]:

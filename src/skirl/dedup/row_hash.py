@@ -13,8 +13,7 @@ from skirl.data.files.encode import Fingerprints
 from skirl.data.files.encoded import Encoded
 from skirl.data.files.hashing import NONE, seed_of
 from skirl.data.files.schema import FileSchema
-from skirl.data.files.session_order import sessions_of
-from skirl.data.files.times import is_date, seconds_of
+from skirl.data.files.times import is_date, seconds_of, sessions_of
 from skirl.tools.jit import kernel
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def same_rows(source: "Files", written: FileSchema, kept: Mapping[str, str], cop
 def _sum(files: "Files", schema: FileSchema, kept: Mapping[str, str]) -> tuple[int, int]:
     """Return the number of rows, and the sum of their hashes."""
     count, total = 0, 0
-    for piece in files.pieces(expanded=False):
+    for piece in files.pieces():
         columns = {name: piece.kept[files.encoder.kept.index(of)] for name, of in kept.items()}
         total += int(row_hashes(piece, schema, columns).sum())
         count += len(piece)
@@ -53,14 +52,14 @@ def row_hashes(rows: Encoded, schema: FileSchema, kept: Mapping[str, Any]) -> np
     for columns, values in ((schema.labels, rows.labels), (schema.dense, rows.dense)):
         for k, column in enumerate(columns):
             _add_numbers(np.ascontiguousarray(values[:, k]).view(np.int32), seed_of(f"number {column.name}"), out)
-    for f, (column, values, lengths) in enumerate(zip(schema.ids, rows.ids, rows.lengths, strict=True)):
-        seed, inverse = seed_of(f"id {column.name}"), rows.inverse(f)
-        if lengths is None:
-            _add_numbers(values, seed, out)
+    for column, ids in zip(schema.ids, rows.ids, strict=True):
+        seed = seed_of(f"id {column.name}")
+        if ids.offsets is None:
+            _add_numbers(ids.values, seed, out)
             continue
-        lists = np.zeros(len(lengths), np.uint64)
-        _add_lists(values, lengths, seed, lists)
-        out += lists if inverse is None else lists[inverse]
+        lists = np.zeros(len(ids.offsets) - 1, np.uint64)
+        _add_lists(ids.values, ids.offsets, seed, lists)
+        out += lists if ids.inverse is None else lists[ids.inverse]
     for name, column in kept.items():
         bits = session_hashes(column) if name == schema.session else time_bits(column)
         _add_numbers(np.ascontiguousarray(bits), seed_of(f"kept {name}"), out)
@@ -93,16 +92,14 @@ def _add_numbers(values, seed, out):
 
 
 @kernel
-def _add_lists(values, lengths, seed, out):
+def _add_lists(values, offsets, seed, out):
     """Add the hash of each list to its sum: of its ids, each mixed with its position, and of its length."""
-    at = 0
-    for i in range(lengths.size):
-        total, place = np.uint64(lengths[i]), seed
-        for k in range(at, at + lengths[i]):
+    for i in range(out.size):
+        total, place = np.uint64(offsets[i + 1] - offsets[i]), seed
+        for k in range(offsets[i], offsets[i + 1]):
             place += _GOLDEN
             z = (np.uint64(values[k]) ^ place) * _MIX
             total += z ^ (z >> _S32)
-        at += lengths[i]
         out[i] += mix(total ^ seed)
 
 

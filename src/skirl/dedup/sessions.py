@@ -16,16 +16,13 @@ from skirl.data.files.hashing import hash_numbers, seed_of
 from skirl.data.files.schema import FileSchema
 from skirl.data.files.stream import Files
 from skirl.data.files.times import is_date, since_1970
-from skirl.data.files.windows import cut
 from skirl.dedup.row_hash import session_hashes, time_bits
 from skirl.tools.units import parse_seconds
 
 KEYS = ("~partition", "~session", "~time", "~row")
 """Columns that rows are ordered by: partition of time, hash of the session or the user, time, and place in the data."""
-PIECE = 32 << 20
-"""Approximate bytes of rows to decode at once,"""
 ROWS = 4096
-"""and rows to write out in full at once, whose lists a file may store once for many."""
+"""Rows to decode, and to write out in full, at once: lists may be long, and a file may store each once for many rows."""
 
 T = TypeVar("T")
 
@@ -109,16 +106,16 @@ def shaped(files: Files, request: Sessions) -> tuple[Files, Columns]:
         written = replace(written, session=named)
     read = tuple(dict.fromkeys(c for c in (request.user or session, schema.time) if c is not None))
     files = keeping(files, read, all_there=True)
-    files = replace(files, dataset=replace(files.dataset, piece_bytes=PIECE))
+    files = replace(files, dataset=replace(files.dataset, slice_rows=ROWS))
     return files, Columns(request, written, kept, read, schema.time, named)
 
 
 def keyed(files: Files, columns: Columns, first: int = 0, schema: pa.Schema | None = None) -> Iterator[pa.Table]:
     """Yield the rows of shaped files with their sort keys, as tables of one schema. first: number of the first row."""
     length = columns.request.seconds("partition")
-    for whole in files.pieces(expanded=False):
+    for whole in files.pieces():
         for low in range(0, len(whole), ROWS):
-            piece = cut(whole, low, min(low + ROWS, len(whole))).expanded()
+            piece = whole.slice(low, min(low + ROWS, len(whole)))
             kept = dict(zip(columns.read, piece.kept, strict=True))
             times = np.zeros(len(piece))
             if columns.time is not None:

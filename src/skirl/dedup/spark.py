@@ -66,10 +66,11 @@ def write_by_session(spark: Any, files: Files, columns: Columns, work: Path) -> 
 
     def write(batches: Iterator[Any]) -> Iterator[Any]:
         stem, starts, sizes = uuid.uuid4().hex, columns.starts(), {}
-        groups = row_groups(_tables(batches, schema), columns, starts)
+        tables = (restored(pa.Table.from_batches([batch]), schema) for batch in batches if len(batch))
+        groups = row_groups(tables, columns, starts)
         for path, partition, rows in write_files(groups, columns, work / "drafts", stem):
             sizes[path.name] = partition, sizes.get(path.name, (0, 0))[1] + rows
-        yield _told({"files": sizes, "sessions": starts.count})
+        yield pa.record_batch({"counts": [json.dumps({"files": sizes, "sessions": starts.count})]})
 
     by = [f"`{key}`" for key in KEYS]
     shuffled = 1 + sum(map(os.path.getsize, paths)) // SHARE
@@ -78,7 +79,7 @@ def write_by_session(spark: Any, files: Files, columns: Columns, work: Path) -> 
     try:
         rows = _mapped(spark.range(0, len(paths), 1, len(paths)), read, _columns_of(physical(first).schema))
         rows = rows.repartition(shuffled, by[1]).sortWithinPartitions(*by)
-        tasks = _collected(_mapped(rows, write, "told string"))
+        tasks = _collected(_mapped(rows, write, "counts string"))
     finally:
         spark.conf.set(AT_ONCE, before)
     done = [json.loads((work / "read" / f"{number}.json").read_text()) for number in range(len(paths))]
@@ -135,14 +136,6 @@ def _columns_of(schema: pa.Schema) -> str:
         return f"array<{kind(of.value_type)}>" if pa.types.is_list(of) else TYPES.get(of) or str(of).replace("128", "")
 
     return ", ".join("`{}` {}".format(field.name.replace("`", "``"), kind(field.type)) for field in schema)
-
-
-def _tables(batches: Iterator[Any], schema: pa.Schema) -> Iterator[pa.Table]:
-    return (restored(pa.Table.from_batches([batch]), schema) for batch in batches if len(batch))
-
-
-def _told(facts: Any) -> pa.RecordBatch:
-    return pa.record_batch({"told": [json.dumps(facts)]})
 
 
 def _collected(frame: Any) -> list[Any]:

@@ -25,7 +25,6 @@ from skirl.checkpoint.decoding import decode
 from skirl.core.batch import Batch
 from skirl.data.files.columnar import KEY_OF_PREDICTIONS, embedded_schema
 from skirl.data.files.find import find, kind_of
-from skirl.data.files.numbered import numbered
 from skirl.data.files.stream import Files
 from skirl.data.flags import FILE_KINDS, OF_ORDER, DataFlags, Unlabelled
 from skirl.data.source import Source
@@ -73,7 +72,7 @@ class SavedRun:
     def batches(self) -> Generator[tuple[Batch, np.ndarray], None, None]:
         """Yield the batches, each with the numbers of its samples among all rows of the data."""
         if isinstance(self.source, Files):
-            for batch, numbers in numbered(self.source):
+            for batch, numbers in self.source.numbered():
                 yield batch if self.look_up is None else self.look_up(batch), numbers
             return
         done = 0

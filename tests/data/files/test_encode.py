@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 from skirl.data import DataFlags
 from skirl.data.files.encode import ByHash, Encoder, Raw
-from skirl.data.files.encoded import Encoded, taken
+from skirl.data.files.encoded import Encoded
 from skirl.data.files.find import BadRow
 from skirl.data.files.schema import FileSchema
 from tests.cases import cases
 from tests.data import logs
 from tests.data.corpus import SCHEMA, parquet
 from tests.data.files.read import INTS, ids_of
+from tests.data.files.test_column import lists_of
 
 MIXED = FileSchema.parse(
     """
@@ -86,9 +87,8 @@ def test_every_value_is_that_of_a_plain_reading(rows: list[tuple[str, ...]]) -> 
     assert done.places.tolist() == good and done.bad == len(rows) - len(good) and len(done) == len(good)
     assert done.labels[:, 0].tolist() == [values[0] for values in expected if values]
     assert done.dense.tolist() == [pytest.approx([values[1], values[2]], rel=1e-6) for values in expected if values]
-    assert done.ids[0].tolist() == [values[3] for values in expected if values] and done.lengths[0] is None
-    assert done.ids[1].tolist() == [tag for values in expected if values for tag in values[4]]
-    assert done.lengths[1] is not None and done.lengths[1].tolist() == [len(values[4]) for values in expected if values]
+    assert lists_of(done.ids[0]) == [[values[3]] for values in expected if values]
+    assert lists_of(done.ids[1]) == [values[4] for values in expected if values]
 
 
 @given(rows=st.lists(ROW, min_size=1, max_size=30))
@@ -109,29 +109,13 @@ def test_a_stretch_of_a_piece_is_encoded_like_the_whole(rows: list[tuple[str, ..
     whole = encoder(skip=True)(piece(rows))
     part = encoder(skip=True)(piece(rows).between(low, low + size))
     within = np.flatnonzero((whole.places >= low) & (whole.places < low + size))
-    same(part, taken(whole, within))
+    same(part, whole.take(within))
 
 
 def same(a: Encoded, b: Encoded) -> None:
-    for x, y in zip((a.labels, a.dense, a.places, *a.ids), (b.labels, b.dense, b.places, *b.ids), strict=True):
+    for x, y in zip((a.labels, a.dense, a.places), (b.labels, b.dense, b.places), strict=True):
         assert np.array_equal(x, y)
-    for x, y in zip(a.lengths, b.lengths, strict=True):
-        assert x is y is None or np.array_equal(x, y)
-
-
-@given(sizes=st.lists(st.integers(0, 4), min_size=1, max_size=20), data=st.data())
-@cases(100)
-def test_rows_are_taken_with_their_lists(sizes: list[int], data: st.DataObject) -> None:
-    n = len(sizes)
-    lists = [[100 * i + j for j in range(size)] for i, size in enumerate(sizes)]
-    whole = Encoded(
-        np.arange(n, dtype=np.float32)[:, None], np.zeros((n, 0), np.float32),
-        [np.array([v for one in lists for v in one], np.int64)], [np.array(sizes, np.int64)], np.arange(n),
-    )  # fmt: skip
-    rows = data.draw(st.lists(st.integers(0, n - 1), max_size=30))
-    part = taken(whole, np.array(rows, np.int64))
-    assert part.ids[0].tolist() == [v for row in rows for v in lists[row]]
-    assert part.labels[:, 0].tolist() == rows == part.places.tolist()
+    assert list(map(lists_of, a.ids)) == list(map(lists_of, b.ids))
 
 
 def test_nan_may_stand_for_nothing(tmp_path: Path) -> None:

@@ -95,15 +95,3 @@ def test_a_wrong_schema_is_refused_in_its_words(name: str) -> None:
     with pytest.raises(BadSchema) as caught:
         FileSchema.parse(toml)
     assert said in str(caught.value)
-
-
-@given(at=st.integers(0, 3000), cut=st.integers(0, 20), put=st.text(max_size=12))
-@cases(150)
-def test_mutated_schema(at: int, cut: int, put: str) -> None:
-    toml = BUILT_IN["avazu"].toml()
-    at %= len(toml)
-    try:
-        schema = FileSchema.parse(toml[:at] + put + toml[at + cut :])
-    except BadSchema:
-        return
-    assert FileSchema.parse(schema.toml()) == schema

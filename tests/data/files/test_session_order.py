@@ -82,12 +82,8 @@ def plain_chunks(sessions: Sequence[int], low: int, high: int, most: int) -> set
 def test_chunks_of_a_window_change_places_and_nothing_else(
     tmp_path_factory: Any, n: int, longest: int, most: Any, mix: int, batch: int, seed: int
 ) -> None:
-    check_chunks(tmp_path_factory.mktemp("order"), n, longest, most, mix, batch, seed)
-
-
-def check_chunks(folder: Path, n: int, longest: int, most: Any, mix: int, batch: int, seed: int) -> None:
     sessions = drawn(n, longest, seed)
-    data = written(folder, sessions, files=min(n, 2))
+    data = written(tmp_path_factory.mktemp("order"), sessions, files=min(n, 2))
     batches = list(opened(data, most_rows=most, mix=mix, batch=batch, seed=seed))
     assert [len(b.labels) for b in batches] == [batch] * (n // batch) + ([n % batch] if n % batch else [])
     rows = rows_of(batches)
@@ -115,21 +111,13 @@ def test_order_is_of_the_seed_and_the_epoch(tmp_path: Path) -> None:
 
 
 def test_each_window_has_an_order_of_its_own(tmp_path: Path) -> None:
-    check_windows(tmp_path, 3)
-
-
-def check_windows(folder: Path, seed: int) -> None:
-    rows = rows_of(list(opened(written(folder, range(96)), mix=32, seed=seed)))
+    rows = rows_of(list(opened(written(tmp_path, range(96)), mix=32, seed=3)))
     assert len({tuple(row - low for row in rows[low : low + 32]) for low in (0, 32, 64)}) == 3
 
 
 def test_a_state_is_a_few_numbers_and_goes_on_at_its_step(tmp_path: Path) -> None:
-    check_states(tmp_path, 0)
-
-
-def check_states(folder: Path, seed: int) -> None:
-    data = written(folder, drawn(300, 20, 2), group=33, files=3)
-    flags: dict[str, Any] = {"epochs": 2, "mix": 72, "most_rows": 3, "seed": seed}
+    data = written(tmp_path, drawn(300, 20, 2), group=33, files=3)
+    flags: dict[str, Any] = {"epochs": 2, "mix": 72, "most_rows": 3}
     files = opened(data, **flags)
     batches, states = list[Batch](), [files.state_dict()]
     for batch in files:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from skirl import cli
 from skirl.checkpoint.codec import encode
 from skirl.checkpoint.decoding import decode
-from skirl.data import DataFlags, Source
+from skirl.data import DataFlags
 from skirl.data.files.schema import BUILT_IN
 from skirl.data.vocabulary.growing import Growing, Growth
 from tests.cases import cases
@@ -80,7 +80,6 @@ def test_a_table_grows_past_its_first_size() -> None:
 @pytest.mark.parametrize("flags", [{}, {"stale": 20, "epochs": 2, "shuffle": 100}])
 def test_a_state_goes_on_at_its_batch(tsv: Path, flags: dict[str, Any]) -> None:
     stream = opened(tsv, **flags)
-    assert isinstance(stream, Source)
     batches, states = [], [copy.deepcopy(stream.state_dict())]
     for batch in stream:
         batches.append(batch.sparse.values())

@@ -8,20 +8,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
-from skirl.data.files.columns import is_list, is_number, is_text
+from skirl.data.files.columns import is_list, is_number, is_text, kinds_of, one, pc
 from skirl.data.files.encode import Raw
-from skirl.data.files.find import BadFile, BadSchema, OldLayout, no_column
-from skirl.data.files.repeats import share
+from skirl.data.files.find import BadFile, BadSchema, no_column
+from skirl.data.files.hashing import GOOD
 from skirl.data.files.schema import FileSchema
 from skirl.data.files.times import is_date
 
 SLICE = 1 << 16
 BUFFER = 1 << 17
 """Bytes of a column to read at once. They stay in the processor's cache until they are decoded, as whole columns do not."""
-WHOLE = 4
-"""A row group that cannot be cut may take up to this many times the bytes to decode at once."""
-TEXT = 24
-"""Bytes that a text value takes at least, until it is turned into an id."""
 KEY = b"skirl.schema"
 """Key in the Arrow schema's metadata under which `skirl convert` stores the file's schema."""
 KEY_OF_PREDICTIONS = b"skirl.predictions"
@@ -32,10 +28,10 @@ _DAMAGED = (pa.ArrowException, OSError, ValueError, OverflowError)
 class ParquetFile:
     """A Parquet file: row groups, read in slices."""
 
-    def __init__(self, path: str, schema: FileSchema, slice_rows: int = SLICE, piece_bytes: int | None = None) -> None:
+    def __init__(self, path: str, schema: FileSchema, slice_rows: int = SLICE) -> None:
         self.path = path
         self._schema = schema
-        self._most, self._bytes = slice_rows, piece_bytes
+        self._most = slice_rows
         self._whole = any(column.run for column in schema.ids)
         """Lists are left out, so row groups are read as a whole: only a group's first row is sure to store its lists."""
         self._file: Any = None
@@ -46,79 +42,55 @@ class ParquetFile:
         self._going: tuple[int, Iterator[Any]] | None = None
         """The next part, and the iterator over slices that yields it."""
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"args": (self.path, self._schema, self._most, self._bytes)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(*state["args"])
-
     def close(self) -> None:
-        """Close the file."""
         self._file, self._going = None, None
 
     def has(self, part: int) -> bool:
-        """Return whether the file has this part."""
         self._open()
         return part < len(self._parts)
 
     def share(self, part: int) -> int:
-        """Return the share of a part, here its row group. One worker reads all parts of a share."""
         return self._parts[part][0]
 
     def rows(self, part: int) -> int:
-        """Return the number of rows of a part."""
         self._open()
         return self._parts[part][2]
 
     def read(self, part: int, rows: np.ndarray | None = None) -> Raw:
-        """Return a part's columns. rows: the rows to keep, ascending; None for all."""
-        raw = self._read(part)
-        return raw if rows is None else raw.only(rows)
-
-    def _read(self, part: int) -> Raw:
         self._open()
-        group, first, rows = self._parts[part]
+        group, first, there = self._parts[part]
         try:
             batch = self._batch(part)
             columns = {name: batch.column(batch.schema.get_field_index(name)) for name in self._schema.needed}
         except _DAMAGED as error:
             raise self._damaged(f"row group {group + 1:,} cannot be read ({_short(error)})") from None
-        if batch.num_rows != rows:
+        if batch.num_rows != there:
             raise self._damaged(f"row group {group + 1:,} has fewer rows than its header says")
-        if wrong := share(columns, self._schema):
+        if wrong := share_lists(columns, self._schema):
             row, found = wrong
             raise self._damaged(f"row {row + 1:,} of row group {group + 1:,} {found}")
-        return Raw(columns, rows, self.path, lambda row: f"row {first + row + 1:,} of row group {group + 1:,}", [])
+        raw = Raw(columns, there, self.path, lambda row: f"row {first + row + 1:,} of row group {group + 1:,}", [])
+        return raw if rows is None else raw.only(rows)
 
     def _open(self) -> None:
         if self._file is not None:
             return
         try:
-            groups, schema = self._opened()
+            self._file = pq.ParquetFile(self.path, memory_map=False, pre_buffer=False, buffer_size=BUFFER)
+            meta, schema = self._file.metadata, self._file.schema_arrow
+            groups = [meta.row_group(g).num_rows for g in range(meta.num_row_groups)]
             _ = schema.names, [str(kind) for kind in schema.types]  # Arrow reads names lazily, so errors show up here
         except _DAMAGED as error:
             self._file = None
             raise self._damaged(self._truncated() or f"is damaged ({_short(error)})") from None
         check_runs(self.path, schema, self._schema)
         check_columns(self.path, schema, self._schema)
-        self._slice = [self._rows_at_once(group, rows) for group, rows in enumerate(groups)]
+        self._slice = [max(1, rows) if self._whole else self._most for rows in groups]
         self._parts = [
             (group, first, min(self._slice[group], rows - first))
             for group, rows in enumerate(groups)
             for first in range(0, rows, self._slice[group])
         ]
-
-    def _rows_at_once(self, group: int, rows: int) -> int:
-        size = 0 if self._bytes is None else self._size(group)
-        if self._whole:
-            if self._bytes is not None and size > WHOLE * self._bytes:
-                raise BadFile(
-                    self.path,
-                    f"row group {group + 1:,} takes about {size >> 20:,} MiB, and is read as a whole: it leaves lists out",
-                    "give more memory (--memory), or write it with smaller row groups",
-                )
-            return max(1, rows)
-        return self._most if self._bytes is None else max(1, min(self._most, self._bytes * rows // max(1, size)))
 
     def _batch(self, part: int) -> Any:
         """Return the slice of a part. Going back within a group reads the group again from its start."""
@@ -148,11 +120,6 @@ class ParquetFile:
     def _damaged(self, found: str) -> BadFile:
         return BadFile(self.path, found, "get it again, or write it again")
 
-    def _opened(self) -> tuple[list[int], pa.Schema]:
-        self._file = pq.ParquetFile(self.path, memory_map=False, pre_buffer=False, buffer_size=BUFFER)
-        meta = self._file.metadata
-        return [meta.row_group(g).num_rows for g in range(meta.num_row_groups)], self._file.schema_arrow
-
     def _slices(self, group: int) -> Iterator[Any]:
         names = list(self._schema.needed)
         rows = self._slice[group]
@@ -167,20 +134,6 @@ class ParquetFile:
                 left = left.slice(rows) if left.num_rows > rows else None
         if left is not None:
             yield left
-
-    def _size(self, group: int) -> int:
-        """Return roughly the bytes of a group in memory: the larger of stored and estimated ones, column by column, since
-        dictionaries may be far smaller than their values."""
-        meta, total = self._file.metadata.row_group(group), 0
-        for k in range(meta.num_columns):
-            column = meta.column(k)
-            if any(
-                column.path_in_schema == name or column.path_in_schema.startswith(f"{name}.")
-                for name in self._schema.needed
-            ):
-                each = TEXT if column.physical_type == "BYTE_ARRAY" else 8
-                total += max(column.total_uncompressed_size, each * column.num_values)
-        return total
 
 
 def check_columns(path: str, stored: pa.Schema, schema: FileSchema) -> None:
@@ -220,10 +173,8 @@ def check_runs(path: str, stored: pa.Schema, schema: FileSchema) -> None:
         return
     try:
         written = {column.name: column for column in FileSchema.parse(embedded.decode("utf-8", "replace")).ids}
-    except OldLayout as error:
-        raise BadSchema(f"{path}: its schema {error}") from None
-    except BadSchema:
-        return
+    except BadSchema as error:
+        raise BadSchema(f"{path}: the schema in it {error}") from None
     for column in schema.ids:
         run = written.get(column.column or column.name, column).run
         if column.run and not run and column.run not in stored.names:
@@ -239,13 +190,59 @@ def check_runs(path: str, stored: pa.Schema, schema: FileSchema) -> None:
             )
 
 
+def share_lists(columns: dict[str, Any], schema: FileSchema) -> tuple[int, str] | None:
+    """Replace list columns of a row group that leave lists out with dictionary arrays: each list once, an index per row.
+
+    Lists that equal the one in the row above are null, and a column of runs says how many rows above each is stored.
+    Return None, or the first wrong row and what was found in it.
+    """
+    for spec in schema.ids:
+        if not spec.run:
+            continue
+        name = spec.column or spec.name
+        lists, runs = (one(columns[of]) for of in (name, spec.run))
+        if not (pt.is_list(lists.type) or pt.is_large_list(lists.type)) or not pt.is_integer(runs.type):
+            return 0, f"has no list in column {name!r}, or no whole number in {spec.run!r}"
+        if not len(lists):
+            continue
+        written = kinds_of(lists) == GOOD
+        if not written[0]:
+            return 0, f"leaves out the list of column {name!r}, but the first row of a row group must store it"
+        said, above = (pc.fill_null(runs, -1) if runs.null_count else runs).to_numpy(), runs_of(written)
+        if len(wrong := np.flatnonzero(said != above)):
+            row = int(wrong[0])
+            is_there = f"{above[row]:,} rows above" if above[row] else "in this row"
+            return row, f"has {said[row]} in column {spec.run!r}, but the list of column {name!r} is stored {is_there}"
+        offsets = lists.offsets.to_numpy()
+        hidden = (offsets[1:] != offsets[:-1])[~written].any()  # a null may hide ids
+        begins = pa.array(np.append(offsets[:-1][written], offsets[-1:]))
+        there = lists.drop_null() if hidden else type(lists).from_arrays(begins, lists.values)
+        inverse = (np.cumsum(written) - 1).astype(np.int32)
+        columns[name] = pa.DictionaryArray.from_arrays(pa.array(inverse), there, safe=False)
+    return None
+
+
+def runs_of(written: np.ndarray) -> np.ndarray:
+    """Return how many rows above each row its list is stored (int32 [n]).
+
+    >>> runs_of(np.array([True, False, False, True])).tolist()
+    [0, 1, 2, 0]
+    """
+    rows = np.arange(len(written))
+    return (rows - np.maximum.accumulate(np.where(written, rows, 0))).astype(np.int32)
+
+
+def stored_schema(path: str) -> Any:
+    """Return the Arrow schema of a Parquet file; None if it cannot be read, which is reported when its rows are."""
+    try:
+        return pq.read_schema(path)
+    except _DAMAGED:
+        return None
+
+
 def embedded_schema(path: str) -> str | None:
     """Return the schema that `skirl convert` stored in a Parquet file, as TOML; None if there is none."""
-    try:
-        metadata = pq.read_schema(path).metadata or {}
-    except _DAMAGED:
-        return None  # reported when the file is opened for reading
-    raw = metadata.get(KEY)
+    raw = (getattr(stored_schema(path), "metadata", None) or {}).get(KEY)
     return None if raw is None else raw.decode("utf-8", "replace")
 
 

@@ -1,15 +1,14 @@
 """Data files as one data set, and what identifies it."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from skirl.data.files.columnar import ParquetFile
-from skirl.data.files.encode import Encoder, Raw
+from skirl.data.files.columnar import SLICE, ParquetFile
+from skirl.data.files.encode import Raw
 from skirl.data.files.find import BadFile, kind_of
 from skirl.data.files.mind import MindFile
 from skirl.data.files.schema import FileSchema
@@ -43,11 +42,25 @@ class DataFile(Protocol):
 
     path: str
 
-    def has(self, part: int) -> bool: ...
-    def rows(self, part: int) -> int: ...
-    def share(self, part: int) -> int: ...
-    def read(self, part: int, rows: np.ndarray | None = None) -> Raw: ...
-    def close(self) -> None: ...
+    def has(self, part: int) -> bool:
+        """Return whether the file has this part."""
+        ...
+
+    def rows(self, part: int) -> int:
+        """Return the number of rows of a part, including malformed ones."""
+        ...
+
+    def share(self, part: int) -> int:
+        """Return the share of a part. One worker reads all parts of a share."""
+        ...
+
+    def read(self, part: int, rows: np.ndarray | None = None) -> Raw:
+        """Return a part's columns. rows: the rows to keep, ascending; None for all."""
+        ...
+
+    def close(self) -> None:
+        """Close the file."""
+        ...
 
 
 @dataclass
@@ -58,8 +71,8 @@ class Dataset:
     schema: FileSchema
     part_bytes: int = PART
     """Bytes of a part of a text file."""
-    piece_bytes: int | None = None
-    """Approximate bytes of rows of Parquet files to decode at once; None for as many as 65,536 rows take."""
+    slice_rows: int = SLICE
+    """Most rows of Parquet files to decode at once, unless a file leaves lists out."""
     _open: dict[int, DataFile] = field(default_factory=dict, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -67,7 +80,7 @@ class Dataset:
 
     def anew(self) -> "Dataset":
         """Return the same files for another reader: each reader needs an open file of its own."""
-        return Dataset(self.paths, self.schema, self.part_bytes, self.piece_bytes)
+        return Dataset(self.paths, self.schema, self.part_bytes, self.slice_rows)
 
     def parts(self, begin: RowPosition = START, end: RowPosition | None = None) -> Iterator[FilePart]:
         """Yield the parts from `begin` to before `end`, or to the last."""
@@ -96,7 +109,7 @@ class Dataset:
         return self._file(part.file).read(part.part).between(part.low, part.high)
 
     def rows(self, part: FilePart) -> int:
-        """Return the number of rows of a whole part, whatever its bounds, including malformed ones."""
+        """Return the number of rows of a whole part, whatever its bounds."""
         return self._file(part.file).rows(part.part)
 
     def count(self) -> int:
@@ -119,21 +132,21 @@ class Dataset:
         self._open.clear()
 
     def _file(self, number: int) -> DataFile:
+        """Open a file, in the format that its first bytes say it has."""
         if number not in self._open:
             self.close()  # keep one open at a time: a folder may hold thousands
-            self._open[number] = open_file(self.paths[number], self.schema, self.part_bytes, self.piece_bytes)
+            path, text = self.paths[number], self.schema.text
+            kind = kind_of(path)
+            if kind == "parquet":
+                self._open[number] = ParquetFile(path, self.schema, self.slice_rows)
+            elif not text.columns and text.header == "no":
+                raise BadFile(
+                    path, "is text, and the schema does not say what its columns are", "add columns to [file]"
+                )
+            else:
+                kind_of_text = MindFile if text.samples == "shown" else TextFile
+                self._open[number] = kind_of_text(path, self.schema, kind == "gzip", self.part_bytes)
         return self._open[number]
-
-
-def open_file(path: str, schema: FileSchema, part_bytes: int = PART, piece_bytes: int | None = None) -> DataFile:
-    """Open a file in the format that its first bytes say it has."""
-    kind = kind_of(path)
-    if kind == "parquet":
-        return ParquetFile(path, schema, piece_bytes=piece_bytes)
-    if not schema.text.columns and schema.text.header == "no":
-        raise BadFile(path, "is text, and the schema does not say what its columns are", "add columns to [file]")
-    kind_of_text = MindFile if schema.text.samples == "shown" else TextFile
-    return kind_of_text(path, schema, kind == "gzip", part_bytes)
 
 
 ORDER = "sessions"
@@ -142,102 +155,50 @@ REPEATS = "repeats"
 """Key for searching repeated lists: gradients are then summed by list first, which may change the last bit."""
 
 
-def identity_of(
-    encoder: Encoder,
-    files: Sequence[str],
-    rows: tuple[RowPosition, RowPosition | None],
-    *,
-    batch_size: int,
-    shuffle: int,
-    seed: int,
-    most_rows: int | None,
-    find_repeats: bool = False,
-) -> dict[str, Any]:
-    """Return the identity of a stream, in types that JSON has.
-
-    rows: where the stream begins and ends; None for the end of the last file.
-    """
-    paths = [Path(path) for path in files]
-    begin, end = rows
-    reads = f"from {_at(begin)} to {'the end' if end is None else _at(end)}"
-    if encoder.keep is not None:
-        span = encoder.keep
-        reads += f" where {span.low} <= {span.column} < {span.high}"
-    # Use the actual numbers of rows (from a flag, the schema or a vocabulary). The session column and the time unit do not
-    # change what training reads; the order of sessions is stored under its own key.
-    ids = tuple(replace(column, rows=encoder.rows[column.table or column.name]) for column in encoder.schema.ids)
-    return {
-        "files": [f"{path.name} ({path.stat().st_size} bytes)" for path in paths],
-        "reads": reads,
-        "rows_of": encoder.rows_of.described,
-        "schema": replace(encoder.schema, ids=ids, session=None, time_unit="").toml(),
-        "batch_size": batch_size,
-        "shuffle": shuffle,
-        "seed": seed if shuffle else 0,
-        "bad_rows": "skip" if encoder.skip else "refuse",
-    } | {
-        **({} if most_rows is None else {ORDER: f"{encoder.session}, at most {most_rows or 'all'} rows"}),
-        **({REPEATS: "find"} if find_repeats else {}),
-    }
+_DIFFERS = {
+    "reads": ("that reads {}, not {}", "set valid to what it was"),
+    "rows_of": ("whose ids become rows {}, not {}", "set vocab to what it was"),
+    "schema": ("whose schema has {}, not {}", "set schema and rows to what they were"),
+    ORDER: ("whose sessions are shuffled by {}, not {}", "set session-order and most-rows to what they were"),
+    REPEATS: ("with repeats {!r}, not {!r}", "set repeats to what it was"),
+}
+"""How streams differ, and what to do, in the order of checks."""
+_UNSET = {ORDER: "none", REPEATS: "stored"}
 
 
-def check_identity(theirs: dict[str, Any], mine: dict[str, Any]) -> None:
-    """Raise if a state is of another stream, saying what differs."""
-    if theirs.get("files") != mine["files"]:
-        raise ValueError(_other_files(theirs.get("files"), mine["files"]))
-    if theirs.get("reads") != mine["reads"]:
-        raise ValueError(
-            f"the state is of a stream that reads {theirs.get('reads')}, not {mine['reads']}: set valid to what it was"
-        )
-    for name in ("schema", "rows_of"):
-        if not isinstance(theirs.get(name), str):
+def check_identity(state: dict[str, Any], stream: dict[str, Any]) -> None:
+    """Raise if the identity in a state is not that of a stream, saying what differs."""
+    if state.get("files") != stream["files"]:
+        raise ValueError(_other_files(state.get("files"), stream["files"]))
+    for name in dict.fromkeys((*_DIFFERS, *stream)):
+        was, now = (of.get(name, _UNSET.get(name)) for of in (state, stream))
+        if name in ("schema", "rows_of") and not isinstance(was, str):
             raise ValueError(
                 "the state does not say which schema, rows and vocabulary it is of: go on with the skirl that saved it"
             )
-    if theirs["rows_of"] != mine["rows_of"]:
-        raise ValueError(
-            f"the state is of a stream whose ids become rows {theirs['rows_of']}, not {mine['rows_of']}: set vocab to what "
-            "it was"
-        )
-    if theirs["schema"] != mine["schema"]:
-        raise ValueError(_other_schema(theirs["schema"], mine["schema"]))
-    if theirs.get(ORDER) != mine.get(ORDER):
-        was, now = (of.get(ORDER, "none") for of in (theirs, mine))
-        raise ValueError(
-            f"the state is of a stream whose sessions are shuffled by {was}, not {now}: set session-order and most-rows "
-            "to what they were"
-        )
-    if theirs.get(REPEATS) != mine.get(REPEATS):
-        was, now = (of.get(REPEATS, "stored") for of in (theirs, mine))
-        raise ValueError(f"the state is of a stream with repeats {was!r}, not {now!r}: set repeats to what it was")
-    for name, value in mine.items():
-        if theirs.get(name) != value:
-            raise ValueError(
-                f"the state is of a stream with {name}={theirs.get(name)!r}, not {value!r}: set it to that"
-            )
+        if was != now:
+            what, then = _DIFFERS.get(name, (f"with {name}={{!r}}, not {{!r}}", "set it to that"))
+            was, now = _other_lines(was, now) if name == "schema" else (was, now)
+            raise ValueError(f"the state is of a stream {what.format(was, now)}: {then}")
 
 
-def _at(place: RowPosition) -> str:
-    return f"file {place.file} part {place.part} row {place.row}"
-
-
-def _other_files(theirs: Any, mine: list[str]) -> str:
+def _other_files(was: Any, now: list[str]) -> str:
     """Return a message that says how the files of a state differ from these."""
     then = "set data to the files it was taken on"
-    if not isinstance(theirs, list):
+    if not isinstance(was, list):
         return f"the state does not say which files it is of: {then}, with the skirl that saved it"
-    if len(theirs) != len(mine):
-        return f"the state is of a stream with {len(theirs)} files, not {len(mine)}: {then}"
-    number = next(i for i, (a, b) in enumerate(zip(theirs, mine)) if a != b)
-    return f"the state is of other files: file {number} was {theirs[number]}, and is {mine[number]}: {then}"
+    if len(was) != len(now):
+        return f"the state is of a stream with {len(was)} files, not {len(now)}: {then}"
+    number = next(i for i, (a, b) in enumerate(zip(was, now)) if a != b)
+    return f"the state is of other files: file {number} was {was[number]}, and is {now[number]}: {then}"
 
 
-def _other_schema(theirs: str, mine: str) -> str:
-    """Return a message that says where the schema of a state, as TOML, first differs from this one."""
+def _other_lines(state: str, stream: str) -> tuple[str, str]:
+    """Return where the schema of a state, as TOML, first differs from a stream's: both lines, with the column."""
     column = was = now = ""
-    for was, now in zip_longest(theirs.splitlines(), mine.splitlines(), fillvalue="nothing"):
+    for was, now in zip_longest(state.splitlines(), stream.splitlines(), fillvalue="nothing"):
         if was != now:
             break
         if was.startswith(("[", "name = ")):
             column = "" if was.startswith("[") else f" in column {was.removeprefix('name = ')}"
-    return f"the state is of a stream whose schema has {was}, not {now}{column}: set schema and rows to what they were"
+    return was, now + column

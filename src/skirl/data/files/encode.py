@@ -4,12 +4,13 @@ Malformed rows are marked on the way. At the end, the first one is raised, or al
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
+from skirl.data.files.column import Column, offsets_of
 from skirl.data.files.columns import (
     floats_of,
     hex_of,
@@ -24,12 +25,10 @@ from skirl.data.files.columns import (
     texts_of,
     value_at,
 )
-from skirl.data.files.encoded import Encoded, taken
+from skirl.data.files.encoded import Encoded
 from skirl.data.files.find import BadRow, BadSchema, shown
 from skirl.data.files.hashing import BAD, BY_HASH, BY_OPEN, GOOD, NONE, hash_numbers, hash_texts, rows_by_hash, seed_of
-from skirl.data.files.repeats import is_shared, shared_lists
 from skirl.data.files.schema import Dense, FileSchema, Id, Label
-from skirl.data.files.session_order import sessions_of
 from skirl.data.files.times import (
     DATE,
     EXPECTED,
@@ -39,6 +38,7 @@ from skirl.data.files.times import (
     hours_of,
     is_date,
     seconds_of,
+    sessions_of,
     since_1970,
 )
 from skirl.tools.jit import kernel, read_only
@@ -62,28 +62,33 @@ class Raw:
     """Returns the location of a row of the piece in the file, as an error names it; malformed rows count."""
     broken: list[tuple[int, str, str]]
     """Rows that could not be split into columns: the row of the piece, what was found, what was expected."""
-    places: np.ndarray | None = None
-    """int64 [n]: the index in the piece of each row; None means 0 to n - 1."""
+    places: np.ndarray = field(default=None)  # type: ignore[assignment]
+    """int64 [n]: the index in the piece of each row; by default 0 to n - 1."""
     nulls: bool = False
     """True if texts that mean no value are nulls already."""
+
+    def __post_init__(self) -> None:
+        if self.places is None:
+            self.places = np.arange(self.rows)
 
     def between(self, low: int, high: int | None) -> "Raw":
         """Return only the rows low <= row < high of the piece."""
         if low <= 0 and high is None:
             return self
-        places = np.arange(self.rows) if self.places is None else self.places
-        begin = int(np.searchsorted(places, low))
-        end = len(places) if high is None else int(np.searchsorted(places, high))
+        begin = int(np.searchsorted(self.places, low))
+        end = self.rows if high is None else int(np.searchsorted(self.places, high))
         columns = {name: column.slice(begin, end - begin) for name, column in self.columns.items()}
         broken = [one for one in self.broken if low <= one[0] and (high is None or one[0] < high)]
-        return Raw(columns, end - begin, self.file, self.where, broken, places[begin:end], self.nulls)
+        return Raw(columns, end - begin, self.file, self.where, broken, self.places[begin:end], self.nulls)
 
     def only(self, rows: np.ndarray) -> "Raw":
-        """Return only some rows (int64, ascending) of a piece that still has all of its rows."""
+        """Return only these rows (int64, ascending) of the piece."""
         if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
             return self.between(int(rows[0]), int(rows[-1]) + 1)
-        columns = {name: column.take(pa.array(rows)) for name, column in self.columns.items()}
-        return Raw(columns, len(rows), self.file, self.where, self.broken, rows, self.nulls)
+        at = np.flatnonzero(np.isin(self.places, rows))
+        columns = {name: column.take(pa.array(at)) for name, column in self.columns.items()}
+        broken = [one for one in self.broken if one[0] in rows]
+        return Raw(columns, len(at), self.file, self.where, broken, self.places[at], self.nulls)
 
 
 class RowsOf(Protocol):
@@ -104,11 +109,7 @@ class ByHash:
     """Maps fingerprints to rows by hash."""
 
     rows: Mapping[str, int]
-
-    @property
-    def described(self) -> str:
-        """How ids become rows, as stored in a state."""
-        return BY_HASH
+    described: str = BY_HASH
 
     def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray | None) -> np.ndarray:
         """Return row 0 for missing values, and a row from 1 on for all others."""
@@ -122,10 +123,8 @@ class ByHash:
 class Fingerprints:
     """Keeps the fingerprints themselves in place of rows, as int64; 0 where a value is missing."""
 
-    @property
-    def described(self) -> str:
-        """How ids become rows in training: only an open vocabulary resumes from a state of fingerprints."""
-        return BY_OPEN
+    described: str = BY_OPEN
+    """In training, only an open vocabulary resumes from a state of fingerprints."""
 
     def __call__(self, table: str, fingerprints: np.ndarray, kinds: np.ndarray | None) -> np.ndarray:
         """Return the fingerprints, with 0 for missing values. Copies nothing if no value is missing or malformed."""
@@ -134,31 +133,38 @@ class Fingerprints:
         return np.where(kinds == NONE, 0, fingerprints.view(np.int64))
 
 
-@dataclass
 class Marks:
     """The malformed rows of a piece, and the reason for the first of them."""
 
-    bad: np.ndarray
-    first: BadRow | None = None
-    at: int = -1
+    def __init__(self, raw: Raw) -> None:
+        self._raw = raw
+        self.bad = np.zeros(raw.rows, bool)
+        self.at = -1
+        """The index in the part of the first malformed row; -1 if there is none."""
+        self._first = "", ""
+        for at, found, expected in raw.broken:
+            self._note(at, lambda found=found, expected=expected: (found, expected))
 
-    def add(self, raw: Raw, wrong: np.ndarray, why: Callable[[int], tuple[str, str]]) -> None:
+    def add(self, wrong: np.ndarray, why: Callable[[int], tuple[str, str]]) -> None:
         """Mark rows as malformed. wrong: a bool for each row; why: returns what was found and expected in a row."""
         if not wrong.any():
             return
         i = int(np.argmax(wrong))
-        self.note(raw, i if raw.places is None else int(raw.places[i]), lambda: why(i))
+        self._note(int(self._raw.places[i]), lambda: why(i))
         self.bad |= wrong
 
-    def note(self, raw: Raw, place: int, why: Callable[[], tuple[str, str]]) -> None:
-        """Note the reason for a malformed row; only the first row's is kept."""
-        if self.first is None or place < self.at:
-            self.first, self.at = BadRow(raw.file, "", *why()), place
+    def add_values(self, what: str, column: pa.Array, wrong: np.ndarray, expected: str) -> None:
+        """Mark rows whose value is malformed. what: the column, as an error names it."""
+        self.add(wrong, lambda i: (f"{what} is {shown(value_at(column, i))}", expected))
 
-    def refuse(self, raw: Raw) -> None:
+    def _note(self, place: int, why: Callable[[], tuple[str, str]]) -> None:
+        if self.at < 0 or place < self.at:
+            self.at, self._first = place, why()
+
+    def refuse(self) -> None:
         """Raise the error for the first malformed row, if there is one."""
-        if self.first is not None:
-            raise BadRow(raw.file, raw.where(self.at), self.first.found, self.first.expected)
+        if self.at >= 0:
+            raise BadRow(self._raw.file, self._raw.where(self.at), *self._first)
 
 
 @dataclass
@@ -184,9 +190,7 @@ class Encoder:
     def __call__(self, raw: Raw) -> Encoded:
         """Return the encoded piece. Raise `BadRow` if a row is malformed, unless such rows are to be skipped."""
         schema = self.schema
-        marks = Marks(np.zeros(raw.rows, bool))
-        for at, found, expected in raw.broken:
-            marks.note(raw, at, lambda found=found, expected=expected: (found, expected))
+        marks = Marks(raw)
         seen: dict[str, pa.Array] = {}
         for name in schema.needed:
             column = raw.columns[name]
@@ -194,109 +198,77 @@ class Encoder:
             seen[name] = column if of_lists else plain(column, () if raw.nulls else schema.missing)
         labels = np.empty((raw.rows, len(schema.labels)), np.float32)
         for k, label in enumerate(schema.labels):
-            self._label(raw, seen[label.name], label, labels[:, k], marks)
+            self._label(seen[label.name], label, labels[:, k], marks)
         dense = np.empty((raw.rows, schema.dense_features), np.float32)
         k = 0
         for column in schema.dense:
-            k += self._dense(raw, seen[column.column or column.name], column, dense, k, marks)
-        ids, lengths, inverses = [], [], []
+            k += self._dense(seen[column.column or column.name], column, dense, k, marks)
+        ids = []
         for column in schema.ids:
-            source, inverse = seen[column.column or column.name], None
-            if column.list:
-                source, inverse = shared_lists(source)
-                values, sizes = self._lists(raw, source, column, marks, inverse)
-            else:
-                values, sizes = self._ids(raw, source, column, marks), None
-            ids.append(values)
-            lengths.append(sizes)
-            inverses.append(inverse)
+            read = self._lists if column.list else self._ids
+            ids.append(read(raw, seen[column.column or column.name], column, marks))
         wanted = np.ones(raw.rows, bool)
         if self.keep is not None:
             wanted = self._in_time(raw, seen[self.keep.column], self.keep, marks)
-        kept = [self._kept(raw, seen[name], name, marks) for name in self.kept]
+        kept = [self._kept(seen[name], name, marks) for name in self.kept]
         if self.all_there:
             for name, column in zip(self.kept, kept):
-                self._check_there(raw, column, name, marks)
+                self._check_there(column, name, marks)
         sessions = None
         if self.session is not None:
             sessions, known = sessions_of(column := seen[self.session])
-            marks.add(
-                raw, known != GOOD, lambda i: (f"session column {self.session} is {shown(value_at(column, i))}", EACH)
-            )
+            marks.add_values(f"session column {self.session}", column, known != GOOD, EACH)
         if not self.skip:
-            marks.refuse(raw)
-        places = np.arange(raw.rows) if raw.places is None else raw.places
+            marks.refuse()
         bad = int(marks.bad.sum()) + len(raw.broken)
-        done = Encoded(
-            labels,
-            dense,
-            ids,
-            lengths,
-            places,
-            bad,
-            marks.at,
-            kept=kept,
-            inverses=inverses,
-            sessions=sessions,
-        )
+        read = raw.rows + len(raw.broken)
+        done = Encoded(labels, dense, ids, raw.places, read, bad, marks.at, kept=kept, sessions=sessions)
         wanted &= ~marks.bad
-        return done if wanted.all() else taken(done, np.flatnonzero(wanted))
+        return done if wanted.all() else done.take(np.flatnonzero(wanted))
 
-    def _label(self, raw: Raw, column: pa.Array, label: Label, out: np.ndarray, marks: Marks) -> None:
+    def _label(self, column: pa.Array, label: Label, out: np.ndarray, marks: Marks) -> None:
         values, kinds = floats_of(column, False)
         wrong = kinds != GOOD
         if label.kind == "binary":
             wrong |= (values != 0) & (values != 1)
         expected = "0 or 1" if label.kind == "binary" else "a finite number"
-        marks.add(raw, wrong, lambda i: (f"label {label.name} is {shown(value_at(column, i))}", expected))
+        marks.add_values(f"label {label.name}", column, wrong, expected)
         with np.errstate(all="ignore"):
             out[:] = values
         large = ~np.isfinite(out) & (kinds == GOOD)
-        marks.add(raw, large, lambda i: (f"label {label.name} is {shown(value_at(column, i))}", FITS))
+        marks.add_values(f"label {label.name}", column, large, FITS)
 
-    def _dense(self, raw: Raw, column: pa.Array, dense: Dense, out: np.ndarray, k: int, marks: Marks) -> int:
+    def _dense(self, column: pa.Array, dense: Dense, out: np.ndarray, k: int, marks: Marks) -> int:
         """Write a column's dense features from column `k` of `out` on, and return how many there are."""
         numbers_of = hours_of if dense.transform == "hour" else floats_of
         values, kinds = numbers_of(column, self.schema.nan_is_missing)
-        marks.add(
-            raw,
-            kinds == BAD,
-            lambda i: (f"column {dense.name} is {shown(value_at(column, i))}", "a finite number, or nothing"),
-        )
-        if dense.transform == "log":
-            log_of(values, out[:, k])
-        elif dense.transform == "standardise":
-            mean, deviation = self.means[dense.name]
-            with np.errstate(all="ignore"):  # the slot of a missing value may hold anything
+        marks.add_values(f"column {dense.name}", column, kinds == BAD, "a finite number, or nothing")
+        with np.errstate(all="ignore"):  # the slot of a missing value may hold anything
+            if dense.transform == "log":
+                log_of(values, out[:, k])
+            elif dense.transform == "standardise":
+                mean, deviation = self.means[dense.name]
                 out[:, k] = (values - mean) / deviation
-        elif dense.transform == "hour":
-            with np.errstate(all="ignore"):
-                out[:, k] = np.mod(values, 100) / 24
-        else:
-            with np.errstate(all="ignore"):
-                out[:, k] = values
+            else:
+                out[:, k] = np.mod(values, 100) / 24 if dense.transform == "hour" else values
         large = ~np.isfinite(out[:, k]) & (kinds == GOOD)  # check what the model gets, after the transform
         behind = "" if dense.transform == "none" else f", {dense.transform} applied"
-        marks.add(raw, large, lambda i: (f"column {dense.name} is {shown(value_at(column, i))}", f"{FITS}{behind}"))
+        marks.add_values(f"column {dense.name}", column, large, f"{FITS}{behind}")
         if kinds.any():
             out[kinds != GOOD, k] = dense.fill
         if dense.indicator:
             out[:, k + 1] = kinds != GOOD
         return 1 + dense.indicator
 
-    def _ids(self, raw: Raw, column: pa.Array, spec: Id, marks: Marks) -> np.ndarray:
+    def _ids(self, raw: Raw, column: pa.Array, spec: Id, marks: Marks) -> Column:
         values, wrong, why = self.rows_in(raw.file, column, spec)
         if wrong is not None:
-            marks.add(raw, wrong, lambda i: _of_id(f"column {spec.name} is", value_at(column, i), why, spec))
-        return values
+            marks.add(wrong, lambda i: _of_id(f"column {spec.name} is", value_at(column, i), why, spec))
+        return Column(values)
 
-    def _lists(
-        self, raw: Raw, column: Any, spec: Id, marks: Marks, inverse: np.ndarray | None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids of all lists, and the length of each.
-
-        A missing list is an empty one. inverse: the list of each row.
-        """
+    def _lists(self, raw: Raw, column: Any, spec: Id, marks: Marks) -> Column:
+        """Return the lists of a column. A missing list is an empty one."""
+        column, inverse = shared_lists(column)
         if not is_list(column.type):
             if not is_text(column.type) or not spec.separator:
                 raise BadSchema(
@@ -304,26 +276,22 @@ class Encoder:
                 )
             column = pc.split_pattern(column, spec.separator)
         column = one(column)
-        sizes = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+        sizes = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
         items = plain(column.flatten(), self.schema.missing)
         values, wrong, why = self.rows_in(raw.file, items, spec)
+        offsets = offsets_of(sizes)
         if wrong is not None and wrong.any():
-            begins = np.cumsum(sizes) - sizes
             before = np.append(0, np.cumsum(wrong))
-            rows = before[begins + sizes] > before[begins]
+            rows = before[offsets[1:]] > before[offsets[:-1]]
             of = np.arange(raw.rows) if inverse is None else inverse
-            rows = rows[of]
-            marks.add(
-                raw,
-                rows,
-                lambda i: _of_id(
-                    f"column {spec.name} has",
-                    value_at(items, int(begins[of[i]] + np.argmax(wrong[begins[of[i]] :]))),
-                    why,
-                    spec,
-                ),
-            )
-        return values, sizes
+
+            def why_not(i: int) -> tuple[str, str]:
+                begin = int(offsets[of[i]])
+                value = value_at(items, begin + int(np.argmax(wrong[begin:])))
+                return _of_id(f"column {spec.name} has", value, why, spec)
+
+            marks.add(rows[of], why_not)
+        return Column(values, offsets, inverse)
 
     def rows_in(self, file: str, column: pa.Array, spec: Id) -> tuple[np.ndarray, np.ndarray | None, str]:
         """Return the row of each value, a mask of malformed values (None if there are none), and what was expected of
@@ -367,36 +335,50 @@ class Encoder:
         hash_numbers(read_only(values), seed_of(table), fingerprints)
         return self.rows_of(table, fingerprints, odd), wrong, why
 
-    def _kept(self, raw: Raw, column: Any, name: str, marks: Marks) -> pa.Array:
+    def _kept(self, column: Any, name: str, marks: Marks) -> pa.Array:
         column = one(column)
         if name != self.schema.time or not is_text(column.type):
             return column
         dated = begins_with_dates(column)
         values, kinds = seconds_of(column) if dated else floats_of(column, False)
-        expected = DATE if dated else NUMBER
-        marks.add(raw, kinds == BAD, lambda i: (f"time column {name} is {shown(value_at(column, i))}", expected))
+        marks.add_values(f"time column {name}", column, kinds == BAD, DATE if dated else NUMBER)
         if dated:
             return pa.array((values * 1e6).round().astype(np.int64), pa.timestamp("us"), mask=kinds != GOOD)
         return pa.array(np.asarray(values, np.float64), mask=kinds != GOOD)
 
-    def _check_there(self, raw: Raw, column: Any, name: str, marks: Marks) -> None:
+    def _check_there(self, column: Any, name: str, marks: Marks) -> None:
         column = plain(column, ())
         plain_numbers = not is_text(column.type) and not is_date(column.type)
         values, kinds = floats_of(column, False) if plain_numbers else (np.empty(0), kinds_of(column))
         what, expected = ("time", NUMBER) if name == self.schema.time else ("session", EACH)
-        marks.add(raw, kinds != GOOD, lambda i: (f"{what} column {name} is {shown(value_at(column, i))}", expected))
+        marks.add_values(f"{what} column {name}", column, kinds != GOOD, expected)
         if what == "time" and plain_numbers and (unit := self.schema.time_unit):
             none = np.isnan(since_1970(values.astype(np.float64), unit)) & (kinds == GOOD)
-            marks.add(raw, none, lambda i: (f"time column {name} is {shown(value_at(column, i))}", EXPECTED[unit]))
+            marks.add_values(f"time column {name}", column, none, EXPECTED[unit])
 
     def _in_time(self, raw: Raw, column: pa.Array, keep: Span, marks: Marks) -> np.ndarray:
         inside, kinds, expected = keep.has(raw.file, column)
         if not keep.dated and (kinds == BAD).any() and begins_with_dates(column):
             expected += " (to hold out by date, set valid to one, such as time>=2026-03-01)"
-        marks.add(
-            raw, kinds != GOOD, lambda i: (f"time column {keep.column} is {shown(value_at(column, i))}", expected)
-        )
+        marks.add_values(f"time column {keep.column}", column, kinds != GOOD, expected)
         return inside
+
+
+def is_shared(column: Any) -> bool:
+    """Return whether a column stores each list once for all rows that share it."""
+    return pa.types.is_dictionary(column.type) and is_list(column.type.value_type)
+
+
+def shared_lists(column: Any) -> tuple[Any, np.ndarray | None]:
+    """Return the lists that some row uses, and the list of each row (int64); for any other column, the column and None."""
+    if not is_shared(column):
+        return column, None
+    inverse = column.indices.to_numpy().astype(np.int64)
+    there = np.zeros(len(column.dictionary), bool)
+    there[inverse] = True
+    if there.all():
+        return column.dictionary, inverse
+    return column.dictionary.take(pa.array(np.flatnonzero(there))), (np.cumsum(there) - 1)[inverse]
 
 
 def _of_id(found: str, value: Any, expected: str, spec: Id) -> tuple[str, str]:

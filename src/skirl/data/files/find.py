@@ -46,10 +46,6 @@ class BadSchema(ValueError):
     """Raised if a schema is invalid, or does not fit the data."""
 
 
-class OldLayout(BadSchema):
-    """Raised if a file's schema names a layout of lists that cannot be read."""
-
-
 class WrongTime(BadSchema, WrongFlags):
     """Raised if the time to hold out from is a number and the time column holds dates, or the other way round."""
 

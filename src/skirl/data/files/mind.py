@@ -1,7 +1,6 @@
 """MIND's behaviors.tsv: each line is an impression, and each item that it shows is a sample."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,43 +26,21 @@ _LINES = FileSchema((), (), tuple(Id(name) for name in LINE), text=Text("tab", L
 _WHEN = "%m/%d/%Y %I:%M:%S %p"
 
 
-class MindFile:
+class MindFile(TextFile):
     """A behaviors.tsv file. A line that cannot be split into columns counts as one malformed sample."""
 
     def __init__(self, path: str, schema: FileSchema, packed: bool, part: int = PART) -> None:
-        self.path = path
-        self._args = (path, schema, packed, part)
-        self._schema = schema
-        self._lines = TextFile(path, replace(_LINES, missing=schema.missing), packed, part)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"args": self._args}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(*state["args"])
-
-    def close(self) -> None:
-        """Close the file."""
-        self._lines.close()
-
-    def has(self, part: int) -> bool:
-        """Return whether the file has this part."""
-        return self._lines.has(part)
-
-    def share(self, part: int) -> int:
-        """Return the share of a part: each part has its own. One worker reads all parts of a share."""
-        return part
+        super().__init__(path, replace(_LINES, missing=schema.missing), packed, part)
+        self._needed = schema.needed
 
     def rows(self, part: int) -> int:
-        """Return the number of samples of a part, including malformed ones."""
-        raw = self._lines.read(part)
-        return int(_samples(raw, _shown(raw))[1].sum())
+        raw = super().read(part)
+        return int(_samples(raw, _shown(raw)).sum())
 
     def read(self, part: int, rows: np.ndarray | None = None) -> Raw:
-        """Return a part's columns. rows: the samples to keep, ascending; None for all."""
-        raw = self._lines.read(part)
+        raw = super().read(part)
         shown = _shown(raw)
-        lines, counts = _samples(raw, shown)
+        lines, counts = raw.places, _samples(raw, shown)
         first = np.cumsum(counts) - counts
         of = np.repeat(np.arange(raw.rows), counts[lines])
         columns = {name: plain(raw.columns[name], ()).take(pa.array(of)) for name in LINE[:2] + LINE[3:4]}
@@ -78,7 +55,7 @@ class MindFile:
         broken = [(int(first[line]), found_, wanted) for line, found_, wanted in raw.broken]
         ends = first + counts
         done = Raw(
-            {name: columns[name] for name in self._schema.needed},
+            {name: columns[name] for name in self._needed},
             len(of),
             self.path,
             lambda row: raw.where(int(np.searchsorted(ends, row, side="right"))),
@@ -86,9 +63,7 @@ class MindFile:
             places,
             nulls=True,
         )
-        if rows is None:
-            return done
-        return _some(done, rows)
+        return done if rows is None else done.only(rows)
 
 
 def _shown(raw: Raw) -> pa.Array:
@@ -97,19 +72,8 @@ def _shown(raw: Raw) -> pa.Array:
     return pc.split_pattern(pc.fill_null(texts, ""), " ")
 
 
-def _samples(raw: Raw, shown: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lines of the part that could be split (int64), and the number of samples of each of its lines."""
-    lines = np.arange(raw.rows) if raw.places is None else raw.places
+def _samples(raw: Raw, shown: pa.Array) -> np.ndarray:
+    """Return the number of samples of each line of the part (int64); a line that could not be split counts as one."""
     counts = np.ones(raw.rows + len(raw.broken), np.int64)
-    counts[lines] = pc.list_value_length(shown).to_numpy(zero_copy_only=False)
-    return lines, counts
-
-
-def _some(raw: Raw, rows: np.ndarray) -> Raw:
-    """Return only the samples with these places."""
-    assert raw.places is not None
-    at = np.flatnonzero(np.isin(raw.places, rows))
-    wanted = set(rows.tolist())
-    columns = {name: column.take(pa.array(at)) for name, column in raw.columns.items()}
-    broken = [one for one in raw.broken if one[0] in wanted]
-    return replace(raw, columns=columns, rows=len(at), places=raw.places[at], broken=broken)
+    counts[raw.places] = pc.list_value_length(shown).to_numpy(zero_copy_only=False)
+    return counts

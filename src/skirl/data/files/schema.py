@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar, get_args, get_type_hints
 
 from skirl.core.tables import MAX_ROWS, Table
-from skirl.data.files.find import BadSchema, OldLayout
+from skirl.data.files.find import BadSchema
 
 DEFAULT_ROWS = 1_000_000
 LARGEST_FILE = 1 << 20
@@ -152,28 +152,8 @@ class FileSchema:
                     f"dense column {dense.name!r}: fill is {dense.fill:g}, set it to one that fits a float32"
                 )
         for column in self.ids:
-            if column.rows is not None and not 2 <= column.rows <= MAX_ROWS:
-                raise BadSchema(f"id column {column.name!r}: rows is {column.rows}, set it between 2 and 2**48")
-            if column.encode == "row" and column.type not in ("int", "float"):
-                raise BadSchema(
-                    f"id column {column.name!r}: encode is row and type is {column.type}: set type to int, or encode to hash"
-                )
-            if column.of and column.type != "fingerprint":
-                raise BadSchema(
-                    f"id column {column.name!r}: of is for fingerprints, its type is {column.type}: leave it out"
-                )
-            if column.encode == "row" and column.rows is None:
-                raise BadSchema(f"id column {column.name!r}: encode is row, so say how many there are: rows = NUMBER")
-            if column.run and (not column.list or column.separator):
-                raise BadSchema(
-                    f"id column {column.name!r}: run is for list columns, without a separator: leave it out"
-                )
-            if column.separator and not column.list:
-                raise BadSchema(f"id column {column.name!r}: it has a separator, so write list = true")
-            if len(column.separator) > 1:
-                raise BadSchema(
-                    f"id column {column.name!r}: separator is {column.separator!r}, set it to one character"
-                )
+            if (wrong := _wrong_in(column)) is not None:
+                raise BadSchema(f"id column {column.name!r}: {wrong}")
         for table in {column.table or column.name for column in self.ids}:
             users = [column for column in self.ids if (column.table or column.name) == table]
             for what in ("rows", "encode", "pooling"):
@@ -294,12 +274,6 @@ def _parsed(text: str) -> FileSchema:
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise BadSchema(f"is not valid TOML ({error}): fix it; docs/data.md has an example") from None
     layout = read.pop("file", {})
-    for column in read.get("id", ()):
-        if isinstance(column, dict) and {"start", "length"} & column.keys():
-            raise OldLayout(
-                f"says that lists of column {column.get('name')!r} are windows of longer ones, which cannot be read: "
-                "convert the original files again"
-            )
     columns = {kind: _columns(kind, read.pop(kind, [])) for kind in FileSchema.KINDS}
     top = {name: read.pop(name) for name in _TOP if name in read}
     if read:
@@ -364,10 +338,8 @@ def _make(kind: type[T], where: str, values: Any) -> T:
             values = values | {name: (value := tuple(value))}
         if type(value) is int and hints[name] is float and abs(value) < 1 << 53:
             values = values | {name: (value := float(value))}
-        choices = get_args(hints[name])
-        if not _fits(value, hints[name]):
-            allowed = " or ".join(map(str, choices)) if choices and isinstance(choices[0], str) else _plain(hints[name])
-            raise BadSchema(f"{where}: {name} is {value!r}, set it to {allowed}")
+        if (wanted := _misfit(value, hints[name])) is not None:
+            raise BadSchema(f"{where}: {name} is {value!r}, set it to {wanted}")
     return kind(**values)
 
 
@@ -377,29 +349,44 @@ def _hints(kind: type) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
-def _fits(value: Any, hint: Any) -> bool:
+_WORDS = {str: "a text", int: "a whole number", float: "a finite number", bool: "true or false"}
+
+
+def _misfit(value: Any, hint: Any) -> str | None:
+    """Return in words what a field of this type takes, or None if it takes the value."""
     choices = get_args(hint)
-    if hint in (str, int, float, bool):
-        finite = not isinstance(value, float) or abs(value) < float("inf")
-        return type(value) is hint and finite
-    if choices and isinstance(choices[0], str):
-        return value in choices
     if choices == (str, ...):
-        return isinstance(value, tuple) and all(isinstance(item, str) for item in value)
-    if type(None) in choices:
-        return value is None or any(_fits(value, choice) for choice in choices if choice is not type(None))
-    return True
-
-
-def _plain(hint: Any) -> str:
-    names = {str: "a text", int: "a whole number", float: "a finite number", bool: "true or false"}
-    kinds = [k for k in get_args(hint) if k in names] or [hint]
-    return names.get(kinds[0], "a list of texts") if hint not in names else names[hint]
+        fits = isinstance(value, tuple) and all(isinstance(item, str) for item in value)
+        return None if fits else "a list of texts"
+    if choices and isinstance(choices[0], str):
+        return None if value in choices else " or ".join(choices)
+    kinds = [kind for kind in choices or (hint,) if kind in _WORDS]
+    finite = not isinstance(value, float) or abs(value) < float("inf")
+    return None if not kinds or (type(value) in kinds and finite) else _WORDS[kinds[0]]
 
 
 def _unknown(name: str, known: list[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1)
     return f"there is no {name!r}" + (f", did you mean {near[0]!r}?" if near else f"; there are {', '.join(known)}")
+
+
+def _wrong_in(column: Id) -> str | None:
+    """Return what is wrong in the description of an id column, and what to do; None if nothing is."""
+    if column.rows is not None and not 2 <= column.rows <= MAX_ROWS:
+        return f"rows is {column.rows}, set it between 2 and 2**48"
+    if column.encode == "row" and column.type not in ("int", "float"):
+        return f"encode is row and type is {column.type}: set type to int, or encode to hash"
+    if column.of and column.type != "fingerprint":
+        return f"of is for fingerprints, its type is {column.type}: leave it out"
+    if column.encode == "row" and column.rows is None:
+        return "encode is row, so say how many there are: rows = NUMBER"
+    if column.run and (not column.list or column.separator):
+        return "run is for list columns, without a separator: leave it out"
+    if column.separator and not column.list:
+        return "it has a separator, so write list = true"
+    if len(column.separator) > 1:
+        return f"separator is {column.separator!r}, set it to one character"
+    return None
 
 
 def _refuse_twice(what: str, names: list[str]) -> None:

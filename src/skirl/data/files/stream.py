@@ -3,8 +3,10 @@
 Parts become encoded pieces, these windows of rows, which are permuted, and these batches."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
@@ -12,12 +14,11 @@ import numpy as np
 from skirl.core.batch import Batch
 from skirl.core.find import find
 from skirl.core.tables import Table
-from skirl.data.files.batches import batch_of
-from skirl.data.files.dataset import START, Dataset, FilePart, RowPosition, check_identity, identity_of
+from skirl.data.files.dataset import ORDER, REPEATS, START, Dataset, FilePart, RowPosition, check_identity
 from skirl.data.files.encode import Encoder
 from skirl.data.files.encoded import Encoded
-from skirl.data.files.windows import Windows, partial_windows, whole_windows
-from skirl.data.files.workers import Range, pieces
+from skirl.data.files.windows import Windows, in_windows
+from skirl.data.files.workers import pieces
 from skirl.data.share import WHOLE, Shards, Share, Turn, shards
 from skirl.tools.progress import malformed
 from skirl.tools.sealed_json import ANY, COUNT, misfit
@@ -46,12 +47,13 @@ class Files:
     begin: RowPosition = START
     end: RowPosition | None = None
     """The rows to read: from `begin` to before `end`, or to the last."""
-    held: "Files | None" = None
-    """The held-out rows."""
+    held_out: "Files | None" = None
     rows_of_epoch: int | None = None
     """Samples of an epoch, if they were counted."""
     share: Share = WHOLE
     """This trainer's part of each step."""
+    look_up: Callable[[Batch], Batch] | None = None
+    """Gives fingerprints their rows; None if ids have theirs, or get them elsewhere."""
 
     yields_fresh: ClassVar[bool] = True
 
@@ -60,7 +62,6 @@ class Files:
     left_out: int = field(default=0, init=False)
     """Samples left out at the end of the last epoch that ended: with shards, those that do not fill a whole batch."""
     _first_bad: tuple[FilePart, int] | None = field(default=None, init=False, repr=False)
-    _of: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
     _steps: int | None = field(default=None, init=False)
     first_epoch: int | None = field(default=None, init=False)
     """Steps of the first epoch, once it was read; None until then."""
@@ -74,31 +75,21 @@ class Files:
 
     @property
     def dense_features(self) -> int:
-        """Number of columns of `Batch.dense`."""
         return self.encoder.schema.dense_features
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of the labels."""
         return tuple(label.name for label in self.encoder.schema.labels)
 
     @property
     def lists(self) -> tuple[str, ...]:
-        """The features with any number of ids per sample instead of exactly one."""
         return tuple(column.name for column in self.encoder.schema.ids if column.list)
 
     def held_out_at(self, state: Any) -> "Files | None":
-        """Return `held_out`, which does not depend on the position of a run."""
         return self.held_out
 
     def tables(self, dim: int) -> list[Table]:
-        """Return the tables that the ids look up rows in."""
         return self.encoder.schema.tables(dim, self.encoder.rows)
-
-    @property
-    def held_out(self) -> "Files | None":
-        """The rows held out for evaluation, as a source of one pass in order; None if there are none."""
-        return self.held
 
     @property
     def samples(self) -> int | None:
@@ -130,7 +121,7 @@ class Files:
     # Parts for several trainers.
 
     def sharded(self, first: int, last: int, of: int) -> "Files":
-        """Return the stream cut to shards first .. last - 1 of each batch, a micro-batch each, without a smaller last batch.
+        """Return the stream cut to some shards of each batch.
 
         Values of other shards are parsed only if malformed rows are skipped, rows are chosen by time, or sessions are
         shuffled: which row is which sample then depends on all of them.
@@ -138,7 +129,6 @@ class Files:
         return replace(self, dataset=self.dataset.anew(), share=shards(first, last, of, self.batch_size))
 
     def dealt(self, rank: int, ranks: int) -> "Files":
-        """Return every `ranks`-th batch from batch `rank` on. The last one is empty if it is beyond the end."""
         return replace(self, dataset=self.dataset.anew(), share=Turn(rank, ranks))
 
     # Iteration.
@@ -166,16 +156,45 @@ class Files:
         self._state = after
         yield batches[-1]
 
-    def pieces(self, *, expanded: bool = True) -> Iterator[Encoded]:
-        """Yield the rows of one epoch in order, in pieces as files yield them. expanded: with a list for each row."""
+    def parts(self) -> Iterator[tuple[Encoded, FilePart]]:
+        """Yield the rows of one epoch in order, as files yield them, each piece with its part."""
         self.bad_rows, self._first_bad = 0, None
-        source = pieces(self.dataset, self.encoder, [Range(self.begin, self.end)], self.workers)
+        source = pieces(self.dataset, self.encoder, [Windows(self.begin, self.end)], self.workers)
         try:
-            for found in iter(lambda: next(source), None):
-                self._count_bad(*found)
-                yield found[0].expanded() if expanded else found[0]
+            yield from self._counted(source, count=True)
         finally:
             source.close()
+
+    def pieces(self, size: int | None = None) -> Iterator[Encoded]:
+        """Yield the rows of one epoch in order, in pieces of `size` rows; None for pieces as files yield them."""
+        if size is None:
+            return (piece for piece, _ in self.parts())
+        return (piece.slice(first, first + rows) for piece, first, rows, _ in in_windows(self.parts(), size))
+
+    def numbered(self) -> Iterator[tuple[Batch, np.ndarray]]:
+        """Yield the batches of one epoch that is not shuffled, with the number of each row among all rows of all files."""
+
+        def numbers() -> Iterator[tuple[Encoded, FilePart]]:
+            before = self._rows_before()
+            for piece, part in self.parts():
+                yield replace(piece, places=piece.places + (before - part.low)), part
+                before += piece.read
+
+        done = 0
+        for piece, first, done, _ in in_windows(numbers(), self.batch_size):
+            rows = np.arange(first, first + done)
+            yield self.batch_of(piece, rows), piece.places[rows]
+        if not done:
+            self.refuse_empty()
+
+    def _rows_before(self) -> int:
+        """Return the number of rows before the first one, over all files."""
+        if not self.begin.file and not self.begin.part:
+            return self.begin.row
+        dataset = self.dataset.anew()
+        before = sum(dataset.rows(part) for part in dataset.parts(end=self.begin._replace(row=0)))
+        dataset.close()
+        return before + self.begin.row
 
     def _start(self) -> dict[str, int]:
         return {
@@ -188,29 +207,30 @@ class Files:
         done, skip, first = state["batches"], state["next"], state["epoch"]
         if first:  # how many steps it had is not in a state; the pass has none of them
             self.first_epoch = done
-        begin, window = RowPosition(state["file"], state["part"], state["row"]), state["window"]
         together = self.share.batches * self.batch_size
         size = max(1, -(-self.shuffle // together)) * together
         # Only this trainer's rows are read if it is known in advance which row is which sample.
         some = self.share.partial and not self.encoder.skip and self.encoder.keep is None and self.most_rows is None
-        ranges: list[Range] = []
+        ranges: list[Windows] = []
         for epoch in range(first, self.epochs):
-            here = (begin, window) if epoch == first else (self.begin, 0)
+            begin, window = self.begin, 0
+            if epoch == first:
+                begin, window = RowPosition(state["file"], state["part"], state["row"]), state["window"]
             order = (self.seed, epoch) if self.shuffle else None
-            windows = Windows(self.share, self.batch_size, size, here[1], order, self.most_rows)
-            ranges.append(Range(here[0], self.end, windows, some))
+            ranges.append(
+                Windows(begin, self.end, self.share, self.batch_size, size, window, order, self.most_rows, partial=some)
+            )
         source = pieces(self.dataset, self.encoder, ranges, self.workers)
         try:
-            for epoch, windows in enumerate((r.windows for r in ranges), start=first):
-                assert windows is not None
+            for epoch, windows in enumerate(ranges, start=first):
                 empty, left_out, n = not skip, 0, 0
                 found = self._counted(source, epoch == 0)
-                cut_out = partial_windows(found, size) if some else whole_windows(found, size)
+                cut_out = in_windows(found, size, partial=some)
                 for number, (rows, begun, n, place) in enumerate(cut_out, start=windows.number):
                     sessions = None if rows.sessions is None else rows.sessions[begun : begun + n]
                     steps, samples = windows.samples(number, n, sessions)
                     left_out = self.share.left_out(n, self.batch_size)
-                    samples = np.searchsorted(np.sort(samples), samples) if some else samples + begun
+                    samples = (np.searchsorted(np.sort(samples), samples) if some else samples) + begun
                     here = {"epoch": epoch, "file": place.file, "part": place.part, "row": place.row, "window": number}
                     at = 0
                     for index, cuts in enumerate(steps):
@@ -236,10 +256,12 @@ class Files:
         self, source: Iterator[tuple[Encoded, FilePart] | None], count: bool
     ) -> Iterator[tuple[Encoded, FilePart]]:
         """Yield the pieces of one epoch. count: count their malformed rows."""
-        for found in iter(lambda: next(source), None):
+        for piece, part in iter(lambda: next(source), None):
             if count:
-                self._count_bad(*found)
-            yield found
+                self.bad_rows += piece.bad
+                if piece.bad and self._first_bad is None:
+                    self._first_bad = part, piece.first_bad
+            yield piece, part
 
     def _note(self, left_out: int) -> None:
         """Set `left_out`. Warn once, on one trainer, if an epoch does not end with a whole batch."""
@@ -267,20 +289,16 @@ class Files:
             + "or hold out less"
         )
 
-    def _count_bad(self, piece: Encoded, part: FilePart) -> None:
-        self.bad_rows += piece.bad
-        if piece.bad and self._first_bad is None:
-            self._first_bad = part, piece.first_bad
-
     def batch_of(self, piece: Encoded, rows: np.ndarray) -> Batch:
         """Return some rows (int64) of a piece as a batch, in this order."""
-        batch = batch_of(piece, rows, [column.name for column in self.encoder.schema.ids])
-        return replace(batch, sparse=find(batch.sparse)) if self.find_repeats else batch
+        batch = piece.batch(rows, [column.name for column in self.encoder.schema.ids])
+        batch = replace(batch, sparse=find(batch.sparse)) if self.find_repeats else batch
+        return batch if self.look_up is None else self.look_up(batch)
 
     # States.
 
     def state_dict(self) -> dict[str, Any]:
-        return dict(self._state) | {"stream": dict(self._identity())}
+        return dict(self._state) | {"stream": dict(self._identity)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.check_state(state)
@@ -296,20 +314,34 @@ class Files:
         form = dict.fromkeys(self._start(), COUNT) | {"stream": {...: ANY}}
         if (wrong := misfit(state, form)) is not None:
             raise ValueError(f"the state is not one of a stream over files ({wrong}): give what state_dict() returned")
-        check_identity(state["stream"], self._identity())
+        check_identity(state["stream"], self._identity)
         if state["file"] > len(self.dataset.paths):
             raise ValueError(f"the state is in file {state['file']}, of {len(self.dataset.paths)}: use another")
 
+    @cached_property
     def _identity(self) -> dict[str, Any]:
-        if not self._of:  # cached: a state is taken at each batch
-            self._of = identity_of(
-                self.encoder,
-                self.dataset.paths,
-                (self.begin, self.end),
-                batch_size=self.batch_size,
-                shuffle=self.shuffle,
-                seed=self.seed,
-                most_rows=self.most_rows,
-                find_repeats=self.find_repeats,
-            )
-        return self._of
+        """The identity of the stream, in types that JSON has. Cached, since a state is taken at each batch."""
+        encoder, paths = self.encoder, map(Path, self.dataset.paths)
+        begin, end = (
+            None if at is None else f"file {at.file} part {at.part} row {at.row}" for at in (self.begin, self.end)
+        )
+        reads = f"from {begin} to {'the end' if end is None else end}"
+        if encoder.keep is not None:
+            span = encoder.keep
+            reads += f" where {span.low} <= {span.column} < {span.high}"
+        # Use the actual numbers of rows (from a flag, the schema or a vocabulary). The session column and the time unit do
+        # not change what training reads; the order of sessions is stored under its own key.
+        ids = tuple(replace(column, rows=encoder.rows[column.table or column.name]) for column in encoder.schema.ids)
+        identity = {
+            "files": [f"{path.name} ({path.stat().st_size} bytes)" for path in paths],
+            "reads": reads,
+            "rows_of": encoder.rows_of.described,
+            "schema": replace(encoder.schema, ids=ids, session=None, time_unit="").toml(),
+            "batch_size": self.batch_size,
+            "shuffle": self.shuffle,
+            "seed": self.seed if self.shuffle else 0,
+            "bad_rows": "skip" if encoder.skip else "refuse",
+        }
+        if self.most_rows is not None:
+            identity[ORDER] = f"{encoder.session}, at most {self.most_rows or 'all'} rows"
+        return identity | ({REPEATS: "find"} if self.find_repeats else {})

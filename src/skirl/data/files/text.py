@@ -6,6 +6,7 @@ Part k holds the lines that begin in bytes [k * PART, (k + 1) * PART) of the tex
 import difflib
 import os
 import re
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,61 +30,42 @@ class TextFile:
     def __init__(self, path: str, schema: FileSchema, packed: bool, part: int = PART) -> None:
         self.path = path
         self._schema = schema
-        self._packed = packed
+        self._delimiter = "\t" if schema.text.delimiter == "tab" else schema.text.delimiter
         self._part = part
-        self._file: Any = None
-        self._now, self._at, self._kept, self._ended = 0, 0, b"", False
-        """For a packed file: the part and the offset in the text that `_kept` begins at, the unpacked text that is kept, and
-        whether the text ends with it."""
+        self._text = (_Unpacked if packed else _Plain)(path)
         self._names: list[str] | None = None
         self._skip = 0
         """Bytes before the first row: the byte order mark and the header."""
         self._header = False
 
     def close(self) -> None:
-        """Close the file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"args": (self.path, self._schema, self._packed, self._part)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(*state["args"])
+        self._text.close()
 
     def has(self, part: int) -> bool:
-        """Return whether the file has this part."""
-        if not self._packed:
-            return part * self._part < os.stat(self.path).st_size
-        self._unpacked(part)
-        while not self._kept and not self._ended:
-            self._fill()
-        return bool(self._kept)
+        begin = max(0, part * self._part - 1)  # where `_lines` begins to read
+        return len(self._text.read(begin, 2)) > (part > 0)
 
     def share(self, part: int) -> int:
-        """Return the share of a part: each part has its own. One worker reads all parts of a share."""
         return part
 
     def rows(self, part: int) -> int:
-        """Return the number of rows of a part, including malformed ones."""
+        return self._count(part)
+
+    def _count(self, part: int) -> int:
         data = self._lines(part)
         return data.count(b"\n") + (len(data) > 0 and not data.endswith(b"\n"))
 
     def read(self, part: int, rows: np.ndarray | None = None) -> Raw:
-        """Return a part's columns. rows: the lines to parse, ascending; None for all."""
         data = self._lines(part)
         names = self._columns()
         if data and not data.endswith(b"\n"):
             data += b"\n"
         if rows is not None:
             data = _some(data, rows)
-        needed = self._schema.needed
-        text = self._schema.text
-        delimiter = "\t" if text.delimiter == "tab" else text.delimiter
+        needed, text = self._schema.needed, self._schema.text
         data, torn = _mended(data)
         if text.quotes and b'"' in data:
-            data = _closed(data, delimiter, torn)
+            data = _closed(data, self._delimiter, torn)
         broken: list[tuple[int, str, str]] = []
 
         def wrong(row: csv.InvalidRow) -> str:
@@ -98,7 +80,7 @@ class TextFile:
                 pa.BufferReader(data),
                 read_options=csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=names),
                 parse_options=csv.ParseOptions(
-                    delimiter=delimiter,
+                    delimiter=self._delimiter,
                     quote_char='"' if text.quotes else False,
                     newlines_in_values=False,
                     ignore_empty_lines=False,
@@ -127,14 +109,12 @@ class TextFile:
         if rows is not None:
             broken, lines = [(int(rows[line]), found, wanted) for line, found, wanted in broken], rows[lines]
         columns = {name: table.column(name) for name in needed}
-        return Raw(columns, table.num_rows, self.path, self._where(part), broken, lines, nulls=True)
+        where = partial(self._where, part)
+        return Raw(columns, table.num_rows, self.path, where, broken, lines, nulls=True)
 
-    def _where(self, part: int) -> Any:
-        def where(row: int) -> str:
-            before = sum(self.rows(p) for p in range(part))
-            return f"line {before + row + 1 + self._header:,}"
-
-        return where
+    def _where(self, part: int, row: int) -> str:
+        before = sum(map(self._count, range(part)))
+        return f"line {before + row + 1 + self._header:,}"
 
     # Names.
 
@@ -142,8 +122,7 @@ class TextFile:
         """Return the columns in order, as named by the header or the schema, and the number that the first line has."""
         names = self._columns()
         line = self._at_begin()[self._skip :].partition(b"\n")[0]
-        delimiter = "\t" if self._schema.text.delimiter == "tab" else self._schema.text.delimiter
-        return names, len(names) if self._header else line.count(delimiter.encode()) + 1
+        return names, len(names) if self._header else line.count(self._delimiter.encode()) + 1
 
     def _columns(self) -> list[str]:
         """Return the columns in order. Also finds out where the first row begins."""
@@ -156,8 +135,8 @@ class TextFile:
         end = data.find(b"\n", skip)
         whole = data[skip : end if end >= 0 else len(data)]
         line = whole.rstrip(b"\r")
-        delimiter = b"\t" if text.delimiter == "tab" else text.delimiter.encode()
-        first = [name.strip(b'"' if text.quotes else b"").decode("utf-8", "replace") for name in line.split(delimiter)]
+        fields = line.split(self._delimiter.encode())
+        first = [name.strip(b'"' if text.quotes else b"").decode("utf-8", "replace") for name in fields]
         absent = [name for name in needed if name not in first]
 
         def named() -> bool:  # called only if needed, as it takes 10 ms
@@ -187,93 +166,87 @@ class TextFile:
     # Lines.
 
     def _lines(self, part: int) -> bytes:
-        """Return the lines that begin in a part, without byte order mark and header."""
-        self._columns()
-        data = self._unpacked(part) if self._packed else self._plain(part)
-        return data[self._skip :] if part == 0 else data
+        """Return the lines that begin in a part, without byte order mark and header.
 
-    def _plain(self, part: int) -> bytes:
-        """Return bytes [a, b) of the file: a follows the first line end from part * PART - 1 on, b the first one from
-        (part + 1) * PART - 1 on."""
-        if self._file is None:
-            self._file = open(self.path, "rb", buffering=0)  # noqa: SIM115 closed by `close`
+        These are bytes [a, b) of the text: a follows the first line end from part * PART - 1 on, b the first one from
+        (part + 1) * PART - 1 on.
+        """
+        self._columns()
         begin = max(0, part * self._part - 1)
         last = (part + 1) * self._part - 1 - begin  # where the search for the end begins
-        data = os.pread(self._file.fileno(), last + 1 + BEYOND, begin)
+        data = self._text.read(begin, last + 1 + BEYOND)
         a = data.find(b"\n") + 1 if part else 0
         if a > last or (part and not a):
             return b""  # no line begins here
-        while (b := data.find(b"\n", last)) < 0:
-            more = os.pread(self._file.fileno(), BEYOND, begin + len(data))
-            if not more:
-                return data[a:]
-            data += more
+        b, there = data.find(b"\n", last), 0
+        while b < 0 and len(data) > there:
             if len(data) > last + LONGEST_LINE:
                 raise self._too_long()
-        return data[a : b + 1]
+            there = len(data)
+            data = self._text.read(begin, there + BEYOND)
+            b = data.find(b"\n", max(last, there))
+        return data[a if part else self._skip : b + 1 if b >= 0 else None]
 
     def _too_long(self) -> BadFile:
         return BadFile(
             self.path, f"a line is longer than {LONGEST_LINE >> 20} MiB", "is it a text file with line ends?"
         )
 
-    def _unpacked(self, part: int) -> bytes:
-        """Return the same for a packed file. The lines stay in `_kept` until a later part is read."""
-        if self._file is None or part < self._now:
-            self._rewind()
-        while self._now < part:
-            end = self._end(self._now)
-            self._at, self._kept = self._at + end, self._kept[end:]
-            self._now += 1
-            if not self._kept and self._ended:
-                self._now = part
-        end = self._end(part)  # this may read more into `_kept`
-        return self._kept[:end]
-
-    def _end(self, part: int) -> int:
-        """Return where the lines of `part` end in `_kept`, which begins with the first line of `part` or of a later one."""
-        need = (part + 1) * self._part - 1 - self._at
-        if need < 0:
-            return 0
-        end = self._kept.find(b"\n", need)
-        while end < 0 and not self._ended:
-            if len(self._kept) > need + LONGEST_LINE:
-                raise self._too_long()
-            searched = max(need, len(self._kept))
-            self._fill()
-            end = self._kept.find(b"\n", searched)
-        return end + 1 if end >= 0 else len(self._kept)
-
-    def _rewind(self) -> None:
-        self.close()
-        self._file = pa.input_stream(self.path, compression="gzip")
-        self._now, self._at, self._kept, self._ended = 0, 0, b"", False
-
-    def _fill(self) -> None:
-        try:
-            more = self._file.read(1 << 20)
-        except (OSError, pa.ArrowException) as error:
-            raise BadFile(
-                self.path,
-                f"is damaged: what follows byte {self._at + len(self._kept):,} of its text cannot be unpacked ({error})",
-                "get it again",
-            ) from None
-        self._ended = not more
-        self._kept += more
-
     def _at_begin(self) -> bytes:
         """Return the beginning of the text, with at least its first line."""
-        if not self._packed:
-            with open(self.path, "rb") as file:
-                data = file.read(LONGEST_LINE)
-        else:
-            self._unpacked(0)
-            data = self._kept
+        data = self._text.read(0, LONGEST_LINE)
         if not data:
             raise BadFile(self.path, "is empty", "remove it, or get it again")
         if b"\n" not in data and len(data) >= LONGEST_LINE:
             raise self._too_long()
         return data
+
+
+class _Plain:
+    """The bytes of a file."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._file: Any = None
+
+    def read(self, begin: int, size: int) -> bytes:
+        """Return at most `size` bytes from `begin` on; fewer only at the end."""
+        if self._file is None:
+            self._file = open(self._path, "rb", buffering=0)  # noqa: SIM115 closed by `close`
+        return os.pread(self._file.fileno(), size, begin)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+
+
+class _Unpacked(_Plain):
+    """The text of a file that gzip has packed. Who reads before where the last read began starts again at its beginning."""
+
+    _at, _kept = 0, b""
+    """Where the text that is kept begins, and this text."""
+
+    def read(self, begin: int, size: int) -> bytes:
+        """Return at most `size` bytes from `begin` on; fewer only at the end."""
+        if self._file is None or begin < self._at:
+            self.close()
+            self._file = pa.input_stream(self._path, compression="gzip")
+            self._at, self._kept = 0, b""
+        more = b"-"
+        while more and self._at + len(self._kept) < begin + size:
+            try:
+                more = self._file.read(1 << 20)
+            except (OSError, pa.ArrowException) as error:
+                raise BadFile(
+                    self._path,
+                    f"is damaged: what follows byte {self._at + len(self._kept):,} of its text cannot be unpacked ({error})",
+                    "get it again",
+                ) from None
+            used = min(begin - self._at, len(self._kept))
+            self._at, self._kept = self._at + used, self._kept[used:] + more
+        return self._kept[begin - self._at :][:size]
 
 
 def _some(data: bytes, lines: np.ndarray) -> bytes:
@@ -292,34 +265,31 @@ def _mended(data: bytes) -> tuple[bytes, dict[int, tuple[str, str]]]:
 
     Arrow takes a carriage return for a line end, and cannot report a line that is not UTF-8.
     """
-    torn: dict[int, tuple[str, str]] = {}
     if b"\r" in data:
         data = data.replace(b"\r\n", b"\n")
-        text = np.frombuffer(data, np.uint8)
-        returns = np.flatnonzero(text == 13)
-        if len(returns):
-            data = data.replace(b"\r", b" ")
-            for row in np.unique(np.searchsorted(np.flatnonzero(text == 10), returns)).tolist():
-                torn[row] = ("there is a carriage return inside the line", "one at its end only")
-    if not data.isascii():
-        if data.startswith(_BOM):  # the file's own is gone by now, and Arrow would drop one from the first line it sees
-            torn[0] = _MARKED
-        at = data.find(b"\n" + _BOM)
-        while at >= 0:
-            torn[data.count(b"\n", 0, at + 1)] = _MARKED
-            at = data.find(b"\n" + _BOM, at + 1)
-        try:
-            data.decode()
-        except UnicodeDecodeError:
-            lines = data.split(b"\n")
-            for row, line in enumerate(lines):
-                try:
-                    line.decode()
-                except UnicodeDecodeError as error:
-                    torn[row] = (f"byte {error.start + 1} of the line is {line[error.start]:#04x}", "UTF-8 text")
-                    lines[row] = line.translate(_ASCII)
-            data = b"\n".join(lines)
-    return data, torn
+    torn: dict[int, tuple[str, str]] = {}
+    if b"\r" not in data and (data.isascii() or (b"\n" + _BOM not in b"\n" + data and _undecodable(data) is None)):
+        return data, torn
+    lines = data.split(b"\n")
+    for row, line in enumerate(lines):
+        if b"\r" in line:
+            torn[row] = ("there is a carriage return inside the line", "one at its end only")
+            lines[row] = line = line.replace(b"\r", b" ")
+        if line.startswith(_BOM):  # the file's own is gone by now, and Arrow would drop one from the first line it sees
+            torn[row] = ("the line begins with a byte order mark", "one only at the start of the file")
+        if (at := _undecodable(line)) is not None:
+            torn[row] = (f"byte {at + 1} of the line is {line[at]:#04x}", "UTF-8 text")
+            lines[row] = line.translate(_ASCII)
+    return b"\n".join(lines), torn
+
+
+def _undecodable(data: bytes) -> int | None:
+    """Return the place of the first byte that is not UTF-8; None if all are."""
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        return error.start
+    return None
 
 
 def _closed(data: bytes, delimiter: str, torn: dict[int, tuple[str, str]]) -> bytes:
@@ -337,5 +307,4 @@ def _closed(data: bytes, delimiter: str, torn: dict[int, tuple[str, str]]) -> by
     return data
 
 
-_MARKED = ("the line begins with a byte order mark", "one only at the start of the file")
 _ASCII = bytes(min(byte, 127) for byte in range(256))

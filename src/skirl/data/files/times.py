@@ -1,4 +1,4 @@
-"""Reads columns of times: numbers as they are, dates as seconds since 1970."""
+"""Reads columns of times, numbers as they are and dates as seconds since 1970; and numbers sessions."""
 
 from typing import Any, NamedTuple
 
@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from skirl.data.files.columns import floats_of, is_text, kinds_of
+from skirl.data.files.columns import floats_of, ints_of, is_text, kinds_of, plain, texts_of
 from skirl.data.files.find import WrongTime
-from skirl.data.files.hashing import BAD, GOOD
+from skirl.data.files.hashing import BAD, GOOD, hash_texts, seed_of
 
 NUMBER = "a finite number"
 DATE = "a date such as 2026-03-01, 2026-03-01T18:30:00 or 2026-03-01T18:30:00+01:00"
@@ -147,3 +147,32 @@ def _one(value: Any) -> int | None:
         except pa.ArrowInvalid:
             continue
     return None
+
+
+_SESSION = seed_of("session")
+
+
+def sessions_of(column: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return a number for each row's session (int64 [n]), and the kind of each value (uint8), as `kinds_of` does."""
+    column = plain(column, ())
+    if not is_text(column.type):
+        return session_numbers(column)
+    out = np.empty(len(column), np.uint64)
+    hash_texts(*texts_of(column), _SESSION, out)
+    return out.view(np.int64), kinds_of(column)
+
+
+def session_numbers(column: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return int64 [n] for a column of numbers or dates, and the kind of each value.
+
+    7.0 becomes 7; dates, and floats that are not whole, become their bits.
+    """
+    if is_date(column.type):
+        values, kinds = seconds_of(column)
+        return values.view(np.int64), kinds
+    if not pa.types.is_floating(column.type):
+        return ints_of(column, False)
+    floats, kinds = floats_of(column, False)
+    whole = np.floor(floats) == floats
+    values = np.where(whole, floats, 0).astype(np.int64)
+    return np.where(whole, values, floats.astype(np.float64).view(np.int64)), kinds

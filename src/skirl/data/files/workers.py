@@ -3,15 +3,15 @@
 import multiprocessing
 import os
 import signal
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from skirl.data.files.dataset import Dataset, FilePart, RowPosition
+from skirl.data.files.dataset import Dataset, FilePart
 from skirl.data.files.encode import Encoder
-from skirl.data.files.encoded import Encoded, nothing
+from skirl.data.files.encoded import Encoded
 from skirl.data.files.windows import Windows
 
 PATIENCE = 5.0
@@ -22,27 +22,8 @@ class WorkerDied(RuntimeError):
     """Raised if a worker process ended without an error message."""
 
 
-class Range(NamedTuple):
-    """The rows from one place to before another, or to the end."""
-
-    begin: RowPosition
-    end: RowPosition | None
-    windows: Windows | None = None
-    """How to cut its rows into samples."""
-    partial: bool = False
-    """True to read only the rows that the windows select."""
-
-    def parts(self, dataset: Dataset) -> Iterator[tuple[FilePart, np.ndarray | None]]:
-        """Yield its parts, and the rows of each to read; None for all."""
-        if self.windows is not None and self.partial:
-            yield from self.windows.parts(dataset, self.begin, self.end)
-        else:
-            for part in dataset.parts(self.begin, self.end):
-                yield part, None
-
-
 def pieces(
-    dataset: Dataset, encoder: Encoder, ranges: Sequence[Range], workers: int
+    dataset: Dataset, encoder: Encoder, ranges: Sequence[Windows], workers: int
 ) -> Generator[tuple[Encoded, FilePart] | None, None, None]:
     """Yield the encoded pieces of each range in turn, with their parts, and None at the end of each range."""
     if workers:
@@ -59,12 +40,12 @@ def pieces(
 
 def _read(dataset: Dataset, encoder: Encoder, part: FilePart, rows: np.ndarray | None) -> Encoded:
     if rows is not None and not len(rows):
-        return nothing(encoder.schema)
+        return Encoded.nothing(encoder.schema)
     return encoder(dataset.read(part, rows))
 
 
 def _by_workers(
-    dataset: Dataset, encoder: Encoder, ranges: Sequence[Range], workers: int
+    dataset: Dataset, encoder: Encoder, ranges: Sequence[Windows], workers: int
 ) -> Generator[tuple[Encoded, FilePart] | None, None, None]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["skirl.data.files.workers"])  # imports modules once, which takes 2 s
@@ -115,7 +96,7 @@ def _receive(process: Any, pipe: Connection) -> Any:
 
 
 def _work(
-    pipe: Connection, dataset: Dataset, encoder: Encoder, ranges: Sequence[Range], number: int, workers: int
+    pipe: Connection, dataset: Dataset, encoder: Encoder, ranges: Sequence[Windows], number: int, workers: int
 ) -> None:
     """Run a worker. It sends (piece, part, whether it ends a share) for each piece, None after each range, or its error."""
     # Ctrl-C and SIGTERM also reach the training process, which saves and then ends this worker.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from skirl.data.vocabulary.vocabulary import SMALLEST, places_for, probe
+from skirl.data.vocabulary.vocabulary import SMALLEST, Slots, places_for, probe
 from skirl.tools.jit import kernel
 from skirl.tools.os_errors import writing
 
@@ -19,45 +19,31 @@ ENTRY = 12
 """Bytes of one table entry: a fingerprint and a count."""
 
 
-class Counter:
-    """Counts of one table's fingerprints. 0 is not a fingerprint."""
+class Counter(Slots):
+    """Counts of one table's fingerprints."""
 
     def __init__(self) -> None:
-        self._allocate(SMALLEST)
-
-    def _allocate(self, size: int) -> None:
-        self.keys = np.zeros(size, np.uint64)
-        self.counts = np.zeros(size, np.uint32)
-        self.used = 0
+        super().__init__(counts=np.uint32)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the hash table."""
-        return self.keys.nbytes + self.counts.nbytes
+        return len(self.keys) * ENTRY
 
     def grown(self, more: int) -> int:
         """Return the bytes that the hash table needs to hold `more` further keys."""
-        return max(self.keys.size, places_for(self.used + more)) * ENTRY
+        return max(len(self.keys), places_for(self.used + more)) * ENTRY
 
     def add(self, fingerprints: np.ndarray) -> None:
         """Count each occurrence of the fingerprints."""
-        size = self.grown(len(fingerprints)) // ENTRY
-        if size > self.keys.size:
-            keys, counts = self.keys, self.counts
-            self._allocate(size)
-            self.used = _count(self.keys, self.counts, keys, counts)
-        self.used += _count(self.keys, self.counts, fingerprints, _NO_COUNTS)
+        self.reserve(len(fingerprints))
+        self.used += _count(self.keys, self.numbers["counts"], fingerprints)
 
     def sorted(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the fingerprints in ascending order, and how often each occurred."""
-        held = np.flatnonzero(self.keys)
-        keys = self.keys[held]
-        order = np.argsort(keys)
-        return keys[order], self.counts[held][order].astype(np.uint64)
-
-    def clear(self) -> None:
-        """Forget all counts, and shrink the table to its smallest size."""
-        self._allocate(SMALLEST)
+        held = self.entries()
+        order = np.argsort(held["keys"])
+        return held["keys"][order], held["counts"][order].astype(np.uint64)
 
 
 class FingerprintCounts:
@@ -145,12 +131,9 @@ def _summed(keys: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarra
     return keys[first], np.add.reduceat(counts, first)
 
 
-_NO_COUNTS = np.empty(0, np.uint32)
-
-
 @kernel
-def _count(keys, counts, more, times):
-    """Count keys in a hash table, each once or `times[i]` times, and return how many were new. Counts saturate."""
+def _count(keys, counts, more):
+    """Count fingerprints in a hash table, and return how many were new. Counts saturate."""
     new = 0
     for i in range(more.size):
         key = more[i]
@@ -160,6 +143,5 @@ def _count(keys, counts, more, times):
         if keys[place] == 0:
             keys[place] = key
             new += 1
-        total = np.uint64(counts[place]) + (np.uint64(times[i]) if times.size else np.uint64(1))
-        counts[place] = np.uint32(min(total, np.uint64(0xFFFFFFFF)))
+        counts[place] = np.uint32(min(np.uint64(counts[place]) + np.uint64(1), np.uint64(0xFFFFFFFF)))
     return new

@@ -1,7 +1,7 @@
 """An open vocabulary: an id gets a row of its own during training, once it has occurred often enough."""
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NoReturn
 
@@ -10,10 +10,9 @@ import torch
 
 from skirl.core.batch import Batch, KeyedJagged
 from skirl.core.inverse import is_shared
-from skirl.core.tables import Table
 from skirl.data.files.stream import Files
-from skirl.data.share import WHOLE, Shards, Share, part_of, shards
-from skirl.data.vocabulary.vocabulary import FIRST, SMALLEST, look_up, places_for, probe
+from skirl.data.share import WHOLE, Shards, Share, shards
+from skirl.data.vocabulary.vocabulary import FIRST, Slots, look_up, probe
 from skirl.tools.jit import kernel
 from skirl.tools.sealed_json import ANY, COUNT, misfit
 
@@ -28,51 +27,41 @@ class Kept(np.ndarray):
         return self
 
 
-class Growth:
-    """The open vocabulary of one table: its remembered values, their rows and counts."""
+class Growth(Slots):
+    """The open vocabulary of one table: its remembered values, their rows (0 if not admitted), counts and last batches."""
 
     def __init__(self, rows: int, admit: int) -> None:
+        super().__init__(rows=np.int64, counts=np.int64, last=np.int64)
         self.limit, self.admit = rows, admit
         self.next = FIRST
         """The next free row."""
         self._admitted = np.zeros(0, np.uint64)
         """The fingerprint of each row given so far, from row 2 on, and room for more. Entries never change."""
-        self._allocate(SMALLEST)
-
-    def _allocate(self, size: int) -> None:
-        self.keys = np.zeros(size, np.uint64)
-        self.rows = np.zeros(size, np.int64)
-        """The row of each key; 0 if it has not been admitted."""
-        self.counts = np.zeros(size, np.int64)
-        self.last = np.zeros(size, np.int64)
-        """The last batch that contained each key."""
-        self.used = 0
 
     def grow(self, fingerprints: np.ndarray, now: int) -> np.ndarray:
         """Count the values of batch `now`, admit those that have now occurred often enough, and return the row of each."""
-        if 2 * (self.used + len(fingerprints)) > len(self.keys):
-            self._refill(self.entries(), self.used + len(fingerprints))
+        self.reserve(len(fingerprints))
         out = np.empty(len(fingerprints), np.int64)
         self._make_room(len(fingerprints))
+        rows, counts, last = self.numbers.values()
         added, self.next = _grow(
-            self.keys, self.rows, self.counts, self.last, fingerprints, self.admit, now, self.next, self.limit,
-            self._admitted, out,
-        )  # fmt: skip
+            self.keys, rows, counts, last, fingerprints, self.admit, now, self.next, self.limit, self._admitted, out
+        )
         self.used += added
         return out
 
     def look_up(self, fingerprints: np.ndarray) -> np.ndarray:
         """Return the current rows of values, without counting them."""
         out = np.empty(len(fingerprints), np.int64)
-        look_up(self.keys, self.rows, fingerprints, out)
+        look_up(self.keys, self.numbers["rows"], fingerprints, out)
         return out
 
     def give(self, admitted: Any) -> None:
         """Become the vocabulary that gave its rows to these values and forgot none. Only for lookups: counts are lost."""
-        given = np.asarray(admitted, np.int64).view(np.uint64)
-        rows = np.arange(FIRST, FIRST + len(given))
-        self._refill([given, rows, np.full(len(given), self.admit), np.zeros(len(given), np.int64)])
-        self._admitted, self.next = given.copy(), FIRST + len(given)
+        keys = np.asarray(admitted, np.int64).view(np.uint64)
+        rows = np.arange(FIRST, FIRST + len(keys))
+        self.refill({"keys": keys, "rows": rows, "counts": np.full(len(keys), self.admit), "last": np.zeros_like(rows)})
+        self._admitted, self.next = keys.copy(), FIRST + len(keys)
 
     def age(self, now: int, stale: int | None) -> None:
         """Forget the values that the last `stale` batches did not contain. Checks only every `stale // 4` batches."""
@@ -82,13 +71,8 @@ class Growth:
     def forget(self, before: int) -> None:
         """Drop the values whose last batch came before batch `before`."""
         entries = self.entries()
-        stays = entries[3] >= before
-        self._refill([array[stays] for array in entries])
-
-    def entries(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Return the fingerprints, rows, counts and last batches of all remembered values."""
-        held = np.flatnonzero(self.keys)
-        return self.keys[held], self.rows[held], self.counts[held], self.last[held]
+        stays = entries["last"] >= before
+        self.refill({name: array[stays] for name, array in entries.items()})
 
     @property
     def admitted(self) -> np.ndarray:
@@ -103,29 +87,25 @@ class Growth:
             room[: self.next - FIRST] = self._admitted[: self.next - FIRST]
             self._admitted = room
 
-    def _refill(self, entries: Sequence[np.ndarray], room: int = 0) -> None:
-        keys, rows, counts, last = entries
-        self._allocate(places_for(max(room, len(keys))))
-        _place(self.keys, self.rows, self.counts, self.last, keys, rows, counts, last)
-        self.used = len(keys)
-
     def state_dict(self) -> dict[str, Any]:
         """Return the whole vocabulary, in arrays that copies of the state share."""
-        names = ("keys", "rows", "counts", "last")
-        arrays = {name: array.view(np.int64).view(Kept) for name, array in zip(names, self.entries())}
+        arrays = {name: array.view(np.int64).view(Kept) for name, array in self.entries().items()}
         return {**arrays, "next": self.next}
 
     def load_state_dict(self, state: Mapping[str, Any], admitted: Any) -> None:
         """Continue from a state. admitted: the fingerprints that rows were given to, at that time or later."""
-        keys, *others = (np.asarray(state[name], np.int64) for name in ("keys", "rows", "counts", "last"))
-        self._refill([keys.view(np.uint64), *others])
+        entries = {name: np.asarray(state[name], np.int64) for name in ("keys", *self.numbers)}
+        self.refill(entries | {"keys": entries["keys"].view(np.uint64)})
         self.next = state["next"]
         self._admitted = np.asarray(admitted, np.int64)[: self.next - FIRST].view(np.uint64).copy()
 
 
 @dataclass
 class Growing:
-    """Batches of files whose ids get their rows from an open vocabulary; made by `DataFlags.stream` with `--vocab open`."""
+    """Batches of files whose ids get their rows from an open vocabulary; made by `DataFlags.stream` with `--vocab open`.
+
+    What it does not say itself, such as its tables, is as in `inner`.
+    """
 
     inner: Files
     """Yields batches with fingerprints in place of rows."""
@@ -150,67 +130,19 @@ class Growing:
         tables = {table for _, table, hashed in self._features if hashed}
         self.growths = {table: Growth(self.inner.encoder.rows[table], self.admit) for table in sorted(tables)}
 
-    # What a model needs to know.
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__.get("inner"), name)
 
     @property
-    def dense_features(self) -> int:
-        """Number of columns of `Batch.dense`."""
-        return self.inner.dense_features
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Names of the labels."""
-        return self.inner.labels
-
-    @property
-    def lists(self) -> tuple[str, ...]:
-        """The features with any number of ids per sample instead of exactly one."""
-        return self.inner.lists
-
-    @property
-    def samples(self) -> int | None:
-        """Samples of all epochs and trainers; None if they were not counted."""
-        return self.inner.samples
-
-    @property
-    def steps(self) -> int | None:
-        """Steps of a whole pass. None until the number is known, at the latest when the last one is yielded."""
-        return self.inner.steps
-
-    @property
-    def first_epoch(self) -> int | None:
-        """Steps of the first epoch. None until the number is known, at the latest when a step of the second is yielded."""
-        return self.inner.first_epoch
-
-    @property
-    def left_out(self) -> int:
-        """Samples left out at the end of the last epoch: with shards, those that do not fill a whole batch."""
-        return self.inner.left_out
-
-    @property
-    def bad_rows(self) -> int:
-        """Number of malformed rows that this process has left out so far."""
-        return self.inner.bad_rows
-
-    @property
-    def first_bad_row(self) -> str | None:
-        """Location of the first of them; None if there is none."""
-        return self.inner.first_bad_row
-
-    def tables(self, dim: int) -> list[Table]:
-        """Return the tables that the ids look up rows in."""
-        return self.inner.tables(dim)
-
-    @property
-    def held_out(self) -> Any:
+    def held_out(self) -> Files | None:
         """The held-out rows, looked up in the vocabulary as it is at the reader's position. See `held_out_at`."""
-        return None if self.inner.held is None else HeldOut(self, self.inner.held)
+        return None if self.inner.held_out is None else replace(self.inner.held_out, look_up=self.look_up)
 
-    def held_out_at(self, state: Any) -> Any:
+    def held_out_at(self, state: Any) -> Files | None:
         """Return the held-out rows, looked up in the vocabulary as it was at `state`, however far ahead this stream is."""
-        if self.inner.held is None or state is None:
+        if self.inner.held_out is None or state is None:
             return self.held_out
-        return HeldOut(self.at(state), self.inner.held)
+        return replace(self.inner.held_out, look_up=self.at(state).look_up)
 
     def at(self, state: Any) -> "Growing":
         """Return the same stream with its vocabulary as it was at `state`."""
@@ -227,7 +159,7 @@ class Growing:
     # Parts for several trainers.
 
     def sharded(self, first: int, last: int, of: int) -> "Growing":
-        """Return the stream cut to shards first .. last - 1 of each batch, a micro-batch each, without a smaller last batch.
+        """Return the stream cut to some shards of each batch.
 
         Every trainer reads all samples: the row that a value gets depends on all values before it.
         """
@@ -341,28 +273,13 @@ class Growing:
                 )
 
 
+def part_of(batch: Batch, low: int, high: int) -> Batch:
+    """Copy samples low .. high - 1 of a batch into a new one."""
+    ids = KeyedJagged.of(batch.sparse).samples(low, high)
+    return Batch(batch.dense[low:high].clone(), ids, batch.labels[low:high].clone())
+
+
 _TABLE = {"keys": ANY, "rows": ANY, "counts": ANY, "last": ANY, "next": COUNT}
-
-
-@dataclass
-class HeldOut:
-    """Held-out rows, looked up in a vocabulary without changing it."""
-
-    vocabulary: Growing
-    files: Files
-
-    yields_fresh: ClassVar[bool] = True
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.files, name)
-
-    def dealt(self, rank: int, ranks: int) -> "HeldOut":
-        """Return every `ranks`-th batch from batch `rank` on. The last one is empty if it is beyond the end."""
-        return HeldOut(self.vocabulary, self.files.dealt(rank, ranks))
-
-    def __iter__(self) -> Iterator[Batch]:
-        for batch in self.files:
-            yield self.vocabulary.look_up(batch)
 
 
 @kernel
@@ -386,10 +303,3 @@ def _grow(keys, rows, counts, last, fingerprints, admit, now, free, limit, admit
             free += 1
         out[i] = rows[place] if rows[place] != 0 else 1
     return added, free
-
-
-@kernel
-def _place(keys, rows, counts, last, from_keys, from_rows, from_counts, from_last):
-    for i in range(from_keys.size):
-        place = probe(keys, from_keys[i])
-        keys[place], rows[place], counts[place], last[place] = from_keys[i], from_rows[i], from_counts[i], from_last[i]

@@ -41,6 +41,49 @@ def probe(keys, key):
     return place
 
 
+class Slots:
+    """A hash table of fingerprints, at most half full, with numbers in each slot. 0 is not a fingerprint."""
+
+    def __init__(self, **kinds: Any) -> None:
+        self._kinds = kinds
+        self.clear()
+
+    def clear(self, room: int = 0) -> None:
+        """Forget all fingerprints, and make room for so many."""
+        size = places_for(room)
+        self.keys, self.used = np.zeros(size, np.uint64), 0
+        self.numbers = {name: np.zeros(size, kind) for name, kind in self._kinds.items()}
+
+    def entries(self) -> dict[str, np.ndarray]:
+        """Return all fingerprints, `keys`, and their numbers by name."""
+        held = np.flatnonzero(self.keys)
+        return {name: array[held] for name, array in {"keys": self.keys, **self.numbers}.items()}
+
+    def refill(self, entries: Mapping[str, np.ndarray], room: int = 0) -> None:
+        """Hold these entries and no others. room: for so many fingerprints."""
+        self.clear(max(room, len(entries["keys"])))
+        places = np.empty(len(entries["keys"]), np.int64)
+        self.used = _put(self.keys, entries["keys"], places)
+        for name, array in self.numbers.items():
+            array[places] = entries[name]
+
+    def reserve(self, more: int) -> None:
+        """Make room for `more` further fingerprints."""
+        if places_for(self.used + more) > len(self.keys):
+            self.refill(self.entries(), self.used + more)
+
+
+@kernel
+def _put(keys, more, places):
+    """Put fingerprints into a table, and fill `places` with their slots. Return how many were new."""
+    new = 0
+    for i in range(more.size):
+        place = probe(keys, more[i])
+        new += keys[place] == 0
+        keys[place], places[i] = more[i], place
+    return new
+
+
 @kernel
 def look_up(keys, rows, fingerprints, out):
     """Fill `out` with the row of each fingerprint: 0 for a missing value, 1 for one without a row of its own."""
@@ -179,7 +222,9 @@ def load(path: str) -> Vocabulary:
             raise BadVocabulary(f"vocabulary {path}: {table}.keys has a 0, which is not a fingerprint: make it again")
     tables, checksum = {}, sha256(json.dumps(facts.means, sort_keys=True).encode())
     for table, array in sorted(keys.items()):
-        tables[table] = _placed(array)
+        slots = Slots(rows=np.int32)
+        slots.refill({"keys": array, "rows": np.arange(FIRST, FIRST + len(array), dtype=np.int32)})
+        tables[table] = slots.keys, slots.numbers["rows"]
         checksum.update(f"{table} {len(array)}".encode())
         checksum.update(np.ascontiguousarray(array).data)
     rows = {table: len(array) + FIRST for table, array in keys.items()}
@@ -214,22 +259,6 @@ def facts_of(path: str, text: str | None) -> Facts:
             f"vocabulary {path}: a mean in it is not a number, or a deviation not a number above 0: make it again"
         )
     return facts
-
-
-def _placed(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    size = places_for(len(keys))
-    places, rows = np.zeros(size, np.uint64), np.zeros(size, np.int32)
-    _place(keys, places, rows)
-    return places, rows
-
-
-@kernel
-def _place(keys, places, rows):
-    for i in range(keys.size):
-        place = probe(places, keys[i])
-        if places[place] != keys[i]:  # the first of equal keys keeps its row
-            places[place] = keys[i]
-            rows[place] = i + FIRST
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,186 @@
+"""A column of ids, one or a list for each row. A list that several rows have is stored once, with an inverse."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from skirl.core.inverse import pays
+from skirl.tools.jit import AHEAD, kernel, ones, prefetch, read_only
+
+_ONE = np.uint64(1)
+LISTS_AHEAD = 4
+"""How many lists ahead a list is fetched into the processor's cache: one begins anywhere if rows are shuffled."""
+LINE = 16
+"""Ids of 32 bits in a line of the cache."""
+
+
+class Bags(NamedTuple):
+    """The bags of some rows."""
+
+    of: np.ndarray
+    """int64: by bag, its list in the column, or its row if each row has one id."""
+    ids: int
+    """Number of ids of all bags."""
+    inverse: np.ndarray | None
+    """int32 [rows]: the bag of each row; None if each row has a bag of its own."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """The ids of n rows.
+
+    >>> column = Column(np.array([1, 2, 3]), np.array([0, 2, 3]), np.array([0, 0, 1]))
+    >>> column.expanded().values.tolist(), Column.concat([column.slice(1, 3), column]).inverse.tolist()
+    ([1, 2, 1, 2, 3], [0, 1, 2, 2, 3])
+    """
+
+    values: np.ndarray
+    """int64 or int32."""
+    offsets: np.ndarray | None = None
+    """int64 [lists + 1]: where each list begins in `values`, and where the last one ends; None if each row has one id."""
+    inverse: np.ndarray | None = None
+    """int64 [n]: the list of each row; None if each row has its own."""
+
+    def __len__(self) -> int:
+        rows = self.values if self.offsets is None else self.offsets[1:]
+        return len(rows if self.inverse is None else self.inverse)
+
+    def slice(self, low: int, high: int) -> "Column":
+        """Return rows low .. high - 1, as views."""
+        if self.offsets is None:
+            return Column(self.values[low:high])
+        if self.inverse is None:
+            return Column(self.values, self.offsets[low : high + 1])
+        return Column(self.values, self.offsets, self.inverse[low:high])
+
+    def take(self, rows: np.ndarray) -> "Column":
+        """Return these rows (int64), in this order."""
+        if self.offsets is None:
+            return Column(self.values.take(rows))
+        if self.inverse is not None:
+            return Column(self.values, self.offsets, self.inverse[rows])
+        bags = self.bags(rows)
+        values, lengths = np.empty(bags.ids, self.values.dtype), np.empty(len(rows), np.int64)
+        self.fill(bags, values, lengths)
+        return Column(values, offsets_of(lengths))
+
+    def expanded(self) -> "Column":
+        """Return the same rows with a list for each."""
+        return self if self.inverse is None else Column(self.values, self.offsets).take(self.inverse)
+
+    @staticmethod
+    def concat(columns: "Sequence[Column]") -> "Column":
+        """Return the rows of several columns. Lists that come before or after all that a column's rows have are dropped."""
+        if columns[0].offsets is None:
+            return Column(np.concatenate([each.values for each in columns]))
+        shared = any(each.inverse is not None for each in columns)
+        values, lengths, inverses, lists = [], [], [], 0
+        for each in columns:
+            offsets, inverse = each.offsets, each.inverse
+            assert offsets is not None
+            if inverse is not None and len(inverse):
+                first = int(inverse.min())
+                offsets, inverse = offsets[first : int(inverse.max()) + 2], inverse - first
+            values.append(each.values[offsets[0] : offsets[-1]])
+            lengths.append(np.diff(offsets))
+            inverses.append(lists + (np.arange(len(offsets) - 1) if inverse is None else inverse))
+            lists += len(offsets) - 1
+        return Column(
+            np.concatenate(values),
+            offsets_of(np.concatenate(lengths)),
+            np.concatenate(inverses) if shared else None,
+        )
+
+    def bags(self, rows: np.ndarray) -> Bags:
+        """Return the bags of these rows: a list of several rows is one bag if that pays, as `skirl.core.find` decides."""
+        offsets, inverse = self.offsets, self.inverse
+        if offsets is None:
+            return Bags(rows, len(rows), None)
+        if inverse is None:
+            return Bags(rows, int(offsets[rows + 1].sum() - offsets[rows].sum()), None)
+        which, kept = np.empty(len(rows), np.int32), np.empty(len(rows), np.int64)
+        count, total, left = number_lists(inverse, offsets, rows, which, kept)
+        return Bags(kept[:count], left, which) if pays(total, left, len(rows)) else Bags(inverse[rows], total, None)
+
+    def fill(self, bags: Bags, values: np.ndarray, lengths: np.ndarray) -> None:
+        """Copy the ids of bags to `values`, and their numbers to `lengths`."""
+        if self.offsets is None:
+            values[:], lengths[:] = self.values.take(bags.of), 1
+        else:
+            _copy_lists(read_only(self.values), self.offsets, bags.of, values, lengths)
+
+
+def offsets_of(lengths: np.ndarray) -> np.ndarray:
+    """Return where each list begins, and where the last one ends (int64 [lists + 1])."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+@kernel
+def _copy_lists(values, offsets, lists, out, lengths):
+    """Copy these lists to `out`, one after the other, and their sizes to `lengths`. Neighbours are copied at once."""
+    at = k = 0
+    while k < len(lists):
+        if k + LISTS_AHEAD < len(lists):
+            far = lists[k + LISTS_AHEAD]
+            for j in range(offsets[far], offsets[far + 1], LINE):
+                prefetch(values, j)
+        begin = end = offsets[lists[k]]
+        while k < len(lists) and offsets[lists[k]] == end:
+            end = offsets[lists[k] + 1]
+            lengths[k] = end - offsets[lists[k]]
+            k += 1
+        part, room = values[begin:end], out[at : at + end - begin]  # views: no check for index < 0
+        for j in range(len(part)):
+            room[j] = part[j]
+        at += len(part)
+
+
+@kernel
+def number_lists(inverse, offsets, rows, which, kept):
+    """Number the lists that some of the rows have, in ascending order.
+
+    Fills `which` with the new number of each row's list, and `kept` with the old number of each new one. Returns how many
+    lists there are, the ids of the lists of all rows, and the ids of the lists that are kept.
+    """
+    if len(rows) == 0:
+        return 0, 0, 0
+    low = high = last = inverse[rows[0]]
+    size = offsets[last + 1] - offsets[last]
+    total = 0
+    for i in range(len(rows)):  # mostly, a row has the list of the row before
+        prefetch(inverse, rows[min(i + AHEAD, len(rows) - 1)])
+        list_ = inverse[rows[i]]
+        if list_ != last:
+            low, high = min(low, list_), max(high, list_)
+            last, size = list_, offsets[list_ + 1] - offsets[list_]
+        total += size
+        which[i] = list_  # replaced below
+    bits = np.zeros(((high - low) >> 6) + 1, np.uint64)  # a bit for each list
+    before = np.empty(len(bits), np.int64)
+    last = -1
+    for list_ in which:
+        if list_ != last:
+            bits[(list_ - low) >> 6] |= _ONE << np.uint64((list_ - low) & 63)
+            last = list_
+    count = left = 0
+    for word in range(len(bits)):
+        before[word] = count
+        some = bits[word]
+        while some:
+            rest = some & (some - _ONE)
+            kept[count] = low + (word << 6) + ones((some ^ rest) - _ONE)
+            left += offsets[kept[count] + 1] - offsets[kept[count]]
+            count += 1
+            some = rest
+    last = number = -1
+    for i in range(len(rows)):
+        if which[i] != last:
+            last = which[i]
+            k = last - low
+            number = before[k >> 6] + ones(bits[k >> 6] & ((_ONE << np.uint64(k & 63)) - _ONE))
+        which[i] = number
+    return count, total, left
