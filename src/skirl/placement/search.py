@@ -15,7 +15,7 @@ from skirl.placement.nets import SUMS
 from skirl.placement.pieces import Piece, blocks, halves, whole
 from skirl.placement.plan_file import TablePlan
 from skirl.placement.problem import Columns, Placed, Problem, over_caps
-from skirl.placement.spec import TableSpec, canonical
+from skirl.placement.spec import MULTIPLE, TableSpec, canonical
 from skirl.tools.progress import size
 
 BEST = 4
@@ -241,7 +241,7 @@ class _Rest(Problem):
         return tuple(piece for piece in super().root() if piece.table not in self.cut)
 
     def side_by_side(self, placed: Placed) -> Placed:
-        """Return the placement with each rank's columns of a table side by side.
+        """Return the placement with each rank's columns of a table side by side, a width of no multiple of 4 at the end.
 
         TorchRec cannot run parts of one table with different widths at one rank.
         """
@@ -256,7 +256,7 @@ class _Rest(Problem):
                 at.append(rank)
         for table, by_rank in columns.items():
             end = 0
-            for rank, width in sorted(by_rank.items()):
+            for rank, width in sorted(by_rank.items(), key=lambda one: (one[1] % MULTIPLE > 0, one[0])):
                 items.append(whole(table, self.specs[table])._replace(col=end, col_end=end + width))
                 at.append(rank)
                 end += width
