@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from skirl.cli import main
-from skirl.train.commands import Verify
+from skirl.cli.train import Verify
 
 FLAGS = "--data synthetic:tiny --model dcnv2-tiny --deep 9 5 --dim 4 --batch 32 --steps 12 --valid 25% --eval-every 5"
 SEED = "--seed 3 --lr 0.1 --cache touched:50% --optimizer adam --schedule linear --threads 1 --quiet --json"

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import skirl
+from skirl.cli.train import Train
 from skirl.data import Synthetic
 from skirl.models import DLRM
-from skirl.train.commands import Train
 from skirl.train.loop import Touched, steps
 from skirl.train.recipe import Recipe
 

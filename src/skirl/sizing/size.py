@@ -1,6 +1,5 @@
 """One pass over a run's ids and what it says about caches, counted by the planner that training would use."""
 
-import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,9 +14,9 @@ from skirl.models.flags import ModelFlags
 from skirl.sizing.advice import Advice, Conditions, advise
 from skirl.sizing.curve import Point, cache_sizes, capacities, curves, runs
 from skirl.sizing.survey import Survey
-from skirl.tools.progress import Progress
+from skirl.tools.progress import progress_of
 from skirl.tools.units import Link
-from skirl.train.flags import MovementFlags, OptimizerFlags, ShowFlags
+from skirl.train.flags import MovementFlags, OptimizerFlags
 
 ON_DISK = 1.5
 """Maximum bytes in a disk store per byte of touched rows."""
@@ -35,7 +34,6 @@ class Sizing:
     model: ModelFlags
     optimizer: OptimizerFlags
     movement: MovementFlags
-    show: ShowFlags
     link: str | None
     step_ms: float | None
 
@@ -44,7 +42,7 @@ class Sizing:
         stream = self.data.stream()
         tables = stream.tables(self.model.row_dim)
         with Survey(Schema.of(tables)) as survey:
-            with self._progress("read ids", self.data.steps) as progress:
+            with progress_of("read ids", self.data.steps) as progress:
                 for number, batch in enumerate(stream, start=1):
                     survey.add(batch.sparse)
                     progress(number, lambda: {"ids": f"{survey.ids:,}", "touched": f"{sum(survey.touched):,}"})
@@ -55,7 +53,7 @@ class Sizing:
     def _measured(self, survey: Survey) -> dict[str, Any]:
         sizes = cache_sizes(survey)
         count = len(list(runs(sizes)))
-        with self._progress("plan", count) as progress:
+        with progress_of("plan", count) as progress:
             done = iter(range(1, count + 1))
             found = curves(
                 survey,
@@ -115,9 +113,6 @@ class Sizing:
             "disk": ON_DISK * touched,
             "index": float(INDEX_BYTES * sum(survey.touched)),
         }
-
-    def _progress(self, title: str, steps: int | None) -> Progress:
-        return Progress(title, steps=steps, to=sys.stderr if self.show.json else sys.stdout, quiet=self.show.quiet)
 
 
 def _holding_every_batch(survey: Survey, records: list[int]) -> tuple[int, int]:

@@ -268,12 +268,41 @@ class LogFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShowFlags:
-    """The output of a run to the terminal."""
+class SavedFlags:
+    """A saved run, and what it is to predict. Flags that are not given are as in the run."""
 
-    group: ClassVar[str] = "output"
+    save: Path
+    """The folder that `skirl train --save` wrote, to use its newest whole checkpoint, or the header of one
+    checkpoint."""
+    data: str | None = None
+    """The data to predict, as for `skirl train`: criteo:, avazu:, mind:, csv: or parquet:PATH; the run's data if not
+    given."""
+    held_out: bool = False
+    """Use only the part that the run held out of its training."""
+    valid: str | None = None
+    """Use only the part that this would hold out: 20% (the last rows in order), or a time: time>=14102900,
+    time>=2026-03-01."""
+    schema: str | None = None
+    """A TOML file that names the columns; if not given, the run's, or the one inside a converted file."""
+    vocab: str | None = None
+    """Where the run's vocabulary is now, if it has moved."""
+    batch: int | None = None
+    """Samples in a batch; as in the run if not given, since the last bits of a prediction may depend on it."""
+    workers: int | None = None
+    """Processes that read files; as in the run if not given."""
+    bad_rows: Literal["refuse", "skip"] | None = None
+    """Treatment of malformed rows: refuse the data, or leave the row out; as in the run if not given."""
+    device: str | None = None
+    """Where the model computes: cpu, cuda or cuda:N; as in the run if not given."""
+    threads: int | None = None
+    """Compute threads; as in the run if not given, since the last bits of a prediction may depend on it."""
 
-    json: bool = False
-    """Print the results as one line of JSON; progress goes to standard error."""
-    quiet: bool = False
-    """Show no progress."""
+    def __post_init__(self) -> None:
+        if self.held_out and self.valid is not None:
+            raise ValueError(
+                "--held-out is the part that the run held out, and --valid another one: set one of the two"
+            )
+        if self.data is None and not self.held_out and self.valid is None:
+            raise ValueError(
+                "nothing says what to predict: set --data, or --held-out for the samples that the run held out"
+            )

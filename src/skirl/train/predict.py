@@ -3,16 +3,16 @@
 import json
 import logging
 import os
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Self, get_type_hints
+from typing import Any, ClassVar, Self, TypeVar, get_type_hints
 
 import numpy as np
 import pyarrow as pa
@@ -34,17 +34,17 @@ from skirl.nn.collection import collections_of
 from skirl.tools.flags import WrongFlags, flags_of
 from skirl.tools.machine import machine, peak_bytes
 from skirl.tools.os_errors import writing
-from skirl.tools.progress import Progress
+from skirl.tools.progress import progress_of
 from skirl.tools.sealed_json import CheckpointError, OtherVersion
-from skirl.tools.side_by_side import in_thread, side_by_side
-from skirl.train.commands import Chosen
 from skirl.train.evaluation import Fresh, evaluating
-from skirl.train.flags import CacheFlags, MovementFlags, PeerFlags, RateFlags, StepFlags
+from skirl.train.flags import CacheFlags, MovementFlags, PeerFlags, RateFlags, SavedFlags, StepFlags
 from skirl.train.metrics import Metrics
 from skirl.train.recipe import Recipe
 from skirl.train.resume import check_same_data, run_of
 
 log = logging.getLogger("skirl")
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass
@@ -83,7 +83,7 @@ class SavedRun:
 
 
 @contextmanager
-def saved_run(chosen: Chosen, *, labelled: bool) -> Iterator[SavedRun]:
+def saved_run(chosen: SavedFlags, *, labelled: bool) -> Iterator[SavedRun]:
     """Open the newest whole checkpoint of a run for the length of a block. labelled: refuse data without labels."""
     first: CheckpointError | None = None
     for header in folder.headers(chosen.save):
@@ -105,7 +105,7 @@ def saved_run(chosen: Chosen, *, labelled: bool) -> Iterator[SavedRun]:
     raise first
 
 
-def _opened(header: Path, chosen: Chosen, labelled: bool) -> SavedRun:
+def _opened(header: Path, chosen: SavedFlags, labelled: bool) -> SavedRun:
     body = folder.read(header)
     flags = _flags(header, body)
     device = {"device": chosen.device, "threads": chosen.threads}
@@ -144,7 +144,7 @@ def _flags(header: Path, body: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in state["flags"].items() if name in known}
 
 
-def _data(flags: Mapping[str, Any], chosen: Chosen) -> DataFlags:
+def _data(flags: Mapping[str, Any], chosen: SavedFlags) -> DataFlags:
     """Return the run's data flags with the chosen ones. Flags that do not concern the rows to predict are reset."""
     given = {field.name: flags[field.name] for field in fields(DataFlags) if field.name in flags}
     for name in ("data", "valid", "schema", "vocab", "batch", "workers", "bad_rows"):
@@ -214,16 +214,16 @@ GROUP = 1 << 17
 """Rows in a Parquet row group."""
 
 
-def evaluate(chosen: Chosen) -> dict[str, Any]:
+def evaluate(chosen: SavedFlags) -> dict[str, Any]:
     return _result("evaluate", chosen, None)
 
 
-def predict(chosen: Chosen, into: Path) -> dict[str, Any]:
+def predict(chosen: SavedFlags, into: Path) -> dict[str, Any]:
     """Write predictions of a saved run to a Parquet file. Return the result, with metrics if there are labels."""
     return _result("predict", chosen, into)
 
 
-def _result(command: str, chosen: Chosen, into: Path | None) -> dict[str, Any]:
+def _result(command: str, chosen: SavedFlags, into: Path | None) -> dict[str, Any]:
     started = time.monotonic()
     with saved_run(chosen, labelled=into is None) as run:
         data = run.recipe.data
@@ -232,10 +232,9 @@ def _result(command: str, chosen: Chosen, into: Path | None) -> dict[str, Any]:
             raise ValueError(f"--into is {into}, which is one of the data files: name another file")
         about = {"checkpoint": str(run.checkpoint), "step": run.step, "data": data.data, "part": data.valid}
         metrics = Metrics() if run.labelled else None
-        show = {"to": sys.stderr if chosen.json else sys.stdout, "quiet": chosen.quiet}
         samples, first, began, cpu = 0, 0, started, 0.0
         with (
-            Progress(command, steps=run.source.steps, **show) as progress,
+            progress_of(command, run.source.steps) as progress,
             Predictions(into, labelled=run.labelled, about=about) as out,
             in_thread(_scored(run)) as scored,
         ):
@@ -325,6 +324,56 @@ def scored(
                 yield from results
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def side_by_side(work: Callable[[T], R], items: Iterator[T], threads: int) -> Iterator[Iterator[R]]:
+    """Do `work` in several threads, with results in the order of `items`. An error is raised in place of its result.
+
+    >>> with side_by_side(lambda n: n * n, iter(range(5)), 3) as squares:
+    ...     print(list(squares))
+    [0, 1, 4, 9, 16]
+    """
+    pool = ThreadPoolExecutor(threads, "skirl-side")
+
+    def results() -> Iterator[R]:
+        ahead, ended = deque[Future[R]](), False
+        while True:
+            while not ended and len(ahead) <= threads:
+                try:
+                    ahead.append(pool.submit(work, next(items)))
+                except StopIteration:
+                    ended = True
+                except Exception as error:
+                    ended = True
+                    ahead.append(Future())
+                    ahead[-1].set_exception(error)
+            if not ahead:
+                return
+            yield ahead.popleft().result()
+
+    try:
+        yield results()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def in_thread(items: Generator[T, None, None]) -> Iterator[Iterator[T]]:
+    """Read items ahead in a thread. When the block has ended, so have the thread and the generator."""
+    pool, end = ThreadPoolExecutor(1, "skirl-side"), object()
+
+    def ahead() -> Iterator[T]:
+        coming: deque[Future[Any]] = deque(pool.submit(next, items, end) for _ in range(2))
+        while (item := coming.popleft().result()) is not end:
+            coming.append(pool.submit(next, items, end))
+            yield item
+
+    try:
+        yield ahead()
+    finally:
+        pool.shutdown(cancel_futures=True)
+        items.close()
 
 
 class Predictions:

@@ -20,7 +20,7 @@ from skirl.store.base import DISK_ROWS, MEMORY_ROWS, Facts, Frozen, FrozenPart, 
 from skirl.store.disk.frozen import point_of
 from skirl.store.placed import taking
 from skirl.store.placed.taking import MARK, check_layout, mark_of
-from skirl.tools.progress import size
+from skirl.tools.units import size
 
 log = logging.getLogger("skirl")
 

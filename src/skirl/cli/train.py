@@ -2,23 +2,28 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
+from skirl.cli.report import lanes_text
+from skirl.cli.show import ShowFlags, course, facts, hidden, text
 from skirl.core.optimizer_names import OptimizerName
 from skirl.tools.flags import Composed
-from skirl.tools.progress import clock, course, figure, hidden, malformed, size
+from skirl.tools.units import clock, figure, malformed, size
 from skirl.train.flags import (
     EvaluationFlags,
     LogFlags,
     OptimizerFlags,
+    SavedFlags,
     SaveFlags,
-    ShowFlags,
     check_evaluated,
 )
 from skirl.train.recipe import Recipe
 from skirl.train.resume import told
+
+KEPT = ("count", "bytes", "pause_share", "stopped_by")
+"""What is shown of a run's checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -59,25 +64,21 @@ class Train(Composed):
         from skirl.train.loop import train
 
         with self.recipe.naming_cache():
-            return train(self.recipe, self.evaluation, self.save, self.log, self.show, self.flat())
+            return train(self.recipe, self.evaluation, self.save, self.log, self.flat())
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        from skirl.train.report.lanes import as_lines
-
-        rows, moved = result["rows"], result["counters"]
-        done = result["steps"] - result["begun_at"]
-        share = (
-            f", {rows['touched'] / rows['cache']:,.1f} times the cache" if rows["touched"] > rows["cache"] > 0 else ""
-        )
-        data, dim = self.recipe.data, self.recipe.model.dim
-        wide = self.recipe.model.row_dim
-        numbers = f"{wide}" if wide == dim else f"{wide} ({dim} and a first-order weight)"
+        rows, moved, data, kept = result["rows"], result["counters"], self.recipe.data, result["checkpoints"]
+        if (ended := nothing_left(result, data.steps)) is not None:
+            lines = {"ended": ended, "loss": course(result["loss"]), "metrics": described(result)}
+            return lines | tested(result) | facts(result, "run") | outcome(result)
+        done, wide = result["steps"] - result["begun_at"], self.recipe.model.row_dim
+        share = f", {rows['touched'] / rows['cache']:,.1f} times the cache" * (rows["touched"] > rows["cache"] > 0)
         lines = {
             "time": f"{clock(result['seconds'])} for {done:,} steps of {data.batch:,} samples",
             "speed": f"{result['samples_per_second']:,.0f} samples/s after the first step",
             "loss": course(result["loss"]),
             "metrics": f"{described(result)} of all predictions, each made before its batch was trained on",
-            "tables": f"{rows['tables']:,} rows of {numbers}, {size(rows['bytes_of_all'])} with their state",
+            "tables": f"{rows['tables']:,} rows of {wide}, {size(rows['bytes_of_all'])} with their state",
             "touched": f"{rows['touched']:,} rows{share}",
             "cache": f"{rows['cache']:,} rows, {size(result['cache_bytes'])}, {rows['in_cache']:,} filled",
             "staging": f"room for {rows['staging']:,} rows on their way, {size(result['staging_bytes'])} besides the cache",
@@ -86,10 +87,9 @@ class Train(Composed):
             "written": f"{moved['written']:,} rows, {size(moved['bytes_written'])}",
             "hidden": hidden(result["movement"]["hidden"], moved["fetched"] + moved["written"]),
             "memory": f"{size(result['peak_bytes'])} at its peak, the whole process",
+            **lanes_text(result["by_trainer"]),
+            **tested(result),
         }
-        lines |= as_lines(result["by_trainer"])
-        if "test_samples" in result:
-            lines["test"] = f"{described(result, 'test_')} on {result['test_samples']:,} samples held out"
         if result["stopped_early"]:
             lines["stopped"] = f"early, after {self.evaluation.patience} evaluations without a better test log loss"
         if result["run"]:
@@ -97,21 +97,14 @@ class Train(Composed):
         if self.log.trace:
             lines["timeline"] = f"{self.log.trace}; open it in https://ui.perfetto.dev"
         if self.save.save:
-            kept = result["checkpoints"]
-            lines["saved"] = (
-                f"{saved_line(self.save, result)}\n"
-                f"{kept['count']} checkpoint{'s' * (kept['count'] != 1)}, {size(kept['bytes'])}; "
-                f"training was paused {kept['pause_share']:.1%} of the time"
-            )
-            if kept["stopped_by"]:
-                again = "; launchers of several machines start the run again" if result["begins_again"] else ""
-                lines["told to stop"] = f"by {kept['stopped_by']}, after the step it was in{again}"
+            newest = "nothing" if kept["newest"] is None else f"step {kept['newest']:,} in {self.save.save}"
+            lines["saved"] = f"{newest}; more --steps and --resume go on from there" if kept["newest"] else newest
+            if kept["failed"]:
+                lines["saved"] += f"\n{kept['failed']} more could not be written: {kept['last_failure']}"
+            lines["checkpoints"] = text({name: kept[name] for name in KEPT})
         lines |= outcome(result)
         if result["bad_rows_skipped"]:
             lines["skipped"] = malformed(result["bad_rows_skipped"], result["first_bad_row"])
-        if (ended := nothing_left(result, data.steps)) is not None:
-            kept = ("loss", "metrics", "test", "run", "best", "missing")
-            return {"ended": ended} | {name: lines[name] for name in kept if name in lines}
         return lines
 
 
@@ -162,7 +155,7 @@ class Verify(Composed):
         with self.recipe.naming_cache():
             if self.trainers is not None:
                 return self._with_trainers(touched)
-            runs = [verify(recipe, touched, self.show) for recipe in self.recipes()]
+            runs = [verify(recipe, touched) for recipe in self.recipes()]
         differences = [f"{run['optimizer']}: {run['difference']['text']}" for run in runs if run["difference"]]
         return {
             "command": "verify",
@@ -200,7 +193,7 @@ class Verify(Composed):
         names = [recipe.optimizer.optimizer for recipe in self.recipes()]
         stores = (store,) if store.startswith("rpc:") else STORES
         caches = [least, 2 * least, max(touched, least)]
-        found = verify_trainers(self.recipe, self.sizes(), names, caches, self.show, stores)
+        found = verify_trainers(self.recipe, self.sizes(), names, caches, stores)
         first = found["first"]
         failed = None if first is None else f"{found['differences']} of {found['runs']} runs differ: {first}"
         return {"command": "verify", **self.flat(), "touched": touched, **found, "machine": machine(), "failed": failed}
@@ -221,25 +214,15 @@ class Verify(Composed):
         ]
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        lines = {}
         if self.trainers is not None:
-            equal = "equal, bit for bit" if not result["differences"] else f"{result['differences']:,} DIFFERENT"
-            return {f"{self.trainers} trainers": f"{equal}: {result['runs']:,} runs of {result['steps']:,} steps, "
-                    f"{result['fetched']:,} rows fetched again ({clock(result['seconds'])})"}  # fmt: skip
+            found = facts(result, "runs", "differences", "first", "steps", "fetched", "seconds")
+            return {f"{self.trainers} trainers": "DIFFERENT" if result["failed"] else "equal, bit for bit", **found}
+        lines = {}
         for run in result["runs"]:
-            moved, dense = run["moved"], run["dense"]
-            lines[run["optimizer"]] = "\n".join(
-                [
-                    f"{'DIFFERENT' if run['difference'] else 'equal, bit for bit'} ({clock(run['seconds'])})",
-                    f"{run['losses']:,} losses",
-                    f"{dense['parameters']} dense parameters of {dense['numbers']:,} numbers, after every step",
-                    f"{run['rows']:,} rows of {run['width']} numbers with their state, at the end",
-                    f"{run['uses']:,} rows before and after a step that used them",
-                    f"through a cache of {run['cache']:,} rows: {moved['new']:,} new, {moved['written']:,} written, "
-                    f"{moved['fetched']:,} fetched again, {moved['forwarded']:,} of them out of a pending write",
-                ]
-                + ([] if moved["fetched"] else ["no row was fetched again: use a smaller --cache or more --steps"])
-            )
+            lines[run["optimizer"]] = "DIFFERENT" if run["difference"] else "equal, bit for bit"
+            shown = ("losses", "dense", "uses", "rows", "width", "cache", "moved", "seconds")
+            lines[run["optimizer"]] += "".join(f"\n{name} {text(run[name], name)}" for name in shown)
+            lines[run["optimizer"]] += "\nuse a smaller --cache or more --steps" * (not run["moved"]["fetched"])
         return lines
 
 
@@ -254,80 +237,26 @@ def described(result: Mapping[str, Any], prefix: str = "") -> str:
     return ", ".join(f"{text} " + ("none yet" if v is None else figure(v)) for text, v in values.items())
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """A saved run, and what it is to predict. Flags that are not given are as in the run."""
+@dataclass(frozen=True, kw_only=True)
+class Chosen(SavedFlags, ShowFlags):
+    """The flags of `skirl evaluate`, and what both commands print."""
 
+    group: ClassVar[str] = ""
     groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "files": ("schema", "vocab", "workers", "bad_rows"),
         "device": ("device", "threads"),
         "output": ("json", "quiet"),
     }
-
     common: ClassVar[tuple[str, ...]] = ("data", "save", "into", "held_out", "valid")
 
-    _: KW_ONLY
-    save: Path
-    """The folder that `skirl train --save` wrote, to use its newest whole checkpoint, or the header of one
-    checkpoint."""
-    data: str | None = None
-    """The data to predict, as for `skirl train`: criteo:, avazu:, mind:, csv: or parquet:PATH; the run's data if not
-    given."""
-    held_out: bool = False
-    """Use only the part that the run held out of its training."""
-    valid: str | None = None
-    """Use only the part that this would hold out: 20% (the last rows in order), or a time: time>=14102900,
-    time>=2026-03-01."""
-    schema: str | None = None
-    """A TOML file that names the columns; if not given, the run's, or the one inside a converted file."""
-    vocab: str | None = None
-    """Where the run's vocabulary is now, if it has moved."""
-    batch: int | None = None
-    """Samples in a batch; as in the run if not given, since the last bits of a prediction may depend on it."""
-    workers: int | None = None
-    """Processes that read files; as in the run if not given."""
-    bad_rows: Literal["refuse", "skip"] | None = None
-    """Treatment of malformed rows: refuse the data, or leave the row out; as in the run if not given."""
-    device: str | None = None
-    """Where the model computes: cpu, cuda or cuda:N; as in the run if not given."""
-    threads: int | None = None
-    """Compute threads; as in the run if not given, since the last bits of a prediction may depend on it."""
-    json: bool = False
-    """Print the results as one line of JSON; progress goes to standard error."""
-    quiet: bool = False
-    """Show no progress."""
-
-    def __post_init__(self) -> None:
-        if self.held_out and self.valid is not None:
-            raise ValueError(
-                "--held-out is the part that the run held out, and --valid another one: set one of the two"
-            )
-        if self.data is None and not self.held_out and self.valid is None:
-            raise ValueError(
-                "nothing says what to predict: set --data, or --held-out for the samples that the run held out"
-            )
-
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        lines = {
-            "checkpoint": f"{result['checkpoint']}, after step {result['step']:,}",
-            "samples": f"{result['samples']:,} of {result['data']}"
-            + (f", those that --valid {result['part']} holds out" if result["part"] else ""),
-        }
-        if "auc" in result:
-            lines["metrics"] = described(result)
-        if (rate := result["samples_per_second"]) is not None:
-            lines["speed"] = (
-                f"{rate:,.0f} samples/s and {result['cpu_us_per_sample']:.1f} us of CPU each after the first batch, "
-                f"{clock(result['seconds'])} in all"
-            )
-        if result["bad_rows_skipped"]:
-            lines["skipped"] = f"{result['bad_rows_skipped']:,} malformed rows"
-        if result["into"] is not None:
-            lines["written"] = f"{result['into']}, {size(result['bytes'])}"
-        return lines
+        lines = facts(result, "checkpoint", "step", "data", "part", "samples")
+        lines |= {"metrics": described(result)} if "auc" in result else {}
+        cost = ("samples_per_second", "cpu_us_per_sample", "seconds", "bad_rows_skipped", "into", "bytes")
+        return lines | facts(result, *cost)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Evaluate(Chosen):
     """Compare the predictions of a trained model with labels."""
 
@@ -337,11 +266,10 @@ class Evaluate(Chosen):
         return evaluate(self)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Predict(Chosen):
     """Write the predictions of a trained model to a Parquet file."""
 
-    _: KW_ONLY
     into: Path
     """The file to write; an existing one is replaced when the new one is complete."""
 
@@ -356,16 +284,6 @@ class Predict(Chosen):
         from skirl.train.predict import predict
 
         return predict(self, self.into)
-
-
-def saved_line(saving: SaveFlags, result: Mapping[str, Any]) -> str:
-    kept, folder = result["checkpoints"], saving.save
-    newest = kept["newest"]
-    first = "nothing" if newest is None else f"step {newest:,} in {folder}; more --steps and --resume go on from there"
-    lines = [first]
-    if kept["failed"]:
-        lines.append(f"{kept['failed']} more could not be written: {kept['last_failure']}")
-    return "\n".join(lines)
 
 
 def nothing_left(result: Mapping[str, Any], steps: int | None) -> str | None:
@@ -383,6 +301,12 @@ def origin_line(begun: Mapping[str, Any]) -> str:
     return f"with {begun['rows']:,} rows out of {begun['folder']}, {state}"
 
 
+def tested(result: Mapping[str, Any]) -> dict[str, str]:
+    if "test_samples" not in result:
+        return {}
+    return {"test": f"{described(result, 'test_')} on {result['test_samples']:,} samples held out"}
+
+
 def outcome(result: Mapping[str, Any]) -> dict[str, str]:
     """Return the summary's lines on the best checkpoint, the run's origin, changed flags, and what is missing."""
     lines = {}
@@ -397,3 +321,31 @@ def outcome(result: Mapping[str, Any]) -> dict[str, str]:
     if result["missing"]:
         lines["missing"] = "\n".join(result["missing"])
     return lines
+
+
+@dataclass
+class Launch:
+    """Start the trainers of one job on this machine. They end together, and when this command does.
+
+    What they run follows after `--`: a command of skirl with its flags, or a Python file.
+    """
+
+    trainers: int = 2
+    """The number of trainers; -n for short."""
+    restarts: int = 0
+    """Number of times that all of them are restarted after one has failed; give --save and --resume to the command that they
+    run."""
+
+    def __post_init__(self) -> None:
+        if self.trainers < 1:
+            raise ValueError(f"trainers is {self.trainers}: set it to 1 or more")
+        if self.restarts < 0:
+            raise ValueError(f"restarts is {self.restarts}: set it to 0 or more")
+        self.words: tuple[str, ...] = ()
+        """The command after `--`."""
+
+    def run(self) -> dict[str, Any]:
+        from skirl.peers.launch import launch
+
+        code, how = launch(self.words, self.trainers, self.restarts)
+        return {"exit_code": code, "failed": how}

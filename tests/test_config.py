@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 
-from skirl.tools.config import read_config
+from skirl.cli.command_line import read_config
 from skirl.tools.flags import Flag, flags_of
 
 
@@ -75,10 +75,6 @@ def test_of_a_run_folder_it_takes_what_does_not_belong_to_that_run_alone(tmp_pat
         ("name-of-run = 2024-01-01", 'name-of-run is "2024-01-01": set it to text'),
         ("batchs = 8", "batchs is not a flag of this command: did you mean batch?"),
         ("[model]\ndim = 8", "[model] is a table: write flags at the top of the file"),
-        ("batch = 1\nrate = 2.0\nbatch = 8", "batch is set twice, again in line 3: leave one of the two out"),
-        ('layers = ["a=1",\n"b=1"]\nlayers = ["a=1",\n"b=1"]\n', "layers is set twice, again in line 4"),
-        ("rate = 2.0\nrate.x = 2\n", "a flag is set twice, again in line 2"),
-        ("layers = [1]\nlayers = [\n1,\n]\n", "layers is set twice, again in line 4: leave one of the two out"),
         ("batch 8", "this is not valid TOML (Expected '=' after a key"),
     ],
 )

@@ -3,12 +3,12 @@
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from skirl.cli.show import ShowFlags, columns, facts
 from skirl.data.flags import DataFlags
 from skirl.models.flags import ModelFlags
 from skirl.tools.flags import Composed
-from skirl.tools.progress import size
 from skirl.tools.units import Link
-from skirl.train.flags import MovementFlags, OptimizerFlags, ShowFlags
+from skirl.train.flags import MovementFlags, OptimizerFlags
 
 
 @dataclass(frozen=True)
@@ -50,39 +50,20 @@ class Size(Composed):
     def run(self) -> dict[str, Any]:
         from skirl.sizing.size import Sizing
 
-        return Sizing(self.data, self.model, self.optimizer, self.movement, self.show, self.link, self.step_ms).answer()
+        return Sizing(self.data, self.model, self.optimizer, self.movement, self.link, self.step_ms).answer()
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        used = max(1, result["used"])
-        lines = {
-            "data": f"{result['ids']:,} ids in {result['steps']:,} batches of {self.data.batch:,} samples",
-            "touched": f"{result['touched']:,} of {result['rows']:,} rows, {size(result['bytes']['touched'])} of "
-            f"{size(result['bytes']['all'])}",
-            "a batch": f"{result['used'] / result['steps']:,.0f} distinct rows on average, {result['largest']:,} at most",
-            "least cache": f"--cache {result['least_cache']} holds every batch, and so does {result['least_cache_bytes']}B, "
-            "of which staging takes up to half",
-            "moved": "rows brought in again, of those that batches use",
-        }
-        lines["cache"] = "\n".join(_grid(result["curves"], used))
-        tiers = result["bytes"]
-        lines["device"] = f"{size(tiers['cache'])} of cache, {size(tiers['staging'])} of staging"
-        lines["memory"] = f"{size(tiers['planner'])} for the window; {size(tiers['touched'])} more with --store memory"
-        lines["disk"] = (
-            f"{size(tiers['disk'])} with --store disk:FOLDER, and {size(tiers['index'])} of memory for its index"
+        from skirl.sizing.curve import KINDS, LEAST
+
+        names = {LEAST: "least"} | {name: name for name in KINDS if name != LEAST}
+        cells = [("rows", *names.values())]
+        for i, point in enumerate(result["curves"][LEAST]):
+            shares = (f"{result['curves'][name][i]['moved'] / max(1, result['used']):.2%}" for name in names)
+            cells.append((f"{point['cache']:,}", *shares))
+        lines = facts(result, "ids", "steps", "rows", "touched", "largest")
+        lines["least"] = (
+            f"--cache {result['least_cache']} holds every batch, and so does {result['least_cache_bytes']}B"
         )
-        if result["step_ms_that_hides"] is not None:
-            lines["link"] = f"keeps up if a step computes for {result['step_ms_that_hides']:.2f} ms or more"
-        lines["advice"] = result["sentence"]
-        return lines
-
-
-def _grid(found: dict[str, list[dict[str, float]]], used: int) -> list[str]:
-    """Return the curves as text, with a line for each cache."""
-    from skirl.sizing.curve import KINDS, LEAST
-
-    names = {LEAST: "least"} | {name: name for name in KINDS if name != LEAST}
-    lines = [f"{'rows':>12}  " + "  ".join(f"{short:>9}" for short in names.values())]
-    for i, point in enumerate(found[LEAST]):
-        shares = "  ".join(f"{found[name][i]['moved'] / used:>9.2%}" for name in names)
-        lines.append(f"{point['cache']:>12,}  {shares}")
-    return lines
+        lines["moved"] = "rows brought in again, of those that batches use"
+        lines["cache"] = columns(cells, left=())
+        return lines | facts(result, "bytes", "step_ms_that_hides") | {"advice": result["sentence"]}
