@@ -172,16 +172,14 @@ def _parse(name: str, args: list[str]) -> tuple[Any, bool, bool]:
     if name in CONFIGURED:
         path = _config_of(args)
         if path is not None:
-            given = _out_of(path, kind, flags)
+            given = read_config(path, flags, {name: flags_of(_command(name)) for name in LEFT.values()})
             flags |= {key: replace(flags[key], default=value) for key, value in given.items()}
             example = None if getattr(kind, "positional", None) in given else example
         flags |= {CONFIG.name: CONFIG}
     elif any(arg.partition("=")[0] == f"--{CONFIG.name}" for arg in args):
         raise ValueError(f"there is no flag --{CONFIG.name}: {NO_CONFIG}")
-    says = COMMANDS[name][1]
-    values = read_flags(
-        f"skirl {name}", f"{says[0].upper()}{says[1:].removesuffix('...')}.", kind, flags, args, example
-    )
+    about = f"{COMMANDS[name][1][0].upper()}{COMMANDS[name][1][1:]}."
+    values = read_flags(f"skirl {name}", about.replace("....", "..."), kind, flags, args, example)
     values.pop(CONFIG.name, None)
     command: Any = kind.of(**values) if issubclass(kind, Composed) else kind(**values)
     if name == LAUNCH:
@@ -209,15 +207,6 @@ def _check_launched(words: tuple[str, ...]) -> None:
     if words[0] not in COMMANDS or words[0] == LAUNCH:
         raise ValueError(f"{words[0]!r} cannot be launched: write a command after --, such as train, or a Python file")
     _parse(words[0], list(words[1:]))
-
-
-def _out_of(path: Path, kind: Any, flags: Mapping[str, Flag]) -> dict[str, Any]:
-    """Return the flags that a file sets for a command. Skip others of `skirl train`; refuse others of `skirl sweep`."""
-    left = {name: _command(name) for name in LEFT.values()}
-    own = getattr(kind, "of_one_run", ())
-    of_one_run = {name: {*command.of_one_run, *own} for name, command in left.items()}
-    others, of_sweep = flags_of(left["train"]), flags_of(left["sweep"])
-    return read_config(path, flags, others=others, of_sweep=of_sweep, of_one_run=of_one_run)
 
 
 def _config_of(args: list[str]) -> Path | None:

@@ -198,21 +198,18 @@ def in_flags(sentence: str, names: Collection[str]) -> str:
 # A file.
 
 
-def read_config(
-    path: Path,
-    flags: Mapping[str, Flag],
-    *,
-    others: Collection[str] = (),
-    of_sweep: Mapping[str, Flag] = {},
-    of_one_run: Mapping[str, Collection[str]] = {},
-) -> dict[str, Any]:
-    """Return the flags that a file sets: TOML, or the one that a command left in its folder. `others` are passed over."""
+def read_config(path: Path, flags: Mapping[str, Flag], known: Mapping[str, Mapping[str, Flag]]) -> dict[str, Any]:
+    """Return the flags that a file sets: TOML, or what `train` or `sweep` left in its folder; `known` are their flags.
+
+    Other flags of `train` are passed over, those of `sweep` are refused.
+    """
+    others, of_sweep = known["train"], known["sweep"]
     if path.is_dir():
         path = next((path / name for name in LEFT if (path / name).is_file()), path / "config.json")
     found = _parsed(path)
     left = set(found) >= {"command", "flags"}  # by a command
     if left:
-        left_out = of_one_run.get(str(found["command"]), ())
+        left_out = of_one_run(known.get(str(found["command"]), {}))
         found = {name: value for name, value in found["flags"].items() if name not in left_out}
     values = {}
     for key, value in found.items():
@@ -239,6 +236,11 @@ def read_config(
             hint = f"did you mean {near[0]}?" if near else "leave it out"
             raise ValueError(f"{path}: {key} is not a flag of this command: {hint}")
     return values
+
+
+def of_one_run(flags: Mapping[str, Flag]) -> set[str]:
+    """Return the flags that a repetition of a run does not take from its folder, lest it write to the same places."""
+    return {n for n, flag in flags.items() if flag.group in ("save", "output") and n not in ("from_", "log_every")}
 
 
 def _parsed(path: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from skirl.cli.show import ShowFlags, columns, facts
+from skirl.cli.show import ShowFlags, facts, text
 from skirl.data.flags import DataFlags, check_in_and_out
 from skirl.tools.flags import WrongFlags
 from skirl.tools.machine import machine, peak_bytes
@@ -221,10 +221,10 @@ class Convert(SessionFlags):
             files, shape = shaped(files, request)
             schema, kept = shape.schema, shape.kept
         found = same_rows(files, schema, kept, DataFlags(f"parquet:{self.out}", workers=self.workers).files())
-        text = (
+        wrong = (
             f"{self.out} does not have the rows of {self.data} ({found['rows']:,} and {found['rows_written']:,} rows)"
         )
-        return {"check": found, "failed": None if found["same"] else f"{text}: do not use it, and please report this"}
+        return {"check": found, "failed": None if found["same"] else f"{wrong}: do not use it, and please report this"}
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         lines = facts(result, *READ, "sessions", "files", "bytes", "peak_bytes")
@@ -283,12 +283,8 @@ class Analyze(SessionFlags):
             return lines
         of = result["columns"]
         order = sorted(of, key=lambda name: (not of[name]["list"], -of[name]["factor"]))
-        cells = [
-            (name[:24], f"{of[name]['ids']:.1f}", f"{of[name]['change']:.1%}", f"{of[name]['factor']:.1f}")
-            for name in order[:SHOWN]
-        ]
         lines |= facts(result, "samples", "seconds", "sessions", "per_session", "sampled")
-        lines["columns"] = columns([("name", "ids", "changes", "factor"), *cells])
+        lines["columns"] = text([{"name": name, **of[name]} for name in order[:SHOWN]])
         lines["columns"] += f"\nand {len(of) - SHOWN} more, which repeat less" * (len(of) > SHOWN)
         lines |= facts(result, "bytes", "lookup", "peak_bytes")
         if result["advice"] != "don't bother":

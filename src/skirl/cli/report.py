@@ -129,38 +129,53 @@ def facts(left: RunContents) -> dict[str, Any]:
     }
 
 
+def run_of(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts of a run that has ended from its result, for `as_text`."""
+    kept = (
+        "steps",
+        "samples",
+        "seconds",
+        "samples_per_second",
+        "auc",
+        "logloss",
+        "ne",
+        "calibration",
+        "missing",
+        "changes",
+    )
+    kept = (*kept, "by_trainer", "trainers")
+    return {
+        **result["counters"], **result["movement"], **{name: result[name] for name in kept},
+        "flags": result, "ended": True, "stopped_by": result["checkpoints"]["stopped_by"], "run_failed": result["failed"],
+        "losses": result["loss"], "touched": result["rows"]["touched"], "best": None, "blame": {},
+    }  # fmt: skip
+
+
 def as_text(run: Mapping[str, Any]) -> dict[str, str]:
-    flags, steps = run["flags"], max(1, run["steps"])
+    flags, steps, best = run["flags"], max(1, run["steps"]), run["best"]
     state = f"stopped by {run['stopped_by']}" if run["stopped_by"] else "ended"
-    state = state if run["ended"] else "still going on, killed, or failed"
+    state = "failed" if run["run_failed"] else state if run["ended"] else "still going on, killed, or failed"
     lines = {
-        "run": f"{flags.get('model')} on {flags.get('data')}, {'failed' if run['run_failed'] else state}",
+        "run": f"{flags.get('model')} on {flags.get('data')}, {state}",
         "steps": f"{run['steps']:,}, {run['samples']:,} samples in {clock(run['seconds'])}",
-        "speed": f"{run['samples_per_second']:,.0f} samples/s with the first step, evaluations and checkpoints left out",
+        "speed": f"{run['samples_per_second']:,.0f} samples/s without evaluations and checkpoints",
         **show.facts({"failed": run["run_failed"], "changed": "\n".join(told(run["changes"]))}),
         **show.facts({"missing": "\n".join(run["missing"] or [])}),
     }
     if not run["samples"]:
         return {**lines, "metrics": "none yet: a line comes every --log-every steps"}
     lines["loss"] = show.course(run["losses"]) if run["losses"] else f"{figure(run['loss'])} over the last interval"
-    if run["auc"] is not None:
-        lines["AUC"] = f"{run['auc']:.4f} of all predictions, each made before its batch was trained on"
-    if (best := run["best"]) is not None:
+    lines["metrics"] = f"{show.scores(run)} of all predictions, each made before its batch was trained on"
+    if best is not None:
         kept = f"; step {run['kept']['step']:,} is kept in {run['kept']['folder']}" if run["kept"] else ""
         auc = _number(best["test_auc"])
         lines["test"] = f"log loss {best['test_logloss']:.4f}, AUC {auc} at step {best['step']:,}, its best{kept}"
-    whose = "" if run["trainers"] == 1 or run["by_trainer"] else "of trainer 0: "
-    lines["rows"] = (
-        f"{whose}{run['touched']:,} touched; {run['fetched'] / steps:,.0f} fetched again, {run['new'] / steps:,.0f} made "
-        f"and {run['written'] / steps:,.0f} written a step"
-    )
+    moved = ", ".join(f"{run[name] / steps:,.0f} {name}" for name in MOVED[1:])
+    lines["rows"] = f"{run['touched']:,} touched; {moved} a step"
     lines["hidden"] = show.hidden(run["hidden"], run["fetched"] + run["written"])
-    blame = run["blame"]
-    worst = max(blame, key=lambda stage: blame[stage], default="")
-    culprit = (
-        f"; {worst} was at work for {blame[worst]:.2f} s of the wait for rows" if blame.get(worst, 0) >= 0.005 else ""
-    )
-    lines["waited"] = f"{run['stall']:.2f} s for rows, {run['read']:.2f} s for the loader{culprit}"
+    worst = max(run["blame"], key=run["blame"].__getitem__, default=None)
+    blame = f", most of it for {worst}" if worst and run["stall"] >= 0.005 else ""
+    lines["waited"] = f"{run['stall']:.2f} s for rows{blame}, {run['read']:.2f} s for the loader"
     return lines | lanes_text(run["by_trainer"])
 
 

@@ -112,3 +112,14 @@ def hidden(share: float, moved: int) -> str:
     ('30% of the movement', 'no row was fetched or written: there was no movement to hide')
     """
     return f"{share:.0%} of the movement" if moved else "no row was fetched or written: there was no movement to hide"
+
+
+def scores(result: Mapping[str, Any], prefix: str = "") -> str:
+    """Return the metrics of a result as text.
+
+    >>> scores({"auc": 0.75, "logloss": 0.5, "ne": None, "calibration": 1.0})
+    'AUC 0.7500, log loss 0.5000, NE none yet, calibration 1.0000'
+    """
+    names = {"auc": "AUC", "logloss": "log loss", "ne": "NE", "calibration": "calibration"}
+    found = {text: result[prefix + name] for name, text in names.items() if prefix + name in result}
+    return ", ".join(f"{text} " + ("none yet" if value is None else figure(value)) for text, value in found.items())

@@ -48,9 +48,17 @@ class Size(Composed):
             raise ValueError(f"step_ms is {self.step_ms}: set it to milliseconds above 0")
 
     def run(self) -> dict[str, Any]:
-        from skirl.sizing.size import Sizing
+        from skirl.sizing.size import sized
 
-        return Sizing(self.data, self.model, self.optimizer, self.movement, self.link, self.step_ms).answer()
+        link = None if self.link is None else Link.parse(self.link)
+        step, optimizer, prefetch = (
+            self.step_ms and self.step_ms / 1e3,
+            self.optimizer.optimizer,
+            self.movement.prefetch,
+        )
+        flags = {"data": self.data.data, "model": self.model.model, "optimizer": optimizer, "dim": self.model.dim}
+        flags |= {"batch": self.data.batch, "prefetch": prefetch, "link": self.link, "step_ms": self.step_ms}
+        return {"command": "size", **flags, **sized(self.data, self.model.row_dim, optimizer, prefetch, link, step)}
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         from skirl.sizing.curve import KINDS, LEAST
@@ -61,7 +69,7 @@ class Size(Composed):
             shares = (f"{result['curves'][name][i]['moved'] / max(1, result['used']):.2%}" for name in names)
             cells.append((f"{point['cache']:,}", *shares))
         lines = facts(result, "ids", "steps", "rows", "touched", "largest")
-        lines["least"] = (
+        lines["least cache"] = (
             f"--cache {result['least_cache']} holds every batch, and so does {result['least_cache_bytes']}B"
         )
         lines["moved"] = "rows brought in again, of those that batches use"

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from skirl.cli.show import ShowFlags, facts
-from skirl.sweep.flags import JudgeFlags, KeepFlags, RaceFlags, SweepRecipe, VaryFlags
-from skirl.sweep.variants import Varied, variants_of
+from skirl.sweep.flags import KeepFlags, RaceFlags, VaryFlags
+from skirl.sweep.variants import Varied, check_store, variants_of
 from skirl.tools.flags import Composed
 from skirl.tools.os_errors import why
-from skirl.tools.units import clock
-from skirl.train.flags import LogFlags, check_evaluated
+from skirl.train.flags import EvaluationFlags, LogFlags, check_evaluated
+from skirl.train.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,11 @@ class SweepCommand(Composed):
     repeated: ClassVar[tuple[str, ...]] = ("vary",)
     common: ClassVar[tuple[str, ...]] = ("data", "model", "dim", "batch", "steps", "vary", "rungs", "cache")
     hidden: ClassVar[tuple[str, ...]] = ("shards", "peer_patience")  # a sweep has one trainer and many runs
-    of_one_run: ClassVar[tuple[str, ...]] = (
-        "run", "trace", "save", "save_every", "save_minutes", "keep_best", "resume", "json", "quiet",
-    )  # fmt: skip
 
     vary: VaryFlags = field(default_factory=VaryFlags)
     race: RaceFlags = field(default_factory=RaceFlags)
-    recipe: SweepRecipe = field(default_factory=SweepRecipe)
-    evaluation: JudgeFlags = field(default_factory=JudgeFlags)
+    recipe: Recipe = field(default_factory=Recipe)
+    evaluation: EvaluationFlags = field(default_factory=EvaluationFlags)
     save: KeepFlags = field(default_factory=KeepFlags)
     log: LogFlags = field(default_factory=LogFlags)
     show: ShowFlags = field(default_factory=ShowFlags)
@@ -45,6 +42,7 @@ class SweepCommand(Composed):
     variants, if the sweep takes more than some seconds."""
 
     def __post_init__(self) -> None:
+        check_store(self.recipe.cache.store)
         self.recipe.check_labels()
         check_evaluated(self.evaluation, valid=self.recipe.data.valid, keep_best=self.save.keep_best)
         epochs = self.recipe.data.epochs
@@ -103,23 +101,24 @@ class SweepCommand(Composed):
         check_same(saved_with(self.save.save), self.flat())
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        from skirl.cli.sweep_report import MEANS, best_line, noise, table_text
+        from skirl.cli.sweep_report import MEANS, as_text, table_text
         from skirl.cli.train import origin_line
 
-        lines = {
-            "time": f"{clock(result['seconds'])} for {result['steps']:,} steps of {self.recipe.data.batch:,} samples",
-            "speed": f"{result['samples_per_second']:,.0f} samples/s of the stream, each used by every variant in the race",
-            **facts(result, "processes_used", "read_batches", "plans", "variant_steps", "cost", "stopped_early"),
-            "race": table_text(result["standing"]) + f"\n{MEANS}" * (result["seed_noise"] is not None),
+        names = {
+            "flags": result,
+            "variants": [*result["by_variant"]],
+            "ended": True,
+            "step": result["steps"],
+            "left": [],
         }
-        if result["winner"]:
-            lines["winner"] = best_line(result["standing"][0], result["best"])
+        race = table_text(result["standing"]) + f"\n{MEANS}" * (result["seed_noise"] is not None)
+        lines = as_text(result | names) | {"race": race}
+        lines |= facts(
+            result, "samples_per_second", "processes_used", "read_batches", "plans", "peak_bytes", "stopped_early"
+        )
         if result["from"] is not None:
             lines["begun"] = origin_line(result["from"])
-        lines |= facts(result, "from_zero") | noise(result) | facts(result, "peak_bytes")
-        if result["run"]:
-            lines["run"] = f"{result['run']}; tensorboard --logdir {result['run']}"
-        lines |= facts(result, "page", "stopped_by")
+        lines |= facts(result, "from_zero", "run", "page", "stopped_by")
         if result["saved_step"] is not None and not result["failed"]:
             more = "--patience" if result["stopped_early"] else "--steps"
             lines["saved"] = (

@@ -93,7 +93,7 @@ def report(folder: Path, page: Path | None) -> dict[str, Any]:
         "standing": standings[-1]["places"] if standings else [],
         "test_auc": {name: of.get("test_auc") for name, of in result.get("by_variant", {}).items()},
     }
-    _write_page(folder, page, facts, standings)
+    _write_page(folder, page, facts)
     return facts
 
 
@@ -124,7 +124,7 @@ def noise(facts: Mapping[str, Any]) -> dict[str, str]:
     return {"noise": said + SAME * bool(facts["from"])}
 
 
-def _write_page(folder: Path, page: Path, facts: Mapping[str, Any], standings: Sequence[Mapping[str, Any]]) -> None:
+def _write_page(folder: Path, page: Path, facts: Mapping[str, Any]) -> None:
     text, places, scores = as_text(facts), facts["standing"], facts["test_auc"]
     best = text.pop("winner", None) or text.pop("leader", None)
     first = (
@@ -153,25 +153,8 @@ def _write_page(folder: Path, page: Path, facts: Mapping[str, Any], standings: S
         charts=[
             Chart("log loss, each interval", losses, "step", "log loss"),
             Chart("log loss on the samples held out", held_out, "step", "log loss"),
-            Chart("difference to rank 1 at that step", _differences(order, standings, facts["left"]), "step", "loss"),
         ],
     )
-
-
-def _differences(
-    order: Sequence[str], standings: Sequence[Mapping[str, Any]], left: Sequence[Mapping[str, Any]]
-) -> dict[str, list[tuple[float, float]]]:
-    """Return the differences of all but rank 1, while ranks were by losses. A line ends where its variant left."""
-    gone = {one["variant"]: one["step"] for one in left}
-    lines: dict[str, list[tuple[float, float]]] = {name: [] for name in order[1:]}
-    for at in standings:
-        if at["measure"] != "unseen" or at["unseen"] != at["step"]:
-            continue
-        for place in at["places"]:
-            name = place["variant"]
-            if name in lines and at["step"] <= gone.get(name, at["step"]) and finite(place["difference"]):
-                lines[name].append((float(at["step"]), place["difference"]))
-    return lines
 
 
 def _lines(folder: Path, kind: str, name: str) -> list[tuple[float, float]]:

@@ -1,16 +1,15 @@
 """The commands of training: their flags and their output. The code that does the work is imported when they run."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
-from skirl.cli.report import lanes_text
-from skirl.cli.show import ShowFlags, course, facts, hidden, text
+from skirl.cli.report import as_text, run_of
+from skirl.cli.show import ShowFlags, facts, scores, text
 from skirl.core.optimizer_names import OptimizerName
 from skirl.tools.flags import Composed
-from skirl.tools.units import clock, figure, malformed, size
+from skirl.tools.units import malformed, size
 from skirl.train.flags import (
     EvaluationFlags,
     LogFlags,
@@ -20,7 +19,6 @@ from skirl.train.flags import (
     check_evaluated,
 )
 from skirl.train.recipe import Recipe
-from skirl.train.resume import told
 
 KEPT = ("count", "bytes", "pause_share", "stopped_by")
 """What is shown of a run's checkpoints."""
@@ -45,10 +43,6 @@ class Train(Composed):
         "eval_every", "patience", "save_every", "keep_best", "from_", "run", "json",
     )  # fmt: skip
     """Flags that help shows besides the common ones."""
-    of_one_run: ClassVar[tuple[str, ...]] = (
-        "run", "trace", "save", "save_every", "save_minutes", "keep", "keep_best", "resume", "json", "quiet",
-    )  # fmt: skip
-    """Flags that a repetition of a run does not take from its config.json, so that it does not write to the same places."""
 
     recipe: Recipe = field(default_factory=Recipe)
     evaluation: EvaluationFlags = field(default_factory=EvaluationFlags)
@@ -67,45 +61,35 @@ class Train(Composed):
             return train(self.recipe, self.evaluation, self.save, self.log, self.flat())
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        rows, moved, data, kept = result["rows"], result["counters"], self.recipe.data, result["checkpoints"]
-        if (ended := nothing_left(result, data.steps)) is not None:
-            lines = {"ended": ended, "loss": course(result["loss"]), "metrics": described(result)}
-            return lines | tested(result) | facts(result, "run") | outcome(result)
-        done, wide = result["steps"] - result["begun_at"], self.recipe.model.row_dim
+        rows, kept, lines = result["rows"], result["checkpoints"], as_text(run_of(result))
+        if "test_samples" in result:
+            lines["test"] = f"{scores(result, 'test_')} on {result['test_samples']:,} samples held out"
+        if (ended := nothing_left(result, self.recipe.data.steps)) is not None:
+            shown = ("loss", "metrics", "test", "changed", "missing")
+            return {"ended": ended} | {name: lines[name] for name in shown if name in lines} | outcome(result)
         share = f", {rows['touched'] / rows['cache']:,.1f} times the cache" * (rows["touched"] > rows["cache"] > 0)
-        lines = {
-            "time": f"{clock(result['seconds'])} for {done:,} steps of {data.batch:,} samples",
-            "speed": f"{result['samples_per_second']:,.0f} samples/s after the first step",
-            "loss": course(result["loss"]),
-            "metrics": f"{described(result)} of all predictions, each made before its batch was trained on",
+        wide = self.recipe.model.row_dim
+        lines |= {
             "tables": f"{rows['tables']:,} rows of {wide}, {size(rows['bytes_of_all'])} with their state",
             "touched": f"{rows['touched']:,} rows{share}",
             "cache": f"{rows['cache']:,} rows, {size(result['cache_bytes'])}, {rows['in_cache']:,} filled",
             "staging": f"room for {rows['staging']:,} rows on their way, {size(result['staging_bytes'])} besides the cache",
-            "fetched": f"{moved['fetched']:,} rows again, {moved['forwarded']:,} of them out of a pending write",
-            "new": f"{moved['new']:,} rows made where they were needed",
-            "written": f"{moved['written']:,} rows, {size(moved['bytes_written'])}",
-            "hidden": hidden(result["movement"]["hidden"], moved["fetched"] + moved["written"]),
             "memory": f"{size(result['peak_bytes'])} at its peak, the whole process",
-            **lanes_text(result["by_trainer"]),
-            **tested(result),
         }
         if result["stopped_early"]:
             lines["stopped"] = f"early, after {self.evaluation.patience} evaluations without a better test log loss"
-        if result["run"]:
-            lines["run"] = f"{result['run']}; tensorboard --logdir {Path(result['run']).parent}"
-        if self.log.trace:
-            lines["timeline"] = f"{self.log.trace}; open it in https://ui.perfetto.dev"
+        lines |= (
+            {"folder": f"{result['run']}; tensorboard --logdir {Path(result['run']).parent}"} if result["run"] else {}
+        )
         if self.save.save:
             newest = "nothing" if kept["newest"] is None else f"step {kept['newest']:,} in {self.save.save}"
             lines["saved"] = f"{newest}; more --steps and --resume go on from there" if kept["newest"] else newest
             if kept["failed"]:
                 lines["saved"] += f"\n{kept['failed']} more could not be written: {kept['last_failure']}"
             lines["checkpoints"] = text({name: kept[name] for name in KEPT})
-        lines |= outcome(result)
         if result["bad_rows_skipped"]:
             lines["skipped"] = malformed(result["bad_rows_skipped"], result["first_bad_row"])
-        return lines
+        return lines | outcome(result) | facts(result, "trace")
 
 
 @dataclass(frozen=True)
@@ -145,35 +129,23 @@ class Verify(Composed):
         self.recipe.check_labels()
 
     def run(self) -> dict[str, Any]:
-        if self.trainers is not None and self.recipe.device.threads is None:
-            return self._with_threads_of_trainers().run()
         from skirl.tools.machine import machine
-        from skirl.train.verify import touched_rows, verify
+        from skirl.train.loop import touched_rows
+        from skirl.train.verify import verify
 
+        device = self.recipe.device
+        if self.trainers is not None and device.threads is None:  # that of trainers, since bits depend on it
+            return replace(self, recipe=replace(self.recipe, device=replace(device, threads=1))).run()
         self.recipe.use_threads()
         touched = touched_rows(self.recipe)
         with self.recipe.naming_cache():
             if self.trainers is not None:
-                return self._with_trainers(touched)
-            runs = [verify(recipe, touched) for recipe in self.recipes()]
-        differences = [f"{run['optimizer']}: {run['difference']['text']}" for run in runs if run["difference"]]
-        return {
-            "command": "verify",
-            **self.flat(),
-            "touched": touched,
-            "runs": runs,
-            "machine": machine(),
-            "failed": "\n".join(differences) or None,
-        }
-
-    def _with_threads_of_trainers(self) -> "Verify":
-        """Return the same command with as many threads as trainers have by default: bits depend on their number."""
-        text = os.environ.get("OMP_NUM_THREADS", "1")
-        threads = text.partition(",")[0].strip()  # after a comma, threads of loops in loops, which torch does not have
-        if not threads.isdecimal() or not int(threads):
-            raise ValueError(f"OMP_NUM_THREADS is {text!r}: set it to a number from 1 on, or unset it")
-        device = replace(self.recipe.device, threads=int(threads))
-        return replace(self, recipe=replace(self.recipe, device=device))
+                found = self._with_trainers(touched)
+            else:
+                runs = [verify(recipe, touched) for recipe in self.recipes()]
+                differences = [f"{run['optimizer']}: {run['difference']['text']}" for run in runs if run["difference"]]
+                found = {"runs": runs, "failed": "\n".join(differences) or None}
+        return {"command": "verify", **self.flat(), "touched": touched, "machine": machine(), **found}
 
     def sizes(self) -> list[int]:
         words = [] if self.trainers is None else self.trainers.split(",")
@@ -184,7 +156,6 @@ class Verify(Composed):
         return [int(word) for word in words]
 
     def _with_trainers(self, touched: int) -> dict[str, Any]:
-        from skirl.tools.machine import machine
         from skirl.train.verify_trainers import STORES, verify_trainers
 
         least, store = self.recipe.cache_size(touched), self.recipe.cache.store
@@ -196,7 +167,7 @@ class Verify(Composed):
         found = verify_trainers(self.recipe, self.sizes(), names, caches, stores)
         first = found["first"]
         failed = None if first is None else f"{found['differences']} of {found['runs']} runs differ: {first}"
-        return {"command": "verify", **self.flat(), "touched": touched, **found, "machine": machine(), "failed": failed}
+        return found | {"failed": failed}
 
     def recipes(self) -> list[Recipe]:
         """Return a recipe for each optimizer. On disk, each has a folder of its own if there are several."""
@@ -226,17 +197,6 @@ class Verify(Composed):
         return lines
 
 
-def described(result: Mapping[str, Any], prefix: str = "") -> str:
-    """Return the metrics of a result as text.
-
-    >>> described({"auc": 0.75, "logloss": 0.5, "ne": None, "calibration": 1.0})
-    'AUC 0.7500, log loss 0.5000, NE none yet, calibration 1.0000'
-    """
-    names = {"auc": "AUC", "logloss": "log loss", "ne": "NE", "calibration": "calibration"}
-    values = {text: result[prefix + name] for name, text in names.items()}
-    return ", ".join(f"{text} " + ("none yet" if v is None else figure(v)) for text, v in values.items())
-
-
 @dataclass(frozen=True, kw_only=True)
 class Chosen(SavedFlags, ShowFlags):
     """The flags of `skirl evaluate`, and what both commands print."""
@@ -251,7 +211,7 @@ class Chosen(SavedFlags, ShowFlags):
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
         lines = facts(result, "checkpoint", "step", "data", "part", "samples")
-        lines |= {"metrics": described(result)} if "auc" in result else {}
+        lines |= {"metrics": scores(result)} if "auc" in result else {}
         cost = ("samples_per_second", "cpu_us_per_sample", "seconds", "bad_rows_skipped", "into", "bytes")
         return lines | facts(result, *cost)
 
@@ -301,14 +261,8 @@ def origin_line(begun: Mapping[str, Any]) -> str:
     return f"with {begun['rows']:,} rows out of {begun['folder']}, {state}"
 
 
-def tested(result: Mapping[str, Any]) -> dict[str, str]:
-    if "test_samples" not in result:
-        return {}
-    return {"test": f"{described(result, 'test_')} on {result['test_samples']:,} samples held out"}
-
-
 def outcome(result: Mapping[str, Any]) -> dict[str, str]:
-    """Return the summary's lines on the best checkpoint, the run's origin, changed flags, and what is missing."""
+    """Return the summary's lines on the best checkpoint and the run's origin."""
     lines = {}
     if (best_one := result["best"]) is not None:
         loss = best_one["test_logloss"]
@@ -316,10 +270,6 @@ def outcome(result: Mapping[str, Any]) -> dict[str, str]:
         lines["best"] = f"step {best_one['step']:,}{scored}, in {best_one['folder']}"
     if (begun := result["from"]) is not None:
         lines["begun"] = origin_line(begun)
-    if result["changes"]:
-        lines["changed"] = "\n".join(told(result["changes"]))
-    if result["missing"]:
-        lines["missing"] = "\n".join(result["missing"])
     return lines
 
 

@@ -29,6 +29,7 @@ from skirl.tools.os_errors import NotWritten
 from skirl.train.evaluation import Evaluation, predicted
 from skirl.train.fine_tuning import begin_from
 from skirl.train.flags import EvaluationFlags, LogFlags, SaveFlags
+from skirl.train.loop import touched_rows
 from skirl.train.meter import Meter
 from skirl.train.metrics import Metrics, NotFinite
 from skirl.train.predict import Fresh
@@ -36,7 +37,6 @@ from skirl.train.recipe import Recipe
 from skirl.train.report.run_folder import RunFolder
 from skirl.train.resume import Origin
 from skirl.train.schedule import Rates
-from skirl.train.verify import touched_rows
 
 
 def loss_of(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -65,7 +65,7 @@ class Entrant:
         evaluation = evaluation or EvaluationFlags()
         self.judge = Evaluation(every=evaluation.eval_every, patience=evaluation.patience)
         alone = (SaveFlags(from_=from_), LogFlags(run=folder, log_every=every))
-        self.flags = flat_of(variant.recipe, EvaluationFlags(**vars(evaluation)), *alone)
+        self.flags = flat_of(variant.recipe, evaluation, *alone)
         self.begun_from: dict[str, Any] | None = None
         """What it took over from another run at its start."""
         self.run = RunFolder(folder, name=variant.name, flags=self.flags, every=every, resume=resume)

@@ -26,24 +26,20 @@ def difference(place: VariantPlace) -> str:
     return f"{place.difference:+.5f}" + ("" if place.error is None else f" ± {place.error:.5f}")
 
 
-def facts_line(places: Sequence[VariantPlace], aucs: Mapping[str, float | None], rate: float) -> Facts:
+def facts_of(places: Sequence[VariantPlace], aucs: Mapping[str, float | None], rate: float) -> Facts:
     """Return the standing as the facts of one line.
 
     >>> places = [VariantPlace(1, "a", 0.5, 0.0, None, "leads"), VariantPlace(2, "b", 0.6, 0.1, 0.01, "races")]
-    >>> list(facts_line(places, {"a": 0.7}, 1000.0).values())
+    >>> list(facts_of(places, {"a": 0.7}, 1000.0).values())
     ['a', '0.50000', '0.7000', 'b +0.10000 ± 0.01000', '2 of 2', '1,000']
     """
-    first = places[0]
-    racing = [place for place in places if place.state in ("leads", "races")]
-    second = next((place for place in racing if place.rank > 1), None)
-    auc = aucs.get(first.variant)
+    first, *others = [place for place in places if place.rank == 1 or place.state in ("leads", "races")]
+    numbers = {"held out": (first.held_out, 5), "loss": (first.loss, 5), "AUC": (aucs.get(first.variant), 4)}
     return {
         "leader": first.variant,
-        **({} if first.held_out is None else {"held out": figure(first.held_out, 5)}),
-        "loss": "none yet" if first.loss is None else figure(first.loss, 5),
-        **({} if auc is None else {"AUC": f"{auc:.4f}"}),
-        **({} if second is None else {"next": f"{second.variant} {difference(second)}"}),
-        "racing": f"{len(racing)} of {len(places)}",
+        **{name: figure(value, digits) for name, (value, digits) in numbers.items() if value is not None},
+        **({"next": f"{others[0].variant} {difference(others[0])}"} if others else {}),
+        "racing": f"{sum(place.state in ('leads', 'races') for place in places)} of {len(places)}",
         "samples/s": f"{rate:,.0f}",
     }
 
@@ -77,4 +73,4 @@ class Shown:
 
     def facts(self) -> Facts:
         """Return the facts for one line."""
-        return facts_line(self._standing(), self.aucs(), self.rate())
+        return facts_of(self._standing(), self.aucs(), self.rate())

@@ -253,26 +253,15 @@ def read_text(kind: Any, text: str) -> Any:
     Traceback (most recent call last):
     ValueError: cosine
     """
-    words = []
-    for choice in choices(kind):
-        if get_origin(choice) is tuple:
-            with suppress(ValueError):
-                return read_text(get_args(choice)[0], text)
-        elif get_origin(choice) is Literal:
-            words += [str(option) for option in get_args(choice)]
-            if text in words:
-                return text
-        elif choice in (str, Path):
-            return choice(text)
-        elif choice in (int, float):
-            with suppress(ValueError):
-                return choice(text)
-        elif choice is bool:
-            words += ["True", "False"]
-            if text in words:
-                return text == "True"
-        elif choice is types.NoneType and text == "None":
-            return None
+    kinds = [get_args(choice)[0] if get_origin(choice) is tuple else choice for choice in choices(kind)]
+    words = [str(word) for choice in kinds if get_origin(choice) is Literal for word in get_args(choice)]
+    words += ["True", "False"] if bool in kinds else []
+    for read in (str, int, float, {"True": True, "False": False}.__getitem__):
+        for one in (one for one in kinds if one is not types.NoneType):
+            with suppress(ValueError, TypeError, KeyError):
+                return read_as(one, read(text))
+    if text == "None" and types.NoneType in kinds:
+        return None
     raise ValueError(*difflib.get_close_matches(text, words, n=1))
 
 

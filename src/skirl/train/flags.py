@@ -74,7 +74,7 @@ class CacheFlags:
     """Which rows the cache evicts: min is optimal, the others are for comparison."""
     store: str = "memory"
     """Where the rows outside the cache are: memory, disk:FOLDER, rpc://HOST:PORT for memory nodes (`skirl serve`), or
-    placed:PLAN.json for several of these."""
+    placed:PLAN.json for several of these. In a sweep, each variant has a folder of its name, and there are no nodes."""
 
     def __post_init__(self) -> None:
         stores = [self.store]
@@ -180,8 +180,8 @@ class EvaluationFlags:
     eval_every: int | None = None
     """Steps between two evaluations on the samples that --valid holds out; there is always one at the end."""
     patience: int | None = None
-    """Stop after this many evaluations in a row without a better test log loss. The run keeps the last state, not the
-    best one."""
+    """Stop after this many evaluations in a row without a better test log loss; in a sweep, the variant leaves. The last
+    state is kept, not the best one."""
 
     def __post_init__(self) -> None:
         for name in ("eval_every", "patience"):
@@ -204,8 +204,8 @@ def check_evaluated(evaluation: EvaluationFlags, *, valid: str | None, keep_best
 
 
 @dataclass(frozen=True, kw_only=True)
-class SaveFlags:
-    """Where and when to save a run.
+class CheckpointFlags:
+    """When a run or a sweep is saved, and what it begins with.
 
     >>> SaveFlags(save_every=5)
     Traceback (most recent call last):
@@ -220,24 +220,33 @@ class SaveFlags:
     """Steps between two checkpoints."""
     save_minutes: float | None = None
     """Minutes between two checkpoints."""
-    keep: int | None = None
-    """Number of newest checkpoints to keep in the folder; 2 if not given."""
     keep_best: bool = False
     """Also keep the checkpoint with the best held-out log loss, in SAVE/best; needs --valid and --eval-every."""
     resume: bool = False
     """Resume from the newest whole checkpoint in --save; if there is none yet, start the run."""
     from_: Path | None = None
-    """Start a new run with the rows and dense weights of another run's newest checkpoint, to fine-tune them: its
-    folder, or the header of one checkpoint. With --resume, this is where the run starts if --save holds no
-    checkpoint yet."""
+    """Start with the rows and dense weights of another run's newest checkpoint, to fine-tune them: its folder, or the
+    header of one checkpoint. With --resume, this is where the run starts if --save holds no checkpoint yet."""
 
     def __post_init__(self) -> None:
-        if self.save is None and (self.save_every or self.save_minutes or self.keep or self.resume or self.keep_best):
-            raise ValueError("save_every, save_minutes, keep, keep_best and resume need a folder: set save")
+        names = [n for n in ("save_every", "save_minutes", "keep", "keep_best", "resume") if hasattr(self, n)]
+        if self.save is None and any(getattr(self, name) for name in names):
+            raise ValueError(f"{', '.join(names[:-1])} and {names[-1]} need a folder: set save")
         if self.save_every is not None and self.save_every < 1:
             raise ValueError(f"save_every is {self.save_every}: set it to 1 or more steps")
         if self.save_minutes is not None and not self.save_minutes > 0:
             raise ValueError(f"save_minutes is {self.save_minutes}: set it to minutes above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveFlags(CheckpointFlags):
+    """When a run is saved, and how many checkpoints stay."""
+
+    keep: int | None = None
+    """Number of newest checkpoints to keep in the folder; 2 if not given."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.keep is not None and self.keep < 1:
             raise ValueError(f"keep is {self.keep}: set it to 1 or more checkpoints")
 

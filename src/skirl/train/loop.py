@@ -17,7 +17,7 @@ from skirl.checkpoint.best import headers_with_steps
 from skirl.checkpoint.keeper import Keeper
 from skirl.core.batch import Batch, Sparse, moved
 from skirl.core.ids import capture, positions_of
-from skirl.core.tables import Schema, Table
+from skirl.core.tables import Schema
 from skirl.data.source import Source
 from skirl.nn.collection import Collection
 from skirl.oracle.seen import Seen
@@ -67,26 +67,15 @@ def whole(batches: list[Batch], logits: list[Tensor], losses: list[Tensor]) -> D
     return Done(batches, torch.cat(logits), labels, each, each.mean(), len(labels))
 
 
-class Touched:
-    """Counts the distinct rows of the batches that are added.
-
-    >>> import skirl, torch
-    >>> touched = Touched([Table("a", rows=10, dim=2)])
-    >>> touched.add(skirl.KeyedJagged.one_hot(["a"], torch.tensor([[3], [4], [3]])))
-    >>> touched.rows
-    2
-    """
-
-    def __init__(self, tables: Iterable[Table]) -> None:
-        self.schema = Schema.of(list(tables))
-        self._seen = Seen(self.schema)
-
-    @property
-    def rows(self) -> int:
-        return len(self._seen)
-
-    def add(self, sparse: Sparse) -> None:
-        self._seen.add(keys_of(sparse, self.schema))
+def touched_rows(recipe: Recipe) -> int:
+    """Read all ids and return how many distinct rows the run will touch."""
+    schema = Schema.of(recipe.tables())
+    touched = Seen(schema)
+    with progress_of("count rows", recipe.stream().steps) as progress:
+        for number, batch in enumerate(recipe.stream(), start=1):
+            touched.add(keys_of(batch.sparse, schema))
+            progress(number, lambda: {"touched": f"{len(touched):,}"})
+    return len(touched)
 
 
 def keys_of(sparse: Sparse, schema: Schema) -> np.ndarray:
@@ -188,7 +177,7 @@ class _Run:
         resume: bool,
     ) -> "_Run":
         """The model over its rows, once it is known how many the cache is to hold."""
-        cache = recipe.cache_size(_count(recipe) if recipe.counts_first else 0)
+        cache = recipe.cache_size(touched_rows(recipe) if recipe.counts_first else 0)
         embeddings = recipe.embeddings(cache, resume=resume)
         model, dense = recipe.model_over(embeddings)
         rates, stream = recipe.rates_of(embeddings, dense), share.of(recipe.stream(), recipe.step.shards)
@@ -322,15 +311,6 @@ def _said(recipe: Recipe, steps: int | None) -> str:
         f"{recipe.model.model} of dim {recipe.model.dim} on {recipe.data.data}: {many} batches of {recipe.data.batch:,}, "
         f"--cache {recipe.cache.cache}"
     )
-
-
-def _count(recipe: Recipe) -> int:
-    touched = Touched(recipe.tables())
-    with progress_of("count rows", recipe.stream().steps) as progress:
-        for number, batch in enumerate(recipe.stream(), start=1):
-            touched.add(batch.sparse)
-            progress(number, lambda: {"touched": f"{touched.rows:,}"})
-    return touched.rows
 
 
 def _of_engine(batches: Lookahead, share: TrainerShare) -> dict[str, Any]:

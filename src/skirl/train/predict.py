@@ -11,8 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from types import TracebackType
-from typing import Any, ClassVar, Self, TypeVar, get_type_hints
+from typing import Any, ClassVar, TypeVar, get_type_hints
 
 import numpy as np
 import pyarrow as pa
@@ -235,13 +234,13 @@ def _result(command: str, chosen: SavedFlags, into: Path | None) -> dict[str, An
         samples, first, began, cpu = 0, 0, started, 0.0
         with (
             progress_of(command, run.source.steps) as progress,
-            Predictions(into, labelled=run.labelled, about=about) as out,
+            predictions_in(into, labelled=run.labelled, about=about) as write,
             in_thread(_scored(run)) as scored,
         ):
             for done, (batch, logits, numbers) in enumerate(scored, start=1):
                 if metrics is not None:
                     metrics.update(logits, batch.labels)
-                out.write(numbers, logits, batch.labels)
+                write(numbers, logits, batch.labels)
                 samples += len(numbers)
                 if done == 1:  # the first batch loads kernels, so its time says nothing about the others
                     first, began, cpu = samples, time.monotonic(), time.process_time()
@@ -376,61 +375,49 @@ def in_thread(items: Generator[T, None, None]) -> Iterator[Iterator[T]]:
         items.close()
 
 
-class Predictions:
-    """A Parquet file of predictions, written one row group at a time. It appears once it is complete.
+@contextmanager
+def predictions_in(
+    path: Path | None, *, labelled: bool, about: dict[str, Any]
+) -> Iterator[Callable[[np.ndarray, np.ndarray, Any], None]]:
+    """Write a Parquet file of predictions, one row group at a time. It appears once it is complete.
 
     Columns: `row`, the number of the row in the data, from 0; `prediction`, the probability of a click; `logit`, the
     model's output; `label`, if there are labels.
     """
+    if path is None:
+        yield lambda numbers, logits, labels: None
+        return
+    fields = [("row", pa.int64()), ("prediction", pa.float32()), ("logit", pa.float32())]
+    fields += [("label", pa.float32())] if labelled else []
+    schema = pa.schema(fields, metadata={KEY_OF_PREDICTIONS: json.dumps(about).encode()})
+    kept: list[list[np.ndarray]] = []
+    draft = path.with_name(f"{path.name}.{os.getpid()}.part")
 
-    def __init__(self, path: Path | None, *, labelled: bool, about: dict[str, Any]) -> None:
-        self._path, self._labelled = path, labelled
-        fields = [("row", pa.int64()), ("prediction", pa.float32()), ("logit", pa.float32())]
-        fields += [("label", pa.float32())] if labelled else []
-        self._schema = pa.schema(fields, metadata={KEY_OF_PREDICTIONS: json.dumps(about).encode()})
-        self._kept: list[list[np.ndarray]] = []
-        self._rows = 0
-        self._writer: Any = None
+    def write(numbers: np.ndarray, logits: np.ndarray, labels: Any) -> None:
+        kept.append([numbers, probability(logits), logits, *([labels.numpy()] if labelled else [])])
+        if sum(len(part[0]) for part in kept) >= GROUP:
+            end_group()
 
-    def __enter__(self) -> Self:
-        if self._path is not None:
-            self._draft = self._path.with_name(f"{self._path.name}.{os.getpid()}.part")
-            with writing(self._path):
-                self._writer = pq.ParquetWriter(self._draft, self._schema, use_dictionary=False)
-        return self
+    def end_group() -> None:
+        columns = zip(zip(*kept, strict=True), schema)
+        table = pa.Table.from_arrays([_array(np.concatenate(c), of.type) for c, of in columns], schema=schema)
+        with writing(path):
+            writer.write_table(table, row_group_size=len(table))
+        kept.clear()
 
-    def write(self, numbers: np.ndarray, logits: np.ndarray, labels: Any) -> None:
-        if self._writer is None:
-            return
-        columns = [numbers, probability(logits), logits]
-        self._kept.append([*columns, labels.numpy()] if self._labelled else columns)
-        self._rows += len(numbers)
-        if self._rows >= GROUP:
-            self._group()
-
-    def _group(self) -> None:
-        assert self._path is not None
-        columns = zip(zip(*self._kept, strict=True), self._schema)
-        table = pa.Table.from_arrays([_array(np.concatenate(c), of.type) for c, of in columns], schema=self._schema)
-        with writing(self._path):
-            self._writer.write_table(table, row_group_size=self._rows)
-        self._kept, self._rows = [], 0
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._writer is None:
-            return
-        assert self._path is not None
-        try:
-            if kind is None and self._rows:
-                self._group()
-            with writing(self._path) if kind is None else suppress(OSError):
-                self._writer.close()
-                if kind is None:
-                    os.replace(self._draft, self._path)
-        finally:
-            self._draft.unlink(missing_ok=True)
+    with writing(path):
+        writer = pq.ParquetWriter(draft, schema, use_dictionary=False)
+    try:
+        yield write
+        if kept:
+            end_group()
+        with writing(path):
+            writer.close()
+            os.replace(draft, path)
+    finally:
+        with suppress(OSError):
+            writer.close()
+        draft.unlink(missing_ok=True)
 
 
 def _array(values: np.ndarray, of: pa.DataType) -> pa.Array:

@@ -24,7 +24,7 @@ from skirl.engine.capacity import CacheSize
 from skirl.engine.device import torch_device
 from skirl.tools import rng_state
 from skirl.tools.progress import progress_of
-from skirl.train.loop import Done, Touched, keys_of, steps, whole
+from skirl.train.loop import Done, keys_of, steps, whole
 from skirl.train.recipe import Recipe
 from skirl.train.schedule import Rates
 
@@ -167,14 +167,6 @@ def _bits(loss: float) -> bytes:
 
 def rows_of(batches: Sequence[Batch], schema: Schema) -> np.ndarray:
     return np.unique(np.concatenate([keys_of(batch.sparse, schema) for batch in batches]))
-
-
-def touched_rows(recipe: Recipe) -> int:
-    """Read all ids and return how many distinct rows the run will touch."""
-    touched = Touched(recipe.tables())
-    for batch in recipe.stream():
-        touched.add(batch.sparse)
-    return touched.rows
 
 
 def verify(recipe: Recipe, touched: int) -> dict[str, Any]:
