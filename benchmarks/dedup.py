@@ -150,7 +150,7 @@ def files(folder: Path, data: Sessions, tables: str = "") -> dict[str, Path]:
     pq.write_table(table.replace_schema_metadata({KEY: schema.toml().encode()}), whole)
     source = DataFlags(f"parquet:{whole}")
     for name in ("once", "rows"):
-        convert_by_session(source.files(), str(paths[name]), by_session(layout=name), quiet=True)
+        convert_by_session(source.files(), str(paths[name]), by_session(layout=name))
     return paths
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from common import Stopwatch, main, result
-from skirl.data.commands import ConvertToFile
+from skirl.cli.data import Convert
 from skirl.data.flags import DataFlags
 from skirl.data.synthetic import Synthetic
 
@@ -51,8 +51,8 @@ class Readers:
             few.write_bytes(b"".join(lines[: self.peer_samples]))
             del lines
             rows, prints = f"{folder}/rows.parquet", f"{folder}/fingerprints.parquet"
-            ConvertToFile(f"criteo:{text}", rows, rows="1000000", quiet=True).run()
-            ConvertToFile(f"criteo:{text}", prints, quiet=True).run()
+            Convert(f"criteo:{text}", rows, rows="1000000", quiet=True).run()
+            Convert(f"criteo:{text}", prints, quiet=True).run()
             sources = {"text": f"criteo:{text}", "converted": f"parquet:{rows}", "fingerprints": f"parquet:{prints}"}
             read = {
                 name: self._read(data, None if name == "converted" else "1000000") for name, data in sources.items()

@@ -38,7 +38,7 @@ _CHILD = """
 import json, sys, time
 import torch
 torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # imports its compiler, which is none of ours
-from skirl.train.commands import Train
+from skirl.cli.train import Train
 times = [0, time.process_time()]
 for _ in range(2):
     more = {"dim": int(sys.argv[1]), "threads": 1, "quiet": True}

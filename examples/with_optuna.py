@@ -22,18 +22,20 @@ FLAGS = (
 def draw(trial: Trial) -> dict:
     """Return the flags of a variant."""
     return {
-        "name": f"trial-{trial.number}",
         "lr": trial.suggest_float("lr", 1e-3, 1.0, log=True),
         "dense_lr": trial.suggest_float("dense_lr", 1e-4, 1e-1, log=True),
         "optimizer": trial.suggest_categorical("optimizer", ["adagrad", "sgd"]),
     }
 
 
-def sweep(variants: list[dict]) -> dict[str, dict]:
+def sweep(variants: dict[str, dict]) -> dict[str, dict]:
     """Train variants on one stream, and return the place of each by its name."""
+    lines = [
+        [f"[{name}]", *(f"{flag} = {json.dumps(value)}" for flag, value in of.items())] for name, of in variants.items()
+    ]
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "variants.jsonl"
-        path.write_text("".join(json.dumps(variant) + "\n" for variant in variants))
+        path = Path(folder) / "variants.toml"
+        path.write_text("\n".join(line for variant in lines for line in variant))
         words = [sys.executable, "-m", "skirl", "sweep", *FLAGS.split(), "--variants", str(path)]
         done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
     result = json.loads(done.stdout)
@@ -43,7 +45,7 @@ def sweep(variants: list[dict]) -> dict[str, dict]:
 study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0))
 for _ in range(SWEEPS):
     trials = [study.ask() for _ in range(VARIANTS)]
-    places = sweep([draw(trial) for trial in trials])
+    places = sweep({f"trial-{trial.number}": draw(trial) for trial in trials})
     for trial in trials:
         place = places[f"trial-{trial.number}"]
         if place["loss"] is None or place["state"].startswith("diverged"):

@@ -6,7 +6,7 @@ loss of their winners on the samples that all of them hold out. `ray.init(addres
 
 from ray import tune
 
-from skirl.sweep.command import SweepCommand
+from skirl.cli.sweep import SweepCommand
 
 FLAGS = {
     "data": "synthetic:tiny", "batch": 64, "steps": 200, "valid": "20%", "cache": "20%", "threads": 1,

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from skirl.checkpoint.folder import numbers
+from skirl.cli.train import Train
 from skirl.tools.flags import flags_of, option
-from skirl.train.commands import Train
 
 CLUSTER = Path(__file__).parents[1] / "examples" / "cluster"
 FLAGS = {option(name) for name in flags_of(Train)}

@@ -25,8 +25,8 @@ import torch
 
 from skirl.checkpoint import folder as folders
 from skirl.checkpoint import load, numbers
+from skirl.cli.train import Train
 from skirl.tools.sealed_json import CheckpointError
-from skirl.train.commands import Train
 from skirl.train.evaluation import Evaluation
 from skirl.train.loop import run_folder
 from skirl.train.meter import Meter

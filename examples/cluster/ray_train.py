@@ -31,7 +31,7 @@ def trainer(flags: dict[str, Any]) -> None:
     """Train as one of the trainers."""
     import ray.train
 
-    from skirl.train.commands import Train
+    from skirl.cli.train import Train
 
     found = Train.of(**flags).run()
     if found["failed"]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from skirl.train.commands import Train
+from skirl.cli.train import Train
 from tests.chaos.job import ENVIRONMENT, PATIENCE, Fault, Job, digests
 from tests.chaos.nodes import StartedNodes
 

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import skirl
-from skirl.checkpoint.commands import Import
 from skirl.checkpoint.without_model import opened
 from skirl.cli import main
+from skirl.cli.rows import Import
 from skirl.engine.access import peek
 
 TABLES = [skirl.Table("user", 300, 8), skirl.Table("item", 200, 8, features=("clicked",), pooling="mean")]
@@ -150,7 +150,7 @@ def test_our_own_file_brings_the_optimizer_state_along(
         capsys.readouterr()
         assert main(["import", str(file), str(tmp_path / "i")]) == 0
         steps = one.engine.table_steps[0]
-        assert f"its state came along, after {steps} steps" in capsys.readouterr().out
+        assert f"state      after {steps} steps" in capsys.readouterr().out
         skirl.import_rows(other, tmp_path / "i")
     assert other.engine.table_steps.tolist() == one.engine.table_steps.tolist() and other.engine.table_steps[0] > 5
     assert torch.equal(go_on(other, "mine" if by == "one table" else "item"), go_on(one))

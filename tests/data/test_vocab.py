@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
+from skirl.cli.data import Convert, Vocab
 from skirl.data import DataFlags
-from skirl.data.commands import ConvertToFile, Vocab
 from skirl.data.files.columnar import embedded_schema
 from skirl.data.files.find import BadRow, BadSchema
 from skirl.data.files.schema import BUILT_IN
@@ -157,7 +157,7 @@ def test_converted_files_give_the_same_batches(tsv: Path, tmp_path: Path, form: 
     if form == "vocab":
         Vocab(f"criteo:{tsv}", vocab, min_count=2, quiet=True).run()
         ids = {"vocab": vocab}
-    result = ConvertToFile(f"criteo:{tsv}", out, quiet=True, **({} if form == "fingerprints" else ids)).run()
+    result = Convert(f"criteo:{tsv}", out, quiet=True, **({} if form == "fingerprints" else ids)).run()
     assert result["samples"] == 600
     original = list(DataFlags(f"criteo:{tsv}", batch=100, **ids).stream())
     same = DataFlags(f"parquet:{out}", batch=100, **(ids if form == "fingerprints" else {})).stream()
@@ -182,7 +182,7 @@ def test_lists_and_shared_tables_survive_a_conversion(tmp_path: Path) -> None:
     assert ids[0] == logs.row_of(logs.text_hash(b"a", "item"), 500)
     assert [(t.name, t.features) for t in DataFlags(**flags).stream().tables(2)] == [("item", ("item", "seen"))]
     out = str(tmp_path / "out.parquet")
-    ConvertToFile(flags["data"], out, schema=flags["schema"], rows="500", quiet=True).run()
+    Convert(flags["data"], out, schema=flags["schema"], rows="500", quiet=True).run()
     (again,) = DataFlags(f"parquet:{out}").stream()
     assert again.sparse.values().tolist() == ids and again.sparse.lengths().tolist() == batch.sparse.lengths().tolist()
 
@@ -196,7 +196,7 @@ def test_a_vocabulary_of_other_values_does_not_fit_converted_fingerprints(tsv: P
     )
     Vocab(f"criteo:{tsv}", hexes, min_count=1, quiet=True).run()
     Vocab(f"criteo:{tsv}", texts, min_count=1, schema=str(tmp_path / "texts.toml"), quiet=True).run()
-    ConvertToFile(f"criteo:{tsv}", out, quiet=True).run()
+    Convert(f"criteo:{tsv}", out, quiet=True).run()
     list(DataFlags(f"parquet:{out}", vocab=hexes).stream())
     with pytest.raises(BadVocabulary, match="its ids of 'C1' are texts, not hex: make it again with this data"):
         DataFlags(f"parquet:{out}", vocab=texts)
@@ -210,7 +210,7 @@ def test_a_vocabulary_of_other_values_does_not_fit_converted_fingerprints(tsv: P
     Vocab(f"parquet:{out}", old, schema=str(tmp_path / "old.toml"), min_count=1, quiet=True).run()
     list(DataFlags(f"criteo:{tsv}", vocab=old).stream())
     # Rows come from one vocabulary or have one size, and no other can be given.
-    ConvertToFile(f"criteo:{tsv}", rows, vocab=hexes, quiet=True).run()
+    Convert(f"criteo:{tsv}", rows, vocab=hexes, quiet=True).run()
     for vocab in (hexes, texts, "open"):
         with pytest.raises(ValueError, match=r"every id column holds rows already.*: leave vocab out"):
             DataFlags(f"parquet:{rows}", vocab=vocab)

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from skirl.cli.data import Analyze, Convert
 from skirl.dedup import analyze
 from skirl.dedup.analyze import Sample, figures_of
-from skirl.dedup.commands import Analyze, Convert
 from skirl.dedup.sessions import with_keys
 from tests.cases import cases
 from tests.dedup.rows import schema, write

@@ -16,13 +16,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from skirl import cli
+from skirl.cli import data as commands
+from skirl.cli.data import Convert
 from skirl.data.files.column import Column, offsets_of
 from skirl.data.files.encoded import Encoded
 from skirl.data.files.schema import BUILT_IN, FileSchema
 from skirl.data.flags import DataFlags
-from skirl.dedup import commands, layout
+from skirl.dedup import layout
 from skirl.dedup.by_session import convert_by_session, in_order
-from skirl.dedup.commands import Convert
 from skirl.dedup.row_hash import row_hashes
 from skirl.dedup.sessions import KEYS, Sessions, with_keys
 from skirl.store.disk.os_files import DiskError, Lock
@@ -57,7 +58,7 @@ def converted(
         write(folder / f"in-{k}.parquet", rows[k * each : (k + 1) * each], 50)
     paths = ",".join(str(folder / f"in-{k}.parquet") for k in range(files))
     source = DataFlags(f"parquet:{paths}", schema=schema(folder)).files()
-    found = convert_by_session(source, str(folder / "out"), wanted, force=True, quiet=True)
+    found = convert_by_session(source, str(folder / "out"), wanted, force=True)
     assert not (folder / "out.unfinished").exists()
     return [pq.read_table(path).to_pylist() for path in sorted((folder / "out").iterdir())], found
 
@@ -67,7 +68,7 @@ def test_a_folder_that_files_are_read_from_is_not_replaced(tmp_path: Path) -> No
     source = DataFlags(write(tmp_path / "data" / "in.parquet", made(8, 2)), schema=schema(tmp_path)).files()
     for out in (tmp_path, tmp_path / "data"):
         with pytest.raises(ValueError, match=r"the folder that .*in\.parquet is read from: name another"):
-            convert_by_session(source, str(out), WANTED, force=True, quiet=True)
+            convert_by_session(source, str(out), WANTED, force=True)
     assert (tmp_path / "data" / "in.parquet").is_file()
 
 
@@ -190,7 +191,7 @@ def test_kept_columns_of_any_type_stay_as_they_are(tmp_path_factory: Any, sessio
     table = table.append_column("visit", visits).append_column("when", when)
     pq.write_table(table, folder / "in.parquet")
     source = DataFlags(f"parquet:{folder / 'in.parquet'}", schema=schema(folder)).files()
-    convert_by_session(source, str(folder / "out"), WANTED, quiet=True)
+    convert_by_session(source, str(folder / "out"), WANTED)
     plain = visits if pa.types.is_integer(session) else visits.cast(pa.string())
     out = pq.read_table(folder / "out")
     assert out.column("visit").type == plain.type
@@ -241,7 +242,7 @@ def test_times_count_what_the_schema_says(tmp_path: Path, unit: str) -> None:
     (tmp_path / "schema.toml").write_text(f'time_unit = "{unit}"\n{SCHEMA}')
     data = write(tmp_path / "in.parquet", long)
     source = DataFlags(data, schema=str(tmp_path / "schema.toml")).files()
-    convert_by_session(source, str(tmp_path / "out"), wanted, quiet=True)
+    convert_by_session(source, str(tmp_path / "out"), wanted)
     files = [pq.read_table(path).to_pylist() for path in sorted((tmp_path / "out").iterdir())]
     back = [[row | {"when": row["when"] // times - 1_700_000_000} for row in each] for each in files]
     assert sessions_in(back, wanted) == expected(rows, wanted)
@@ -443,6 +444,6 @@ def test_two_converts_into_one_folder_are_refused(tmp_path: Path) -> None:
     lock = Lock(work)
     data = DataFlags(write(tmp_path / "in.parquet", made(5, 2)), schema=schema(tmp_path))
     with pytest.raises(DiskError, match=r"out.unfinished is in use by process \d+"):
-        convert_by_session(data.files(), str(tmp_path / "out"), WANTED, quiet=True)
+        convert_by_session(data.files(), str(tmp_path / "out"), WANTED)
     assert lock.is_there
     lock.release()

@@ -30,7 +30,7 @@ def both(folder: Path, rows: list[Row]) -> tuple[str, str]:
     source = DataFlags(write(folder / "in.parquet", rows), schema=schema(folder)).files()
     for layout in ("once", "rows"):
         wanted = replace(WANTED, layout=layout)
-        convert_by_session(source, str(folder / layout), wanted, force=True, quiet=True)
+        convert_by_session(source, str(folder / layout), wanted, force=True)
     return f"parquet:{folder / 'once'}", f"parquet:{folder / 'rows'}"
 
 

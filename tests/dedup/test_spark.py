@@ -84,7 +84,7 @@ def inputs(folder: Path, rows: list[Row], files: int = 3) -> DataFlags:
 
 def sessions_of(folder: Path, data: DataFlags, of: Sessions, session: Any = None) -> tuple[list[Any], dict[str, Any]]:
     """Convert. Return the rows of each time partition by session, and the counts of the result."""
-    found = convert_by_session(data.files(), str(folder / "out"), of, session=session, force=True, quiet=True)
+    found = convert_by_session(data.files(), str(folder / "out"), of, session=session, force=True)
     assert not (folder / "out.unfinished").exists()
     counts = {name: found[name] for name in ("samples", "sessions", "bad_rows_skipped", "first_bad_row")}
     return in_order(folder / "out", of), counts

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
-from skirl.data.commands import ConvertToFile
+from skirl.cli.data import Convert
 from skirl.data.files.columnar import KEY
 from tests.data.logs import criteo_rows, write_tsv
 from tests.fuzz.loop import Target
@@ -154,7 +154,7 @@ class Converted(Target):
         self._seeds = []
         for number, rows in enumerate([None, "1000"]):
             out = folder / f"{number}.parquet"
-            ConvertToFile(f"criteo:{folder / 'text'}", str(out), rows=rows, quiet=True).run()
+            Convert(f"criteo:{folder / 'text'}", str(out), rows=rows, quiet=True).run()
             self._seeds.append(out.read_bytes())
 
     def draw(self, draw: Draw, folder: Path) -> None:

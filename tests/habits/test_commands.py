@@ -12,10 +12,10 @@ import torch
 
 import skirl
 from skirl import cli
-from skirl.data.commands import ConvertToFile, Vocab
+from skirl.cli.data import Convert, Vocab
+from skirl.cli.rows import Info
+from skirl.cli.train import Evaluate, Predict, Train
 from skirl.data.flags import DataFlags
-from skirl.sizing.info import Info
-from skirl.train.commands import Evaluate, Predict, Train
 
 SCHEMA = """
 session = "visit"
@@ -103,7 +103,7 @@ def predicted(folder: Path, name: str = "run", **chosen: Any) -> dict[str, np.nd
 
 def converted(folder: Path, out: Path, **more: Any) -> None:
     flags = {"schema": str(folder / "schema.toml"), "force": True, "quiet": True}
-    ConvertToFile(f"csv:{folder / 'log.csv'}", str(out), **flags, **more).run()
+    Convert(f"csv:{folder / 'log.csv'}", str(out), **flags, **more).run()
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -269,7 +269,7 @@ def test_a_vocabulary_is_not_replaced_by_mistake(folder, tmp_path):
 @pytest.mark.parametrize("more", [{}, {"rows": "500"}])
 def test_a_converted_file_keeps_who_and_when(folder, tmp_path, more):
     out = tmp_path / "log.parquet"
-    ConvertToFile(f"csv:{folder / 'log.csv'}", str(out), schema=str(folder / "schema.toml"), quiet=True, **more).run()
+    Convert(f"csv:{folder / 'log.csv'}", str(out), schema=str(folder / "schema.toml"), quiet=True, **more).run()
     table = pq.read_table(out)
     assert table["visit"].to_pylist() == [row[5] for row in lines(ROWS)]
     assert table["at"].to_pylist() == [float(row[6]) for row in lines(ROWS)]

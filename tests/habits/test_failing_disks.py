@@ -19,8 +19,8 @@ import skirl
 import skirl.train.loop as loop
 from skirl.checkpoint import dense, numbers
 from skirl.cli import main
+from skirl.cli.train import Train
 from skirl.tools.os_errors import NotWritten
-from skirl.train.commands import Train
 from tests.habits.disks import Disk
 from tests.resume import Run, Setup, assert_same
 

@@ -15,7 +15,7 @@ import skirl
 import skirl.train.loop as loop
 from skirl.checkpoint import best, folder, numbers
 from skirl.cli import main
-from skirl.train.commands import Train
+from skirl.cli.train import Train
 from skirl.train.recipe import Recipe
 from skirl.train.resume import told
 from tests.warm import COMMAND, Python

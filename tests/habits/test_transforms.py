@@ -14,8 +14,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import skirl
+from skirl.cli.data import Vocab
 from skirl.data import DataFlags, encodings_of
-from skirl.data.commands import Vocab
 from skirl.data.files.find import BadRow
 
 BATCH = 16

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from skirl.cli.train import Verify
 from skirl.models import DIN
 from skirl.models.by_name import MODELS
 from skirl.nn.collection import EmbeddingCollection
-from skirl.train.commands import Verify
 from skirl.train.loop import steps
 from skirl.train.recipe import Recipe
 

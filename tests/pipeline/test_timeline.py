@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import skirl
+from skirl.cli.train import Train
 from skirl.pipeline.timeline import FLUSH_BYTES, LANES, LOOP, Timeline, read
-from skirl.train.commands import Train
 from tests.hooked import hooked
 from tests.loops import wait_for
 from tests.warm import COMMAND

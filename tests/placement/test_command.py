@@ -127,7 +127,7 @@ def test_tables_of_a_run_are_counted_and_placed(tmp_path, capsys):
     recipe = Recipe.of(**flags)
     from skirl.placement.lookups import count_tables
 
-    found = count_tables(recipe, quiet=True, to=None)  # type: ignore[arg-type]
+    found = count_tables(recipe)
     batches = []
     for sparse in (batch.sparse for batch in recipe.stream()):
         sizes = [int(lengths.sum()) for lengths in sparse.lengths().split(sparse.stride())]

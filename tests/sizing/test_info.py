@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from skirl import cli
-from skirl.sweep.command import SweepCommand
+from skirl.cli.sweep import SweepCommand
 from tests.dedup.rows import Row, schema, write
 
 

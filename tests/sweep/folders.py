@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from skirl.cli.commands import Export
+from skirl.cli.rows import Export
 
 TIMES = ("seconds", "begun_at")
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from skirl.cli.sweep import SweepCommand
+from skirl.cli.train import Train
 from skirl.sweep import checkpoint
 from skirl.sweep.checkpoint import checkpoint_of
-from skirl.sweep.command import SweepCommand
 from skirl.sweep.flags import KeepFlags
 from skirl.tools.sealed_json import CheckpointError, write_sealed
-from skirl.train.commands import Train
 from tests.sweep.folders import race_lines, rows_of
 
 FLAGS: dict[str, Any] = {

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from skirl import cli
+from skirl.cli.sweep import SweepCommand
 from skirl.sweep import checkpoint, crews
-from skirl.sweep.command import SweepCommand
 from skirl.sweep.crew import Crew, Duty, Entrant
 from skirl.sweep.crews import CrewDied, dealt, duties, how_many
 from skirl.sweep.flags import KeepFlags

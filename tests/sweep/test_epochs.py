@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from skirl.cli.sweep import SweepCommand
+from skirl.cli.sweep_report import report
 from skirl.data import DataFlags
-from skirl.sweep.command import SweepCommand
 from skirl.sweep.crew import Crew
 from skirl.sweep.race import Race, Rules
-from skirl.sweep.report import report
 from skirl.sweep.sweep import Sweep
 from tests.killed import ended, forked
 from tests.sweep.folders import kill_before, race_lines

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from skirl.checkpoint.best import headers_with_steps
+from skirl.cli.sweep import SweepCommand
+from skirl.cli.train import Train
 from skirl.sweep.checkpoint import HEADER
-from skirl.sweep.command import SweepCommand
-from skirl.train.commands import Train
 from tests.sweep.folders import race_lines
 
 ROWS, BATCH = 150, 16

@@ -14,13 +14,13 @@ import torch
 from skirl.checkpoint import best, dense, folder
 from skirl.checkpoint.decoding import decode
 from skirl.checkpoint.without_model import opened
-from skirl.sizing.info import Info
+from skirl.cli.rows import Info
+from skirl.cli.sweep import SweepCommand
+from skirl.cli.train import Train
 from skirl.sweep.checkpoint import HEADER, Bests, checkpoint_of
-from skirl.sweep.command import SweepCommand
 from skirl.sweep.crew import Crew
 from skirl.sweep.race import Race
 from skirl.tools.sealed_json import CheckpointError
-from skirl.train.commands import Train
 from tests.killed import ended, forked
 from tests.sweep.folders import kill_before, race_lines, rows_of
 

@@ -8,9 +8,8 @@ import torch
 from skirl.pipeline.lookahead import lookahead
 from skirl.sweep.crew import sweep_of
 from skirl.sweep.variants import Varied, variants_of
-from skirl.train.loop import steps
+from skirl.train.loop import steps, touched_rows
 from skirl.train.recipe import Recipe
-from skirl.train.verify import touched_rows
 from tests.streams import stored_rows
 
 POOLED = ("dlrm-tiny", "wide-deep-tiny", "deep-cross-tiny", "deepfm-tiny", "dcnv2-tiny")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl.sweep.race import Race, Rules, added, errors, no_sums, together
-from skirl.sweep.report import difference
+from skirl.sweep.standing import difference
 from tests.cases import cases
 
 

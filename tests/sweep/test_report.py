@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from skirl.sweep.report import as_text, report
+from skirl.cli.sweep_report import as_text, report
 
 STEPS = (10, 20, 30, 40)
 

@@ -31,22 +31,14 @@ def test_variants_that_differ_in_the_seed_alone_are_one_configuration():
     assert seeds_of_one(variants_of(base, ["seed=0,1", "lr=0.01,0.5"])) == [0, 1, 0, 1]
 
 
-FILES = {
-    "a.toml": '[low]\nlr = 0.01\n[high]\nlr = 1\ntop = [8, 4]\nmodel = "dcnv2-tiny"\n',
-    "a.csv": "name,lr,top,model\nlow,0.01,,\nhigh,1,8x4,dcnv2-tiny\n",
-    "a.jsonl": '{"name": "low", "lr": 0.01}\n\n{"name": "high", "lr": 1, "top": [8, 4], "model": "dcnv2-tiny"}\n',
-}
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_file_says_the_same_in_each_format(base: Recipe, tmp_path: Path, name: str):
-    (tmp_path / name).write_text(FILES[name].replace("top", "deep"))
-    found = variants_of(base, (), tmp_path / name)
-    assert [(v.name, v.overrides) for v in found] == [
+def test_a_file_has_a_table_for_each_variant(base: Recipe, tmp_path: Path):
+    path = tmp_path / "a.toml"
+    path.write_text('[low]\nlr = 0.01\n[high]\nlr = 1\ndeep = [8, 4]\nmodel = "dcnv2-tiny"\n')
+    assert [(v.name, v.overrides) for v in variants_of(base, (), path)] == [
         ("low", {"lr": 0.01}),
         ("high", {"lr": 1.0, "deep": (8, 4), "model": "dcnv2-tiny"}),
     ]
-    twice = variants_of(base, ["seed=0,1"], tmp_path / name)
+    twice = variants_of(base, ["seed=0,1"], path)
     assert [v.name for v in twice] == ["low,seed=0", "low,seed=1", "high,seed=0", "high,seed=1"]
 
 
@@ -84,21 +76,15 @@ def test_a_wrong_list_is_refused_in_a_sentence(base: Recipe, vary: tuple[str, ..
 
 
 BAD_FILES = {
-    "a.txt": ("", "set it to a file that ends in .toml, .csv or .jsonl"),
-    "none.csv": (None, "which cannot be read"),
-    "empty.csv": ("name,lr\n", "has no variant"),
-    "cells.csv": ("name,lr\na,1,2\n", "line 2 has 3 cells for 2 columns: fix it"),
-    "head.csv": ("lr,lr\n1,2\n", "line 1 has a column without a name, or two with the same"),
+    "a.txt": ("", "set it to a file that ends in .toml"),
+    "none.toml": (None, "which cannot be read"),
+    "empty.toml": ("", "has no variant"),
     "flat.toml": ("lr = 1\n", "lr is outside of a table"),
     "broken.toml": ("[a\n", "is not valid TOML"),
-    "list.jsonl": ("[1]\n", "line 1 is not an object"),
-    "broken.jsonl": ('{"lr": 1}\n{\n', "line 2 is not valid JSON"),
-    "kind.jsonl": ('{"lr": [1]}\n', "line 1: lr is [1]: set it to a number"),
-    "shared.jsonl": ('{"batch": 3}\n', "batch cannot vary"),
-    "slash.jsonl": ('{"name": "a/b", "lr": 1}\n', "variant 'a/b' has a name that its folder cannot have"),
-    "nothing.jsonl": ("{}\n", "variant '' has a name"),
-    "alike.jsonl": ('{"name": "a", "lr": 1}\n{"name": "b", "lr": 1.0}\n', "variants a and b are alike"),
-    "twice.jsonl": ('{"name": "a", "lr": 1}\n{"name": "a", "lr": 2}\n', "two variants have the name a"),
+    "kind.toml": ("[a]\nlr = [1]\n", "[a]: lr is [1]: set it to a number"),
+    "shared.toml": ("[a]\nbatch = 3\n", "batch cannot vary"),
+    "slash.toml": ('["a/b"]\nlr = 1\n', "variant 'a/b' has a name that its folder cannot have"),
+    "alike.toml": ("[a]\nlr = 1\n[b]\nlr = 1.0\n", "variants a and b are alike"),
 }
 
 

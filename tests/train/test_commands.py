@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from skirl.cli import main
-from skirl.train.commands import Verify
 
 FLAGS = "--data synthetic:tiny --model dcnv2-tiny --deep 9 5 --dim 4 --batch 32 --steps 12 --valid 25% --eval-every 5"
 SEED = "--seed 3 --lr 0.1 --cache touched:50% --optimizer adam --schedule linear --threads 1 --quiet --json"
@@ -48,14 +47,3 @@ def test_toml_is_read_and_verify_and_size_pass_over_flags_of_training_alone(run,
     assert (verified["dim"], verified["runs"][0]["losses"], verified["failed"]) == (4, 12, None)
     sized = result(capsys, "size", *told)
     assert (sized["dim"], sized["steps"], sized["touched"]) == (4, 12, first["rows"]["touched"])
-
-
-@pytest.mark.parametrize(("text", "threads"), [("3", 3), (" 4,2", 4), ("x", None), ("0", None), ("", None)])
-def test_threads_of_trainers_are_those_of_the_environment(text, threads, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", text)
-    command = Verify.of(data="synthetic:tiny", model="dlrm-tiny", trainers="2", shards=2)
-    if threads is not None:
-        assert command._with_threads_of_trainers().recipe.device.threads == threads
-        return
-    with pytest.raises(ValueError, match=f"^OMP_NUM_THREADS is '{text}': set it to a number from 1 on, or unset it$"):
-        command._with_threads_of_trainers()

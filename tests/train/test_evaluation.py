@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import skirl
+from skirl.cli.train import Train
 from skirl.data import Synthetic
 from skirl.models import DLRM
-from skirl.train.commands import Train
 from skirl.train.evaluation import Evaluation, evaluate
 from skirl.train.metrics import Scores
 from tests.train.test_metrics import plain_auc

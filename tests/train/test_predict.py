@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import skirl
+from skirl.cli.train import Evaluate, Predict, Train
 from skirl.core.batch import Batch
 from skirl.data import Synthetic
 from skirl.data.flags import DataFlags
 from skirl.models import DLRM
-from skirl.train.commands import Evaluate, Predict, Train
 from skirl.train.evaluation import predicted
 from skirl.train.metrics import Metrics
 from skirl.train.predict import scored

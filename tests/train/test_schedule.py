@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skirl.train.commands import Train, Verify
+from skirl.cli.train import Train, Verify
 from skirl.train.loop import steps
 from skirl.train.recipe import Recipe
 from skirl.train.schedule import Rates, Schedule

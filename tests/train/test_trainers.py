@@ -16,12 +16,12 @@ import torch
 from skirl.checkpoint import best
 from skirl.checkpoint.keeper import Asked, Keeper
 from skirl.checkpoint.without_model import opened
+from skirl.cli.train import Train
 from skirl.data.share import block
 from skirl.nn.collection import collections_of
 from skirl.peers.base import Alone
 from skirl.peers.job import using
 from skirl.peers.processes import BEGINS_AGAIN
-from skirl.train.commands import Train
 from skirl.train.loop import Done
 from skirl.train.meter import Meter
 from skirl.train.recipe import Recipe

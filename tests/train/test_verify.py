@@ -10,12 +10,12 @@ import torch
 from hypothesis import settings
 
 from skirl import cli
+from skirl.cli.train import Verify
 from skirl.core.optim import ROW_OPTIMIZERS
 from skirl.core.reference import Reference
 from skirl.core.tables import MAX_ROWS, ROW_BITS, Schema
 from skirl.engine.engine import Engine
 from skirl.engine.kernels import cpu
-from skirl.train.commands import Verify
 from skirl.train.verify import Trace, compare, in_plain_python
 
 SMALL: dict[str, Any] = {
@@ -182,7 +182,7 @@ def test_a_planted_fault_is_named_by_table_row_and_step(monkeypatch, capsys, fau
 
 
 def trace(command: Verify) -> Trace:
-    return in_plain_python(command.recipes()[0], command.show)
+    return in_plain_python(command.recipes()[0])
 
 
 def test_dense_parameters_rows_and_losses_are_all_compared():

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from skirl.cli.train import Verify
 from skirl.train import verify_trainers as module
-from skirl.train.commands import Verify
 from skirl.train.verify import Trace
 
 TINY = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 16, "steps": 6, "quiet": True, "threads": 1}

@@ -9,71 +9,37 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from skirl.cli.command_line import LEFT, in_flags, read_config, read_flags
+from skirl.cli.show import listed
 from skirl.peers.processes import BEGINS_AGAIN, die_with_launcher
-from skirl.tools.command_line import in_flags, joined, read_flags
-from skirl.tools.config import LEFT, read_config
 from skirl.tools.flags import Composed, Flag, WrongFlags, flags_of
 from skirl.tools.os_errors import said
-from skirl.tools.progress import listed
+from skirl.tools.progress import shown_by
 
 COMMANDS = {
-    "train": ("skirl.train.commands:Train", "train a model whose tables are larger than the cache"),
-    "verify": (
-        "skirl.train.commands:Verify",
-        "train with a cache, with every row resident and in plain Python; compare all bits",
-    ),
-    "size": (
-        "skirl.sizing.commands:Size",
-        "show how much cache a run needs: traffic against cache size, and what to choose",
-    ),
-    "place": (
-        "skirl.placement.command:Place",
-        "plan which trainer of TorchRec keeps which tables, or parts of tables, from what each would compute",
-    ),
-    "sweep": (
-        "skirl.sweep.command:SweepCommand",
-        "train several variants of a model on one stream, and drop the worse half at each rung",
-    ),
-    "report": (
-        "skirl.cli.commands:Report",
-        "show what a run or a sweep did: losses, AUC, throughput, movement, stalls; a page with plots",
-    ),
-    "launch": (
-        "skirl.peers.launch:Launch",
-        "start several trainers of one job on this machine: skirl launch -n 2 -- train ...",
-    ),
-    "serve": (
-        "skirl.store.remote.serve:Serve",
-        "keep rows for trainers on other machines, as one of several memory nodes",
-    ),
-    "evaluate": (
-        "skirl.train.commands:Evaluate",
-        "compute the metrics of a trained model on the data that you name",
-    ),
-    "predict": ("skirl.train.commands:Predict", "write the predictions of a trained model as Parquet"),
-    "vocab": (
-        "skirl.data.commands:Vocab",
-        "give the ids in data files rows of their own, in one pass and bounded memory",
-    ),
-    "convert": ("skirl.dedup.commands:Convert", "write data files as Parquet that is read several times faster"),
-    "analyze": (
-        "skirl.dedup.commands:Analyze",
-        "find out whether it pays to write data by session, and what it would save",
-    ),
-    "export": (
-        "skirl.cli.commands:Export",
-        "write the rows of a checkpoint as safetensors, a state dict of nn.EmbeddingBag, or Parquet",
-    ),
-    "import": ("skirl.checkpoint.commands:Import", "make a checkpoint of the rows of a trained PyTorch model"),
-    "info": (
-        "skirl.sizing.info:Info",
-        "tell what a checkpoint, store, vocabulary, data file, run or sweep is",
-    ),
+    "train": ("skirl.cli.train:Train", "train a model whose tables are larger than the cache"),
+    "verify": ("skirl.cli.train:Verify", "train with a cache, without, and in plain Python; compare all bits"),
+    "size": ("skirl.cli.size:Size", "show how much cache a run needs, and what to choose"),
+    "place": ("skirl.cli.place:Place", "plan which trainer of TorchRec keeps which tables, or parts of them"),
+    "sweep": ("skirl.cli.sweep:SweepCommand", "train variants of a model on one stream; drop the worse half at rungs"),
+    "report": ("skirl.cli.report:Report", "show what a run or a sweep did, with a page of plots"),
+    "launch": ("skirl.cli.train:Launch", "start trainers of one job here: skirl launch -n 2 -- train ..."),
+    "serve": ("skirl.store.remote.serve:Serve", "keep rows for trainers on other machines, as a memory node"),
+    "evaluate": ("skirl.cli.train:Evaluate", "compute the metrics of a trained model on the data that you name"),
+    "predict": ("skirl.cli.train:Predict", "write the predictions of a trained model as Parquet"),
+    "vocab": ("skirl.cli.data:Vocab", "give the ids in data files rows of their own"),
+    "convert": ("skirl.cli.data:Convert", "write data files as Parquet that is read several times faster"),
+    "analyze": ("skirl.cli.data:Analyze", "find out whether it pays to write data by session"),
+    "export": ("skirl.cli.rows:Export", "write rows as safetensors, a state dict of nn.EmbeddingBag, or Parquet"),
+    "import": ("skirl.cli.rows:Import", "make a checkpoint of the rows of a trained PyTorch model"),
+    "info": ("skirl.cli.rows:Info", "tell what a checkpoint, store, vocabulary, data file, run or sweep is"),
 }
+"""The class and the help of each command."""
 GONE = {
     "bench": "benchmarks are scripts: run `python benchmarks/NAME.py` in a checkout of skirl's repository",
     "same": "`skirl convert --check` compares the rows of the data with those that it has written",
@@ -144,11 +110,11 @@ def _main(args: list[str]) -> int:
     name = args[0]
     try:
         try:
-            command, as_json = _parse(name, args[1:])
+            command, *shown = _parse(name, args[1:])
         except Exception as error:
             return _failed(name, error, 2)
         try:
-            code = _run(name, command, as_json)
+            code = _run(name, command, *shown)
             if "skirl.peers.job" in sys.modules:
                 sys.modules["skirl.peers.job"].leave(whole=code == 0)
             return code
@@ -159,11 +125,18 @@ def _main(args: list[str]) -> int:
         return 130
 
 
-def _run(name: str, command: Any, as_json: bool) -> int:
-    result: Mapping[str, Any] = command.run()
+def _run(name: str, command: Any, as_json: bool, quiet: bool) -> int:
+    first = os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0"
+    from skirl.cli.progress import Progress
+
+    display = partial(Progress, sys.stderr if as_json else sys.stdout) if first and not quiet else None
+    with shown_by(display):
+        result: Mapping[str, Any] = command.run()
     if "exit_code" in result:  # that of a command it has started, which has reported the rest
+        if result["failed"]:
+            print(f"skirl {name}: {result['failed']}", file=sys.stderr)
         return result["exit_code"]
-    if os.environ.get("WORLD_SIZE", "1") != "1" and os.environ.get("RANK", "0") != "0":  # the first trainer prints it
+    if not first:
         return _code(result)
     print(json.dumps(result) if as_json else listed(command.summary(result)))
     if result.get("failed"):
@@ -189,39 +162,30 @@ def _failed(name: str, error: Exception, code: int) -> int:
     return code
 
 
-def _parse(name: str, args: list[str]) -> tuple[Any, bool]:
-    """Read and check a command's flags. Return the command, and whether its result is printed as JSON."""
+def _parse(name: str, args: list[str]) -> tuple[Any, bool, bool]:
+    """Read and check a command's flags. Return the command, and whether it prints JSON and whether no progress."""
     kind = _command(name)
     words: tuple[str, ...] = ()
     if name == LAUNCH:
         args, words = _launched(args)
-    flags = flags_of(kind)
-    example, positional = getattr(kind, "example", None), getattr(kind, "positional", None)
+    flags, example = flags_of(kind), getattr(kind, "example", None)
     if name in CONFIGURED:
         path = _config_of(args)
         if path is not None:
-            given = _out_of(path, kind, flags)
+            given = read_config(path, flags, {name: flags_of(_command(name)) for name in LEFT.values()})
             flags |= {key: replace(flags[key], default=value) for key, value in given.items()}
-            example = None if positional in given else example
+            example = None if getattr(kind, "positional", None) in given else example
         flags |= {CONFIG.name: CONFIG}
-    values = read_flags(
-        f"skirl {name}",
-        _sentence(COMMANDS[name][1]),
-        flags,
-        joined(flags, args, getattr(kind, "repeated", ())),
-        common=getattr(kind, "common", ()),
-        usual=getattr(kind, "usual", ()),
-        hidden=getattr(kind, "hidden", ()),
-        positional=positional,
-        example=example,
-        elsewhere={CONFIG.name: NO_CONFIG, **getattr(kind, "elsewhere", {})},
-    )
+    elif any(arg.partition("=")[0] == f"--{CONFIG.name}" for arg in args):
+        raise ValueError(f"there is no flag --{CONFIG.name}: {NO_CONFIG}")
+    about = f"{COMMANDS[name][1][0].upper()}{COMMANDS[name][1][1:]}."
+    values = read_flags(f"skirl {name}", about.replace("....", "..."), kind, flags, args, example)
     values.pop(CONFIG.name, None)
     command: Any = kind.of(**values) if issubclass(kind, Composed) else kind(**values)
     if name == LAUNCH:
         command.words = words
         _check_launched(words)
-    return command, bool(values.get("json"))
+    return command, bool(values.get("json")), bool(values.get("quiet"))
 
 
 def _launched(args: list[str]) -> tuple[list[str], tuple[str, ...]]:
@@ -245,15 +209,6 @@ def _check_launched(words: tuple[str, ...]) -> None:
     _parse(words[0], list(words[1:]))
 
 
-def _out_of(path: Path, kind: Any, flags: Mapping[str, Flag]) -> dict[str, Any]:
-    """Return the flags that a file sets for a command. Skip others of `skirl train`; refuse others of `skirl sweep`."""
-    left = {name: _command(name) for name in LEFT.values()}
-    own = getattr(kind, "of_one_run", ())
-    of_one_run = {name: {*command.of_one_run, *own} for name, command in left.items()}
-    others, of_sweep = flags_of(left["train"]), flags_of(left["sweep"])
-    return read_config(path, flags, others=others, of_sweep=of_sweep, of_one_run=of_one_run)
-
-
 def _config_of(args: list[str]) -> Path | None:
     """Return the path given by --config. It sets the defaults of all other flags, so it must be known before them."""
     found = []
@@ -269,15 +224,6 @@ def _config_of(args: list[str]) -> Path | None:
 def _command(name: str) -> Any:
     module, _, owner = COMMANDS[name][0].partition(":")
     return getattr(import_module(module), owner)
-
-
-def _sentence(words: str) -> str:
-    """Return words as a sentence.
-
-    >>> _sentence("find it"), _sentence("begin with: skirl ...")
-    ('Find it.', 'Begin with: skirl ...')
-    """
-    return f"{words[0].upper()}{words[1:]}" + ("" if words.endswith("...") else ".")
 
 
 def _unknown(args: list[str]) -> int:

@@ -1,7 +1,6 @@
 """Converts data files to Parquet, which is read several times faster than text."""
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -16,10 +15,10 @@ from skirl.data.files.find import BadSchema
 from skirl.data.files.schema import Dense, FileSchema, Label, Text
 from skirl.data.files.stream import Files
 from skirl.tools.os_errors import writing
-from skirl.tools.progress import Progress
+from skirl.tools.progress import progress_of
 
 
-def convert(files: Files, out: str, compression: str, *, as_rows: bool, json: bool, quiet: bool) -> dict[str, Any]:
+def convert(files: Files, out: str, compression: str, *, as_rows: bool) -> dict[str, Any]:
     """Write the samples of `files` to a Parquet file, and return counts for the result.
 
     as_rows: write ids as rows of their tables, otherwise as fingerprints.
@@ -28,7 +27,7 @@ def convert(files: Files, out: str, compression: str, *, as_rows: bool, json: bo
 
     files, schema, kept = as_written(files, as_rows)
     samples = 0
-    with Progress("convert", steps=None, to=sys.stderr if json else sys.stdout, quiet=quiet) as progress:
+    with progress_of("convert") as progress:
         for number, rows in enumerate(write(out, schema, list(kept), files.pieces(SLICE), compression), start=1):
             samples += rows
             facts = {"samples": f"{samples:,}"}

@@ -1,6 +1,5 @@
 """Makes a vocabulary: after one pass over the data, the ids that occurred often enough get rows of their own."""
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,8 @@ import numpy as np
 from skirl.data.open import open_to_count
 from skirl.data.vocabulary.counting import FingerprintCounts
 from skirl.data.vocabulary.vocabulary import FIRST, MOST, Facts, save
-from skirl.tools.progress import Progress, size
+from skirl.tools.progress import progress_of
+from skirl.tools.units import size
 
 
 def count(
@@ -24,8 +24,6 @@ def count(
     min_count: int,
     memory: int,
     folder: Path | None,
-    json: bool,
-    quiet: bool,
 ) -> dict[str, Any]:
     """Count ids and write the vocabulary. The arguments are the flags of `skirl vocab`, with `memory` in bytes.
 
@@ -43,7 +41,7 @@ def count(
     hashed = [(column.table or column.name, k) for k, column in enumerate(columns.ids) if column.encode == "hash"]
     samples = 0
     with FingerprintCounts(list(types), memory, folder or Path(out).absolute().parent) as counters:
-        with Progress("count", steps=None, to=sys.stderr if json else sys.stdout, quiet=quiet) as progress:
+        with progress_of("count") as progress:
             for number, piece in enumerate(files.pieces(), start=1):
                 for table, k in hashed:
                     counters.add(table, piece.ids[k].expanded().values.view(np.uint64))

@@ -1,6 +1,5 @@
 """Decides whether to write data by session, from whole sessions that fit in a fixed amount of memory."""
 
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,7 +13,7 @@ from skirl.data.files.columns import one
 from skirl.data.files.schema import FileSchema
 from skirl.dedup.layout import Writer, changed, dictionaries_for, once, row_groups, with_runs
 from skirl.dedup.sessions import KEYS, Columns
-from skirl.tools.progress import Progress
+from skirl.tools.progress import progress_of
 
 STRETCH = 1 << 16
 """Rows from the start of the data to look at in their original order."""
@@ -65,12 +64,10 @@ class Sample:
         return pa.concat_tables(self._kept).sort_by([(key, "ascending") for key in KEYS])
 
 
-def analyze(
-    tables: Iterator[Any], columns: Columns, *, keep: int, batch: int, json: bool, quiet: bool
-) -> dict[str, Any]:
+def analyze(tables: Iterator[Any], columns: Columns, *, keep: int, batch: int) -> dict[str, Any]:
     """Read all rows once, `keyed`, and return the result of the command. keep: bytes of rows to keep in the sample."""
     sample = Sample(keep)
-    with Progress("analyze", steps=None, to=sys.stderr if json else sys.stdout, quiet=quiet) as progress:
+    with progress_of("analyze") as progress:
         for table in tables:
             sample.add(table)
             facts = {"rows": f"{sample.rows:,}", "sampled": f"1 in {1 << sample.level} sessions"}

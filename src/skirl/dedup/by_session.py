@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -18,8 +17,9 @@ from skirl.dedup.sessions import KEYS, Columns, Sessions, keyed, physical, resto
 from skirl.store.disk.os_files import NAME, Lock
 from skirl.tools.flags import WrongFlags
 from skirl.tools.os_errors import writing
-from skirl.tools.progress import Progress, size
+from skirl.tools.progress import Report, progress_of
 from skirl.tools.sealed_json import sync_folder
+from skirl.tools.units import size
 
 OF_A_THREAD = 128 << 20
 """Bytes of memory that a thread of DuckDB needs: with less, it fails where fewer threads would not."""
@@ -37,18 +37,15 @@ def convert_by_session(
     memory: int = 1 << 30,
     session: Any = None,
     force: bool = False,
-    json: bool = False,
-    quiet: bool = False,
 ) -> dict[str, Any]:
     """Write the rows of files to the folder `out`, and return the result."""
     files, columns = shaped(files, request)
     folder, work = folders_of(out)
     check_outside(files.dataset.paths, (folder, work), out)
-    to = sys.stderr if json else sys.stdout
     with _working(folder, work, force):
         with writing(work):
             (work / "parts").mkdir()
-        with Progress("convert", steps=None, to=to, quiet=quiet) as progress:
+        with progress_of("convert") as progress:
             if session is None:
                 found = _sorted(files, columns, work, memory, progress)
             else:
@@ -63,7 +60,7 @@ def convert_by_session(
     return found | {"files": len(parts), "bytes": sum(part.stat().st_size for part in parts)}
 
 
-def _sorted(files: Files, columns: Columns, work: Path, memory: int, progress: Progress) -> dict[str, Any]:
+def _sorted(files: Files, columns: Columns, work: Path, memory: int, progress: Report) -> dict[str, Any]:
     """Have DuckDB sort the rows, and write them. Return counts."""
     read, written, facts = 0, 0, {"read": "no rows"}
 

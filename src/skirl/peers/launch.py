@@ -5,9 +5,8 @@ import signal
 import sys
 import tempfile
 import threading
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 SETTINGS = {
     # Otherwise a restarted group would read the addresses of the previous one, and every restart would fail.
@@ -21,69 +20,42 @@ CAUGHT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """Signals that torchrun's launcher takes for itself and does not give back."""
 
 
-@dataclass
-class Launch:
-    """Start the trainers of one job on this machine. They end together, and when this command does.
+def launch(words: Sequence[str], trainers: int, restarts: int) -> tuple[int, str | None]:
+    """Start trainers and wait. Return the exit code of the first one that failed and how it ended; 0 if none did."""
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    What they run follows after `--`: a command of skirl with its flags, or a Python file.
-    """
-
-    trainers: int = 2
-    """The number of trainers; -n for short."""
-    restarts: int = 0
-    """Number of times that all of them are restarted after one has failed; give --save and --resume to the command that they
-    run."""
-
-    def __post_init__(self) -> None:
-        if self.trainers < 1:
-            raise ValueError(f"trainers is {self.trainers}: set it to 1 or more")
-        if self.restarts < 0:
-            raise ValueError(f"restarts is {self.restarts}: set it to 0 or more")
-        self.words: tuple[str, ...] = ()
-        """The command after `--`."""
-
-    def run(self) -> dict[str, Any]:
-        """Start them and wait. The result's `exit_code` is that of the first one that failed, or 0."""
-        for name, value in SETTINGS.items():
-            os.environ.setdefault(name, value)
-        from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-        from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-        script = self.words[0].endswith(".py")
-        arguments = ["-u", *(self.words if script else ("-m", "skirl", *self.words))]
-        with tempfile.TemporaryDirectory(prefix="skirl-launch-") as folder:
-            config = LaunchConfig(
-                min_nodes=1,
-                max_nodes=1,
-                nproc_per_node=self.trainers,
-                run_id="skirl",
-                rdzv_backend="c10d",
-                rdzv_endpoint=str(Path(folder) / "rendezvous"),  # a file, because others could reach a port
-                rdzv_configs={"store_type": "file"},
-                local_addr=LOOPBACK,
-                max_restarts=self.restarts,
-                monitor_interval=0.1,
-                logs_specs=DefaultLogsSpecs(log_dir=str(Path(folder) / "logs")),
-            )
-            before = {name: signal.getsignal(name) for name in CAUGHT}
-            try:
-                elastic_launch(config, sys.executable)(*arguments)
-            except ChildFailedError as failed:
-                rank, first = failed.get_first_failure()
-                code = first.exitcode
-                how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-                print(f"skirl launch: trainer {rank} {how}; it said why above", file=sys.stderr)
-                return {"exit_code": 128 - code if code < 0 else code}
-            except SignalException as told:
-                print(f"skirl launch: stopped by {told.sigval.name}, and all trainers with it", file=sys.stderr)
-                return {"exit_code": 128 + told.sigval}
-            finally:
-                if threading.current_thread() is threading.main_thread():  # in others the launcher takes no signal
-                    for name, handler in before.items():
-                        signal.signal(name, handler)
-        return {"exit_code": 0}
-
-    def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        """Return nothing: trainers say what they did."""
-        return {}
+    script = words[0].endswith(".py")
+    arguments = ["-u", *(words if script else ("-m", "skirl", *words))]
+    with tempfile.TemporaryDirectory(prefix="skirl-launch-") as folder:
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=trainers,
+            run_id="skirl",
+            rdzv_backend="c10d",
+            rdzv_endpoint=str(Path(folder) / "rendezvous"),  # a file, because others could reach a port
+            rdzv_configs={"store_type": "file"},
+            local_addr=LOOPBACK,
+            max_restarts=restarts,
+            monitor_interval=0.1,
+            logs_specs=DefaultLogsSpecs(log_dir=str(Path(folder) / "logs")),
+        )
+        before = {name: signal.getsignal(name) for name in CAUGHT}
+        try:
+            elastic_launch(config, sys.executable)(*arguments)
+        except ChildFailedError as failed:
+            rank, first = failed.get_first_failure()
+            code = first.exitcode
+            how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+            return 128 - code if code < 0 else code, f"trainer {rank} {how}; it said why above"
+        except SignalException as told:
+            return 128 + told.sigval, f"stopped by {told.sigval.name}, and all trainers with it"
+        finally:
+            if threading.current_thread() is threading.main_thread():  # in others the launcher takes no signal
+                for name, handler in before.items():
+                    signal.signal(name, handler)
+    return 0, None

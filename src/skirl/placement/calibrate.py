@@ -5,7 +5,6 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TextIO
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from skirl.placement.nets import Sets, features_of, train_net
 from skirl.placement.pieces import Piece
 from skirl.placement.spec import TableSpec
 from skirl.tools.machine import machine
-from skirl.tools.progress import Progress
+from skirl.tools.progress import progress_of
 
 DIMS = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 BATCHES, OTHER_BATCHES = (256, 512, 1024), (384, 768)
@@ -164,7 +163,7 @@ def fit_costs(
 
 def measure_machine(
     kernel: Kernel, optimizers: Sequence[str], *, minutes: float, combinations: int, seed: int = 0,
-    out: Path | None = None, quiet: bool = True, to: TextIO | None = None,
+    out: Path | None = None,
 ) -> Costs:  # fmt: skip
     """Measure costs of this machine, and write them if there is a file to write."""
     arena = arena_of(kernel)
@@ -172,13 +171,13 @@ def measure_machine(
     learned = [c for name in optimizers for c in training(name, combinations, seed, BATCHES)]
     some = max(4, combinations // 4)
     judges = [c for name in optimizers for c in training(name, some, seed + 5000, OTHER_BATCHES)]
-    with Progress("prepare", steps=len(learned) + len(judges), to=to, quiet=quiet) as progress:
+    with progress_of("prepare", steps=len(learned) + len(judges)) as progress:
         ready = []
         for done, combination in enumerate([*learned, *judges], start=1):
             ready.append(combination.ready(arena))
             progress(done, dict)
     until = time.monotonic() + 60 * minutes
-    with Progress("measure", steps=ROUNDS, to=to, quiet=quiet) as progress:
+    with progress_of("measure", steps=ROUNDS) as progress:
         rounds = rounds_of(
             arena, ready, ROUNDS, seed, late=lambda: time.monotonic() >= until, seen=lambda done: progress(done, dict)
         )
@@ -192,16 +191,13 @@ def measure_machine(
 
 
 def costs_for(
-    kernel: Kernel, optimizers: Collection[str], path: Path, *, link: float, ranks: int, minutes: float | None, quiet: bool,
-    to: TextIO,
+    kernel: Kernel, optimizers: Collection[str], path: Path, *, link: float, ranks: int, minutes: float | None,
 ) -> Costs:  # fmt: skip
     """Return the costs that a file keeps, or measure and keep them. Without minutes, take those that come with skirl."""
     if path.is_file():
         return load_costs(path, link=link, ranks=ranks, kernels=(kernel,))
     if minutes is not None:
-        costs = measure_machine(
-            kernel, sorted(optimizers), minutes=minutes, combinations=COMBINATIONS, out=path, quiet=quiet, to=to
-        )
+        costs = measure_machine(kernel, sorted(optimizers), minutes=minutes, combinations=COMBINATIONS, out=path)
         return replace(costs, link=link, ranks=ranks)
     if kernel != KERNELS[0]:
         raise ValueError(f"skirl comes with no costs of kernel {kernel}: leave --no-measure out, or name --costs")

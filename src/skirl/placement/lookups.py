@@ -1,7 +1,6 @@
 """What batches look up in tables: counted in data, or drawn at random as tables are known."""
 
 from dataclasses import dataclass, field
-from typing import TextIO
 
 import numpy as np
 
@@ -9,7 +8,7 @@ from skirl.core.keys import ROW_BITS
 from skirl.core.tables import Schema
 from skirl.placement.pieces import Piece
 from skirl.placement.spec import BINS, TableSpec, reuse_of
-from skirl.tools.progress import Progress
+from skirl.tools.progress import progress_of
 from skirl.train.loop import keys_of
 from skirl.train.recipe import Recipe
 
@@ -19,12 +18,12 @@ _ACTIVE, _HEAD = 0.08, 2.5
 are looked up alike, before Zipf's law begins."""
 
 
-def count_tables(recipe: Recipe, *, quiet: bool, to: TextIO) -> list[TableSpec]:
+def count_tables(recipe: Recipe) -> list[TableSpec]:
     """Return the tables of a run, with what its batches look up in each."""
     schema, stream = Schema.of(list(recipe.tables())), recipe.stream()
     ids, distinct = np.zeros(len(schema.tables)), np.zeros(len(schema.tables))
     reuse, batches = np.zeros((len(schema.tables), BINS)), 0
-    with Progress("read", steps=stream.steps, to=to, quiet=quiet) as progress:
+    with progress_of("read", stream.steps) as progress:
         for batch in stream:
             batches += 1
             keys, counts = np.unique(keys_of(batch.sparse, schema), return_counts=True)

@@ -16,7 +16,7 @@ from skirl.placement.pieces import Piece, blocks, halves, whole
 from skirl.placement.plan_file import TablePlan
 from skirl.placement.problem import Columns, Placed, Problem, over_caps
 from skirl.placement.spec import MULTIPLE, TableSpec, canonical
-from skirl.tools.progress import size
+from skirl.tools.units import size
 
 BEST = 4
 """Choices of tables to cut by rows that are searched in full."""

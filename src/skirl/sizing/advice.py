@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from skirl.sizing.curve import LEAST, Point
-from skirl.tools.progress import size
-from skirl.tools.units import Link
+from skirl.tools.units import Link, size
 
 FEW = 0.05
 """A cache brings in few rows again if they are at most this share of the rows used."""

@@ -1,7 +1,6 @@
 """One pass over a run's ids and what it says about caches, counted by the planner that training would use."""
 
-import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -11,13 +10,11 @@ from skirl.core.optim import row_optimizer
 from skirl.core.tables import Schema
 from skirl.data.flags import DataFlags
 from skirl.engine.capacity import Room
-from skirl.models.flags import ModelFlags
 from skirl.sizing.advice import Advice, Conditions, advise
 from skirl.sizing.curve import Point, cache_sizes, capacities, curves, runs
 from skirl.sizing.survey import Survey
-from skirl.tools.progress import Progress
+from skirl.tools.progress import progress_of
 from skirl.tools.units import Link
-from skirl.train.flags import MovementFlags, OptimizerFlags, ShowFlags
 
 ON_DISK = 1.5
 """Maximum bytes in a disk store per byte of touched rows."""
@@ -27,97 +24,74 @@ WINDOW_BYTES = 28
 """Bytes of memory that the planner takes per id, and per distinct row of a batch, in the window."""
 
 
-@dataclass(frozen=True)
-class Sizing:
-    """A question about caches; the fields are the flags of `skirl size`."""
+def sized(
+    data: DataFlags, row_dim: int, optimizer: str, prefetch: int, link: Link | None, step: float | None
+) -> dict[str, Any]:
+    """Read the ids once, then plan over them with every cache. step: seconds that a step computes."""
+    stream = data.stream()
+    with Survey(Schema.of(stream.tables(row_dim))) as survey:
+        with progress_of("read ids", data.steps) as progress:
+            for number, batch in enumerate(stream, start=1):
+                survey.add(batch.sparse)
+                progress(number, lambda: {"ids": f"{survey.ids:,}", "touched": f"{sum(survey.touched):,}"})
+        if not survey.steps:
+            raise ValueError(f"{data.data} has no batch of {data.batch:,} samples: set --batch smaller")
+        return _measured(survey, optimizer, prefetch, link, step)
 
-    data: DataFlags
-    model: ModelFlags
-    optimizer: OptimizerFlags
-    movement: MovementFlags
-    show: ShowFlags
-    link: str | None
-    step_ms: float | None
 
-    def answer(self) -> dict[str, Any]:
-        """Read the ids once, then plan over them with every cache."""
-        stream = self.data.stream()
-        tables = stream.tables(self.model.row_dim)
-        with Survey(Schema.of(tables)) as survey:
-            with self._progress("read ids", self.data.steps) as progress:
-                for number, batch in enumerate(stream, start=1):
-                    survey.add(batch.sparse)
-                    progress(number, lambda: {"ids": f"{survey.ids:,}", "touched": f"{sum(survey.touched):,}"})
-            if not survey.steps:
-                raise ValueError(f"{self.data.data} has no batch of {self.data.batch:,} samples: set --batch smaller")
-            return self._measured(survey)
+def _measured(survey: Survey, optimizer: str, prefetch: int, link: Link | None, step: float | None) -> dict[str, Any]:
+    sizes = cache_sizes(survey)
+    count = len(list(runs(sizes)))
+    with progress_of("plan", count) as progress:
+        done = iter(range(1, count + 1))
+        found = curves(
+            survey,
+            sizes,
+            prefetch,
+            lambda name, cache: progress(next(done), lambda: {"cache": f"{cache:,}", "policy": name}),
+        )
+    rule = row_optimizer(optimizer)()
+    records = [4 * rule.width(bank.dim) for bank in survey.schema.banks]
+    touched, used = sum(survey.touched), int(survey.used.sum())
+    average = float(np.dot(records, survey.touched)) / max(1, touched)
+    conditions = Conditions(average, link, step)
+    advice = advise(found, used, touched, conditions)
+    chosen = next(p for p in found[f"depth {advice.depth}"] if p.cache == advice.cache)
+    tiers = _tiers(survey, advice, records, prefetch)
+    hides = conditions.step_that_hides(chosen)
+    least, least_bytes = _holding_every_batch(survey, records)
+    return {
+        "ids": survey.ids,
+        "steps": survey.steps,
+        "rows": sum(table.rows for table in survey.schema.tables),
+        "touched": touched,
+        "used": used,
+        "largest": int(survey.used.sum(axis=0).max()),
+        "least_cache": least,
+        "least_cache_bytes": least_bytes,
+        "curves": {name: [_point(point, average) for point in points] for name, points in found.items()},
+        "bytes": tiers,
+        "advice": {name: value for name, value in asdict(advice).items() if name != "why"},
+        "step_ms_that_hides": None if hides is None else 1e3 * hides,
+        "sentence": advice.sentence(tiers["cache"]),
+    }
 
-    def _measured(self, survey: Survey) -> dict[str, Any]:
-        sizes = cache_sizes(survey)
-        count = len(list(runs(sizes)))
-        with self._progress("plan", count) as progress:
-            done = iter(range(1, count + 1))
-            found = curves(
-                survey,
-                sizes,
-                self.movement.prefetch,
-                lambda name, cache: progress(next(done), lambda: {"cache": f"{cache:,}", "policy": name}),
-            )
-        optimizer = row_optimizer(self.optimizer.optimizer)()
-        records = [4 * optimizer.width(bank.dim) for bank in survey.schema.banks]
-        touched, used = sum(survey.touched), int(survey.used.sum())
-        average = float(np.dot(records, survey.touched)) / max(1, touched)
-        link = None if self.link is None else Link.parse(self.link)
-        step = None if self.step_ms is None else self.step_ms / 1e3
-        conditions = Conditions(average, link, step)
-        advice = advise(found, used, touched, conditions)
-        chosen = next(p for p in found[f"depth {advice.depth}"] if p.cache == advice.cache)
-        tiers = self._tiers(survey, advice, records)
-        hides = conditions.step_that_hides(chosen)
-        least, least_bytes = _holding_every_batch(survey, records)
-        return {
-            "command": "size",
-            "data": self.data.data,
-            "model": self.model.model,
-            "optimizer": self.optimizer.optimizer,
-            "dim": self.model.dim,
-            "batch": self.data.batch,
-            "prefetch": self.movement.prefetch,
-            "link": self.link,
-            "step_ms": self.step_ms,
-            "ids": survey.ids,
-            "steps": survey.steps,
-            "rows": sum(table.rows for table in survey.schema.tables),
-            "touched": touched,
-            "used": used,
-            "largest": int(survey.used.sum(axis=0).max()),
-            "least_cache": least,
-            "least_cache_bytes": least_bytes,
-            "curves": {name: [_point(point, average) for point in points] for name, points in found.items()},
-            "bytes": tiers,
-            "advice": {name: value for name, value in asdict(advice).items() if name != "why"},
-            "step_ms_that_hides": None if hides is None else 1e3 * hides,
-            "sentence": advice.sentence(tiers["cache"]),
-        }
 
-    def _tiers(self, survey: Survey, advice: Advice, records: list[int]) -> dict[str, float]:
-        """Return the bytes on the device, in memory and on disk with the advised cache."""
-        slots, staging = capacities(survey, advice.cache, self.movement.prefetch)
-        rows = [sum(survey.schema.tables[t].rows for t in bank.tables) for bank in survey.schema.banks]
-        touched = float(np.dot(records, survey.touched))
-        share = min(advice.depth, survey.steps) / survey.steps
-        return {
-            "cache": float(np.dot(slots, records)),
-            "staging": float(np.dot(staging, records)),
-            "planner": WINDOW_BYTES * share * (survey.ids + int(survey.used.sum())),
-            "touched": touched,
-            "all": float(np.dot(rows, records)),
-            "disk": ON_DISK * touched,
-            "index": float(INDEX_BYTES * sum(survey.touched)),
-        }
-
-    def _progress(self, title: str, steps: int | None) -> Progress:
-        return Progress(title, steps=steps, to=sys.stderr if self.show.json else sys.stdout, quiet=self.show.quiet)
+def _tiers(survey: Survey, advice: Advice, records: list[int], prefetch: int) -> dict[str, float]:
+    """Return the bytes on the device, in memory and on disk with the advised cache."""
+    slots, staging = capacities(survey, advice.cache, prefetch)
+    rows = [sum(survey.schema.tables[t].rows for t in bank.tables) for bank in survey.schema.banks]
+    touched = float(np.dot(records, survey.touched))
+    share = min(advice.depth, survey.steps) / survey.steps
+    return {
+        "cache": float(np.dot(slots, records)),
+        "staging": float(np.dot(staging, records)),
+        "planner": WINDOW_BYTES * share * (survey.ids + int(survey.used.sum())),
+        "touched": touched,
+        "all": float(np.dot(rows, records)),
+        "disk": ON_DISK * touched,
+        "index": float(INDEX_BYTES * sum(survey.touched)),
+    }
 
 
 def _holding_every_batch(survey: Survey, records: list[int]) -> tuple[int, int]:

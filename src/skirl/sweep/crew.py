@@ -23,12 +23,13 @@ from skirl.sweep.race import Judged
 from skirl.sweep.sweep import Diverged, Sweep
 from skirl.sweep.variants import Variant, Varied
 from skirl.tools import rng_state
+from skirl.tools.flags import flat_of
 from skirl.tools.machine import peak_bytes
 from skirl.tools.os_errors import NotWritten
-from skirl.train.commands import Train
 from skirl.train.evaluation import Evaluation, predicted
 from skirl.train.fine_tuning import begin_from
 from skirl.train.flags import EvaluationFlags, LogFlags, SaveFlags
+from skirl.train.loop import touched_rows
 from skirl.train.meter import Meter
 from skirl.train.metrics import Metrics, NotFinite
 from skirl.train.predict import Fresh
@@ -36,7 +37,6 @@ from skirl.train.recipe import Recipe
 from skirl.train.report.run_folder import RunFolder
 from skirl.train.resume import Origin
 from skirl.train.schedule import Rates
-from skirl.train.verify import touched_rows
 
 
 def loss_of(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -64,11 +64,8 @@ class Entrant:
         self.meter = Meter()
         evaluation = evaluation or EvaluationFlags()
         self.judge = Evaluation(every=evaluation.eval_every, patience=evaluation.patience)
-        alone = Train(
-            recipe=variant.recipe, evaluation=EvaluationFlags(**vars(evaluation)), save=SaveFlags(from_=from_),
-            log=LogFlags(run=folder, log_every=every),
-        )  # fmt: skip
-        self.flags = alone.flat()
+        alone = (SaveFlags(from_=from_), LogFlags(run=folder, log_every=every))
+        self.flags = flat_of(variant.recipe, evaluation, *alone)
         self.begun_from: dict[str, Any] | None = None
         """What it took over from another run at its start."""
         self.run = RunFolder(folder, name=variant.name, flags=self.flags, every=every, resume=resume)

@@ -30,8 +30,8 @@ from skirl.sweep.race import Judged, Race
 from skirl.sweep.variants import Varied
 from skirl.tools.machine import cores, free_bytes
 from skirl.tools.processes import die_with_parent
+from skirl.train.loop import touched_rows
 from skirl.train.recipe import Recipe
-from skirl.train.verify import touched_rows
 
 POSSIBLE = sys.platform == "linux"
 """On other systems, a forked process that has imported torch may hang."""

@@ -1,62 +1,24 @@
 """The flags of a sweep, except those of training. Each part is checked when it is made."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from skirl.checkpoint.of_sweep import OF_SWEEP
 from skirl.sweep.race import Rules
-from skirl.sweep.variants import check_store
-from skirl.train.flags import CacheFlags, EvaluationFlags
-from skirl.train.recipe import Recipe
+from skirl.train.flags import CheckpointFlags
 
 _RUNG = re.compile(r"(\d+)|(\d+(?:\.\d+)?)%")
-FEWEST, MOST, USUAL = 100, 200, 50
-"""Least and most lines of metrics if the number of steps is known; steps between two lines if that gives as many."""
 
 
 def points(steps: int | None) -> int:
-    """Return the steps between two lines of metrics: enough lines for a short sweep's curves, not too many for a long one.
+    """Return the steps between two lines of metrics: 100 to 200 lines if the number of steps is known and large enough.
 
-    >>> [points(steps) for steps in (5, 100, 400, 5_000, 100_000, None)]
-    [1, 1, 4, 50, 500, 50]
+    >>> [points(steps) for steps in (5, 199, 5_000, None)]
+    [1, 1, 50, 50]
     """
-    if steps is None:
-        return USUAL
-    return max(1, min(max(USUAL, -(-steps // MOST)), steps // FEWEST))
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoreFlags(CacheFlags):
-    """As for a run, without memory nodes."""
-
-    store: str = "memory"
-    """Where the rows outside the cache are: memory, disk:FOLDER, in which each variant has a folder of its name, or
-    several of these with weights: disk:a,disk:b*2."""
-
-    def __post_init__(self) -> None:
-        check_store(self.store)
-        super().__post_init__()
-
-
-@dataclass(frozen=True, kw_only=True)
-class SweepRecipe(Recipe):
-    """What the variants have in common."""
-
-    cache: StoreFlags = field(default_factory=StoreFlags)
-
-
-@dataclass(frozen=True, kw_only=True)
-class JudgeFlags(EvaluationFlags):
-    """When variants are evaluated, and when one of them stops for it."""
-
-    eval_every: int | None = None
-    """Steps between two evaluations of every variant on the samples that --valid holds out; there is always one at the
-    end."""
-    patience: int | None = None
-    """A variant leaves after this many evaluations in a row without a better test log loss of its own. It keeps its
-    last state, not its best one."""
+    return 50 if steps is None else max(1, steps // 100)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +31,7 @@ class VaryFlags:
     """A flag and its values, such as lr=0.01,0.02; given several times, every combination is a variant. Sizes of
     layers are joined by x: top=64x32,128x64."""
     variants: Path | None = None
-    """A file of variants: TOML with a table for each, CSV with a line for each, or JSON lines; with --vary, each of
-    them is combined with every combination."""
+    """A TOML file with a table for each variant; with --vary, each of them is combined with every combination."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,40 +86,15 @@ class RaceFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeepFlags:
-    """Where a sweep is saved, and when.
-
-    >>> KeepFlags(save_every=5)
-    Traceback (most recent call last):
-    ValueError: save_every, save_minutes, keep_best and resume need a folder: set save
-    """
-
-    group: ClassVar[str] = "save"
+class KeepFlags(CheckpointFlags):
+    """Where a sweep is saved, and when."""
 
     save: Path | None = None
     """A folder for checkpoints, with a subfolder for each variant. The sweep is saved at its end, and when SIGTERM or
     Ctrl-C ends it; a variant that leaves is saved as it was then, unless it diverged."""
-    save_every: int | None = None
-    """Steps between two checkpoints."""
-    save_minutes: float | None = None
-    """Minutes between two checkpoints."""
-    keep_best: bool = False
-    """Also keep each variant's checkpoint with its best held-out log loss, in SAVE/VARIANT/best; needs --valid and
-    --eval-every. All are saved whenever one is better than ever: early on, at nearly every evaluation."""
-    from_: Path | None = None
-    """Start every variant with the rows and dense weights of another run's newest checkpoint, to fine-tune them: its
-    folder, or the header of one checkpoint. With --resume, this is where the sweep starts if --save holds no
-    checkpoint yet."""
-    resume: bool = False
-    """Resume from the checkpoint in --save, the race too; if there is none yet, start the sweep."""
 
     def __post_init__(self) -> None:
-        if self.save is None and (self.save_every or self.save_minutes or self.keep_best or self.resume):
-            raise ValueError("save_every, save_minutes, keep_best and resume need a folder: set save")
-        if self.save_every is not None and self.save_every < 1:
-            raise ValueError(f"save_every is {self.save_every}: set it to 1 or more steps")
-        if self.save_minutes is not None and not self.save_minutes > 0:
-            raise ValueError(f"save_minutes is {self.save_minutes}: set it to minutes above 0")
+        super().__post_init__()
         if self.save is not None and not self.resume and self.there:
             raise ValueError(
                 f"save is {self.save}, which holds a sweep: add --resume to go on with it, or set another folder"

@@ -123,15 +123,10 @@ class SweepFolder:
         """What could not be written, a sentence for each part."""
         return self._missing.told()
 
-    def finish(self, result: Mapping[str, Any], page: Callable[[Path], str]) -> str | None:
-        """Write the result and draw the page. Return the page's path, or None if there is none."""
-        if self.path is None:
-            return None
-        with self._missing.tried(RESULT, self.path):
-            put_json(self.path / RESULT, result)
-        with self._missing.tried("the page", self.path):
-            return page(self.path)
-        return None
+    def finish(self, result: Mapping[str, Any]) -> None:
+        if self.path is not None:
+            with self._missing.tried(RESULT, self.path):
+                put_json(self.path / RESULT, result)
 
     def _write(self, line: Mapping[str, Any]) -> None:
         if self._race is not None and self.path is not None:

@@ -3,7 +3,6 @@
 import logging
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,13 +19,13 @@ from skirl.sweep.crews import Crews, duties, how_many
 from skirl.sweep.flags import KeepFlags, RaceFlags, points
 from skirl.sweep.folder import SweepFolder
 from skirl.sweep.race import BROKEN, Judged, Left, Race, VariantPlace, best_of, why_stopped
-from skirl.sweep.report import Shown, report
+from skirl.sweep.standing import Shown
 from skirl.sweep.sweep import Diverged
 from skirl.sweep.variants import Varied, seeds_of_one
 from skirl.tools.machine import machine
 from skirl.tools.os_errors import NotWritten
-from skirl.tools.progress import Progress
-from skirl.train.flags import EvaluationFlags, LogFlags, ShowFlags
+from skirl.tools.progress import progress_of
+from skirl.train.flags import EvaluationFlags, LogFlags
 from skirl.train.recipe import Recipe
 
 log = logging.getLogger("skirl")
@@ -40,19 +39,17 @@ def run(
     race_flags: RaceFlags,
     keeping: KeepFlags,
     logged: LogFlags,
-    show: ShowFlags,
     flags: dict[str, Any],
     *,
     evaluation: EvaluationFlags | None = None,
     processes: int | str = 1,
 ) -> dict[str, Any]:
-    """Train the variants, showing progress, and return the result."""
+    """Train the variants, and return the result."""
     sweep_run = SweepRun(
         recipe, variants, race_flags, keeping, logged, flags, evaluation or EvaluationFlags(), processes
     )
-    to = sys.stderr if show.json else sys.stdout
-    progress = Progress("sweep", steps=sweep_run.stream.steps, to=to, quiet=show.quiet)
-    with sweep_run, sweep_run.crew, Signals(keeping.save is not None) as signals, progress:
+    reporting = progress_of("sweep", sweep_run.stream.steps)
+    with sweep_run, sweep_run.crew, Signals(keeping.save is not None) as signals, reporting as progress:
         sweep_run.begin()
         while not sweep_run.over and sweep_run.step():
             progress(sweep_run.steps, sweep_run.shown.facts)
@@ -347,8 +344,8 @@ class SweepRun:
             "missing": self.folder.missing + of_variants,
             "failed": self.failed or self.not_saved or self.bests.missed,
         }
-        page = self.folder.finish(result, lambda folder: report(folder, None)["page"])
-        return result | {"page": page, "missing": self.folder.missing + of_variants}
+        self.folder.finish(result)
+        return result | {"missing": self.folder.missing + of_variants}
 
     def _leave(self, why: dict[str, str], save: Path | None) -> None:
         if (

@@ -1,11 +1,9 @@
 """Variants: a name and overrides of a sweep's flags, made by combining lists of values or read from a file."""
 
-import csv
 import difflib
-import json
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import combinations, product
 from pathlib import Path
@@ -68,20 +66,19 @@ def variants_of(base: Recipe, vary: Sequence[str] = (), file: Path | None = None
     if not vary and file is None:
         raise ValueError("a sweep has no variant: set vary, such as lr=0.01,0.02, or variants to a file of them")
     can = varying()
-    named: list[tuple[str | None, dict[str, Any]]] = [(None, {})]
-    if file is not None:
-        named = [(name, _read(f"{file}, {at}", found, can)) for at, name, found in read_file(file)]
+    tables = {} if file is None else read_file(file)
+    named = [(name, _read(f"{file}, [{name}]", found, can)) for name, found in tables.items()] or [("", {})]
     axes = [axis(text, can) for text in vary]
     for name in (names := [name for name, _ in axes]):
         if names.count(name) > 1:
             raise ValueError(f"vary has {name} twice: put all its values behind one {name}=")
-        if over := next((own or text_of(more) for own, more in named if name in more), None):
+        if over := next((own for own, more in named if name in more), None):
             raise ValueError(f"vary has {name}, and so has variant {over} of {file}: set it in one of the two")
     made = []
     for own, more in named:
         for values in product(*(values for _, values in axes)):
             over = dict(zip(names, values, strict=True))
-            name = ",".join(filter(None, [own if own else text_of(more), text_of(over)]))
+            name = ",".join(filter(None, [own, text_of(over)]))
             made.append((name, more | over))
     return checked_variants(base, made)
 
@@ -244,69 +241,22 @@ def _of_text(where: str, name: str, text: str, can: Mapping[str, Flag]) -> Any:
         raise ValueError(f"{where}: {name} is {text!r}{hint}: set it to {wanted}") from None
 
 
-Found = tuple[str, str | None, dict[str, Any]]
-"""A variant's place in the file, its name if it has one, and its values under the names used in the file."""
-
-
-def read_file(path: Path) -> list[Found]:
-    """Return the variants in a file, in order."""
-    readers = {".toml": _toml, ".csv": _csv, ".jsonl": _json, ".json": _json}
-    reader = readers.get(path.suffix)
-    if reader is None:
-        raise ValueError(f"variants is {str(path)!r}: set it to a file that ends in .toml, .csv or .jsonl")
+def read_file(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the flags of each variant in a TOML file, by name."""
+    if path.suffix != ".toml":
+        raise ValueError(f"variants is {str(path)!r}: set it to a file that ends in .toml")
     try:
-        text = path.read_text(encoding="utf-8")
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError:
         raise ValueError(f"variants is {str(path)!r}, which cannot be read: set it to a file that can") from None
-    except ValueError:
-        raise ValueError(f"{path} is not UTF-8 text: save it as UTF-8") from None
-    found = list(reader(path, text))
-    if not found:
-        raise ValueError(f"{path} has no variant: write one or more, or leave variants out")
-    return found
-
-
-def _toml(path: Path, text: str) -> Iterator[Found]:
-    try:
-        tables = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid TOML ({error}): fix it") from None
     for name, values in tables.items():
         if not isinstance(values, dict):
             raise ValueError(f"{path}: {name} is outside of a table: write [NAME] above the values of each variant")
-        yield f"[{name}]", name, values
-
-
-def _csv(path: Path, text: str) -> Iterator[Found]:
-    head: list[str] = []
-    for number, cells in enumerate(csv.reader(text.splitlines()), start=1):
-        if not cells:
-            continue
-        if not head:
-            head = [cell.strip() for cell in cells]
-            if not all(head) or len(set(head)) < len(head):
-                raise ValueError(
-                    f"{path}, line {number} has a column without a name, or two with the same: give each its own name"
-                )
-            continue
-        if len(cells) != len(head):
-            raise ValueError(f"{path}, line {number} has {len(cells)} cells for {len(head)} columns: fix it")
-        values: dict[str, Any] = {name: cell.strip() for name, cell in zip(head, cells, strict=True) if cell.strip()}
-        yield f"line {number}", values.pop("name", None), values
-
-
-def _json(path: Path, text: str) -> Iterator[Found]:
-    for number, line in enumerate(text.splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            values = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path}, line {number} is not valid JSON ({error}): fix it") from None
-        name = values.pop("name", None) if isinstance(values, dict) else 0
-        if not isinstance(name, str | None):
-            raise ValueError(f"{path}, line {number} is not an object with flags and a name that is text: fix it")
-        yield f"line {number}", name, values
+    if not tables:
+        raise ValueError(f"{path} has no variant: write one or more, or leave variants out")
+    return tables
 
 
 T = TypeVar("T")

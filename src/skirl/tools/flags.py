@@ -76,7 +76,13 @@ class Composed:
 
     def flat(self) -> dict[str, Any]:
         """Return all flags by name, in a form that JSON can hold."""
-        return {name: str(value) if isinstance(value, Path) else value for name, value in _values(self).items()}
+        return flat_of(self)
+
+
+def flat_of(*parts: Any) -> dict[str, Any]:
+    """Return the flags of several parts as `flat` does those of one."""
+    found = {name: value for part in parts for name, value in _values(part).items()}
+    return {name: str(value) if isinstance(value, Path) else value for name, value in found.items()}
 
 
 def flags_of(command: type) -> dict[str, Flag]:
@@ -208,7 +214,7 @@ def read_as(kind: Any, value: Any) -> Any:
     Traceback (most recent call last):
     TypeError: a whole number or "auto"
     """
-    for choice in _choices(kind):
+    for choice in choices(kind):
         if choice in (int, float) and isinstance(value, bool):
             continue
         if choice is float and isinstance(value, int):
@@ -227,11 +233,12 @@ def read_as(kind: Any, value: Any) -> Any:
     raise TypeError(expected(kind))
 
 
-def _choices(kind: Any) -> list[Any]:
+def choices(kind: Any) -> list[Any]:
+    """Return the types that a flag of this type may have."""
     if get_origin(kind) is Annotated:
-        return _choices(get_args(kind)[0])
+        return choices(get_args(kind)[0])
     if get_origin(kind) in (Union, types.UnionType):
-        return [choice for one in get_args(kind) for choice in _choices(one)]
+        return [choice for one in get_args(kind) for choice in choices(one)]
     return [kind]
 
 
@@ -246,58 +253,28 @@ def read_text(kind: Any, text: str) -> Any:
     Traceback (most recent call last):
     ValueError: cosine
     """
-    words = []
-    for choice in _choices(kind):
-        if get_origin(choice) is tuple:
-            with suppress(ValueError):
-                return read_text(get_args(choice)[0], text)
-        elif get_origin(choice) is Literal:
-            words += [str(option) for option in get_args(choice)]
-            if text in words:
-                return text
-        elif choice in (str, Path):
-            return choice(text)
-        elif choice in (int, float):
-            with suppress(ValueError):
-                return choice(text)
-        elif choice is bool:
-            words += ["True", "False"]
-            if text in words:
-                return text == "True"
-        elif choice is types.NoneType and text == "None":
-            return None
+    kinds = [get_args(choice)[0] if get_origin(choice) is tuple else choice for choice in choices(kind)]
+    words = [str(word) for choice in kinds if get_origin(choice) is Literal for word in get_args(choice)]
+    words += ["True", "False"] if bool in kinds else []
+    for read in (str, int, float, {"True": True, "False": False}.__getitem__):
+        for one in (one for one in kinds if one is not types.NoneType):
+            with suppress(ValueError, TypeError, KeyError):
+                return read_as(one, read(text))
+    if text == "None" and types.NoneType in kinds:
+        return None
     raise ValueError(*difflib.get_close_matches(text, words, n=1))
 
 
 def is_list(kind: Any) -> bool:
     """Return whether a flag of this type takes several words."""
-    return any(get_origin(choice) is tuple for choice in _choices(kind))
-
-
-def metavar(kind: Any) -> str:
-    """Return what help shows in place of a value.
-
-    >>> metavar(int | Literal["auto", "epoch"] | None), metavar(tuple[int, ...] | None), metavar(Path)
-    ('INT|{auto,epoch}', 'INT [INT ...]', 'PATH')
-    """
-    names = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH", bool: "{True,False}"}
-    said = []
-    for choice in _choices(kind):
-        if get_origin(choice) is Literal:
-            said.append("{" + ",".join(str(option) for option in get_args(choice)) + "}")
-        elif get_origin(choice) is tuple:
-            inner = metavar(get_args(choice)[0])
-            said.append(f"{inner} [{inner} ...]")
-        elif choice is not types.NoneType:
-            said.append(names[choice])
-    return "|".join(said)
+    return any(get_origin(choice) is tuple for choice in choices(kind))
 
 
 def expected(kind: Any) -> str:
     """Return in words what a flag of this type takes."""
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
     said = []
-    for choice in _choices(kind):
+    for choice in choices(kind):
         if get_origin(choice) is Literal:
             said += [f'"{option}"' for option in get_args(choice)]
         elif get_origin(choice) is tuple:

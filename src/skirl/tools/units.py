@@ -1,4 +1,4 @@
-"""Sizes in bytes, lengths of time and links, as people write them."""
+"""Sizes in bytes, lengths of time, links and numbers, as people write them."""
 
 import math
 import re
@@ -66,3 +66,46 @@ class Link:
     def seconds(self, nbytes: int) -> float:
         """Return how many seconds one call takes when the link is idle."""
         return self.delay + nbytes / self.rate
+
+
+def clock(seconds: float) -> str:
+    """Return seconds as people write them.
+
+    >>> clock(75.2), clock(3700)
+    ('1:15', '1:01:40')
+    """
+    minutes, left = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{left:02}" if minutes >= 60 else f"{minutes}:{left:02}"
+
+
+def figure(value: float, digits: int = 4) -> str:
+    """Return a loss or a metric as text of a few characters.
+
+    >>> figure(0.69315), figure(12345.6789), figure(1e30), figure(float("nan"))
+    ('0.6932', '12345.6789', '1e+30', 'nan')
+    """
+    return f"{value:.{digits}f}" if abs(value) < 1e5 else f"{value:.{digits}g}"
+
+
+def size(count: float) -> str:
+    """Return bytes as people write them.
+
+    >>> size(512), size(3 * 2**20), size(5.5 * 2**30)
+    ('512 B', '3.0 MiB', '5.5 GiB')
+    """
+    unit = 0
+    while count >= 1024 and unit < 4:
+        count /= 1024
+        unit += 1
+    return f"{count:.0f} B" if unit == 0 else f"{count:.1f} {('KiB', 'MiB', 'GiB', 'TiB')[unit - 1]}"
+
+
+def malformed(count: int, first: str | None) -> str:
+    """Say how many rows of data files were skipped, and where the first one is.
+
+    >>> malformed(1, "line 17 of part-3")
+    '1 malformed row: line 17 of part-3'
+    >>> malformed(1200, "line 17 of part-3")
+    '1,200 malformed rows, the first: line 17 of part-3'
+    """
+    return f"1 malformed row: {first}" if count == 1 else f"{count:,} malformed rows, the first: {first}"

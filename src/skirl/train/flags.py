@@ -74,7 +74,8 @@ class CacheFlags:
     """Which rows the cache evicts: min is optimal, the others are for comparison."""
     store: str = "memory"
     """Where the rows outside the cache are: memory, disk:FOLDER, rpc://HOST:PORT for memory nodes (`skirl serve`), or
-    several of these with weights: disk:a,disk:b*2."""
+    several of these with weights: disk:a,disk:b*2. In a sweep, each variant has a folder of its name, and there are no
+    nodes."""
 
     def __post_init__(self) -> None:
         from skirl.store.specs import shards
@@ -169,8 +170,8 @@ class EvaluationFlags:
     eval_every: int | None = None
     """Steps between two evaluations on the samples that --valid holds out; there is always one at the end."""
     patience: int | None = None
-    """Stop after this many evaluations in a row without a better test log loss. The run keeps the last state, not the
-    best one."""
+    """Stop after this many evaluations in a row without a better test log loss; in a sweep, the variant leaves. The last
+    state is kept, not the best one."""
 
     def __post_init__(self) -> None:
         for name in ("eval_every", "patience"):
@@ -193,8 +194,8 @@ def check_evaluated(evaluation: EvaluationFlags, *, valid: str | None, keep_best
 
 
 @dataclass(frozen=True, kw_only=True)
-class SaveFlags:
-    """Where and when to save a run.
+class CheckpointFlags:
+    """When a run or a sweep is saved, and what it begins with.
 
     >>> SaveFlags(save_every=5)
     Traceback (most recent call last):
@@ -209,24 +210,33 @@ class SaveFlags:
     """Steps between two checkpoints."""
     save_minutes: float | None = None
     """Minutes between two checkpoints."""
-    keep: int | None = None
-    """Number of newest checkpoints to keep in the folder; 2 if not given."""
     keep_best: bool = False
     """Also keep the checkpoint with the best held-out log loss, in SAVE/best; needs --valid and --eval-every."""
     resume: bool = False
     """Resume from the newest whole checkpoint in --save; if there is none yet, start the run."""
     from_: Path | None = None
-    """Start a new run with the rows and dense weights of another run's newest checkpoint, to fine-tune them: its
-    folder, or the header of one checkpoint. With --resume, this is where the run starts if --save holds no
-    checkpoint yet."""
+    """Start with the rows and dense weights of another run's newest checkpoint, to fine-tune them: its folder, or the
+    header of one checkpoint. With --resume, this is where the run starts if --save holds no checkpoint yet."""
 
     def __post_init__(self) -> None:
-        if self.save is None and (self.save_every or self.save_minutes or self.keep or self.resume or self.keep_best):
-            raise ValueError("save_every, save_minutes, keep, keep_best and resume need a folder: set save")
+        names = [n for n in ("save_every", "save_minutes", "keep", "keep_best", "resume") if hasattr(self, n)]
+        if self.save is None and any(getattr(self, name) for name in names):
+            raise ValueError(f"{', '.join(names[:-1])} and {names[-1]} need a folder: set save")
         if self.save_every is not None and self.save_every < 1:
             raise ValueError(f"save_every is {self.save_every}: set it to 1 or more steps")
         if self.save_minutes is not None and not self.save_minutes > 0:
             raise ValueError(f"save_minutes is {self.save_minutes}: set it to minutes above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveFlags(CheckpointFlags):
+    """When a run is saved, and how many checkpoints stay."""
+
+    keep: int | None = None
+    """Number of newest checkpoints to keep in the folder; 2 if not given."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.keep is not None and self.keep < 1:
             raise ValueError(f"keep is {self.keep}: set it to 1 or more checkpoints")
 
@@ -257,12 +267,41 @@ class LogFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShowFlags:
-    """The output of a run to the terminal."""
+class SavedFlags:
+    """A saved run, and what it is to predict. Flags that are not given are as in the run."""
 
-    group: ClassVar[str] = "output"
+    save: Path
+    """The folder that `skirl train --save` wrote, to use its newest whole checkpoint, or the header of one
+    checkpoint."""
+    data: str | None = None
+    """The data to predict, as for `skirl train`: criteo:, avazu:, mind:, csv: or parquet:PATH; the run's data if not
+    given."""
+    held_out: bool = False
+    """Use only the part that the run held out of its training."""
+    valid: str | None = None
+    """Use only the part that this would hold out: 20% (the last rows in order), or a time: time>=14102900,
+    time>=2026-03-01."""
+    schema: str | None = None
+    """A TOML file that names the columns; if not given, the run's, or the one inside a converted file."""
+    vocab: str | None = None
+    """Where the run's vocabulary is now, if it has moved."""
+    batch: int | None = None
+    """Samples in a batch; as in the run if not given, since the last bits of a prediction may depend on it."""
+    workers: int | None = None
+    """Processes that read files; as in the run if not given."""
+    bad_rows: Literal["refuse", "skip"] | None = None
+    """Treatment of malformed rows: refuse the data, or leave the row out; as in the run if not given."""
+    device: str | None = None
+    """Where the model computes: cpu, cuda or cuda:N; as in the run if not given."""
+    threads: int | None = None
+    """Compute threads; as in the run if not given, since the last bits of a prediction may depend on it."""
 
-    json: bool = False
-    """Print the results as one line of JSON; progress goes to standard error."""
-    quiet: bool = False
-    """Show no progress."""
+    def __post_init__(self) -> None:
+        if self.held_out and self.valid is not None:
+            raise ValueError(
+                "--held-out is the part that the run held out, and --valid another one: set one of the two"
+            )
+        if self.data is None and not self.held_out and self.valid is None:
+            raise ValueError(
+                "nothing says what to predict: set --data, or --held-out for the samples that the run held out"
+            )

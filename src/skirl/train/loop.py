@@ -2,7 +2,6 @@
 
 import logging
 import math
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,25 +17,24 @@ from skirl.checkpoint.best import headers_with_steps
 from skirl.checkpoint.keeper import Keeper
 from skirl.core.batch import Batch, Sparse, moved
 from skirl.core.ids import capture, positions_of
-from skirl.core.tables import Schema, Table
+from skirl.core.tables import Schema
 from skirl.data.source import Source
 from skirl.nn.collection import Collection
 from skirl.oracle.seen import Seen
 from skirl.peers.processes import launchers_elsewhere
 from skirl.pipeline.lookahead import Lookahead
 from skirl.tools.machine import machine, peak_bytes
-from skirl.tools.progress import Progress
+from skirl.tools.progress import Report, progress_of
 from skirl.train.evaluation import Evaluation
 from skirl.train.fine_tuning import begin_from
-from skirl.train.flags import EvaluationFlags, LogFlags, SaveFlags, ShowFlags
+from skirl.train.flags import EvaluationFlags, LogFlags, SaveFlags
 from skirl.train.meter import Meter
 from skirl.train.metrics import NotFinite
 from skirl.train.recipe import Recipe
-from skirl.train.report.lanes import gathered
 from skirl.train.report.run_folder import RunFolder
 from skirl.train.resume import RULES, agreed_start, told
 from skirl.train.schedule import Rates
-from skirl.train.trainers import TrainerShare
+from skirl.train.trainers import TrainerShare, gathered
 
 
 @dataclass(slots=True)
@@ -69,26 +67,15 @@ def whole(batches: list[Batch], logits: list[Tensor], losses: list[Tensor]) -> D
     return Done(batches, torch.cat(logits), labels, each, each.mean(), len(labels))
 
 
-class Touched:
-    """Counts the distinct rows of the batches that are added.
-
-    >>> import skirl, torch
-    >>> touched = Touched([Table("a", rows=10, dim=2)])
-    >>> touched.add(skirl.KeyedJagged.one_hot(["a"], torch.tensor([[3], [4], [3]])))
-    >>> touched.rows
-    2
-    """
-
-    def __init__(self, tables: Iterable[Table]) -> None:
-        self.schema = Schema.of(list(tables))
-        self._seen = Seen(self.schema)
-
-    @property
-    def rows(self) -> int:
-        return len(self._seen)
-
-    def add(self, sparse: Sparse) -> None:
-        self._seen.add(keys_of(sparse, self.schema))
+def touched_rows(recipe: Recipe) -> int:
+    """Read all ids and return how many distinct rows the run will touch."""
+    schema = Schema.of(recipe.tables())
+    touched = Seen(schema)
+    with progress_of("count rows", recipe.stream().steps) as progress:
+        for number, batch in enumerate(recipe.stream(), start=1):
+            touched.add(keys_of(batch.sparse, schema))
+            progress(number, lambda: {"touched": f"{len(touched):,}"})
+    return len(touched)
 
 
 def keys_of(sparse: Sparse, schema: Schema) -> np.ndarray:
@@ -186,12 +173,11 @@ class _Run:
         share: TrainerShare,
         folder: RunFolder,
         evaluation: EvaluationFlags,
-        show: ShowFlags,
         *,
         resume: bool,
     ) -> "_Run":
         """The model over its rows, once it is known how many the cache is to hold."""
-        cache = recipe.cache_size(_count(recipe, show) if recipe.counts_first else 0)
+        cache = recipe.cache_size(touched_rows(recipe) if recipe.counts_first else 0)
         embeddings = recipe.embeddings(cache, resume=resume)
         model, dense = recipe.model_over(embeddings)
         rates, stream = recipe.rates_of(embeddings, dense), share.of(recipe.stream(), recipe.step.shards)
@@ -206,7 +192,7 @@ class _Run:
             "keep_best": saving.keep_best, "first": self.share.first,
         }  # fmt: skip
 
-    def loop(self, batches: Lookahead, keeper: Keeper, progress: Progress) -> tuple[int, str] | None:
+    def loop(self, batches: Lookahead, keeper: Keeper, progress: Report) -> tuple[int, str] | None:
         """Train to the end; the step at which numbers were no longer finite and what was not, None where all were."""
         share, meter, judge = self.share, self.meter, self.judge
         if judge.stops:
@@ -266,22 +252,22 @@ def train(
     evaluation: EvaluationFlags,
     saving: SaveFlags,
     log: LogFlags,
-    show: ShowFlags,
     flags: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Train, showing progress; what came of it. flags: all of the command's, to write down."""
+    """Train; what came of it. flags: all of the command's, to write down."""
     recipe.use_threads()
     share = TrainerShare.of_job(recipe.device.device, recipe.peers.peer_patience)
-    recipe, (log, show) = share.recipe(recipe), share.shown(log, show)
+    recipe, log = share.recipe(recipe), share.logged(log)
     flags = {**flags, "shards": recipe.step.shards}
     origin = agreed_start(share, saving, flags)
     folder = run_folder(recipe, log, flags, resume=saving.resume, trainers=share.size)
-    run = _Run.made(recipe, share, folder, evaluation, show, resume=saving.resume)
+    run = _Run.made(recipe, share, folder, evaluation, resume=saving.resume)
     begun_from: dict[str, Any] | None = None
+    total = recipe.stream().steps
     with (
         recipe.lookahead(run.model, run.stream, trace=log.trace) as batches,
         Keeper(saving.save, **run.saved(saving), data=batches) as keeper,
-        _progress("train", recipe, show, said=True) as progress,
+        progress_of("train", total, _said(recipe, total)) as progress,
         folder.begin(batches, run.meter, keeper.check),
     ):
         for line in told([change for change in folder.changed if change["flag"] in RULES["warned"]]):
@@ -319,28 +305,12 @@ def run_folder(
     return RunFolder(log.folder(), name=name, flags=flags, every=log.log_every, resume=resume, trainers=trainers)
 
 
-def _progress(title: str, recipe: Recipe, show: ShowFlags, *, said: bool = False) -> Progress:
-    """Return the progress of a run. said: whether it begins with what is trained, since most of it may be defaults."""
-    steps, to = recipe.stream().steps, sys.stderr if show.json else sys.stdout
-    begun = _said(recipe, steps) if said else ""
-    return Progress(title, steps=steps, to=to, quiet=show.quiet, begun=begun)
-
-
 def _said(recipe: Recipe, steps: int | None) -> str:
     many = "all" if steps is None else f"{steps:,}"
     return (
         f"{recipe.model.model} of dim {recipe.model.dim} on {recipe.data.data}: {many} batches of {recipe.data.batch:,}, "
         f"--cache {recipe.cache.cache}"
     )
-
-
-def _count(recipe: Recipe, show: ShowFlags) -> int:
-    touched = Touched(recipe.tables())
-    with _progress("count rows", recipe, show) as progress:
-        for number, batch in enumerate(recipe.stream(), start=1):
-            touched.add(batch.sparse)
-            progress(number, lambda: {"touched": f"{touched.rows:,}"})
-    return touched.rows
 
 
 def _of_engine(batches: Lookahead, share: TrainerShare) -> dict[str, Any]:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from skirl.pipeline.lookahead import Lookahead
-from skirl.tools.progress import Facts, figure
-from skirl.tools.speed import Speed
+from skirl.tools.progress import Facts, Speed
+from skirl.tools.units import figure
 from skirl.train.metrics import Metrics
 
 

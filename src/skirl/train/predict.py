@@ -3,16 +3,15 @@
 import json
 import logging
 import os
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from types import TracebackType
-from typing import Any, ClassVar, Self, get_type_hints
+from typing import Any, ClassVar, TypeVar, get_type_hints
 
 import numpy as np
 import pyarrow as pa
@@ -33,17 +32,17 @@ from skirl.nn.collection import collections_of
 from skirl.tools.flags import WrongFlags, flags_of
 from skirl.tools.machine import machine, peak_bytes
 from skirl.tools.os_errors import writing
-from skirl.tools.progress import Progress
+from skirl.tools.progress import progress_of
 from skirl.tools.sealed_json import CheckpointError, OtherVersion
-from skirl.tools.side_by_side import in_thread, side_by_side
-from skirl.train.commands import Chosen
 from skirl.train.evaluation import Fresh, evaluating
-from skirl.train.flags import CacheFlags, MovementFlags, PeerFlags, RateFlags, StepFlags
+from skirl.train.flags import CacheFlags, MovementFlags, PeerFlags, RateFlags, SavedFlags, StepFlags
 from skirl.train.metrics import Metrics
 from skirl.train.recipe import Recipe
 from skirl.train.resume import check_same_data, run_of
 
 log = logging.getLogger("skirl")
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass
@@ -82,7 +81,7 @@ class SavedRun:
 
 
 @contextmanager
-def saved_run(chosen: Chosen, *, labelled: bool) -> Iterator[SavedRun]:
+def saved_run(chosen: SavedFlags, *, labelled: bool) -> Iterator[SavedRun]:
     """Open the newest whole checkpoint of a run for the length of a block. labelled: refuse data without labels."""
     first: CheckpointError | None = None
     for header in folder.headers(chosen.save):
@@ -104,7 +103,7 @@ def saved_run(chosen: Chosen, *, labelled: bool) -> Iterator[SavedRun]:
     raise first
 
 
-def _opened(header: Path, chosen: Chosen, labelled: bool) -> SavedRun:
+def _opened(header: Path, chosen: SavedFlags, labelled: bool) -> SavedRun:
     body = folder.read(header)
     flags = _flags(header, body)
     device = {"device": chosen.device, "threads": chosen.threads}
@@ -143,7 +142,7 @@ def _flags(header: Path, body: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in state["flags"].items() if name in known}
 
 
-def _data(flags: Mapping[str, Any], chosen: Chosen) -> DataFlags:
+def _data(flags: Mapping[str, Any], chosen: SavedFlags) -> DataFlags:
     """Return the run's data flags with the chosen ones. Flags that do not concern the rows to predict are reset."""
     given = {field.name: flags[field.name] for field in fields(DataFlags) if field.name in flags}
     for name in ("data", "valid", "schema", "vocab", "batch", "workers", "bad_rows"):
@@ -213,16 +212,16 @@ GROUP = 1 << 17
 """Rows in a Parquet row group."""
 
 
-def evaluate(chosen: Chosen) -> dict[str, Any]:
+def evaluate(chosen: SavedFlags) -> dict[str, Any]:
     return _result("evaluate", chosen, None)
 
 
-def predict(chosen: Chosen, into: Path) -> dict[str, Any]:
+def predict(chosen: SavedFlags, into: Path) -> dict[str, Any]:
     """Write predictions of a saved run to a Parquet file. Return the result, with metrics if there are labels."""
     return _result("predict", chosen, into)
 
 
-def _result(command: str, chosen: Chosen, into: Path | None) -> dict[str, Any]:
+def _result(command: str, chosen: SavedFlags, into: Path | None) -> dict[str, Any]:
     started = time.monotonic()
     with saved_run(chosen, labelled=into is None) as run:
         data = run.recipe.data
@@ -231,17 +230,16 @@ def _result(command: str, chosen: Chosen, into: Path | None) -> dict[str, Any]:
             raise ValueError(f"--into is {into}, which is one of the data files: name another file")
         about = {"checkpoint": str(run.checkpoint), "step": run.step, "data": data.data, "part": data.valid}
         metrics = Metrics() if run.labelled else None
-        show = {"to": sys.stderr if chosen.json else sys.stdout, "quiet": chosen.quiet}
         samples, first, began, cpu = 0, 0, started, 0.0
         with (
-            Progress(command, steps=run.source.steps, **show) as progress,
-            Predictions(into, labelled=run.labelled, about=about) as out,
+            progress_of(command, run.source.steps) as progress,
+            predictions_in(into, labelled=run.labelled, about=about) as write,
             in_thread(_scored(run)) as scored,
         ):
             for done, (batch, logits, numbers) in enumerate(scored, start=1):
                 if metrics is not None:
                     metrics.update(logits, batch.labels)
-                out.write(numbers, logits, batch.labels)
+                write(numbers, logits, batch.labels)
                 samples += len(numbers)
                 if done == 1:  # the first batch loads kernels, so its time says nothing about the others
                     first, began, cpu = samples, time.monotonic(), time.process_time()
@@ -326,61 +324,99 @@ def scored(
         torch.set_num_threads(before)
 
 
-class Predictions:
-    """A Parquet file of predictions, written one row group at a time. It appears once it is complete.
+@contextmanager
+def side_by_side(work: Callable[[T], R], items: Iterator[T], threads: int) -> Iterator[Iterator[R]]:
+    """Do `work` in several threads, with results in the order of `items`. An error is raised in place of its result.
+
+    >>> with side_by_side(lambda n: n * n, iter(range(5)), 3) as squares:
+    ...     print(list(squares))
+    [0, 1, 4, 9, 16]
+    """
+    pool = ThreadPoolExecutor(threads, "skirl-side")
+
+    def results() -> Iterator[R]:
+        ahead, ended = deque[Future[R]](), False
+        while True:
+            while not ended and len(ahead) <= threads:
+                try:
+                    ahead.append(pool.submit(work, next(items)))
+                except StopIteration:
+                    ended = True
+                except Exception as error:
+                    ended = True
+                    ahead.append(Future())
+                    ahead[-1].set_exception(error)
+            if not ahead:
+                return
+            yield ahead.popleft().result()
+
+    try:
+        yield results()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def in_thread(items: Generator[T, None, None]) -> Iterator[Iterator[T]]:
+    """Read items ahead in a thread. When the block has ended, so have the thread and the generator."""
+    pool, end = ThreadPoolExecutor(1, "skirl-side"), object()
+
+    def ahead() -> Iterator[T]:
+        coming: deque[Future[Any]] = deque(pool.submit(next, items, end) for _ in range(2))
+        while (item := coming.popleft().result()) is not end:
+            coming.append(pool.submit(next, items, end))
+            yield item
+
+    try:
+        yield ahead()
+    finally:
+        pool.shutdown(cancel_futures=True)
+        items.close()
+
+
+@contextmanager
+def predictions_in(
+    path: Path | None, *, labelled: bool, about: dict[str, Any]
+) -> Iterator[Callable[[np.ndarray, np.ndarray, Any], None]]:
+    """Write a Parquet file of predictions, one row group at a time. It appears once it is complete.
 
     Columns: `row`, the number of the row in the data, from 0; `prediction`, the probability of a click; `logit`, the
     model's output; `label`, if there are labels.
     """
+    if path is None:
+        yield lambda numbers, logits, labels: None
+        return
+    fields = [("row", pa.int64()), ("prediction", pa.float32()), ("logit", pa.float32())]
+    fields += [("label", pa.float32())] if labelled else []
+    schema = pa.schema(fields, metadata={KEY_OF_PREDICTIONS: json.dumps(about).encode()})
+    kept: list[list[np.ndarray]] = []
+    draft = path.with_name(f"{path.name}.{os.getpid()}.part")
 
-    def __init__(self, path: Path | None, *, labelled: bool, about: dict[str, Any]) -> None:
-        self._path, self._labelled = path, labelled
-        fields = [("row", pa.int64()), ("prediction", pa.float32()), ("logit", pa.float32())]
-        fields += [("label", pa.float32())] if labelled else []
-        self._schema = pa.schema(fields, metadata={KEY_OF_PREDICTIONS: json.dumps(about).encode()})
-        self._kept: list[list[np.ndarray]] = []
-        self._rows = 0
-        self._writer: Any = None
+    def write(numbers: np.ndarray, logits: np.ndarray, labels: Any) -> None:
+        kept.append([numbers, probability(logits), logits, *([labels.numpy()] if labelled else [])])
+        if sum(len(part[0]) for part in kept) >= GROUP:
+            end_group()
 
-    def __enter__(self) -> Self:
-        if self._path is not None:
-            self._draft = self._path.with_name(f"{self._path.name}.{os.getpid()}.part")
-            with writing(self._path):
-                self._writer = pq.ParquetWriter(self._draft, self._schema, use_dictionary=False)
-        return self
+    def end_group() -> None:
+        columns = zip(zip(*kept, strict=True), schema)
+        table = pa.Table.from_arrays([_array(np.concatenate(c), of.type) for c, of in columns], schema=schema)
+        with writing(path):
+            writer.write_table(table, row_group_size=len(table))
+        kept.clear()
 
-    def write(self, numbers: np.ndarray, logits: np.ndarray, labels: Any) -> None:
-        if self._writer is None:
-            return
-        columns = [numbers, probability(logits), logits]
-        self._kept.append([*columns, labels.numpy()] if self._labelled else columns)
-        self._rows += len(numbers)
-        if self._rows >= GROUP:
-            self._group()
-
-    def _group(self) -> None:
-        assert self._path is not None
-        columns = zip(zip(*self._kept, strict=True), self._schema)
-        table = pa.Table.from_arrays([_array(np.concatenate(c), of.type) for c, of in columns], schema=self._schema)
-        with writing(self._path):
-            self._writer.write_table(table, row_group_size=self._rows)
-        self._kept, self._rows = [], 0
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._writer is None:
-            return
-        assert self._path is not None
-        try:
-            if kind is None and self._rows:
-                self._group()
-            with writing(self._path) if kind is None else suppress(OSError):
-                self._writer.close()
-                if kind is None:
-                    os.replace(self._draft, self._path)
-        finally:
-            self._draft.unlink(missing_ok=True)
+    with writing(path):
+        writer = pq.ParquetWriter(draft, schema, use_dictionary=False)
+    try:
+        yield write
+        if kept:
+            end_group()
+        with writing(path):
+            writer.close()
+            os.replace(draft, path)
+    finally:
+        with suppress(OSError):
+            writer.close()
+        draft.unlink(missing_ok=True)
 
 
 def _array(values: np.ndarray, of: pa.DataType) -> pa.Array:

@@ -4,13 +4,13 @@ import logging
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from skirl.checkpoint.of_sweep import refuse_sweep
 from skirl.models.flags import LayerFlags, ModelFlags
 from skirl.tools.flags import option
 from skirl.tools.sealed_json import CheckpointError
-from skirl.train.flags import SaveFlags
+from skirl.train.flags import CheckpointFlags, SaveFlags
 
 if TYPE_CHECKING:
     from skirl.data.files.schema import Dense, FileSchema
@@ -29,20 +29,7 @@ class Origin(NamedTuple):
     header: Path
 
 
-class Begins(Protocol):
-    """The flags that say where a run begins."""
-
-    @property
-    def save(self) -> Path | None: ...
-
-    @property
-    def resume(self) -> bool: ...
-
-    @property
-    def from_(self) -> Path | None: ...
-
-
-def origin_of(saving: Begins, *, saved: bool | None = None) -> Origin | None:
+def origin_of(saving: CheckpointFlags, *, saved: bool | None = None) -> Origin | None:
     """Return the checkpoint that the run takes rows and weights from. None if it goes on with its own, or takes none."""
     from skirl.checkpoint import folder
 

@@ -1,7 +1,7 @@
 """A run as one of several trainers: which part is its own, and how all trainers' numbers are put together."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -13,15 +13,20 @@ from skirl.engine.device import torch_device
 from skirl.peers.base import Peers
 from skirl.peers.job import trainers
 from skirl.peers.message import pack, unpack
+from skirl.tools.machine import peak_bytes
 
 if TYPE_CHECKING:
     from skirl.data.source import Source
-    from skirl.train.flags import LogFlags, ShowFlags
+    from skirl.pipeline.lookahead import Lookahead
+    from skirl.train.flags import LogFlags
     from skirl.train.loop import Done
+    from skirl.train.meter import Meter
     from skirl.train.recipe import Recipe
 
 T = TypeVar("T")
 NOT_ASKED = Asked()
+OF_LOOP = ("rows", "dense", "lookups")
+"""Channels on which the training loop itself waits for other trainers."""
 
 
 class TrainerShare:
@@ -62,9 +67,9 @@ class TrainerShare:
             )
         return replace(recipe, step=replace(recipe.step, shards=shards))
 
-    def shown(self, log: "LogFlags", show: "ShowFlags") -> "tuple[LogFlags, ShowFlags]":
-        """Return the flags for this trainer: the first one writes and shows everything, the others nothing."""
-        return (log, show) if self.first else (replace(log, run="none", trace=None), replace(show, quiet=True))
+    def logged(self, log: "LogFlags") -> "LogFlags":
+        """Return the flags for this trainer: the first one writes everything, the others nothing."""
+        return log if self.first else replace(log, run="none", trace=None)
 
     def told(self, mine: Any, tag: str) -> list[Any]:
         """Exchange values between all trainers and return them by rank. Call it between two steps."""
@@ -121,3 +126,23 @@ class TrainerShare:
         come = self.exchange([np.array([counts[name] for name in names], np.int64)])
         sums = np.sum([part for (part,) in come], axis=0).tolist()
         return counts | dict(zip(names, sums, strict=True))
+
+
+def gathered(batches: "Lookahead", meter: "Meter", share: TrainerShare) -> dict[str, Any] | None:
+    """Return the result's `by_trainer`; None if there is one trainer. All trainers call this at once, between two steps."""
+    if share.alone:
+        return None
+    engine, times, counted = batches.engine, batches.times, share.peers.counted()
+    lane = {
+        "touched": len(engine.seen),
+        "cache": sum(len(cache) for cache in engine.caches),
+        **{name: count for name, count in asdict(engine.counters).items() if name != "steps"},
+        "seconds": meter.seconds,
+        "stall": times.stall,
+        "read": times.read,
+        "waited": sum(counted[name]["seconds"] for name in OF_LOOP if name in counted),
+        "busy": dict(times.busy),
+        "sent": sum(sum(of["bytes_sent"]) for of in counted.values()),
+        "peak_bytes": peak_bytes(),
+    }
+    return {"lanes": share.told(lane, "what each trainer did")}

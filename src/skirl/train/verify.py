@@ -1,7 +1,6 @@
 """The same run three times, compared bit by bit: with a cache, with every row resident, and in plain Python."""
 
 import hashlib
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -24,9 +23,8 @@ from skirl.engine.access import peek
 from skirl.engine.capacity import CacheSize
 from skirl.engine.device import torch_device
 from skirl.tools import rng_state
-from skirl.tools.progress import Progress
-from skirl.train.flags import ShowFlags
-from skirl.train.loop import Done, Touched, keys_of, steps, whole
+from skirl.tools.progress import progress_of
+from skirl.train.loop import Done, keys_of, steps, whole
 from skirl.train.recipe import Recipe
 from skirl.train.schedule import Rates
 
@@ -171,21 +169,13 @@ def rows_of(batches: Sequence[Batch], schema: Schema) -> np.ndarray:
     return np.unique(np.concatenate([keys_of(batch.sparse, schema) for batch in batches]))
 
 
-def touched_rows(recipe: Recipe) -> int:
-    """Read all ids and return how many distinct rows the run will touch."""
-    touched = Touched(recipe.tables())
-    for batch in recipe.stream():
-        touched.add(batch.sparse)
-    return touched.rows
-
-
-def verify(recipe: Recipe, touched: int, show: ShowFlags) -> dict[str, Any]:
+def verify(recipe: Recipe, touched: int) -> dict[str, Any]:
     """Train three times. Return what was compared and the first difference, if any. touched: rows that the run uses."""
     started = time.monotonic()
     schema = Schema.of(recipe.tables())
-    cached = with_cache("cache", recipe, recipe.cache_size(touched), show)
+    cached = with_cache("cache", recipe, recipe.cache_size(touched))
     in_memory = replace(recipe, cache=replace(recipe.cache, store="memory"))
-    others = [with_cache("resident", in_memory, touched, show), in_plain_python(recipe, show)]
+    others = [with_cache("resident", in_memory, touched), in_plain_python(recipe)]
     found = (compare(cached, other, schema, recipe.in_steps()) for other in others)
     difference = next((d for d in found if d is not None), None)
     return {
@@ -203,7 +193,7 @@ def verify(recipe: Recipe, touched: int, show: ShowFlags) -> dict[str, Any]:
     }
 
 
-def with_cache(name: str, recipe: Recipe, cache: CacheSize, show: ShowFlags) -> Trace:
+def with_cache(name: str, recipe: Recipe, cache: CacheSize) -> Trace:
     """Train with rows that travel between cache and store, and return the trace."""
     embeddings = recipe.embeddings(cache)
     model, dense = recipe.model_over(embeddings)
@@ -211,7 +201,7 @@ def with_cache(name: str, recipe: Recipe, cache: CacheSize, show: ShowFlags) -> 
     with recipe.lookahead(model) as batches:
         read, shards = lambda keys: peek(engine, keys, 0)[0], recipe.step.shards
         done = trace.record(engine.schema, model, dense, rates, batches, read, shards)
-        _watch(trace, recipe, show, done)
+        _watch(trace, recipe, done)
     embeddings.flush()
     trace.keys = np.sort(np.concatenate([np.empty(0, np.int64), *engine.store.keys()]))
     trace.rows = np.empty((len(trace.keys), engine.widths[0]), engine.dtype)
@@ -221,7 +211,7 @@ def with_cache(name: str, recipe: Recipe, cache: CacheSize, show: ShowFlags) -> 
     return trace
 
 
-def in_plain_python(recipe: Recipe, show: ShowFlags) -> Trace:
+def in_plain_python(recipe: Recipe) -> Trace:
     """Train with the reference, one row at a time, and return the trace."""
     reference, shards = Reference(recipe.tables(), recipe.row_optimizer(), recipe.data.seed), recipe.step.shards
     embeddings = PlainEmbeddings(reference, recipe.pooled, torch_device(recipe.device.device), shards)
@@ -231,7 +221,6 @@ def in_plain_python(recipe: Recipe, show: ShowFlags) -> Trace:
     _watch(
         trace,
         recipe,
-        show,
         trace.record(schema, model, dense, rates, recipe.in_shards(), reference.read, shards, train),
     )
     trace.keys = np.array(sorted(reference.rows), np.int64)
@@ -239,9 +228,9 @@ def in_plain_python(recipe: Recipe, show: ShowFlags) -> Trace:
     return trace
 
 
-def _watch(trace: Trace, recipe: Recipe, show: ShowFlags, done: Iterator[int]) -> None:
-    title, to = f"{recipe.optimizer.optimizer}, {trace.name}", sys.stderr if show.json else sys.stdout
-    with Progress(title, steps=recipe.stream().steps, to=to, quiet=show.quiet) as progress:
+def _watch(trace: Trace, recipe: Recipe, done: Iterator[int]) -> None:
+    title = f"{recipe.optimizer.optimizer}, {trace.name}"
+    with progress_of(title, recipe.stream().steps) as progress:
         for number in done:
             progress(number, lambda: {"loss": f"{trace.losses[-1]:.4f}"})
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from skirl.core.tables import Schema
 from skirl.peers.job import fail
-from skirl.train.flags import ShowFlags
+from skirl.tools.progress import progress_of
 from skirl.train.loop import steps
 from skirl.train.recipe import Recipe
 from skirl.train.trainers import TrainerShare
@@ -40,13 +40,12 @@ def verify_trainers(
     sizes: Sequence[int],
     optimizers: Sequence[str],
     caches: Sequence[int],
-    show: ShowFlags,
     stores: Sequence[str] = STORES,
 ) -> dict[str, Any]:
     """Train with each number of trainers and each cache, depth and store. Return the number of runs, and what differs."""
     started = time.monotonic()
     plain = replace(recipe, cache=replace(recipe.cache, depth=1, store="memory"))
-    expected = {name: _of_run(in_plain_python(_with(plain, name, 1), show)) for name in optimizers}
+    expected = {name: _of_run(in_plain_python(_with(plain, name, 1))) for name in optimizers}
     schema, batches = Schema.of(recipe.tables()), list(recipe.in_steps())
     differences: list[str] = []
     fetched = done = 0
@@ -55,22 +54,22 @@ def verify_trainers(
         for optimizer, cache, depth, store in product(optimizers, caches, DEPTHS, stores)
     ]
     flags = {name: str(value) if isinstance(value, Path) else value for name, value in recipe.flat().items()}
-    for size in sizes:
-        # Owners need unequal parts of a batch's rows, so each gets its share of the cache and a tenth more.
-        runs = [case | {"cache": -(-case["cache"] * 11 // (10 * size))} for case in cases]
-        with tempfile.TemporaryDirectory(prefix="skirl-verify-") as folder:
-            (Path(folder) / JOB).write_text(json.dumps({"flags": flags, "runs": runs}))
-            _run(size, Path(folder))
-            for number, case in enumerate(cases):
-                trace, moved = _joined(Path(folder), number, size)
-                fetched += moved
-                found = compare(trace, expected[case["optimizer"]], schema, batches)
-                if found is not None:
-                    named = ", ".join(f"{name} {value}" for name, value in case.items())
-                    differences.append(f"{size} trainers, {named}: {found}")
-        done += len(cases)
-        if not show.quiet and not show.json:
-            print(f"{size} trainers: {len(cases)} runs, {len(differences)} differences so far", flush=True)
+    with progress_of("verify", len(sizes) * len(cases)) as progress:
+        for size in sizes:
+            # Owners need unequal parts of a batch's rows, so each gets its share of the cache and a tenth more.
+            runs = [case | {"cache": -(-case["cache"] * 11 // (10 * size))} for case in cases]
+            with tempfile.TemporaryDirectory(prefix="skirl-verify-") as folder:
+                (Path(folder) / JOB).write_text(json.dumps({"flags": flags, "runs": runs}))
+                _run(size, Path(folder))
+                for number, case in enumerate(cases):
+                    trace, moved = _joined(Path(folder), number, size)
+                    fetched += moved
+                    found = compare(trace, expected[case["optimizer"]], schema, batches)
+                    if found is not None:
+                        named = ", ".join(f"{name} {value}" for name, value in case.items())
+                        differences.append(f"{size} trainers, {named}: {found}")
+            done += len(cases)
+            progress(done, lambda: {"differences": f"{len(differences):,}"})
     return {
         "trainers": list(sizes),
         "runs": done,

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from skirl.cli.data import Vocab
 from skirl.core.batch import Batch
 from skirl.data import DataFlags, Source, Synthetic
-from skirl.data.commands import Vocab
 from skirl.data.files.schema import BUILT_IN
 from skirl.data.files.stream import Files
 from skirl.data.files.windows import permutation

@@ -128,7 +128,7 @@ def test_rows_are_held_out_from_a_date_on(tmp_path, form):
     hours = np.concatenate([batch.dense[:, 0].numpy() for batch in files.held_out])
     assert hours.tolist() == [np.float32(TIMES[i].hour / 24) for i in late]
     everything = DataFlags(flags.data, schema=flags.schema, batch=16).files()
-    convert(everything, str(tmp_path / "out.parquet"), "snappy", as_rows=False, json=False, quiet=True)
+    convert(everything, str(tmp_path / "out.parquet"), "snappy", as_rows=False)
     converted = DataFlags(f"parquet:{tmp_path / 'out.parquet'}", batch=16, valid="time>=2026-03-04T00:00:00Z").files()
     assert items(converted.held_out) == late
 

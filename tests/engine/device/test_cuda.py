@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import skirl
+from skirl.cli.train import Verify
 from skirl.models import DIN, DLRM
-from skirl.train.commands import Verify
 from tests import test_trainers as trainers
 from tests.cases import cases
 from tests.engine.device.test_gpu import BUSY

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from skirl.cli.train import Train
 from skirl.core.placement import Placement
 from skirl.core.tables import Schema
 from skirl.peers.job import using
-from skirl.train.commands import Train
 from skirl.train.loop import keys_of
 from skirl.train.recipe import Recipe
 from tests.threads_as_trainers import InProcess

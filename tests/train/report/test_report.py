@@ -6,8 +6,7 @@ import re
 import pytest
 
 from skirl.cli import main
-from skirl.cli.commands import Report
-from skirl.train.report.report import RunContents, facts
+from skirl.cli.report import Report, RunContents, facts
 
 FLAGS = [
     "--data", "synthetic:tiny", "--model", "dlrm-tiny", "--dim", "4", "--batch", "64", "--steps", "60", "--valid", "10%",

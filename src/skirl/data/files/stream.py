@@ -20,8 +20,8 @@ from skirl.data.files.encoded import Encoded
 from skirl.data.files.windows import Windows, in_windows
 from skirl.data.files.workers import pieces
 from skirl.data.share import WHOLE, Shards, Share, Turn, shards
-from skirl.tools.progress import malformed
 from skirl.tools.sealed_json import ANY, COUNT, misfit
+from skirl.tools.units import malformed
 
 logger = logging.getLogger("skirl")
 

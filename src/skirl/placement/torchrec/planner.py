@@ -14,7 +14,7 @@ from skirl.placement.problem import Columns, Problem
 from skirl.placement.search import SearchResult, plan_tables
 from skirl.placement.torchrec.sharding import exported, sharders_of
 from skirl.placement.torchrec.tables import BATCH, ModelTable, PlanRequest, needed, tables_of
-from skirl.tools.progress import size
+from skirl.tools.units import size
 
 HBM_RESERVED = 0.15
 """Share of a GPU's memory that is left free if no reservation is given, as TorchRec's planner does."""

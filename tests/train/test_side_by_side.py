@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from skirl.tools.side_by_side import side_by_side
+from skirl.train.predict import side_by_side
 
 
 def test_two_items_are_worked_on_at_once_and_come_in_order() -> None:

@@ -1,26 +1,56 @@
-"""`skirl report RUN`: the contents of a run folder as text and as a page, also if the run still goes on or was killed."""
+"""`skirl report`: the folder of a run or a sweep as text and as a page, also if it still goes on or was killed."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from skirl.tools.flags import option
-from skirl.tools.page import Chart, Table, write_page
-from skirl.tools.progress import clock, course, figure, hidden
+from tyro.conf import Positional
+
+from skirl.cli import show
+from skirl.cli.page import Chart, Table, write_page
+from skirl.tools.flags import flags_of, option
 from skirl.tools.sealed_json import finite
-from skirl.train.report import lanes
+from skirl.tools.units import clock, figure
 from skirl.train.report.run_folder import CONFIG, RESULT, lines_of
-from skirl.train.resume import told
+from skirl.train.resume import shown, told
 
 Line = Mapping[str, Any]
 Points = list[tuple[float, float]]
 
-STAGES = {
-    "plan": "planning", "fetch": "fetching rows", "write": "writing rows", "load": "loading into the cache",
-}  # fmt: skip
+MOST_LANES = 8
+"""Most trainers with a line on a terminal."""
+LANE = ("touched", "fetched", "written", "sent", "seconds", "waited", "stall", "read", "peak_bytes")
+"""What is shown of each trainer: rows and bytes, its seconds, and for how many it waited for others, rows, the loader."""
 MOVED = ("touched", "fetched", "new", "written")
+
+
+@dataclass(frozen=True)
+class Report:
+    """Summarize what a run or a sweep did, and write a page about it."""
+
+    folder: Positional[Path]
+    """The folder of the run or the sweep."""
+    page: Path | None = None
+    """Where to write the page; report.html in that folder if not given."""
+    json: bool = False
+    """Print the facts as one line of JSON."""
+
+    def run(self) -> dict[str, Any]:
+        if (self.folder / "sweep.json").is_file():
+            from skirl.cli.sweep_report import report as report_of_sweep
+
+            return report_of_sweep(self.folder, self.page)
+        return report(self.folder, self.page)
+
+    def summary(self, result: dict[str, Any]) -> dict[str, str]:
+        if result["command"] == "report of a sweep":
+            from skirl.cli.sweep_report import as_text as text_of_sweep
+
+            return text_of_sweep(result) | {"page": result["page"]}
+        return as_text(result) | {"page": result["page"]}
 
 
 @dataclass(frozen=True)
@@ -52,30 +82,18 @@ class RunContents:
         return {stage: sum(line[name].get(stage, 0.0) for line in self.lines) for stage in stages}
 
 
-def report(folder: Path, page: Path | None, defaults: Mapping[str, Any]) -> dict[str, Any]:
+def report(folder: Path, page: Path | None) -> dict[str, Any]:
     """Read the folder of a run, write a page, and return the facts."""
     left = RunContents.of(folder)
     try:
         page, run = page or folder / "report.html", facts(left)
-        text = as_text(run)
-        flags = {n: v for n, v in run["flags"].items() if n not in defaults or v != _as_read(defaults[n])}
-        tables = [
-            *_tables(left, run),
-            Table(["flag", "value"], [[option(n), _value(v)] for n, v in flags.items()], "Set"),
-        ]
-        charts = list(_charts(left))
+        lead, tables, charts = [*_lead(run)], [*_tables(left, run)], [*_charts(left)]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         wrong = f"{error} is missing" if isinstance(error, KeyError) else error
         raise ValueError(
             f"{folder} has a damaged file, or one of another version of skirl ({wrong}): name another run"
         ) from error
-    write_page(
-        page,
-        title=f"Run {folder.name}",
-        lead=[*_lead(run), f"{text['speed']}.", *([f"The loop waited {text['waited']}."] if "waited" in text else [])],
-        tables=tables,
-        charts=charts,
-    )
+    write_page(page, title=f"Run {folder.name}", lead=lead, tables=tables, charts=charts)
     return {"command": "report", "run": str(folder), "page": str(page), **run}
 
 
@@ -83,6 +101,7 @@ def facts(left: RunContents) -> dict[str, Any]:
     last: Line = left.lines[-1] if left.lines else {}
     seconds, stall, busy, result = left.sum("seconds"), left.sum("stall"), left.sums("busy"), left.result
     samples = sum(line["samples_per_second"] * line["seconds"] for line in left.lines)
+    lanes = (result.get("by_trainer") or {}).get("lanes", [])
     return {
         "ended": bool(result),
         "stopped_by": result["checkpoints"]["stopped_by"] if result else None,
@@ -98,7 +117,7 @@ def facts(left: RunContents) -> dict[str, Any]:
         "seconds": seconds,
         "samples_per_second": samples / max(seconds, 1e-9),
         **{name: last.get(name) for name in ("loss", "auc", "ne", *MOVED)},
-        **lanes.of_all(result.get("by_trainer"), MOVED),
+        **({name: sum(lane[name] for lane in lanes) for name in MOVED} if lanes else {}),
         "trainers": left.config.get("trainers") or 1,
         "best": min(left.evaluations, key=lambda line: line["test_logloss"], default=None),
         "last": left.evaluations[-1] if left.evaluations else None,
@@ -110,74 +129,106 @@ def facts(left: RunContents) -> dict[str, Any]:
     }
 
 
+def run_of(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts of a run that has ended from its result, for `as_text`."""
+    kept = (
+        "steps",
+        "samples",
+        "seconds",
+        "samples_per_second",
+        "auc",
+        "logloss",
+        "ne",
+        "calibration",
+        "missing",
+        "changes",
+    )
+    kept = (*kept, "by_trainer", "trainers")
+    return {
+        **result["counters"], **result["movement"], **{name: result[name] for name in kept},
+        "flags": result, "ended": True, "stopped_by": result["checkpoints"]["stopped_by"], "run_failed": result["failed"],
+        "losses": result["loss"], "touched": result["rows"]["touched"], "best": None, "blame": {},
+    }  # fmt: skip
+
+
 def as_text(run: Mapping[str, Any]) -> dict[str, str]:
-    flags, steps = run["flags"], max(1, run["steps"])
+    flags, steps, best = run["flags"], max(1, run["steps"]), run["best"]
     state = f"stopped by {run['stopped_by']}" if run["stopped_by"] else "ended"
-    state = state if run["ended"] else "still going on, killed, or failed"
+    state = "failed" if run["run_failed"] else state if run["ended"] else "still going on, killed, or failed"
     lines = {
-        "run": f"{flags.get('model')} on {flags.get('data')}, {'failed' if run['run_failed'] else state}",
+        "run": f"{flags.get('model')} on {flags.get('data')}, {state}",
         "steps": f"{run['steps']:,}, {run['samples']:,} samples in {clock(run['seconds'])}",
-        "speed": f"{run['samples_per_second']:,.0f} samples/s with the first step, evaluations and checkpoints left out",
+        "speed": f"{run['samples_per_second']:,.0f} samples/s without evaluations and checkpoints",
+        **show.facts({"failed": run["run_failed"], "changed": "\n".join(told(run["changes"]))}),
+        **show.facts({"missing": "\n".join(run["missing"] or [])}),
     }
-    lines |= {"failed": str(run["run_failed"])} if run["run_failed"] else {}
-    lines |= {"changed": "\n".join(told(run["changes"]))} if run["changes"] else {}
-    lines |= {"missing": "\n".join(run["missing"])} if run["missing"] else {}
     if not run["samples"]:
         return {**lines, "metrics": "none yet: a line comes every --log-every steps"}
-    lines["loss"] = course(run["losses"]) if run["losses"] else f"{figure(run['loss'])} over the last interval"
-    if run["auc"] is not None:
-        lines["AUC"] = f"{run['auc']:.4f} of all predictions, each made before its batch was trained on"
-    if (best := run["best"]) is not None:
+    lines["loss"] = show.course(run["losses"]) if run["losses"] else f"{figure(run['loss'])} over the last interval"
+    lines["metrics"] = f"{show.scores(run)} of all predictions, each made before its batch was trained on"
+    if best is not None:
         kept = f"; step {run['kept']['step']:,} is kept in {run['kept']['folder']}" if run["kept"] else ""
         auc = _number(best["test_auc"])
         lines["test"] = f"log loss {best['test_logloss']:.4f}, AUC {auc} at step {best['step']:,}, its best{kept}"
-    whose = "" if run["trainers"] == 1 or run["by_trainer"] else "of trainer 0: "
-    lines["rows"] = (
-        f"{whose}{run['touched']:,} touched; {run['fetched'] / steps:,.0f} fetched again, {run['new'] / steps:,.0f} made "
-        f"and {run['written'] / steps:,.0f} written a step"
-    )
-    lines["hidden"] = hidden(run["hidden"], run["fetched"] + run["written"])
-    blame = run["blame"]
-    worst = max(blame, key=lambda stage: blame[stage], default="")
-    culprit = (
-        f"; {worst} was at work for {blame[worst]:.2f} s of the wait for rows" if blame.get(worst, 0) >= 0.005 else ""
-    )
-    lines["waited"] = f"{run['stall']:.2f} s for rows, {run['read']:.2f} s for the loader{culprit}"
-    return lines | lanes.as_lines(run["by_trainer"])
+    moved = ", ".join(f"{run[name] / steps:,.0f} {name}" for name in MOVED[1:])
+    lines["rows"] = f"{run['touched']:,} touched; {moved} a step"
+    lines["hidden"] = show.hidden(run["hidden"], run["fetched"] + run["written"])
+    worst = max(run["blame"], key=run["blame"].__getitem__, default=None)
+    blame = f", most of it for {worst}" if worst and run["stall"] >= 0.005 else ""
+    lines["waited"] = f"{run['stall']:.2f} s for rows{blame}, {run['read']:.2f} s for the loader"
+    return lines | lanes_text(run["by_trainer"])
 
 
-def _lead(run: Mapping[str, Any]) -> list[str]:
-    """Return what came of the run, and whether it overfits."""
+def lanes_text(found: Mapping[str, Any] | None) -> dict[str, str]:
+    """Return a line for each trainer, where there are several."""
+    lanes = [] if found is None else found["lanes"]
+    lines = {
+        f"trainer {n}": show.text({name: lane[name] for name in LANE}) for n, lane in enumerate(lanes[:MOST_LANES])
+    }
+    more = {"trainers": f"{len(lanes) - MOST_LANES} more: skirl report shows all"} if len(lanes) > MOST_LANES else {}
+    return lines | more
+
+
+def _lead(run: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what came of the run, and whether it overfits; then where its time went."""
     text, best, last = as_text(run), run["best"], run["last"]
     if best is None:
-        return [f"{text['run']}: {text.get('loss', text.get('metrics'))}."]
-    result = f"{text['run']}: held-out {text['test']}."
-    if best["step"] == last["step"]:
-        return [result]
-    grown = f"from {best['test_logloss']:.4f} to {last['test_logloss']:.4f} by step {last['step']:,}"
-    return [result, f"It overfits: after step {best['step']:,}, held-out log loss rose {grown}."]
+        yield f"{text['run']}: {text.get('loss', text.get('metrics'))}."
+    else:
+        yield f"{text['run']}: held-out {text['test']}."
+        if best["step"] != last["step"]:
+            grown = f"from {best['test_logloss']:.4f} to {last['test_logloss']:.4f} by step {last['step']:,}"
+            yield f"It overfits: after step {best['step']:,}, held-out log loss rose {grown}."
+    yield f"{text['speed']}."
+    if "waited" in text:
+        yield f"The loop waited {text['waited']}."
 
 
 def _tables(left: RunContents, run: Mapping[str, Any]) -> Iterator[Table]:
+    from skirl.cli.train import Train
+
     yield Table(["", ""], [[name, text] for name, text in as_text(run).items()])
     if left.lines:
-        times = [
-            [STAGES.get(n, n), f"{s:,.2f}", f"{run['blame'].get(n, 0.0):,.2f}"] for n, s in run["busy"].items() if s
-        ]
+        times = [[name, f"{s:,.2f}", f"{run['blame'].get(name, 0.0):,.2f}"] for name, s in run["busy"].items() if s]
         waits = (("waiting for rows", run["stall"]), ("waiting for the loader", run["read"]))
         times += [[name, f"{seconds:,.2f}", "-"] for name, seconds in waits]
         whose = " of trainer 0" if run["trainers"] > 1 else ""
         yield Table(["", "seconds", "of them while the loop waited"], times, f"Where the time went{whose}")
     if run["by_trainer"]:
-        yield lanes.table(run["by_trainer"])
+        lanes = [
+            [str(n), *(show.text(of[name], name) for name in LANE)] for n, of in enumerate(run["by_trainer"]["lanes"])
+        ]
+        yield Table(["trainer", *LANE], lanes, "Trainers: the others wait for one that waits little for them")
     if left.evaluations:
         scores = ("auc", "logloss", "ne", "calibration")
         rows = [[f"{e['step']:,}", *(_number(e[f"test_{n}"]) for n in scores)] for e in left.evaluations]
         yield Table(["step", "AUC", "log loss", "normalised entropy", "calibration"], rows, "Evaluations")
-    config = left.config
-    about = [[package, version] for package, version in config["versions"].items()]
-    about += [["processor", f"{config['machine']['processor']}, {config['machine']['cores']} cores"]]
-    yield Table(["", ""], [*about, ["begun", f"{config['started']}, at step {config['begun_at']}"]], "Where it ran")
+    config, machine = left.config, left.config["machine"]
+    about = [*config["versions"].items(), ("processor", f"{machine['processor']}, {machine['cores']} cores")]
+    yield Table(["", ""], [*about, ("begun", f"{config['started']}, at step {config['begun_at']}")], "Where it ran")
+    usual = {n: json.loads(json.dumps(flag.default, default=str)) for n, flag in flags_of(Train).items()}
+    changed = [[option(n), shown(v)] for n, v in run["flags"].items() if n not in usual or v != usual[n]]
+    yield Table(["flag", "value"], changed, "Set")
 
 
 def _charts(left: RunContents) -> Iterator[Chart]:
@@ -187,12 +238,11 @@ def _charts(left: RunContents) -> Iterator[Chart]:
     auc = {"training, so far": _points(lines, "auc"), "held out": _points(evaluations, "test_auc")}
     yield Chart("AUC", auc, "step", "")
     yield Chart("Samples a second", {"samples": _points(lines, "samples_per_second")}, "step", "")
-    steps = [0, *(line["step"] for line in lines)]
     moved: dict[str, Points] = {}
     for name, label in (("fetched", "fetched again"), ("new", "made"), ("written", "written")):
-        counts = [0, *(line[name] for line in lines)]
-        since = [(steps[i], counts[i] - counts[i - 1], steps[i] - steps[i - 1]) for i in range(1, len(steps))]
-        moved[label] = [(step, count / of) for step, count, of in since if of > 0]
+        counts = [(0, 0), *((line["step"], line[name]) for line in lines)]
+        pairs = pairwise(counts)
+        moved[label] = [(step, (count - was) / (step - since)) for (since, was), (step, count) in pairs if step > since]
     yield Chart("Rows a step", moved, "step", "")
     waits: dict[str, Points] = {
         label: [(line["step"], 100 * line[name] / max(line["seconds"], 1e-9)) for line in lines]
@@ -204,19 +254,6 @@ def _charts(left: RunContents) -> Iterator[Chart]:
 
 def _points(lines: Sequence[Line], name: str) -> Points:
     return [(line["step"], line[name]) for line in lines if finite(line[name])]
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, list):
-        return " ".join(map(str, value))
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return "not set" if value is None else str(value)
-
-
-def _as_read(value: Any) -> Any:
-    """Return a default as it would be read from config.json."""
-    return json.loads(json.dumps(value, default=str))
 
 
 def _number(value: float | None) -> str:

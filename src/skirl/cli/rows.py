@@ -1,13 +1,14 @@
-"""`skirl report` and `skirl export`, which know runs and sweeps. What they need is imported only when they run."""
+"""The commands about files and folders of rows: export, import, info."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tyro.conf import Positional
 
-from skirl.tools.flags import flags_of
-from skirl.tools.progress import size
+from skirl.cli.show import facts
+from skirl.core.optimizer_names import OptimizerName
 
 
 @dataclass(frozen=True)
@@ -68,35 +69,67 @@ class Export:
         }
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        lines = {} if self.variant is None else {"out of": result["checkpoint"]}
-        return {**lines, "written": f"{result['out']}, {size(result['bytes'])}"}
+        return facts(result, "checkpoint", "out", "bytes")
 
 
 @dataclass(frozen=True)
-class Report:
-    """Summarize what a run or a sweep did, and write a page about it."""
+class Import:
+    """Make a checkpoint of the rows of a trained PyTorch model. `skirl.import_rows(model, FOLDER)` reads it."""
 
-    folder: Positional[Path]
-    """The folder of the run or the sweep."""
-    page: Path | None = None
-    """Where to write the page; report.html in that folder if not given."""
+    source: Positional[Path]
+    """A state dict, as .safetensors or as written by torch.save, or a file written by `skirl export`."""
+    out: Positional[Path]
+    """The folder to write the checkpoint to."""
+    tables: tuple[str, ...] = ()
+    """Names of the tables, each the end of a weight's name; if not given, every two-dimensional NAME.weight under
+    --prefix."""
+    prefix: str = ""
+    """Text before the tables' names, such as embedding_bags."""
+    pooling: Literal["sum", "mean"] = "sum"
+    """The pooling of all tables."""
+    optimizer: OptimizerName | None = None
+    """The optimizer that will train the rows; if not given, that of a file of `skirl export`, else rowwise-adagrad.
+    Such a file also gives the optimizer's state, if the optimizer is the same; otherwise the state starts from
+    zero."""
+    store: str = "memory"
+    """Where rows are held during the import: memory, or disk:FOLDER for tables larger than memory."""
     json: bool = False
-    """Print the facts as one line of JSON."""
+    """Print one line of JSON."""
 
     def run(self) -> dict[str, Any]:
-        from skirl.train.commands import Train
-        from skirl.train.report.report import report
+        from skirl.checkpoint.other_formats import read_rows
 
-        if (self.folder / "sweep.json").is_file():
-            from skirl.sweep.report import report as report_of_sweep
-
-            return report_of_sweep(self.folder, self.page)
-        return report(self.folder, self.page, {name: flag.default for name, flag in flags_of(Train).items()})
+        found = read_rows(
+            self.source,
+            self.out,
+            names=self.tables,
+            prefix=self.prefix,
+            pooling=self.pooling,
+            optimizer=self.optimizer,
+            store=self.store,
+        )
+        return {"command": "import", "out": str(self.out), **found, "failed": None}
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        if result["command"] == "report of a sweep":
-            from skirl.sweep.report import as_text
-        else:
-            from skirl.train.report.report import as_text
-        lines = as_text(result)
-        return {**lines, "page": result["page"]}
+        state = f"after {max(steps.values()):,} steps" if (steps := result["steps"]) is not None else "from zero"
+        return facts(result, "tables", "optimizer") | {"state": state} | facts(result, "out")
+
+
+@dataclass(frozen=True)
+class Info:
+    """Say what a file or folder is: a checkpoint, a disk store, a vocabulary, a plan, data, predictions, a run, a sweep."""
+
+    path: Positional[Path]
+    """The file or folder; nothing in it is changed or locked."""
+    check: bool = False
+    """Read a whole checkpoint and compare its checksums; without this, only sizes are checked."""
+    json: bool = False
+    """Print one line of JSON."""
+
+    def run(self) -> dict[str, Any]:
+        from skirl.sizing.look import look
+
+        return {"command": "info", "path": str(self.path), **look(self.path, check=self.check)}
+
+    def summary(self, result: Mapping[str, Any]) -> dict[str, str]:
+        return facts({name: value for name, value in result.items() if name not in ("command", "path", "failed")})

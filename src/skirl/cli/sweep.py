@@ -1,14 +1,16 @@
 """The command `skirl sweep`: its flags and what it prints. The code that trains is imported only when it runs."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from skirl.sweep.flags import JudgeFlags, KeepFlags, RaceFlags, SweepRecipe, VaryFlags
-from skirl.sweep.variants import Varied, variants_of
+from skirl.cli.show import ShowFlags, facts
+from skirl.sweep.flags import KeepFlags, RaceFlags, VaryFlags
+from skirl.sweep.variants import Varied, check_store, variants_of
 from skirl.tools.flags import Composed
-from skirl.tools.progress import clock, size
-from skirl.train.flags import LogFlags, ShowFlags, check_evaluated
+from skirl.tools.os_errors import why
+from skirl.train.flags import EvaluationFlags, LogFlags, check_evaluated
+from skirl.train.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -25,14 +27,11 @@ class SweepCommand(Composed):
     repeated: ClassVar[tuple[str, ...]] = ("vary",)
     common: ClassVar[tuple[str, ...]] = ("data", "model", "dim", "batch", "steps", "vary", "rungs", "cache")
     hidden: ClassVar[tuple[str, ...]] = ("shards", "peer_patience")  # a sweep has one trainer and many runs
-    of_one_run: ClassVar[tuple[str, ...]] = (
-        "run", "trace", "save", "save_every", "save_minutes", "keep_best", "resume", "json", "quiet",
-    )  # fmt: skip
 
     vary: VaryFlags = field(default_factory=VaryFlags)
     race: RaceFlags = field(default_factory=RaceFlags)
-    recipe: SweepRecipe = field(default_factory=SweepRecipe)
-    evaluation: JudgeFlags = field(default_factory=JudgeFlags)
+    recipe: Recipe = field(default_factory=Recipe)
+    evaluation: EvaluationFlags = field(default_factory=EvaluationFlags)
     save: KeepFlags = field(default_factory=KeepFlags)
     log: LogFlags = field(default_factory=LogFlags)
     show: ShowFlags = field(default_factory=ShowFlags)
@@ -43,6 +42,7 @@ class SweepCommand(Composed):
     variants, if the sweep takes more than some seconds."""
 
     def __post_init__(self) -> None:
+        check_store(self.recipe.cache.store)
         self.recipe.check_labels()
         check_evaluated(self.evaluation, valid=self.recipe.data.valid, keep_best=self.save.keep_best)
         epochs = self.recipe.data.epochs
@@ -78,10 +78,19 @@ class SweepCommand(Composed):
         from skirl.sweep.run import run
 
         with self.recipe.naming_cache():
-            return run(
-                self.recipe, self.made(), self.race, self.save, self.log, self.show, self.flat(),
+            result = run(
+                self.recipe, self.made(), self.race, self.save, self.log, self.flat(),
                 evaluation=self.evaluation, processes=self.processes,
             )  # fmt: skip
+        page = None
+        if result["run"]:
+            from skirl.cli.sweep_report import report
+
+            try:
+                page = report(Path(result["run"]), None)["page"]
+            except (OSError, ValueError) as error:
+                result["missing"].append(f"the page is missing: {why(error)}")
+        return result | {"page": page}
 
     def _check_saved(self) -> None:
         """Raise if the sweep resumes from a checkpoint with other flags."""
@@ -92,55 +101,27 @@ class SweepCommand(Composed):
         check_same(saved_with(self.save.save), self.flat())
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        from skirl.sweep.race import VariantPlace
-        from skirl.sweep.report import MEANS, SAME, best_line, table_text
-        from skirl.train.commands import origin_line
+        from skirl.cli.sweep_report import MEANS, as_text, table_text
+        from skirl.cli.train import origin_line
 
-        count = result["processes_used"]
-        shared = "once for all variants" if count == 1 else f"once in each of {count} processes for its variants"
-        aucs = {place["variant"]: place["auc"] for place in result["standing"]}
-        places = [VariantPlace(**{k: v for k, v in place.items() if k != "auc"}) for place in result["standing"]]
-        lines = {
-            "time": f"{clock(result['seconds'])} for {result['steps']:,} steps of {self.recipe.data.batch:,} samples",
-            "speed": f"{result['samples_per_second']:,.0f} samples/s of the stream, each used by every variant in the race",
-            "read": f"{result['read_batches']:,} batches, {shared}{self._not_planned(result)}",
-            "trained": f"{result['variant_steps']:,} steps of variants"
-            + ("" if result["cost"] is None else f", {result['cost']:.0%} of training all to the end"),
-            "race": table_text(places, aucs) + (f"\n{MEANS}" if result["seed_noise"] is not None else ""),
+        names = {
+            "flags": result,
+            "variants": [*result["by_variant"]],
+            "ended": True,
+            "step": result["steps"],
+            "left": [],
         }
-        if result["winner"]:
-            lines["winner"] = best_line(places[0], result["best"])
-        stopped = [of for of in result["by_variant"].values() if of.get("stopped_early") and of["left"]]
-        if stopped:
-            lines["stopped"] = (
-                f"{len(stopped):,} of {len(result['by_variant']):,} variants, whose own test log loss no longer got better"
-            )
-        if (begun := result["from"]) is not None:
-            lines["begun"] = origin_line(begun)
-            if zero := result["from_zero"]:
-                lines["begun"] += f"; it starts from zero for {', '.join(zero)}"
-        if result["seed_noise"] is not None:
-            noise = f"{result['seed_noise']:.5f}: a lead below that may be the seed's"
-            lines["noise"] = noise + SAME * bool(result["from"])
-        whole = "the whole process" if count == 1 else f"{count} processes in sum"
-        lines["memory"] = f"{size(result['peak_bytes'])} at its peak, {whole}"
-        if result["run"]:
-            lines["run"] = f"{result['run']}; tensorboard --logdir {result['run']}"
-            if result["page"]:
-                lines["page"] = result["page"]
+        race = table_text(result["standing"]) + f"\n{MEANS}" * (result["seed_noise"] is not None)
+        lines = as_text(result | names) | {"race": race}
+        lines |= facts(
+            result, "samples_per_second", "processes_used", "read_batches", "plans", "peak_bytes", "stopped_early"
+        )
+        if result["from"] is not None:
+            lines["begun"] = origin_line(result["from"])
+        lines |= facts(result, "from_zero", "run", "page", "stopped_by")
         if result["saved_step"] is not None and not result["failed"]:
-            why = f"told to stop by {result['stopped_by']}; " if result["stopped_by"] else ""
             more = "--patience" if result["stopped_early"] else "--steps"
             lines["saved"] = (
-                f"{why}step {result['saved_step']:,} in {result['save']}; more {more} and --resume go on from there"
+                f"step {result['saved_step']:,} in {result['save']}; more {more} and --resume go on from there"
             )
-        if result["missing"]:
-            lines["missing"] = "\n".join(result["missing"])
-        return lines
-
-    def _not_planned(self, result: Mapping[str, Any]) -> str:
-        if result["plans"] == result["read_batches"]:
-            return ""
-        twice = self.recipe.cache.depth == "epoch"
-        others = "all are read beforehand, too" if twice else "the others were read ahead when the sweep ended"
-        return f"; {result['plans']:,} of them were planned, and {others}"
+        return lines | facts({"missing": "\n".join(result["missing"])})

@@ -1,21 +1,19 @@
 """`skirl place`: flags and printed output. The work itself is imported when it runs."""
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from skirl.cli.show import ShowFlags, facts, text
 from skirl.data.flags import DataFlags
 from skirl.models.flags import ModelFlags
 from skirl.tools.flags import Composed
-from skirl.tools.progress import Progress, size
-from skirl.tools.units import parse_bytes
-from skirl.train.flags import OptimizerFlags, ShowFlags
+from skirl.tools.progress import progress_of
+from skirl.tools.units import parse_bytes, size
+from skirl.train.flags import OptimizerFlags
 
 MOST_RANKS = 1024
-_SHOWN = 8
-"""Most tables of a rank that are printed."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +79,7 @@ class Place(Composed):
         if not 1 <= self.ranks <= MOST_RANKS:
             raise ValueError(f"ranks is {self.ranks}: set it to 1 to {MOST_RANKS}")
         if self.memory is not None and len(self.memory) not in (1, self.ranks):
-            text = " ".join(self.memory)
-            raise ValueError(f"memory is {text}, and there are {self.ranks} ranks: name one for each")
+            raise ValueError(f"memory is {' '.join(self.memory)}, and there are {self.ranks} ranks: name one for each")
         for name in ("seconds", "minutes"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} is {getattr(self, name)}: set it above 0")
@@ -100,13 +97,13 @@ class Place(Composed):
         """Return the bytes that each rank may hold."""
         from skirl.placement.problem import UNBOUND
 
-        for text in self.memory or ():
+        for one in self.memory or ():
             try:
-                enough = parse_bytes(text) > 0
+                enough = parse_bytes(one) > 0
             except ValueError:
                 enough = False
             if not enough:
-                raise ValueError(f"memory is {text!r}: set it to a size like 16GB")
+                raise ValueError(f"memory is {one!r}: set it to a size like 16GB")
         caps = [UNBOUND] if self.memory is None else list(map(parse_bytes, self.memory))
         return tuple(caps if len(caps) == self.ranks else caps * self.ranks)
 
@@ -132,22 +129,21 @@ class Place(Composed):
         from skirl.placement.spec import canonical, read_specs
         from skirl.train.recipe import Recipe
 
-        shown: dict[str, Any] = {"to": sys.stderr if self.show.json else sys.stdout, "quiet": self.show.quiet}
         if self.tables is not None:
             specs = read_specs(self.tables)
         else:
-            specs = count_tables(Recipe(data=self.data, model=self.model, optimizer=self.optimizer), **shown)
+            specs = count_tables(Recipe(data=self.data, model=self.model, optimizer=self.optimizer))
         check_specs(self.kernel, specs, self.no_measure)  # before the search, which may take long
         costs = costs_for(
             self.kernel, {spec.optimizer for spec in specs}, self.costs, link=self.rate(), ranks=self.ranks,
-            minutes=None if self.no_measure else self.minutes, **shown,
+            minutes=None if self.no_measure else self.minutes,
         )  # fmt: skip
         plan, found, problem = plan_tables(
             specs, self.caps(), costs, columns=self.columns, rows=not self.no_rows, seconds=self.seconds
         )
         placed, checked = found.placed, None
         if not self.no_measure:
-            with Progress("measure plans", steps=None, **shown):
+            with progress_of("measure plans"):
                 checked = check_plans(problem, found, arena_of(self.kernel), self.data.seed)
             placed = checked.placed
             plan = TablePlan.of(specs, canonical(specs), placed)
@@ -177,20 +173,15 @@ class Place(Composed):
         return result
 
     def summary(self, result: dict[str, Any]) -> dict[str, str]:
-        lines, checked = {"tables": f"{result['tables']:,}, {result['cut']:,} of them cut"}, result["check"]
+        lines, checked = facts(result, "tables", "cut"), result["check"]
         for rank in result["ranks"]:
-            names = rank["tables"]
-            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-            memory = "" if rank["memory"] is None else f" of {size(rank['memory'])}"
-            measured = "" if checked is None else f" (measured {rank['measured_ms']:.3f})"
-            lines[f"rank {rank['rank']}"] = (
-                f"{size(rank['bytes'])}{memory}; a step computes {rank['compute_ms']:.3f} ms{measured} and exchanges "
-                f"{rank['exchange_ms']:.3f} ms\n{', '.join(names[:_SHOWN])}{more}"
-            )
-        how, above = "predicted" if checked is None else "measured", result["balance"] - 1
+            costs = text({name: rank[name] for name in ("compute_ms", "measured_ms", "exchange_ms")})
+            most = "" if rank["memory"] is None else f" of {size(rank['memory'])}"
+            lines[f"rank {rank['rank']}"] = f"{size(rank['bytes'])}{most}, {costs}\n{text(rank['tables'])}"
         lines["busiest"] = (
-            f"rank {result['busiest']}, {result['busiest_ms']:.3f} ms {how}, {above:.1%} above perfect balance; dealing "
-            f"tables in turn would take {result['round_robin_ms'] / result['predicted_ms']:.2f} times as long"
+            f"rank {result['busiest']}, {result['busiest_ms']:.3f} ms {'predicted' if checked is None else 'measured'}, "
+            f"{result['balance'] - 1:.1%} above perfect balance; dealing tables in turn would take "
+            f"{result['round_robin_ms'] / result['predicted_ms']:.2f} times as long"
         )
         if checked is not None:
             times = ", ".join(f"{ms:.3f}" for ms in checked["busiest_ms"])
@@ -200,6 +191,4 @@ class Place(Composed):
             )
         lines["exchange"] = f"bytes over --link {self.link}, not measured"
         lines["search"] = f"{result['seconds']:.1f} s" + ("" if result["in_time"] else "; stopped by --seconds")
-        if result["out"] is not None:
-            lines["plan"] = result["out"]
-        return lines
+        return lines | facts(result, "out")

@@ -1,0 +1,260 @@
+"""Reads a command's flags from a command line and a file. tyro parses and shows help; what is wrong is one sentence."""
+
+import difflib
+import json
+import re
+import sys
+import tomllib
+import types
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import MISSING, field, make_dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin
+
+from skirl.tools.flags import Flag, choices, expected, is_list, option, read_as, read_text
+
+LEFT = {"config.json": "train", "sweep.json": "sweep"}
+"""Files in which commands leave their flags, and the command of each."""
+
+
+def read_flags(
+    prog: str, about: str, kind: Any, flags: Mapping[str, Flag], args: Sequence[str], example: str | None = None
+) -> dict[str, Any]:
+    """Return the value of each flag by name. Exit with code 2 if the command line is wrong.
+
+    `kind` is the command: `common` and `usual` are what its help shows, `hidden` what it never shows, `positional` may be
+    given without its name, `repeated` several times; `elsewhere` says what to use instead of flags that it has not.
+    """
+    import tyro  # 0.1 s that an overview does not need
+
+    of = {name: getattr(kind, name, ()) for name in ("common", "usual", "hidden")}
+    if any(arg in ("-h", "--help") or arg.startswith("--tyro-") for arg in args):
+        args, everything = [arg for arg in args if arg != "all"], "all" in args
+        if of["usual"] and not everything:
+            about += f" `{prog} --help all` lists all flags; these are the ones that are used most."
+        if (name := getattr(kind, "positional", None)) is not None:
+            about += f" {prog} {name.upper()} is the same as {prog} --{name} {name.upper()}."
+        first = [n for n in of["common"] if n in flags] + [n for n in flags if not flags[n].group]
+        few = {*first, *of["usual"]} if of["usual"] and not everything else flags
+        shown = [flags[n] for n in dict.fromkeys([*first, *flags]) if n in few and n not in of["hidden"]]
+        tyro.cli(_declared(shown, first), prog=prog, args=args, description=about)
+    words = _checked(prog, kind, flags, args, example)
+    found = tyro.cli(_declared([*flags.values()], flags), prog=prog, args=words)
+    given = {name: getattr(found, name) for name in flags}
+    return {n: flags[n].default if flags[n].type is bool and not value else value for n, value in given.items()}
+
+
+def _declared(flags: Sequence[Flag], first: Collection[str]) -> Any:
+    """Return a dataclass by which tyro reads these flags: those in `first` directly, others in one for each group."""
+    from tyro.conf import FlagCreatePairsOff, arg  # --json, and no --no-json
+
+    whole, groups = [], dict[str, list[Any]]()
+    for flag in flags:
+        (whole if flag.name in first else groups.setdefault(flag.group, [])).append(_field(flag))
+    for group, fields in groups.items():
+        part = make_dataclass(group, fields, kw_only=True)
+        whole.append((f"group_{group}", Annotated[part, arg(help="", name=group)], field()))
+    return FlagCreatePairsOff[make_dataclass("Flags", whole, kw_only=True)]
+
+
+def _field(flag: Flag) -> tuple[str, Any, Any]:
+    """Return a flag as a field; one that takes no value is False until it is given, whatever its default."""
+    from tyro.conf import arg
+
+    name, default = flag.name, False if flag.type is bool else flag.default
+    shown = name.upper() if get_origin(flag.type) is Annotated else metavar(flag.type)  # a word without a flag
+    hint = "" if flag.default in (None, "", ()) or flag.default is False else None  # nobody types None
+    if flag.type is bool:
+        shown, hint = None, "(set)" if flag.default is True else ""
+    typed = name.removesuffix("_") if name.endswith("_") else None
+    about = arg(name=typed, help=flag.help, prefix_name=False, metavar=shown, help_behavior_hint=hint)
+    return name, Annotated[flag.type, about], field() if default is MISSING else field(default=default)
+
+
+def metavar(kind: Any) -> str:
+    """Return what help shows in place of a value.
+
+    >>> metavar(int | Literal["auto", "epoch"] | None), metavar(tuple[int, ...] | None), metavar(Path)
+    ('INT|{auto,epoch}', 'INT [INT ...]', 'PATH')
+    """
+    names = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH", bool: "{True,False}"}
+    words = []
+    for choice in choices(kind):
+        if get_origin(choice) is Literal:
+            words.append("{" + ",".join(map(str, get_args(choice))) + "}")
+        elif get_origin(choice) is tuple:
+            inner = metavar(get_args(choice)[0])
+            words.append(f"{inner} [{inner} ...]")
+        elif choice is not types.NoneType:
+            words.append(names[choice])
+    return "|".join(words)
+
+
+# What is wrong.
+
+
+def _checked(prog: str, kind: Any, flags: Mapping[str, Flag], args: Sequence[str], example: str | None) -> list[str]:
+    """Return the command line for tyro, with each flag once. Exit if a flag is unknown or missing, or a value is wrong."""
+    given, words, taking = dict[str, list[str]](), list[str](), ""
+    for arg in args:
+        typed, equals, value = arg.partition("=")
+        if not arg.startswith("-") or re.fullmatch(r"-(\d.*|\.\d.*|inf|nan|)", arg):
+            (given[taking] if taking else words).append(arg)
+            taking = taking if taking and is_list(flags[taking].type) else ""
+            continue
+        name = typed.removeprefix("--").replace("-", "_")
+        name = f"{name}_" if f"{name}_" in flags else name
+        if not typed.startswith("--") or name not in flags:
+            _refuse_unknown(prog, flags, typed, getattr(kind, "elsewhere", {}))
+        before = given.pop(name, []) if name in getattr(kind, "repeated", ()) else []
+        given[name] = [*before, value] if equals else before
+        taking = "" if equals or flags[name].type is bool else name
+    for name, values in given.items():
+        _check_values(prog, flags[name], values)
+    missing = [name for name, flag in flags.items() if flag.default is MISSING and name not in given]
+    alone = [name for name in missing if get_origin(flags[name].type) is Annotated]  # words without a flag
+    for name in alone[len(words) :]:
+        line = f"{prog} {' '.join(map(str.upper, alone))}"
+        _refuse(prog, f"no {name} is named: write {line} ({_begun(flags[name].help)})")
+    for name in missing:
+        if name not in alone:
+            typed = f"{option(name)} {metavar(flags[name].type)}"
+            _refuse(prog, f"{option(name)} is missing: add {typed} ({_begun(flags[name].help)})")
+    positional = getattr(kind, "positional", None)
+    if positional and len(words) == 1:
+        if positional in given:
+            _refuse(prog, f"{positional} is given twice, with its name and without it: leave one of them out")
+        given[positional], words = words, []
+    elif positional and example and not words and positional not in given:
+        _refuse(prog, f"say which {positional}, for instance `{example}`; {prog} --help lists what else can be set")
+    if words[len(alone) :]:
+        _refuse_unknown(prog, flags, words[len(alone)], {})
+    for name, values in given.items():
+        is_word = values and not is_list(flags[name].type)
+        words += [f"{option(name)}={values[0]}"] if is_word else [option(name), *values]
+    return words
+
+
+def _check_values(prog: str, flag: Flag, values: Sequence[str]) -> None:
+    typed, kind = option(flag.name), flag.type
+    if kind is bool and values:
+        _refuse(prog, f"{typed} takes no value: write {typed} alone, or leave it out")
+    if kind is not bool and not values:
+        _refuse(prog, f"{typed} has no value: set it to {expected(kind)}")
+    for text in values:
+        try:
+            read_text(kind, text)
+        except ValueError as near:
+            hint = f" (did you mean {near}?)" if str(near) else ""
+            wanted = expected(kind).replace("true or false", "True or False")  # as the command line has them
+            _refuse(prog, f"{typed} is {text!r}{hint}: set it to {wanted}")
+
+
+def _refuse_unknown(prog: str, flags: Mapping[str, Flag], word: str, elsewhere: Mapping[str, str]) -> NoReturn:
+    """Exit because of a word that is no flag, or that follows none."""
+    if (instead := elsewhere.get(word.removeprefix("--"))) is not None:
+        _refuse(prog, f"there is no flag {word}: {instead}")
+    names = [option(name).removeprefix("--") for name in flags]  # dashes would make all of them alike
+    near = difflib.get_close_matches(word.lstrip("-").replace("_", "-"), names, n=1)
+    hint = f"did you mean --{near[0]}?" if near else f"{prog} --help lists them"
+    if word.startswith("-"):
+        _refuse(prog, f"there is no flag {word}: {hint}")
+    _refuse(prog, f"{word!r} is not the value of a flag: write a flag before it ({hint})")
+
+
+def _refuse(prog: str, why: str) -> NoReturn:
+    print(f"{prog}: {why}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def _begun(sentence: str) -> str:
+    """Return a sentence as part of another one."""
+    return f"{sentence[:1].lower()}{sentence[1:].removesuffix('.')}"
+
+
+def in_flags(sentence: str, names: Collection[str]) -> str:
+    """Turn a sentence about arguments into one about flags. Leave words that only look like the name of one.
+
+    >>> print(in_flags("save_every and keep need a folder: set save", ["save", "save_every", "keep"]))
+    --save-every and --keep need a folder: set --save
+    >>> print(in_flags("cache '10%' is 2 rows, batch 0 needs 3: set cache to 3", ["batch", "cache", "rows"]))
+    --cache '10%' is 2 rows, batch 0 needs 3: set --cache to 3
+    """
+    one = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
+    long = "|".join(sorted((re.escape(name) for name in names if "_" in name), key=len, reverse=True))
+    subject = rf"^(?:{one})(?:, (?:{one}))*(?: and (?:{one}))?(?= (?:is|are|needs?|counts|has) | ['\d])"
+    object_ = rf"\b(?:[Ss]et|leave|make|raise) (?:{one})(?: (?:and|or) (?:{one}))?\b(?![-=.(_])"
+    for pattern in (subject, object_, rf"\b(?:and|but) (?:{one})(?= is | ')"):
+        sentence = re.sub(
+            pattern, lambda part: re.sub(rf"\b(?<![-.])({one})\b", lambda name: option(name[0]), part[0]), sentence
+        )
+    return (
+        re.sub(rf"(?<![-\w.='\"`/(])({long})(?![-\w.=(/])", lambda name: option(name[0]), sentence)
+        if long
+        else sentence
+    )
+
+
+# A file.
+
+
+def read_config(path: Path, flags: Mapping[str, Flag], known: Mapping[str, Mapping[str, Flag]]) -> dict[str, Any]:
+    """Return the flags that a file sets: TOML, or what `train` or `sweep` left in its folder; `known` are their flags.
+
+    Other flags of `train` are passed over, those of `sweep` are refused.
+    """
+    others, of_sweep = known["train"], known["sweep"]
+    if path.is_dir():
+        path = next((path / name for name in LEFT if (path / name).is_file()), path / "config.json")
+    found = _parsed(path)
+    left = set(found) >= {"command", "flags"}  # by a command
+    if left:
+        left_out = of_one_run(known.get(str(found["command"]), {}))
+        found = {name: value for name, value in found["flags"].items() if name not in left_out}
+    values = {}
+    for key, value in found.items():
+        if isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, dict) for item in value)):
+            raise ValueError(f"{path}: [{key}] is a table: write flags at the top of the file")
+        name = key.replace("-", "_")
+        name = f"{name}_" if f"{name}_" in {*flags, *others} else name  # a word that Python keeps for itself
+        if name in flags:
+            try:
+                values[name] = read_as(flags[name].type, value)
+            except TypeError as wanted:
+                if left and value is None:  # that command may do without it
+                    continue
+                given = json.dumps(value, default=str)
+                quoted = f', such as "{given}"' if str(wanted) == "text" and isinstance(value, int | float) else ""
+                raise ValueError(f"{path}: {key} is {given}: set it to {wanted}{quoted}") from None
+        elif name not in others and not (name in of_sweep and value in (of_sweep[name].default, [], None)):
+            if name in of_sweep:
+                raise ValueError(
+                    f"{path}: {key} is a flag of skirl sweep, not of this command: use `skirl sweep --config {path}`, or "
+                    "leave it out"
+                )
+            near = difflib.get_close_matches(name, flags, n=1)
+            hint = f"did you mean {near[0]}?" if near else "leave it out"
+            raise ValueError(f"{path}: {key} is not a flag of this command: {hint}")
+    return values
+
+
+def of_one_run(flags: Mapping[str, Flag]) -> set[str]:
+    """Return the flags that a repetition of a run does not take from its folder, lest it write to the same places."""
+    return {n for n, flag in flags.items() if flag.group in ("save", "output") and n not in ("from_", "log_every")}
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    kind, parse = ("JSON", json.loads) if path.suffix == ".json" else ("TOML", tomllib.loads)
+    try:
+        found = parse(path.read_text(encoding="utf-8"))
+    except OSError:
+        raise ValueError(
+            f"config is {str(path)!r}, which cannot be read: set it to a TOML file or a config.json"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{path}: this is not valid {kind} ({error}): set config to a TOML file or a config.json"
+        ) from None
+    if not isinstance(found, dict) or not isinstance(found.get("flags", {}), dict):
+        raise ValueError(f"{path}: there are no flags in it: set config to a TOML file or a config.json")
+    return found

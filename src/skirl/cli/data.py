@@ -1,0 +1,304 @@
+"""The commands about data files: vocab, convert, analyze. Their work is imported only when they run."""
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from skirl.cli.show import ShowFlags, facts, text
+from skirl.data.flags import DataFlags, check_in_and_out
+from skirl.tools.flags import WrongFlags
+from skirl.tools.machine import machine, peak_bytes
+from skirl.tools.units import parse_bytes, size
+
+PART = 1 << 18
+"""Bytes of text to read at a time: the rows in it may be many times as large."""
+LEAST_MEMORY = 256 << 20
+SHOWN = 12
+"""Most columns that the summary of analyze shows."""
+READ = ("samples", "seconds", "bad_rows_skipped", "first_bad_row")
+"""What is shown of every pass over files."""
+_BY_SESSION = ("session", "user", "gap", "partition", "memory", "layout", "engine", "master")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileFlags(ShowFlags):
+    """How files are read."""
+
+    group: ClassVar[str] = ""
+
+    schema: str | None = None
+    """A TOML file that names the columns; criteo: and avazu: have one built in."""
+    workers: int = 0
+    """Processes that read files; with 0 this process reads them."""
+    bad_rows: Literal["refuse", "skip"] = "refuse"
+    """Treatment of malformed rows: refuse the files, or leave the row out and count it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionFlags(FileFlags):
+    """Which rows belong to one session."""
+
+    session: str | None = None
+    """The column that says which rows belong together; the schema's session column if not given."""
+    user: str | None = None
+    """The column of users, if no column says the session: a session ends after --gap without a row."""
+    gap: str | None = None
+    """With --user: time without a row that ends a session, such as 30m. Times that are numbers are in seconds, or in the
+    schema's time_unit."""
+
+
+@dataclass(frozen=True)
+class Vocab(FileFlags):
+    """Flags of `skirl vocab`."""
+
+    common: ClassVar[tuple[str, ...]] = ("data", "out", "min_count", "schema", "valid", "workers", "force")
+    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "counting": ("memory", "folder", "bad_rows"),
+        "output": ("json", "quiet"),
+    }
+
+    data: str
+    """The files to read: criteo:PATH, avazu:PATH, mind:PATH, csv:PATH or parquet:PATH, as for `skirl train`."""
+    out: str
+    """The vocabulary file to write."""
+    min_count: int = 10
+    """Give an id a row of its own if it occurs at least this many times; all other ids share one row."""
+    memory: str = "1GiB"
+    """Memory to use for counting; counts that do not fit go to disk."""
+    valid: str | None = None
+    """The rows that training will hold out, as for `skirl train`; they are not counted."""
+    folder: str | None = None
+    """Where to write counts that do not fit in memory; next to the vocabulary file if not given."""
+    force: bool = False
+    """Replace the vocabulary file if it exists. Runs that used it can then no longer be resumed."""
+
+    def __post_init__(self) -> None:
+        if self.min_count < 1:
+            raise ValueError(f"min_count is {self.min_count}: set it to 1 or more")
+        try:
+            parse_bytes(self.memory)
+        except ValueError:
+            raise ValueError(f"memory is {self.memory!r}: set it to a size such as 4GiB") from None
+        check_in_and_out(self.data, self.out)
+        if Path(self.out).exists() and not self.force:
+            raise ValueError(
+                f"--out is {self.out}, which already exists, and runs may need it: name another file, or add --force to "
+                "replace it"
+            )
+
+    def run(self) -> dict[str, Any]:
+        from skirl.data.vocab import count
+
+        folder = None if self.folder is None else Path(self.folder)
+        return timed(
+            "vocab", self, lambda: count(
+                self.data, self.out, schema=self.schema, valid=self.valid, workers=self.workers,
+                skip=self.bad_rows == "skip", min_count=self.min_count, memory=parse_bytes(self.memory), folder=folder,
+            ),
+        )  # fmt: skip
+
+    def summary(self, result: dict[str, Any]) -> dict[str, str]:
+        saved = {"saved": f"{self.out}; train with --vocab {self.out}"}
+        return facts(result, *READ, "rows", "distinct", "spilled_bytes", "peak_bytes") | saved
+
+
+@dataclass(frozen=True)
+class Convert(SessionFlags):
+    """Flags of `skirl convert`: those for one file, and those for a folder of files by session."""
+
+    common: ClassVar[tuple[str, ...]] = ("data", "out", "by", "session", "rows", "vocab", "schema", "workers", "force")
+    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "session": ("user", "gap", "partition", "layout", "memory", "engine", "master"),
+        "files": ("compression", "bad_rows", "check"),
+        "output": ("json", "quiet"),
+    }
+
+    data: str
+    """The files to read: criteo:PATH, avazu:PATH, mind:PATH, csv:PATH or parquet:PATH, as for `skirl train`."""
+    out: str
+    """The Parquet file to write; with --by session, the folder."""
+    by: Literal["session"] | None = None
+    """Write a folder of files in which the rows of a session are contiguous; if not given, one file in the order of the
+    data."""
+    rows: str | None = None
+    """Write ids as rows of tables of this size, as for `skirl train`; fingerprints are written if neither this nor
+    --vocab is given."""
+    vocab: str | None = None
+    """Write ids as rows of this vocabulary."""
+    compression: Literal["none", "snappy", "lz4", "zstd"] = "none"
+    """How to compress pages: none is the fastest to read, zstd the smallest."""
+    force: bool = False
+    """Replace the file if it exists."""
+    partition: str | None = None
+    """With --by session: length of time, such as 1d, whose borders no file or session crosses; files are in this order."""
+    memory: str = "1GiB"
+    """With --by session: memory in which DuckDB sorts; the rest is spilled to disk, next to --out."""
+    layout: Literal["once", "rows"] = "once"
+    """With --by session: once leaves out a list that equals the one in the row above; rows writes all lists."""
+    engine: Literal["local", "spark"] = "local"
+    """With --by session: what sorts the rows, DuckDB in this process or Apache Spark."""
+    master: str | None = None
+    """With --engine spark: where Spark runs, such as local[4], spark://HOST:7077 or sc://HOST; Spark's own default if not
+    given."""
+    check: bool = False
+    """Read the data and what was written once more, and compare all rows by their hashes, in any order."""
+
+    def __post_init__(self) -> None:
+        from skirl.dedup.sessions import parsed
+
+        if self.by is None:
+            for name in _BY_SESSION:
+                if getattr(self, name) != getattr(Convert, name):
+                    raise ValueError(f"{name} is for folders by session: set by to session, or leave {name} out")
+            check_in_and_out(self.data, self.out)
+            if Path(self.out).exists() and not self.force:
+                raise ValueError(
+                    f"--out is {self.out}, which already exists: name another file, or add --force to replace it"
+                )
+            return
+        check_in_and_out(self.data, self.out, folder=True)
+        if self.engine != "spark" and self.master is not None:
+            raise ValueError(
+                f"master is {self.master!r}, and engine is not spark: set engine to spark, or leave master out"
+            )
+        if self.engine == "spark" and self.workers:
+            raise ValueError(
+                f"workers is {self.workers}, and Spark's processes read the files: leave workers or engine out"
+            )
+        if self.engine == "local" and find_spec("duckdb") is None:
+            raise WrongFlags("by is 'session', and duckdb is not installed: pip install 'skirl[sessions]'")
+        self._sessions()
+        if parsed("memory", self.memory, parse_bytes, "a size such as 1GiB") < LEAST_MEMORY:
+            raise ValueError(f"memory is {self.memory!r}: set it to {size(LEAST_MEMORY)} or more")
+
+    def run(self) -> dict[str, Any]:
+        result = timed("convert", self, self._to_file if self.by is None else self._by_session)
+        return result | (self._checked() if self.check else {})
+
+    def _to_file(self) -> dict[str, Any]:
+        from skirl.data.convert import convert
+
+        return convert(self._data().files(), self.out, self.compression, as_rows=self._as_rows)
+
+    def _by_session(self) -> dict[str, Any]:
+        from skirl.dedup.by_session import convert_by_session
+        from skirl.dedup.spark import session_at
+
+        files, memory = self._data().files(PART), parse_bytes(self.memory)
+        with session_at(self.master) if self.engine == "spark" else nullcontext() as session:
+            return convert_by_session(
+                files, self.out, self._sessions(), memory=memory, session=session, force=self.force
+            )
+
+    def _data(self) -> DataFlags:
+        names = ("rows", "vocab", "schema", "workers", "bad_rows")
+        return DataFlags(self.data, **{name: getattr(self, name) for name in names})
+
+    @property
+    def _as_rows(self) -> bool:
+        return self.rows is not None or self.vocab is not None
+
+    def _sessions(self) -> Any:
+        from skirl.dedup.sessions import Sessions
+
+        names = ("session", "user", "gap", "partition", "layout", "compression")
+        return Sessions(**{name: getattr(self, name) for name in names}, as_rows=self._as_rows)
+
+    def _checked(self) -> dict[str, Any]:
+        """Read the data and what was written, and compare them."""
+        from skirl.data.convert import as_written
+        from skirl.dedup.row_hash import same_rows
+        from skirl.dedup.sessions import shaped
+
+        files, request = self._data().files(PART), self._sessions()
+        if self.by is None:
+            files, schema, kept = as_written(files, request.as_rows)
+        else:
+            files, shape = shaped(files, request)
+            schema, kept = shape.schema, shape.kept
+        found = same_rows(files, schema, kept, DataFlags(f"parquet:{self.out}", workers=self.workers).files())
+        wrong = (
+            f"{self.out} does not have the rows of {self.data} ({found['rows']:,} and {found['rows_written']:,} rows)"
+        )
+        return {"check": found, "failed": None if found["same"] else f"{wrong}: do not use it, and please report this"}
+
+    def summary(self, result: dict[str, Any]) -> dict[str, str]:
+        lines = facts(result, *READ, "sessions", "files", "bytes", "peak_bytes")
+        lines["saved"] = f"{self.out}; train with --data parquet:{self.out}"
+        if self.check:
+            lines["checked"] = "same rows, by hash" if result["check"]["same"] else "other rows"
+        return lines
+
+
+@dataclass(frozen=True)
+class Analyze(SessionFlags):
+    """Flags of `skirl analyze`."""
+
+    common: ClassVar[tuple[str, ...]] = ("data", "session", "user", "gap", "batch", "sample", "schema", "workers")
+    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {"files": ("bad_rows",), "output": ("json", "quiet")}
+
+    data: str
+    """The files, as for `skirl convert`."""
+    batch: int = 4096
+    """Samples in a batch, for the estimate of lookups."""
+    sample: str = "64MiB"
+    """Memory for sampled rows; if the data has more rows, fewer sessions are looked at."""
+
+    def __post_init__(self) -> None:
+        from skirl.dedup.sessions import Sessions, parsed
+
+        check_in_and_out(self.data, ".", folder=True)
+        if self.batch < 1:
+            raise ValueError(f"batch is {self.batch}: set it to 1 or more")
+        Sessions(self.session, self.user, self.gap)
+        if parsed("sample", self.sample, parse_bytes, "a size such as 64MiB") < 1 << 20:
+            raise ValueError(f"sample is {self.sample!r}: set it to 1MiB or more")
+
+    def run(self) -> dict[str, Any]:
+        from skirl.dedup.analyze import advice, analyze
+        from skirl.dedup.sessions import Sessions, keyed, shaped
+
+        def found() -> dict[str, Any]:
+            flags = DataFlags(self.data, schema=self.schema, workers=self.workers, bad_rows=self.bad_rows)
+            files = flags.files(PART)
+            schema = files.encoder.schema
+            if any(column.run for column in schema.ids):
+                return advice("lists that repeat are left out of these files already")
+            if not (self.session or self.user or schema.session):
+                return advice("no session column")
+            files, shape = shaped(files, Sessions(self.session, self.user, self.gap))
+            return analyze(keyed(files, shape), shape, keep=parse_bytes(self.sample), batch=self.batch)
+
+        return timed("analyze", self, found)
+
+    def summary(self, result: dict[str, Any]) -> dict[str, str]:
+        lines = {"verdict": result["verdict"]}
+        if "sampled" not in result:
+            if result["verdict"].endswith("no session column"):
+                lines["instead"] = "name it with --session, or the users with --user COLUMN --gap 30m"
+            return lines
+        of = result["columns"]
+        order = sorted(of, key=lambda name: (not of[name]["list"], -of[name]["factor"]))
+        lines |= facts(result, "samples", "seconds", "sessions", "per_session", "sampled")
+        lines["columns"] = text([{"name": name, **of[name]} for name in order[:SHOWN]])
+        lines["columns"] += f"\nand {len(of) - SHOWN} more, which repeat less" * (len(of) > SHOWN)
+        lines |= facts(result, "bytes", "lookup", "peak_bytes")
+        if result["advice"] != "don't bother":
+            flags = [
+                f"--{name} {value}" for name in ("schema", "session", "user", "gap") if (value := getattr(self, name))
+            ]
+            lines["next"] = " ".join(["skirl convert --by session", f"--data {self.data}", *flags, "--out FOLDER"])
+        return lines
+
+
+def timed(name: str, flags: FileFlags, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Run `work` and return the command's result: its flags, what the work found, and the time and memory it took."""
+    started = time.monotonic()
+    found = work()
+    took = {"seconds": time.monotonic() - started, "peak_bytes": peak_bytes(), "machine": machine()}
+    flat = asdict(flags)
+    return {"command": name, **({"flags": flat} if name == "analyze" else flat), **found, **took, "failed": None}

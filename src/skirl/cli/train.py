@@ -1,0 +1,302 @@
+"""The commands of training: their flags and their output. The code that does the work is imported when they run."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal, get_args
+
+from skirl.cli.report import as_text, run_of
+from skirl.cli.show import ShowFlags, facts, scores, text
+from skirl.core.optimizer_names import OptimizerName
+from skirl.tools.flags import Composed
+from skirl.tools.units import malformed, size
+from skirl.train.flags import (
+    EvaluationFlags,
+    LogFlags,
+    OptimizerFlags,
+    SavedFlags,
+    SaveFlags,
+    check_evaluated,
+)
+from skirl.train.recipe import Recipe
+
+KEPT = ("count", "bytes", "pause_share", "stopped_by")
+"""What is shown of a run's checkpoints."""
+
+
+@dataclass(frozen=True)
+class Train(Composed):
+    """Train a model whose tables are larger than the cache.
+
+    >>> flags = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 64, "steps": 20, "quiet": True}
+    >>> result = Train.of(**flags, cache="touched:25%").run()
+    >>> result["rows"]["touched"] >= 4 * result["rows"]["cache"], result["failed"]
+    (True, None)
+    """
+
+    group: ClassVar[str] = "output"
+    common: ClassVar[tuple[str, ...]] = (
+        "data", "model", "dim", "batch", "steps", "optimizer", "lr", "cache", "save", "resume",
+    )  # fmt: skip
+    usual: ClassVar[tuple[str, ...]] = (
+        "schema", "rows", "vocab", "valid", "epochs", "seed", "dense_lr", "schedule", "warmup", "store", "device", "threads",
+        "eval_every", "patience", "save_every", "keep_best", "from_", "run", "json",
+    )  # fmt: skip
+    """Flags that help shows besides the common ones."""
+
+    recipe: Recipe = field(default_factory=Recipe)
+    evaluation: EvaluationFlags = field(default_factory=EvaluationFlags)
+    save: SaveFlags = field(default_factory=SaveFlags)
+    log: LogFlags = field(default_factory=LogFlags)
+    show: ShowFlags = field(default_factory=ShowFlags)
+
+    def __post_init__(self) -> None:
+        self.recipe.check_labels()
+        check_evaluated(self.evaluation, valid=self.recipe.data.valid, keep_best=self.save.keep_best)
+
+    def run(self) -> dict[str, Any]:
+        from skirl.train.loop import train
+
+        with self.recipe.naming_cache():
+            return train(self.recipe, self.evaluation, self.save, self.log, self.flat())
+
+    def summary(self, result: dict[str, Any]) -> dict[str, str]:
+        rows, kept, lines = result["rows"], result["checkpoints"], as_text(run_of(result))
+        if "test_samples" in result:
+            lines["test"] = f"{scores(result, 'test_')} on {result['test_samples']:,} samples held out"
+        if (ended := nothing_left(result, self.recipe.data.steps)) is not None:
+            shown = ("loss", "metrics", "test", "changed", "missing")
+            return {"ended": ended} | {name: lines[name] for name in shown if name in lines} | outcome(result)
+        share = f", {rows['touched'] / rows['cache']:,.1f} times the cache" * (rows["touched"] > rows["cache"] > 0)
+        wide = self.recipe.model.row_dim
+        lines |= {
+            "tables": f"{rows['tables']:,} rows of {wide}, {size(rows['bytes_of_all'])} with their state",
+            "touched": f"{rows['touched']:,} rows{share}",
+            "cache": f"{rows['cache']:,} rows, {size(result['cache_bytes'])}, {rows['in_cache']:,} filled",
+            "staging": f"room for {rows['staging']:,} rows on their way, {size(result['staging_bytes'])} besides the cache",
+            "memory": f"{size(result['peak_bytes'])} at its peak, the whole process",
+        }
+        if result["stopped_early"]:
+            lines["stopped"] = f"early, after {self.evaluation.patience} evaluations without a better test log loss"
+        lines |= (
+            {"folder": f"{result['run']}; tensorboard --logdir {Path(result['run']).parent}"} if result["run"] else {}
+        )
+        if self.save.save:
+            newest = "nothing" if kept["newest"] is None else f"step {kept['newest']:,} in {self.save.save}"
+            lines["saved"] = f"{newest}; more --steps and --resume go on from there" if kept["newest"] else newest
+            if kept["failed"]:
+                lines["saved"] += f"\n{kept['failed']} more could not be written: {kept['last_failure']}"
+            lines["checkpoints"] = text({name: kept[name] for name in KEPT})
+        if result["bad_rows_skipped"]:
+            lines["skipped"] = malformed(result["bad_rows_skipped"], result["first_bad_row"])
+        return lines | outcome(result) | facts(result, "trace")
+
+
+@dataclass(frozen=True)
+class Verify(Composed):
+    """Train with a cache, with every row resident, and in plain Python, and compare every bit.
+
+    >>> flags = {"data": "synthetic:tiny", "model": "dlrm-tiny", "dim": 4, "batch": 8, "steps": 20, "quiet": True}
+    >>> [(run["optimizer"], run["difference"]) for run in Verify.of(**flags).run()["runs"]]
+    [('rowwise-adagrad', None)]
+    """
+
+    group: ClassVar[str] = "learning"
+    common: ClassVar[tuple[str, ...]] = ("data", "model", "dim", "batch", "steps", "optimizer", "lr", "cache")
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "model": "dlrm-tiny", "dim": 16, "batch": 256, "steps": 30, "cache": "touched:10%",
+    }  # fmt: skip
+
+    recipe: Recipe = field(default_factory=Recipe)
+    show: ShowFlags = field(default_factory=ShowFlags)
+    optimizer: OptimizerName | Literal["all"] = "rowwise-adagrad"
+    """The optimizer of the rows; dense weights use Adam. all: each optimizer in turn."""
+    trainers: str | None = None
+    """Numbers of trainers, such as 1,2,4: train with each, with three caches and depths, with both stores, and with
+    late trainers."""
+
+    def __post_init__(self) -> None:
+        most = max(self.sizes(), default=1)
+        if self.recipe.step.shards < most:
+            raise ValueError(
+                f"trainers is {self.trainers!r} and shards is {self.recipe.step.shards}: set shards to a power of two of "
+                f"{most} or more"
+            )
+        if self.recipe.device.dtype != "float32":
+            raise ValueError(
+                f"dtype is {self.recipe.device.dtype!r}: the reference rounds nothing to 16 bits, leave dtype out"
+            )
+        self.recipe.check_labels()
+
+    def run(self) -> dict[str, Any]:
+        from skirl.tools.machine import machine
+        from skirl.train.loop import touched_rows
+        from skirl.train.verify import verify
+
+        device = self.recipe.device
+        if self.trainers is not None and device.threads is None:  # that of trainers, since bits depend on it
+            return replace(self, recipe=replace(self.recipe, device=replace(device, threads=1))).run()
+        self.recipe.use_threads()
+        touched = touched_rows(self.recipe)
+        with self.recipe.naming_cache():
+            if self.trainers is not None:
+                found = self._with_trainers(touched)
+            else:
+                runs = [verify(recipe, touched) for recipe in self.recipes()]
+                differences = [f"{run['optimizer']}: {run['difference']['text']}" for run in runs if run["difference"]]
+                found = {"runs": runs, "failed": "\n".join(differences) or None}
+        return {"command": "verify", **self.flat(), "touched": touched, "machine": machine(), **found}
+
+    def sizes(self) -> list[int]:
+        words = [] if self.trainers is None else self.trainers.split(",")
+        if not all(word.strip().isdecimal() and 0 < int(word) <= 64 for word in words):
+            raise ValueError(
+                f"trainers is {self.trainers!r}: set it to numbers from 1 to 64 with commas between, as 1,2,4"
+            )
+        return [int(word) for word in words]
+
+    def _with_trainers(self, touched: int) -> dict[str, Any]:
+        from skirl.train.verify_trainers import STORES, verify_trainers
+
+        least, store = self.recipe.cache_size(touched), self.recipe.cache.store
+        if not isinstance(least, int):
+            raise ValueError(f"cache is {least!r}: with trainers, set it to rows or a share of the touched rows")
+        names = [recipe.optimizer.optimizer for recipe in self.recipes()]
+        stores = (store,) if store.startswith("rpc:") else STORES
+        caches = [least, 2 * least, max(touched, least)]
+        found = verify_trainers(self.recipe, self.sizes(), names, caches, stores)
+        first = found["first"]
+        failed = None if first is None else f"{found['differences']} of {found['runs']} runs differ: {first}"
+        return found | {"failed": failed}
+
+    def recipes(self) -> list[Recipe]:
+        """Return a recipe for each optimizer. On disk, each has a folder of its own if there are several."""
+        if self.optimizer != "all":
+            return [replace(self.recipe, optimizer=OptimizerFlags(self.optimizer))]
+        from skirl.store.specs import inside
+
+        cache = self.recipe.cache
+        return [
+            replace(
+                self.recipe,
+                optimizer=OptimizerFlags(name),
+                cache=replace(cache, store=inside(cache.store, name)),
+            )
+            for name in get_args(OptimizerName)
+        ]
+
+    def summary(self, result: dict[str, Any]) -> dict[str, str]:
+        if self.trainers is not None:
+            found = facts(result, "runs", "differences", "first", "steps", "fetched", "seconds")
+            return {f"{self.trainers} trainers": "DIFFERENT" if result["failed"] else "equal, bit for bit", **found}
+        lines = {}
+        for run in result["runs"]:
+            lines[run["optimizer"]] = "DIFFERENT" if run["difference"] else "equal, bit for bit"
+            shown = ("losses", "dense", "uses", "rows", "width", "cache", "moved", "seconds")
+            lines[run["optimizer"]] += "".join(f"\n{name} {text(run[name], name)}" for name in shown)
+            lines[run["optimizer"]] += "\nuse a smaller --cache or more --steps" * (not run["moved"]["fetched"])
+        return lines
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen(SavedFlags, ShowFlags):
+    """The flags of `skirl evaluate`, and what both commands print."""
+
+    group: ClassVar[str] = ""
+    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "files": ("schema", "vocab", "workers", "bad_rows"),
+        "device": ("device", "threads"),
+        "output": ("json", "quiet"),
+    }
+    common: ClassVar[tuple[str, ...]] = ("data", "save", "into", "held_out", "valid")
+
+    def summary(self, result: dict[str, Any]) -> dict[str, str]:
+        lines = facts(result, "checkpoint", "step", "data", "part", "samples")
+        lines |= {"metrics": scores(result)} if "auc" in result else {}
+        cost = ("samples_per_second", "cpu_us_per_sample", "seconds", "bad_rows_skipped", "into", "bytes")
+        return lines | facts(result, *cost)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate(Chosen):
+    """Compare the predictions of a trained model with labels."""
+
+    def run(self) -> dict[str, Any]:
+        from skirl.train.predict import evaluate
+
+        return evaluate(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predict(Chosen):
+    """Write the predictions of a trained model to a Parquet file."""
+
+    into: Path
+    """The file to write; an existing one is replaced when the new one is complete."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.into.suffix not in (".parquet", ".pq"):
+            raise ValueError(f"--into is {self.into}: name a file that ends with .parquet")
+        if not self.into.absolute().parent.is_dir():
+            raise ValueError(f"--into is {self.into}: its folder does not exist, make it first")
+
+    def run(self) -> dict[str, Any]:
+        from skirl.train.predict import predict
+
+        return predict(self, self.into)
+
+
+def nothing_left(result: Mapping[str, Any], steps: int | None) -> str | None:
+    """Return what the summary says of a resumed run that had no step left to train; None if it trained."""
+    at = result["steps"]
+    if not at or result["begun_at"] < at:
+        return None
+    past = steps is not None and at > steps
+    how = f"is past --steps {steps}," if past else "had stopped early" if result["stopped_early"] else "had ended"
+    return f"the run {how} at step {at:,}: nothing was left to train"
+
+
+def origin_line(begun: Mapping[str, Any]) -> str:
+    state = "with their optimizer's state" if begun["row_state"] else "whose optimizer's state starts from zero"
+    return f"with {begun['rows']:,} rows out of {begun['folder']}, {state}"
+
+
+def outcome(result: Mapping[str, Any]) -> dict[str, str]:
+    """Return the summary's lines on the best checkpoint and the run's origin."""
+    lines = {}
+    if (best_one := result["best"]) is not None:
+        loss = best_one["test_logloss"]
+        scored = "" if loss is None else f", log loss {loss:.4f} on the samples held out"
+        lines["best"] = f"step {best_one['step']:,}{scored}, in {best_one['folder']}"
+    if (begun := result["from"]) is not None:
+        lines["begun"] = origin_line(begun)
+    return lines
+
+
+@dataclass
+class Launch:
+    """Start the trainers of one job on this machine. They end together, and when this command does.
+
+    What they run follows after `--`: a command of skirl with its flags, or a Python file.
+    """
+
+    trainers: int = 2
+    """The number of trainers; -n for short."""
+    restarts: int = 0
+    """Number of times that all of them are restarted after one has failed; give --save and --resume to the command that they
+    run."""
+
+    def __post_init__(self) -> None:
+        if self.trainers < 1:
+            raise ValueError(f"trainers is {self.trainers}: set it to 1 or more")
+        if self.restarts < 0:
+            raise ValueError(f"restarts is {self.restarts}: set it to 0 or more")
+        self.words: tuple[str, ...] = ()
+        """The command after `--`."""
+
+    def run(self) -> dict[str, Any]:
+        from skirl.peers.launch import launch
+
+        code, how = launch(self.words, self.trainers, self.restarts)
+        return {"exit_code": code, "failed": how}
