@@ -224,6 +224,8 @@ def load(path: str) -> Vocabulary:
     for table, array in sorted(keys.items()):
         slots = Slots(rows=np.int32)
         slots.refill({"keys": array, "rows": np.arange(FIRST, FIRST + len(array), dtype=np.int32)})
+        if slots.used < len(array):
+            raise BadVocabulary(f"vocabulary {path}: {table}.keys has a fingerprint twice: make it again")
         tables[table] = slots.keys, slots.numbers["rows"]
         checksum.update(f"{table} {len(array)}".encode())
         checksum.update(np.ascontiguousarray(array).data)
