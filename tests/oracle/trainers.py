@@ -210,5 +210,5 @@ class Trainers:
             if None in planned:
                 assert planned == [None] * len(planned), "some plan and others wait"
                 return
-            ends = [owner._planner.end_number + owner._planner.window for owner in self.owners]
+            ends = [owner._planner._planned + owner._planner.window for owner in self.owners]
             yield [(*of, end) for of, end in zip(planned, ends, strict=True) if of is not None]

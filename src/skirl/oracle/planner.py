@@ -90,11 +90,6 @@ class Planner(Generic[Item]):
         return len(self._entered)
 
     @property
-    def end_number(self) -> int:
-        """Number of the step after the last one that was planned."""
-        return self.first + self._planned
-
-    @property
     def rest(self) -> list[tuple[Item, Sequence[Batch], int, list[np.ndarray] | None]]:
         """Batches that were added and have not entered, as they were given."""
         return list(self._inbox)

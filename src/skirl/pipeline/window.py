@@ -153,11 +153,12 @@ class Window:
         assert self._planner is not None
         self._first = [flight for flight, *_ in self._planner.rest]
         self._planner, self._fits_anew, self._wanted, self._anew = None, False, self._first_window, True
-        if self._due:
-            last = self._first.pop()
-            self._take(last)
-        elif self._ended or len(self._first) >= self._wanted:
-            self._begin()
+        with self._told():
+            if self._due:
+                last = self._first.pop()
+                self._take(last)
+            elif self._ended or len(self._first) >= self._wanted:
+                self._begin()
 
     def _next(self) -> Flight | None:
         planner = self._planner
