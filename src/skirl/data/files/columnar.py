@@ -28,10 +28,10 @@ _DAMAGED = (pa.ArrowException, OSError, ValueError, OverflowError)
 class ParquetFile:
     """A Parquet file: row groups, read in slices."""
 
-    def __init__(self, path: str, schema: FileSchema, slice_rows: int = SLICE) -> None:
+    def __init__(self, path: str, schema: FileSchema, slice_rows: int = SLICE, whole_bytes: int | None = None) -> None:
         self.path = path
         self._schema = schema
-        self._most = slice_rows
+        self._most, self._whole_bytes = slice_rows, whole_bytes
         self._whole = any(column.run for column in schema.ids)
         """Lists are left out, so row groups are read as a whole: only a group's first row is sure to store its lists."""
         self._file: Any = None
@@ -85,6 +85,11 @@ class ParquetFile:
             raise self._damaged(self._truncated() or f"is damaged ({_short(error)})") from None
         check_runs(self.path, schema, self._schema)
         check_columns(self.path, schema, self._schema)
+        if self._whole and self._whole_bytes is not None:
+            for group in range(meta.num_row_groups):
+                if (size := meta.row_group(group).total_byte_size) > self._whole_bytes:
+                    found = f"takes about {size >> 20:,} MiB, and is read as a whole: it leaves lists out"
+                    raise BadFile(self.path, f"row group {group + 1:,} {found}", "write it with smaller row groups")
         self._slice = [max(1, rows) if self._whole else self._most for rows in groups]
         self._parts = [
             (group, first, min(self._slice[group], rows - first))

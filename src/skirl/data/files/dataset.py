@@ -73,6 +73,8 @@ class Dataset:
     """Bytes of a part of a text file."""
     slice_rows: int = SLICE
     """Most rows of Parquet files to decode at once, unless a file leaves lists out."""
+    whole_bytes: int | None = None
+    """Most bytes of a row group that leaves lists out, and so is read as a whole; None: any."""
     _open: dict[int, DataFile] = field(default_factory=dict, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -80,7 +82,7 @@ class Dataset:
 
     def anew(self) -> "Dataset":
         """Return the same files for another reader: each reader needs an open file of its own."""
-        return Dataset(self.paths, self.schema, self.part_bytes, self.slice_rows)
+        return Dataset(self.paths, self.schema, self.part_bytes, self.slice_rows, self.whole_bytes)
 
     def parts(self, begin: RowPosition = START, end: RowPosition | None = None) -> Iterator[FilePart]:
         """Yield the parts from `begin` to before `end`, or to the last."""
@@ -138,7 +140,7 @@ class Dataset:
             path, text = self.paths[number], self.schema.text
             kind = kind_of(path)
             if kind == "parquet":
-                self._open[number] = ParquetFile(path, self.schema, self.slice_rows)
+                self._open[number] = ParquetFile(path, self.schema, self.slice_rows, self.whole_bytes)
             elif not text.columns and text.header == "no":
                 raise BadFile(
                     path, "is text, and the schema does not say what its columns are", "add columns to [file]"
