@@ -17,13 +17,13 @@ from torch import Tensor
 from common import FbgemmTables, Stopwatch, TorchTables, has_fbgemm, main, result, seconds
 from skirl.core.batch import KeyedJagged
 from skirl.core.id_hash import hashes_of
-from skirl.core.ids import Captured, Resolver
+from skirl.core.ids import Ids, Resolver
 from skirl.core.keys import key_of, row_of, table_of
 from skirl.core.optim import SGD, RowOptimizer, RowwiseAdagrad
 from skirl.core.tables import Schema, Table
 from skirl.data import Synthetic
 from skirl.engine.access import make
-from skirl.engine.work import Micro, Work
+from skirl.engine.work import Work
 from skirl.nn.collection import EmbeddingBagCollection
 from skirl.oracle import loops
 from skirl.oracle.bank import BankPlanner
@@ -42,7 +42,7 @@ class SidesBatch:
     sparse: KeyedJagged
     step: Step
     """The oracle's Step; its slots are those of contiguous tables, as in the other libraries."""
-    micro: Micro
+    micro: Ids
 
 
 @dataclass
@@ -78,11 +78,11 @@ class Skirl:
 
     def forward(self, given: SidesBatch) -> Tensor:
         given.micro.entered = given.micro.returned = False
-        given.micro.captured.hashes = given.micro.captured.hashes or hashes_of(given.micro.captured)
+        given.micro.hashes = given.micro.hashes or hashes_of(given.micro)
         self.module.current.expect(Work([given.micro], given.step.number, [given.step]), 0)
         return self.module(given.sparse).stacked()
 
-    def coming(self) -> list[Captured]:
+    def coming(self) -> list[Ids]:
         """Return no batches, like a lookahead that has read no further."""
         return []
 
@@ -197,8 +197,8 @@ def _given(sparse: KeyedJagged, tables: list[Table], number: int) -> SidesBatch:
 
     schema = Schema.of(tables)
     resolver = Resolver(schema, np.dtype(np.float32), pooled=True)
-    micro = Micro.of(resolver.capture(sparse), resolver)
-    planner = BankPlanner(schema, 0, capacity=micro.ids[0].count, depth=1, seen=Seen(schema))
+    micro = resolver.resolve(resolver.check(resolver.capture(sparse)))
+    planner = BankPlanner(schema, 0, capacity=micro.banks[0].count, depth=1, seen=Seen(schema))
     planner.enter(micro.positions[0])
     step = planner.plan()
     base = np.cumsum([0, *(table.rows for table in tables)])
@@ -211,7 +211,7 @@ def _given(sparse: KeyedJagged, tables: list[Table], number: int) -> SidesBatch:
 def _grouping(given: SidesBatch, tables: list[Table]) -> Callable[[], Any]:
     """Return a call of what the planner does instead of FBGEMM's sort: find the distinct rows, group positions by them."""
 
-    batch, whole = given.micro.ids[0].positions, np.array([0, len(tables)])
+    batch, whole = given.micro.banks[0].positions, np.array([0, len(tables)])
     finder = Finder(Schema.of(tables), 0)
     rows, ids = given.step.rows, len(batch)
 

@@ -17,12 +17,12 @@ import torch
 
 from common import FbgemmTables, TorchTables, has_fbgemm, main, result
 from skirl.core.batch import Batch
-from skirl.core.ids import Captured
+from skirl.core.ids import Ids
 from skirl.core.initial import first_rows
 from skirl.core.keys import key_of
 from skirl.core.optim import SGD
 from skirl.core.tables import Schema, Table
-from skirl.engine.work import Micro, Work
+from skirl.engine.work import Work
 from skirl.models import DLRM
 from skirl.models.dlrm import Embeddings
 from skirl.nn import alone
@@ -198,9 +198,10 @@ class OnDemand(EmbeddingBagCollection):
 class _NoCache(alone.StepByStep):
     """Steps that fetch every row of a batch that is not new."""
 
-    def step(self, captured: Captured) -> Work:
-        engine, micro = self._engine, Micro.of(captured, self._engine.resolver)
-        most = [max(ids.count for ids in micro.ids)]
+    def step(self, ids: Ids) -> Work:
+        engine, resolver = self._engine, self._engine.resolver
+        micro = resolver.resolve(resolver.check(ids))
+        most = [max(ids.count for ids in micro.banks)]
         engine.make_caches(most, most, 4)
         work = self._next(micro)
         work.steps = [_everything(work.steps[0])]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from skirl import KeyedJagged
 from skirl.core.id_hash import hashes_of, hashes_on_device
-from skirl.core.ids import Captured, capture
+from skirl.core.ids import Ids, capture
 from tests.cases import cases
 
 NUMBERS = st.integers(0, 3) | st.integers(0, 2**48 - 1)
@@ -27,7 +27,7 @@ def jagged(bags: dict[str, list[list[int]]], dtype: torch.dtype = torch.int64) -
     return KeyedJagged(list(bags), torch.tensor(values, dtype=dtype), lengths=torch.tensor(lengths, dtype=torch.int64))
 
 
-def of(ids: KeyedJagged) -> Captured:
+def of(ids: KeyedJagged) -> Ids:
     return capture(ids, ())
 
 
@@ -63,7 +63,7 @@ def test_batches_that_differ_in_one_id_differ():
     for id in range(1, 201):
         for place in range(1000 // id):
             values[place] = id
-            found.add(hashes_of(Captured(("a",), values, ends, None))["a"].ids)
+            found.add(hashes_of(Ids(("a",), values, ends, None))["a"].ids)
             values[place] = 0
             tried += 1
     assert len(found) == tried

@@ -1,18 +1,20 @@
 """The window of a pass: when planning starts, and what the window holds."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
 from skirl import Batch, KeyedJagged
-from skirl.core.ids import Item, capture
-from skirl.engine.work import Micro
+from skirl.core.ids import capture
 from skirl.oracle.options import Plan
 from skirl.pipeline.window import FIRST_WINDOW, Window
 from tests.loops import collection, stream
 
 
 def micros(embeddings, batches, nbytes=0):
-    return [Item(b, capture(b.sparse, embeddings.engine.schema.features), nbytes=nbytes) for b in batches]
+    features = embeddings.engine.schema.features
+    return [replace(capture(b.sparse, features), batch=b, nbytes=nbytes) for b in batches]
 
 
 def test_planning_starts_when_the_first_window_has_decided_the_split():
@@ -74,11 +76,11 @@ def test_micro_batches_of_a_step_are_planned_as_one():
     window.enter(parts)
     (work,) = window.next().works
     for bank in range(2):
-        ids = np.concatenate([micro.ids[bank].keys for micro in work.micros])
+        ids = np.concatenate([micro.banks[bank].keys for micro in work.micros])
         assert sorted(work.steps[bank].keys) == sorted(set(ids))
         assert len(work.steps[bank].slots) == len(ids)
         assert work.positions(bank, 1) == slice(
-            len(work.micros[0].ids[bank].keys), len(ids) - len(work.micros[2].ids[bank].keys)
+            len(work.micros[0].banks[bank].keys), len(ids) - len(work.micros[2].banks[bank].keys)
         )
 
 
@@ -87,16 +89,17 @@ def test_what_waits_in_the_window_is_ids_and_not_keys_and_bags(monkeypatch):
     window = Window([embeddings.engine], Plan(depth=6, ramp=False))
     parts = micros(embeddings, stream(12)[0])
     seen, planned = [], 0
-    real = Micro.__init__
+    resolver = type(embeddings.engine.resolver)
+    real = resolver.check
 
-    def noted(self, *args):
-        real(self, *args)
-        seen.append(self)
+    def noted(self, ids):
+        seen.append(real(self, ids))
+        return seen[-1]
 
-    monkeypatch.setattr(Micro, "__init__", noted)
+    monkeypatch.setattr(resolver, "check", noted)
     for part in parts:
         window.enter([part])
         while window.next() is not None:
             planned += 1
-        assert [bool(one.ids) for one in seen] == [number < planned for number in range(len(seen))]
+        assert [bool(one.banks) for one in seen] == [number < planned for number in range(len(seen))]
     assert planned == 7

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from skirl import KeyedJagged
-from skirl.core.ids import BadIds, Item, capture
+from skirl.core.ids import BadIds, Ids, capture
 from skirl.core.placement import Placement
 from skirl.engine.capacity import DoesNotFit
 from skirl.engine.work import Flight
@@ -18,7 +18,7 @@ from skirl.oracle.together import FailedElsewhere, Together
 from skirl.pipeline.window import Window
 from tests.loops import FEATURES, collection
 
-Ids = dict[str, list[int]]
+ByFeature = dict[str, list[int]]
 
 
 class Meeting:
@@ -39,18 +39,18 @@ class Meeting:
         return swap
 
 
-def item(ids: Ids) -> Item:
+def item(ids: ByFeature) -> Ids:
     values = [ids.get(name, []) for name in FEATURES]
     jagged = KeyedJagged(
         FEATURES,
         torch.tensor([*chain(*values)], dtype=torch.int64),
         lengths=torch.tensor([len(part) for part in values]),
     )
-    return Item(None, capture(jagged, FEATURES))
+    return capture(jagged, FEATURES)
 
 
 def run(
-    batches: list[list[Ids]], plan: Plan, cache: int
+    batches: list[list[ByFeature]], plan: Plan, cache: int
 ) -> tuple[list[list[Flight]], list[BaseException | None], list[Window], list[set[int]]]:
     """Run each rank's window. Return what it gives for its batches, how it ends, the window, and where caches are split."""
     ranks = len(batches)
@@ -120,13 +120,13 @@ def check(flights: list[list[Flight]], splits: list[set[int]]) -> None:
                 ]
                 assert [len(part) for part in parts] == np.diff(reads.ask).tolist()
                 read = np.concatenate(parts)[reads.place]
-                assert read.tolist() == work.micros[0].ids[bank].keys.tolist()
+                assert read.tolist() == work.micros[0].banks[bank].keys.tolist()
 
 
-def random_batches(rng: np.random.Generator, ranks: int, count: int) -> list[list[Ids]]:
+def random_batches(rng: np.random.Generator, ranks: int, count: int) -> list[list[ByFeature]]:
     """Draw batches that first use mostly the wide tables' rows, and then mostly the narrow one's."""
 
-    def ids(number: int) -> Ids:
+    def ids(number: int) -> ByFeature:
         many, few = (6, 1) if number < count // 2 else (1, 6)
         return {
             "a1": rng.integers(0, 40, rng.integers(0, many + 1)).tolist(),

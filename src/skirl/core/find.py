@@ -41,7 +41,7 @@ def _of_ids(ids: Any, least: float, features: Sequence[str] | None) -> KeyedJagg
     captured = capture(whole, (), copy=False)
     if unknown := [name for name in features or () if name not in captured.keys]:
         raise ValueError(f"no feature {unknown[0]!r}: there are {', '.join(map(repr, captured.keys))}")
-    samples = captured.batch
+    samples = captured.samples
     inverses = captured.inverse.of if captured.inverse is not None else (None,) * len(captured.keys)
     weights = NO_SCALE.view(np.int32) if captured.weights is None else captured.weights
     bits = weights.view(np.int32 if weights.itemsize == 4 else np.int64)

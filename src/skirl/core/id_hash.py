@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skirl.core.ids import Captured
+from skirl.core.ids import Ids
 from skirl.tools.jit import kernel
 
 _STEP = 0x9E3779B97F4A7C15
@@ -28,7 +28,7 @@ Hashes = dict[str, FeatureHashes]
 """The hashes of a batch, by feature."""
 
 
-def hashes_of(captured: Captured) -> Hashes:
+def hashes_of(captured: Ids) -> Hashes:
     """Hash each feature's ids and weights.
 
     >>> from skirl import KeyedJagged
@@ -45,13 +45,13 @@ def hashes_of(captured: Captured) -> Hashes:
         numbers.append(captured.weights.view(np.int32 if captured.weights.itemsize == 4 else np.int64))
     for out, of in zip(array, numbers):
         if captured.inverse is None:
-            _hash(of, captured.offsets, captured.batch, _of_one_each(captured.batch), out)
+            _hash(of, captured.offsets, captured.samples, _of_one_each(captured.samples), out)
         else:
             _hash_shared(of, captured, out)
     return dict(zip(captured.keys, map(FeatureHashes._make, array.T.tolist()), strict=True))
 
 
-def _hash_shared(numbers: np.ndarray, captured: Captured, out: np.ndarray) -> None:
+def _hash_shared(numbers: np.ndarray, captured: Ids, out: np.ndarray) -> None:
     """Hash each feature's distinct bags, and the bag of each sample."""
     assert captured.inverse is not None
     for f, inverse in enumerate(captured.inverse.of):

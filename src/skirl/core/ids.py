@@ -1,7 +1,7 @@
 """What a batch asks: ids by table, checked and resolved once."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -19,35 +19,49 @@ NO_SCALE = np.empty(0, np.float32)
 
 
 @dataclass(slots=True)
-class Captured:
-    """The ids of one micro-batch as the loader gave them, in arrays that nothing else writes to."""
+class Ids:
+    """What a micro-batch asks, in arrays that nothing else writes to: read once, and resolved by bank in each collection."""
 
     keys: tuple[str, ...]
     values: np.ndarray
     offsets: np.ndarray
-    weights: np.ndarray | None
-    hashes: Any = None
-    """The hashes of its ids, if the reader has computed them: see `hashes_of`."""
+    weights: np.ndarray | None = None
     inverse: Inverse | None = None
     """The bag of each sample, if samples share bags."""
     left: np.ndarray | None = None
     """int64 [n]: the index of each id among those given, if some were dropped; None if all are here."""
+    hashes: Any = None
+    """The hashes of its ids, if the reader has computed them: see `hashes_of`."""
+    batch: Any = None
+    """The batch that the loop gets."""
+    nbytes: int = 0
+    """Number of bytes that this batch takes."""
+    loader_state: Any = None
+    """The loader's own state after this batch, if it has one."""
+
+    # What one collection knows of them.
+    positions: list[Positions] = field(default_factory=list)
+    """The ids of each bank, checked."""
+    banks: list["BankIds"] = field(default_factory=list)
+    """The same with their bags, once the step is planned."""
+    entered: bool = False
+    """True once its forward has run."""
+    returned: bool = False
+    """True once its backward has run."""
+    learned: torch.Tensor | None = None
+    """Weights of the ids as forward got them, if they need a gradient."""
+    weighted: "Ids | None" = None
+    """The ids with these weights. Features may be in another order."""
 
     @property
-    def batch(self) -> int:
+    def samples(self) -> int:
         """The number of samples."""
         return (len(self.offsets) - 1) // len(self.keys) if self.inverse is None else self.inverse.batch
-
-    @property
-    def nbytes(self) -> int:
-        """Number of bytes that its ids, offsets, weights and inverse take."""
-        arrays = (self.values, self.offsets, self.weights, self.inverse)
-        return sum(array.nbytes for array in arrays if array is not None)
 
     def bags(self, place: int) -> slice:
         """Return the range of the feature at index `place` among all bags of the batch."""
         if self.inverse is None:
-            return slice(place * self.batch, (place + 1) * self.batch)
+            return slice(place * self.samples, (place + 1) * self.samples)
         return slice(int(self.inverse.first[place]), int(self.inverse.first[place + 1]))
 
     def starts(self, place: int) -> np.ndarray:
@@ -128,7 +142,7 @@ def check_form(sparse: Sparse) -> None:
             )
 
 
-def capture(sparse: Sparse, features: Sequence[str], *, copy: bool = True) -> Captured:
+def capture(sparse: Sparse, features: Sequence[str], *, copy: bool = True) -> Ids:
     """Copy a batch's ids into arrays. Check their form, and that the batch has these features.
 
     >>> from skirl import KeyedJagged
@@ -175,21 +189,21 @@ def capture(sparse: Sparse, features: Sequence[str], *, copy: bool = True) -> Ca
                 else " and fall on the way: a length is negative, pass lengths of 0 or more"
             )
         )
-    return _of_samples(Captured(keys, values, offsets, array, inverse=inverse))
+    return _of_samples(Ids(keys, values, offsets, array, inverse))
 
 
-def _of_samples(captured: Captured) -> Captured:
+def _of_samples(ids: Ids) -> Ids:
     """Drop the ids of bags that no sample uses: the expanded batch would not have them and so would not train them."""
-    inverse = captured.inverse
+    inverse = ids.inverse
     if inverse is None or (used := inverse.used()) is None:
-        return captured
-    lengths = np.diff(captured.offsets)
-    offsets = np.zeros(int(used.sum()) + 1, captured.offsets.dtype)
+        return ids
+    lengths = np.diff(ids.offsets)
+    offsets = np.zeros(int(used.sum()) + 1, ids.offsets.dtype)
     np.cumsum(lengths[used], out=offsets[1:])
     kept = np.repeat(used, lengths)
-    weights = None if captured.weights is None else captured.weights[kept]
-    values, left = captured.values[kept], np.flatnonzero(kept)
-    return Captured(captured.keys, values, offsets, weights, inverse=inverse.only(used), left=left)
+    weights = None if ids.weights is None else ids.weights[kept]
+    values, left = ids.values[kept], np.flatnonzero(kept)
+    return Ids(ids.keys, values, offsets, weights, inverse.only(used), left)
 
 
 def _offsets(sparse: Sparse, copy: bool) -> np.ndarray:
@@ -216,7 +230,7 @@ def _array(tensor: torch.Tensor, what: str, allowed: tuple[torch.dtype, ...], co
     return array.copy() if copy and tensor.device.type == "cpu" else array
 
 
-def positions_of(captured: Captured, schema: Schema, bank: int) -> Positions:
+def positions_of(ids: Ids, schema: Schema, bank: int) -> Positions:
     """Check every id of a bank's features and return their positions as the planner takes them: ordered by (feature,
     sample, place in the bag).
 
@@ -231,57 +245,57 @@ def positions_of(captured: Captured, schema: Schema, bank: int) -> Positions:
         ...
     skirl.core.inverse.BadIds: feature 'a', sample 0: id 10 is outside table 'a', which has rows 0 to 9: ...
     """
-    starts, features = captured.offsets, schema.banks[bank].features
-    bags = [captured.bags(captured.keys.index(f.name)) for f in features]
+    starts, features = ids.offsets, schema.banks[bank].features
+    bags = [ids.bags(ids.keys.index(f.name)) for f in features]
     parts = [(f.table, starts[b.start], starts[b.stop], 0) for f, b in zip(features, bags)]
-    inverse = 0 if captured.inverse is None else captured.inverse.digest
-    positions = Positions(captured.values, np.array(parts, np.int64).reshape(-1, 4), inverse)
+    inverse = 0 if ids.inverse is None else ids.inverse.digest
+    positions = Positions(ids.values, np.array(parts, np.int64).reshape(-1, 4), inverse)
     total = len(positions)
-    if max(total, captured.batch * len(features) + sum(b.stop - b.start for b in bags)) >= 1 << 31:
+    if max(total, ids.samples * len(features) + sum(b.stop - b.start for b in bags)) >= 1 << 31:
         raise BadIds(f"a batch of {total} ids is too large: split it below 2**31")
     rows = np.array([schema.tables[f.table].rows for f in features], np.int64)
     bad = _check(positions.values, positions.parts, rows)
     if bad >= 0:
-        raise BadIds(_complaint(captured, schema, int(bad)))
+        raise BadIds(_complaint(ids, schema, int(bad)))
     return positions
 
 
-def resolve(captured: Captured, positions: Positions, schema: Schema, bank: int, dtype: np.dtype) -> BankIds:
+def resolve(ids: Ids, positions: Positions, schema: Schema, bank: int, dtype: np.dtype) -> BankIds:
     """Add bags and scales to the positions of a bank's features.
 
     >>> from skirl import KeyedJagged, Table
     >>> schema = Schema.of([Table("a", 10, 4), Table("b", 10, 4)])
     >>> ids = KeyedJagged(["a", "b"], torch.tensor([3, 4, 5]), lengths=torch.tensor([1, 0, 0, 2]))
-    >>> captured = capture(ids, schema.features)
-    >>> resolve(captured, positions_of(captured, schema, 0), schema, 0, np.dtype(np.float32)).bag_of.tolist()
+    >>> ids = capture(ids, schema.features)
+    >>> resolve(ids, positions_of(ids, schema, 0), schema, 0, np.dtype(np.float32)).bag_of.tolist()
     [0, 3, 3]
     """
-    batch, features, total = captured.batch, schema.banks[bank].features, len(positions)
-    place = [captured.keys.index(f.name) for f in features]
-    weighted = captured.weights is not None
-    first = np.array([captured.bags(p).start for p in place], np.int64)
-    inverse = None if captured.inverse is None else [captured.inverse.of[p] for p in place]
+    batch, features, total = ids.samples, schema.banks[bank].features, len(positions)
+    place = [ids.keys.index(f.name) for f in features]
+    weighted = ids.weights is not None
+    first = np.array([ids.bags(p).start for p in place], np.int64)
+    inverse = None if ids.inverse is None else [ids.inverse.of[p] for p in place]
     if inverse is not None and any(each is not None for each in inverse):
-        sizes = [captured.bags(p).stop - captured.bags(p).start for p in place]
+        sizes = [ids.bags(p).stop - ids.bags(p).start for p in place]
         shared = Shared.of(inverse, sizes, batch)
-        return _with_shared(captured, positions, schema, bank, dtype, first, shared)
-    if total == len(features) * batch and _one_each(captured.offsets, first, batch) and not weighted:
+        return _with_shared(ids, positions, schema, bank, dtype, first, shared)
+    if total == len(features) * batch and _one_each(ids.offsets, first, batch) and not weighted:
         offsets, bag_of = _one_hot(len(features), batch)
         return BankIds(positions, offsets, bag_of, np.empty(0, dtype), batch, one_each=True)
     mean = np.array([schema.tables[f.table].pooling == "mean" for f in features], np.bool_)
     offsets = np.empty(len(features) * batch + 1, np.int32)
     bag_of = np.empty(total, np.int32)
     scale = np.empty(total if weighted or mean.any() else 0, dtype)
-    one_each = _bags(captured.offsets, _weights(captured, dtype), first, mean, batch, offsets, bag_of, scale)
+    one_each = _bags(ids.offsets, _weights(ids, dtype), first, mean, batch, offsets, bag_of, scale)
     return BankIds(positions, offsets, bag_of, scale, batch, one_each=one_each)
 
 
-def _weights(captured: Captured, dtype: np.dtype) -> np.ndarray:
-    return captured.weights.astype(dtype, copy=False) if captured.weights is not None else NO_SCALE.astype(dtype)
+def _weights(ids: Ids, dtype: np.dtype) -> np.ndarray:
+    return ids.weights.astype(dtype, copy=False) if ids.weights is not None else NO_SCALE.astype(dtype)
 
 
 def _with_shared(
-    captured: Captured,
+    ids: Ids,
     positions: Positions,
     schema: Schema,
     bank: int,
@@ -292,12 +306,12 @@ def _with_shared(
     """Do what `resolve` does for a batch whose samples share bags of some feature."""
     tables = [schema.tables[f.table] for f in schema.banks[bank].features]
     mean = np.array([table.pooling == "mean" for table in tables], np.bool_)
-    total, weighted = len(positions), captured.weights is not None
+    total, weighted = len(positions), ids.weights is not None
     offsets = np.empty(int(shared.first[-1]) + 1, np.int32)
     bag_of = np.empty(total, np.int32)
     scale = np.empty(total if weighted or mean.any() else 0, dtype)
-    shared.fill(captured.offsets, _weights(captured, dtype), first, mean, offsets, bag_of, scale)
-    return BankIds(positions, offsets, bag_of, scale, captured.batch, shared=shared)
+    shared.fill(ids.offsets, _weights(ids, dtype), first, mean, offsets, bag_of, scale)
+    return BankIds(positions, offsets, bag_of, scale, ids.samples, shared=shared)
 
 
 @dataclass(frozen=True)
@@ -306,8 +320,8 @@ class Resolver:
 
     >>> from skirl import KeyedJagged, Table
     >>> resolver = Resolver(Schema.of([Table("a", 10, 4)]), np.dtype(np.float32), pooled=True)
-    >>> captured = resolver.capture(KeyedJagged.one_hot(["a"], torch.tensor([[3], [4]])))
-    >>> [ids.keys.tolist() for ids in resolver.resolve(captured, resolver.positions(captured))]
+    >>> ids = resolver.capture(KeyedJagged.one_hot(["a"], torch.tensor([[3], [4]])))
+    >>> [bank.keys.tolist() for bank in resolver.resolve(resolver.check(ids)).banks]
     [[3, 4]]
     """
 
@@ -316,33 +330,34 @@ class Resolver:
     """The dtype that bags are computed in."""
     pooled: bool
 
-    def capture(self, sparse: Sparse, *, copy: bool = True) -> Captured:
+    def capture(self, sparse: Sparse, *, copy: bool = True) -> Ids:
         """Return a batch's ids as arrays. Ids of other collections' features stay in them, unchecked."""
         return capture(sparse, self.schema.features, copy=copy)
 
-    def capture_part(self, sparse: Sparse) -> Captured:
+    def capture_part(self, sparse: Sparse) -> Ids:
         """Do the same for a batch that has only some of the features; give the others no ids."""
         check_form(sparse)
         features = self.schema.features
         keys = set(sparse.keys())
         here = [name for name in features if name in keys]
-        captured = capture(sparse, here or features, copy=False)
+        ids = capture(sparse, here or features, copy=False)
         missing = tuple(name for name in features if name not in keys)
         if not missing:
-            return captured
-        none = np.full(len(missing) * captured.batch, captured.offsets[-1], captured.offsets.dtype)
-        offsets = np.concatenate([captured.offsets, none])
-        inverse = None if captured.inverse is None else captured.inverse.with_empty(len(missing))
-        return Captured(captured.keys + missing, captured.values, offsets, captured.weights, inverse=inverse)
+            return ids
+        none = np.full(len(missing) * ids.samples, ids.offsets[-1], ids.offsets.dtype)
+        offsets = np.concatenate([ids.offsets, none])
+        inverse = None if ids.inverse is None else ids.inverse.with_empty(len(missing))
+        return Ids(ids.keys + missing, ids.values, offsets, ids.weights, inverse)
 
-    def positions(self, captured: Captured) -> list[Positions]:
-        """Check every id and return the positions of each bank."""
-        return [positions_of(captured, self.schema, bank) for bank in range(len(self.schema.banks))]
+    def check(self, ids: Ids) -> Ids:
+        """Check every id. Return the ids as this collection has them, with the positions of each bank."""
+        return replace(ids, positions=[positions_of(ids, self.schema, bank) for bank in range(len(self.schema.banks))])
 
-    def resolve(self, captured: Captured, positions: Sequence[Positions]) -> list[BankIds]:
-        """Find the bags of checked ids and return the ids of each bank."""
-        parts = [resolve(captured, part, self.schema, bank, self.dtype) for bank, part in enumerate(positions)]
-        return parts if self.pooled else [ids.unpooled() for ids in parts]
+    def resolve(self, ids: Ids) -> Ids:
+        """Find the bags of checked ids."""
+        parts = [resolve(ids, part, self.schema, bank, self.dtype) for bank, part in enumerate(ids.positions)]
+        ids.banks = parts if self.pooled else [part.unpooled() for part in parts]
+        return ids
 
 
 @lru_cache(maxsize=4)
@@ -352,16 +367,16 @@ def _one_hot(features: int, batch: int) -> tuple[np.ndarray, np.ndarray]:
     return np.arange(batch * features + 1, dtype=np.int32), bag_of
 
 
-def _complaint(captured: Captured, schema: Schema, position: int) -> str:
-    bag = int(np.searchsorted(captured.offsets, position, side="right")) - 1
-    place = next(p for p in range(len(captured.keys)) if bag < captured.bags(p).stop)
-    name, sample = captured.keys[place], bag - captured.bags(place).start
-    inverse = None if captured.inverse is None else captured.inverse.of[place]
+def _complaint(ids: Ids, schema: Schema, position: int) -> str:
+    bag = int(np.searchsorted(ids.offsets, position, side="right")) - 1
+    place = next(p for p in range(len(ids.keys)) if bag < ids.bags(p).stop)
+    name, sample = ids.keys[place], bag - ids.bags(place).start
+    inverse = None if ids.inverse is None else ids.inverse.of[place]
     if inverse is not None and (inverse == sample).any():
         sample = int(np.argmax(inverse == sample))
     table = next(t for t in schema.tables if name in t.features)
     return (
-        f"feature {name!r}, sample {sample}: id {captured.values[position]} is outside table {table.name!r}, "
+        f"feature {name!r}, sample {sample}: id {ids.values[position]} is outside table {table.name!r}, "
         f"which has rows 0 to {table.rows - 1}: map ids to these, or make the table as large"
     )
 
@@ -419,17 +434,3 @@ def _bags(starts, weights, first, mean, batch, offsets, bag_of, scale):
             odd += end - begin != 1
             offsets[f * batch + b + 1] = n
     return odd == 0
-
-
-@dataclass(slots=True)
-class Item:
-    """One micro-batch of the user's loader."""
-
-    batch: Any
-    """The batch that the loop gets."""
-    captured: Captured
-    """Its ids."""
-    nbytes: int = 0
-    """Number of bytes that the user's batch takes."""
-    loader_state: Any = None
-    """The loader's own state after this batch, if it has one."""

@@ -166,12 +166,6 @@ class Inverse:
     """By feature: int32 [batch], the same array for features that share it; None if each sample has its own bag."""
 
     @property
-    def nbytes(self) -> int:
-        """Number of bytes that its arrays take; a shared array counts once."""
-        arrays = {id(i): i for i in self.of if i is not None}
-        return self.first.nbytes + sum(each.nbytes for each in arrays.values())
-
-    @property
     def digest(self) -> int:
         """A 63-bit hash: two different inverses collide with a probability of about one in 2**63."""
         told = _mixed(self.first, 1)

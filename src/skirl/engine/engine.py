@@ -396,10 +396,10 @@ class Engine:
         masks = [work.live.get((bank, m), np.zeros(features, np.bool_)) for m in range(len(work.micros))]
         if all(mask.all() for mask in masks):
             return np.ones(1, np.bool_)
-        shared = any(m.ids[bank].shared is not None for m in work.micros)
+        shared = any(m.banks[bank].shared is not None for m in work.micros)
         if self.pooled and not shared and all((mask == masks[0]).all() for mask in masks):
             return masks[0]
-        return np.concatenate([m.ids[bank].by_bag(mask) for mask, m in zip(masks, work.micros, strict=True)])
+        return np.concatenate([m.banks[bank].by_bag(mask) for mask, m in zip(masks, work.micros, strict=True)])
 
     def flush(self) -> None:
         """Write resident rows that the store lacks as they are. All stay resident. Write-backs must be drained."""

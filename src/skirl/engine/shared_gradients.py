@@ -15,10 +15,10 @@ def keep_shared(
     - `of_bags`: gradient of the shared bags themselves, [shared bags, dim], if the loop used them; None: they have
       none.
     """
-    shared, rows, dim = work.micros[micro].ids[bank].folded, engine.banks[bank], engine.schema.banks[bank].dim
+    shared, rows, dim = work.micros[micro].banks[bank].folded, engine.banks[bank], engine.schema.banks[bank].dim
     assert shared is not None
     empty, alone = engine.device.empty, len(work.micros) == 1 and engine.exchange is None
-    if alone and rows.reads_apart and grad is not None and work.micros[micro].weights is None:
+    if alone and rows.reads_apart and grad is not None and work.micros[micro].learned is None:
         work.grads[bank, micro] = grad  # not copied: it may be far larger than that of the shared bags
         work.apart[bank] = folded = empty(shared.bags, dim)
     else:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from skirl.core.ids import BankIds, Captured, Item, Resolver
+from skirl.core.ids import Ids
 from skirl.core.positions import Positions
 from skirl.core.tree import leaves
 from skirl.engine.kernels.tree import Parts
@@ -16,35 +16,10 @@ from skirl.oracle.step import Step
 
 
 @dataclass(slots=True)
-class Micro:
-    """A micro-batch as one collection sees it."""
-
-    captured: Captured
-    positions: list[Positions]
-    """Its ids, checked, by bank."""
-    ids: list[BankIds] = field(default_factory=list)
-    """The same with their bags, by bank, once the step is planned."""
-    entered: bool = False
-    """True once its forward has run."""
-    returned: bool = False
-    """True once its backward has run."""
-    weights: torch.Tensor | None = None
-    """Weights of the ids, if they need a gradient."""
-    weighted: Captured | None = None
-    """The ids as forward got them, if their weights need a gradient. Features may be in another order."""
-
-    @classmethod
-    def of(cls, captured: Captured, resolver: Resolver) -> "Micro":
-        """Check and resolve ids that no window has seen."""
-        positions = resolver.positions(captured)
-        return cls(captured, positions, resolver.resolve(captured, positions))
-
-
-@dataclass(slots=True)
 class Work:
     """One step of one collection."""
 
-    micros: list[Micro]
+    micros: list[Ids]
     number: int = -1
     """Set when it is planned, as `steps`."""
     steps: Sequence[Step] = ()
@@ -91,7 +66,7 @@ class Work:
 
     def parts(self, bank: int) -> Parts:
         """Return where each micro-batch's ids end among the step's, and which leaf of the tree it is."""
-        ends = np.cumsum([m.ids[bank].count for m in self.micros])
+        ends = np.cumsum([m.banks[bank].count for m in self.micros])
         return Parts(ends, np.array(self.leaves))
 
     @property
@@ -119,13 +94,13 @@ class Work:
     def room(self, bank: int, micro: int, dim: int, empty: Callable[[int, int], torch.Tensor]) -> torch.Tensor:
         """Return the memory for a micro-batch's gradient, with room for that of its shared bags at the end."""
         alone = len(self.micros) == 1
-        into = empty(self.micros[micro].ids[bank].bags, dim) if alone else self._beside(bank, micro, dim, empty)
+        into = empty(self.micros[micro].banks[bank].bags, dim) if alone else self._beside(bank, micro, dim, empty)
         self.grads[bank, micro] = into
         return into
 
     def _beside(self, bank: int, micro: int, dim: int, empty: Callable[[int, int], torch.Tensor]) -> torch.Tensor:
         """Return a micro-batch's part of the memory that all of them share."""
-        bags = [m.ids[bank].bags for m in self.micros]
+        bags = [m.banks[bank].bags for m in self.micros]
         if bank not in self.joint:
             self.joint[bank] = empty(sum(bags), dim)
         begin = sum(bags[:micro])
@@ -133,15 +108,14 @@ class Work:
 
     def positions(self, bank: int, micro: int) -> slice:
         """Return the range of a micro-batch's ids among the step's."""
-        begin = sum(m.ids[bank].count for m in self.micros[:micro])
-        return slice(begin, begin + self.micros[micro].ids[bank].count)
+        begin = sum(m.banks[bank].count for m in self.micros[:micro])
+        return slice(begin, begin + self.micros[micro].banks[bank].count)
 
 
 @dataclass(slots=True)
 class Flight:
     """One step of all collections of a model."""
 
-    items: list[Item]
     works: list[Work]
     """One for each collection."""
     banks: list[Positions]
@@ -155,7 +129,12 @@ class Flight:
     @property
     def nbytes(self) -> int:
         """Memory that it holds in the window: the user's batch, and at most 16 bytes per id in the planner."""
-        return sum(item.nbytes for item in self.items) + 16 * sum(map(len, self.banks))
+        return sum(ids.nbytes for ids in self.micros) + 16 * sum(map(len, self.banks))
+
+    @property
+    def micros(self) -> list[Ids]:
+        """The user's micro-batches."""
+        return self.works[0].micros
 
     @property
     def steps(self) -> list[Step]:

@@ -1,9 +1,9 @@
 """Training without a lookahead: forward plans and fetches a batch's rows, and writes those that leave the cache."""
 
-from skirl.core.ids import Captured
+from skirl.core.ids import Ids
 from skirl.engine.capacity import CacheSplit
 from skirl.engine.engine import Engine
-from skirl.engine.work import Micro, Work
+from skirl.engine.work import Work
 from skirl.oracle.bank import BatchTooLarge
 from skirl.oracle.options import Plan
 from skirl.oracle.planner import Planner, bank_planners
@@ -19,17 +19,17 @@ class StepByStep:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._planner: Planner[Micro] | None = None
+        self._planner: Planner[Ids] | None = None
         self._steps = 0
 
     def forget(self) -> None:
         """Drop the plan, since something else has replaced or moved rows."""
         self._planner = None
 
-    def step(self, captured: Captured) -> Work:
+    def step(self, ids: Ids) -> Work:
         """Plan the step of one batch and bring its rows into the cache."""
         engine = self._engine
-        micro = Micro.of(captured, engine.resolver)
+        micro = engine.resolver.resolve(engine.resolver.check(ids))
         if not engine.caches:
             engine.allocate(self._decide(micro))
             engine.capacity.by_one = True  # a lookahead will split by its window
@@ -51,7 +51,7 @@ class StepByStep:
                 raise
         return work
 
-    def _planned(self, micro: Micro) -> Work:
+    def _planned(self, micro: Ids) -> Work:
         try:
             return self._next(micro)
         except BatchTooLarge:  # for one bank: with the cache split anew among banks it may fit
@@ -66,7 +66,7 @@ class StepByStep:
             self._engine.capacity.by_one = by_one
             return self._next(micro)
 
-    def _next(self, micro: Micro) -> Work:
+    def _next(self, micro: Ids) -> Work:
         if self._planner is None:
             engine, self._steps = self._engine, 0
             residents = [cache.resident() for cache in engine.caches]
@@ -74,21 +74,21 @@ class StepByStep:
             banks = bank_planners(engine.schema, slots, _PLAN, engine.seen, residents=residents)
             self._planner = Planner(banks, _PLAN)
             engine.forget_moves()
-        self._planner.add(micro, micro.positions, micro.captured.nbytes)
+        self._planner.add(micro, micro.positions, 0)
         planned = self._planner.next()
         assert planned is not None
         return Work([micro], self._steps, planned[1])
 
     @property
-    def _begun(self) -> Planner[Micro]:
+    def _begun(self) -> Planner[Ids]:
         assert self._planner is not None
         return self._planner
 
-    def _decide(self, micro: Micro) -> CacheSplit:
+    def _decide(self, micro: Ids) -> CacheSplit:
         needs = _needs(micro)
         return self._engine.capacity.decide([needs], needs, in_flight=_IN_FLIGHT, number=None)
 
 
-def _needs(micro: Micro) -> list[int]:
+def _needs(micro: Ids) -> list[int]:
     """Return the number of distinct rows of each bank."""
-    return [len(distinct(ids.keys)[0]) for ids in micro.ids]
+    return [len(distinct(ids.keys)[0]) for ids in micro.banks]

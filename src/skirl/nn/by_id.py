@@ -16,10 +16,10 @@ from skirl.engine.access import PIECE, bank_of, peek, put, put_rows, weights_of_
 from skirl.engine.engine import Engine
 from skirl.tools.hash_index import distinct
 
-Ids = Sequence[int] | np.ndarray | Tensor
+RowIds = Sequence[int] | np.ndarray | Tensor
 
 
-def weights_of(engine: Engine, table: str, ids: Ids) -> Tensor:
+def weights_of(engine: Engine, table: str, ids: RowIds) -> Tensor:
     """Return the weights of rows as they are now, [n, dim], on the engine's device. Nothing changes."""
     number = _number(engine, table)
     rows, bank, dim = (
@@ -64,7 +64,7 @@ def _check_same(engine: Engine, table: str, arrays: Sequence[np.ndarray], state:
 
 
 def replacement(
-    engine: Engine, table: str, ids: Ids, values: np.ndarray | Tensor, state: Literal["keep", "reset"]
+    engine: Engine, table: str, ids: RowIds, values: np.ndarray | Tensor, state: Literal["keep", "reset"]
 ) -> Callable[[], None]:
     """Check everything, and return a function that replaces the weights, to be called between steps."""
     if state not in ("keep", "reset"):
@@ -138,7 +138,7 @@ def _number(engine: Engine, table: str) -> int:
     raise ValueError(f"no table {table!r}: there are {', '.join(map(repr, names))}")
 
 
-def _rows(table: Table, ids: Ids) -> np.ndarray:
+def _rows(table: Table, ids: RowIds) -> np.ndarray:
     """Return row numbers as int64. Raise if one is outside the table."""
     found = ids.detach().cpu().numpy() if isinstance(ids, Tensor) else np.asarray(ids)
     if found.ndim == 1 and not found.size and not isinstance(ids, Tensor | np.ndarray):

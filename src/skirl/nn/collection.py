@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from skirl.core.batch import Sparse
 from skirl.core.groups import RowOptimizers, matching
 from skirl.core.handle import TorchHandle
+from skirl.core.ids import Ids
 from skirl.core.optim import RowOptimizer
 from skirl.core.tables import Pooling, Table
 from skirl.engine.access import weights_of_all
 from skirl.engine.capacity import CacheSize
 from skirl.engine.engine import Engine
-from skirl.engine.work import Micro
 from skirl.nn.alone import StepByStep
-from skirl.nn.by_id import Ids, described, replacement, weights_of
+from skirl.nn.by_id import RowIds, described, replacement, weights_of
 from skirl.nn.current_step import CurrentStep, Loop, Ticket
 from skirl.nn.lookup import Early, FoundRows, LookedUp, Lookup, shaped
 from skirl.nn.optimizers import Anchor
@@ -156,7 +156,7 @@ class Collection(nn.Module):
             micro, same_weights = current.enter(), True
         else:
             micro = current.enter()
-            same_weights = self.same.check(sparse, micro.captured, current.loop.coming)
+            same_weights = self.same.check(sparse, micro, current.loop.coming)
         out = current.out
         if out is not None:
             if not same_weights or _wants_grad(sparse):
@@ -169,7 +169,7 @@ class Collection(nn.Module):
             out = current.out = self._look_up(sparse, micro, same_weights)
         return out.only(sparse.keys())
 
-    def _look_up(self, sparse: Sparse, micro: Micro, same_weights: bool) -> Pooled:
+    def _look_up(self, sparse: Sparse, micro: Ids, same_weights: bool) -> Pooled:
         """Gather all features of the current batch. Later lookups of this step reuse the result."""
         current, resolver, weights = self.current, self.engine.resolver, sparse.weights_or_none()
         assert current.work is not None
@@ -179,22 +179,21 @@ class Collection(nn.Module):
                     f"weights made in the loop need all features, but feature {missing[0]!r} is not in this part of the "
                     "batch: look up all features of the collection first, then parts of them"
                 )
-            micro.weights = weights if weights.requires_grad else None
+            micro.learned = weights if weights.requires_grad else None
             micro.weighted = now = resolver.capture(sparse, copy=False)
-            for ids, again in zip(micro.ids, resolver.resolve(now, micro.positions), strict=True):
+            now.positions = micro.positions
+            for ids, again in zip(micro.banks, resolver.resolve(now).banks, strict=True):
                 ids.scale = again.scale  # the weights are new since the batch was read
         micro.entered = True
-        tickets = [Ticket(current, current.work, current.micro, bank) for bank in range(len(micro.ids))]
-        both = Lookup.apply(self.anchor, micro.weights, tickets)
-        return self.output(self.engine.schema, list(both[::2]), tickets, micro.ids, list(both[1::2]))
+        tickets = [Ticket(current, current.work, current.micro, bank) for bank in range(len(micro.banks))]
+        both = Lookup.apply(self.anchor, micro.learned, tickets)
+        return self.output(self.engine.schema, list(both[::2]), tickets, micro.banks, list(both[1::2]))
 
     def looked_up(self, sparse: Sparse) -> LookedUp:
         """Look up rows as the executed steps left them, by bank. Any thread may call it while no step is running."""
         with self._looking:
-            captured = self.engine.resolver.capture_part(sparse)
-            ids = self.engine.resolver.resolve(captured, self.engine.resolver.positions(captured))
-            found = []
-            for bank, part in enumerate(ids):
+            resolver, found = self.engine.resolver, []
+            for bank, part in enumerate(resolver.resolve(resolver.check(resolver.capture_part(sparse))).banks):
                 keys, place = distinct(part.keys)
                 found.append(FoundRows(part, weights_of_all(self.engine, keys, bank), place))
             return found
@@ -253,7 +252,7 @@ class Collection(nn.Module):
             "one to the other by skirl.save and skirl.load"
         )
 
-    def rows(self, table: str, ids: Ids) -> Tensor:
+    def rows(self, table: str, ids: RowIds) -> Tensor:
         """Return the weights of rows by id, `[n, dim]`, as the executed steps left them. Nothing becomes resident.
 
         In a lookahead, rows are as after the last `backward`. A row that was never used has its initial value. With
@@ -271,7 +270,7 @@ class Collection(nn.Module):
         return weights_of(self.engine, table, ids)
 
     def set_rows(
-        self, table: str, ids: Ids, values: np.ndarray | Tensor, *, state: Literal["keep", "reset"] = "keep"
+        self, table: str, ids: RowIds, values: np.ndarray | Tensor, *, state: Literal["keep", "reset"] = "keep"
     ) -> None:
         """Replace the weights of rows. Refused while a lookahead iterates, since its rows are already on their way.
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from skirl.core.handle import TorchHandle
-from skirl.core.ids import Captured
+from skirl.core.ids import Ids
 from skirl.engine.engine import Engine
 from skirl.engine.shared_gradients import keep_shared
-from skirl.engine.work import Micro, Work
+from skirl.engine.work import Work
 from skirl.nn.optimizers import stepped, unscaled, watch
 from skirl.nn.same_batch import SameBatch
 from skirl.tools.interrupts import uninterrupted
@@ -96,7 +96,7 @@ class Loop(Protocol):
         """Whether a pass has begun and not ended."""
         ...
 
-    def coming(self) -> list[Captured]:
+    def coming(self) -> list[Ids]:
         """The batches after the one in the loop, as far as they were read."""
         ...
 
@@ -154,9 +154,9 @@ class CurrentStep:
         """The micro-batch is not in the loop any more."""
         self.out = None  # it holds the graph of its lookup
         if self.work is not None:
-            self._same.leave(self.work.micros[self.micro].captured)
+            self._same.leave(self.work.micros[self.micro])
 
-    def enter(self) -> Micro:
+    def enter(self) -> Ids:
         """Its forward runs now."""
         if self.work is None:
             raise RuntimeError(
@@ -272,7 +272,7 @@ class CurrentStep:
         assert self.grad_scaler is not None
         inverse = 1.0 / self.grad_scaler.get_scale()
         for (bank, micro), grad in work.grads.items():
-            live, ids = work.live[bank, micro], work.micros[micro].ids[bank]
+            live, ids = work.live[bank, micro], work.micros[micro].banks[bank]
             rows = grad
             if bank in work.apart:
                 rows = torch.cat([grad, work.apart[bank]])
@@ -296,7 +296,7 @@ class Ticket:
         self.work = work
         self.micro = micro
         self.bank = bank
-        self.ids = work.micros[micro].ids[bank]
+        self.ids = work.micros[micro].banks[bank]
         self.live = np.zeros(len(self.engine.schema.banks[bank].features), np.bool_)
         self.trained = current.trained(bank)
         """Of each feature: whether its rows are trained, as of its forward."""

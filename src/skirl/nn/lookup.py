@@ -120,7 +120,7 @@ class Lookup(torch.autograd.Function):
         current, work = first.current, first.work
         current.require(work)
         first.used = work.micros[first.micro].returned = True
-        weights = work.micros[first.micro].weights
+        weights = work.micros[first.micro].learned
         weights_grad = None if weights is None else torch.zeros_like(weights)
         for ticket, grad, of_bags in zip(ctx.tickets, grads[::2], grads[1::2], strict=True):
             current.returned(ticket, grad, of_bags)
@@ -141,15 +141,15 @@ def _weight_grad(ticket: Ticket, out: Tensor) -> None:
     live = ticket.live if ticket.ids.folded is None else ticket.ids.by_bag(ticket.live)
     dots = engine.banks[ticket.bank].weight_grad(work, ticket.micro, grads, live)
     micro = work.micros[ticket.micro]
-    captured = micro.weighted or micro.captured
+    ids = micro.weighted or micro
     n = 0
     for feature in engine.schema.banks[ticket.bank].features:
-        starts = captured.starts(captured.keys.index(feature.name))
+        starts = ids.starts(ids.keys.index(feature.name))
         part = dots[n : n + int(starts[-1] - starts[0])]
         if engine.schema.tables[feature.table].pooling == "mean":
             part = part / np.repeat(np.diff(starts), np.diff(starts))
         at = slice(int(starts[0]), int(starts[-1]))
-        place = at if captured.left is None else torch.from_numpy(captured.left[at]).to(out.device)
+        place = at if ids.left is None else torch.from_numpy(ids.left[at]).to(out.device)
         out[place] = torch.from_numpy(np.ascontiguousarray(part)).to(out.device, out.dtype)
         n += len(part)
 

@@ -110,7 +110,7 @@ class Pooled(Mapping[str, Tensor]):
         if thaws and not any(passes.any() for passes in self._passes):
             return None
         ticket = self._tickets[0]
-        if thaws or ticket.work.micros[ticket.micro].weights is not None:
+        if thaws or ticket.work.micros[ticket.micro].learned is not None:
             raise RuntimeError(
                 f"rows were {'unfrozen' if thaws else 'frozen'} between two lookups of one batch, and the first trains "
                 f"{'other tables' if thaws else 'the weights of its ids'}: do so before the first, and call .detach() on "

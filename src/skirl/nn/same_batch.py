@@ -8,7 +8,7 @@ from torch import Tensor
 
 from skirl.core.batch import Sparse, moved
 from skirl.core.id_hash import Hashes, hashes_of, hashes_on_device
-from skirl.core.ids import Captured, capture, check_form
+from skirl.core.ids import Ids, capture, check_form
 from skirl.core.inverse import is_shared
 
 _HERE = "forward takes the batch that the lookahead yielded last"
@@ -28,18 +28,23 @@ class Known:
     """Ids that were found equal to a batch's, as tensors that nothing has written to since."""
 
     def __init__(self) -> None:
-        self._known: tuple[Captured, list[tuple[Tensor, int]]] | None = None
+        self._known: tuple[Ids, list[tuple[Tensor, int]]] | None = None
 
-    def keep(self, sparse: Sparse, captured: Captured) -> None:
+    def keep(self, sparse: Sparse, ids: Ids) -> None:
         """Remember that these ids are those of the batch."""
-        self._known = captured, [(tensor, tensor._version) for tensor in _tensors(sparse)]
+        self._known = ids, [(tensor, tensor._version) for tensor in _tensors(sparse)]
 
-    def has(self, sparse: Sparse, captured: Captured) -> bool:
+    def has(self, sparse: Sparse, ids: Ids) -> bool:
         """Return whether these ids are known to be those of the batch."""
         known = self._known
-        if known is None or captured is not known[0] or sparse.weights_or_none() is not None or is_shared(sparse):
+        if (
+            known is None
+            or ids.values is not known[0].values
+            or sparse.weights_or_none() is not None
+            or is_shared(sparse)
+        ):
             return False
-        return tuple(sparse.keys()) == captured.keys and all(
+        return tuple(sparse.keys()) == ids.keys and all(
             tensor is same and tensor._version == version
             for tensor, (same, version) in zip(_tensors(sparse), known[1], strict=True)
         )
@@ -64,42 +69,37 @@ class SameBatch:
     known: "Known | None" = None
     """Comparisons shared with other collections over the same batches: a sweep's variants look up the same tensors."""
 
-    def leave(self, captured: Captured) -> None:
+    def leave(self, ids: Ids) -> None:
         """Note that this batch has left the loop."""
-        self._before = captured.hashes
+        self._before = ids.hashes
 
-    def check(self, sparse: Sparse, captured: Captured, coming: Callable[[], Iterable[Captured]]) -> bool:
+    def check(self, sparse: Sparse, ids: Ids, coming: Callable[[], Iterable[Ids]]) -> bool:
         """Raise if ids are not those of the current batch. Return whether the weights are."""
         check_form(sparse)
         weights = sparse.weights_or_none()
-        if weights is None and captured.weights is not None:
+        if weights is None and ids.weights is not None:
             raise ValueError(
                 "forward got no weights, the current batch has some: pass the batch that was yielded, unchanged; a "
                 "collection swapped for one of TorchRec's that is not weighted takes skirl.lookahead(sparse=SWAPPED.sparse)"
             )
-        if (
-            sparse.values().device.type == "cpu"
-            or weights is not None
-            or captured.inverse is not None
-            or is_shared(sparse)
-        ):
-            if self.known is not None and self.known.has(sparse, captured):
+        if sparse.values().device.type == "cpu" or weights is not None or ids.inverse is not None or is_shared(sparse):
+            if self.known is not None and self.known.has(sparse, ids):
                 return True
             # Ids with the batch's hashes are also well-formed: only others need the checks of `capture`.
-            if weights is None and (alike := _alike(sparse, captured)) and hashes_of(alike) == captured.hashes:
+            if weights is None and (alike := _alike(sparse, ids)) and hashes_of(alike) == ids.hashes:
                 if self.known is not None:
-                    self.known.keep(sparse, captured)
+                    self.known.keep(sparse, ids)
                 return True
-            return self._compare(capture(sparse, (), copy=False), captured, coming)
-        self._compare_there(sparse, captured)
+            return self._compare(capture(sparse, (), copy=False), ids, coming)
+        self._compare_there(sparse, ids)
         return True
 
-    def _compare(self, now: Captured, captured: Captured, coming: Callable[[], Iterable[Captured]]) -> bool:
+    def _compare(self, now: Ids, ids: Ids, coming: Callable[[], Iterable[Ids]]) -> bool:
         found = hashes_of(now)
-        if found == captured.hashes:
+        if found == ids.hashes:
             return True
         given = {name: hashes for name, hashes in found.items() if name in self._features}
-        known = captured.hashes
+        known = ids.hashes
         wrong = _other_ids(given, known)
         if wrong is None:
             return all(known[name].weights == hashes.weights for name, hashes in given.items())
@@ -107,14 +107,14 @@ class SameBatch:
             raise ValueError(_BEHIND)
         if any(_other_ids(given, later.hashes) is None for later in coming()):
             raise ValueError(_AHEAD)
-        if now.batch != captured.batch:
-            samples = "1 sample" if captured.batch == 1 else f"{captured.batch} samples"
+        if now.samples != ids.samples:
+            samples = "1 sample" if ids.samples == 1 else f"{ids.samples} samples"
             raise ValueError(
-                f"{_HERE}, whole: it has {samples}, and forward got {now.batch}: pass that batch unchanged"
+                f"{_HERE}, whole: it has {samples}, and forward got {now.samples}: pass that batch unchanged"
             )
         raise ValueError(_CHANGED.format(name=wrong))
 
-    def _compare_there(self, sparse: Sparse, captured: Captured) -> None:
+    def _compare_there(self, sparse: Sparse, ids: Ids) -> None:
         """Compare on the device of the ids, without waiting for the result."""
         self.settle()
         there, keys = sparse.values().device, list(sparse.keys())
@@ -122,7 +122,7 @@ class SameBatch:
         if not mine:
             return  # looking up a missing feature raises its own error
         found = hashes_on_device(sparse.values(), sparse.offsets(), len(keys))
-        hashes = captured.hashes
+        hashes = ids.hashes
         known, place = torch.tensor([[hashes[keys[i]].ids for i in mine], mine], dtype=torch.int64)
         differs = (found[moved(place, there)] != moved(known, there)).any()
         after = None
@@ -146,20 +146,20 @@ class SameBatch:
                 raise ValueError(f"{text}. A step before this one has trained wrong rows: resume from a checkpoint")
 
 
-def _alike(sparse: Sparse, captured: Captured) -> Captured | None:
+def _alike(sparse: Sparse, ids: Ids) -> Ids | None:
     """Return a forward's ids, unchecked, if they have the features and the sizes of the batch; None otherwise."""
     offsets_of = getattr(sparse, "offsets", None)
-    if captured.weights is not None or captured.inverse is not None or not callable(offsets_of) or is_shared(sparse):
+    if ids.weights is not None or ids.inverse is not None or not callable(offsets_of) or is_shared(sparse):
         return None
     arrays = []
-    for tensor, like in ((sparse.values(), captured.values), (offsets_of(), captured.offsets)):
+    for tensor, like in ((sparse.values(), ids.values), (offsets_of(), ids.offsets)):
         if not isinstance(tensor, Tensor) or tensor.device.type != "cpu" or tensor.shape != like.shape:
             return None
         if tensor.dtype not in (torch.int64, torch.int32) or not tensor.is_contiguous():
             return None
         arrays.append(tensor.numpy())
     values, offsets = arrays
-    return Captured(captured.keys, values, offsets, None) if tuple(sparse.keys()) == captured.keys else None
+    return Ids(ids.keys, values, offsets, None) if tuple(sparse.keys()) == ids.keys else None
 
 
 def _other_ids(given: Hashes, known: Hashes) -> str | None:

@@ -11,7 +11,7 @@ import numpy as np
 from torch import nn
 
 from skirl.core.batch import Sparse
-from skirl.core.ids import Captured
+from skirl.core.ids import Ids
 from skirl.core.tree import block_of, check_shards
 from skirl.engine.engine import Engine
 from skirl.nn.collection import Collection, collections_of, refuse_copies
@@ -344,13 +344,13 @@ class Lookahead:
         together = Together(schemas, exchange.peers.rank, exchange.placement, exchanged)
         return together
 
-    def coming(self) -> list[Captured]:
+    def coming(self) -> list[Ids]:
         """Return the batches after the one in the loop, as far as they were read."""
         now, one = self._in_loop, self._pass
         if now.flight is None or one is None:
             return []
-        later = [now.flight.items[now.micro + 1 :], *one.coming]
-        return [item.captured for items in later for item in items]
+        later = [now.flight.micros[now.micro + 1 :], *one.coming]
+        return [ids for batches in later for ids in batches]
 
     def drain(self) -> None:
         """Wait until rows that have left the cache are in the store."""
@@ -384,7 +384,7 @@ class Lookahead:
         if not now.ends_step:
             assert now.flight is not None
             raise RuntimeError(
-                f"micro-batch {now.micro + 1} of {len(now.flight.items)} is in the loop, and rows are updated after the "
+                f"micro-batch {now.micro + 1} of {len(now.flight.micros)} is in the loop, and rows are updated after the "
                 "last: save when batches.ends_step is true"
             )
         for collection in self.collections:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from skirl.core.ids import Item
+from skirl.core.ids import Ids
 from skirl.engine.work import Flight
 from skirl.nn.collection import Collection
 from skirl.pipeline.agree import ShardsInLoop
@@ -46,7 +46,7 @@ class InLoop:
     @property
     def ends_step(self) -> bool:
         """True if the batch is the last micro-batch of its step."""
-        return self.flight is None or self.micro + 1 == len(self.flight.items)
+        return self.flight is None or self.micro + 1 == len(self.flight.micros)
 
     def tears(self, collections: Sequence[Collection]) -> bool:
         """Return whether the rows would be of two steps if the step ended as it is: it has updated some, and not all that
@@ -85,7 +85,7 @@ class OnePass:
         self._watch = watch
         self._times = times
         self._shards = shards
-        self.coming: deque[list[Item]] = deque()
+        self.coming: deque[list[Ids]] = deque()
         """Batches that were read and are not in the loop yet, step by step."""
         self._inside = False
         self._ended = False
@@ -183,11 +183,11 @@ class OnePass:
 
     def _pull(self, hold: Hold) -> None:
         """Read one step's micro-batches and feed them to the pipeline."""
-        items = self._reader.pull(hold)
-        if items:
-            self.coming.append(items)
-            self.pipeline.feed(items)
-        if len(items) < self._reader.micros:
+        batches = self._reader.pull(hold)
+        if batches:
+            self.coming.append(batches)
+            self.pipeline.feed(batches)
+        if len(batches) < self._reader.micros:
             self.pipeline.end()
 
     def _finish(self, apply: bool = True) -> None:
@@ -201,15 +201,15 @@ class OnePass:
     def _yielded(self) -> Any:
         now = self._in_loop
         assert now.flight is not None
-        item = now.flight.items[now.micro]
-        now.here = replace(now.here, step=now.step, batches=now.here.batches + 1, loader=item.loader_state)
+        ids = now.flight.micros[now.micro]
+        now.here = replace(now.here, step=now.step, batches=now.here.batches + 1, loader=ids.loader_state)
         for collection, work in zip(self._collections, now.flight.works, strict=True):
             collection.current.expect(work, now.micro)
         if self._shards is not None:
             self._shards.begin(now.step, now.micro)
         if self._times.timeline is not None:
             self._computing = time.monotonic()
-        return item.batch
+        return ids.batch
 
     def _computed(self) -> None:
         """Record that the loop is done with the batch in it."""

@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from skirl.core.ids import Item
+from skirl.core.ids import Ids
 from skirl.engine.engine import Engine, Leaving
 from skirl.engine.work import Flight
 from skirl.oracle.options import Plan
@@ -54,7 +54,7 @@ class Pipeline:
         self._window = Window(engines, plan, epochs, shards, together, mine)
         self._stages = Stages(STAGES, patience=patience, hook=hook, times=self.times)
         self._lock = self._stages.lock
-        self._inbox: deque[list[Item]] = deque()
+        self._inbox: deque[list[Ids]] = deque()
         self._ended = False
         self._planned: deque[Flight] = deque()
         self._all_planned = False
@@ -115,11 +115,11 @@ class Pipeline:
             self._stages.check()
             return self._is_hungry()
 
-    def feed(self, items: list[Item]) -> None:
+    def feed(self, batches: list[Ids]) -> None:
         """Give the planner the next step's micro-batches, in memory of our own."""
         with self._lock:
             self._stages.check()
-            self._inbox.append(items)
+            self._inbox.append(batches)
             self._stages.wake("plan")
 
     def end(self) -> None:
@@ -254,12 +254,12 @@ class Pipeline:
                 stages.pause("plan", self._may_plan)
                 if stages.stopping:
                     return
-                items = self._inbox.popleft() if self._inbox else None
+                batches = self._inbox.popleft() if self._inbox else None
                 stages.wake(LOOP)
             with stages.working("plan", window.entered) as note:
-                note.what = None if items is None else "enter"
-                if items is not None:
-                    window.enter(items)
+                note.what = None if batches is None else "enter"
+                if batches is not None:
+                    window.enter(batches)
                 else:
                     window.end()
             while True:
@@ -285,7 +285,7 @@ class Pipeline:
                         return
                     done = self.done
                 window.executed(done)
-            if items is None or window.over:
+            if batches is None or window.over:
                 with self._lock:
                     self._ended = self._all_planned = True
                     stages.wake("fetch", LOOP)

@@ -15,7 +15,7 @@ import numpy as np
 
 from skirl.core.batch import Sparse
 from skirl.core.id_hash import hashes_of
-from skirl.core.ids import BadIds, Captured, Item, Resolver, capture
+from skirl.core.ids import BadIds, Ids, Resolver, capture
 from skirl.core.positions import Positions
 from skirl.oracle.options import Vote
 from skirl.oracle.together import Together
@@ -104,45 +104,46 @@ class Reader:
         """End the pass."""
         self._source = None
 
-    def pull(self, hold: Hold) -> list[Item]:
+    def pull(self, hold: Hold) -> list[Ids]:
         """Read one step's micro-batches; fewer than `micros` if the loader has no more."""
         assert self._source is not None
         started, first = time.monotonic(), self._read
-        items = []
-        while len(items) < self.micros:
+        batches: list[Ids] = []
+        while len(batches) < self.micros:
             with self._watch.reading(hold, self._read):
                 batch = next(self._source, _END)
             if batch is _END:
                 break
-            items.append(self._take(batch))  # Ctrl-C waits: it would leave torch's bookkeeping in the middle of a copy
+            batches.append(
+                self._take(batch)
+            )  # Ctrl-C waits: it would leave torch's bookkeeping in the middle of a copy
             self._read += 1
         if self._whole_steps:
-            items = self._whole(items, hold)
+            batches = self._whole(batches, hold)
         ended = time.monotonic()
         self._times.read += ended - started
         self._times.tell(LOOP, "read", first // self.micros, started, ended)
-        if len(items) < self.micros:
+        if len(batches) < self.micros:
             self.state_at_end = self._loader_state()
-        return items
+        return batches
 
-    def _whole(self, items: list[Item], hold: Hold) -> list[Item]:
+    def _whole(self, shards: list[Ids], hold: Hold) -> list[Ids]:
         """Return all of a step's shards or none. At the loader's end, what makes no whole step is left out."""
         assert self._source is not None
-        shards = [item.captured for item in items]
-        if len(items) == self.micros:
+        if len(shards) == self.micros:
             if not _uneven(shards):
-                return items
+                return shards
             with self._watch.reading(hold, self._read):
                 if next(self._source, _END) is not _END:
                     raise _refusal(shards, self._read)
         self._leave_out(shards)
         return []
 
-    def _leave_out(self, shards: list[Captured]) -> None:
+    def _leave_out(self, shards: list[Ids]) -> None:
         if shards:
             log.warning(
                 "the last %d samples of the pass are left out: a step of %d shards needs %d batches of equal size",
-                sum(shard.batch for shard in shards), self._shards, self.micros,
+                sum(shard.samples for shard in shards), self._shards, self.micros,
             )  # fmt: skip
 
     @contextmanager
@@ -155,7 +156,7 @@ class Reader:
             finally:
                 self._watch.rest(hold)
 
-    def _take(self, batch: Any) -> Item:
+    def _take(self, batch: Any) -> Ids:
         if not getattr(self._loader, "yields_fresh", False):
             try:
                 batch = own(batch)
@@ -166,13 +167,14 @@ class Reader:
                 ) from error
         sparse = self._ids_of(batch)
         try:
-            captured = capture(sparse, self._features, copy=False)
+            ids = capture(sparse, self._features, copy=False)
         except (TypeError, ValueError) as error:
             raise type(error)(f"batch {self._read}: {error}") from None
-        captured.hashes = hashes_of(captured)
+        ids.hashes = hashes_of(ids)
         # Ids that `sparse` made from the batch take memory of their own; those that it found there count once.
-        nbytes = weigh(batch) if sparse is batch else weigh([batch, sparse])
-        return Item(batch, captured, nbytes, self._loader_state())
+        ids.nbytes = weigh(batch) if sparse is batch else weigh([batch, sparse])
+        ids.batch, ids.loader_state = batch, self._loader_state()
+        return ids
 
     def _ids_of(self, batch: Any) -> Sparse:
         try:
@@ -225,7 +227,7 @@ class Reader:
     def spool(self, place: DataPosition, together: Together | None = None) -> list[Epoch]:
         """Run the first pass of depth="epoch": spool each collection's ids; with `together`, those of all trainers."""
         epochs = [Epoch(resolver.schema) for resolver in self._resolvers]
-        step: list[Captured] = []
+        step: list[Ids] = []
 
         def flush() -> None:
             banks = [self._joined(resolver, step, together) for resolver in self._resolvers]
@@ -261,10 +263,10 @@ class Reader:
         return epochs
 
     @staticmethod
-    def _joined(resolver: Resolver, step: list[Captured], together: Together | None) -> list[Positions]:
+    def _joined(resolver: Resolver, step: list[Ids], together: Together | None) -> list[Positions]:
         """Return the ids of a step's micro-batches, by bank."""
         try:
-            banks = zip(*(resolver.positions(captured) for captured in step))
+            banks = zip(*(resolver.check(ids).positions for ids in step))
             return [Positions.joined(list(parts)) for parts in banks]
         except BadIds as error:
             if together is not None:
@@ -272,13 +274,13 @@ class Reader:
             raise
 
 
-def _uneven(shards: list[Captured]) -> bool:
-    return len({shard.batch for shard in shards}) > 1
+def _uneven(shards: list[Ids]) -> bool:
+    return len({shard.samples for shard in shards}) > 1
 
 
-def _refusal(shards: list[Captured], end: int) -> ValueError:
+def _refusal(shards: list[Ids], end: int) -> ValueError:
     """Return the error for micro-batches of one step that differ in size. `end` is the batch after them."""
-    sizes = ", ".join(str(shard.batch) for shard in shards)
+    sizes = ", ".join(str(shard.samples) for shard in shards)
     return ValueError(
         f"batches {end - len(shards)} to {end - 1} are the shards of one step and have {sizes} samples: have the loader "
         "yield batches of one size, as a DataLoader does with drop_last=True"

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from skirl.core.ids import BadIds, Item
+from skirl.core.ids import BadIds, Ids
 from skirl.core.positions import Positions
 from skirl.engine.capacity import CacheSplit, DoesNotFit
 from skirl.engine.engine import Engine
-from skirl.engine.work import Flight, Micro, Work
+from skirl.engine.work import Flight, Work
 from skirl.oracle.bank import BankPlanner, BatchTooLarge, Resident
 from skirl.oracle.options import Plan, Vote
 from skirl.oracle.planner import Planner, bank_planners
@@ -67,16 +67,13 @@ class Window:
         """Return the number of batches that the planner knows and has not planned yet."""
         return self._planner.window if self._planner else 0
 
-    def enter(self, items: list[Item]) -> None:
+    def enter(self, batches: list[Ids]) -> None:
         """Check the ids of one more step's micro-batches, and let them enter."""
         if self._together is not None and self._together.ended:
             self._together.dropped += 1
             return
         try:
-            micros = [
-                [Micro(item.captured, engine.resolver.positions(item.captured)) for item in items]
-                for engine in self._engines
-            ]
+            micros = [[engine.resolver.check(ids) for ids in batches] for engine in self._engines]
         except BadIds as error:
             named = BadIds(f"batch {self.entered}, {error}")
             if self._together is not None:
@@ -86,7 +83,7 @@ class Window:
             Positions.joined(list(parts)) for part in micros for parts in zip(*(micro.positions for micro in part))
         ]
         works = [Work(of, shards=self._shards, mine=self._mine) for of in micros]
-        flight = Flight(items, works, banks)
+        flight = Flight(works, banks)
         if self._together is not None:
             joined = self._together.batch(banks, self._vote())
             if joined is None:
@@ -178,7 +175,7 @@ class Window:
         flight.number, flight.banks, flight.next_uses = self.next_number, [], None
         for engine, work, part in zip(self._engines, flight.works, self._banks, strict=True):
             for micro in work.micros:  # only now: in the window, bags would take more memory than the user's ids
-                micro.ids = engine.resolver.resolve(micro.captured, micro.positions)
+                engine.resolver.resolve(micro)
             work.number, work.steps = self.next_number, steps[part]
         self.next_number += 1
         return flight

@@ -49,9 +49,9 @@ class Survey:
 
     def add(self, sparse: Sparse) -> None:
         """Add a batch."""
-        captured = capture(sparse, self.schema.features, copy=False)
+        ids = capture(sparse, self.schema.features, copy=False)
         for number, bank in enumerate(self._banks):
-            positions = positions_of(captured, self.schema, number)
+            positions = positions_of(ids, self.schema, number)
             self.ids += len(positions)
             bank.add(positions)
 

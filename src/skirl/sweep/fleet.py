@@ -3,16 +3,16 @@
 import threading
 from collections.abc import Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 
 from skirl.core.groups import Groups, RowOptimizers
-from skirl.core.ids import Captured, Resolver
-from skirl.core.positions import Positions
+from skirl.core.ids import Ids, Resolver
 from skirl.core.tables import Table
 from skirl.engine.cache import Cache
 from skirl.engine.capacity import CacheSize, CacheSplit, Capacity
 from skirl.engine.counters import Counters
 from skirl.engine.engine import Engine, Leaving
-from skirl.engine.work import Micro, Work
+from skirl.engine.work import Work
 from skirl.oracle.seen import Seen
 
 
@@ -22,11 +22,11 @@ class Counting(Resolver):
     batches = 0
     ids = 0
 
-    def positions(self, captured: Captured) -> list[Positions]:
+    def check(self, ids: Ids) -> Ids:
         """Check every id once for all packs."""
         object.__setattr__(self, "batches", self.batches + 1)
-        object.__setattr__(self, "ids", self.ids + len(captured.values))
-        return super().positions(captured)
+        object.__setattr__(self, "ids", self.ids + len(ids.values))
+        return super().check(ids)
 
 
 class Fleet:
@@ -160,7 +160,7 @@ class Fleet:
 
 def _own(work: Work) -> Work:
     """Return a pack's part of a step: the same Steps and ids, and room for its own records."""
-    micros = [Micro(micro.captured, micro.positions, [copy(ids) for ids in micro.ids]) for micro in work.micros]
+    micros = [replace(ids, banks=[copy(bank) for bank in ids.banks]) for ids in work.micros]
     return Work(micros, work.number, work.steps, shards=work.shards, mine=work.mine)
 
 

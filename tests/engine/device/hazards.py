@@ -11,7 +11,7 @@ from skirl.engine.device.base import Update
 from skirl.engine.device.gpu import Gpu, GpuRows
 from skirl.engine.device.transfers import Block
 from skirl.engine.engine import Engine
-from skirl.engine.work import Micro, Work
+from skirl.engine.work import Work
 from skirl.oracle.options import Plan
 from skirl.oracle.planner import Planner, bank_planners
 from tests.engine.device.lazy import World
@@ -45,8 +45,10 @@ class Stages:
         self.works: list[Work] = []
         for _ in range(steps):
             ids = torch.from_numpy(self.rng.integers(0, universe, (8, 1)))
-            micro = Micro.of(engine.resolver.capture(KeyedJagged.one_hot(["a"], ids)), engine.resolver)
-            planner.add(None, micro.positions, micro.captured.nbytes)
+            micro = engine.resolver.resolve(
+                engine.resolver.check(engine.resolver.capture(KeyedJagged.one_hot(["a"], ids)))
+            )
+            planner.add(None, micro.positions, 0)
             self.works.append(Work([micro], len(self.works)))
         planner.end()
         for work in self.works:
@@ -106,7 +108,7 @@ class Stages:
 
     def compute(self) -> int:
         work = self.works[self.loading]
-        ids = work.micros[0].captured.values
+        ids = work.micros[0].values
         if self.stage[1] == "load":
             self.leaving.append((work.number, self.engine.load(work)))
             self.stage[1] = "pool"

@@ -165,7 +165,7 @@ class GpuRows(GpuBackward):
     # A step's way.
 
     def arriving(self, work: Work) -> Arrival:
-        step, ids = work.steps[self.facts.number], [m.ids[self.facts.number] for m in work.micros]
+        step, ids = work.steps[self.facts.number], [m.banks[self.facts.number] for m in work.micros]
         rows = self.blocks.take(len(step.fetch_keys) * self._record_bytes)
         shared = self._shared_bags(ids)
         order, forwards = by_step(step.forward_step)
@@ -282,7 +282,7 @@ class GpuRows(GpuBackward):
 
     def pool(self, work: Work, micro: int) -> torch.Tensor:
         arrival, number = self._current(work), self.facts.number
-        ids, at, views = work.micros[micro].ids[number], work.positions(number, micro), arrival.views
+        ids, at, views = work.micros[micro].banks[number], work.positions(number, micro), arrival.views
         self._streams.begin()
         scale = self._no_scale
         if len(ids.scale):
@@ -323,7 +323,7 @@ class GpuRows(GpuBackward):
             self._streams.compute.now(into.zero_)
             return
         assert self._now is not None
-        mine = [m.ids[self.facts.number].folded is shared for m in self._now.work.micros]
+        mine = [m.banks[self.facts.number].folded is shared for m in self._now.work.micros]
         laid = of_micro(self._now.views, mine.index(True))
         # A bag's gradient is a sum of rows, as the bag itself is.
         arguments = grad, self.facts.dim, laid["fold"], laid["fold_begin"], 1, self._no_scale, into
@@ -342,7 +342,7 @@ class GpuRows(GpuBackward):
         at = work.positions(number, micro)
         rows, places = self._read_from(work, arrival.views)
         places = places[at]
-        bag_of = work.micros[micro].ids[number].bag_of
+        bag_of = work.micros[micro].banks[number].bag_of
 
         def dots() -> np.ndarray:
             out = torch.empty(places.numel(), dtype=self._gpu.dtype, device=self._gpu.at)

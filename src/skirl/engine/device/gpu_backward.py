@@ -147,7 +147,7 @@ class GpuBackward(BankRows):
 
     def _scales(self, arrival: Arrival) -> np.ndarray | None:
         """Return the factors of all positions if the loop has set others than were sent, else None."""
-        ids = [m.ids[self.facts.number] for m in arrival.work.micros]
+        ids = [m.banks[self.facts.number] for m in arrival.work.micros]
         same = all(i.scale is sent for i, sent in zip(ids, arrival.scales, strict=True))
         return None if same else joined_scales(ids, self.facts.dtype)
 

@@ -109,7 +109,7 @@ class HostRows(BankRows):
     def pool(self, work: Work, micro: int) -> torch.Tensor:
         bank = self.facts.number
         place = work.place(bank)[work.positions(bank, micro)]
-        return self.pool_rows(self._rows(work), work.micros[micro].ids[bank], place)
+        return self.pool_rows(self._rows(work), work.micros[micro].banks[bank], place)
 
     def _rows(self, work: Work) -> np.ndarray:
         """Return the array that the places of a step's positions refer to."""
@@ -159,7 +159,7 @@ class HostRows(BankRows):
         if len(work.micros) > 1:
             self.apply(work, self.sums(update), update.scalars, update.step, 1 / work.shards)
             return
-        ids, step = work.micros[0].ids[self.facts.number], work.steps[self.facts.number]
+        ids, step = work.micros[0].banks[self.facts.number], work.steps[self.facts.number]
         grads = (update.grads.numpy(),) if update.apart is None else (update.grads.numpy(), update.apart.numpy())
         groups = step.group_start, step.group_pos, ids.bag_of, ids.scale, *grads, update.live
         self._update(work, groups, update.scalars, apart=update.apart is not None)
@@ -182,7 +182,7 @@ class HostRows(BankRows):
 
     def sums(self, update: Update, block: range | None = None) -> Sums:
         facts, work = self.facts, update.work
-        ids = [m.ids[facts.number] for m in work.micros]
+        ids = [m.banks[facts.number] for m in work.micros]
         parts = work.parts(facts.number) if block is None else work.parts(facts.number).within(block)
         scale, groups = joined_scales(ids, facts.dtype), work.groups(facts.number)
         return self._summed(groups, joined_bags(ids), scale, update.grads, update.live, parts)
@@ -220,7 +220,7 @@ class HostRows(BankRows):
 
     def weight_grad(self, work: Work, micro: int, grad: torch.Tensor, live: np.ndarray) -> np.ndarray:
         bank = self.facts.number
-        place, bag_of = work.place(bank)[work.positions(bank, micro)], work.micros[micro].ids[bank].bag_of
+        place, bag_of = work.place(bank)[work.positions(bank, micro)], work.micros[micro].banks[bank].bag_of
         dots, rows = np.empty(len(place), self.facts.dtype), self._rows(work)
         run(cpu.weight_grad, len(place), rows, self.facts.dim, place, bag_of, grad.numpy(), live, dots, threads=1)
         return dots
