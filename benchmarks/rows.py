@@ -216,9 +216,11 @@ def _grouping(given: SidesBatch, tables: list[Table]) -> Callable[[], Any]:
     rows, ids = given.step.rows, len(batch)
 
     def group() -> None:
-        layout, distinct = finder.find_all(batch)
+        distinct = finder.find(batch)
         out = (np.empty(ids, np.int32), np.empty(len(rows) + 1, np.int32), np.empty(ids, np.int32))
-        loops.group(whole, layout.parts, layout.first, layout.at, distinct.first, distinct.row_of, rows, *out, 0, 1)
+        loops.group(
+            whole, distinct.parts, distinct.part_at, distinct.at, distinct.first, distinct.row_of, rows, *out, 0, 1
+        )
 
     return group
 

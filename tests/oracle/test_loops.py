@@ -61,7 +61,7 @@ class Planned:
         """Enter a batch, and check `link`: the resident rows that nobody wanted before, and the number of fresh rows in
         the window."""
         batch = Positions.of(np.array(self.window[number], np.int64))
-        _, found = self.finder.find_all(batch)
+        found = self.finder.find(batch)
         first, total = found.first, int(found.first[-1])
         place = self.uses.take(total, number)
         handles = self.uses.handle[place : place + total]
@@ -210,13 +210,13 @@ def test_a_window_against_dicts(window, residents, ahead, seed):
 @given(batch=st.lists(rows, min_size=1, max_size=40), seed=st.integers(0, 99))
 def test_positions_are_grouped_by_row(batch, seed):
     finder, keys = Finder(SCHEMA, 0), np.array(batch, np.int64)
-    layout, found = finder.find_all(Positions.of(keys))
+    found = finder.find(Positions.of(keys))
     first, total = found.first, int(found.first[-1])
     rows = np.random.default_rng(seed).permutation(100)[:total].astype(np.int32)
     slots, pos, start = np.empty(len(keys), np.int32), np.empty(len(keys), np.int32), np.empty(total + 1, np.int32)
     start[-1] = len(keys)
     loops.group(
-        BORDERS, layout.parts, layout.first, layout.at, first, found.row_of, rows, slots, start, pos, 0, 2
+        BORDERS, found.parts, found.part_at, found.at, first, found.row_of, rows, slots, start, pos, 0, 2
     )  # fmt: skip
     low = [found.found[found.low[t] : found.low[t] + n] for t, n in enumerate(np.diff(first))]
     distinct = np.concatenate([key_of(t, part) for t, part in enumerate(low)])

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from skirl.core.positions import PartsByTable, Positions
+from skirl.core.positions import Positions
 from skirl.core.tables import Schema
 from skirl.oracle import loops
-from skirl.oracle.distinct import Finder
+from skirl.oracle.distinct import BatchRows, Finder
 from skirl.oracle.policies.base import make_policy
 from skirl.oracle.row_states import EVICTED, RowStates
 from skirl.oracle.seen import Seen
@@ -29,26 +29,7 @@ class Resident:
     slots: np.ndarray
 
 
-@dataclass(slots=True)
-class _Entered:
-    """A batch of the window."""
-
-    layout: PartsByTable
-    first: np.ndarray
-    """[tables + 1]: the index of each table's first row among the batch's distinct rows."""
-    row_of: np.ndarray
-    """The row of each position: see `Distinct`."""
-    place: int
-    """Place of its first use. The others follow."""
-    next_uses: np.ndarray | None
-
-    @property
-    def rows(self) -> int:
-        """Number of distinct rows."""
-        return int(self.first[-1])
-
-
-_NONE = np.empty(0, np.bool_)
+_NONE, _NO_ROWS = np.empty(0, np.bool_), np.empty(0, np.int64)
 
 
 class BatchTooLarge(ValueError):
@@ -123,7 +104,7 @@ class BankPlanner:
         self._rows: RowStates | None = None
         self._uses = Uses(depth)
         self._policy = make_policy(policy, capacity, depth)
-        self._window: deque[_Entered] = deque()
+        self._window: deque[BatchRows] = deque()
         # The simulated cache: the row in each slot and its next use in the window (-1: none), and a stack of free slots.
         self._slot_row = np.empty(capacity, np.int64)
         """A row's key. For a hashed row, it has the row's handle in the low bits instead of the row number."""
@@ -149,15 +130,13 @@ class BankPlanner:
         of the next batch that uses it (`NEVER` for none). Otherwise the window links uses as batches enter.
         """
         batch = Positions.of(batch)
-        layout = self._finder.layout(batch)
         borders = self._borders(self._threads)
-        distinct = self._finder.find(batch, layout, borders, self._run)
-        first = distinct.first
-        total = int(first[-1])
+        distinct = self._finder.find(batch, borders, self._run)
+        first, total = distinct.first, distinct.total
         if total > self.capacity:
             raise BatchTooLarge(self.entered, total, self.capacity, self.dim)
         if self._rows is None:
-            self._begin(layout.positions)
+            self._begin(distinct.positions)
         rows, uses = self._known, self._uses
         place = uses.take(total, self.entered)
         rows.name(self._tables, distinct.found, distinct.low, first, uses.handle[place : place + total])
@@ -172,15 +151,20 @@ class BankPlanner:
             self._policy.entered(called[:n_called], self.entered)
         self.window_rows += fresh
         if self._threads > 1:
-            self._cost = np.diff(layout.at) + 4 * np.diff(first) + 1
-        self._window.append(_Entered(layout, first, distinct.row_of, place, next_uses))
+            self._cost = np.diff(distinct.at) + 4 * np.diff(first) + 1
+        distinct.place, distinct.next_uses, distinct.found = (
+            place,
+            next_uses,
+            _NO_ROWS,
+        )  # the next batch overwrites them
+        self._window.append(distinct)
         self.entered += 1
 
     def plan(self) -> Step:
         """Return the Step of the next batch of the window."""
         number = self.planned
         batch = self._window.popleft()
-        rows, uses, total = self._known, self._uses, batch.rows
+        rows, uses, total = self._known, self._uses, batch.total
         place, borders, first = batch.place, self._borders(self._threads), batch.first
         keys, missing = np.empty(total, np.int64), np.empty(total, np.int32)
         counts = np.zeros(len(self._tables), np.int64)
@@ -265,7 +249,7 @@ class BankPlanner:
         left = self.window_rows
         for batch in self._window:
             yield left
-            left -= int(np.count_nonzero(self._uses.next[batch.place : batch.place + batch.rows] < 0))
+            left -= int(np.count_nonzero(self._uses.next[batch.place : batch.place + batch.total] < 0))
 
     def executed(self, number: int) -> None:
         """Mark steps before `number` as done: their first uses stay."""
@@ -292,11 +276,11 @@ class BankPlanner:
             self._adopt(resident, next_uses)
         self._resident = None, None
 
-    def _existed(self, batch: _Entered, missing: np.ndarray, counts: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    def _existed(self, batch: BatchRows, missing: np.ndarray, counts: np.ndarray, keys: np.ndarray) -> np.ndarray:
         """Return whether missing rows exist, for those that `Seen` keeps in its set and that have no known eviction."""
         if not len(self._in_set):
             return _NONE
-        existed = np.zeros(batch.rows, np.bool_)
+        existed = np.zeros(batch.total, np.bool_)
         parts = [missing[batch.first[t] : batch.first[t] + counts[t]] for t in self._in_set]
         which = np.concatenate(parts)
         which = which[self._uses.slot[batch.place + which] == -1]
@@ -347,15 +331,14 @@ class BankPlanner:
             self._known.release(keys, begin)
 
     def _group(
-        self, batch: _Entered, rows: np.ndarray, meanwhile: Callable[[], None]
+        self, batch: BatchRows, rows: np.ndarray, meanwhile: Callable[[], None]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        layout = batch.layout
-        slots, pos = np.empty(layout.positions, np.int32), np.empty(layout.positions, np.int32)
-        start = np.empty(batch.rows + 1, np.int32)
-        start[-1] = layout.positions
+        slots, pos = np.empty(batch.positions, np.int32), np.empty(batch.positions, np.int32)
+        start = np.empty(batch.total + 1, np.int32)
+        start[-1] = batch.positions
         borders = self._borders(max(1, self._threads - 1))
         run(
-            loops.group, len(borders) - 1, borders, layout.parts, layout.first, layout.at, batch.first, batch.row_of, rows,
+            loops.group, len(borders) - 1, borders, batch.parts, batch.part_at, batch.at, batch.first, batch.row_of, rows,
             slots, start, pos, threads=self._threads, meanwhile=meanwhile,
         )  # fmt: skip
         return slots, start, pos

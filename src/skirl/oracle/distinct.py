@@ -3,26 +3,50 @@
 The order is guaranteed: the rows of a table are in the order of their last position in the batch.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import numpy as np
 
-from skirl.core.positions import PartsByTable, Positions
+from skirl.core.positions import Positions
 from skirl.core.tables import Schema
 from skirl.tools.jit import kernel
 
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 
 
-class DistinctRows:
-    """The distinct rows of one batch. `found` is scratch that the next batch overwrites.
+@dataclass(slots=True)
+class BatchRows:
+    """The rows of one bank that a batch uses: table t's are found[low[t]:at[t + 1]], in order of their last position."""
 
-    Table t's distinct rows are found[low[t]:at[t + 1]], in order of last position. Counted over all tables, they begin
-    at first[t]. `row_of` gives for each position the index of its row among its table's distinct rows.
-    """
+    parts: np.ndarray
+    """int64 [parts, 4], by table: begin and end in the values, the number to subtract, and the part's first position."""
+    part_at: np.ndarray
+    """[tables + 1]: each table's first part."""
+    at: np.ndarray
+    """[tables + 1]: number of positions in all previous tables."""
+    found: np.ndarray
+    """Scratch that the next batch overwrites."""
+    low: np.ndarray
+    first: np.ndarray
+    """[tables + 1]: the index of each table's first row among all distinct rows."""
+    row_of: np.ndarray
+    """For each position, the index of its row among its table's distinct rows."""
 
-    __slots__ = ("first", "found", "low", "row_of")
+    # In the window of a planner.
+    place: int = -1
+    """Place of its first use. The others follow."""
+    next_uses: np.ndarray | None = None
 
-    def __init__(self, found: np.ndarray, low: np.ndarray, first: np.ndarray, row_of: np.ndarray) -> None:
-        self.found, self.low, self.first, self.row_of = found, low, first, row_of
+    @property
+    def positions(self) -> int:
+        """Number of positions."""
+        return int(self.at[-1])
+
+    @property
+    def total(self) -> int:
+        """Number of distinct rows."""
+        return int(self.first[-1])
 
 
 class OutOfRange(ValueError):
@@ -46,36 +70,35 @@ class Finder:
         self._found = np.empty(0, np.int64)
         self._whole = np.array([0, len(self.tables)])
 
-    def layout(self, batch: Positions) -> PartsByTable:
-        """Return a batch's parts by table."""
-        return PartsByTable(batch, self._local, len(self.tables))
-
-    def find_all(self, batch: Positions) -> tuple[PartsByTable, DistinctRows]:
-        """Return the layout and the distinct rows, found in this thread."""
-        layout = self.layout(batch)
-        return layout, self.find(batch, layout, self._whole, lambda kernel, *args: kernel(*args, 0, 1))
-
-    def find(self, batch: Positions, layout: PartsByTable, borders: np.ndarray, run) -> DistinctRows:
-        """Find the distinct rows. `run(kernel, *args)` calls the kernel for every stretch of tables between `borders`."""
-        most = layout.most
+    def find(
+        self, batch: Positions, borders: np.ndarray | None = None, run: Callable[..., None] | None = None
+    ) -> BatchRows:
+        """Find the distinct rows, in this thread or by `run(kernel, borders, *args)`, which calls the kernel for every
+        stretch of tables between `borders`.
+        """
+        if borders is None or run is None:
+            borders, run = self._whole, lambda kernel, *args: kernel(*args, 0, 1)
+        parts, tables = np.empty((len(batch.parts), 4), np.int64), len(self.tables)
+        part_at, at = np.zeros(tables + 1, np.int64), np.zeros(tables + 1, np.int64)
+        most, total = int(_by_table(batch.parts, self._local, parts, part_at, at)), int(at[-1])
         kind = np.uint16 if most < 0xFFFF else np.int32
         places = 1 << max(4, (4 * most - 1).bit_length())
         if self._marks.dtype != kind or self._marks.shape[1] < places or len(self._marks) < len(borders) - 1:
             self._marks = np.empty((len(borders) - 1, places), kind)
-        if len(self._found) < layout.positions:
-            self._found = np.empty(layout.positions * 5 // 4, np.int64)
-        row_of = np.empty(layout.positions, kind)
-        low, bad = np.empty(len(self._rows), np.int64), np.empty(len(self._rows), np.int64)
+        if len(self._found) < total:
+            self._found = np.empty(total * 5 // 4, np.int64)
+        row_of = np.empty(total, kind)
+        low, bad = np.empty(tables, np.int64), np.empty(tables, np.int64)
         none = kind(0xFFFF) if kind is np.uint16 else kind(-1)
         run(
-            _find, borders, self._marks, batch.values, layout.parts, layout.first, layout.at, self._rows, self._found, low,
+            _find, borders, self._marks, batch.values, parts, part_at, at, self._rows, self._found, low,
             row_of, bad, none,
         )  # fmt: skip
-        first = np.empty(len(self._rows) + 1, np.int64)
-        outside = _count(layout.at, low, bad, first)
+        first = np.empty(tables + 1, np.int64)
+        outside = _count(at, low, bad, first)
         if outside >= 0:
             raise OutOfRange(outside)
-        return DistinctRows(self._found, low, first, row_of)
+        return BatchRows(parts, part_at, at, self._found, low, first, row_of)
 
 
 @kernel
@@ -151,3 +174,30 @@ def _count(at, low, bad, first):
             return bad[t]
         first[t + 1] = first[t] + at[t + 1] - low[t]
     return -1
+
+
+@kernel
+def _by_table(parts, local, out, first, at):
+    """Sort parts by table, stably, into out; first and at must be zeros. Return the most positions of any table.
+
+    Parts of tables outside the bank, whose index is -1, are put before the first table; the planner refuses them.
+    """
+    for part in parts:
+        t = local[part[0]]
+        first[t + 1] += 1
+        at[t + 1] += part[2] - part[1]
+    most = 0
+    for t in range(len(at) - 1):
+        most = max(most, at[t + 1])
+        first[t + 1] += first[t]
+        at[t + 1] += at[t]
+    place, n = np.zeros(len(first) + 1, np.int64), 0
+    for t in range(len(first)):  # assigning to a slice takes seconds to compile
+        place[t + 1] = first[t]
+    for part in parts:
+        t = local[part[0]] + 1
+        to = place[t]
+        place[t] = to + 1
+        out[to, 0], out[to, 1], out[to, 2], out[to, 3] = part[1], part[2], part[3], n
+        n += part[2] - part[1]
+    return most

@@ -73,16 +73,16 @@ class Asking:
     def of(self, batch: Positions) -> tuple[Reads, list[Requests]]:
         """Return what the ids of one batch read, and what is asked of each owner."""
         tables, sites = self._finder.tables, self._placement.sites
-        layout, distinct = self._finder.find_all(batch)
-        total = int(distinct.first[-1])
+        distinct = self._finder.find(batch)
+        total = distinct.total
         whose: Any = self._placement.arrays
         counts, ask = np.zeros((sites, len(tables)), np.int32), np.empty(sites + 1, np.int32)
         rows, moved = np.empty(total, self._type), np.empty(total, np.int32)
         args: Any = (tables, distinct.found, distinct.low, distinct.first, *whose, counts, ask, rows, moved)
         _by_owner(*args)
-        place, pos = np.empty(layout.positions, np.int32), np.empty(layout.positions, np.int32)
+        place, pos = np.empty(distinct.positions, np.int32), np.empty(distinct.positions, np.int32)
         start = np.zeros(total + 1, np.int32)
-        _group(layout.parts, layout.first, distinct.first, distinct.row_of, moved, place, start, pos)
+        _group(distinct.parts, distinct.part_at, distinct.first, distinct.row_of, moved, place, start, pos)
         asked = [Requests(rows[begin:end], of) for (begin, end), of in zip(pairwise(ask.tolist()), counts, strict=True)]
         return Reads(place, start, pos, ask), asked
 

@@ -116,8 +116,8 @@ class _BankSpool:
 
     def add(self, batch: Positions) -> None:
         assert self._rows is not None
-        _, distinct = self._finder.find_all(batch)
-        keys = np.empty(int(distinct.first[-1]), np.int64)
+        distinct = self._finder.find(batch)
+        keys = np.empty(distinct.total, np.int64)
         _name(self._finder.tables, distinct.found, distinct.low, distinct.first, keys)
         self.file.write(self._handles(keys).data)
         self._starts.append(self._starts[-1] + len(keys))

@@ -98,8 +98,8 @@ class _Bank:
         self._finder = Finder(schema, bank)
 
     def add(self, positions: Positions) -> None:
-        _, distinct = self._finder.find_all(positions)
-        numbers = np.empty(int(distinct.first[-1]), np.int32)
+        distinct = self._finder.find(positions)
+        numbers = np.empty(distinct.total, np.int32)
         self.rows.name(self._finder.tables, distinct.found, distinct.low, distinct.first, numbers)
         self.file.seek(0, 2)
         self.file.write(numbers.data)
