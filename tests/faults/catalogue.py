@@ -133,8 +133,8 @@ TRAINING = [
           "weights.dtype.type(end - begin)", "weights.dtype.type(end - begin + (b == 1))"),
     Fault("bags of one feature are those of another", "core.ids:_bags",
           "b * features + f", "b * features + (f if b else 0)"),
-    Fault("tables without a gradient count updates", "engine.engine:Engine.update",
-          "self.table_steps += raised", "self.table_steps += 1"),
+    Fault("tables without a gradient count updates", "engine.rows:Rows.apply",
+          "engine.table_steps += raised", "self.table_steps += 1"),
     Fault("a feature without gradient gets one of zeros", "nn.lookup:Unbind.backward",
           "if grad is not None:\n    ctx.ticket.live[column] = True", "ctx.ticket.live[column] = True"),
     Fault("shards are added one after the other", "engine.kernels.tree:meets_below",
@@ -267,7 +267,7 @@ TRAINERS = [
           "np.array([leaves.start for tree in trees for leaves in tree])", "1 << np.arange(len(ends))"),
     Fault("an owner takes the sums of a row for those of its neighbours", "engine.gradients:_spread",
           "which * np.repeat(counts[rank], copies)", "which"),
-    Fault("owners serve the values of the step before", "engine.exchange:Exchange.values",
+    Fault("owners serve the values of the step before", "engine.rows:SharedRows.gather",
           "bank.values(work)",
           "(now := bank.values(work), old := self.__dict__.get(number), "
           "self.__dict__.__setitem__(number, now.clone()), "
@@ -281,10 +281,10 @@ TRAINERS = [
     Fault("one owner writes nothing back", "pipeline.window:Window._next",
           "flight, steps = planned",
           "flight, steps = planned\n"
-          "for step in steps if self._together is not None and self._together.rank else []:\n"
+          "for step in steps if self._route.rank else []:\n"
           "    step.evict_keys, step.evict_slots = step.evict_keys[:0], step.evict_slots[:0]"),
-    Fault("rows are trained with gradients of another trainer that are not finite", "engine.engine:Engine._update_together",
-          "told[-1]", "not finite"),
+    Fault("rows are trained with gradients of another trainer that are not finite", "engine.rows:SharedRows.apply",
+          "if bad:", "if not finite:"),
     Fault("rows without gradient are told as rows with one of zero", "engine.gradients:marked",
           "-0.0", "0.0"),
     Fault("a dense gradient that is nowhere is zero", "peers.dense:_Kind.give",
@@ -293,9 +293,9 @@ TRAINERS = [
           "1 / work.shards", "1 / len(work.micros)"),
     Fault("what is left of a window at the end is not trained", "oracle.planner:Planner.next",
           "self._full() or self._ended or (self.stopped and self.due is None)", "self._full() or (self.stopped and self.due is None)"),
-    Fault("a batch that one trainer cannot hold is told to nobody", "pipeline.window:Window._told",
-          "self._together.failure = error", "pass"),
-    Fault("rows and ids travel on one channel, in any order", "engine.exchange:Exchange.__init__",
+    Fault("a batch that one trainer cannot hold is told to nobody", "oracle.together:Together.tell",
+          "self.failure = error", "pass"),
+    Fault("rows and ids travel on one channel, in any order", "engine.rows:SharedRows.__init__",
           "peers.channel('rows')", "peers.channel('ids')"),
     Fault("a trainer reads its shards in another order", "data.share:Shards.cuts",
           "range(self.first * each, self.last * each, each)", "range(self.first * each, self.last * each, each)[::-1]"),

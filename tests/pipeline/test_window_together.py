@@ -57,7 +57,7 @@ def run(
     meeting, placement = Meeting(ranks), Placement.even(ranks)
     engines = [collection(cache=cache).engine for _ in batches]
     together = [Together([engine.schema], r, placement, meeting.exchange(r)) for r, engine in enumerate(engines)]
-    windows = [Window([engine], plan, together=each) for engine, each in zip(engines, together, strict=True)]
+    windows = [Window([engine], plan, route=each) for engine, each in zip(engines, together, strict=True)]
     flights: list[list[Flight]] = [[] for _ in batches]
     errors: list[BaseException | None] = [None] * ranks
     splits: list[set[int]] = [set() for _ in batches]

@@ -79,7 +79,7 @@ def _chosen(model: nn.Module, table: str | None) -> dict[str, TablePlace]:
         raise ValueError(f"there is no table {table!r}: name one of {', '.join(map(repr, tables))}")
     for collection in collections_of(model).values():
         collection.engine.check()
-        collection.engine.check_alone("an export")
+        collection.engine.rows.check_alone("an export")
         collection.current.drain()
     return tables if table is None else {table: tables[table]}
 

@@ -97,12 +97,9 @@ def _from_tensors(tables: Mapping[str, TablePlace], tensors: "Tensors", names: M
 def _from_checkpoint(tables: Mapping[str, TablePlace], path: Path) -> dict[str, int]:
     from skirl.checkpoint.without_model import opened
 
-    exchange = next(iter(tables.values())).engine.exchange
-    if exchange is None:
-        with opened(path) as (rows, *_):
-            return copy_rows(tables, tables_of(rows), path)
-    with opened(path, exchange.peers) as (rows, *_):
-        each = Votes(exchange.peers).told(copy_rows(tables, tables_of(rows), path), "rows of a checkpoint taken")
+    peers = next(iter(tables.values())).engine.rows.peers
+    with opened(path, peers) as (rows, *_):
+        each = Votes(peers).told(copy_rows(tables, tables_of(rows), path), "rows of a checkpoint taken")
     return {name: sum(their[name] for their in each) for name in each[0]}
 
 

@@ -15,7 +15,7 @@ from skirl.checkpoint import dense, folder, parts, starts
 from skirl.checkpoint.saving import AllFrozen, Saving, not_written
 from skirl.core.placement import Placement
 from skirl.nn.collection import collections_of
-from skirl.peers.base import Alone, PeerError, Peers, failed, said_of
+from skirl.peers.base import PeerError, Peers, failed, said_of
 from skirl.tools.os_errors import of_system, why
 from skirl.tools.sealed_json import CheckpointError, OtherVersion, write_sealed
 
@@ -69,14 +69,13 @@ def _badness(error: Exception) -> int:
 
 def trainers_of(model: nn.Module, peers: Peers | None, placement: Placement | None) -> tuple[Peers, Placement]:
     """Return the trainers that save or load a model together, and the placement: as given, or those of its embeddings."""
-    exchange = next(iter(collections_of(model).values())).engine.exchange
-    peers = peers or (Alone() if exchange is None else exchange.peers)
-    own = Placement.even(peers.size) if exchange is None else exchange.placement
-    if (placement or own).sites != peers.size:
+    peers = peers or next(iter(collections_of(model).values())).engine.rows.peers
+    placement = placement or Placement.even(peers.size)
+    if placement.sites != peers.size:
         raise ValueError(
-            f"placement is for {(placement or own).sites} trainers, but there are {peers.size}: make it for that many"
+            f"placement is for {placement.sites} trainers, but there are {peers.size}: make it for that many"
         )
-    return peers, placement or own
+    return peers, placement
 
 
 log = logging.getLogger("skirl")

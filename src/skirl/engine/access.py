@@ -56,10 +56,8 @@ def weights_of_all(engine: Engine, keys: np.ndarray, bank: int) -> np.ndarray:
     """Return rows as `peek_distinct` does, whichever trainer owns them. With several trainers, all must call this at
     the same time, and only weights are returned.
     """
-    if engine.exchange is None:
-        return peek_distinct(engine, keys, bank)
     dim = engine.schema.banks[bank].dim
-    return engine.exchange.look_up(keys, dim, lambda keys: peek_distinct(engine, keys, bank))
+    return engine.rows.look_up(keys, dim, lambda keys: peek_distinct(engine, keys, bank))
 
 
 def make(engine: Engine, bank: int, keys: np.ndarray, slots: np.ndarray, into: np.ndarray) -> None:
@@ -78,9 +76,9 @@ def make(engine: Engine, bank: int, keys: np.ndarray, slots: np.ndarray, into: n
 
 def put(engine: Engine, keys: np.ndarray, records: np.ndarray, bank: int) -> None:
     """Replace the records of these rows, as far as this trainer owns them. Call this only between steps."""
-    if engine.exchange is not None:
-        mine = engine.exchange.owns(keys)
-        keys, records = keys[mine], records[mine]
+    if not engine.rows.local:
+        owned = engine.rows.owns(keys)
+        keys, records = keys[owned], records[owned]
     records = packed(records, engine.half) if engine.half else records
     engine.store.write(keys, records)
     engine.seen.add(keys)

@@ -23,9 +23,9 @@ from skirl.engine.cache import Cache
 from skirl.engine.capacity import BankMemory, CacheSize, CacheSplit, Capacity
 from skirl.engine.counters import Counters
 from skirl.engine.device import open_device, torch_device
-from skirl.engine.device.base import BankFacts, BankRows, Update
-from skirl.engine.exchange import Exchange, exchange_with
+from skirl.engine.device.base import BankFacts, BankRows
 from skirl.engine.first_values import FirstValues
+from skirl.engine.rows import open_rows
 from skirl.engine.work import Work
 from skirl.oracle.seen import Seen
 from skirl.peers.processes import launched_here
@@ -80,20 +80,19 @@ class Engine:
         """Dtype of computation, and of rows that are given out."""
         self.seed = seed
         self.pooled = pooled
-        self.exchange = exchange_with(torch_device(device))  # with several GPUs, it chooses one
-        """The exchange with other trainers, each of which owns some of the rows; None for a single trainer."""
+        self.rows = open_rows(torch_device(device))  # with several GPUs, it chooses one
+        """This trainer's rows, or those that it shares with others."""
         self.device = open_device(device, self.dtype)
         self.resolver = Resolver(self.schema, self.dtype, pooled)
         if isinstance(store, str):
-            rank, others = (0, launched_here()) if self.exchange is None else (self.exchange.peers.rank, True)
-            store = own_part(store, rank, among_others=others)
+            store = own_part(store, self.rows.peers.rank, among_others=launched_here() or not self.rows.local)
         self.widths = [self.optimizers[bank.tables[0]].width(bank.dim) for bank in self.schema.banks]
         """By bank: numbers of a row and its state."""
         self.held = [words(width) if self.half else width for width in self.widths]
         """By bank: numbers in a record, as the store has it."""
         self.record_bytes = [width * self.dtype.itemsize for width in self.held]  # by bank
-        sites, near = (1, 1) if self.exchange is None else (self.exchange.peers.size, self.exchange.peers.near)
-        self.capacity = Capacity(cache, self.schema, self.record_bytes, self.device.free_bytes, sites, near)
+        peers = self.rows.peers
+        self.capacity = Capacity(cache, self.schema, self.record_bytes, self.device.free_bytes, peers.size, peers.near)
         records = {t: Record(self.held[i], self.dtype) for i, b in enumerate(self.schema.banks) for t in b.tables}
         self.store = open_store(store, records, rows={t: table.rows for t, table in enumerate(self.schema.tables)})
         self.initial = InitialTable.of([t.initial for t in self.schema.tables], self.dtype)
@@ -167,14 +166,6 @@ class Engine:
                 "these embeddings are closed: make new ones, with resume=True if the store has kept its rows"
             )
 
-    def check_alone(self, what: str) -> None:
-        """Raise if several trainers share the rows: they cannot do this together yet."""
-        if self.exchange is not None:
-            raise ValueError(
-                f"{what} works with one trainer only, and {self.exchange.peers.size} trainers share these rows: call "
-                "skirl.save on all of them, then load the checkpoint in a single process"
-            )
-
     def check_process(self) -> None:
         """Raise in a forked child."""
         if os.getpid() != self._pid:
@@ -236,10 +227,9 @@ class Engine:
         self.counters.steps += 1
         return leaving
 
-    def bring_values(self, work: Work) -> None:
-        """Get the values of the step's rows that this trainer reads. The rows must be resident with all owners."""
-        if self.exchange is not None:
-            self.exchange.values(self.banks, work)
+    def gather(self, work: Work) -> None:
+        """Get the values of a step's rows. They must be resident with their owners."""
+        self.rows.gather(self, work)
 
     @contextmanager
     def _losing(self, what: str) -> Iterator[None]:
@@ -335,71 +325,20 @@ class Engine:
         raised = np.zeros(len(self.schema.tables), np.bool_)
         for (bank, _), live in work.live.items():
             raised[self.table_of[bank][live]] = True
-        if self.exchange is not None:
-            finite = self._update_together(self.exchange, work, settings, raised, finite)
-        elif finite:
-            self.table_steps += raised
-            for bank in self._raised(raised):
-                self.caches[bank].changing(work.steps[bank].rows)
-                update = self._of_backward(work, bank)
-                update.scalars = self._scalars(bank, settings)
-                self.banks[bank].update(update)
+        applied = self.rows.apply(self, work, raised, settings, finite)
         work.updated = True
         work.grads.clear()
         work.joint.clear()
         work.apart.clear()
-        return finite
+        return applied
 
-    def _update_together(
-        self, exchange: Exchange, work: Work, settings: Sequence[Setting], raised: np.ndarray, finite: bool
-    ) -> bool:
-        """Update with other trainers. Sums are made while trainers tell each other which tables have gradients; they
-        are sent once all have told.
-        """
-        flags = exchange.begin_anywhere(np.append(raised, not finite))
-        updates = {bank: self._summed(exchange, work, bank) for bank in self._raised(raised)}
-        told = exchange.anywhere(flags)
-        if told[-1]:
-            return False
-        self.table_steps += told[:-1]
-        ready = []
-        for bank in self._raised(told[:-1]):  # other trainers may have gradients where this one has none
-            update, sums = updates.get(bank) or self._summed(exchange, work, bank)
-            update.scalars = self._scalars(bank, settings)
-            self.caches[bank].changing(work.steps[bank].rows)
-            ready.append((self.banks[bank], update, sums))
-        exchange.update(ready)
-        return True
-
-    def _summed(self, exchange: Exchange, work: Work, bank: int) -> tuple[Update, list[torch.Tensor]]:
-        update = self._of_backward(work, bank)
-        return update, exchange.sums(self.banks[bank], update)
-
-    def _raised(self, raised: np.ndarray) -> list[int]:
+    def banks_of(self, raised: np.ndarray) -> list[int]:
         """Return the banks of tables with gradients."""
         return [bank for bank, members in enumerate(self.schema.banks) if raised[list(members.tables)].any()]
 
-    def _scalars(self, bank: int, settings: Sequence[Setting]) -> np.ndarray:
+    def scalars(self, bank: int, settings: Sequence[Setting]) -> np.ndarray:
+        """Return the numbers of each table's optimizer: [tables, k]."""
         return self.optimizers.scalars(self.schema.banks[bank].tables, settings, self.table_steps, self.dtype)
-
-    def _of_backward(self, work: Work, bank: int) -> Update:
-        """Return what a backward brought, without the optimizer's numbers."""
-        grads = work.joint.get(bank, work.grads.get((bank, 0)))
-        if grads is None:  # only other trainers have some
-            grads = self.device.empty(0, self.schema.banks[bank].dim)
-        none = np.empty((0, 0), self.dtype)
-        return Update(work, grads, self._live(work, bank), none, self.counters.steps, work.apart.get(bank))
-
-    def _live(self, work: Work, bank: int) -> np.ndarray:
-        """Return a mask of the output rows that got a gradient: by feature if that is enough, else row by row."""
-        features = len(self.schema.banks[bank].features)
-        masks = [work.live.get((bank, m), np.zeros(features, np.bool_)) for m in range(len(work.micros))]
-        if all(mask.all() for mask in masks):
-            return np.ones(1, np.bool_)
-        shared = any(m.banks[bank].shared is not None for m in work.micros)
-        if self.pooled and not shared and all((mask == masks[0]).all() for mask in masks):
-            return masks[0]
-        return np.concatenate([m.banks[bank].by_bag(mask) for mask, m in zip(masks, work.micros, strict=True)])
 
     def flush(self) -> None:
         """Write resident rows that the store lacks as they are. All stay resident. Write-backs must be drained."""

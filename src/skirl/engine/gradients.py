@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from skirl.engine.device.base import BankRows, Sums, Update
+from skirl.engine.device.base import BankRows, Sums
 from skirl.engine.kernels.tree import Parts
 from skirl.engine.work import Work
 from skirl.oracle.step import Step
@@ -26,9 +26,11 @@ def by_owner(sums: Sequence[torch.Tensor], ask: np.ndarray) -> torch.Tensor:
     return torch.cat([part[lo:hi] for lo, hi in zip(ask[:-1].tolist(), ask[1:].tolist()) for part in sums])
 
 
-def apply(rows: BankRows, update: Update, trees: list[list[range]], come: torch.Tensor) -> None:
+def apply(
+    rows: BankRows, work: Work, trees: list[list[range]], come: torch.Tensor, scalars: np.ndarray, number: int
+) -> None:
     """Apply what all trainers sent to this one, for each subtree of theirs, to the rows of a bank that it owns."""
-    work, bank = update.work, rows.facts.number
+    bank = rows.facts.number
     step, serve = work.steps[bank], work.serve[bank]
     first = come[:, 0].clone()  # contiguous: one pass over the vectors instead of three
     given = Sums(come, ~((first == 0) & torch.signbit(first)))
@@ -36,7 +38,7 @@ def apply(rows: BankRows, update: Update, trees: list[list[range]], come: torch.
     parts = Parts(ends, np.array([leaves.start for tree in trees for leaves in tree]))
     spread = work if len(ends) == len(trees) else _with(work, bank, _spread(step, serve, trees))
     sums = rows.combined(spread, parts, given)
-    rows.apply(work, sums, update.scalars, update.step, 1 / work.shards)
+    rows.apply(work, sums, scalars, number, 1 / work.shards)
 
 
 def _with(work: Work, bank: int, step: Step) -> Work:

@@ -17,7 +17,7 @@ def keep_shared(
     """
     shared, rows, dim = work.micros[micro].banks[bank].folded, engine.banks[bank], engine.schema.banks[bank].dim
     assert shared is not None
-    empty, alone = engine.device.empty, len(work.micros) == 1 and engine.exchange is None
+    empty, alone = engine.device.empty, len(work.micros) == 1 and engine.rows.local
     if alone and rows.reads_apart and grad is not None and work.micros[micro].learned is None:
         work.grads[bank, micro] = grad  # not copied: it may be far larger than that of the shared bags
         work.apart[bank] = folded = empty(shared.bags, dim)

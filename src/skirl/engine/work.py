@@ -76,6 +76,23 @@ class Work:
         each = len(self.micros) // len(mine)
         return leaves(each * self.shards, self.shards)[mine.start * each : mine.stop * each]
 
+    def gradient(self, bank: int) -> torch.Tensor:
+        """Return the gradients of the outputs of all micro-batches, joined: [bags, dim]. Undefined where none is live."""
+        return self.joint[bank] if bank in self.joint else self.grads[bank, 0]
+
+    def live_rows(self, bank: int) -> np.ndarray:
+        """Return a mask of the output rows that got a gradient: by feature if that is enough, else row by row."""
+        none = np.zeros(len(self.micros[0].positions[bank].parts), np.bool_)
+        masks, ids = (
+            [self.live.get((bank, m), none) for m in range(len(self.micros))],
+            [m.banks[bank] for m in self.micros],
+        )
+        if all(mask.all() for mask in masks):
+            return np.ones(1, np.bool_)
+        if ids[0].pooled and all((mask == masks[0]).all() and not one.shared for mask, one in zip(masks, ids)):
+            return masks[0]
+        return np.concatenate([one.by_bag(mask) for mask, one in zip(masks, ids, strict=True)])
+
     def groups(self, bank: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the positions of each row, as (start, positions): those of row i begin at start[i]."""
         of = self.reads[bank] if self.reads else self.steps[bank]

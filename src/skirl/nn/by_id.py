@@ -36,10 +36,10 @@ def weights_of(engine: Engine, table: str, ids: RowIds) -> Tensor:
 
 def _most(engine: Engine, table: str, asked: int) -> int:
     """Return the most rows that any trainer asks for now. Raise unless all ask about one table after one step."""
-    if engine.exchange is None:
+    if engine.rows.local:
         return asked
     mine = {"rows": asked, "where": f"table {table!r} after {engine.counters.steps} steps"}
-    told = engine.exchange.peers.channel("lookups").told(mine, "rows by id")
+    told = engine.rows.peers.channel("lookups").told(mine, "rows by id")
     for rank, their in enumerate(told):
         if their["where"] != told[0]["where"]:
             raise ValueError(
@@ -51,10 +51,10 @@ def _most(engine: Engine, table: str, asked: int) -> int:
 
 def _check_same(engine: Engine, table: str, arrays: Sequence[np.ndarray], state: str) -> None:
     """Raise if trainers set rows to different values."""
-    if engine.exchange is None:
+    if engine.rows.local:
         return
     digest = sha256(f"{table} {state} ".encode() + b" ".join(array.tobytes() for array in arrays)).hexdigest()
-    told = engine.exchange.peers.channel("lookups").told(digest, "rows that are set")
+    told = engine.rows.peers.channel("lookups").told(digest, "rows that are set")
     for rank, their in enumerate(told):
         if their != told[0]:
             raise ValueError(
@@ -84,9 +84,8 @@ def replacement(
         raise ValueError(f"ids of table {table!r} have {rows[twice[0]]} twice: give each row once, with one value")
     bank = bank_of(engine, number)
     _check_same(engine, table, (rows, weights), state)
-    if engine.exchange is not None:
-        mine = engine.exchange.owns(key_of(number, rows))
-        rows, weights = rows[mine], weights[mine]
+    owned = engine.rows.owns(key_of(number, rows))
+    rows, weights = rows[owned], weights[owned]
 
     def replace() -> None:
         for start in range(0, len(rows), PIECE):

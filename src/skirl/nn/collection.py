@@ -146,11 +146,7 @@ class Collection(nn.Module):
             return self._peek(sparse)
         current = self.current
         if current.loop is None:
-            if self.engine.exchange is not None:
-                raise RuntimeError(
-                    f"{self.engine.exchange.peers.size} trainers share these rows, and each step takes all of them: train "
-                    "inside `with skirl.lookahead(loader, model) as batches`, or call model.eval() to look rows up"
-                )
+            self.engine.rows.check_lookahead()
             current.finish()
             current.expect(self.alone.step(self.engine.resolver.capture(sparse)), 0)
             micro, same_weights = current.enter(), True

@@ -187,14 +187,14 @@ class CurrentStep:
         with uninterrupted():
             self._leave()
             work, self.work = self.work, None
-            if apply and work is not None and not work.updated and (work.returned or self.engine.exchange):
+            if apply and work is not None and not work.updated and (work.returned or not self.engine.rows.local):
                 self._update(work)
 
     def update_together(self) -> None:
         """All of the step's backwards that come have come: with several trainers each sends what it has, or nothing."""
         with uninterrupted():
             work = self.work
-            if work is not None and not work.updated and self.engine.exchange is not None:
+            if work is not None and not work.updated and not self.engine.rows.local:
                 self._update(work)
 
     def settle(self) -> None:

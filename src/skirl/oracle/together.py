@@ -143,28 +143,62 @@ class Joined:
     """By rank: votes on the window without this batch."""
 
 
-class Together:
-    """The exchanges of one rank in one pass."""
+class Route:
+    """The way of a pass's ids to the planner of their rows: that of a lone trainer is its own."""
 
-    def __init__(self, schemas: Sequence[Schema], rank: int, placement: Placement, exchange: Exchange) -> None:
-        banks = [(schema, bank) for schema in schemas for bank in range(len(schema.banks))]
+    def __init__(self, rank: int = 0) -> None:
         self.rank = rank
         self.number = 0
         """Number of batches exchanged."""
-        self.planned = 0
-        """Number of steps planned, as counted by `step_planned`."""
-        self.due = 0
-        """Number of steps that all owners plan before the last batch to come enters, as `decide` has found."""
+        self.due: int | None = None
+        """Number of steps that all owners plan before the last batch to come enters, as `decide` has found. None: each
+        planner decides for itself."""
         self.ended = False
         """True once the pass is over and no rank exchanges any more."""
         self.dropped = 0
         """Number of batches of this rank that are left out because another rank had no more."""
-        self.alike = placement.sites > 1
+        self.alike = False
         """True if all ranks have asked this one for the same rows in the same order, in every batch so far."""
         self.requests = 0
         """Number of rows that all ranks have asked this one for."""
         self.failure: BaseException | None = None
         """Why this rank cannot go on. All hear of it at the next exchange, and end."""
+
+    def batch(self, banks: Sequence[Positions], vote: Vote) -> Joined | None:
+        """Exchange this rank's ids of the next batch, by bank. Return None if another rank had no more, which ends the pass.
+
+        `vote` is this owner's vote on its window, which the batch has not entered.
+        """
+        return Joined(list(banks), [], [], [])
+
+    def end(self, vote: Vote) -> None:
+        """Tell the others that this rank has no more batches."""
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the others that this rank cannot go on, and raise the error."""
+        raise error from None
+
+    def tell(self, error: BaseException) -> None:
+        """Let the next exchange tell all ranks of an error, and raise it then. Raise it now if there is none."""
+        raise error
+
+    def decide(self, plan: Plan, batch: Joined) -> None:
+        """Decide how many steps all owners plan before this last batch enters. `plan` is the same on all ranks."""
+
+    def step_planned(self) -> None:
+        """Count one more step as planned, and one less as due."""
+
+
+class Together(Route):
+    """The exchanges of one rank in one pass: each owner plans what all ask of it."""
+
+    def __init__(self, schemas: Sequence[Schema], rank: int, placement: Placement, exchange: Exchange) -> None:
+        super().__init__(rank)
+        banks = [(schema, bank) for schema in schemas for bank in range(len(schema.banks))]
+        self.planned = 0
+        """Number of steps planned, as counted by `step_planned`."""
+        self.due = 0
+        self.alike = placement.sites > 1
         self._size = placement.sites
         self._exchange = exchange
         self._tables = [np.array(schema.banks[bank].tables, np.int64) for schema, bank in banks]
@@ -173,22 +207,21 @@ class Together:
         self._reads: list[Reads] = []
 
     def batch(self, banks: Sequence[Positions], vote: Vote) -> Joined | None:
-        """Exchange this rank's ids of the next batch, by bank. Return None if another rank had no more, which ends the pass.
-
-        `vote` is this owner's vote on its window, which the batch has not entered.
-        """
         if self.ended:
             self.dropped += 1
             return None
         return self.answer(self._exchange(self.ask(banks, vote)))
 
     def end(self, vote: Vote) -> None:
-        """Tell the others that this rank has no more batches."""
         if not self.ended:
             self.answer(self._exchange(self.ask(None, vote)))
 
+    def tell(self, error: BaseException) -> None:
+        if self.ended:
+            raise error
+        self.failure = error
+
     def fail(self, error: BaseException) -> None:
-        """Tell the others that this rank cannot go on, and raise the error."""
         self.failure = error
         if self.ended:
             raise error
@@ -233,13 +266,11 @@ class Together:
         )
 
     def decide(self, plan: Plan, batch: Joined) -> None:
-        """Decide how many steps all owners plan before this last batch enters. `plan` is the same on all ranks."""
         self.due = due(plan, self.number - 1 - self.planned, self.planned, batch.votes)
 
     def step_planned(self) -> None:
-        """Count one more step as planned, and one less as due."""
         self.planned += 1
-        self.due = max(0, self.due - 1)
+        self.due = max(0, (self.due or 0) - 1)
 
     def _named(self) -> BaseException | None:
         """Return why this rank cannot go on, with its rank in the message."""

@@ -11,7 +11,7 @@ from torch import nn
 
 from skirl.nn.collection import collections_of
 from skirl.nn.dense_sums import DenseSums, check_sharded
-from skirl.oracle.together import Together
+from skirl.oracle.together import Route
 from skirl.peers.base import Peers
 from skirl.tools import rng_state
 
@@ -87,9 +87,9 @@ def leave(peers: Peers, step: int, micro: int | None) -> None:
             )
 
 
-def tell_of_same_data(together: Together) -> None:
+def tell_of_same_data(route: Route) -> None:
     """Warn once if all trainers read the same data. Call this after each batch."""
-    if together.alike and together.number == LOOKED_AT and together.requests >= FEWEST and together.rank == 0:
+    if route.alike and route.number == LOOKED_AT and route.requests >= FEWEST and route.rank == 0:
         log.warning(
             "all trainers have read the same ids in the first %d steps: give each its own shards of every batch, by "
             "skirl.ShardSampler or stream.sharded",
@@ -100,9 +100,7 @@ def tell_of_same_data(together: Together) -> None:
 class ShardsInLoop:
     """Does what is needed as micro-batches of steps with shards enter the loop and leave it."""
 
-    def __init__(
-        self, model: nn.Module, shards: int, accumulate: int, seed: int, mine: range, peers: Peers | None = None
-    ) -> None:
+    def __init__(self, model: nn.Module, shards: int, accumulate: int, seed: int, mine: range, peers: Peers) -> None:
         self._model, self._peers = model, peers
         self._seed = seed
         self._first = mine.start * accumulate
@@ -111,7 +109,7 @@ class ShardsInLoop:
     def check(self) -> None:
         """Raise if the model's results depend on who computes which shard, or if it differs between trainers."""
         check_sharded(self._model)
-        if self._peers is not None:
+        if self._peers.size > 1:
             check_weights(self._model, self._peers)
 
     def open(self) -> None:
@@ -125,8 +123,7 @@ class ShardsInLoop:
 
     def comes(self, step: int) -> None:
         """Let what other trainers are told from here on be for this step."""
-        if self._peers is not None:
-            self._peers.comes(step)
+        self._peers.comes(step)
 
     def begin(self, step: int, micro: int) -> None:
         """Let a micro-batch enter the loop."""
@@ -138,7 +135,7 @@ class ShardsInLoop:
 
         `micro` is the micro-batch of a step that was in the loop; None: the step's last one, or none.
         """
-        if self._peers is not None:
+        if self._peers.size > 1:
             leave(self._peers, step, micro)
 
     def reduce(self) -> None:

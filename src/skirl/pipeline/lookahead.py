@@ -1,13 +1,12 @@
 """The loop's side of the oracle: `lookahead` yields a loader's batches, each with its rows in place."""
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-import numpy as np
 from torch import nn
 
 from skirl.core.batch import Sparse
@@ -16,8 +15,8 @@ from skirl.core.tree import block_of, check_shards
 from skirl.engine.engine import Engine
 from skirl.nn.collection import Collection, collections_of, refuse_copies
 from skirl.oracle.options import Depth, Plan
-from skirl.oracle.together import Together
-from skirl.peers.base import Peers, said_of
+from skirl.oracle.together import Route
+from skirl.peers.base import said_of
 from skirl.pipeline.agree import ShardsInLoop
 from skirl.pipeline.epoch import Epoch
 from skirl.pipeline.loader_watch import Watch
@@ -28,9 +27,6 @@ from skirl.pipeline.stages import StageHook, Times, keep_rows
 from skirl.pipeline.timeline import Timeline
 from skirl.tools import rng_state
 from skirl.tools.interrupts import uninterrupted
-
-NAMED_WITHIN = 30.0
-"""Seconds within which a hanging trainer is named, once the others have lost patience with it."""
 
 
 def _sparse_of(batch: Any) -> Sparse:
@@ -131,16 +127,16 @@ class Lookahead:
         """The collections whose rows the batches use."""
         self._plan = plan
         self._accumulate = accumulate
-        self._peers = peers_of(self.engines)
-        size = 1 if self._peers is None else self._peers.size
+        rows = self.engines[0].rows
+        self._peers, size = rows.peers, rows.peers.size
         shards = 1 << (size - 1).bit_length() if shards is None else shards
         check_shards(shards)
         if shards < size:
             raise ValueError(f"{size} trainers share {shards} shards: set shards to a power of two of at least {size}")
         self._shards = shards
-        self._mine = block_of(0 if self._peers is None else self._peers.rank, size, shards)
+        self._mine = block_of(self._peers.rank, size, shards)
         # A stage that waits for another trainer counts as stuck only after that trainer was named.
-        self._patience = patience if self._peers is None else max(patience, self._peers.patience + NAMED_WITHIN)
+        self._patience = rows.patience(patience)
         self._trace = trace
         self.trace_ended: str | None = None
         """Why the timeline ended before the run, if it did. Known once the lookahead is closed."""
@@ -236,7 +232,7 @@ class Lookahead:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None and self._peers is not None:
+        if error is not None:
             self._peers.fail(self._said(error))  # others wait for this trainer, and its stages wait for them
         try:
             self.close(apply=error is None)
@@ -269,7 +265,7 @@ class Lookahead:
                     self.times.timeline.close()
                     self.trace_ended = self.times.timeline.ended
                     self.times.timeline = None
-            keep_rows(self.engines, self._in_loop.torn, whole=apply or self._peers is None, hold=hold)
+            keep_rows(self.engines, self._in_loop.torn, whole=apply or self._peers.size == 1, hold=hold)
 
     def _let_go(self) -> None:
         self._entered = False
@@ -303,7 +299,7 @@ class Lookahead:
             now.here = replace(now.here, start=start)
         now.before = now.here
         if self._plan.depth == "epoch":
-            self._epochs = self._reader.spool(now.here, self._together())
+            self._epochs = self._reader.spool(now.here, self._route())
             rng_state.restore(start)  # as if the first pass never happened: same draws as with any other depth
         if self.times.timeline is not None:
             self.times.timeline.first = now.here.step
@@ -311,7 +307,7 @@ class Lookahead:
         with uninterrupted():
             pipeline = Pipeline(
                 self.engines, self._plan, patience=self._patience, hook=self.hook, epochs=self._epochs, times=self.times,
-                shards=self._shards, mine=self._mine, together=self._together(),
+                shards=self._shards, mine=self._mine, route=self._route(),
             )  # fmt: skip
             weakref.finalize(self, pipeline.abandon)
             self._pass = OnePass(
@@ -329,20 +325,9 @@ class Lookahead:
         self._loaded = False
         return self._pass
 
-    def _together(self) -> Together | None:
-        """Return the exchanges of ids in a pass, if rows have owners."""
-        exchange = self.engines[0].exchange
-        if exchange is None:
-            return None
-        channel, first = exchange.peers.channel("ids"), self._in_loop.here.step + 1
-
-        def exchanged(arrays: list[np.ndarray]) -> list[np.ndarray]:
-            channel.step = first + together.number
-            return channel.exchange(arrays, "ids")
-
-        schemas = [engine.schema for engine in self.engines]
-        together = Together(schemas, exchange.peers.rank, exchange.placement, exchanged)
-        return together
+    def _route(self) -> Route:
+        """Return the way of the ids of a pass to their planner."""
+        return self.engines[0].rows.route([engine.schema for engine in self.engines], self._in_loop.here.step + 1)
 
     def coming(self) -> list[Ids]:
         """Return the batches after the one in the loop, as far as they were read."""
@@ -406,15 +391,13 @@ class Lookahead:
 
     def _of_all(self, batches: int) -> int:
         """Return how many batches all trainers have had if this one has had `batches`. They share whole steps."""
-        if self._peers is None:
-            return batches
-        return batches // self._reader.micros * self._shards * self._accumulate
+        steps, rest = divmod(batches, self._reader.micros)
+        return steps * self._shards * self._accumulate + rest
 
     def _own(self, batches: int) -> int:
         """Return the inverse of `_of_all`."""
-        if self._peers is None:
-            return batches
-        return batches // (self._shards * self._accumulate) * self._reader.micros
+        steps, rest = divmod(batches, self._shards * self._accumulate)
+        return steps * self._reader.micros + rest
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved state: the next pass skips what was done of it.
@@ -463,12 +446,6 @@ class Lookahead:
             for epoch in self._epochs:  # also if something failed between reading them and the pass
                 epoch.close()
             self._epochs = []
-
-
-def peers_of(engines: Sequence[Engine]) -> Peers | None:
-    """Return the trainers that share these rows; None for a single trainer."""
-    exchange = engines[0].exchange
-    return None if exchange is None else exchange.peers
 
 
 def _collections(model: nn.Module | OnePlan) -> list[Collection]:

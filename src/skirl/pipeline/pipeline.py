@@ -9,7 +9,7 @@ from skirl.core.ids import Ids
 from skirl.engine.engine import Engine, Leaving
 from skirl.engine.work import Flight
 from skirl.oracle.options import Plan
-from skirl.oracle.together import Together
+from skirl.oracle.together import Route
 from skirl.pipeline.epoch import Epoch
 from skirl.pipeline.loader_watch import StageStuck
 from skirl.pipeline.stages import StageHook, Stages, Times
@@ -43,7 +43,7 @@ class Pipeline:
         epochs: Sequence[Epoch] = (),
         times: Times | None = None,
         shards: int = 1,
-        together: Together | None = None,
+        route: Route | None = None,
         mine: range | None = None,
     ) -> None:
         self.times = times or Times()
@@ -51,7 +51,7 @@ class Pipeline:
         """Number of steps whose rows were made resident."""
         self._engines = engines
         self._plan = plan
-        self._window = Window(engines, plan, epochs, shards, together, mine)
+        self._window = Window(engines, plan, epochs, shards, route, mine)
         self._stages = Stages(STAGES, patience=patience, hook=hook, times=self.times)
         self._lock = self._stages.lock
         self._inbox: deque[list[Ids]] = deque()
@@ -150,7 +150,7 @@ class Pipeline:
             self._stages.wake("write", "write 2")
         self.done = flight.number + 1
         for engine, work in zip(self._engines, flight.works, strict=True):
-            engine.bring_values(work)
+            engine.gather(work)
         ended = time.monotonic()
         self.times.busy["load"] += ended - started
         self.times.tell(LOOP, "load", flight.number, started, ended)

@@ -61,7 +61,7 @@ def read_ahead(model: nn.Module, batches: Iterable[Batch]) -> Iterator[Iterator[
         yield iter(batches)
         return
     collection = collection_of(model)
-    if collection.engine.exchange is not None:  # all trainers look up together, in the order of the loop
+    if not collection.engine.rows.local:  # all trainers look up together, in the order of the loop
         yield iter(batches)
         return
     if collection.lookahead is not None:

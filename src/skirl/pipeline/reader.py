@@ -18,7 +18,7 @@ from skirl.core.id_hash import hashes_of
 from skirl.core.ids import BadIds, Ids, Resolver, capture
 from skirl.core.positions import Positions
 from skirl.oracle.options import Vote
-from skirl.oracle.together import Together
+from skirl.oracle.together import Route
 from skirl.pipeline.batch_copy import own, own_state, weigh
 from skirl.pipeline.epoch import Epoch
 from skirl.pipeline.loader_watch import Watch
@@ -224,20 +224,19 @@ class Reader:
                     "with the same data"
                 )
 
-    def spool(self, place: DataPosition, together: Together | None = None) -> list[Epoch]:
-        """Run the first pass of depth="epoch": spool each collection's ids; with `together`, those of all trainers."""
+    def spool(self, place: DataPosition, route: Route) -> list[Epoch]:
+        """Run the first pass of depth="epoch": spool each collection's ids, as their rows' owner plans them."""
         epochs = [Epoch(resolver.schema) for resolver in self._resolvers]
         step: list[Ids] = []
 
         def flush() -> None:
-            banks = [self._joined(resolver, step, together) for resolver in self._resolvers]
+            banks = [self._joined(resolver, step, route) for resolver in self._resolvers]
             step.clear()
-            if together is not None:
-                asked = together.batch([part for of in banks for part in of], Vote(0, 0))
-                if asked is None:  # another trainer has no more
-                    return
-                ends = np.cumsum([len(of) for of in banks])
-                banks = [asked.banks[end - len(of) : end] for of, end in zip(banks, ends, strict=True)]
+            joined = route.batch([part for of in banks for part in of], Vote(0, 0))
+            if joined is None:  # another trainer has no more
+                return
+            ends = np.cumsum([len(of) for of in banks])
+            banks = [joined.banks[end - len(of) : end] for of, end in zip(banks, ends, strict=True)]
             for epoch, of in zip(epochs, banks, strict=True):
                 epoch.add(of)
 
@@ -252,8 +251,7 @@ class Reader:
                     self._watch.moved(number)
             if step and not self._whole_steps:
                 flush()
-            if together is not None:
-                together.end(Vote(0, 0))
+            route.end(Vote(0, 0))
             for epoch in epochs:
                 epoch.scan()
         except BaseException:
@@ -263,14 +261,13 @@ class Reader:
         return epochs
 
     @staticmethod
-    def _joined(resolver: Resolver, step: list[Ids], together: Together | None) -> list[Positions]:
+    def _joined(resolver: Resolver, step: list[Ids], route: Route) -> list[Positions]:
         """Return the ids of a step's micro-batches, by bank."""
         try:
             banks = zip(*(resolver.check(ids).positions for ids in step))
             return [Positions.joined(list(parts)) for parts in banks]
         except BadIds as error:
-            if together is not None:
-                together.fail(error)  # the other trainers end as well
+            route.fail(error)  # the other trainers end as well
             raise
 
 

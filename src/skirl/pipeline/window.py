@@ -15,7 +15,7 @@ from skirl.engine.work import Flight, Work
 from skirl.oracle.bank import BankPlanner, BatchTooLarge, Resident
 from skirl.oracle.options import Plan, Vote
 from skirl.oracle.planner import Planner, bank_planners
-from skirl.oracle.together import Together
+from skirl.oracle.together import Route
 from skirl.pipeline.agree import tell_of_same_data
 from skirl.pipeline.epoch import Epoch, OrderChanged
 from skirl.tools.hash_index import distinct
@@ -37,7 +37,7 @@ class Window:
         plan: Plan,
         epochs: Sequence[Epoch] = (),
         shards: int = 1,
-        together: Together | None = None,
+        route: Route | None = None,
         mine: range | None = None,
     ) -> None:
         self.entered = 0
@@ -58,7 +58,7 @@ class Window:
         self._banks = [slice(end - len(e.schema.banks), end) for e, end in zip(engines, ends, strict=True)]
         """For each engine, which of all banks are its own."""
         self._ended = self._anew = False
-        self._together = together
+        self._route = route or Route()
         with self._told():
             for engine, epoch in zip(engines, epochs):
                 engine.capacity.check_run(epoch.needs.tolist(), in_flight=2 * plan.hold)
@@ -69,38 +69,35 @@ class Window:
 
     def enter(self, batches: list[Ids]) -> None:
         """Check the ids of one more step's micro-batches, and let them enter."""
-        if self._together is not None and self._together.ended:
-            self._together.dropped += 1
+        if self._route.ended:
+            self._route.dropped += 1
             return
         try:
             micros = [[engine.resolver.check(ids) for ids in batches] for engine in self._engines]
         except BadIds as error:
             named = BadIds(f"batch {self.entered}, {error}")
-            if self._together is not None:
-                self._together.fail(named)
+            self._route.fail(named)
             raise named from None
         banks = [
             Positions.joined(list(parts)) for part in micros for parts in zip(*(micro.positions for micro in part))
         ]
         works = [Work(of, shards=self._shards, mine=self._mine) for of in micros]
-        flight = Flight(works, banks)
-        if self._together is not None:
-            joined = self._together.batch(banks, self._vote())
-            if joined is None:
-                self._over()
-                return
-            self._together.decide(self._plan, joined)
-            tell_of_same_data(self._together)
-            flight.banks = joined.banks
-            for work, part in zip(works, self._banks, strict=True):
-                work.reads, work.serve = joined.reads[part], joined.serve[part]
+        joined = self._route.batch(banks, self._vote())
+        if joined is None:
+            self._over()
+            return
+        self._route.decide(self._plan, joined)
+        tell_of_same_data(self._route)
+        for work, part in zip(works, self._banks, strict=True):
+            work.reads, work.serve = joined.reads[part], joined.serve[part]
+        flight = Flight(works, joined.banks)
         self.entered += 1
         with self._told():
             self._take(flight)
 
     def _take(self, flight: Flight) -> None:
         """Give a batch to the planner, or keep it until there is one."""
-        if self._due and self._planner is None:
+        if self._route.due and self._planner is None:
             self._begin()
         if self._planner is not None:
             self._add(self._planner, flight)
@@ -111,14 +108,13 @@ class Window:
 
     def end(self) -> None:
         """Announce that no more batches will come."""
-        if self._together is not None:
-            self._together.end(self._vote())
+        self._route.end(self._vote())
         self._over()
 
     def leave(self) -> None:
         """Tell other trainers that the loop has ended before the data: they may be waiting for this one's next batch."""
-        if self._together is not None and self._together.failure is None:
-            self._together.end(self._vote())
+        if self._route.failure is None:
+            self._route.end(self._vote())
 
     @property
     def over(self) -> bool:
@@ -151,7 +147,7 @@ class Window:
         self._first = [flight for flight, *_ in self._planner.rest]
         self._planner, self._fits_anew, self._wanted, self._anew = None, False, self._first_window, True
         with self._told():
-            if self._due:
+            if self._route.due:
                 last = self._first.pop()
                 self._take(last)
             elif self._ended or len(self._first) >= self._wanted:
@@ -159,18 +155,16 @@ class Window:
 
     def _next(self) -> Flight | None:
         planner = self._planner
-        if planner is None or (self._together is not None and self._together.failure is not None):
+        if planner is None or self._route.failure is not None:
             return None
-        if self._together is not None:
-            planner.due = self._due
+        planner.due = self._route.due
         planned = planner.next()
         if planner.stopped is not None and not self._fits_anew:
             self._check_fits(planner, planner.stopped)
             self._fits_anew = True
         if planned is None:
             return None
-        if self._together is not None:
-            self._together.step_planned()
+        self._route.step_planned()
         flight, steps = planned
         flight.number, flight.banks, flight.next_uses = self.next_number, [], None
         for engine, work, part in zip(self._engines, flight.works, self._banks, strict=True):
@@ -196,14 +190,7 @@ class Window:
         try:
             yield
         except (DoesNotFit, OrderChanged) as error:
-            if self._together is None or self._together.ended:
-                raise
-            self._together.failure = error
-
-    @property
-    def _due(self) -> int:
-        """Number of steps that all owners plan before the last batch to come enters."""
-        return 0 if self._together is None else self._together.due
+            self._route.tell(error)
 
     def _vote(self) -> Vote:
         """Return what this owner says about its window."""
@@ -236,7 +223,7 @@ class Window:
         for flight in self._first:
             self._add(self._planner, flight)
         self._first.clear()
-        if self._due:  # these were in the window before: they enter before any is planned
+        if self._route.due:  # these were in the window before: they enter before any is planned
             self._planner.due = 0
             self._planner.next()
         if self._ended:

@@ -32,12 +32,11 @@ class Counting(Resolver):
 class Fleet:
     """Takes the place of an Engine, for several packs."""
 
-    exchange = None
-
     def __init__(self, engines: Mapping[str, Engine], cache: CacheSize) -> None:
         self.live = dict(engines)
         """The packs that have not left."""
         first = next(iter(engines.values()))
+        self.rows = first.rows
         self.schema = first.schema
         self.seed = first.seed
         self.resolver = Counting(*(getattr(first.resolver, name) for name in ("schema", "dtype", "pooled")))
@@ -154,7 +153,7 @@ class Fleet:
             if engine is not None:
                 engine.write([(keys, records[name]) for keys, records in leaving])
 
-    def bring_values(self, work: Work) -> None:
+    def gather(self, work: Work) -> None:
         """Do nothing: there is one trainer, and it has the rows."""
 
 

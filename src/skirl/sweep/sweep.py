@@ -146,7 +146,7 @@ class Sweep:
                 )  # fmt: skip
                 embeddings = of_variant(variant, make)
                 self.variants.append(Contender(variant, embeddings, own_seed))
-            if self.variants[0].embeddings.engine.exchange is not None:
+            if not self.variants[0].embeddings.engine.rows.local:
                 raise ValueError("a sweep is of one trainer: start it without skirl launch or torchrun")
             for contender in self.variants:
                 with contender.drawing():

@@ -7,7 +7,6 @@ import torch
 
 from skirl import SGD, KeyedJagged, Table
 from skirl.core.initial import first_rows
-from skirl.engine.device.base import Update
 from skirl.engine.device.gpu import Gpu, GpuRows
 from skirl.engine.device.transfers import Block
 from skirl.engine.engine import Engine
@@ -119,7 +118,8 @@ class Stages:
         else:
             grads = torch.from_numpy(self.rng.standard_normal((len(ids), TABLE.dim)).astype(np.float32))
             scalars = np.array([[np.inf, 0, LR]], np.float32)
-            self.bank.update(Update(work, grads, np.ones(1, np.bool_), scalars, 0))
+            work.grads[0, 0], work.live[0, 0] = grads, np.ones(1, np.bool_)
+            self.bank.update(work, scalars, 0)
             sums = {}
             for i, grad in zip(ids.tolist(), grads.numpy()):
                 sums[i] = sums.get(i, np.zeros(TABLE.dim, np.float32)) + grad

@@ -6,7 +6,7 @@ import torch
 
 import skirl
 from skirl import SGD, KeyedJagged, Table
-from skirl.engine.device.base import Sums, Update
+from skirl.engine.device.base import Sums
 from skirl.engine.kernels.tree import Parts
 
 DEVICES = pytest.mark.parametrize("device", ["cpu", "interpret"])
@@ -60,10 +60,10 @@ def test_sums_of_blocks_make_the_sum(device):
             if ahead.ends_step:
                 work, bank = embeddings.current.work, embeddings.engine.banks[0]
                 grads = torch.from_numpy(rng.standard_normal((80, 4)).astype(np.float32))
-                update = Update(work, grads, np.ones(1, np.bool_), np.zeros((1, 3), np.float32), 0)
-                whole = bank.sums(update)
+                work.joint[0], work.live = grads, {(0, micro): np.ones(1, np.bool_) for micro in range(8)}
+                whole = bank.sums(work)
                 half, one, two, last = (
-                    bank.sums(update, block) for block in (range(4), range(4, 5), range(5, 6), range(6, 8))
+                    bank.sums(work, block) for block in (range(4), range(4, 5), range(5, 6), range(6, 8))
                 )
     assert bool(whole.counted.all()) and not bool(one.counted.all())
     assert torch.equal(whole.values, half.values + ((one.values + two.values) + last.values))

@@ -41,23 +41,6 @@ class BankFacts:
 
 
 @dataclass(slots=True)
-class Update:
-    """The input of a row update: what a backward has computed for a step."""
-
-    work: Work
-    grads: torch.Tensor
-    """Gradients of the outputs of all micro-batches, joined: [bags, dim]. Undefined where nothing is live."""
-    live: np.ndarray
-    """Mask of the output rows that have a gradient, by row % size."""
-    scalars: np.ndarray
-    """The numbers of each table's optimizer: [tables, k]."""
-    step: int
-    """Number of the step in the run. It is part of the seed for rounding to half precision."""
-    apart: torch.Tensor | None = None
-    """Gradients of the shared bags, if they do not follow those in `grads`."""
-
-
-@dataclass(slots=True)
 class Sums:
     """Gradients of a step, or of a part of it, summed by row."""
 
@@ -163,8 +146,11 @@ class BankRows(ABC):
         return False
 
     @abstractmethod
-    def update(self, update: Update) -> None:
+    def update(self, work: Work, scalars: np.ndarray, step: int) -> None:
         """Sum the gradients of every row of the current step and apply the optimizer once.
+
+        - `scalars`: the numbers of each table's optimizer, [tables, k].
+        - `step`: number of the step in the run. It is part of the seed for rounding to half precision.
 
         This is `apply` of `sums`, in one pass if the step has one micro-batch.
         """
@@ -176,7 +162,7 @@ class BankRows(ABC):
         """Return the weights of the current step's rows, one for each position: [positions, dim]."""
 
     @abstractmethod
-    def sums(self, update: Update, block: range | None = None) -> Sums:
+    def sums(self, work: Work, block: range | None = None) -> Sums:
         """Sum the gradients of every row: within each micro-batch, then along the tree. `block`: only these leaves."""
 
     @abstractmethod
@@ -185,7 +171,7 @@ class BankRows(ABC):
 
     @abstractmethod
     def apply(self, work: Work, sums: Sums, scalars: np.ndarray, step: int, times: float = 1.0) -> None:
-        """Give every row's sum, multiplied by `times`, to the optimizer. `scalars` and `step` are as in `Update`."""
+        """Give every row's sum, multiplied by `times`, to the optimizer. `scalars` and `step` are as in `update`."""
 
     @abstractmethod
     def weight_grad(self, work: Work, micro: int, grad: torch.Tensor, live: np.ndarray) -> np.ndarray:

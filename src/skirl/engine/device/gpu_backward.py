@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from skirl.engine.device.base import BankRows, Sums, Update, joined_scales
+from skirl.engine.device.base import BankRows, Sums, joined_scales
 from skirl.engine.device.streams import Streams
 from skirl.engine.device.transfers import Arrival
 from skirl.engine.kernels.tree import Parts, TreePlan
@@ -40,16 +40,15 @@ class GpuBackward(BankRows):
     """The arrival of the current step."""
     _small: dict[str, tuple[bytes, torch.Tensor]]
 
-    def update(self, update: Update) -> None:
-        work = update.work
+    def update(self, work: Work, scalars: np.ndarray, step: int) -> None:
         if len(work.micros) > 1:
-            self.apply(work, self.sums(update), update.scalars, update.step, 1 / work.shards)
+            self.apply(work, self.sums(work), scalars, step, 1 / work.shards)
             return
-        arrival, gpu, grads = self._current(work), self._gpu, update.grads
-        views, scales, all_live = arrival.views, self._scales(arrival), bool(update.live.all())
+        arrival, gpu, grads = self._current(work), self._gpu, work.gradient(self.facts.number)
+        views, scales, mask = arrival.views, self._scales(arrival), work.live_rows(self.facts.number)
 
         def apply() -> None:
-            live = self._nothing if all_live else self._remembered("live", update.live)
+            live = self._nothing if mask.all() else self._remembered("live", mask)
             groups = (
                 views["group_start"],
                 views["group_pos"],
@@ -62,15 +61,15 @@ class GpuBackward(BankRows):
             m = len(stretches)
             marks = torch.empty(m + len(views["rows"]) if m else 0, dtype=torch.int32, device=gpu.at)
             scratch = stretches, gpu.empty(m, self.facts.dim), marks
-            self._apply(views, groups, update.scalars, update.step, scratch)
+            self._apply(views, groups, scalars, step, scratch)
 
         self._streams.begin()  # autograd's thread has the stream of the forward
         self._streams.compute.run(apply)
 
-    def sums(self, update: Update, block: range | None = None) -> Sums:
-        work, bank = update.work, self.facts.number
-        arrival, tree = self._current(work), None
-        views, scales, all_live = arrival.views, self._scales(arrival), bool(update.live.all())
+    def sums(self, work: Work, block: range | None = None) -> Sums:
+        bank = self.facts.number
+        arrival, tree, grads, mask = self._current(work), None, work.gradient(bank), work.live_rows(bank)
+        views, scales = arrival.views, self._scales(arrival)
         if block is not None or arrival.tree is None:
             parts = work.parts(bank)
             tree = TreePlan.of(*work.groups(bank), parts if block is None else parts.within(block))
@@ -78,8 +77,8 @@ class GpuBackward(BankRows):
         groups_of = views[starts[0]], views[starts[1]]
 
         def sums() -> Sums:
-            live = self._nothing if all_live else self._remembered("live", update.live)
-            groups = self._bags_of(arrival), self._sent(views, scales), update.grads, live
+            live = self._nothing if mask.all() else self._remembered("live", mask)
+            groups = self._bags_of(arrival), self._sent(views, scales), grads, live
             if tree is not None:
                 return self._summed(groups_of, groups, tree, self._gpu.up(tree.stretches), self._gpu.up(tree.runs))
             assert arrival.tree is not None

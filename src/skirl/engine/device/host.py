@@ -8,7 +8,7 @@ import torch
 from skirl.core.ids import BankIds
 from skirl.core.initial import fill
 from skirl.core.inverse import Shared
-from skirl.engine.device.base import BankFacts, BankRows, Device, Sums, Update, joined_bags, joined_scales
+from skirl.engine.device.base import BankFacts, BankRows, Device, Sums, joined_bags, joined_scales
 from skirl.engine.kernels import choice, cpu, shares
 from skirl.engine.kernels.buffers import Reused, empty
 from skirl.engine.kernels.tree import Parts
@@ -154,15 +154,16 @@ class HostRows(BankRows):
     def reads_apart(self) -> bool:
         return choice.is_wide(self.facts.dim, self.facts.dtype)
 
-    def update(self, update: Update) -> None:
-        work = update.work
+    def update(self, work: Work, scalars: np.ndarray, step: int) -> None:
         if len(work.micros) > 1:
-            self.apply(work, self.sums(update), update.scalars, update.step, 1 / work.shards)
+            self.apply(work, self.sums(work), scalars, step, 1 / work.shards)
             return
-        ids, step = work.micros[0].banks[self.facts.number], work.steps[self.facts.number]
-        grads = (update.grads.numpy(),) if update.apart is None else (update.grads.numpy(), update.apart.numpy())
-        groups = step.group_start, step.group_pos, ids.bag_of, ids.scale, *grads, update.live
-        self._update(work, groups, update.scalars, apart=update.apart is not None)
+        bank = self.facts.number
+        ids, plan, grads = work.micros[0].banks[bank], work.steps[bank], [work.gradient(bank).numpy()]
+        if bank in work.apart:
+            grads.append(work.apart[bank].numpy())
+        groups = plan.group_start, plan.group_pos, ids.bag_of, ids.scale, *grads, work.live_rows(bank)
+        self._update(work, groups, scalars, apart=bank in work.apart)
 
     def _update(self, work: Work, groups: tuple[np.ndarray, ...], scalars: np.ndarray, apart: bool = False) -> None:
         facts, step = self.facts, work.steps[self.facts.number]
@@ -180,12 +181,14 @@ class HostRows(BankRows):
         self._run(kernel, len(out), self.array, self.facts.dim, slots, slots[:0], 1, none, into)
         return out
 
-    def sums(self, update: Update, block: range | None = None) -> Sums:
-        facts, work = self.facts, update.work
+    def sums(self, work: Work, block: range | None = None) -> Sums:
+        facts = self.facts
         ids = [m.banks[facts.number] for m in work.micros]
         parts = work.parts(facts.number) if block is None else work.parts(facts.number).within(block)
         scale, groups = joined_scales(ids, facts.dtype), work.groups(facts.number)
-        return self._summed(groups, joined_bags(ids), scale, update.grads, update.live, parts)
+        return self._summed(
+            groups, joined_bags(ids), scale, work.gradient(facts.number), work.live_rows(facts.number), parts
+        )
 
     def combined(self, work: Work, parts: Parts, given: Sums) -> Sums:
         each, step = np.arange(len(given.values), dtype=np.int32), work.steps[self.facts.number]

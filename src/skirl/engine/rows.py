@@ -1,0 +1,190 @@
+"""The rows of one engine behind one face: they are all this trainer's, or several trainers share them."""
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from skirl.core.groups import Setting
+from skirl.core.placement import Placement
+from skirl.core.tables import Schema
+from skirl.core.tree import block_of, leaves_of, subtrees
+from skirl.engine.gradients import apply, by_owner, marked
+from skirl.engine.work import Work
+from skirl.oracle.together import Route, Together
+from skirl.peers.base import Peers
+from skirl.peers.job import trainers
+
+if TYPE_CHECKING:
+    from skirl.engine.engine import Engine
+
+log = logging.getLogger("skirl")
+NAMED_WITHIN = 30.0
+"""Seconds within which a hanging trainer is named, once the others have lost patience with it."""
+
+
+class Rows:
+    """The rows of a lone trainer: they are where the Steps say."""
+
+    local = True
+    """True if no other trainer needs to know of a step."""
+
+    def __init__(self, peers: Peers) -> None:
+        self.peers = peers
+
+    def owns(self, keys: np.ndarray) -> np.ndarray:
+        """Return for each key whether this trainer owns its row."""
+        return np.ones(len(keys), np.bool_)
+
+    def route(self, schemas: Sequence[Schema], first: int) -> Route:
+        """Return the way of a pass's ids to the planner of their rows. `first`: the number of its first step in the run."""
+        return Route()
+
+    def gather(self, engine: "Engine", work: Work) -> None:
+        """Get the values of the step's rows. They must be resident with their owners."""
+
+    def apply(
+        self, engine: "Engine", work: Work, raised: np.ndarray, settings: Sequence[Setting], finite: bool
+    ) -> bool:
+        """Apply the gradients of a step, if all are finite. `raised`: the tables that have some. Return whether it did."""
+        if finite:
+            engine.table_steps += raised
+            for bank in engine.banks_of(raised):
+                engine.caches[bank].changing(work.steps[bank].rows)
+                engine.banks[bank].update(work, engine.scalars(bank, settings), engine.counters.steps)
+        return finite
+
+    def look_up(self, keys: np.ndarray, dim: int, read: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        """Return some rows as their owners have them now. `read` returns records of rows that this trainer owns."""
+        return read(keys)
+
+    def check_alone(self, what: str) -> None:
+        """Raise if several trainers share the rows: they cannot do this together yet."""
+
+    def check_lookahead(self) -> None:
+        """Raise if a step has to come from a lookahead."""
+
+    def patience(self, seconds: float) -> float:
+        """Return the patience with stages that may wait for other trainers."""
+        return seconds
+
+
+class SharedRows(Rows):
+    """Rows that trainers own by a hash of their key. All exchanges are in the thread of the training loop, except those
+    of ids, which are in the planner's.
+
+    A trainer gets the values of the rows that it reads from their owners and sends their gradients back; as an owner, it
+    serves values and applies gradients for all.
+    """
+
+    local = False
+
+    def __init__(self, peers: Peers) -> None:
+        super().__init__(peers)
+        self.placement = Placement.even(peers.size)
+        """Which trainer owns which rows."""
+        self._rows, self._host = peers.channel("rows"), peers.channel("lookups")
+
+    def owns(self, keys: np.ndarray) -> np.ndarray:
+        return self.placement.site_of(keys) == self.peers.rank
+
+    def route(self, schemas: Sequence[Schema], first: int) -> Route:
+        channel = self.peers.channel("ids")
+
+        def exchanged(arrays: list[np.ndarray]) -> list[np.ndarray]:
+            channel.step = first + together.number
+            return channel.exchange(arrays, "ids")
+
+        together = Together(schemas, self.peers.rank, self.placement, exchanged)
+        return together
+
+    def gather(self, engine: "Engine", work: Work) -> None:
+        coming = []
+        for number, bank in enumerate(engine.banks):
+            ask, serve = np.diff(work.reads[number].ask).tolist(), np.diff(work.serve[number]).tolist()
+            coming.append(self._rows.begin_swap(bank.values(work), serve, ask, tag="values of rows"))
+        work.values = {number: swap.wait() for number, swap in enumerate(coming)}
+
+    def apply(
+        self, engine: "Engine", work: Work, raised: np.ndarray, settings: Sequence[Setting], finite: bool
+    ) -> bool:
+        """Update with other trainers. Sums are made while trainers tell each other which tables have gradients; they
+        are sent once all have told.
+        """
+        flags = torch.from_numpy(np.tile(np.append(raised, not finite).astype(np.uint8), (self.peers.size, 1)))
+        telling = self._host.begin_swap_parts(list(flags), list(flags.clone()), tag="tables with gradients")
+        sums = {bank: self._sums(engine, work, bank) for bank in engine.banks_of(raised)}
+        *told, bad = np.any([part.numpy() for part in telling.wait()], axis=0)
+        if bad:
+            return False
+        engine.table_steps += told
+        trees, coming = self._trees(work), []
+        for bank in engine.banks_of(np.array(told)):  # other trainers may have gradients where this one has none
+            own = sums.get(bank) or self._sums(engine, work, bank)
+            engine.caches[bank].changing(work.steps[bank].rows)
+            ask, serve = work.reads[bank].ask, work.serve[bank]
+            counts = [n * len(tree) for n, tree in zip(np.diff(serve).tolist(), trees)]
+            sent = (np.diff(ask) * len(own)).tolist()
+            swap = self._rows.begin_swap(by_owner(own, ask), sent, counts, tag="gradients of rows")
+            coming.append((bank, swap))
+        for bank, swap in coming:
+            apply(engine.banks[bank], work, trees, swap.wait(), engine.scalars(bank, settings), engine.counters.steps)
+        return True
+
+    def _sums(self, engine: "Engine", work: Work, bank: int) -> list[torch.Tensor]:
+        """Return the sums of the rows that this trainer reads, for each of its subtrees."""
+        return [marked(engine.banks[bank].sums(work, block)) for block in self._trees(work)[self.peers.rank]]
+
+    def _trees(self, work: Work) -> list[list[range]]:
+        mine = range(work.shards) if work.mine is None else work.mine
+        return trees_of(self.peers.size, work.shards, len(work.micros) // len(mine))
+
+    def look_up(self, keys: np.ndarray, dim: int, read: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        """Return the weights of some rows as their owners have them now. All trainers call this together."""
+        owner = self.placement.site_of(keys)
+        asked = self._host.exchange([keys[owner == rank] for rank in range(self.peers.size)], "rows to look up")
+        mine = [np.ascontiguousarray(read(part)[:, :dim]) for part in asked]
+        come = self._host.exchange([part.reshape(-1) for part in mine], "rows that were looked up")
+        out = np.empty((len(keys), dim), mine[0].dtype)
+        for rank, part in enumerate(come):
+            out[owner == rank] = part.reshape(-1, dim)
+        return out
+
+    def check_alone(self, what: str) -> None:
+        raise ValueError(
+            f"{what} works with one trainer only, and {self.peers.size} trainers share these rows: call skirl.save on all "
+            "of them, then load the checkpoint in a single process"
+        )
+
+    def check_lookahead(self) -> None:
+        raise RuntimeError(
+            f"{self.peers.size} trainers share these rows, and each step takes all of them: train inside `with "
+            "skirl.lookahead(loader, model) as batches`, or call model.eval() to look rows up"
+        )
+
+    def patience(self, seconds: float) -> float:
+        return max(seconds, self.peers.patience + NAMED_WITHIN)
+
+
+@lru_cache(maxsize=8)
+def trees_of(size: int, shards: int, micros: int) -> list[list[range]]:
+    """Return the subtrees of each trainer. `micros`: micro-batches of a shard."""
+    blocks = [leaves_of(block_of(rank, size, shards), micros) for rank in range(size)]
+    return [subtrees(block.start, block.stop) for block in blocks]
+
+
+def open_rows(at: torch.device) -> Rows:
+    """Return the rows of this trainer, or those that it shares with the others of its job. `at` is where rows are."""
+    peers = trainers(str(at))
+    if peers.size == 1:
+        return Rows(peers)
+    if at.type != "cpu":
+        log.warning(
+            "%d trainers on GPUs: this has not been run yet, check that `skirl launch -n 2 -- train` and one process give "
+            "the same bits on your machine",
+            peers.size,
+        )
+    return SharedRows(peers)
