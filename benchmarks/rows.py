@@ -23,7 +23,7 @@ from skirl.core.optim import SGD, RowOptimizer, RowwiseAdagrad
 from skirl.core.tables import Schema, Table
 from skirl.data import Synthetic
 from skirl.engine.access import make
-from skirl.engine.work import Work
+from skirl.engine.work import State, Work
 from skirl.nn.collection import EmbeddingBagCollection
 from skirl.oracle import loops
 from skirl.oracle.bank import BankPlanner
@@ -77,9 +77,9 @@ class Skirl:
         self.module.opened(cast(Any, self))  # acts as a lookahead, which says which step is next
 
     def forward(self, given: SidesBatch) -> Tensor:
-        given.micro.entered = given.micro.returned = False
+        given.micro.returned = False
         given.micro.hashes = given.micro.hashes or hashes_of(given.micro)
-        self.module.current.expect(Work([given.micro], given.step.number, [given.step]), 0)
+        self.module.current.expect(Work([given.micro], given.step.number, [given.step], state=State.RESIDENT), 0)
         return self.module(given.sparse).stacked()
 
     def coming(self) -> list[Ids]:

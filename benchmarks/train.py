@@ -22,7 +22,7 @@ from skirl.core.initial import first_rows
 from skirl.core.keys import key_of
 from skirl.core.optim import SGD
 from skirl.core.tables import Schema, Table
-from skirl.engine.work import Work
+from skirl.engine.work import State, Work
 from skirl.models import DLRM
 from skirl.models.dlrm import Embeddings
 from skirl.nn import alone
@@ -207,6 +207,7 @@ class _NoCache(alone.StepByStep):
         work.steps = [_everything(work.steps[0])]
         engine.fetch(work)
         engine.banks[0].written(engine.banks[0].load(work, work.fetched[0]))  # nothing was evicted
+        work.to(State.RESIDENT)
         self._steps += 1
         self._begun.executed(self._steps)
         return work

@@ -88,8 +88,8 @@ MOVES = [
           "self._written >= after and self._fits(self._fetched_rows, rows)", "self._fits(self._fetched_rows, rows)"),
     Fault("the fetcher waits for one bank of two", "pipeline.pipeline:Pipeline._fetch_all",
           "max((step.fetch_after for step in flight.steps))", "flight.steps[0].fetch_after"),
-    Fault("the writer says so before it has written", "pipeline.pipeline:Pipeline._write_all",
-          "self._writing.append(number)", "self._written = number\nself._writing.append(number)"),
+    Fault("the writer says so before it has written", "pipeline.pipeline:Pipeline._written",
+          "[*self._writing, *(number for number, _ in self._writes), self.done]", "[*(number for number, _ in self._writes), self.done]"),
     Fault("writes that wait are dropped at the end", "pipeline.pipeline:Pipeline._write_all",
           "self._write_failure is not None", "stages.closing"),
     Fault("an error of a stage is swallowed", "pipeline.stages:Stages._guard",
@@ -224,8 +224,8 @@ FROZEN = [
 ]  # fmt: skip
 
 CHECKPOINTS = [
-    Fault("an updated row does not count as changed", "engine.engine:Engine.update",
-          "self.caches[bank].changing(work.steps[bank].rows)", "pass"),
+    Fault("an updated row does not count as changed", "engine.rows:Rows.apply",
+          "engine.caches[bank].changing(work.steps[bank].rows)", "pass"),
     Fault("a row that leaves is not set aside", "engine.engine:Engine._load_bank",
           "cache.changing(step.evict_slots)", "pass"),
     Fault("a row that comes back counts as unchanged", "engine.cache:Cache.record",

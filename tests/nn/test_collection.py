@@ -298,7 +298,7 @@ def test_a_ctrl_c_as_backward_ends_finds_the_step_done(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         out.backward()
     monkeypatch.undo()
-    assert embeddings.current.work.updated
+    assert embeddings.current.work.applied
     after = embeddings.eval()(ids).stacked().clone()
     assert (after == 0.5).all()
     with lookahead([], embeddings.train(), sparse=lambda batch: batch):

@@ -44,8 +44,6 @@ class Ids:
     """The ids of each bank, checked."""
     banks: list["BankIds"] = field(default_factory=list)
     """The same with their bags, once the step is planned."""
-    entered: bool = False
-    """True once its forward has run."""
     returned: bool = False
     """True once its backward has run."""
     learned: torch.Tensor | None = None

@@ -26,7 +26,7 @@ from skirl.engine.device import open_device, torch_device
 from skirl.engine.device.base import BankFacts, BankRows
 from skirl.engine.first_values import FirstValues
 from skirl.engine.rows import open_rows
-from skirl.engine.work import Work
+from skirl.engine.work import State, Work
 from skirl.oracle.seen import Seen
 from skirl.peers.processes import launched_here
 from skirl.store import Record, Store, open_store
@@ -224,6 +224,7 @@ class Engine:
         with self._losing(f"step {work.number} failed while its rows were being moved"):
             leaving = [self._load_bank(bank, work) for bank in range(len(work.steps))]
         work.fetched = []
+        work.to(State.RESIDENT)
         self.counters.steps += 1
         return leaving
 
@@ -326,7 +327,7 @@ class Engine:
         for (bank, _), live in work.live.items():
             raised[self.table_of[bank][live]] = True
         applied = self.rows.apply(self, work, raised, settings, finite)
-        work.updated = True
+        work.to(State.APPLIED)
         work.grads.clear()
         work.joint.clear()
         work.apart.clear()

@@ -1,7 +1,8 @@
-"""One training step on its way through the pipeline. One object passes all stages, and each fills in its part."""
+"""One training step on its way, from its plan to its update: one object that each stage fills in, and its life."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,27 @@ from skirl.core.tree import leaves
 from skirl.engine.kernels.tree import Parts
 from skirl.oracle.halves import Reads
 from skirl.oracle.step import Step
+
+
+class State(IntEnum):
+    """Where a step is. A step that ends before `APPLIED` has changed no row."""
+
+    PLANNED = 0
+    """Its rows may be on their way."""
+    RESIDENT = 1
+    """Its rows are in their slots, and those that left for them are given to the writers."""
+    FORWARD = 2
+    """A forward has looked them up."""
+    APPLIED = 3
+    """Its gradients are in its rows."""
+
+
+AFTER = {
+    State.PLANNED: (State.RESIDENT,),
+    State.RESIDENT: (State.FORWARD, State.APPLIED),  # of several trainers, one may have no forward
+    State.FORWARD: (State.FORWARD, State.APPLIED),  # with several micro-batches
+    State.APPLIED: (),
+}
 
 
 @dataclass(slots=True)
@@ -44,7 +66,7 @@ class Work:
     """
     returned: int = 0
     """Number of micro-batches whose backward ran."""
-    updated: bool = False
+    state: State = State.PLANNED
     shards: int = 1
     """Shards of the step. Its gradient is the mean over them."""
     mine: range | None = None
@@ -57,12 +79,20 @@ class Work:
     @property
     def begun(self) -> bool:
         """True if any forward of it ran."""
-        return any(micro.entered for micro in self.micros) or any(work.begun for work in self.packs.values())
+        return self.state >= State.FORWARD or any(work.begun for work in self.packs.values())
 
     @property
-    def changed_rows(self) -> bool:
+    def applied(self) -> bool:
         """True if it updated rows."""
-        return self.updated or any(work.updated for work in self.packs.values())
+        return self.state == State.APPLIED or any(work.applied for work in self.packs.values())
+
+    def to(self, state: State) -> None:
+        """Go on to a state."""
+        if state not in AFTER[self.state]:
+            raise AssertionError(
+                f"step {self.number} goes from {self.state.name} to {state.name}: this is a bug in skirl"
+            )
+        self.state = state
 
     def parts(self, bank: int) -> Parts:
         """Return where each micro-batch's ids end among the step's, and which leaf of the tree it is."""
@@ -164,6 +194,6 @@ class Flight:
         return any(work.begun for work in self.works)
 
     @property
-    def updated(self) -> bool:
+    def applied(self) -> bool:
         """True if it updated rows."""
-        return any(work.changed_rows for work in self.works)
+        return any(work.applied for work in self.works)

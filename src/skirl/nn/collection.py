@@ -17,6 +17,7 @@ from skirl.core.tables import Pooling, Table
 from skirl.engine.access import weights_of_all
 from skirl.engine.capacity import CacheSize
 from skirl.engine.engine import Engine
+from skirl.engine.work import State
 from skirl.nn.alone import StepByStep
 from skirl.nn.by_id import RowIds, described, replacement, weights_of
 from skirl.nn.current_step import CurrentStep, Loop, Ticket
@@ -180,7 +181,7 @@ class Collection(nn.Module):
             now.positions = micro.positions
             for ids, again in zip(micro.banks, resolver.resolve(now).banks, strict=True):
                 ids.scale = again.scale  # the weights are new since the batch was read
-        micro.entered = True
+        current.work.to(State.FORWARD)
         tickets = [Ticket(current, current.work, current.micro, bank) for bank in range(len(micro.banks))]
         both = Lookup.apply(self.anchor, micro.learned, tickets)
         return self.output(self.engine.schema, list(both[::2]), tickets, micro.banks, list(both[1::2]))

@@ -123,8 +123,6 @@ class CurrentStep:
         self.micro = 0
         self.out: Any = None
         """What was looked up for the current micro-batch."""
-        self._begun = 0
-        """Steps that were expected; unlike a Work's number it never begins anew."""
         self._same = same
         self.dense = DenseGradients()
         self._optimizer = optimizer
@@ -147,7 +145,6 @@ class CurrentStep:
     def expect(self, work: Work, micro: int) -> None:
         """The next forward is of this micro-batch."""
         self._leave()
-        self._begun += micro == 0
         self.work, self.micro = work, micro
 
     def _leave(self) -> None:
@@ -187,14 +184,14 @@ class CurrentStep:
         with uninterrupted():
             self._leave()
             work, self.work = self.work, None
-            if apply and work is not None and not work.updated and (work.returned or not self.engine.rows.local):
+            if apply and work is not None and not work.applied and (work.returned or not self.engine.rows.local):
                 self._update(work)
 
     def update_together(self) -> None:
         """All of the step's backwards that come have come: with several trainers each sends what it has, or nothing."""
         with uninterrupted():
             work = self.work
-            if work is not None and not work.updated and not self.engine.rows.local:
+            if work is not None and not work.applied and not self.engine.rows.local:
                 self._update(work)
 
     def settle(self) -> None:
@@ -242,7 +239,7 @@ class CurrentStep:
 
     def backward_done(self, work: Work) -> None:
         """Backward of one micro-batch is complete; the last one updates the rows."""
-        self.dense.in_backward(self._begun)
+        self.dense.in_backward(self.engine.counters.steps)
         with uninterrupted():  # a step that returned and was not updated would be applied later, by `finish`
             work.returned += 1
             if work.returned == len(work.micros):

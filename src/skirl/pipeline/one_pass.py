@@ -52,11 +52,11 @@ class InLoop:
         """Return whether the rows would be of two steps if the step ended as it is: it has updated some, and not all that
         the last whole step updated. In a first step, all that it looked up have to be. Frozen ones do not count.
         """
-        if self.flight is None or not self.flight.updated:
+        if self.flight is None or not self.flight.applied:
             return False
         needed = [work.begun for work in self.flight.works] if self.updates is None else self.updates
         each = zip(needed, self.flight.works, collections, strict=True)
-        return any(need and not work.changed_rows and one.current.trains for need, work, one in each)
+        return any(need and not work.applied and one.current.trains for need, work, one in each)
 
 
 class OnePass:
@@ -139,7 +139,7 @@ class OnePass:
         if self._shards is not None:
             apply = apply and now.ends_step  # a step counts only if all its shards are there
             self._shards.close()
-        if now.flight is not None and not (now.begun if apply else now.flight.updated):
+        if now.flight is not None and not (now.begun if apply else now.flight.applied):
             now.here = now.before  # the step never happened
         now.torn = not apply and now.tears(self._collections)
         try:
@@ -195,8 +195,8 @@ class OnePass:
         for collection in self._collections:
             collection.current.finish(apply)
         flight = self._in_loop.flight
-        if apply and flight is not None and flight.updated:
-            self._in_loop.updates = [work.changed_rows for work in flight.works]
+        if apply and flight is not None and flight.applied:
+            self._in_loop.updates = [work.applied for work in flight.works]
 
     def _yielded(self) -> Any:
         now = self._in_loop

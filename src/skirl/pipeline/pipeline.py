@@ -64,10 +64,6 @@ class Pipeline:
         self._writes: deque[tuple[int, list[Leaving]]] = deque()
         self._writing: list[int] = []
         """Steps that are being written."""
-        self._evicted = -1
-        """The last step whose evicted rows were given to the writers."""
-        self._written = -1
-        """The last step whose evicted rows, and those of all steps before it, are in the store."""
         self._write_failure: BaseException | None = None
         self._stopped = False
         """True while the planner waits for caches that are split anew."""
@@ -78,6 +74,11 @@ class Pipeline:
         self._pid = os.getpid()
         writers = (lambda: self._write_all("write"), lambda: self._write_all("write 2"))
         self._stages.start(dict(zip(STAGES, (self._plan_all, self._fetch_all, *writers))))
+
+    @property
+    def _written(self) -> int:
+        """The last step whose evicted rows, and those of all steps before it, are in the store."""
+        return min([*self._writing, *(number for number, _ in self._writes), self.done]) - 1
 
     @property
     def window(self) -> int:
@@ -144,11 +145,10 @@ class Pipeline:
             self._stages.wake("fetch")
         left = self._load(flight)
         with self._lock:
-            self._evicted = flight.number
+            self.done = flight.number + 1
             self._writes.append((flight.number, left))
             _add(self._unwritten_rows, leaving)
             self._stages.wake("write", "write 2")
-        self.done = flight.number + 1
         for engine, work in zip(self._engines, flight.works, strict=True):
             engine.gather(work)
         ended = time.monotonic()
@@ -358,8 +358,6 @@ class Pipeline:
                     raise
             with self._lock:
                 self._writing.remove(number)
-                # All steps before the first one that is being written, or that waits, are in the store.
-                self._written = min([*self._writing, *(n for n, _ in self._writes), self._evicted + 1]) - 1
                 _add(self._unwritten_rows, [-count for count in rows])
                 stages.wake("write", "write 2", "fetch", LOOP)
 
