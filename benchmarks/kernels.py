@@ -102,11 +102,10 @@ class _Shared:
         dim, m = self.flags.dim, len(self.stretches)
         cache = torch.zeros(self.flags.cache, optimizer.width(dim), device=self.at)
         scalars = torch.from_numpy(optimizer.scalars(0.1, np.array([1]))).to(self.at)
-        kind = optimizer.kind
         partial = torch.empty(m, dim, device=self.at)
         marks = torch.empty(m + self.distinct, dtype=torch.int32, device=self.at)
         given = self.rows, self.keys, self.start, self.pos, self.bag_of, self.no_scale, self.grads, self.empty, scalars
-        launch = lambda: update(cache, dim, kind, *given, False, self.stretches, partial, marks)  # noqa: E731
+        launch = lambda: update(cache, dim, optimizer.rule, *given, False, self.stretches, partial, marks)  # noqa: E731
         plan = sum(array.nbytes for array in (self.rows, self.keys, self.start, self.pos, self.bag_of))
         return launch, self.grads.nbytes + 2 * self.distinct * cache.shape[1] * 4 + plan
 

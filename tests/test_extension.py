@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skirl import Constant, EmbeddingBagCollection, KeyedJagged, RowwiseAdagrad, Table, lookahead
+from skirl.core import optim
 from skirl.core.reference import Reference
 from skirl.core.tables import Schema
 from skirl.data import Synthetic
@@ -30,6 +31,7 @@ def page():
     """Run the page's code and return the names that it defines, with its policy registered."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(policies, "POLICIES", dict(policies.POLICIES))
+        patch.setattr(optim, "ROW_OPTIMIZERS", dict(optim.ROW_OPTIMIZERS))
         names: dict[str, Any] = {"__name__": "page"}
         for code in re.findall(r"(?<!-->\n)```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
             exec(compile(code, PAGE.name, "exec"), names)
@@ -66,15 +68,18 @@ def test_the_row_that_came_first_leaves_first():
     assert left == [1, 2]
 
 
-def test_the_row_optimizer_has_the_bits_of_the_reference(page):
-    optimizer = page["DecayingSGD"](lr=0.5)
-    table = Table("item", rows=10, dim=3, init=Constant(1.0))
-    rows = EmbeddingBagCollection([table], optimizer=optimizer, cache=10)
+@pytest.mark.parametrize("device", ["cpu", "interpret"])
+@pytest.mark.parametrize("dim", [3, 16])
+def test_the_row_optimizer_has_the_bits_of_its_rule_on_every_device(page, dim, device):
+    """In plain loops, in vectors and in Triton, the rule gives what it gives in plain Python."""
+    optimizer = page["Lion"](lr=0.5, clip=2.0, weight_decay=0.1)
+    table = Table("item", rows=10, dim=dim, init=Constant(1.0))
+    rows = EmbeddingBagCollection([table], optimizer=optimizer, cache=10, device=device)
     reference = Reference([table], optimizer)
     draw = np.random.default_rng(0)
     for _ in range(5):
         ids = draw.integers(0, 10, 4)
-        grad = draw.standard_normal((4, 3)).astype(np.float32)
+        grad = draw.standard_normal((4, dim)).astype(np.float32)
         out = rows(KeyedJagged.one_hot(["item"], torch.from_numpy(ids)[:, None]))["item"]
         expected = reference.forward({"item": (ids.tolist(), range(5), None)})["item"]
         assert out.detach().numpy().tobytes() == expected.tobytes()

@@ -32,8 +32,8 @@ def update(optimizer: RowOptimizer, cache, rows, positions, grads, step):
     flat = np.concatenate(positions).astype(np.int32)
     bag_of = np.arange(len(grads), dtype=np.int32)
     scalars = optimizer.scalars(optimizer.lr, np.array([step]), cache.dtype)
-    cpu.update(
-        cache, DIM, optimizer.kind, rows.astype(np.int32), rows.astype(np.int64), start, flat, bag_of,
+    cpu.update_kernel(optimizer.rule)(
+        cache, DIM, rows.astype(np.int32), rows.astype(np.int64), start, flat, bag_of,
         np.empty(0, cache.dtype), grads, np.array([True]), scalars, 0, len(rows),
     )  # fmt: skip
 
@@ -207,8 +207,8 @@ def test_rowwise_adagrad_agrees_with_fbgemm():
         positions = np.argsort(group, kind="stable").astype(np.int32)
         bag_of = np.repeat(np.arange(4), np.diff(offsets)).astype(np.int32)
         scalars = optimizer.scalars(optimizer.lr, np.array([step]))
-        cpu.update(
-            cache, dim, optimizer.kind, rows.astype(np.int32), rows, start, positions, bag_of, none, grads,
+        cpu.update_kernel(optimizer.rule)(
+            cache, dim, rows.astype(np.int32), rows, start, positions, bag_of, none, grads,
             np.array([True]), scalars, 0, len(rows),
         )  # fmt: skip
     (weight,), ((momentum,),) = theirs.split_embedding_weights(), theirs.split_optimizer_states()

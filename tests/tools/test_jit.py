@@ -32,7 +32,8 @@ def everything():
         cache = np.zeros((3, optimizer.width(5)), np.float32)
         cache[:, :5] = first_rows(range(3), Uniform(1.0), 5, seed=2)
         grads[3, 4] = 0.0  # eps 0: a division of 0 by 0
-        cpu.update(cache, 5, optimizer.kind, np.arange(3, dtype=np.int32), np.arange(3), np.array([0, 1, 3, 4], np.int32),
+        cpu.update_kernel(optimizer.rule)(
+                   cache, 5, np.arange(3, dtype=np.int32), np.arange(3), np.array([0, 1, 3, 4], np.int32),
                    np.arange(4, dtype=np.int32), np.arange(4, dtype=np.int32), none, grads, np.array([True]),
                    optimizer.scalars(0.1, np.array([1])), 0, 3)
         out = np.empty((2, 5), np.float32)

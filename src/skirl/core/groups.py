@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from skirl.core.optim import RowOptimizer
+from skirl.core.optim import RowOptimizer, padded
 from skirl.core.tables import Table
 
 RowOptimizers = RowOptimizer | Mapping[str, RowOptimizer]
@@ -85,27 +85,26 @@ class Groups(Sequence[RowOptimizer]):
         return self.all[self.of[table]].optimizer
 
     @property
-    def records(self) -> list[tuple[int, float]]:
+    def records(self) -> list[tuple[str, float]]:
         """Each table's rule and initial state. Two tables of one dim share a cache only if these are equal."""
         return [(rule.kind, rule.initial_state) for rule in self]
 
     def scalars(
         self, tables: Sequence[int], settings: Sequence[Setting], steps: NDArray[np.int64], dtype: DTypeLike
     ) -> NDArray[Any]:
-        """Return the numbers that the kernels of one bank need, [all tables, k] in the dtype of the rows.
+        """Return the numbers that the kernels of one bank need, [all tables, COLUMNS] in the dtype of the rows.
 
         Tables outside the bank have zeros. settings: those of each group. steps: number of updates that each table has
         had, including this one.
         """
         counts, known = steps.tolist(), {}  # most tables have had the same number
-        width = len(self[tables[0]].numbers(*settings[self.of[tables[0]]], 1))
-        rows = [(0.0,) * width] * len(self)
+        rows: list[tuple[float, ...]] = [()] * len(self)
         for t in tables:
             at = self.of[t], counts[t]
             if at not in known:
                 known[at] = self[t].numbers(*settings[at[0]], counts[t])
             rows[t] = known[at]
-        return np.array(rows, dtype)
+        return padded(rows, dtype)
 
 
 def matching(pattern: str, names: Sequence[str]) -> list[int]:

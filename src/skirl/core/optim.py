@@ -1,31 +1,95 @@
-"""Row optimizers: their parameters, and the layout of a row's record (weight, then state). The arithmetic is in
-`engine/kernels/`, and again in `core/reference.py`.
+"""Row optimizers: their rules, parameters, and the layout of a row's record (weight, then state).
+
+A rule computes one number of a row, or all at once: its new weight and state, from the gradient `g` and the optimizer's
+numbers `n`. Kernels of all devices are compiled from it; `core/reference.py` says the same in other words. Numbers come
+first in a product: `n[0] * g`. The operations are those of `core/arithmetic.py`, +, - and *.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from math import inf, isfinite, sqrt
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from skirl.core.arithmetic import above, divide, root, zero
 from skirl.core.optimizer_names import OptimizerName
 
-KIND_SGD, KIND_ADAGRAD, KIND_ROWWISE_ADAGRAD, KIND_ADAM, KIND_MOMENTUM, KIND_FTRL = 0, 1, 2, 3, 4, 5
+
+class Rule(NamedTuple):
+    """How a row is updated."""
+
+    step: Callable[..., Any]
+    """step(w, g, *states, n), or step(w, g, s, square, n) where the state is one number: `square` is the mean of g * g."""
+    states: int
+    """Number of states that are as long as the weight: up to 2."""
+    one: bool
+    """True if the state is one number."""
+
+
+def sgd(w, g, n):
+    return w - n[0] * g
+
+
+def momentum(w, g, b, n):
+    b = n[1] * b + g
+    return w - n[0] * above(n[2], zero(n[2]), g + n[1] * b, b), b
+
+
+def adagrad(w, g, s, n):
+    s = s + g * g
+    return w - n[0] * divide(g, n[1] + root(s)), s
+
+
+def rowwise_adagrad(w, g, s, square, n):
+    s = s + square
+    return w - divide(n[0], root(s) + n[1]) * g, s
+
+
+def adam(w, g, m, v, n):
+    m = m + n[1] * (g - m)
+    v = v + n[2] * (g * g - v)
+    return w - n[0] * divide(m, n[3] + root(v)), m, v
+
+
+def ftrl(w, g, z, squares, n):
+    lr, beta, l1, l2, nil = n[0], n[1], n[2], n[3], zero(w)
+    sign = above(w, nil, l1, above(nil, w, -l1, nil))
+    z = above(squares, nil, z, nil - ((divide(beta, lr) + l2) * w + sign))  # without a gradient yet, z follows from w
+    before = root(squares)
+    squares = squares + g * g
+    after = root(squares)
+    z = z + (g - divide(after - before, lr) * w)
+    within = above(z, l1, l1, above(-l1, z, -l1, z))
+    return divide(within - z, l2 + divide(beta + after, lr)), z, squares
+
+
+COLUMNS = 8
+"""Numbers of a table that the kernels take: clip, weight decay, and up to six of its rule."""
+
+
+def padded(numbers: Sequence[tuple[float, ...]], dtype: DTypeLike) -> NDArray[Any]:
+    """Return the numbers of several tables as an array, with zeros for those that a rule does not have."""
+    out = np.zeros((len(numbers), COLUMNS), dtype)
+    for row, own in zip(out, numbers, strict=True):
+        row[: len(own)] = own
+    return out
 
 
 @dataclass(frozen=True)
-class _Rule:
+class RowOptimizer:
     """The base of all row optimizers: a learning rate, weight decay, a clip and the layout of a record."""
 
-    _kind: ClassVar[int] = KIND_SGD
-    _states: ClassVar[tuple[str, ...]] = ()
+    update: ClassVar[Callable[..., Any]]
+    """The rule: see `Rule`."""
+    states: ClassVar[tuple[str, ...]] = ()
+    """Names of the parts of a record after the weight."""
     lr: float
-    clip: float | None
+    clip: float | None = None
     _: KW_ONLY
-    weight_decay: float
+    weight_decay: float = 0.0
 
     @property
     def name(self) -> str:
@@ -33,14 +97,20 @@ class _Rule:
         return type(self).__name__
 
     @property
-    def kind(self) -> int:
-        """The branch of the update kernels that it uses."""
-        return self._kind
+    def rule(self) -> Rule:
+        """How it updates a row."""
+        one = self.state_width(2) == 1
+        return Rule(type(self).update, 0 if one else len(self.state_names), one)
+
+    @property
+    def kind(self) -> str:
+        """The name of its rule: rows of two kinds differ in their state."""
+        return self.rule.step.__name__
 
     @property
     def state_names(self) -> tuple[str, ...]:
         """Names of the parts of a record after the weight, in order, as torch calls them."""
-        return self._states
+        return self.states
 
     @property
     def clip_norm(self) -> float:
@@ -93,14 +163,15 @@ class _Rule:
         (2.0, 0.0, 0.5)
         """
         # A table without a gradient may still be at step 0. Its numbers are never read, but must not divide by zero.
-        return self.clip_norm, float(weight_decay), *self._scalars_at(float(lr), max(step, 1))
+        return self.clip_norm, float(weight_decay), *self.own_numbers(float(lr), max(step, 1))
 
     def scalars(self, lr: float, table_steps: NDArray[np.int64], dtype: DTypeLike = np.float32) -> NDArray[Any]:
-        """Return the `numbers` of several tables, [tables, k] in the dtype of the rows, rounded once from float64."""
-        return np.array([self.numbers(lr, self.weight_decay, int(t)) for t in table_steps], dtype)
+        """Return the `numbers` of several tables, [tables, COLUMNS] in the dtype of the rows, rounded once from float64."""
+        return padded([self.numbers(lr, self.weight_decay, int(t)) for t in table_steps], dtype)
 
-    def _scalars_at(self, lr: float, step: int) -> tuple[float, ...]:
-        raise NotImplementedError
+    def own_numbers(self, lr: float, step: int) -> tuple[float, ...]:
+        """Return the rule's numbers `n` for a table's update number `step`: up to six, the learning rate by default."""
+        return (lr,)
 
     def _check(self, **least: float) -> None:
         """Raise if a parameter is below its least value or not finite."""
@@ -114,7 +185,7 @@ class _Rule:
 
 
 @dataclass(frozen=True)
-class SGD(_Rule):
+class SGD(RowOptimizer):
     """w = w - lr * g, as in torch.optim.SGD. Without momentum there is no state: a record is the weight alone.
 
     With momentum m: b = m * b + g; w = w - lr * b, or w - lr * (g + m * b) with nesterov. A record is twice the weight.
@@ -137,9 +208,7 @@ class SGD(_Rule):
     """
 
     lr: float = 0.01
-    clip: float | None = None
     _: KW_ONLY
-    weight_decay: float = 0.0
     momentum: float = 0.0
     nesterov: bool = False
 
@@ -155,19 +224,19 @@ class SGD(_Rule):
         return f"{type(self).__name__} with momentum" if self.momentum else type(self).__name__
 
     @property
-    def kind(self) -> int:
-        return KIND_MOMENTUM if self.momentum else KIND_SGD
+    def rule(self) -> Rule:
+        return Rule(momentum, 1, False) if self.momentum else Rule(sgd, 0, False)
 
     @property
     def state_names(self) -> tuple[str, ...]:
         return ("momentum_buffer",) if self.momentum else ()
 
-    def _scalars_at(self, lr: float, step: int) -> tuple[float, ...]:
+    def own_numbers(self, lr: float, step: int) -> tuple[float, ...]:
         return (lr, self.momentum, float(self.nesterov)) if self.momentum else (lr,)
 
 
 @dataclass(frozen=True)
-class Adagrad(_Rule):
+class Adagrad(RowOptimizer):
     """s = s + g*g; w = w - clr * (g / (sqrt(s) + eps)), as in torch.optim.Adagrad.
 
     clr = lr / (1 + (t - 1) * lr_decay), where t is the table's count of updates. A record is twice the weight.
@@ -183,15 +252,12 @@ class Adagrad(_Rule):
     - `clip`, `weight_decay`: as for SGD.
     """
 
-    _kind: ClassVar[int] = KIND_ADAGRAD
-    _states: ClassVar[tuple[str, ...]] = ("sum",)
+    update = staticmethod(adagrad)
+    states: ClassVar[tuple[str, ...]] = ("sum",)
     lr: float = 0.01
     lr_decay: float = 0.0
     eps: float = 1e-10
     initial_accumulator_value: float = 0.0
-    clip: float | None = None
-    _: KW_ONLY
-    weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
         self._check(lr=0, lr_decay=0, eps=0, initial_accumulator_value=0)
@@ -204,12 +270,12 @@ class Adagrad(_Rule):
     def counts_steps(self) -> bool:
         return self.lr_decay != 0
 
-    def _scalars_at(self, lr: float, step: int) -> tuple[float, ...]:
+    def own_numbers(self, lr: float, step: int) -> tuple[float, ...]:
         return lr / (1 + (step - 1) * self.lr_decay), self.eps
 
 
 @dataclass(frozen=True)
-class RowwiseAdagrad(_Rule):
+class RowwiseAdagrad(RowOptimizer):
     """s = s + mean(g*g); w = w - lr / (sqrt(s) + eps) * g, as in FBGEMM's EXACT_ROWWISE_ADAGRAD.
 
     It keeps one number of state per row, so a record of 64 weights is 65 numbers: Adagrad's adaptation for 1.6% more
@@ -224,13 +290,10 @@ class RowwiseAdagrad(_Rule):
     - `clip`: as for SGD.
     """
 
-    _kind: ClassVar[int] = KIND_ROWWISE_ADAGRAD
-    _states: ClassVar[tuple[str, ...]] = ("sum",)
+    update = staticmethod(rowwise_adagrad)
+    states: ClassVar[tuple[str, ...]] = ("sum",)
     lr: float = 0.01
     eps: float = 1e-8
-    clip: float | None = None
-    _: KW_ONLY
-    weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
         self._check(lr=0, eps=0)
@@ -238,12 +301,12 @@ class RowwiseAdagrad(_Rule):
     def state_width(self, dim: int) -> int:
         return 1
 
-    def _scalars_at(self, lr: float, step: int) -> tuple[float, ...]:
+    def own_numbers(self, lr: float, step: int) -> tuple[float, ...]:
         return lr, self.eps
 
 
 @dataclass(frozen=True)
-class Adam(_Rule):
+class Adam(RowOptimizer):
     """m += (g - m) * (1 - b1); v += (g*g - v) * (1 - b2); w = w - size * (m / (sqrt(v) + eps)), as in
     torch.optim.SparseAdam.
 
@@ -263,14 +326,11 @@ class Adam(_Rule):
     ValueError: Adam: betas is (0.9, 1.0), set both to 0 or more and below 1
     """
 
-    _kind: ClassVar[int] = KIND_ADAM
-    _states: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+    update = staticmethod(adam)
+    states: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
-    clip: float | None = None
-    _: KW_ONLY
-    weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
         self._check(lr=0, eps=0)
@@ -282,13 +342,13 @@ class Adam(_Rule):
     def counts_steps(self) -> bool:
         return True
 
-    def _scalars_at(self, lr: float, step: int) -> tuple[float, ...]:
+    def own_numbers(self, lr: float, step: int) -> tuple[float, ...]:
         b1, b2 = self.betas
         return lr * sqrt(1 - b2**step) / (1 - b1**step), 1 - b1, 1 - b2, self.eps
 
 
 @dataclass(frozen=True)
-class FTRL(_Rule):
+class FTRL(RowOptimizer):
     r"""FTRL-Proximal for each number of a row, as in McMahan et al. (Ad Click Prediction, KDD 2013, algorithm 1).
 
     s = (sqrt(n + g*g) - sqrt(n)) / lr; z = z + (g - s * w); n = n + g*g;
@@ -308,15 +368,12 @@ class FTRL(_Rule):
     - `weight_decay`: as for SGD, added to the gradient; the paper has `l2` instead.
     """
 
-    _kind: ClassVar[int] = KIND_FTRL
-    _states: ClassVar[tuple[str, ...]] = ("z", "n")
+    update = staticmethod(ftrl)
+    states: ClassVar[tuple[str, ...]] = ("z", "n")
     lr: float = 0.1
     beta: float = 1.0
     l1: float = 0.0
     l2: float = 0.0
-    clip: float | None = None
-    _: KW_ONLY
-    weight_decay: float = 0.0
 
     @property
     def weight_follows_state(self) -> bool:
@@ -345,11 +402,10 @@ class FTRL(_Rule):
         if not self.beta + self.l2 > 0:
             raise ValueError("FTRL: beta and l2 are 0, set one above 0: w would be 0 / 0 where a gradient is 0")
 
-    def _scalars_at(self, lr: float, step: int) -> tuple[float, ...]:
+    def own_numbers(self, lr: float, step: int) -> tuple[float, ...]:
         return lr, self.beta, self.l1, self.l2
 
 
-RowOptimizer = SGD | Adagrad | RowwiseAdagrad | Adam | FTRL
 _MAKERS = (RowwiseAdagrad, SGD, partial(SGD, momentum=0.9), Adagrad, Adam, FTRL)
 ROW_OPTIMIZERS: dict[str, Callable[..., RowOptimizer]] = dict(zip(get_args(OptimizerName), _MAKERS, strict=True))
 

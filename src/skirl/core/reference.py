@@ -266,8 +266,13 @@ def apply(optimizer: RowOptimizer, record: Row, g: Row, t: int) -> None:
             n[:] = n + g * g
             within = np.where(z > l1, l1, np.where(z < -l1, -l1, z))
             w[:] = (within - z) / ((beta + after) / alpha + l2)
-        case _:
-            raise TypeError(f"the reference has no case for {optimizer}")
+        case _:  # added by a user: its rule is all that says what it does
+            rule, n = optimizer.rule, [number(x) for x in optimizer.numbers(optimizer.lr, 0.0, t)[2:]]
+            if rule.one:
+                w[:], state[0] = rule.step(w, g, state[0], tree_sum(g * g) / number(len(g)), n)
+            else:
+                new = rule.step(w, g, *np.split(state, max(1, rule.states))[: rule.states], n)
+                record[:] = np.concatenate(new) if rule.states else new
 
 
 def tree_sum(values: Row) -> Any:

@@ -137,7 +137,7 @@ class Engine:
                 half=self.half,
                 features=len(bank.features) if self.pooled else 1,
                 dtype=self.dtype,
-                kind=self.optimizers[bank.tables[0]].kind,
+                rule=self.optimizers[bank.tables[0]].rule,
                 initial_state=self.optimizers[bank.tables[0]].initial_state,
                 clips=any(self.optimizers[t].clip is not None for t in bank.tables),
                 initial=self.initial,

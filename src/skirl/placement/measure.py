@@ -79,7 +79,7 @@ class Ready:
     def __init__(self, arena: Arena, lookups: Lookups, piece: Piece) -> None:
         spec = lookups.spec
         optimizer = row_optimizer(spec.optimizer)(lr=_LR)
-        self.dim, self.kind, width = piece.dim, optimizer.kind, optimizer.width(piece.dim)
+        self.dim, width = piece.dim, optimizer.width(piece.dim)
         ids, bags = lookups.of(piece)
         offset = lookups.number * 7919 * 4096 + piece.col * 104729
         self.slots = ((ids + offset) % (len(arena.rows) // width)).astype(np.int32)
@@ -93,10 +93,10 @@ class Ready:
         self.cache = arena.rows[: len(arena.rows) // width * width].reshape(-1, width)
         self.out, self.grads = arena.output(spec.batch, piece.dim), arena.output(spec.batch, piece.dim)
         self.none, self.live = np.empty(0, np.float32), np.ones(1, np.bool_)
-        self.pool, self.update = cpu.pool, cpu.update
+        self.pool, self.update = cpu.pool, cpu.update_kernel(optimizer.rule)
         if not arena.plain:
             self.pool = choice.pool_for(piece.dim, width, self.out, False)
-            self.update = choice.update_for(piece.dim, self.cache.dtype, self.kind)
+            self.update = choice.update_for(piece.dim, self.cache.dtype, optimizer.rule)
 
     def forward(self) -> None:
         """Look up and pool."""
@@ -105,7 +105,7 @@ class Ready:
     def backward(self) -> None:
         """Sum gradients and update rows."""
         self.update(
-            self.cache, self.dim, self.kind, self.rows, self.keys, self.group_start, self.group_pos, self.bag_of,
+            self.cache, self.dim, self.rows, self.keys, self.group_start, self.group_pos, self.bag_of,
             self.none, self.grads, self.live, self.scalars, 0, len(self.rows),
         )  # fmt: skip
 

@@ -257,11 +257,26 @@ class KernelCache(FunctionCache):
         self._cache_file = _Files(folder, self._impl.filename_base)
         self.enable()
 
+    def _index_key(self, sig: Any, codegen: Any) -> Any:
+        """Return a key that is the same in each process, also where a kernel calls others of the function around it."""
+        return sig, codegen.magic_tuple(), repr(_content(self._py_func))
+
     def save_overload(self, sig: Any, data: Any) -> None:
         try:
             super().save_overload(sig, data)
         except OSError as error:
             log.warning("a compiled kernel is not kept on disk: %s", error)
+
+
+def _content(value: Any) -> Any:
+    """Return what a function computes by, apart from its module: its code, and what it has from functions around it."""
+    function = getattr(value, "py_func", value)
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return value
+    constants = [constant for constant in code.co_consts if not hasattr(constant, "co_code")]
+    cells = [_content(cell.cell_contents) for cell in function.__closure__ or ()]
+    return function.__qualname__, code.co_code, constants, code.co_names, cells
 
 
 def cache_for(function: Callable[..., Any]) -> KernelCache | None:

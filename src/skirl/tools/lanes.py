@@ -133,17 +133,17 @@ def zeros(typingctx, array, n):
 @_inlined
 def filled(typingctx, like, number):
     """Return lanes that all have this number."""
+    return like(like, like.dtype), lambda context, builder, signature, args: _filled(builder, like, args[1])
 
-    def codegen(context, builder, signature, args):
-        made = {}
-        for vector in like.pieces:
-            if vector.count not in made:
-                one = builder.insert_element(ir.Constant(vector, ir.Undefined), args[1], _I32(0))
-                first = ir.Constant(ir.VectorType(_I32, vector.count), [0] * vector.count)
-                made[vector.count] = builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), first)
-        return _joined(builder, [made[vector.count] for vector in like.pieces])
 
-    return like(like, like.dtype), codegen
+def _filled(builder: Any, lanes: Lanes, number: Any) -> Any:
+    made = {}
+    for vector in lanes.pieces:
+        if vector.count not in made:
+            one = builder.insert_element(ir.Constant(vector, ir.Undefined), number, _I32(0))
+            first = ir.Constant(ir.VectorType(_I32, vector.count), [0] * vector.count)
+            made[vector.count] = builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), first)
+    return _joined(builder, [made[vector.count] for vector in lanes.pieces])
 
 
 @_inlined
@@ -194,13 +194,18 @@ def total(typingctx, lanes):
 
 @_inlined
 def above(typingctx, a, b, then, other):
-    """Return `then` where a > b, and `other` elsewhere, including where one of them is NaN."""
+    """Return `then` where a > b, and `other` elsewhere, including where one of them is NaN. Each may be a number."""
+    lanes = next(one for one in (a, b, then, other) if isinstance(one, Lanes))
 
     def codegen(context, builder, signature, args):
-        pieces = zip(*(_cut(builder, arg) for arg in args), strict=True)
+        rows = [
+            arg if isinstance(kind, Lanes) else _filled(builder, lanes, arg) for kind, arg in zip(signature.args, args)
+        ]
+        pieces = zip(*(_cut(builder, row) for row in rows), strict=True)
         return _joined(builder, [builder.select(builder.fcmp_ordered(">", a, b), x, y) for a, b, x, y in pieces])
 
-    return a(a, b, then, other), codegen
+    given = [one if isinstance(one, Lanes) else lanes.dtype for one in (a, b, then, other)]
+    return lanes(*given), codegen
 
 
 def _each(operation: str) -> Callable[..., Any]:
@@ -216,7 +221,7 @@ def _each(operation: str) -> Callable[..., Any]:
 
 
 def _operator(function: Any, apply: Any) -> None:
-    """Define an operator for lanes on both sides, or a number of their dtype on the left."""
+    """Define an operator for lanes on both sides, or a number of their dtype on one."""
 
     @overload(function)
     def between(a, b):
@@ -224,6 +229,8 @@ def _operator(function: Any, apply: Any) -> None:
             return lambda a, b: apply(a, b)
         if isinstance(b, Lanes) and a is b.dtype:
             return lambda a, b: apply(filled(b, a), b)
+        if isinstance(a, Lanes) and b is a.dtype:
+            return lambda a, b: apply(a, filled(a, b))
         return None
 
 

@@ -7,6 +7,7 @@ import torch
 
 from skirl import SGD, KeyedJagged, Table
 from skirl.core.initial import first_rows
+from skirl.core.optim import padded
 from skirl.engine.device.gpu import Gpu, GpuRows
 from skirl.engine.device.transfers import Block
 from skirl.engine.engine import Engine
@@ -117,7 +118,7 @@ class Stages:
             self.stage[1] = "update"
         else:
             grads = torch.from_numpy(self.rng.standard_normal((len(ids), TABLE.dim)).astype(np.float32))
-            scalars = np.array([[np.inf, 0, LR]], np.float32)
+            scalars = padded([(np.inf, 0, LR)], np.float32)
             work.grads[0, 0], work.live[0, 0] = grads, np.ones(1, np.bool_)
             self.bank.update(work, scalars, 0)
             sums = {}

@@ -6,6 +6,7 @@ import torch
 
 import skirl
 from skirl import SGD, KeyedJagged, Table
+from skirl.core.optim import padded
 from skirl.engine.device.base import Sums
 from skirl.engine.kernels.tree import Parts
 
@@ -35,7 +36,7 @@ def test_sums_of_others_are_combined_and_applied(device):
             given = rng.standard_normal((20, 4)).astype(np.float32)
             counted = rng.random(20) < 0.7
             sums = bank.combined(work, parts, Sums(torch.from_numpy(given), torch.from_numpy(counted)))
-            scalars = np.array([[np.inf, 0, 1]], np.float32)
+            scalars = padded([(np.inf, 0, 1)], np.float32)
             bank.apply(work, sums, scalars, 0, 0.25)
             after = embeddings.rows("a", ids.values())
     for row in range(8):

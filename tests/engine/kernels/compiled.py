@@ -1,6 +1,6 @@
 """Compile what the launchers launch, for a GPU that is not present; print one line of JSON for each kernel.
 
-    python -m tests.engine.kernels.compiled CAPABILITY [DIM,DTYPE[,KIND]...]...
+    python -m tests.engine.kernels.compiled CAPABILITY [DIM,DTYPE[,OPTIMIZER]...]...
 
 Run it as its own process, without TRITON_INTERPRET: a kernel is either interpreted or compiled, from its decoration on.
 Triton asks a driver what to compile for, and a stand-in answers; `warmup` does all of a launch except the last step.
@@ -17,10 +17,8 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
-from skirl.core.optim import KIND_ADAGRAD, KIND_ADAM, KIND_FTRL, KIND_MOMENTUM, KIND_ROWWISE_ADAGRAD, KIND_SGD
+from skirl.core.optim import ROW_OPTIMIZERS
 from skirl.engine.kernels import gpu, gpu_update
-
-FORMS = {KIND_SGD: 1, KIND_ADAGRAD: 2, KIND_ROWWISE_ADAGRAD: 1, KIND_ADAM: 3, KIND_MOMENTUM: 2, KIND_FTRL: 3}
 
 
 class NoGpu:
@@ -64,6 +62,7 @@ def told(kernel, n, *args, tiles=1, **options):
     operations = re.findall(r"^\s+(?:@\S+\s+)?([a-z][\w.:]*)", ptx, re.M)
     line = {
         "kernel": kernel.__name__,
+        "rule": getattr(kernel.fn.__globals__.get("rule"), "__name__", None),
         "options": {name: str(value) for name, value in options.items()},
         "cache": str(args[2 if kernel.__name__ == "_fill" else 0].dtype),
         "fused": made.metadata.enable_fp_fusion,
@@ -74,27 +73,28 @@ def told(kernel, n, *args, tiles=1, **options):
     print(json.dumps(line), flush=True)
 
 
-def compile_all(dim: int, dtype: torch.dtype, kinds: list[int]) -> None:
+def compile_all(dim: int, dtype: torch.dtype, optimizers: list[str]) -> None:
     half = dtype in (torch.float16, torch.bfloat16)
     real = torch.float32 if half else dtype
     n = 32
     index, keys = torch.zeros(n, dtype=torch.int32), torch.zeros(n, dtype=torch.int64)
     numbers, none, live = torch.zeros(n, dtype=real), torch.zeros(0, dtype=real), torch.ones(16, dtype=torch.bool)
     out, stretches = torch.zeros(n, dim, dtype=real), torch.zeros(4, 3, dtype=torch.int32)
-    for kind, forms in ((kind, FORMS[kind]) for kind in kinds):
-        cache = torch.zeros(n, dim * forms + (kind == KIND_ROWWISE_ADAGRAD), dtype=dtype)
-        plain = kind == KIND_ROWWISE_ADAGRAD  # this kind as most runs use it, the others with all that a kernel can do
+    for name in optimizers:
+        optimizer = ROW_OPTIMIZERS[name]()
+        cache = torch.zeros(n, optimizer.width(dim), dtype=dtype)
+        plain = name == "rowwise-adagrad"  # this one as most runs use it, the others with all that a kernel can do
         gpu.update(
-            cache, dim, kind, index, keys, index, index, index, none if plain else numbers, out,
-            live[:0] if plain else live, torch.zeros(16, 6, dtype=real), not plain, stretches, out, index,
+            cache, dim, optimizer.rule, index, keys, index, index, index, none if plain else numbers, out,
+            live[:0] if plain else live, torch.zeros(16, 8, dtype=real), not plain, stretches, out, index,
             rounding=(1, 2) if half else None,
         )  # fmt: skip
-        if kind == KIND_ROWWISE_ADAGRAD:
+        if plain:
             gpu.pool(cache, dim, index, index[:0], 16, none, out)
-        if kind == KIND_SGD:
+        if name == "sgd":
             gpu.pool(cache, dim, index, index, 16, numbers, out)
             gpu.weight_grad(cache, dim, index, index, out, live, numbers)
-        if kind == KIND_ADAM:
+        if name == "adam":
             gpu.move(cache, index, cache, index)
             gpu.fill(keys, index, cache, dim, 5, index, numbers, torch.zeros(65536), 0.1)
 
@@ -103,8 +103,8 @@ def main() -> None:
     driver.set_active(NoGpu(int(sys.argv[1])))
     knobs.nvidia.dump_ptxas_log = True  # prints to standard output
     gpu.launch = gpu_update.launch = told
-    for dim, dtype, *kinds in (word.split(",") for word in sys.argv[2:]):
-        compile_all(int(dim), getattr(torch, dtype), [int(kind) for kind in kinds] or [*FORMS])
+    for dim, dtype, *names in (word.split(",") for word in sys.argv[2:]):
+        compile_all(int(dim), getattr(torch, dtype), names or [*ROW_OPTIMIZERS])
 
 
 if __name__ == "__main__":

@@ -125,7 +125,7 @@ class World:
             positions = bag_of = start[:-1]
             scale = np.full(len(distinct), 1 / shards, self.dtype)
         self.run(
-            cpu.update, len(distinct), self.cache, dim, self.optimizer.kind, rows, distinct, start, positions, bag_of,
+            cpu.update_kernel(self.optimizer.rule), len(distinct), self.cache, dim, rows, distinct, start, positions, bag_of,
             scale, stacked, live, scalars, work=start,
         )  # fmt: skip
         return outs

@@ -144,8 +144,8 @@ class Grouped:
         self.scalars = optimizer.scalars(0.1, np.array([1, 2, 30]), dtype)
 
     def on_cpu(self, cache):
-        cpu.update(
-            cache, self.dim, self.optimizer.kind, self.rows, self.keys, self.start, self.pos, self.bag_of, self.scale,
+        cpu.update_kernel(self.optimizer.rule)(
+            cache, self.dim, self.rows, self.keys, self.start, self.pos, self.bag_of, self.scale,
             self.grads, self.live, self.scalars, 0, len(self.rows),
         )  # fmt: skip
 
@@ -156,7 +156,7 @@ class Grouped:
         marks = arena.put(np.full(m + len(self.rows), -1, np.int32), -1)
         live = arena.put(self.live[:0] if self.live.all() else self.live, False)
         gpu.update(
-            cache, self.dim, self.optimizer.kind, arena.put(self.rows), arena.put(self.keys), arena.put(self.start),
+            cache, self.dim, self.optimizer.rule, arena.put(self.rows), arena.put(self.keys), arena.put(self.start),
             arena.put(self.pos), arena.put(self.bag_of), arena.put(self.scale), arena.put(self.grads), live,
             arena.put(self.scalars), self.optimizer.clip is not None, arena.put(stretches), partial, marks,
             rounding=rounding,
@@ -306,7 +306,7 @@ def test_a_step_equals_the_reference(device, optimizer):
     stretches = stretches_of(start)
     assert len(stretches) > 1
     gpu.update(
-        cache, dim, optimizer.kind, arena.put(rows), keys, arena.put(start),
+        cache, dim, optimizer.rule, arena.put(rows), keys, arena.put(start),
         arena.put(np.argsort(ids, kind="stable").astype(np.int32)), arena.put(bag_of), arena.put(scale), arena.put(grads),
         arena.put(np.array([True, False])), arena.put(optimizer.scalars(0.1, np.array([1]))), optimizer.clip is not None,
         arena.put(stretches), arena.put(np.full((len(stretches), dim), np.nan, np.float32)),
@@ -395,7 +395,7 @@ def test_rounding_is_fair(device, half):
     empty = torch.zeros(0, device=device)
     for step in range(steps):
         gpu.update(
-            cache, dim, SGD().kind, whole, whole.long(), torch.arange(n + 1, dtype=torch.int32, device=device), whole,
+            cache, dim, SGD().rule, whole, whole.long(), torch.arange(n + 1, dtype=torch.int32, device=device), whole,
             whole, empty, torch.ones(n, dim, device=device), empty.bool(), torch.tensor([[0, 0, 2.0**-12]], device=device),
             False, torch.zeros(0, 3, dtype=torch.int32, device=device), empty, whole[:0], rounding=(5, step),
         )  # fmt: skip

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import skirl
-from skirl.core.optim import KIND_ADAM, KIND_ROWWISE_ADAGRAD, KIND_SGD
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(
@@ -57,7 +56,7 @@ def check(kernels):
             if floating and what in ("add", "sub", "mul", "div", "sqrt"):
                 # The rounding has to be explicit, or ptxas may fuse the add.
                 assert form.startswith("rn."), f"{about}: {operation}"
-        if name == "_update" and (kernel["options"]["KIND"] != "0" or kernel["options"]["CLIPS"] == "True"):
+        if name == "_update" and (kernel["rule"] != "sgd" or kernel["options"]["CLIPS"] == "True"):
             real = "f64" if "float64" in kernel["cache"] else "f32"
             assert operations[f"div.rn.{real}"] and operations[f"sqrt.rn.{real}"], about
 
@@ -75,14 +74,17 @@ def check_width(kernels, dim):
     assert loads(kernels, "_pool", ONE=False, dim=dim) == {"ld.global.v4.b32", "st.global.v4.b32"}
     assert loads(kernels, "_pool", ONE=True, dim=dim) == {"st.global.v4.b32"}
     assert loads(kernels, "_copy", width=3 * dim) == {"ld.global.v4.b32", "st.global.v4.b32"}
-    assert loads(kernels, "_update", KIND=3, dim=dim) == {"ld.global.v4.b32", "st.global.v4.b32"}
+    assert loads([k for k in kernels if k["rule"] == "adam"], "_update", dim=dim) == {
+        "ld.global.v4.b32",
+        "st.global.v4.b32",
+    }
     assert loads(kernels, "_fill", dim=dim) == {"st.global.v4.b32"}
 
 
 @pytest.mark.slow
 def test_nothing_is_fused_or_rough(tmp_path):
     """Of three optimizers; a campaign compiles all."""
-    kernels = compiled(tmp_path, 90, (64, "float32", KIND_SGD, KIND_ROWWISE_ADAGRAD, KIND_ADAM))
+    kernels = compiled(tmp_path, 90, (64, "float32", "sgd", "rowwise-adagrad", "adam"))
     check(kernels)
     check_width(kernels, 64)
 

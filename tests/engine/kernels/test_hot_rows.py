@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skirl.core.optim import KIND_SGD, Adam, RowwiseAdagrad
+from skirl.core.optim import SGD, Adam, RowwiseAdagrad, padded
 from skirl.core.reference import Reference
 from skirl.core.tables import Table
 from skirl.engine.kernels import choice, cpu
@@ -58,10 +58,10 @@ def test_sums(which, dim, dtype, scaled, dead):
     pos, scale = rng.permutation(n).astype(np.int32), rng.standard_normal(n if scaled else 0).astype(dtype)
     cache, rows = np.full((u, dim), -0.0, dtype), rng.permutation(u).astype(np.int32)
     bag_of = np.argsort(pos).astype(np.int32)  # index i in group_pos is in bag i
-    kernel = cpu.update if which == "plain" else choice.update_for(dim, np.dtype(dtype), KIND_SGD)
+    kernel = cpu.update_kernel(SGD().rule) if which == "plain" else choice.update_for(dim, np.dtype(dtype), SGD().rule)
     kernel(
-        cache, dim, KIND_SGD, rows, np.zeros(u, np.int64), start, pos, bag_of, scale, grads, live,
-        np.array([[np.inf, 0, -1]], dtype), 0, u,
+        cache, dim, rows, np.zeros(u, np.int64), start, pos, bag_of, scale, grads, live,
+        padded([(np.inf, 0, -1)], dtype), 0, u,
     )  # fmt: skip
     for i, count in enumerate(COUNTS):
         mine = slice(start[i], start[i + 1])

@@ -96,10 +96,11 @@ def test_updated_bits_are_those_of_the_plain_loop(data, how):
     scalars = optimizer.scalars(0.1, np.array([3]))
     lo = data.draw(st.integers(0, len(distinct)))
     caches = []
-    for kernel in (cpu.update, choice.update_for(dim, np.dtype(np.float32), optimizer.kind)):
+    rule = optimizer.rule
+    for kernel in (cpu.update_kernel(rule), choice.update_for(dim, np.dtype(np.float32), rule)):
         caches.append(drawn.cache.copy())
         kernel(
-            caches[-1], dim, optimizer.kind, drawn.slot_of[distinct], distinct.astype(np.int64), start, positions, bag_of,
+            caches[-1], dim, drawn.slot_of[distinct], distinct.astype(np.int64), start, positions, bag_of,
             drawn.scale, grads, live, scalars, lo, len(distinct),
         )  # fmt: skip
     assert bits(caches[0]) == bits(caches[1])
@@ -111,7 +112,7 @@ def test_other_rows_take_the_plain_loops(monkeypatch):
     assert choice.pool_for(16, 17, out, True) is not cpu.pool
     assert choice.pool_for(16, 17, out.astype(np.float64), True) is cpu.pool
     for dim, dtype in ((1, single), (18, single), (24, single), (272, single), (16, double)):
-        assert choice.update_for(dim, dtype, SGD().kind) is cpu.update
+        assert choice.update_for(dim, dtype, SGD().rule) is cpu.update_kernel(SGD().rule)
     monkeypatch.setattr(config, "DISABLE_JIT", 1)
     assert choice.pool_for(16, 17, out, True) is cpu.pool
 
@@ -119,19 +120,19 @@ def test_other_rows_take_the_plain_loops(monkeypatch):
 UPDATE = """
 import numpy as np
 from skirl.engine.kernels import choice
-from skirl.core.optim import KIND_SGD
+from skirl.core.optim import SGD, padded
 rows, keys, start = np.arange(2, dtype=np.int32), np.arange(2), np.array([0, 300, 301], np.int32)  # one row is hot
 place, cache, scale = np.arange(301, dtype=np.int32), np.ones((2, 16), np.float32), np.empty(0, np.float32)
-choice.update_for(16, cache.dtype, KIND_SGD)(
-    cache, 16, KIND_SGD, rows, keys, start, place, place, scale, np.ones((301, 16), np.float32), np.ones(1, np.bool_),
-    np.array([[np.inf, 0, 1]], np.float32), 0, 2)
+choice.update_for(16, cache.dtype, SGD().rule)(
+    cache, 16, rows, keys, start, place, place, scale, np.ones((301, 16), np.float32), np.ones(1, np.bool_),
+    padded([(np.inf, 0, 1)], np.float32), 0, 2)
 assert cache[:, 0].tolist() == [-299, 0]
 """
 
 
 @pytest.mark.skipif(config.DISABLE_JIT, reason="nothing is compiled")
 def test_the_next_process_compiles_nothing(tmp_path):
-    """Numba's cache never finds a kernel again that was made inside a function and calls another one made there."""
+    """Numba's own cache never finds a kernel again that was made inside a function and calls another one made there."""
     env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_DEBUG_CACHE": "1"}
     first, second = interpreter(UPDATE, env=env), interpreter(UPDATE, env=env)
     assert first.returncode == second.returncode == 0, first.stderr + second.stderr
@@ -172,6 +173,6 @@ def test_where_vectors_cannot_be_built_rows_take_the_plain_loops(broken, monkeyp
     out = np.empty((2, 16), np.float32)
     for _ in range(2):
         assert choice.pool_for(16, 17, out, True) is cpu.pool
-        assert choice.update_for(16, out.dtype, SGD().kind) is cpu.update
+        assert choice.update_for(16, out.dtype, SGD().rule) is cpu.update_kernel(SGD().rule)
     (record,) = caplog.records
     assert "rows take the plain loops" in record.message and record.levelname == "WARNING"

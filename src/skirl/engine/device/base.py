@@ -11,6 +11,7 @@ import torch
 from skirl.core.ids import BankIds
 from skirl.core.initial import InitialTable
 from skirl.core.inverse import Shared
+from skirl.core.optim import Rule
 from skirl.engine.kernels.tree import Parts
 from skirl.engine.work import Work
 from skirl.store.changes import Records
@@ -28,8 +29,8 @@ class BankFacts:
     features: int
     """Rows of the output for each sample; 1 if nothing is pooled."""
     dtype: np.dtype
-    kind: int
-    """Kind of the row optimizer, whose numbers may differ by table."""
+    rule: Rule
+    """The row optimizer's, whose numbers may differ by table."""
     initial_state: float
     """The first value of every number of a row's state."""
     clips: bool

@@ -133,7 +133,7 @@ class GpuBackward(BankRows):
     ) -> None:  # fmt: skip
         facts = self.facts
         self._gpu.update(
-            self.rows, facts.dim, facts.kind, views["rows"], views["keys"], *groups, self._remembered("scalars", scalars),
+            self.rows, facts.dim, facts.rule, views["rows"], views["keys"], *groups, self._remembered("scalars", scalars),
             facts.clips, *scratch, rounding=(facts.seed, step) if facts.half else None,
         )  # fmt: skip
 

@@ -167,9 +167,9 @@ class HostRows(BankRows):
 
     def _update(self, work: Work, groups: tuple[np.ndarray, ...], scalars: np.ndarray, apart: bool = False) -> None:
         facts, step = self.facts, work.steps[self.facts.number]
-        kernel = (choice.update_apart_for if apart else choice.update_for)(facts.dim, facts.dtype, facts.kind)
+        kernel = (choice.update_apart_for if apart else choice.update_for)(facts.dim, facts.dtype, facts.rule)
         self._run(
-            kernel, len(step.rows), self.array, facts.dim, facts.kind, step.rows, step.keys, *groups, scalars,
+            kernel, len(step.rows), self.array, facts.dim, step.rows, step.keys, *groups, scalars,
             work=groups[0],
         )  # fmt: skip
 

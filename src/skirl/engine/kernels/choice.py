@@ -7,6 +7,7 @@ from types import ModuleType
 import numpy as np
 from numba import config
 
+from skirl.core.optim import Rule
 from skirl.engine.kernels import cpu, tree
 from skirl.tools.jit import Kernel
 
@@ -29,17 +30,17 @@ def pool_for(dim: int, width: int, out: np.ndarray, one: bool) -> Kernel:
     return make(dim, across, out.nbytes >= STREAMED and out.ctypes.data % CACHE_LINE == 0 and dim % 16 == 0)
 
 
-def update_for(dim: int, dtype: np.dtype, kind: int) -> Kernel:
-    """Return the kernel that sums gradients and updates rows. It takes the arguments of `cpu.update`."""
+def update_for(dim: int, dtype: np.dtype, rule: Rule) -> Kernel:
+    """Return the kernel that sums gradients and updates rows. It takes the arguments of `cpu.update_kernel`."""
     wide = _wide() if _fits(dim, dtype) else None
-    return cpu.update if wide is None else wide.update_kernel(dim, kind)
+    return cpu.update_kernel(rule) if wide is None else wide.update_kernel(dim, rule)
 
 
-def update_apart_for(dim: int, dtype: np.dtype, kind: int) -> Kernel:
+def update_apart_for(dim: int, dtype: np.dtype, rule: Rule) -> Kernel:
     """Return the same for two arrays of gradients: bags beyond those of `grads` are in the second. Wide rows only."""
     wide = _wide()
     assert wide is not None and _fits(dim, dtype)
-    return wide.update_apart_kernel(dim, kind)
+    return wide.update_apart_kernel(dim, rule)
 
 
 def is_wide(dim: int, dtype: np.dtype) -> bool:

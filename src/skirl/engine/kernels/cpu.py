@@ -3,14 +3,16 @@
 Every sum has a fixed order, whatever the number of threads and the width of the processor's vectors.
 """
 
+from functools import cache as remember
 from math import inf
 
 import numpy as np
 
 from skirl.core.keys import ROW_BITS
-from skirl.core.optim import KIND_ADAGRAD, KIND_ADAM, KIND_FTRL, KIND_MOMENTUM, KIND_ROWWISE_ADAGRAD, KIND_SGD
+from skirl.core.optim import Rule
 from skirl.engine.kernels.hot_rows import STRETCH
-from skirl.tools.jit import kernel
+from skirl.engine.kernels.rules import compiled, numbers_of
+from skirl.tools.jit import Kernel, kernel
 
 # position  one id of a step, feature-major: (micro-batch, feature in bank order, sample, place in its bag)
 # bag       the positions of one feature and sample; its row in `out` and `grads` is sample * features + feature
@@ -68,78 +70,93 @@ def pool(cache, dim, slots, offsets, features, scale, out, lo, hi):
                     out[row, d] = out[row, d] + cache[slot, d]
 
 
-@kernel
-def update(cache, dim, kind, rows, keys, group_start, group_pos, bag_of, scale, grads, live, scalars, lo, hi):
-    """Sum the gradients of distinct rows lo..hi and apply the row optimizer to each.
+@remember
+def update_kernel(rule: Rule) -> Kernel:
+    """Return the kernel that sums gradients and updates rows by a rule, whatever their dim."""
+    step, states, one = compiled(rule), rule.states, rule.one
 
-    Positions are summed in stretches, see hot_rows.py. A row without a gradient from any feature stays as it is.
+    @kernel
+    def update(cache, dim, rows, keys, group_start, group_pos, bag_of, scale, grads, live, scalars, lo, hi):
+        """Sum the gradients of distinct rows lo..hi and apply the row optimizer to each.
 
-    - `cache`: [rows, width], the records.
-    - `rows`: int32 [u], the slot of each row.
-    - `keys`: int64 [u], the key of each row.
-    - `group_start`, `group_pos`: int32 [u + 1] and [n], the positions of each row, ascending.
-    - `bag_of`: int32 [n], the row of `grads` for each position.
-    - `scale`: [n] or empty.
-    - `grads`: [bags, dim], the gradients of the output.
-    - `live`: bool [features], whether the feature of a bag (bag % features) has a gradient.
-    - `scalars`: [tables, k], for each table its clip (inf for none), its weight decay, and the optimizer's own numbers.
-    """
-    g = np.empty(dim, cache.dtype)
-    work = np.empty(dim, cache.dtype)
-    zero = cache.dtype.type(0)
-    scaled = scale.size > 0
-    all_live = live.all()
-    for u in range(lo, hi):
-        # Inlined by hand: in a function, where LLVM cannot see that g overlaps nothing, it took 1.3 times as long.
-        count = 0
-        first, end = group_start[u], group_start[u + 1]
-        hot = end - first > STRETCH
-        if hot:
-            for d in range(dim):
-                work[d] = zero
-        for begin in range(first, end, STRETCH):
-            for d in range(dim):
-                g[d] = zero
-            for i in range(begin, min(begin + STRETCH, end)):
-                pos = group_pos[i]
-                bag = bag_of[pos]
-                if all_live or live[bag % live.size]:
-                    count += 1
-                    if scaled:
-                        times = scale[pos]
-                        for d in range(dim):
-                            g[d] = g[d] + times * grads[bag, d]
-                    else:
-                        for d in range(dim):
-                            g[d] = g[d] + grads[bag, d]
+        Positions are summed in stretches, see hot_rows.py. A row without a gradient from any feature stays as it is.
+
+        - `cache`: [rows, width], the records.
+        - `rows`: int32 [u], the slot of each row.
+        - `keys`: int64 [u], the key of each row.
+        - `group_start`, `group_pos`: int32 [u + 1] and [n], the positions of each row, ascending.
+        - `bag_of`: int32 [n], the row of `grads` for each position.
+        - `scale`: [n] or empty.
+        - `grads`: [bags, dim], the gradients of the output.
+        - `live`: bool [features], whether the feature of a bag (bag % features) has a gradient.
+        - `scalars`: [tables, COLUMNS], for each table its clip (inf for none), its weight decay, and the rule's numbers.
+        """
+        g = np.empty(dim, cache.dtype)
+        work = np.empty(dim, cache.dtype)
+        zero = cache.dtype.type(0)
+        scaled = scale.size > 0
+        all_live = live.all()
+        for u in range(lo, hi):
+            # Inlined by hand: in a function, where LLVM cannot see that g overlaps nothing, it took 1.3 times as long.
+            count = 0
+            first, end = group_start[u], group_start[u + 1]
+            hot = end - first > STRETCH
             if hot:
                 for d in range(dim):
-                    work[d] = work[d] + g[d]
-        if hot:
-            for d in range(dim):
-                g[d] = work[d]
-        if count == 0:
-            continue
-        slot = rows[u]
-        table = keys[u] >> ROW_BITS
-        clip, decay, lr = scalars[table, 0], scalars[table, 1], scalars[table, 2]
-        if clip < inf:
-            _clip(g, work, dim, clip)
-        if decay != 0:
-            for d in range(dim):
-                g[d] = g[d] + decay * cache[slot, d]
-        if kind == KIND_SGD:
-            _sgd(cache, slot, dim, g, lr)
-        elif kind == KIND_ADAGRAD:
-            _adagrad(cache, slot, dim, g, lr, scalars[table, 3])
-        elif kind == KIND_ROWWISE_ADAGRAD:
-            _rowwise_adagrad(cache, slot, dim, g, work, lr, scalars[table, 3])
-        elif kind == KIND_ADAM:
-            _adam(cache, slot, dim, g, lr, scalars[table, 3], scalars[table, 4], scalars[table, 5])
-        elif kind == KIND_MOMENTUM:
-            _momentum(cache, slot, dim, g, lr, scalars[table, 3], scalars[table, 4])
-        elif kind == KIND_FTRL:
-            _ftrl(cache, slot, dim, g, lr, scalars[table, 3], scalars[table, 4], scalars[table, 5])
+                    work[d] = zero
+            for begin in range(first, end, STRETCH):
+                for d in range(dim):
+                    g[d] = zero
+                for i in range(begin, min(begin + STRETCH, end)):
+                    pos = group_pos[i]
+                    bag = bag_of[pos]
+                    if all_live or live[bag % live.size]:
+                        count += 1
+                        if scaled:
+                            times = scale[pos]
+                            for d in range(dim):
+                                g[d] = g[d] + times * grads[bag, d]
+                        else:
+                            for d in range(dim):
+                                g[d] = g[d] + grads[bag, d]
+                if hot:
+                    for d in range(dim):
+                        work[d] = work[d] + g[d]
+            if hot:
+                for d in range(dim):
+                    g[d] = work[d]
+            if count == 0:
+                continue
+            slot = rows[u]
+            table = keys[u] >> ROW_BITS
+            clip, decay = scalars[table, 0], scalars[table, 1]
+            if clip < inf:
+                _clip(g, work, dim, clip)
+            if decay != 0:
+                for d in range(dim):
+                    g[d] = g[d] + decay * cache[slot, d]
+            n = numbers_of(scalars, table)
+            if one:
+                for d in range(dim):
+                    work[d] = g[d] * g[d]
+                square = tree_sum(work, dim) / cache.dtype.type(dim)
+                state = new = cache[slot, dim]
+                for d in range(dim):
+                    cache[slot, d], new = step(cache[slot, d], g[d], state, square, n)
+                cache[slot, dim] = new
+            elif states == 0:
+                for d in range(dim):
+                    cache[slot, d] = step(cache[slot, d], g[d], n)
+            elif states == 1:
+                for d in range(dim):
+                    cache[slot, d], cache[slot, dim + d] = step(cache[slot, d], g[d], cache[slot, dim + d], n)
+            else:
+                for d in range(dim):
+                    cache[slot, d], cache[slot, dim + d], cache[slot, 2 * dim + d] = step(
+                        cache[slot, d], g[d], cache[slot, dim + d], cache[slot, 2 * dim + d], n
+                    )
+
+    return update
 
 
 @kernel
@@ -208,69 +225,3 @@ def _clip(g, work, dim, most):
         shrink = most / norm
         for d in range(dim):
             g[d] = g[d] * shrink
-
-
-@kernel
-def _sgd(cache, slot, dim, g, lr):
-    for d in range(dim):
-        cache[slot, d] = cache[slot, d] - lr * g[d]
-
-
-@kernel
-def _adagrad(cache, slot, dim, g, lr, eps):
-    for d in range(dim):
-        s = cache[slot, dim + d] + g[d] * g[d]
-        cache[slot, dim + d] = s
-        cache[slot, d] = cache[slot, d] - lr * (g[d] / (np.sqrt(s) + eps))
-
-
-@kernel
-def _rowwise_adagrad(cache, slot, dim, g, work, lr, eps):
-    for d in range(dim):
-        work[d] = g[d] * g[d]
-    s = cache[slot, dim] + tree_sum(work, dim) / cache.dtype.type(dim)
-    cache[slot, dim] = s
-    step = lr / (np.sqrt(s) + eps)
-    for d in range(dim):
-        cache[slot, d] = cache[slot, d] - step * g[d]
-
-
-@kernel
-def _adam(cache, slot, dim, g, step, rest1, rest2, eps):
-    for d in range(dim):
-        m = cache[slot, dim + d]
-        v = cache[slot, 2 * dim + d]
-        m = m + (g[d] - m) * rest1
-        v = v + (g[d] * g[d] - v) * rest2
-        cache[slot, dim + d] = m
-        cache[slot, 2 * dim + d] = v
-        cache[slot, d] = cache[slot, d] - step * (m / (np.sqrt(v) + eps))
-
-
-@kernel
-def _momentum(cache, slot, dim, g, lr, momentum, nesterov):
-    for d in range(dim):
-        b = momentum * cache[slot, dim + d] + g[d]
-        cache[slot, dim + d] = b
-        if nesterov != 0:
-            cache[slot, d] = cache[slot, d] - lr * (g[d] + momentum * b)
-        else:
-            cache[slot, d] = cache[slot, d] - lr * b
-
-
-@kernel
-def _ftrl(cache, slot, dim, g, lr, beta, l1, l2):
-    zero = cache.dtype.type(0)
-    first = beta / lr + l2
-    for d in range(dim):
-        w, z, n = cache[slot, d], cache[slot, dim + d], cache[slot, 2 * dim + d]
-        if not n > 0:  # no gradient yet: z follows from the weight
-            z = zero - (first * w + (l1 if w > 0 else (-l1 if w < 0 else zero)))
-        before = np.sqrt(n)
-        n = n + g[d] * g[d]
-        after = np.sqrt(n)
-        z = z + (g[d] - (after - before) / lr * w)
-        within = l1 if z > l1 else (-l1 if z < -l1 else z)
-        cache[slot, dim + d] = z
-        cache[slot, 2 * dim + d] = n
-        cache[slot, d] = (within - z) / ((beta + after) / lr + l2)

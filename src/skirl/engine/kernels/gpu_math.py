@@ -135,6 +135,18 @@ def root(x):
 
 
 @triton.jit
+def above(a, b, then, other):
+    """Return `then` where a > b, and `other` elsewhere."""
+    return tl.where(a > b, then, other)
+
+
+@triton.jit
+def zero(like):
+    """Return 0 of the same type."""
+    return tl.zeros_like(like)
+
+
+@triton.jit
 def fold(x, ROWS: tl.constexpr, D: tl.constexpr):
     """Return the sum of each row by halves, as cpu.tree_sum does: [ROWS, D] -> [ROWS, 1].
 

@@ -1,16 +1,20 @@
 """Triton kernels that sum gradients and update rows."""
 
 from collections.abc import Sequence
+from functools import cache as remember
 from itertools import pairwise
+from types import FunctionType
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from skirl.core.optim import KIND_ADAGRAD, KIND_ADAM, KIND_FTRL, KIND_MOMENTUM, KIND_ROWWISE_ADAGRAD, KIND_SGD
+from skirl.core.optim import Rule
 from skirl.engine.kernels.gpu_math import (
     GOLDEN,
     ROW_BITS,
+    above,
     as_bytes,
     block,
     divide,
@@ -21,6 +25,7 @@ from skirl.engine.kernels.gpu_math import (
     scramble,
     signed,
     uniform,
+    zero,
 )
 from skirl.engine.kernels.hot_rows import STRETCH
 
@@ -28,14 +33,11 @@ from skirl.engine.kernels.hot_rows import STRETCH
 # (Triton's types: an annotated number, a function that returns a tuple.)
 
 
-_SGD, _ADAGRAD, _ROWWISE_ADAGRAD, _ADAM, _MOMENTUM, _FTRL = map(
-    tl.constexpr, (KIND_SGD, KIND_ADAGRAD, KIND_ROWWISE_ADAGRAD, KIND_ADAM, KIND_MOMENTUM, KIND_FTRL)
-)
 _STRETCH = tl.constexpr(STRETCH)
 
 
 def update(
-    cache: torch.Tensor, dim: int, kind: int, rows: torch.Tensor, keys: torch.Tensor, group_start: torch.Tensor,
+    cache: torch.Tensor, dim: int, rule: Rule, rows: torch.Tensor, keys: torch.Tensor, group_start: torch.Tensor,
     group_pos: torch.Tensor, bag_of: torch.Tensor, scale: torch.Tensor, grads: torch.Tensor, live: torch.Tensor,
     scalars: torch.Tensor, clips: bool, stretches: torch.Tensor, partial: torch.Tensor, marks: torch.Tensor, *,
     rounding: tuple[int, int] | None = None,
@@ -60,9 +62,9 @@ def update(
     random = 0 if rounding is None else signed(mix((mix(rounding[0]) + (rounding[1] + 1) * GOLDEN.value) % 2**64))
     shape = block(dim)
     launch(
-        _update, n, cache, rows, keys, group_start, group_pos, bag_of, scale, grads, live, scalars, partial, marks, n, m,
-        lives, random, stride=cache.stride(0), columns=scalars.stride(0), KIND=kind, CLIPS=clips,
-        HALF=half, **options, **shape,
+        _update_by(rule), n, cache, rows, keys, group_start, group_pos, bag_of, scale, grads, live, scalars, partial, marks,
+        n, m, lives, random, stride=cache.stride(0), columns=scalars.stride(0), STATES=rule.states, ONE=rule.one,
+        CLIPS=clips, HALF=half, **options, **shape,
     )  # fmt: skip
 
 
@@ -171,16 +173,36 @@ def add_partials(partial, marks, stride: tl.constexpr, begin, length, acc, count
     return acc, count
 
 
-@triton.jit(
-    do_not_specialize=["n", "m", "lives", "random"],
-    do_not_specialize_on_alignment=[
-        "rows", "keys", "group_start", "group_pos", "bag_of", "scale", "live", "scalars", "marks",
-    ],
-)  # fmt: skip
+@remember
+def _update_by(rule: Rule) -> Any:
+    """Return the kernel that updates rows by a rule: `_update` with the rule in place of `rule`."""
+    step = _with(rule.step, root=root, divide=divide, above=above, zero=zero)
+    jit = triton.jit(
+        do_not_specialize=["n", "m", "lives", "random"],
+        do_not_specialize_on_alignment=[
+            "rows", "keys", "group_start", "group_pos", "bag_of", "scale", "live", "scalars", "marks",
+        ],
+    )  # fmt: skip
+    return jit(_with(_update, rule=triton.jit(step)))
+
+
+def _with(function: Any, **names: Any) -> Any:
+    """Return the same function, with other values for some global names."""
+    made = FunctionType(function.__code__, {**function.__globals__, **names}, function.__name__)
+    made.__module__, made.__qualname__ = function.__module__, function.__qualname__
+    made.__annotations__ = function.__annotations__
+    return made
+
+
+def rule(*args: Any) -> Any:
+    """Stand for the rule in `_update`."""
+    raise NotImplementedError
+
+
 def _update(
     cache, rows, keys, group_start, group_pos, bag_of, scale, grads, live, scalars, partial, marks, n, m, lives,
     random: tl.int64, stride: tl.constexpr, grad_stride: tl.constexpr, partial_stride: tl.constexpr, columns:
-    tl.constexpr, KIND: tl.constexpr, CLIPS: tl.constexpr, HALF: tl.constexpr, dim: tl.constexpr,
+    tl.constexpr, STATES: tl.constexpr, ONE: tl.constexpr, CLIPS: tl.constexpr, HALF: tl.constexpr, dim: tl.constexpr,
     SCALED: tl.constexpr, LIVE: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     dtype: tl.constexpr = grads.dtype.element_ty
@@ -215,52 +237,24 @@ def _update(
     decay = tl.load(number + 1, mask=one, other=0)
     g = tl.where(decay != 0, g + decay * w, g)
     number += 2
-    lr = tl.load(number, mask=one, other=1)
-    if KIND == _SGD:
-        w = w - lr * g
-    elif KIND == _ADAGRAD:
-        eps = tl.load(number + 1, mask=one, other=1)
-        s = tl.load(to + dim, mask=mask, other=0).to(dtype) + g * g
-        _write(to + dim, s, mask, base, 1, HALF, ROWS, D)
-        w = w - lr * divide(g, root(s) + eps)
-    elif KIND == _ROWWISE_ADAGRAD:
-        eps = tl.load(number + 1, mask=one, other=1)
-        mean = divide(fold(g * g, ROWS, D), tl.full([ROWS, 1], dim, dtype))
-        s = tl.load(record + dim, mask=one, other=0).to(dtype) + mean
+    n0, n1, n2 = tl.load(number, mask=one), tl.load(number + 1, mask=one), tl.load(number + 2, mask=one)
+    n3, n4, n5 = tl.load(number + 3, mask=one), tl.load(number + 4, mask=one), tl.load(number + 5, mask=one)
+    own = (n0, n1, n2, n3, n4, n5)
+    if ONE:
+        square = divide(fold(g * g, ROWS, D), tl.full([ROWS, 1], dim, dtype))
+        w, s = rule(w, g, tl.load(record + dim, mask=one, other=0).to(dtype), square, own)
         _write_one(record + dim, s, one, base, HALF, ROWS)
-        w = w - divide(lr, root(s) + eps) * g
-    elif KIND == _ADAM:
-        rest1 = tl.load(number + 1, mask=one, other=0)
-        rest2 = tl.load(number + 2, mask=one, other=0)
-        eps = tl.load(number + 3, mask=one, other=1)
-        m1 = tl.load(to + dim, mask=mask, other=0).to(dtype)
-        m2 = tl.load(to + 2 * dim, mask=mask, other=0).to(dtype)
-        m1 = m1 + (g - m1) * rest1
-        m2 = m2 + (g * g - m2) * rest2
-        _write(to + dim, m1, mask, base, 1, HALF, ROWS, D)
-        _write(to + 2 * dim, m2, mask, base, 2, HALF, ROWS, D)
-        w = w - lr * divide(m1, root(m2) + eps)
-    elif KIND == _MOMENTUM:
-        momentum = tl.load(number + 1, mask=one, other=0)
-        nesterov = tl.load(number + 2, mask=one, other=0)
-        b = momentum * tl.load(to + dim, mask=mask, other=0).to(dtype) + g
-        _write(to + dim, b, mask, base, 1, HALF, ROWS, D)
-        w = w - lr * tl.where(nesterov != 0, g + momentum * b, b)
-    elif KIND == _FTRL:
-        beta = tl.load(number + 1, mask=one, other=1)
-        l1 = tl.load(number + 2, mask=one, other=0)
-        l2 = tl.load(number + 3, mask=one, other=0)
-        z = tl.load(to + dim, mask=mask, other=0).to(dtype)
-        squares = tl.load(to + 2 * dim, mask=mask, other=0).to(dtype)
-        sign = tl.where(w > 0, l1, tl.where(w < 0, -l1, 0.0))
-        z = tl.where(squares > 0, z, 0.0 - ((divide(beta, lr) + l2) * w + sign))
-        before = root(squares)
-        squares = squares + g * g
-        after = root(squares)
-        z = z + (g - divide(after - before, lr) * w)
-        _write(to + dim, z, mask, base, 1, HALF, ROWS, D)
-        _write(to + 2 * dim, squares, mask, base, 2, HALF, ROWS, D)
-        w = divide(tl.where(z > l1, l1, tl.where(z < -l1, -l1, z)) - z, divide(beta + after, lr) + l2)
+    elif STATES == 0:
+        w = rule(w, g, own)
+    elif STATES == 1:
+        w, s = rule(w, g, tl.load(to + dim, mask=mask, other=0).to(dtype), own)
+        _write(to + dim, s, mask, base, 1, HALF, ROWS, D)
+    else:
+        s = tl.load(to + dim, mask=mask, other=0).to(dtype)
+        t = tl.load(to + 2 * dim, mask=mask, other=0).to(dtype)
+        w, s, t = rule(w, g, s, t, own)
+        _write(to + dim, s, mask, base, 1, HALF, ROWS, D)
+        _write(to + 2 * dim, t, mask, base, 2, HALF, ROWS, D)
     _write(to, w, mask, base, 0, HALF, ROWS, D)
 
 

@@ -6,11 +6,12 @@ from math import inf
 import numpy as np
 
 from skirl.core.keys import ROW_BITS
-from skirl.core.optim import KIND_ADAGRAD, KIND_ADAM, KIND_FTRL, KIND_MOMENTUM, KIND_ROWWISE_ADAGRAD, KIND_SGD
+from skirl.core.optim import Rule
 from skirl.engine.kernels.hot_rows import STRETCH
+from skirl.engine.kernels.rules import compiled, numbers_of
 from skirl.engine.kernels.tree import DEEPEST, NOWHERE
 from skirl.tools.jit import Kernel, kernel
-from skirl.tools.lanes import above, filled, later, load, root, soon, store, stream, total, written_soon, zeros
+from skirl.tools.lanes import later, load, soon, store, stream, total, written_soon, zeros
 
 AHEAD = 64
 """Positions ahead of its use at which a row is prefetched."""
@@ -89,21 +90,20 @@ def pool_kernel(n: int, across: bool, streams: bool) -> Kernel:
 
 
 @remember
-def update_kernel(n: int, which: int) -> Kernel:
-    """Return a function that sums gradients and updates rows of `n` numbers by the optimizer `which`, a `KIND_...`."""
-    whole = _update_kernel(n, which, False)
+def update_kernel(n: int, rule: Rule) -> Kernel:
+    """Return a function that sums gradients and updates rows of `n` numbers by a rule."""
+    whole = _update_kernel(n, rule, False)
 
-    def update(cache, dim, kind, rows, keys, group_start, group_pos, bag_of, scale, grads, live, scalars, lo, hi):
-        # Not a kernel: Numba never finds one on disk again that calls kernels made in this function.
-        whole(cache, dim, kind, rows, keys, group_start, group_pos, bag_of, scale, grads, grads, live, scalars, lo, hi)
+    def update(cache, dim, rows, keys, group_start, group_pos, bag_of, scale, grads, live, scalars, lo, hi):
+        whole(cache, dim, rows, keys, group_start, group_pos, bag_of, scale, grads, grads, live, scalars, lo, hi)
 
     return update
 
 
 @remember
-def update_apart_kernel(n: int, which: int) -> Kernel:
+def update_apart_kernel(n: int, rule: Rule) -> Kernel:
     """Return the same with one more array, for bags beyond those of `grads`."""
-    return _update_kernel(n, which, True)
+    return _update_kernel(n, rule, True)
 
 
 @remember
@@ -158,12 +158,13 @@ def _hot_kernel(n: int, apart: bool) -> Kernel:
     return hot
 
 
-def _update_kernel(n: int, which: int, apart: bool) -> Kernel:
-    width = {KIND_ROWWISE_ADAGRAD: n + 1, KIND_SGD: n, KIND_ADAM: 3 * n, KIND_FTRL: 3 * n}.get(which, 2 * n)
+def _update_kernel(n: int, rule: Rule, apart: bool) -> Kernel:
+    step, states, one = compiled(rule), rule.states, rule.one
+    width = n + 1 if one else n * (1 + states)
     hot = _hot_kernel(n, apart)
 
     @kernel
-    def once(cache, dim, kind, rows, keys, group_start, group_pos, bag_of, scale, grads, more, live, scalars, lo, hi):
+    def once(cache, dim, rows, keys, group_start, group_pos, bag_of, scale, grads, more, live, scalars, lo, hi):
         number = cache.dtype.type
         nothing = zeros(cache, n)
         scaled = scale.size > 0
@@ -202,7 +203,7 @@ def _update_kernel(n: int, which: int, apart: bool) -> Kernel:
                 continue
             slot = rows[u]
             table = keys[u] >> ROW_BITS
-            clip, decay, lr = scalars[table, 0], scalars[table, 1], scalars[table, 2]
+            clip, decay = scalars[table, 0], scalars[table, 1]
             if clip < inf:
                 norm = np.sqrt(total(g * g))
                 if norm > clip:
@@ -210,53 +211,28 @@ def _update_kernel(n: int, which: int, apart: bool) -> Kernel:
             w = load(cache, slot, 0, n)
             if decay != 0:
                 g = g + decay * w
-            if which == KIND_SGD:
-                w = w - lr * g
-            elif which == KIND_ADAGRAD:
-                s = load(cache, slot, n, n) + g * g
+            own = numbers_of(scalars, table)
+            if one:
+                w, cache[slot, n] = step(w, g, cache[slot, n], total(g * g) / number(n), own)
+            elif states == 0:
+                w = step(w, g, own)
+            elif states == 1:
+                w, s = step(w, g, load(cache, slot, n, n), own)
                 store(cache, slot, n, s)
-                w = w - lr * (g / (scalars[table, 3] + root(s)))
-            elif which == KIND_ROWWISE_ADAGRAD:
-                s = cache[slot, n] + total(g * g) / number(n)
-                cache[slot, n] = s
-                w = w - (lr / (np.sqrt(s) + scalars[table, 3])) * g
-            elif which == KIND_ADAM:
-                m = load(cache, slot, n, n)
-                v = load(cache, slot, 2 * n, n)
-                m = m + scalars[table, 3] * (g - m)
-                v = v + scalars[table, 4] * (g * g - v)
-                store(cache, slot, n, m)
-                store(cache, slot, 2 * n, v)
-                w = w - lr * (m / (scalars[table, 5] + root(v)))
-            elif which == KIND_MOMENTUM:
-                b = scalars[table, 3] * load(cache, slot, n, n) + g
-                store(cache, slot, n, b)
-                if scalars[table, 4] != 0:
-                    b = g + scalars[table, 3] * b
-                w = w - lr * b
-            elif which == KIND_FTRL:
-                beta, l1, l2 = scalars[table, 3], scalars[table, 4], scalars[table, 5]
-                rate, high, low = filled(w, lr), filled(w, l1), filled(w, -l1)
-                z, m = load(cache, slot, n, n), load(cache, slot, 2 * n, n)
-                sign = above(w, nothing, high, above(nothing, w, low, nothing))
-                z = above(m, nothing, z, nothing - ((beta / lr + l2) * w + sign))
-                before = root(m)
-                m = m + g * g
-                after = root(m)
-                z = z + (g - (after - before) / rate * w)
-                store(cache, slot, n, z)
-                store(cache, slot, 2 * n, m)
-                w = (above(z, high, high, above(low, z, low, z)) - z) / (l2 + (beta + after) / rate)
+            else:
+                w, s, t = step(w, g, load(cache, slot, n, n), load(cache, slot, 2 * n, n), own)
+                store(cache, slot, n, s)
+                store(cache, slot, 2 * n, t)
             store(cache, slot, 0, w)
 
-    def update(cache, dim, kind, rows, keys, group_start, group_pos, bag_of, scale, grads, more, live, scalars, lo, hi):
-        once(cache, dim, kind, rows, keys, group_start, group_pos, bag_of, scale, grads, more, live, scalars, lo, hi)
+    def update(cache, dim, rows, keys, group_start, group_pos, bag_of, scale, grads, more, live, scalars, lo, hi):
+        once(cache, dim, rows, keys, group_start, group_pos, bag_of, scale, grads, more, live, scalars, lo, hi)
         slots, names, sums = hot(rows, keys, group_start, group_pos, bag_of, scale, grads, more, live, lo, hi)
         if len(slots):
             # The sums are applied as the gradients of rows with one position each.
             each = np.arange(len(slots) + 1, dtype=np.int32)
             once(
-                cache, dim, kind, slots, names, each, each[:-1], each[:-1], scale[:0], sums, sums, np.ones(1, np.bool_),
+                cache, dim, slots, names, each, each[:-1], each[:-1], scale[:0], sums, sums, np.ones(1, np.bool_),
                 scalars, 0, len(slots),
             )  # fmt: skip
 
